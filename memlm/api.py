@@ -1,0 +1,347 @@
+"""What is asked and what is answered: the dataclasses that the library, the server and the client share.
+
+Pure Python: importing this loads no torch, no Faiss, no gRPC. Probabilities are natural logarithms; offsets count tokens or
+characters of the document as their names say; distances are squared L2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from memlm.errors import InvalidInput
+
+MAX_NEIGHBOURS = 4096
+MAX_TOP_LOGPROBS = 64
+MAX_STOP_STRINGS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn from the mixture of model and memory.
+
+    `temperature=0` is greedy. The filters are applied after mixing and after the temperature, in the order repetition
+    penalty, temperature, top-k, top-p, min-p. `seed=None` draws a fresh seed, which the result reports.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuses values that mean nothing, naming the field."""
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
+        _require(_finite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more")
+        _require(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1")
+        _require(self.top_p is None or 0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        _require(self.min_p is None or 0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
+        penalty = self.repetition_penalty
+        _require(_finite(penalty) and penalty > 0, "repetition_penalty", penalty, "above 0 (1 is none)")
+        _require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2^63 - 1")
+        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
+        _require(all(self.stop), "stop", self.stop, "strings that are not empty")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryParams:
+    """Which datastore speaks, and how loudly: p = lam p_kNN + (1 - lam) p_LM (arXiv 1911.00172, eq. 3).
+
+    What is None takes the store's own default, as `memlm index tune` left it. `store=None` takes the only store that is
+    loaded; `use_store=False` is the model alone.
+    """
+
+    store: str | None = None
+    use_store: bool = True
+    k: int | None = None
+    lam: float | None = None
+    knn_temperature: float | None = None
+    nprobe: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses values that mean nothing, naming the field."""
+        _require(self.k is None or 1 <= self.k <= MAX_NEIGHBOURS, "k", self.k, f"between 1 and {MAX_NEIGHBOURS}")
+        _require(self.lam is None or 0 <= self.lam <= 1, "lam", self.lam, "between 0 and 1")
+        heat = self.knn_temperature
+        _require(heat is None or (_finite(heat) and heat > 0), "knn_temperature", heat, "above 0")
+        _require(self.nprobe is None or self.nprobe >= 1, "nprobe", self.nprobe, "at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One generation: the prompt, the sampling, the memory, and what each token should tell of itself."""
+
+    prompt: str
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    memory: MemoryParams = field(default_factory=MemoryParams)
+    neighbors: int = 0
+    top_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses values that mean nothing, naming the field."""
+        _require(0 <= self.neighbors <= MAX_NEIGHBOURS, "neighbors", self.neighbors, f"between 0 and {MAX_NEIGHBOURS}")
+        most = MAX_TOP_LOGPROBS
+        _require(0 <= self.top_logprobs <= most, "top_logprobs", self.top_logprobs, f"between 0 and {most}")
+
+    @classmethod
+    def of(cls, prompt: str, options: Mapping[str, Any]) -> GenerateRequest:
+        """Sorts keyword arguments (`temperature=0.8, lam=0.3, neighbors=4`) into the parts they belong to."""
+        parts: dict[str, dict[str, Any]] = {"sampling": {}, "memory": {}, "request": {}}
+        for name, value in options.items():
+            parts[_home_of(name)][name] = tuple(value) if name == "stop" and not isinstance(value, str) else value
+        sampling, memory = SamplingParams(**parts["sampling"]), MemoryParams(**parts["memory"])
+        return cls(prompt, sampling, memory, **parts["request"])
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbor:
+    """One entry of a datastore that was retrieved, and the place it came from.
+
+    `weight` is its share of p_kNN before tokens are summed (None in a plain search without a temperature); `token_offset`
+    counts tokens from the document's start, `line` lines from 1.
+    """
+
+    store: str
+    document_id: str
+    title: str
+    token_offset: int
+    line: int
+    token_id: int
+    token_text: str
+    distance: float
+    weight: float
+    snippet: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A token that could have come instead, and its log-probability in the mixture."""
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token.
+
+    `text` is what it adds to the output: empty while a character or a possible stop string is incomplete. `bytes` are the
+    token's own. `logprob` is the mixture's (before temperature and filters), `lm_logprob` the model's, `knn_logprob` the
+    memory's (None where no memory was asked; -inf where it never saw this token here). `lam` is the weight of the memory.
+    """
+
+    id: int
+    text: str
+    bytes: bytes
+    logprob: float
+    lm_logprob: float
+    knn_logprob: float | None = None
+    lam: float = 0.0
+    neighbors: tuple[Neighbor, ...] = ()
+    top_logprobs: tuple[Alternative, ...] = ()
+
+    @property
+    def memory_share(self) -> float:
+        """How much of this token's probability came from memory: lam p_kNN / p, between 0 and 1."""
+        if self.knn_logprob is None or self.lam == 0.0 or self.knn_logprob == -math.inf:
+            return 0.0
+        return min(1.0, self.lam * math.exp(self.knn_logprob - self.logprob))
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    END = "end"  # the model ended the text
+    STOP = "stop"  # a stop string was reached
+    LENGTH = "length"  # max_tokens, or the model's context, was used up
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request cost. Times are milliseconds of wall clock, and overlap with nothing."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    retrieved_neighbors: int = 0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The first event of every generation: the seed in use, and the memory as resolved from request and store."""
+
+    request_id: str
+    seed: int
+    store: str | None
+    k: int
+    lam: float
+    knn_temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of every generation."""
+
+    reason: FinishReason
+    stop_string: str | None
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """One token of a given text under model, memory and mixture (natural logarithms)."""
+
+    id: int
+    text: str
+    logprob: float
+    lm_logprob: float
+    knn_logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """How well a text is predicted: `nll` in nats, summed; the rest follows from it and the counts."""
+
+    nll: float
+    token_perplexity: float
+    word_perplexity: float
+    bits_per_byte: float
+
+    @classmethod
+    def of(cls, nll: float, *, tokens: int, words: int, num_bytes: int) -> Figures:
+        """The three rates of a summed negative log-likelihood; a rate over nothing is nan."""
+        return cls(
+            nll=nll,
+            token_perplexity=_exp(nll / tokens) if tokens else math.nan,
+            word_perplexity=_exp(nll / words) if words else math.nan,
+            bits_per_byte=nll / math.log(2) / num_bytes if num_bytes else math.nan,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A text's log-probability. `base` is the model alone; `knn` the mixture, None where no store was asked.
+
+    `words` are white-space words plus one for each newline, so that numbers compare across tokenizers.
+    """
+
+    tokens: int
+    words: int
+    bytes: int
+    base: Figures
+    knn: Figures | None = None
+    store: str | None = None
+    k: int | None = None
+    lam: float | None = None
+    knn_temperature: float | None = None
+    token_scores: tuple[TokenScore, ...] = ()
+
+    @property
+    def figures(self) -> Figures:
+        """The mixture's figures where there is one, else the model's."""
+        return self.knn or self.base
+
+    @property
+    def nll(self) -> float:
+        """Nats, summed over the text."""
+        return self.figures.nll
+
+    @property
+    def token_perplexity(self) -> float:
+        """exp(nats per token)."""
+        return self.figures.token_perplexity
+
+    @property
+    def word_perplexity(self) -> float:
+        """exp(nats per word)."""
+        return self.figures.word_perplexity
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per UTF-8 byte of the text."""
+        return self.figures.bits_per_byte
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is loaded: shape, limits and fingerprints."""
+
+    name: str
+    num_parameters: int
+    vocab_size: int
+    context_length: int
+    dim: int
+    num_layers: int
+    dtype: str
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreInfo:
+    """One loaded datastore, and the defaults that a request takes from it. `path` is where it lies on the server."""
+
+    name: str
+    path: str
+    manifest: int
+    num_entries: int
+    num_documents: int
+    num_deleted_documents: int
+    dim: int
+    index: str
+    bytes_per_entry: float
+    k: int
+    lam: float
+    knn_temperature: float
+    tuned_on: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteReport:
+    """What a deletion did: how many documents and entries no longer speak, as of which manifest."""
+
+    store: str
+    manifest: int
+    num_documents: int
+    num_entries: int
+
+
+_SAMPLING = frozenset(f.name for f in fields(SamplingParams))
+_MEMORY = frozenset(f.name for f in fields(MemoryParams))
+_REQUEST = frozenset({"neighbors", "top_logprobs"})
+
+
+def _home_of(name: str) -> str:
+    if name in _SAMPLING:
+        return "sampling"
+    if name in _MEMORY:
+        return "memory"
+    if name in _REQUEST:
+        return "request"
+    known = ", ".join(sorted(_SAMPLING | _MEMORY | _REQUEST))
+    raise InvalidInput(f"unknown option {name!r}; the options are {known}", field=name)
+
+
+def _require(holds: bool, name: str, value: object, expected: str) -> None:
+    if not holds:
+        raise InvalidInput(f"{name} is {value!r}; expected {expected}", field=name)
+
+
+def _finite(value: float) -> bool:
+    return math.isfinite(value)
+
+
+def _exp(nats: float) -> float:
+    return math.exp(nats) if nats < 700 else math.inf
