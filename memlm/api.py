@@ -7,12 +7,13 @@ characters of the document as their names say; distances are squared L2.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self, TypeAlias
 
-from memlm.errors import InvalidInput
+from memlm.errors import InternalError, InvalidInput
 
 MAX_NEIGHBOURS = 4096
 MAX_TOP_LOGPROBS = 64
@@ -88,6 +89,9 @@ class GenerateRequest:
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing, naming the field."""
+        if "\0" in self.prompt:
+            place = self.prompt.index("\0")
+            raise InvalidInput(f"the prompt has a NUL at character {place}; send text", field="prompt")
         _require(0 <= self.neighbors <= MAX_NEIGHBOURS, "neighbors", self.neighbors, f"between 0 and {MAX_NEIGHBOURS}")
         most = MAX_TOP_LOGPROBS
         _require(0 <= self.top_logprobs <= most, "top_logprobs", self.top_logprobs, f"between 0 and {most}")
@@ -197,6 +201,48 @@ class Finished:
     reason: FinishReason
     stop_string: str | None
     usage: Usage
+
+
+GenerationEvent: TypeAlias = "Accepted | tuple[Token, ...] | Finished"
+
+
+class TokenStream(Iterator[Token]):
+    """The tokens of one generation, as they come; `accepted` is there from the start, `finished` after the last token.
+
+    Closing it early (`close`, or leaving a `with` block) stops the work behind it.
+    """
+
+    def __init__(self, events: Generator[GenerationEvent, None, None]) -> None:
+        """Waits for the first event, so that a request that is refused is refused here."""
+        self._events = events
+        first = next(events)
+        if not isinstance(first, Accepted):
+            raise InternalError(f"a generation began with {type(first).__name__}, not with Accepted")
+        self.accepted: Accepted = first
+        self.finished: Finished | None = None
+        self._ready: deque[Token] = deque()
+
+    def __next__(self) -> Token:
+        """The next token; waits for it."""
+        while not self._ready:
+            event = next(self._events)
+            if isinstance(event, Finished):
+                self.finished = event
+            elif isinstance(event, tuple):
+                self._ready.extend(event)
+        return self._ready.popleft()
+
+    def close(self) -> None:
+        """Stops the generation if it is still going on."""
+        self._events.close()
+
+    def __enter__(self) -> Self:
+        """Closes at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes."""
+        self.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,101 @@
+"""memlm: a language model whose memory you can read, edit, scale and serve.
+
+    import memlm
+    lm = memlm.load("MODEL", stores=["STORE"])
+    for token in lm.generate("def main(", max_tokens=64):
+        print(token.text, end="")
+
+Names are loaded when they are first used, so that `import memlm.client` and `memlm --help` need neither torch nor Faiss.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memlm.api import (
+        Accepted,
+        Alternative,
+        DeleteReport,
+        Figures,
+        Finished,
+        FinishReason,
+        GenerateRequest,
+        MemoryParams,
+        ModelInfo,
+        Neighbor,
+        SamplingParams,
+        Score,
+        StoreInfo,
+        Token,
+        TokenScore,
+        Usage,
+    )
+    from memlm.build import add_to_index, build_index
+    from memlm.client import AsyncClient, Client
+    from memlm.errors import MemlmError
+    from memlm.evaluate import evaluate
+    from memlm.index.datastore import Datastore
+    from memlm.language_model import LanguageModel, load
+    from memlm.train import train
+    from memlm.tune import tune
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "memlm.api": (
+        "Accepted Alternative DeleteReport Figures FinishReason Finished GenerateRequest MemoryParams ModelInfo Neighbor"
+        " SamplingParams Score StoreInfo Token TokenScore Usage"
+    ),
+    "memlm.build": "add_to_index build_index",
+    "memlm.client": "AsyncClient Client",
+    "memlm.errors": "MemlmError",
+    "memlm.evaluate": "evaluate",
+    "memlm.index.datastore": "Datastore",
+    "memlm.language_model": "LanguageModel load",
+    "memlm.train": "train",
+    "memlm.tune": "tune",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = [  # noqa: RUF022 - in the order of use
+    "load",
+    "LanguageModel",
+    "train",
+    "build_index",
+    "add_to_index",
+    "tune",
+    "evaluate",
+    "Datastore",
+    "Client",
+    "AsyncClient",
+    "GenerateRequest",
+    "SamplingParams",
+    "MemoryParams",
+    "Token",
+    "Neighbor",
+    "Alternative",
+    "Accepted",
+    "Finished",
+    "FinishReason",
+    "Usage",
+    "Score",
+    "TokenScore",
+    "Figures",
+    "ModelInfo",
+    "StoreInfo",
+    "DeleteReport",
+    "MemlmError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name from its home (PEP 562)."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'memlm' has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -1,0 +1,193 @@
+"""Files and folders -> documents, one at a time.
+
+Takes paths of plain text (one document a file), JSON Lines (`id`, `text`, `title`, anything else kept as metadata), each also
+as `.gz`, and folders of these. Gives documents in a fixed order under stable ids: a file in a folder is called by its path
+within that folder, a line of a JSON Lines file by its `id`, or by file and line number. Holds one document at a time.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from memlm.errors import InvalidInput, MemlmError, NotFound
+
+JSON_LINES = (".jsonl", ".ndjson")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text with a name. `num_bytes` is the size of the text in UTF-8."""
+
+    id: str
+    text: str
+    title: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the text in UTF-8."""
+        return len(self.text.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in the corpus that cannot be used: where (file, and line where there is one) and why."""
+
+    where: str
+    why: str
+
+    def __str__(self) -> str:
+        """One line, place first."""
+        return f"{self.where}: {self.why}"
+
+
+class UnusableText(MemlmError):
+    """A document that cannot be read, under `--on-error fail`."""
+
+
+def _ignore(problem: Problem) -> None:
+    """The default listener."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents under some paths, read anew at each iteration.
+
+    With `on_error="skip"` what cannot be used is told to `on_problem` and left out; with "fail" it raises `UnusableText`.
+    Raises NotFound for a path that is not there and InvalidInput where no document is found at all.
+    """
+
+    paths: Sequence[str | Path]
+    glob: str = "**/*"
+    on_error: str = "skip"
+    on_problem: Callable[[Problem], None] = _ignore
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be a corpus before any work starts."""
+        if self.on_error not in ("skip", "fail"):
+            raise InvalidInput(f"on_error is {self.on_error!r}; expected 'skip' or 'fail'", field="on_error")
+        if not self.paths:
+            raise InvalidInput("no corpus was given; name at least one file or folder", field="corpus")
+        for path in self.paths:
+            if not Path(path).exists():
+                raise NotFound(f"no file or folder at {path}; check the path", kind="corpus", name=str(path))
+
+    def __iter__(self) -> Iterator[Document]:
+        """Yields the documents in order; raises InvalidInput at the end where there was none."""
+        empty = True
+        for name, path in self.files():
+            for document in self._read(name, path):
+                empty = False
+                yield document
+        if empty:
+            places = ", ".join(str(path) for path in self.paths)
+            raise InvalidInput(f"no text was found under {places} with glob {self.glob!r}; nothing was built", field="corpus")
+
+    def files(self) -> Iterator[tuple[str, Path]]:
+        """Each file with the name its documents go by."""
+        for path in map(Path, self.paths):
+            if path.is_dir():
+                for file in sorted(file for file in path.glob(self.glob) if file.is_file()):
+                    yield file.relative_to(path).as_posix(), file
+            else:
+                yield path.name, path
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all the files once unpacked: what a progress bar counts towards, not a promise."""
+        return sum(_unpacked_size(path) for _, path in self.files())
+
+    def _read(self, name: str, path: Path) -> Iterator[Document]:
+        try:
+            with _open(path) as stream:
+                if Path(_without_gz(name)).suffix in JSON_LINES:
+                    yield from self._read_json_lines(name, stream)
+                else:
+                    yield from self._read_text(name, stream)
+        except (OSError, EOFError) as error:
+            self._tell(Problem(name, f"cannot be read ({error})"))
+
+    def _read_text(self, name: str, stream: IO[bytes]) -> Iterator[Document]:
+        text = self._decode(name, stream.read())
+        if text is not None:
+            yield Document(id=name, text=text, title=name)
+
+    def _read_json_lines(self, name: str, stream: IO[bytes]) -> Iterator[Document]:
+        for number, line in enumerate(stream, start=1):
+            where = f"{name}:{number}"
+            text = self._decode(where, line, first_line=number)
+            if text is None:
+                continue
+            try:
+                yield _document_of(json.loads(text), where)
+            except (ValueError, RecursionError) as error:
+                self._tell(Problem(where, f"not a JSON document ({error})"))
+
+    def _decode(self, where: str, raw: bytes, first_line: int = 1) -> str | None:
+        """The text, or None where there is nothing that can be used (and the listener was told)."""
+        if not raw.strip():
+            self._tell(Problem(where, "empty"))
+            return None
+        bad, why = raw.find(b"\0"), "a NUL byte, as in binary files"
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as error:
+            bad, why = error.start, f"byte 0x{raw[error.start]:02x} is not UTF-8"
+        if bad < 0:
+            return text
+        line = first_line + raw.count(b"\n", 0, bad)
+        place = where if where.endswith(f":{line}") else f"{where}:{line}"
+        self._tell(Problem(place, f"{why}; convert the file to UTF-8 text, or leave it out with --glob"))
+        return None
+
+    def _tell(self, problem: Problem) -> None:
+        if self.on_error == "fail":
+            raise UnusableText(f"{problem} (--on-error skip goes on without it)")
+        self.on_problem(problem)
+
+
+def _document_of(record: Any, where: str) -> Document:
+    """Raises ValueError, saying what the record lacks."""
+    if not isinstance(record, dict):
+        raise ValueError(f"expected an object with a text, got {type(record).__name__}")
+    fields = dict(record)
+    text, name = fields.pop("text", None), fields.pop("id", where)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError('"text" is missing, empty or no string')
+    if not isinstance(name, str | int) or isinstance(name, bool):
+        raise ValueError('"id" is neither a string nor a whole number')
+    if "\0" in text or not _is_unicode(text):
+        raise ValueError('"text" has a NUL or half a surrogate pair')
+    return Document(id=str(name), text=text, title=str(fields.pop("title", "")), metadata=fields)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _open(path: Path) -> IO[bytes]:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+
+def _without_gz(name: str) -> str:
+    return name.removesuffix(".gz")
+
+
+def _unpacked_size(path: Path) -> int:
+    """A gzip file ends with its unpacked size, modulo 2^32 (RFC 1952)."""
+    size = path.stat().st_size
+    if path.suffix != ".gz" or size < 4:
+        return size
+    with path.open("rb") as file:
+        file.seek(-4, 2)
+        return int(struct.unpack("<I", file.read(4))[0])

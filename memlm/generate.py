@@ -1,0 +1,183 @@
+"""Prompt -> tokens, one step at a time.
+
+A step reads what is new (the prompt at first, then the last token), asks the memory, mixes, draws one token, and gives the
+tokens whose text has become certain. Whoever drives the steps decides what happens between them: the library loops, the
+server's worker takes turns among its requests.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Generator
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from memlm.api import (
+    Accepted,
+    Alternative,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    GenerationEvent,
+    Neighbor,
+    Token,
+    Usage,
+)
+from memlm.checkpoint import Checkpoint
+from memlm.errors import InvalidInput
+from memlm.interpolation import memory_logprobs, mix
+from memlm.memory import Retrieval, Retrieved
+from memlm.sampling import sample
+from memlm.text_stream import TextStream
+
+
+class Generation:
+    """One text being continued. Raises InvalidInput at once for a prompt, or a length, that the model does not take."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, request: GenerateRequest, retrieval: Retrieval | None, *, request_id: str = ""
+    ) -> None:
+        """Checks the request and reserves the caches; reads nothing yet."""
+        self._decoder, self._tokenizer = checkpoint.decoder, checkpoint.tokenizer
+        self._request, self._retrieval = request, retrieval
+        self._unread = [self._tokenizer.end_id, *self._tokenizer.encode(request.prompt).tolist()]
+        self._seen = self._unread[1:]
+        self._max_tokens = self._room_for(len(self._unread))
+        self._state = self._decoder.new_state(capacity=len(self._unread) + self._max_tokens - 1)
+        seed = request.sampling.seed
+        self._seed = secrets.randbits(63) if seed is None else seed
+        self._generator = torch.Generator().manual_seed(self._seed)
+        self._stream = TextStream(request.sampling.stop)
+        self.accepted = self._accept(request_id)
+        self.usage = Usage(prompt_tokens=len(self._unread) - 1)
+        self.finished: Finished | None = None
+
+    def step(self) -> tuple[Token, ...]:
+        """Draws one token; gives those that may be shown now. After the last one `finished` is set."""
+        begin, first = time.perf_counter(), self.usage.generated_tokens == 0
+        token = self._next_token()
+        if token is None:
+            tokens = self._stream.finish()
+            self._finish(FinishReason.END)
+        else:
+            tokens = self._take(token)
+        self._count(token, 1000 * (time.perf_counter() - begin), first=first)
+        return tuple(tokens)
+
+    def events(self) -> Generator[GenerationEvent, None, None]:
+        """Accepted, the tokens, Finished: what the library and the server's stream both tell."""
+        yield self.accepted
+        while self.finished is None:
+            if tokens := self.step():
+                yield tokens
+        yield self.finished
+
+    def _next_token(self) -> Token | None:
+        """Reads what is unread and draws; None where the model ends the text."""
+        with torch.inference_mode():
+            hidden_BTD, keys_BTD = self._decoder(torch.tensor([self._unread]), self._state)
+            lm_logprobs_V = self._decoder.logprobs(hidden_BTD[0, -1])
+            retrieved = self._retrieve(keys_BTD[0, -1])
+            knn_logprobs_V = self._memory_of(retrieved)
+            logprobs_V = mix(lm_logprobs_V, knn_logprobs_V, self._retrieval.lam if self._retrieval else 0.0)
+            drawn = sample(logprobs_V, self._request.sampling, self._seen, self._generator)
+        self._unread = [drawn]
+        self._seen.append(drawn)
+        if drawn == self._tokenizer.end_id:
+            return None
+        return Token(
+            id=drawn,
+            text="",
+            bytes=self._tokenizer.token_bytes[drawn],
+            logprob=float(logprobs_V[drawn]),
+            lm_logprob=float(lm_logprobs_V[drawn]),
+            knn_logprob=None if knn_logprobs_V is None else float(knn_logprobs_V[drawn]),
+            lam=0.0 if self._retrieval is None or knn_logprobs_V is None else self._retrieval.lam,
+            neighbors=self._neighbors_of(retrieved),
+            top_logprobs=self._alternatives(logprobs_V),
+        )
+
+    def _retrieve(self, key_D: Float[Tensor, " D"]) -> Retrieved | None:
+        """The neighbours of one key; none are sought where they could change nothing and none are asked for."""
+        if self._retrieval is None or (self._retrieval.lam == 0.0 and not self._request.neighbors):
+            return None
+        return self._retrieval.search(key_D[None].float().numpy())
+
+    def _memory_of(self, retrieved: Retrieved | None) -> Float[Tensor, " V"] | None:
+        if retrieved is None:
+            return None
+        vocab_size = self._decoder.config.vocab_size
+        return memory_logprobs(retrieved.logweights_QK[0], retrieved.neighbours.values_QK[0], vocab_size)
+
+    def _neighbors_of(self, retrieved: Retrieved | None) -> tuple[Neighbor, ...]:
+        if retrieved is None or self._retrieval is None or not self._request.neighbors:
+            return ()
+        nearest = slice(self._request.neighbors)
+        found = retrieved.neighbours
+        rows = (found.ids_QK, found.distances_QK, retrieved.logweights_QK, found.values_QK)
+        return self._retrieval.memory.describe(*(row_QK[0, nearest] for row_QK in rows))
+
+    def _alternatives(self, logprobs_V: Float[Tensor, " V"]) -> tuple[Alternative, ...]:
+        if not self._request.top_logprobs:
+            return ()
+        best = logprobs_V.topk(min(self._request.top_logprobs, len(logprobs_V)))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return tuple(Alternative(token_id, self._tokenizer.decode([token_id]), logprob) for token_id, logprob in pairs)
+
+    def _take(self, token: Token) -> list[Token]:
+        """Adds a token to the text, and ends it where a stop string or the length is reached."""
+        tokens = self._stream.push(token)
+        if self._stream.stopped_by is not None:
+            self._finish(FinishReason.STOP)
+        elif self.usage.generated_tokens + 1 == self._max_tokens:
+            tokens += self._stream.finish()
+            self._finish(FinishReason.LENGTH)
+        return tokens
+
+    def _finish(self, reason: FinishReason) -> None:
+        self.finished = Finished(reason, self._stream.stopped_by, self.usage)
+
+    def _count(self, token: Token | None, elapsed_ms: float, *, first: bool) -> None:
+        retrieved = self._retrieval.k if self._retrieval and self._retrieval.lam else 0
+        self.usage = replace(
+            self.usage,
+            generated_tokens=self.usage.generated_tokens + (token is not None),
+            retrieved_neighbors=self.usage.retrieved_neighbors + retrieved,
+            prefill_ms=self.usage.prefill_ms + elapsed_ms * first,
+            decode_ms=self.usage.decode_ms + elapsed_ms * (not first),
+        )
+        if self.finished is not None:
+            self.finished = replace(self.finished, usage=self.usage)
+
+    def _room_for(self, prompt_size: int) -> int:
+        """How many tokens may be drawn: what was asked for, or all that the context has room for."""
+        context = self._decoder.config.context_length
+        room = context - prompt_size + 1
+        if room < 1:
+            raise InvalidInput(
+                f"the prompt has {prompt_size - 1} tokens; the model takes at most {context - 1}: shorten the prompt",
+                field="prompt",
+            )
+        asked = self._request.sampling.max_tokens
+        if asked is not None and asked > room:
+            raise InvalidInput(
+                f"max_tokens is {asked}; after a prompt of {prompt_size - 1} tokens the model's context of {context} has room"
+                f" for {room}: ask for at most that, or leave max_tokens out",
+                field="max_tokens",
+            )
+        return asked or room
+
+    def _accept(self, request_id: str) -> Accepted:
+        retrieval = self._retrieval
+        return Accepted(
+            request_id=request_id or secrets.token_hex(8),
+            seed=self._seed,
+            store=retrieval.memory.name if retrieval else None,
+            k=retrieval.k if retrieval else 0,
+            lam=retrieval.lam if retrieval else 0.0,
+            knn_temperature=retrieval.temperature if retrieval else 0.0,
+        )

@@ -1,0 +1,73 @@
+"""Neighbours and the model's log-probabilities -> the mixture: kNN-LM (arXiv 1911.00172, equations 2 and 3).
+
+p_kNN(v) is the softmax of -distance/temperature over the neighbours, summed over those whose value is v; the mixture is
+p = lam p_kNN + (1 - lam) p_LM. Everything stays in log space and in float32 or better. lam = 0, and a position without any
+neighbour, give the model's own log-probabilities bit for bit; lam = 1 gives the memory alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+
+
+def neighbor_logweights(
+    distances_QK: Float32[np.ndarray, "Q K"], temperature: float
+) -> Float32[np.ndarray, "Q K"]:
+    """log softmax of -distance/temperature over the neighbours there are; -inf at missing places (distance +inf)."""
+    scores_QK = -distances_QK.astype(np.float64) / temperature
+    nearest_Q1 = np.max(scores_QK, axis=1, keepdims=True, initial=-np.inf)
+    nearest_Q1[np.isneginf(nearest_Q1)] = 0.0
+    with np.errstate(divide="ignore"):
+        total_Q1 = np.log(np.exp(scores_QK - nearest_Q1).sum(axis=1, keepdims=True))
+    return np.where(np.isneginf(scores_QK), -np.inf, scores_QK - nearest_Q1 - total_Q1).astype(np.float32)
+
+
+def target_logprobs(
+    logweights_QK: Float32[np.ndarray, "Q K"], values_QK: Int64[np.ndarray, "Q K"], targets_Q: Int64[np.ndarray, " Q"]
+) -> Float32[np.ndarray, " Q"]:
+    """log p_kNN of one token for each query: log-sum-exp over the neighbours that name it, -inf where none does."""
+    agreeing_QK = np.where(values_QK == targets_Q[:, None], np.exp(logweights_QK.astype(np.float64)), 0.0)
+    with np.errstate(divide="ignore"):
+        return np.log(agreeing_QK.sum(axis=1)).astype(np.float32)
+
+
+def memory_logprobs(
+    logweights_K: Float32[np.ndarray, " K"], values_K: Int64[np.ndarray, " K"], vocab_size: int
+) -> Float[Tensor, " V"] | None:
+    """log p_kNN of the whole vocabulary for one query; None where there is no neighbour at all."""
+    there_K = np.isfinite(logweights_K)
+    if not there_K.any():
+        return None
+    mass_V = np.bincount(values_K[there_K], np.exp(logweights_K[there_K].astype(np.float64)), minlength=vocab_size)
+    return torch.from_numpy(mass_V).log_().float()
+
+
+def mix(
+    lm_logprobs_V: Float[Tensor, "*P V"], knn_logprobs_V: Float[Tensor, "*P V"] | None, lam: float
+) -> Float[Tensor, "*P V"]:
+    """log(lam p_kNN + (1 - lam) p_LM)."""
+    if lam == 0.0 or knn_logprobs_V is None:
+        return lm_logprobs_V
+    if lam == 1.0:
+        return knn_logprobs_V
+    return torch.logaddexp(knn_logprobs_V + math.log(lam), lm_logprobs_V + math.log1p(-lam))
+
+
+def mix_targets(
+    lm_logprobs_Q: Float32[np.ndarray, " Q"],
+    knn_logprobs_Q: Float32[np.ndarray, " Q"],
+    found_Q: np.ndarray,
+    lam: float,
+) -> Float32[np.ndarray, " Q"]:
+    """The same for one token of each query; `found_Q` says which queries had any neighbour."""
+    if lam == 0.0:
+        return lm_logprobs_Q
+    if lam == 1.0:
+        return np.where(found_Q, knn_logprobs_Q, lm_logprobs_Q)
+    mixed_Q = np.logaddexp(knn_logprobs_Q + np.float32(math.log(lam)), lm_logprobs_Q + np.float32(math.log1p(-lam)))
+    return np.where(found_Q, mixed_Q, lm_logprobs_Q)

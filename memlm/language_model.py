@@ -1,0 +1,157 @@
+"""A model with its memories, in this process: what `memlm.load` gives, and what the server's worker drives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from memlm.api import (
+    DeleteReport,
+    GenerateRequest,
+    MemoryParams,
+    ModelInfo,
+    Neighbor,
+    Score,
+    StoreInfo,
+    TokenStream,
+)
+from memlm.checkpoint import Checkpoint, load_checkpoint
+from memlm.errors import InvalidInput, NotFound
+from memlm.generate import Generation
+from memlm.memory import Memory, Retrieval
+from memlm.scoring import score_text
+
+
+def load(model: str | Path, stores: Sequence[str | Path] = ()) -> LanguageModel:
+    """Loads a model's folder and the datastores it built.
+
+    Raises NotFound where one is missing, Incompatible for a datastore of another model, Corrupt for a damaged file.
+    """
+    return LanguageModel(load_checkpoint(model), stores)
+
+
+class LanguageModel:
+    """A decoder, its tokenizer and its memories. One thread at a time."""
+
+    def __init__(self, checkpoint: Checkpoint, stores: Sequence[str | Path] = ()) -> None:
+        """Opens the datastores. Raises InvalidInput where two of them share a name."""
+        self.checkpoint = checkpoint
+        self._memories: dict[str, Memory] = {}
+        for path in stores:
+            memory = Memory.open(path, checkpoint)
+            if memory.name in self._memories:
+                raise InvalidInput(f"two datastores are called {memory.name!r}; rename the folder of one", field="stores")
+            self._memories[memory.name] = memory
+
+    @property
+    def info(self) -> ModelInfo:
+        """Shape, limits and fingerprints of the model."""
+        config = self.checkpoint.decoder.config
+        return ModelInfo(
+            name=self.checkpoint.path.name,
+            num_parameters=self.checkpoint.decoder.num_parameters,
+            vocab_size=config.vocab_size,
+            context_length=config.context_length,
+            dim=config.dim,
+            num_layers=config.num_layers,
+            dtype=str(self.checkpoint.decoder.dtype).removeprefix("torch."),
+            model_fingerprint=self.checkpoint.fingerprint,
+            tokenizer_fingerprint=self.checkpoint.tokenizer.fingerprint,
+        )
+
+    @property
+    def stores(self) -> tuple[StoreInfo, ...]:
+        """The loaded datastores."""
+        return tuple(memory.info for memory in self._memories.values())
+
+    def generate(self, prompt: str, **options: Any) -> TokenStream:
+        """Continues a prompt, token by token.
+
+        The options are the fields of `SamplingParams` and `MemoryParams`, and `neighbors` and `top_logprobs`. Raises
+        InvalidInput for a prompt that does not fit the context, for an unknown option, and for a value that means nothing.
+        """
+        return TokenStream(self.start(GenerateRequest.of(prompt, options)).events())
+
+    def start(self, request: GenerateRequest, *, request_id: str = "") -> Generation:
+        """The same, to be driven step by step."""
+        return Generation(self.checkpoint, request, self.retrieval(request.memory), request_id=request_id)
+
+    def score(self, text: str, *, token_scores: bool = False, **memory: Any) -> Score:
+        """The text's log-probability; `memory` are the fields of `MemoryParams`."""
+        return score_text(self.checkpoint, text, self.retrieval(MemoryParams(**memory)), token_scores=token_scores)
+
+    def search(self, text: str, *, k: int = 8, store: str | None = None, nprobe: int | None = None) -> tuple[Neighbor, ...]:
+        """The places of a datastore whose context is most like the end of `text`, nearest first.
+
+        Of a long text the last `context_length - 1` tokens count. Raises InvalidInput where no datastore is loaded.
+        """
+        retrieval = self.retrieval(MemoryParams(store=store, k=k, nprobe=nprobe))
+        if retrieval is None:
+            raise InvalidInput("no datastore is loaded; give one with stores=[...]", field="store")
+        found = retrieval.search(self._key_after(text))
+        rows = (found.neighbours.ids_QK, found.neighbours.distances_QK, found.logweights_QK, found.neighbours.values_QK)
+        return retrieval.memory.describe(*(row_QK[0] for row_QK in rows))
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        return self.checkpoint.tokenizer.encode(text).tolist()
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of some tokens. Raises InvalidInput for an id outside the vocabulary."""
+        return self.checkpoint.tokenizer.decode(token_ids)
+
+    def delete_documents(self, document_ids: Sequence[str], *, store: str | None = None) -> DeleteReport:
+        """Deletes documents for good: once this returns, they contribute to no answer.
+
+        Raises NotFound, naming them, where some are not there; then none is deleted.
+        """
+        memory = self.memory(store)
+        deleted = memory.datastore.delete(document_ids)
+        number = memory.datastore.manifest.number
+        return DeleteReport(memory.name, number, deleted.num_documents, deleted.num_entries)
+
+    def memory(self, name: str | None = None) -> Memory:
+        """The loaded datastore of that name; of no name, the only one.
+
+        Raises NotFound for a name that is not loaded, InvalidInput where there is not just one to choose.
+        """
+        names = ", ".join(self._memories) or "none"
+        if name is not None and name not in self._memories:
+            raise NotFound(f"no datastore {name!r} is loaded; loaded: {names}", kind="datastore", name=name)
+        if name is None and len(self._memories) != 1:
+            raise InvalidInput(f"store was left out, but not just one datastore is loaded; loaded: {names}", field="store")
+        return self._memories[name] if name is not None else next(iter(self._memories.values()))
+
+    def retrieval(self, params: MemoryParams) -> Retrieval | None:
+        """How a request asks its memory; None where it has none: none is loaded, or it wants the model alone."""
+        if not params.use_store or (params.store is None and not self._memories):
+            return None
+        return self.memory(params.store).resolve(params)
+
+    def close(self) -> None:
+        """Closes the datastores."""
+        for memory in self._memories.values():
+            memory.datastore.close()
+
+    def __enter__(self) -> Self:
+        """Closes at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Closes."""
+        self.close()
+
+    def _key_after(self, text: str) -> np.ndarray:
+        tokens = self.checkpoint.tokenizer.encode(text).tolist()
+        context = self.checkpoint.decoder.config.context_length
+        inputs = [self.checkpoint.tokenizer.end_id, *tokens][-context:]
+        with torch.inference_mode():
+            keys: np.ndarray = self.checkpoint.decoder.keys(torch.tensor([inputs]))[0, -1:].float().numpy()
+        return keys

@@ -1,0 +1,62 @@
+"""Log-probabilities -> the next token: pure functions, in the order they apply.
+
+Repetition penalty (CTRL, arXiv 1909.05858, on log-probabilities), temperature, top-k, top-p (1904.09751), min-p (2407.01082),
+then one draw. They come after model and memory are mixed: a temperature before mixing would be another model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from memlm.api import SamplingParams
+
+
+def sample(
+    logprobs_V: Float[Tensor, " V"], params: SamplingParams, seen: Sequence[int], generator: torch.Generator
+) -> int:
+    """Draws one token. `seen` are the tokens of prompt and output, for the repetition penalty."""
+    logprobs_V = penalize_repetition(logprobs_V, seen, params.repetition_penalty)
+    if params.temperature == 0:
+        return int(logprobs_V.argmax())
+    logprobs_V = torch.log_softmax(logprobs_V / params.temperature, dim=-1)
+    logprobs_V = keep_top_k(logprobs_V, params.top_k)
+    logprobs_V = keep_top_p(logprobs_V, params.top_p)
+    logprobs_V = keep_min_p(logprobs_V, params.min_p)
+    return int(torch.multinomial(logprobs_V.exp(), 1, generator=generator))
+
+
+def penalize_repetition(logprobs_V: Float[Tensor, " V"], seen: Sequence[int], penalty: float) -> Float[Tensor, " V"]:
+    """Multiplies the log-probability of tokens that were seen by the penalty, so that more than 1 makes them rarer."""
+    if penalty == 1.0 or not seen:
+        return logprobs_V
+    places = torch.tensor(sorted(set(seen)))
+    return logprobs_V.index_put((places,), logprobs_V[places] * penalty)
+
+
+def keep_top_k(logprobs_V: Float[Tensor, " V"], top_k: int | None) -> Float[Tensor, " V"]:
+    """Leaves the `top_k` likeliest tokens, and whatever ties with the last of them."""
+    if top_k is None or top_k >= len(logprobs_V):
+        return logprobs_V
+    least = logprobs_V.topk(top_k).values[-1]
+    return logprobs_V.masked_fill(logprobs_V < least, -torch.inf)
+
+
+def keep_top_p(logprobs_V: Float[Tensor, " V"], top_p: float | None) -> Float[Tensor, " V"]:
+    """Leaves the smallest set of likeliest tokens that holds `top_p` of the mass."""
+    if top_p is None or top_p >= 1.0:
+        return logprobs_V
+    sorted_V, order_V = logprobs_V.sort(descending=True)
+    mass_V = sorted_V.softmax(dim=-1)
+    beyond_V = mass_V.cumsum(dim=-1) - mass_V >= top_p
+    return logprobs_V.masked_fill(torch.zeros_like(beyond_V).scatter(0, order_V, beyond_V), -torch.inf)
+
+
+def keep_min_p(logprobs_V: Float[Tensor, " V"], min_p: float | None) -> Float[Tensor, " V"]:
+    """Leaves the tokens at least `min_p` times as likely as the likeliest."""
+    if not min_p:
+        return logprobs_V
+    return logprobs_V.masked_fill(logprobs_V < logprobs_V.max() + torch.tensor(min_p).log(), -torch.inf)

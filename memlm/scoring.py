@@ -1,0 +1,120 @@
+"""A given text -> its log-probability, token by token, under the model and under the mixture with its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from memlm.api import Figures, Score, TokenScore
+from memlm.checkpoint import Checkpoint
+from memlm.errors import InvalidInput
+from memlm.interpolation import mix_targets, target_logprobs
+from memlm.keys import predictions_of
+from memlm.memory import Retrieval
+from memlm.windows import Window, blocks_of, windows_of
+
+BLOCK_WINDOWS = 64
+
+
+class Scored(NamedTuple):
+    """N consecutive tokens: log-probabilities of model, memory and mixture; the last two None without a memory."""
+
+    targets_N: Int64[np.ndarray, " N"]
+    lm_logprobs_N: Float32[np.ndarray, " N"]
+    knn_logprobs_N: Float32[np.ndarray, " N"] | None
+    logprobs_N: Float32[np.ndarray, " N"] | None
+
+
+def score_windows(checkpoint: Checkpoint, windows: Iterator[Window], retrieval: Retrieval | None) -> Iterator[Scored]:
+    """Scores windows as they come, holding a block of them at a time."""
+    for block in blocks_of(windows, BLOCK_WINDOWS):
+        for window, (keys_ND, lm_logprobs_N) in zip(block, predictions_of(checkpoint.decoder, block), strict=True):
+            if retrieval is None:
+                yield Scored(window.targets_N, lm_logprobs_N, None, None)
+                continue
+            found = retrieval.search(keys_ND)
+            knn_N = target_logprobs(found.logweights_QK, found.neighbours.values_QK, window.targets_N)
+            there_N = (found.neighbours.ids_QK >= 0).any(axis=1)
+            yield Scored(window.targets_N, lm_logprobs_N, knn_N, mix_targets(lm_logprobs_N, knn_N, there_N, retrieval.lam))
+
+
+def document_windows(checkpoint: Checkpoint, text: str, stride: int | None = None) -> Iterator[Window]:
+    """A text as the windows that everything here reads documents in; the stride is half the context if not given."""
+    context = checkpoint.decoder.config.context_length
+    tokens_N = checkpoint.tokenizer.encode(text)
+    start_id = checkpoint.tokenizer.end_id
+    return windows_of(tokens_N, start_id=start_id, context=context, stride=stride or default_stride(context))
+
+
+def default_stride(context: int) -> int:
+    """Half the context: each key has seen at least half of it, at twice the cost of reading once."""
+    return max(1, context // 2)
+
+
+def score_text(checkpoint: Checkpoint, text: str, retrieval: Retrieval | None, *, token_scores: bool = False) -> Score:
+    """Scores one text. Raises InvalidInput for an empty one, whose perplexity nobody knows."""
+    if not text:
+        raise InvalidInput("the text is empty; give at least one character", field="text")
+    tally, details = Tally(), []
+    for scored in score_windows(checkpoint, document_windows(checkpoint, text), retrieval):
+        tally.add(scored)
+        if token_scores:
+            details.extend(_details(scored, checkpoint))
+    tally.add_text(text)
+    return tally.score(retrieval, tuple(details))
+
+
+@dataclass
+class Tally:
+    """Sums over texts, from which the figures follow. Log-probabilities are added in float64."""
+
+    tokens: int = 0
+    words: int = 0
+    num_bytes: int = 0
+    base_nll: float = 0.0
+    knn_nll: float = 0.0
+
+    def add(self, scored: Scored) -> None:
+        """Counts some tokens in."""
+        self.tokens += len(scored.targets_N)
+        self.base_nll -= float(scored.lm_logprobs_N.sum(dtype=np.float64))
+        if scored.logprobs_N is not None:
+            self.knn_nll -= float(scored.logprobs_N.sum(dtype=np.float64))
+
+    def add_text(self, text: str) -> None:
+        """Counts a text's words and bytes in. Words are white-space words plus one for each newline."""
+        self.words += len(text.split()) + text.count("\n")
+        self.num_bytes += len(text.encode())
+
+    def score(self, retrieval: Retrieval | None, token_scores: tuple[TokenScore, ...] = ()) -> Score:
+        """What was counted, as figures."""
+        counts = {"tokens": self.tokens, "words": self.words, "num_bytes": self.num_bytes}
+        base = Figures.of(self.base_nll, **counts)
+        parts = {"tokens": self.tokens, "words": self.words, "bytes": self.num_bytes, "base": base}
+        if retrieval is None:
+            return Score(**parts, token_scores=token_scores)  # type: ignore[arg-type]
+        return Score(
+            **parts,  # type: ignore[arg-type]
+            knn=Figures.of(self.knn_nll, **counts),
+            store=retrieval.memory.name,
+            k=retrieval.k,
+            lam=retrieval.lam,
+            knn_temperature=retrieval.temperature,
+            token_scores=token_scores,
+        )
+
+
+def _details(scored: Scored, checkpoint: Checkpoint) -> Iterator[TokenScore]:
+    mixed_N = scored.lm_logprobs_N if scored.logprobs_N is None else scored.logprobs_N
+    for place, token_id in enumerate(scored.targets_N.tolist()):
+        yield TokenScore(
+            id=token_id,
+            text=checkpoint.tokenizer.decode([token_id]),
+            logprob=float(mixed_N[place]),
+            lm_logprob=float(scored.lm_logprobs_N[place]),
+            knn_logprob=None if scored.knn_logprobs_N is None else float(scored.knn_logprobs_N[place]),
+        )

@@ -1,0 +1,57 @@
+"""Token ids of a document -> overlapping windows that a model of limited context reads.
+
+A document t_0 .. t_{n-1} is read as <start> t_0 .. t_{n-2}, and each position predicts the token that follows: n predictions
+for n tokens, the first from <start> alone. Each token is predicted exactly once, with as much left context as the window
+gives: all of its document's past at first, later at least `context - stride` positions besides its own. No window holds tokens
+of two documents. Building, scoring and tuning all read documents through here, so that keys are made alike everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+import numpy as np
+from jaxtyping import Int64
+
+from memlm.errors import InvalidInput
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """T inputs, and the targets that their last N positions predict (N <= T)."""
+
+    inputs_T: Int64[np.ndarray, " T"]
+    targets_N: Int64[np.ndarray, " N"]
+
+
+def windows_of(tokens_n: Int64[np.ndarray, " n"], *, start_id: int, context: int, stride: int) -> Iterator[Window]:
+    """Cuts one document. The first window predicts `context` tokens, each further one `stride`, the last what is left.
+
+    >>> [(w.inputs_T.tolist(), w.targets_N.tolist()) for w in windows_of(np.arange(1, 7), start_id=0, context=4, stride=2)]
+    [([0, 1, 2, 3], [1, 2, 3, 4]), ([2, 3, 4, 5], [5, 6])]
+    """
+    check_stride(context, stride)
+    inputs = np.concatenate([[start_id], tokens_n[:-1]])
+    begin, end = 0, min(context, len(tokens_n))
+    while begin < len(tokens_n):
+        yield Window(inputs[max(0, end - context) : end], tokens_n[begin:end])
+        begin, end = end, min(end + stride, len(tokens_n))
+
+
+def check_stride(context: int, stride: int) -> None:
+    """Raises InvalidInput unless 1 <= stride <= context."""
+    if not 1 <= stride <= context:
+        raise InvalidInput(f"stride is {stride}; expected between 1 and the context of {context}", field="stride")
+
+
+def blocks_of(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    """Lists of `size` items, the last one shorter."""
+    iterator = iter(items)
+    while block := list(islice(iterator, size)):
+        yield block

@@ -1,0 +1,1 @@
+"""The wire contract, as `protoc` generated it from the .proto files beside it (`make proto`)."""

@@ -1,0 +1,293 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_END: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_END: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+
+class SamplingParams(_message.Message):
+    __slots__ = ("max_tokens", "repetition_penalty", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    repetition_penalty: float
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, max_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class MemoryParams(_message.Message):
+    __slots__ = ("store", "without_store", "k", "lam", "knn_temperature", "nprobe")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_STORE_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    LAM_FIELD_NUMBER: _ClassVar[int]
+    KNN_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    NPROBE_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    without_store: bool
+    k: int
+    lam: float
+    knn_temperature: float
+    nprobe: int
+    def __init__(self, store: _Optional[str] = ..., without_store: bool = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., nprobe: _Optional[int] = ...) -> None: ...
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("prompt", "sampling", "memory", "neighbors", "top_logprobs")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    NEIGHBORS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    prompt: str
+    sampling: SamplingParams
+    memory: MemoryParams
+    neighbors: int
+    top_logprobs: int
+    def __init__(self, prompt: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., memory: _Optional[_Union[MemoryParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+
+class GenerateEvent(_message.Message):
+    __slots__ = ("accepted", "tokens", "finished")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    accepted: Accepted
+    tokens: Tokens
+    finished: Finished
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ("request_id", "seed", "store", "k", "lam", "knn_temperature")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    LAM_FIELD_NUMBER: _ClassVar[int]
+    KNN_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    seed: int
+    store: str
+    k: int
+    lam: float
+    knn_temperature: float
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ...) -> None: ...
+
+class Tokens(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedCompositeFieldContainer[Token]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ...) -> None: ...
+
+class Token(_message.Message):
+    __slots__ = ("id", "text", "raw", "logprob", "lm_logprob", "knn_logprob", "lam", "neighbors", "top_logprobs")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    RAW_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    LM_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    KNN_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    LAM_FIELD_NUMBER: _ClassVar[int]
+    NEIGHBORS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    text: str
+    raw: bytes
+    logprob: float
+    lm_logprob: float
+    knn_logprob: float
+    lam: float
+    neighbors: _containers.RepeatedCompositeFieldContainer[Neighbor]
+    top_logprobs: _containers.RepeatedCompositeFieldContainer[Alternative]
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., raw: _Optional[bytes] = ..., logprob: _Optional[float] = ..., lm_logprob: _Optional[float] = ..., knn_logprob: _Optional[float] = ..., lam: _Optional[float] = ..., neighbors: _Optional[_Iterable[_Union[Neighbor, _Mapping]]] = ..., top_logprobs: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ...) -> None: ...
+
+class Alternative(_message.Message):
+    __slots__ = ("token_id", "text", "logprob")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    text: str
+    logprob: float
+    def __init__(self, token_id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ...) -> None: ...
+
+class Neighbor(_message.Message):
+    __slots__ = ("store", "document_id", "title", "token_offset", "line", "token_id", "token_text", "distance", "weight", "snippet")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_TEXT_FIELD_NUMBER: _ClassVar[int]
+    DISTANCE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    SNIPPET_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    document_id: str
+    title: str
+    token_offset: int
+    line: int
+    token_id: int
+    token_text: str
+    distance: float
+    weight: float
+    snippet: str
+    def __init__(self, store: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., token_offset: _Optional[int] = ..., line: _Optional[int] = ..., token_id: _Optional[int] = ..., token_text: _Optional[str] = ..., distance: _Optional[float] = ..., weight: _Optional[float] = ..., snippet: _Optional[str] = ...) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("reason", "stop_string", "usage")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    reason: FinishReason
+    stop_string: str
+    usage: Usage
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("prompt_tokens", "generated_tokens", "retrieved_neighbors", "queue_ms", "prefill_ms", "decode_ms")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVED_NEIGHBORS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_MS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    generated_tokens: int
+    retrieved_neighbors: int
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., retrieved_neighbors: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ...) -> None: ...
+
+class ScoreRequest(_message.Message):
+    __slots__ = ("text", "memory", "token_scores")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_SCORES_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    memory: MemoryParams
+    token_scores: bool
+    def __init__(self, text: _Optional[str] = ..., memory: _Optional[_Union[MemoryParams, _Mapping]] = ..., token_scores: bool = ...) -> None: ...
+
+class ScoreResponse(_message.Message):
+    __slots__ = ("tokens", "words", "bytes", "base", "knn", "store", "k", "lam", "knn_temperature", "token_scores")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    KNN_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    LAM_FIELD_NUMBER: _ClassVar[int]
+    KNN_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_SCORES_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    words: int
+    bytes: int
+    base: Figures
+    knn: Figures
+    store: str
+    k: int
+    lam: float
+    knn_temperature: float
+    token_scores: _containers.RepeatedCompositeFieldContainer[TokenScore]
+    def __init__(self, tokens: _Optional[int] = ..., words: _Optional[int] = ..., bytes: _Optional[int] = ..., base: _Optional[_Union[Figures, _Mapping]] = ..., knn: _Optional[_Union[Figures, _Mapping]] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., token_scores: _Optional[_Iterable[_Union[TokenScore, _Mapping]]] = ...) -> None: ...
+
+class Figures(_message.Message):
+    __slots__ = ("nll", "token_perplexity", "word_perplexity", "bits_per_byte")
+    NLL_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_PERPLEXITY_FIELD_NUMBER: _ClassVar[int]
+    WORD_PERPLEXITY_FIELD_NUMBER: _ClassVar[int]
+    BITS_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
+    nll: float
+    token_perplexity: float
+    word_perplexity: float
+    bits_per_byte: float
+    def __init__(self, nll: _Optional[float] = ..., token_perplexity: _Optional[float] = ..., word_perplexity: _Optional[float] = ..., bits_per_byte: _Optional[float] = ...) -> None: ...
+
+class TokenScore(_message.Message):
+    __slots__ = ("id", "text", "logprob", "lm_logprob", "knn_logprob")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    LM_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    KNN_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    text: str
+    logprob: float
+    lm_logprob: float
+    knn_logprob: float
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., lm_logprob: _Optional[float] = ..., knn_logprob: _Optional[float] = ...) -> None: ...
+
+class TokenizeRequest(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class TokenizeResponse(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DetokenizeRequest(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DetokenizeResponse(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class GetModelRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Model(_message.Message):
+    __slots__ = ("name", "num_parameters", "vocab_size", "context_length", "dim", "num_layers", "dtype", "model_fingerprint", "tokenizer_fingerprint")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_parameters: int
+    vocab_size: int
+    context_length: int
+    dim: int
+    num_layers: int
+    dtype: str
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+    def __init__(self, name: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., dim: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ...) -> None: ...
