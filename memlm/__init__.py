@@ -5,7 +5,8 @@
     for token in lm.generate("def main(", max_tokens=64):
         print(token.text, end="")
 
-Names are loaded when they are first used, so that `import memlm.client` and `memlm --help` need neither torch nor Faiss.
+Names are loaded when they are first used, so that `import memlm.client` and `memlm --help` need neither torch nor
+Faiss.
 """
 
 from importlib import import_module
@@ -43,8 +44,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "memlm.api": (
-        "Accepted Alternative DeleteReport Figures FinishReason Finished GenerateRequest MemoryParams ModelInfo Neighbor"
-        " SamplingParams Score StoreInfo Token TokenScore Usage"
+        "Accepted Alternative DeleteReport Figures FinishReason Finished GenerateRequest MemoryParams ModelInfo"
+        " Neighbor SamplingParams Score StoreInfo Token TokenScore Usage"
     ),
     "memlm.build": "add_to_index build_index",
     "memlm.client": "AsyncClient Client",

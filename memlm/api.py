@@ -1,7 +1,7 @@
 """What is asked and what is answered: the dataclasses that the library, the server and the client share.
 
-Pure Python: importing this loads no torch, no Faiss, no gRPC. Probabilities are natural logarithms; offsets count tokens or
-characters of the document as their names say; distances are squared L2.
+Pure Python: importing this loads no torch, no Faiss, no gRPC. Probabilities are natural logarithms; offsets count
+tokens or characters of the document as their names say; distances are squared L2.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class SamplingParams:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
-        _require(_finite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more")
+        _require(
+            _finite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more"
+        )
         _require(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1")
         _require(self.top_p is None or 0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _require(self.min_p is None or 0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
@@ -110,8 +112,8 @@ class GenerateRequest:
 class Neighbor:
     """One entry of a datastore that was retrieved, and the place it came from.
 
-    `weight` is its share of p_kNN before tokens are summed (None in a plain search without a temperature); `token_offset`
-    counts tokens from the document's start, `line` lines from 1.
+    `weight` is its share of p_kNN before tokens are summed (None in a plain search without a temperature);
+    `token_offset` counts tokens from the document's start, `line` lines from 1.
     """
 
     store: str
@@ -139,9 +141,10 @@ class Alternative:
 class Token:
     """One generated token.
 
-    `text` is what it adds to the output: empty while a character or a possible stop string is incomplete. `bytes` are the
-    token's own. `logprob` is the mixture's (before temperature and filters), `lm_logprob` the model's, `knn_logprob` the
-    memory's (None where no memory was asked; -inf where it never saw this token here). `lam` is the weight of the memory.
+    `text` is what it adds to the output: empty while a character or a possible stop string is incomplete. `bytes`
+    are the token's own. `logprob` is the mixture's (before temperature and filters), `lm_logprob` the model's,
+    `knn_logprob` the memory's (None where no memory was asked; -inf where it never saw this token here). `lam` is
+    the weight of the memory.
     """
 
     id: int

@@ -1,6 +1,7 @@
 """A model's folder: config.json, model.safetensors, tokenizer.json.
 
-Written under temporary names and moved into place, weights first and config.json last, so that a folder with a config is whole.
+Written under temporary names and moved into place, weights first and config.json last, so that a folder with a
+config is whole.
 """
 
 from __future__ import annotations
@@ -50,14 +51,15 @@ def save_checkpoint(folder: str | Path, decoder: Decoder, tokenizer: Tokenizer) 
 def load_checkpoint(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Checkpoint:
     """Reads a model's folder.
 
-    Raises NotFound where there is none, Incompatible for another kind of model, Corrupt for files that do not belong together.
+    Raises NotFound where there is none, Incompatible for another kind of model, Corrupt for files that do not
+    belong together.
     """
     folder = Path(folder)
     config = _read_config(folder)
     tokenizer = Tokenizer.load(folder)
     if tokenizer.vocab_size > config.vocab_size:
         raise Corrupt(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size}; restore the files"
+            f"{folder}: {tokenizer.vocab_size} tokens in the tokenizer, {config.vocab_size} in the model; restore the files"
         )
     decoder = Decoder(config)
     _load_weights(decoder, folder / WEIGHTS_FILE)
@@ -77,7 +79,11 @@ def fingerprint_of(folder: Path) -> str:
 def _read_config(folder: Path) -> ModelConfig:
     path = folder / CONFIG_FILE
     if not path.is_file():
-        raise NotFound(f"no model at {folder}: it has no {CONFIG_FILE}; make one with `memlm train`", kind="model", name=str(folder))
+        raise NotFound(
+            f"no model at {folder}: it has no {CONFIG_FILE}; make one with `memlm train`",
+            kind="model",
+            name=str(folder),
+        )
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -88,7 +94,9 @@ def _read_config(folder: Path) -> ModelConfig:
         raise Incompatible(f"{path} is of format {version}; this version reads format {FORMAT_VERSION}")
     known = {field.name for field in fields(ModelConfig)}
     if config.keys() != known:
-        raise Corrupt(f"{path} should hold just the fields {sorted(known)}; it differs in {sorted(config.keys() ^ known)}")
+        raise Corrupt(
+            f"{path} should hold just the fields {sorted(known)}; it differs in {sorted(config.keys() ^ known)}"
+        )
     try:
         return ModelConfig(**config)
     except (InvalidInput, TypeError) as error:
@@ -107,7 +115,9 @@ def _load_weights(decoder: Decoder, path: Path) -> None:
         raise Corrupt(f"{path} and the model's shape differ in the tensors {difference[:4]}; restore the file")
     for name, tensor in expected.items():
         if weights[name].shape != tensor.shape:
-            raise Corrupt(f"{path}: {name} is {tuple(weights[name].shape)}, expected {tuple(tensor.shape)}; restore the file")
+            raise Corrupt(
+                f"{path}: {name} is {tuple(weights[name].shape)}, expected {tuple(tensor.shape)}; restore the file"
+            )
     decoder.load_state_dict(weights)
 
 

@@ -1,8 +1,9 @@
 """Files and folders -> documents, one at a time.
 
-Takes paths of plain text (one document a file), JSON Lines (`id`, `text`, `title`, anything else kept as metadata), each also
-as `.gz`, and folders of these. Gives documents in a fixed order under stable ids: a file in a folder is called by its path
-within that folder, a line of a JSON Lines file by its `id`, or by file and line number. Holds one document at a time.
+Takes paths of plain text (one document a file), JSON Lines (`id`, `text`, `title`, anything else kept as metadata),
+each also as `.gz`, and folders of these. Gives documents in a fixed order under stable ids: a file in a folder is
+called by its path within that folder, a line of a JSON Lines file by its `id`, or by file and line number. Holds
+one document at a time.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def _ignore(problem: Problem) -> None:
 class Corpus:
     """Documents under some paths, read anew at each iteration.
 
-    With `on_error="skip"` what cannot be used is told to `on_problem` and left out; with "fail" it raises `UnusableText`.
-    Raises NotFound for a path that is not there and InvalidInput where no document is found at all.
+    With `on_error="skip"` what cannot be used is told to `on_problem` and left out; with "fail" it raises
+    `UnusableText`. Raises NotFound for a path that is not there and InvalidInput where no document is found at all.
     """
 
     paths: Sequence[str | Path]
@@ -87,7 +88,9 @@ class Corpus:
                 yield document
         if empty:
             places = ", ".join(str(path) for path in self.paths)
-            raise InvalidInput(f"no text was found under {places} with glob {self.glob!r}; nothing was built", field="corpus")
+            raise InvalidInput(
+                f"no text was found under {places} with glob {self.glob!r}; nothing was built", field="corpus"
+            )
 
     def files(self) -> Iterator[tuple[str, Path]]:
         """Each file with the name its documents go by."""

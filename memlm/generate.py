@@ -1,8 +1,8 @@
 """Prompt -> tokens, one step at a time.
 
-A step reads what is new (the prompt at first, then the last token), asks the memory, mixes, draws one token, and gives the
-tokens whose text has become certain. Whoever drives the steps decides what happens between them: the library loops, the
-server's worker takes turns among its requests.
+A step reads what is new (the prompt at first, then the last token), asks the memory, mixes, draws one token, and
+gives the tokens whose text has become certain. Whoever drives the steps decides what happens between them: the
+library loops, the server's worker takes turns among its requests.
 """
 
 from __future__ import annotations
@@ -165,8 +165,8 @@ class Generation:
         asked = self._request.sampling.max_tokens
         if asked is not None and asked > room:
             raise InvalidInput(
-                f"max_tokens is {asked}; after a prompt of {prompt_size - 1} tokens the model's context of {context} has room"
-                f" for {room}: ask for at most that, or leave max_tokens out",
+                f"max_tokens is {asked}; after a prompt of {prompt_size - 1} tokens the model's context of {context} has"
+                f" room for {room}: ask for at most that, or leave max_tokens out",
                 field="max_tokens",
             )
         return asked or room

@@ -1,8 +1,8 @@
 """Neighbours and the model's log-probabilities -> the mixture: kNN-LM (arXiv 1911.00172, equations 2 and 3).
 
-p_kNN(v) is the softmax of -distance/temperature over the neighbours, summed over those whose value is v; the mixture is
-p = lam p_kNN + (1 - lam) p_LM. Everything stays in log space and in float32 or better. lam = 0, and a position without any
-neighbour, give the model's own log-probabilities bit for bit; lam = 1 gives the memory alone.
+p_kNN(v) is the softmax of -distance/temperature over the neighbours, summed over those whose value is v; the
+mixture is p = lam p_kNN + (1 - lam) p_LM. Everything stays in log space and in float32 or better. lam = 0, and a
+position without any neighbour, give the model's own log-probabilities bit for bit; lam = 1 gives the memory alone.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 
-def neighbor_logweights(
-    distances_QK: Float32[np.ndarray, "Q K"], temperature: float
-) -> Float32[np.ndarray, "Q K"]:
+def neighbor_logweights(distances_QK: Float32[np.ndarray, "Q K"], temperature: float) -> Float32[np.ndarray, "Q K"]:
     """log softmax of -distance/temperature over the neighbours there are; -inf at missing places (distance +inf)."""
     scores_QK = -distances_QK.astype(np.float64) / temperature
     nearest_Q1 = np.max(scores_QK, axis=1, keepdims=True, initial=-np.inf)

@@ -1,7 +1,8 @@
 """Windows -> keys and log-probabilities, in batches.
 
-Windows of like length are read together, padded on the right, where causal attention never looks. What comes back is in the
-order of the windows. `bfloat16=True` multiplies matrices in bfloat16: faster where the processor has it, a little less exact.
+Windows of like length are read together, padded on the right, where causal attention never looks. What comes back
+is in the order of the windows. `bfloat16=True` multiplies matrices in bfloat16: faster where the processor has it,
+a little less exact.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -45,7 +45,9 @@ class LanguageModel:
         for path in stores:
             memory = Memory.open(path, checkpoint)
             if memory.name in self._memories:
-                raise InvalidInput(f"two datastores are called {memory.name!r}; rename the folder of one", field="stores")
+                raise InvalidInput(
+                    f"two datastores are called {memory.name!r}; rename the folder of one", field="stores"
+                )
             self._memories[memory.name] = memory
 
     @property
@@ -72,8 +74,9 @@ class LanguageModel:
     def generate(self, prompt: str, **options: Any) -> TokenStream:
         """Continues a prompt, token by token.
 
-        The options are the fields of `SamplingParams` and `MemoryParams`, and `neighbors` and `top_logprobs`. Raises
-        InvalidInput for a prompt that does not fit the context, for an unknown option, and for a value that means nothing.
+        The options are the fields of `SamplingParams` and `MemoryParams`, and `neighbors` and `top_logprobs`.
+        Raises InvalidInput for a prompt that does not fit the context, for an unknown option, and for a value that
+        means nothing.
         """
         return TokenStream(self.start(GenerateRequest.of(prompt, options)).events())
 
@@ -85,7 +88,9 @@ class LanguageModel:
         """The text's log-probability; `memory` are the fields of `MemoryParams`."""
         return score_text(self.checkpoint, text, self.retrieval(MemoryParams(**memory)), token_scores=token_scores)
 
-    def search(self, text: str, *, k: int = 8, store: str | None = None, nprobe: int | None = None) -> tuple[Neighbor, ...]:
+    def search(
+        self, text: str, *, k: int = 8, store: str | None = None, nprobe: int | None = None
+    ) -> tuple[Neighbor, ...]:
         """The places of a datastore whose context is most like the end of `text`, nearest first.
 
         Of a long text the last `context_length - 1` tokens count. Raises InvalidInput where no datastore is loaded.
@@ -124,7 +129,9 @@ class LanguageModel:
         if name is not None and name not in self._memories:
             raise NotFound(f"no datastore {name!r} is loaded; loaded: {names}", kind="datastore", name=name)
         if name is None and len(self._memories) != 1:
-            raise InvalidInput(f"store was left out, but not just one datastore is loaded; loaded: {names}", field="store")
+            raise InvalidInput(
+                f"store was left out, but not just one datastore is loaded; loaded: {names}", field="store"
+            )
         return self._memories[name] if name is not None else next(iter(self._memories.values()))
 
     def retrieval(self, params: MemoryParams) -> Retrieval | None:

@@ -1,7 +1,7 @@
 """A datastore, opened for one model: keys -> neighbours -> the words a person can read.
 
-Keeps what the library and the server both promise: a store of another model is refused, what a request leaves open comes from
-the store's own defaults, and every neighbour can say where it came from.
+Keeps what the library and the server both promise: a store of another model is refused, what a request leaves open
+comes from the store's own defaults, and every neighbour can say where it came from.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The decoder: token ids -> hidden states, keys and log-probabilities.
 
 Pre-norm (RMSNorm, arXiv 1910.07467), rotary positions (2104.09864), SwiGLU (2002.05202), grouped-query attention
-(2305.13245), tied embeddings. The *key* of a position is the input of the last layer's feed-forward, after its norm, as in
-kNN-LM (1911.00172, section 3); it predicts the next token.
+(2305.13245), tied embeddings. The *key* of a position is the input of the last layer's feed-forward, after its
+norm, as in kNN-LM (1911.00172, section 3); it predicts the next token.
 
 Shapes: B batch, T time, D width, H query heads, G key-value heads, S places in the cache, V vocabulary.
 """
@@ -42,7 +42,9 @@ class ModelConfig:
         if self.dim % self.num_heads or self.head_dim % 2:
             raise InvalidInput(f"dim {self.dim} over {self.num_heads} heads is no even number", field="num_heads")
         if self.num_heads % self.num_kv_heads:
-            raise InvalidInput(f"{self.num_kv_heads} kv heads do not divide {self.num_heads} heads", field="num_kv_heads")
+            raise InvalidInput(
+                f"{self.num_kv_heads} kv heads do not divide {self.num_heads} heads", field="num_kv_heads"
+            )
 
     @property
     def head_dim(self) -> int:

@@ -6,7 +6,8 @@ from typing import Protocol
 class Progress(Protocol):
     """Told now and then how far a phase has come.
 
-    `total` is None where it is not known. `note` is a few words for a person, such as a loss. May raise to stop the work.
+    `total` is None where it is not known. `note` is a few words for a person, such as a loss. May raise to stop the
+    work.
     """
 
     def __call__(self, phase: str, done: int, total: int | None, note: str = "") -> None:

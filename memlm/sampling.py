@@ -1,7 +1,8 @@
 """Log-probabilities -> the next token: pure functions, in the order they apply.
 
-Repetition penalty (CTRL, arXiv 1909.05858, on log-probabilities), temperature, top-k, top-p (1904.09751), min-p (2407.01082),
-then one draw. They come after model and memory are mixed: a temperature before mixing would be another model.
+Repetition penalty (CTRL, arXiv 1909.05858, on log-probabilities), temperature, top-k, top-p (1904.09751), min-p
+(2407.01082), then one draw. They come after model and memory are mixed: a temperature before mixing would be
+another model.
 """
 
 from __future__ import annotations

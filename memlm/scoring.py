@@ -39,7 +39,9 @@ def score_windows(checkpoint: Checkpoint, windows: Iterator[Window], retrieval: 
             found = retrieval.search(keys_ND)
             knn_N = target_logprobs(found.logweights_QK, found.neighbours.values_QK, window.targets_N)
             there_N = (found.neighbours.ids_QK >= 0).any(axis=1)
-            yield Scored(window.targets_N, lm_logprobs_N, knn_N, mix_targets(lm_logprobs_N, knn_N, there_N, retrieval.lam))
+            yield Scored(
+                window.targets_N, lm_logprobs_N, knn_N, mix_targets(lm_logprobs_N, knn_N, there_N, retrieval.lam)
+            )
 
 
 def document_windows(checkpoint: Checkpoint, text: str, stride: int | None = None) -> Iterator[Window]:

@@ -1,7 +1,7 @@
 """Generated tokens -> text that may be shown: whole characters only, and nothing of a stop string.
 
-A token's bytes may end in the middle of a character, and a stop string may begin in one token and end in another. A token is
-let go once no character and no stop string that touches it can still change; until then it waits.
+A token's bytes may end in the middle of a character, and a stop string may begin in one token and end in another. A
+token is let go once no character and no stop string that touches it can still change; until then it waits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class TextStream:
     stopped_by: str | None = None
     _waiting: deque[Token] = field(default_factory=deque)
     _text: str = ""  # the text of all that waits
-    _decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
 
     def push(self, token: Token) -> list[Token]:
         """Takes the next token (its `text` is filled in here) and gives those that became certain."""

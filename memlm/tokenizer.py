@@ -33,7 +33,9 @@ class Tokenizer:
         if not isinstance(backend.model, BPE) or not isinstance(backend.pre_tokenizer, ByteLevel):
             raise Incompatible("the tokenizer is not byte-level BPE; give one that is, or let `memlm train` make one")
         if backend.token_to_id(END_OF_TEXT) is None:
-            raise Incompatible(f"the tokenizer has no {END_OF_TEXT} token; give one that has, or let `memlm train` make one")
+            raise Incompatible(
+                f"the tokenizer has no {END_OF_TEXT} token; give one that has, or let `memlm train` make one"
+            )
         backend.encode_special_tokens = True
         self._backend = backend
 
@@ -41,7 +43,9 @@ class Tokenizer:
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
         """Learns a vocabulary of at most `vocab_size` tokens: 256 bytes, the special token, and merges."""
         if vocab_size < 257:
-            raise InvalidInput(f"vocab_size is {vocab_size}; expected at least 257, one for each byte", field="vocab_size")
+            raise InvalidInput(
+                f"vocab_size is {vocab_size}; expected at least 257, one for each byte", field="vocab_size"
+            )
         backend = tokenizers.Tokenizer(BPE())
         backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
         backend.decoder = tokenizers.decoders.ByteLevel()
@@ -60,7 +64,9 @@ class Tokenizer:
         path = Path(folder)
         path = path / FILE_NAME if path.is_dir() else path
         if not path.is_file():
-            raise NotFound(f"no tokenizer at {path}; a model's folder holds a {FILE_NAME}", kind="tokenizer", name=str(path))
+            raise NotFound(
+                f"no tokenizer at {path}; a model's folder holds a {FILE_NAME}", kind="tokenizer", name=str(path)
+            )
         try:
             return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
         except (UnicodeDecodeError, Exception) as error:  # the library raises bare Exception
@@ -77,7 +83,9 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise InvalidInput(f"the text has half a surrogate pair at character {error.start}; it is not Unicode") from error
+            raise InvalidInput(
+                f"the text has half a surrogate pair at character {error.start}; it is not Unicode"
+            ) from error
         return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
     def encode_batch(self, texts: Sequence[str]) -> Iterator[Int64[np.ndarray, " N"]]:

@@ -1,7 +1,7 @@
 """Documents -> a trained model.
 
-AdamW (arXiv 1711.05101), gradient clipping, linear warm-up, cosine decay; matrix products in bfloat16 where the processor has
-instructions for it. A checkpoint holds all that a run needs to go on to the same losses.
+AdamW (arXiv 1711.05101), gradient clipping, linear warm-up, cosine decay; matrix products in bfloat16 where the
+processor has instructions for it. A checkpoint holds all that a run needs to go on to the same losses.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from memlm.tokenizer import Tokenizer
 from memlm.training_data import Batches, write_tokens
 
 TOKENS_FILE, CHECKPOINT_FILE, RUN_FILE = "tokens.u32", "checkpoint.pt", "run.json"
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -112,9 +113,9 @@ def train(
 ) -> TrainReport:
     """Trains a model on a corpus and writes its folder.
 
-    An interrupted run leaves its last checkpoint in `out/training`; `resume=True` goes on from there, with the configuration
-    it was started with. Raises AlreadyExists where a model or an unfinished run is in `out`, NotFound where there is no run
-    to resume, InvalidInput for a corpus too short for one window.
+    An interrupted run leaves its last checkpoint in `out/training`; `resume=True` goes on from there, with the
+    configuration it was started with. Raises AlreadyExists where a model or an unfinished run is in `out`, NotFound
+    where there is no run to resume, InvalidInput for a corpus too short for one window.
     """
     out, work = Path(out), Path(out) / "training"
     if resume:
@@ -206,7 +207,9 @@ class TrainingRun:
             self.optimizer.load_state_dict(state["optimizer"])
             self.losses, self.num_steps = state["losses"], state["num_steps"]
         except (RuntimeError, KeyError, ValueError, OSError, EOFError, pickle.UnpicklingError) as error:
-            raise Corrupt(f"{path} is not a checkpoint of this run ({error}); remove the folder and train anew") from error
+            raise Corrupt(
+                f"{path} is not a checkpoint of this run ({error}); remove the folder and train anew"
+            ) from error
 
     def _loss(self, number: int) -> Tensor:
         inputs_BT, targets_BT = self.batches.at(number)
@@ -263,7 +266,9 @@ def _config_of_interrupted(out: Path, work: Path) -> TrainConfig:
     if (out / CONFIG_FILE).exists():
         raise AlreadyExists(f"{out} holds a model whose training is complete; there is nothing to resume")
     if not (work / RUN_FILE).is_file():
-        raise NotFound(f"{out} holds no interrupted training run; start one without --resume", kind="run", name=str(out))
+        raise NotFound(
+            f"{out} holds no interrupted training run; start one without --resume", kind="run", name=str(out)
+        )
     try:
         return TrainConfig(**json.loads((work / RUN_FILE).read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:

@@ -27,7 +27,9 @@ TOKEN_DTYPE = np.dtype("<u4")
 def write_tokens(
     documents: Iterable[Document], tokenizer: Tokenizer, path: Path, *, num_bytes: int, progress: Progress = silent
 ) -> None:
-    """Tokenizes a corpus into a flat file of token ids; each document is preceded by the end-of-text token, and so is the end."""
+    """Tokenizes a corpus into a flat file of token ids; each document is preceded by the end-of-text token, and so is
+    the end.
+    """
     done, temporary = 0, path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         for block in blocks_of(documents, 64):
@@ -43,8 +45,8 @@ def write_tokens(
 class Batches:
     """The windows of a token file, `batch_size` at each step, epoch after epoch in an order of their own.
 
-    Every epoch cuts the file at another offset, so that no place is always a window's first. Raises InvalidInput for a file
-    that is shorter than two windows.
+    Every epoch cuts the file at another offset, so that no place is always a window's first. Raises InvalidInput
+    for a file that is shorter than two windows.
     """
 
     path: Path

@@ -1,9 +1,10 @@
 """Token ids of a document -> overlapping windows that a model of limited context reads.
 
-A document t_0 .. t_{n-1} is read as <start> t_0 .. t_{n-2}, and each position predicts the token that follows: n predictions
-for n tokens, the first from <start> alone. Each token is predicted exactly once, with as much left context as the window
-gives: all of its document's past at first, later at least `context - stride` positions besides its own. No window holds tokens
-of two documents. Building, scoring and tuning all read documents through here, so that keys are made alike everywhere.
+A document t_0 .. t_{n-1} is read as <start> t_0 .. t_{n-2}, and each position predicts the token that follows: n
+predictions for n tokens, the first from <start> alone. Each token is predicted exactly once, with as much left
+context as the window gives: all of its document's past at first, later at least `context - stride` positions
+besides its own. No window holds tokens of two documents. Building, scoring and tuning all read documents through
+here, so that keys are made alike everywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from jaxtyping import Int64
 
 from memlm.errors import InvalidInput
 
-
 _T = TypeVar("_T")
 
 
@@ -31,9 +31,11 @@ class Window:
 
 
 def windows_of(tokens_n: Int64[np.ndarray, " n"], *, start_id: int, context: int, stride: int) -> Iterator[Window]:
-    """Cuts one document. The first window predicts `context` tokens, each further one `stride`, the last what is left.
+    """Cuts one document. The first window predicts `context` tokens, each further one `stride`, the last what is
+    left.
 
-    >>> [(w.inputs_T.tolist(), w.targets_N.tolist()) for w in windows_of(np.arange(1, 7), start_id=0, context=4, stride=2)]
+    >>> windows = windows_of(np.arange(1, 7), start_id=0, context=4, stride=2)
+    >>> [(window.inputs_T.tolist(), window.targets_N.tolist()) for window in windows]
     [([0, 1, 2, 3], [1, 2, 3, 4]), ([2, 3, 4, 5], [5, 6])]
     """
     check_stride(context, stride)
