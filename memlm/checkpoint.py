@@ -59,7 +59,7 @@ def load_checkpoint(folder: str | Path, *, dtype: torch.dtype = torch.float32) -
     tokenizer = Tokenizer.load(folder)
     if tokenizer.vocab_size > config.vocab_size:
         raise Corrupt(
-            f"{folder}: {tokenizer.vocab_size} tokens in the tokenizer, {config.vocab_size} in the model; restore the files"
+            f"{folder}: {tokenizer.vocab_size} tokens in the tokenizer, {config.vocab_size} in the model; restore them"
         )
     decoder = Decoder(config)
     _load_weights(decoder, folder / WEIGHTS_FILE)

@@ -165,7 +165,7 @@ class Generation:
         asked = self._request.sampling.max_tokens
         if asked is not None and asked > room:
             raise InvalidInput(
-                f"max_tokens is {asked}; after a prompt of {prompt_size - 1} tokens the model's context of {context} has"
+                f"max_tokens is {asked}; after a prompt of {prompt_size - 1} tokens the context of {context} has"
                 f" room for {room}: ask for at most that, or leave max_tokens out",
                 field="max_tokens",
             )

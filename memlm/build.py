@@ -1,0 +1,175 @@
+"""Corpus -> datastore: tokens -> windows -> keys -> a committed segment.
+
+Work goes on in blocks of windows, in the order of the corpus; after each block what is done is made to survive a
+kill. An interrupted build reads the corpus again from its start, checks it against what is on disk, and computes
+only what is missing; since blocks are cut at the same places, it ends with the same entries as one that was never
+interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memlm.checkpoint import Checkpoint, load_checkpoint
+from memlm.corpus import Corpus, Document
+from memlm.index.datastore import Datastore, KnnDefaults, StoreSpec
+from memlm.index.writer import StoreWriter
+from memlm.keys import keys_of
+from memlm.memory import Memory
+from memlm.progress import Progress, silent
+from memlm.quality import Quality, measure_quality, scale_free_temperature
+from memlm.scoring import default_stride
+from memlm.windows import Window, blocks_of, check_stride, windows_of
+
+BLOCK_WINDOWS = 128
+UNTUNED = KnnDefaults(k=64, lam=0.25, temperature=1.0, tuned_on=None)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """What a build made. `tokens_per_s` is over all of it, index included; `resumed_entries` were there already."""
+
+    path: Path
+    entries: int
+    resumed_entries: int
+    documents: int
+    index: str
+    bytes_per_entry: float
+    seconds: float
+    tokens_per_s: float
+    quality: Quality
+
+
+def build_index(
+    model: str | Path | Checkpoint,
+    corpus: Corpus,
+    out: str | Path,
+    *,
+    index: str = "auto",
+    stride: int | None = None,
+    seed: int = 0,
+    bfloat16: bool = False,
+    progress: Progress = silent,
+) -> BuildReport:
+    """Builds a datastore with one entry per token of the corpus, or goes on with an interrupted build of it.
+
+    `index` is "auto" or a Faiss factory string; `stride` how many tokens each further window adds (half the context
+    if not given). Raises AlreadyExists where there is a store, StorageFull where the disk will not hold it.
+    """
+    checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
+    context = checkpoint.decoder.config.context_length
+    stride = default_stride(context) if stride is None else stride
+    check_stride(context, stride)
+    spec = StoreSpec(
+        dim=checkpoint.decoder.config.dim,
+        model_fingerprint=checkpoint.fingerprint,
+        tokenizer_fingerprint=checkpoint.tokenizer.fingerprint,
+        context=context,
+        stride=stride,
+        index=index,
+        seed=seed,
+    )
+    with StoreWriter.create(out, spec) as writer:
+        return _fill(writer, checkpoint, corpus, spec, bfloat16=bfloat16, progress=progress)
+
+
+def add_to_index(
+    model: str | Path | Checkpoint,
+    corpus: Corpus,
+    store: str | Path,
+    *,
+    bfloat16: bool = False,
+    progress: Progress = silent,
+) -> BuildReport:
+    """Adds documents to a datastore as one more segment, read as the store's others were.
+
+    Raises AlreadyExists for a document id that the store has, Incompatible for a store of another model.
+    """
+    checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
+    with Datastore.open(store) as existing:
+        Memory(existing, checkpoint)
+        spec = existing.manifest.spec
+    with StoreWriter.extend(store, spec) as writer:
+        return _fill(writer, checkpoint, corpus, spec, bfloat16=bfloat16, progress=progress)
+
+
+def _fill(
+    writer: StoreWriter, checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec, *, bfloat16: bool, progress: Progress
+) -> BuildReport:
+    begin, resumed = time.perf_counter(), writer.num_resumed_entries
+    entries = _write_entries(writer, checkpoint, corpus, spec, bfloat16=bfloat16, progress=progress)
+    with writer.commit(progress, defaults=UNTUNED) as datastore:
+        seconds = time.perf_counter() - begin
+        quality = _judge(datastore, checkpoint, seed=spec.seed)
+        return BuildReport(
+            path=datastore.path,
+            entries=entries,
+            resumed_entries=resumed,
+            documents=datastore.num_documents,
+            index=datastore.index_kind,
+            bytes_per_entry=datastore.bytes_on_disk / max(1, datastore.num_entries),
+            seconds=seconds,
+            tokens_per_s=(entries - resumed) / seconds,
+            quality=quality,
+        )
+
+
+def _write_entries(
+    writer: StoreWriter, checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec, *, bfloat16: bool, progress: Progress
+) -> int:
+    """Streams the corpus through the model into the writer; gives the number of entries."""
+    entries, bytes_read, total = 0, 0, corpus.num_bytes
+    for block in blocks_of(_placed_windows(checkpoint, corpus, spec), BLOCK_WINDOWS):
+        size = sum(len(placed.window.targets_N) for placed in block)
+        if writer.is_resumed(size):
+            _each(block, writer, lambda placed: writer.replay(placed.window.targets_N))
+        else:
+            keys = iter(keys_of(checkpoint.decoder, [placed.window for placed in block], bfloat16=bfloat16))
+            _each(block, writer, lambda placed, keys=keys: writer.append(next(keys), placed.window.targets_N))
+            writer.checkpoint()
+        entries += size
+        bytes_read += sum(placed.starts.num_bytes for placed in block if placed.starts)
+        progress("read", bytes_read, max(total, bytes_read), f"{entries:,} entries")
+    return entries
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A window, and the document that it is the first one of."""
+
+    window: Window
+    starts: Document | None
+
+
+def _placed_windows(checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec) -> Iterator[_Placed]:
+    tokenizer = checkpoint.tokenizer
+    for document in corpus:
+        tokens_n = tokenizer.encode(document.text)
+        windows = windows_of(tokens_n, start_id=tokenizer.end_id, context=spec.context, stride=spec.stride)
+        for number, window in enumerate(windows):
+            yield _Placed(window, document if number == 0 else None)
+
+
+def _each(block: list[_Placed], writer: StoreWriter, write: Callable[[_Placed], Any]) -> None:
+    for placed in block:
+        if placed.starts:
+            writer.begin_document(placed.starts.id, title=placed.starts.title, metadata=dict(placed.starts.metadata))
+        write(placed)
+
+
+def _judge(datastore: Datastore, checkpoint: Checkpoint, *, seed: int) -> Quality:
+    """Measures the index against exact search, and gives a store that was never tuned a temperature of the right
+    scale.
+    """
+    memory = Memory(datastore, checkpoint)
+    if datastore.defaults.tuned_on is None:
+        temperature = scale_free_temperature(memory, checkpoint, seed=seed)
+        defaults = datastore.defaults
+        datastore.save_defaults(KnnDefaults(k=defaults.k, lam=defaults.lam, temperature=temperature, tuned_on=None))
+    quality = measure_quality(memory, checkpoint, seed=seed)
+    datastore.save_quality(quality.as_dict())
+    return quality

@@ -1,0 +1,200 @@
+"""The commands that make and measure: train, eval, generate, demo, serve; and the groups index, client and bench."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from memlm.cli import bench, client, index, options, render
+from memlm.cli.console import ConsoleProgress, emit_json, out, table, tell_problem
+from memlm.cli.options import asked
+from memlm.errors import InvalidInput
+
+app = typer.Typer(
+    help="A language model whose memory you can read, edit, scale and serve.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(index.app, name="index")
+app.add_typer(client.app, name="client")
+app.add_typer(bench.app, name="bench")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from memlm import __version__
+
+        out.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A language model whose memory you can read, edit, scale and serve."""
+
+
+@app.command(epilog="Example: memlm train docs/ --out model --minutes 5")
+def train(
+    corpus: options.Corpora,
+    out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="MODEL", help="The model's new folder.")],
+    preset: Annotated[str, typer.Option(metavar="tiny|small|base", help="Shape and rates to start from.")] = "tiny",
+    config: Annotated[Path | None, typer.Option(metavar="F.toml", help="Fields of TrainConfig that differ.")] = None,
+    valid: Annotated[list[str] | None, typer.Option(metavar="PATH", help="Held-out text to report a loss on.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="A tokenizer to use, not to train one.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Train for this many steps.")] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Train for this many readings of the corpus (default 1).")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Train for about this long.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same model.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in MODEL.")] = False,
+    glob: options.Glob = "**/*",
+    on_error: options.OnError = "skip",
+    json: options.Json = False,
+) -> None:
+    """Train a model on a corpus."""
+    from memlm.corpus import Corpus
+    from memlm.tokenizer import Tokenizer
+    from memlm.train import train as run
+
+    settings = _train_config(preset, config, asked(steps=steps, epochs=epochs, minutes=minutes, seed=seed))
+    with ConsoleProgress() as progress:
+        report = run(
+            Corpus(corpus, glob, on_error, tell_problem),
+            out_folder,
+            settings,
+            valid=Corpus(valid, glob, on_error, tell_problem) if valid else None,
+            tokenizer=Tokenizer.load(tokenizer) if tokenizer else None,
+            resume=resume,
+            progress=progress,
+        )
+    if json:
+        emit_json(report)
+        return
+    out.print(f"{report.num_parameters:,} parameters, {report.steps:,} steps, {report.tokens_per_s:,.0f} tokens/s")
+    out.print(f"loss {report.losses[-1]:.3f} nats per token" + (f", valid {report.valid_loss:.3f}" if valid else ""))
+    out.print(f"The model is in {out_folder}.", markup=False)
+
+
+@app.command("eval", epilog="Example: memlm eval heldout/ --model model --store store")
+def evaluate(
+    texts: options.Texts,
+    model: options.Model,
+    store: options.Stores = None,
+    k: options.K = None,
+    lam: options.Lam = None,
+    knn_temperature: options.KnnTemperature = None,
+    nprobe: options.Nprobe = None,
+    glob: options.Glob = "**/*",
+    on_error: options.OnError = "skip",
+    json: options.Json = False,
+) -> None:
+    """Measure how well a model, alone and with its datastore, predicts held-out text."""
+    from memlm.corpus import Corpus
+    from memlm.evaluate import evaluate as run
+    from memlm.language_model import load
+
+    memory = asked(k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
+    with load(model, store or ()) as lm, ConsoleProgress() as progress:
+        evaluation = run(lm, Corpus(texts, glob, on_error, tell_problem), progress=progress, **memory)
+    if json:
+        emit_json({**_figures(evaluation.total), "texts": {name: _figures(s) for name, s in evaluation.texts.items()}})
+        return
+    shown = table("", "bits per byte", "per token", "per word", "nats", title="perplexity")
+    for name, figures in (("model", evaluation.total.base), ("with datastore", evaluation.total.knn)):
+        if figures:
+            rates = (figures.bits_per_byte, figures.token_perplexity, figures.word_perplexity, figures.nll)
+            shown.add_row(name, *(f"{rate:,.4g}" for rate in rates))
+    out.print(shown)
+
+
+@app.command(epilog="Example: memlm generate 'def main(' --model model --store store --show-memory")
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    model: options.Model,
+    store: options.Stores = None,
+    use: options.StoreName = None,
+    no_store: options.NoStore = False,
+    k: options.K = None,
+    lam: options.Lam = None,
+    knn_temperature: options.KnnTemperature = None,
+    nprobe: options.Nprobe = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.Penalty = 1.0,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    show_memory: options.ShowMemory = False,
+    json: options.Json = False,
+) -> None:
+    """Continue a prompt in this process."""
+    from memlm.language_model import load
+
+    wanted = asked(store=use, k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe, max_tokens=max_tokens)
+    wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()))
+    wanted |= {"temperature": temperature, "repetition_penalty": repetition_penalty, "use_store": not no_store}
+    wanted["neighbors"] = options.NEIGHBORS_SHOWN if show_memory else 0
+    with load(model, store or ()) as lm, lm.generate(prompt, **wanted) as tokens:
+        render.print_generation(tokens, json=json, show_memory=show_memory)
+
+
+@app.command(epilog="Example: memlm demo --out demo")
+def demo(
+    out_folder: Annotated[Path, typer.Option("--out", "-o", help="A new folder for all that the demo makes.")] = Path(
+        "memlm-demo"
+    ),
+    steps: Annotated[int | None, typer.Option(help="Train for this many steps; fewer are quicker and worse.")] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same demo.")] = 0,
+    json: options.Json = False,
+) -> None:
+    """Do the main job, end to end, on this machine's own Python library."""
+    from memlm.demo import run_demo
+
+    run_demo(out_folder, steps=steps, seed=seed, as_json=json)
+
+
+def _train_config(preset: str, file: Path | None, given: dict[str, Any]) -> Any:
+    import tomllib
+
+    from memlm.train import PRESETS
+
+    if preset not in PRESETS:
+        raise InvalidInput(f"preset is {preset!r}; expected one of {', '.join(PRESETS)}", field="preset")
+    changes: dict[str, Any] = {}
+    if file is not None:
+        try:
+            changes = tomllib.loads(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InvalidInput(f"{file} cannot be read as TOML ({error})", field="config") from error
+    try:
+        return replace(PRESETS[preset], **{**changes, **given})
+    except TypeError as error:
+        known = ", ".join(vars(PRESETS[preset]))
+        raise InvalidInput(f"{file}: {error}; the fields are {known}", field="config") from error
+
+
+def _figures(score: Any) -> dict[str, Any]:
+    """A score as `memlm eval --json` tells it: counts, the figures that hold, and both kinds where there is a
+    datastore.
+    """
+    from dataclasses import asdict
+
+    told = {"tokens": score.tokens, "words": score.words, "bytes": score.bytes, **asdict(score.figures)}
+    if score.knn is not None:
+        used = {"k": score.k, "lambda": score.lam, "temperature": score.knn_temperature}
+        told |= {"base": asdict(score.base), "knn": {**asdict(score.knn), **used}}
+    return told

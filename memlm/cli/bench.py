@@ -1,0 +1,65 @@
+"""`memlm bench`: speed and memory, measured here and now. Ratios are within one run; machines are noisy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from memlm.cli import options
+from memlm.cli.console import ConsoleProgress, emit_json, out, table
+
+app = typer.Typer(help="Measure speed and memory; ratios within one run.", no_args_is_help=True)
+
+Repeats = Annotated[int, typer.Option(help="Repeats; medians are reported.")]
+SomeModel = Annotated[
+    Path | None,
+    typer.Option("--model", "-m", metavar="MODEL", help="A model's folder (default: the demo's shape, untrained)."),
+]
+
+
+@app.command(epilog="Example: memlm bench build --json")
+def build(model: SomeModel = None, repeats: Repeats = 3, json: options.Json = False) -> None:
+    """Tokens/s of a whole build over tokens/s of the bare forward pass; peak memory at 1x and 4x the corpus."""
+    from memlm.bench.build import bench_build
+
+    with ConsoleProgress() as progress:
+        _tell("bench build", bench_build(model, repeats=repeats, progress=progress), json=json)
+
+
+@app.command(epilog="Example: memlm bench generate --json")
+def generate(
+    model: SomeModel = None,
+    entries: Annotated[int, typer.Option(help="Entries of the datastore.")] = 1_000_000,
+    repeats: Repeats = 5,
+    json: options.Json = False,
+) -> None:
+    """Time per token with a datastore over time per token without, at batch 1."""
+    from memlm.bench.generate import bench_generate
+
+    with ConsoleProgress() as progress:
+        _tell("bench generate", bench_generate(model, entries=entries, repeats=repeats, progress=progress), json=json)
+
+
+@app.command(epilog="Example: memlm bench serve --json")
+def serve(model: SomeModel = None, repeats: Repeats = 7, json: options.Json = False) -> None:
+    """Time per token through gRPC over time per token in process, at one stream."""
+    from memlm.bench.serve import bench_serve
+
+    with ConsoleProgress() as progress:
+        _tell("bench serve", bench_serve(model, repeats=repeats, progress=progress), json=json)
+
+
+def _tell(title: str, figures: dict[str, Any], *, json: bool) -> None:
+    if json:
+        emit_json(figures)
+        return
+    shown = table("", "", title=title)
+    shown.show_header = False
+    for name, value in figures.items():
+        shown.add_row(
+            name.replace("_", " "),
+            f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value),
+        )
+    out.print(shown)

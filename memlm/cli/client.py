@@ -1,0 +1,146 @@
+"""`memlm client`: ask a running server, from a shell, what the Python client asks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from memlm.cli import options, render
+from memlm.cli.console import emit_json, out, table
+from memlm.cli.index import print_neighbors
+from memlm.cli.options import asked
+
+app = typer.Typer(help="Ask a running server.", no_args_is_help=True)
+datastore = typer.Typer(help="The datastores that a server has loaded.", no_args_is_help=True)
+app.add_typer(datastore, name="datastore")
+
+Target = Annotated[str, typer.Option("--target", metavar="HOST:PORT", help="Where the server listens.")]
+Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for an answer.")]
+HERE = "localhost:50051"
+
+
+@app.command(epilog="Example: memlm client generate 'def main(' --target localhost:50051 --show-memory")
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    target: Target = HERE,
+    use: options.StoreName = None,
+    no_store: options.NoStore = False,
+    k: options.K = None,
+    lam: options.Lam = None,
+    knn_temperature: options.KnnTemperature = None,
+    nprobe: options.Nprobe = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.Penalty = 1.0,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    show_memory: options.ShowMemory = False,
+    timeout: Timeout = 60.0,
+    json: options.Json = False,
+) -> None:
+    """Continue a prompt; the text comes as it is made."""
+    from memlm.client import Client
+
+    wanted = asked(store=use, k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe, max_tokens=max_tokens)
+    wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()))
+    wanted |= {"temperature": temperature, "repetition_penalty": repetition_penalty, "use_store": not no_store}
+    wanted["neighbors"] = options.NEIGHBORS_SHOWN if show_memory else 0
+    with Client(target, timeout_s=timeout) as client, client.generate(prompt, **wanted) as tokens:
+        render.print_generation(tokens, json=json, show_memory=show_memory)
+
+
+@app.command(epilog="Example: memlm client score 'import os' --target localhost:50051")
+def score(
+    text: Annotated[str, typer.Argument(help="The text to score.")],
+    target: Target = HERE,
+    use: options.StoreName = None,
+    no_store: options.NoStore = False,
+    k: options.K = None,
+    lam: options.Lam = None,
+    knn_temperature: options.KnnTemperature = None,
+    nprobe: options.Nprobe = None,
+    timeout: Timeout = 60.0,
+    json: options.Json = False,
+) -> None:
+    """Tell how probable a text is."""
+    from memlm.client import Client
+
+    memory = asked(store=use, k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
+    with Client(target, timeout_s=timeout) as client:
+        scored = client.score(text, token_scores=json, use_store=not no_store, **memory)
+    if json:
+        emit_json(scored)
+        return
+    out.print(f"{scored.nll:.4f} nats, {scored.bits_per_byte:.4f} bits per byte, {scored.tokens:,} tokens")
+
+
+@app.command(epilog="Example: memlm client search 'import os' --target localhost:50051")
+def search(
+    text: Annotated[str, typer.Argument(help="The context whose likes are sought.")],
+    target: Target = HERE,
+    use: options.StoreName = None,
+    k: Annotated[int, typer.Option("--k", help="Neighbours to show.")] = 8,
+    nprobe: options.Nprobe = None,
+    timeout: Timeout = 60.0,
+    json: options.Json = False,
+) -> None:
+    """Show the places of a datastore whose context is most like a text's end."""
+    from memlm.client import Client
+
+    with Client(target, timeout_s=timeout) as client:
+        print_neighbors(client.search(use, text, k=k, nprobe=nprobe), json=json)
+
+
+@datastore.command("list", epilog="Example: memlm client datastore list --target localhost:50051")
+def list_datastores(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
+    """Show the loaded datastores."""
+    from memlm.client import Client
+
+    with Client(target, timeout_s=timeout) as client:
+        loaded = client.datastores.list()
+    if json:
+        emit_json({"datastores": loaded})
+        return
+    shown = table("name", "entries", "documents", "index", "k", "lam", "temperature")
+    for store in loaded:
+        counts = (f"{store.num_entries:,}", f"{store.num_documents:,}")
+        shown.add_row(
+            store.name, *counts, store.index, str(store.k), f"{store.lam:.3f}", f"{store.knn_temperature:.4g}"
+        )
+    out.print(shown)
+
+
+@datastore.command("delete", epilog="Example: memlm client datastore delete store chapter-3.txt")
+def delete_documents(
+    store: Annotated[str, typer.Argument(metavar="NAME", help="Name of a loaded datastore.")],
+    document_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of documents.")],
+    target: Target = HERE,
+    timeout: Timeout = 60.0,
+    json: options.Json = False,
+) -> None:
+    """Delete documents: once this is done, they contribute to no answer."""
+    from memlm.client import Client
+
+    with Client(target, timeout_s=timeout) as client:
+        deleted = client.datastores.delete_documents(store, document_ids)
+    if json:
+        emit_json(deleted)
+    else:
+        out.print(f"deleted {deleted.num_documents:,} documents, {deleted.num_entries:,} entries from {deleted.store}")
+
+
+@app.command(epilog="Example: memlm client model --target localhost:50051")
+def model(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
+    """Show which model a server has loaded."""
+    from memlm.client import Client
+
+    with Client(target, timeout_s=timeout) as client:
+        info = client.get_model()
+    if json:
+        emit_json(info)
+        return
+    out.print(f"{info.name}: {info.num_parameters:,} parameters, context {info.context_length}, {info.dtype}")

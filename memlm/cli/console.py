@@ -1,0 +1,120 @@
+"""What the commands say and how: answers on standard output, progress and problems on standard error.
+
+On a terminal long work shows a bar with rate and time left; elsewhere a plain line every few seconds. With `--json`
+the answer is one JSON object, in which what is not a number (nan, inf) is null.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+def emit_json(answer: Any) -> None:
+    """Writes one JSON object."""
+    out.print(json.dumps(jsonable(answer), ensure_ascii=False, allow_nan=False), markup=False)
+
+
+def jsonable(value: Any) -> Any:
+    """Dataclasses, paths and bytes as what JSON has; numbers that are none as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
+
+
+def table(*columns: str, title: str = "") -> Table:
+    """A table whose first column is text and whose others are figures."""
+    made = Table(title=title or None, title_justify="left", header_style="bold")
+    for number, column in enumerate(columns):
+        made.add_column(column, justify="left" if number == 0 else "right")
+    return made
+
+
+def tell_problem(problem: object) -> None:
+    """One line about something that was left out."""
+    err.print(f"[yellow]skipped[/] {escape(str(problem))}")
+
+
+class ConsoleProgress:
+    """Shows the progress of phases, one after the other; use as a context manager, and call as a `Progress`."""
+
+    def __init__(self) -> None:
+        """Shows nothing until it is told something."""
+        self._phase, self._begin, self._last_line = "", 0.0, 0.0
+        self._bars: Bars | None = None
+        self._task = TaskID(0)
+
+    def __call__(self, phase: str, done: int, total: int | None, note: str = "") -> None:
+        """Takes a phase's name and how much of it is done."""
+        now = time.monotonic()
+        if phase != self._phase:
+            self._phase, self._begin, self._last_line = phase, now, now
+            if self._bars:
+                self._task = self._bars.add_task(phase, total=total, rate="", note="")
+        rate = _rate(done, now - self._begin)
+        if self._bars:
+            self._bars.update(self._task, completed=done, total=total, rate=rate, note=escape(note))
+        elif now - self._last_line >= SECONDS_BETWEEN_LINES or (total is not None and done >= total):
+            self._last_line = now
+            err.print(_line(phase, done, total, rate, now - self._begin, note), markup=False)
+
+    def __enter__(self) -> Self:
+        """Shows bars where there is a terminal."""
+        if err.is_terminal:
+            columns = (
+                TextColumn("{task.description:14}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+            )
+            self._bars = Bars(*columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=err)
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leaves the bars as they stand."""
+        if self._bars:
+            self._bars.stop()
+
+
+def _rate(done: int, seconds: float) -> str:
+    return f"{done / seconds:,.0f}/s" if seconds > 0.5 else ""
+
+
+def _line(phase: str, done: int, total: int | None, rate: str, seconds: float, note: str) -> str:
+    parts = [f"{phase}: {done:,}"]
+    if total:
+        parts[0] += f" of {total:,} ({done / total:.0%})"
+        if done and done < total:
+            parts.append(f"{seconds * (total - done) / done:.0f} s left")
+    return ", ".join([*parts, *filter(None, [rate, note])])

@@ -1,0 +1,216 @@
+"""`memlm index`: build a datastore, change it, look into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from memlm.cli import options
+from memlm.cli.console import ConsoleProgress, emit_json, err, out, table, tell_problem
+
+app = typer.Typer(help="Build a datastore, change it, look into it.", no_args_is_help=True)
+
+Stride = Annotated[int | None, typer.Option(help="Tokens that each further window adds (default: half the context).")]
+Bfloat16 = Annotated[bool, typer.Option("--bfloat16", help="Compute keys in bfloat16: faster, a little less exact.")]
+
+
+@app.command(epilog="Example: memlm index build docs/ --model model --out store")
+def build(
+    corpus: options.Corpora,
+    model: options.Model,
+    out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="STORE", help="The datastore's new folder.")],
+    index: Annotated[str, typer.Option(metavar="auto|FACTORY", help="auto, or a Faiss factory string.")] = "auto",
+    stride: Stride = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same index.")] = 0,
+    bfloat16: Bfloat16 = False,
+    glob: options.Glob = "**/*",
+    on_error: options.OnError = "skip",
+    json: options.Json = False,
+) -> None:
+    """Build a datastore with one entry per token; an interrupted build goes on where it stopped."""
+    from memlm.build import build_index
+    from memlm.corpus import Corpus
+
+    documents = Corpus(corpus, glob, on_error, tell_problem)
+    with ConsoleProgress() as progress:
+        report = build_index(
+            model, documents, out_folder, index=index, stride=stride, seed=seed, bfloat16=bfloat16, progress=progress
+        )
+    _print_build(report, json=json)
+
+
+@app.command(epilog="Example: memlm index add store more/ --model model")
+def add(
+    store: options.StoreArgument,
+    corpus: options.Corpora,
+    model: options.Model,
+    bfloat16: Bfloat16 = False,
+    glob: options.Glob = "**/*",
+    on_error: options.OnError = "skip",
+    json: options.Json = False,
+) -> None:
+    """Add documents, as one more segment; readers go on reading."""
+    from memlm.build import add_to_index
+    from memlm.corpus import Corpus
+
+    documents = Corpus(corpus, glob, on_error, tell_problem)
+    with ConsoleProgress() as progress:
+        report = add_to_index(model, documents, store, bfloat16=bfloat16, progress=progress)
+    _print_build(report, json=json)
+
+
+@app.command(epilog="Example: memlm index delete store chapter-3.txt")
+def delete(
+    store: options.StoreArgument,
+    document_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of documents.")],
+    json: options.Json = False,
+) -> None:
+    """Delete documents: once this is done, they contribute to no answer."""
+    from memlm.index.datastore import Datastore
+
+    with Datastore.open(store) as datastore:
+        deleted = datastore.delete(document_ids)
+        number = datastore.manifest.number
+    if json:
+        emit_json({"documents": deleted.num_documents, "entries": deleted.num_entries, "manifest": number})
+    else:
+        out.print(f"deleted {deleted.num_documents:,} documents, {deleted.num_entries:,} entries (manifest {number})")
+
+
+@app.command(epilog="Example: memlm index verify store")
+def verify(store: options.StoreArgument, json: options.Json = False) -> None:
+    """Check every checksum and count; exits 1 where something is wrong."""
+    from memlm.index.datastore import Datastore
+
+    with Datastore.open(store) as datastore:
+        problems = datastore.verify()
+    if json:
+        emit_json({"ok": not problems, "problems": problems})
+    else:
+        for problem in problems:
+            err.print(problem, markup=False)
+        out.print(f"{len(problems)} problems" if problems else "every file is as its manifest says")
+    raise typer.Exit(1 if problems else 0)
+
+
+@app.command(epilog="Example: memlm index info store")
+def info(store: options.StoreArgument, json: options.Json = False) -> None:
+    """Show what a datastore holds, how it was built, and its defaults."""
+    from memlm.index.datastore import Datastore
+
+    with Datastore.open(store) as datastore:
+        facts = _facts(datastore)
+    if json:
+        emit_json(facts)
+        return
+    shown = table("", "", title=str(store))
+    shown.show_header = False
+    for name, value in facts.items():
+        shown.add_row(name.replace("_", " "), _readable(value))
+    out.print(shown)
+
+
+@app.command(epilog="Example: memlm index search store 'import os' --model model")
+def search(
+    store: options.StoreArgument,
+    text: Annotated[str, typer.Argument(help="The context whose likes are sought.")],
+    model: options.Model,
+    k: Annotated[int, typer.Option("--k", help="Neighbours to show.")] = 8,
+    nprobe: options.Nprobe = None,
+    json: options.Json = False,
+) -> None:
+    """Show the places of a datastore whose context is most like a text's end."""
+    from memlm.language_model import load
+
+    with load(model, [store]) as lm:
+        print_neighbors(lm.search(text, k=k, nprobe=nprobe), json=json)
+
+
+@app.command(epilog="Example: memlm index tune store heldout/ --model model")
+def tune(
+    store: options.StoreArgument,
+    texts: options.Texts,
+    model: options.Model,
+    max_tokens: Annotated[int, typer.Option(help="Tune on at most this many tokens.")] = 50_000,
+    glob: options.Glob = "**/*",
+    on_error: options.OnError = "skip",
+    json: options.Json = False,
+) -> None:
+    """Find k, lam and temperature on held-out text, and keep them as the store's defaults."""
+    from memlm.corpus import Corpus
+    from memlm.tune import tune as run
+
+    with ConsoleProgress() as progress:
+        documents = Corpus(texts, glob, on_error, tell_problem)
+        report = run(model, store, documents, max_tokens=max_tokens, progress=progress)
+    if json:
+        emit_json(report)
+        return
+    out.print(
+        f"k {report.k}, lam {report.lam:.3f}, temperature {report.temperature:.4g}, from {report.tokens:,} tokens"
+    )
+    out.print(f"nats per token: model {report.base_nats:.4f}, with datastore {report.knn_nats:.4f}")
+
+
+def print_neighbors(neighbors: tuple[Any, ...], *, json: bool) -> None:
+    """A table of places, nearest first."""
+    if json:
+        emit_json({"neighbors": neighbors})
+        return
+    shown = table("place", "distance", "next", "text")
+    shown.columns[3].justify = "left"
+    for neighbor in neighbors:
+        place = f"{neighbor.document_id}:{neighbor.line}"
+        shown.add_row(place, f"{neighbor.distance:.4g}", repr(neighbor.token_text), " ".join(neighbor.snippet.split()))
+    out.print(shown)
+
+
+def _print_build(report: Any, *, json: bool) -> None:
+    if json:
+        emit_json(report)
+        return
+    quality = report.quality
+    out.print(
+        f"{report.entries:,} entries from {report.documents:,} documents, {report.bytes_per_entry:,.0f} bytes each;"
+        f" {report.tokens_per_s:,.0f} tokens/s, index {report.index}"
+    )
+    if report.resumed_entries:
+        out.print(f"{report.resumed_entries:,} of them were there from the interrupted build")
+    out.print(
+        f"against exact search: recall@{quality.k} {quality.recall:.3f}, softmax mass {quality.softmax_mass:.3f},"
+        f" {quality.nats_change:+.4f} ± {quality.nats_change_error:.4f} nats per token"
+    )
+    out.print(f"The datastore is in {report.path}.", markup=False)
+
+
+def _facts(datastore: Any) -> dict[str, Any]:
+    manifest, defaults = datastore.manifest, datastore.defaults
+    return {
+        "entries": datastore.num_entries,
+        "documents": datastore.num_documents,
+        "deleted_documents": datastore.num_deleted_documents,
+        "index": datastore.index_kind,
+        "dim": datastore.dim,
+        "bytes": datastore.bytes_on_disk,
+        "manifest": manifest.number,
+        "segments": len(manifest.segments),
+        "model_fingerprint": manifest.spec.model_fingerprint,
+        "tokenizer_fingerprint": manifest.spec.tokenizer_fingerprint,
+        "context": manifest.spec.context,
+        "stride": manifest.spec.stride,
+        "k": defaults.k,
+        "lam": defaults.lam,
+        "temperature": defaults.temperature,
+        "tuned_on": defaults.tuned_on,
+        "quality": manifest.quality,
+    }
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_readable(item)}" for name, item in value.items())
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,47 @@
+"""Options that several commands share: one name, one meaning, one help text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Corpora = Annotated[
+    list[str], typer.Argument(metavar="CORPUS...", help="Files or folders: text, JSON Lines, also .gz.")
+]
+Texts = Annotated[list[str], typer.Argument(metavar="TEXT...", help="Held-out files or folders, as a corpus.")]
+Glob = Annotated[str, typer.Option(help="Which files of a folder are read.")]
+OnError = Annotated[str, typer.Option(metavar="skip|fail", help="What to do with text that cannot be used.")]
+Model = Annotated[Path, typer.Option("--model", "-m", metavar="MODEL", help="A model's folder.")]
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A datastore's folder.")]
+Stores = Annotated[list[Path] | None, typer.Option("--store", "-s", metavar="STORE", help="A datastore's folder.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+StoreName = Annotated[str | None, typer.Option("--use", metavar="NAME", help="Which loaded datastore speaks.")]
+NoStore = Annotated[bool, typer.Option("--no-store", help="The model alone.")]
+K = Annotated[int | None, typer.Option("--k", help="Neighbours to retrieve.")]
+Lam = Annotated[float | None, typer.Option("--lam", help="Weight of the memory, 0 to 1.")]
+KnnTemperature = Annotated[float | None, typer.Option("--knn-temperature", help="Softmax temperature over distances.")]
+Nprobe = Annotated[int | None, typer.Option("--nprobe", help="Inverted lists to search.")]
+
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-n", help="At most this many tokens.")]
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Draw from the k likeliest tokens.")]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Draw from the likeliest tokens that hold this mass.")]
+MinP = Annotated[
+    float | None, typer.Option("--min-p", help="Leave out tokens this many times rarer than the likeliest.")
+]
+Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 makes tokens that were seen rarer.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same text.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this string; may be given again.")]
+ShowMemory = Annotated[
+    bool, typer.Option("--show-memory", help="Colour tokens by their share of memory; name the places.")
+]
+
+NEIGHBORS_SHOWN = 16
+
+
+def asked(**options: Any) -> dict[str, Any]:
+    """The options that were given; the others keep their defaults."""
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,37 @@
+"""Held-out texts -> how well a model, with and without its datastore, predicts them: each text, and all together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from memlm.api import MemoryParams, Score
+from memlm.corpus import Corpus
+from memlm.language_model import LanguageModel
+from memlm.progress import Progress, silent
+from memlm.scoring import Tally, document_windows, score_windows
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The score of each text by its document id, and of all of them taken together."""
+
+    texts: dict[str, Score]
+    total: Score
+
+
+def evaluate(lm: LanguageModel, texts: Corpus, *, progress: Progress = silent, **memory: Any) -> Evaluation:
+    """Scores every text of a corpus, one at a time; `memory` are the fields of `MemoryParams`."""
+    retrieval = lm.retrieval(MemoryParams(**memory))
+    scores: dict[str, Score] = {}
+    total, num_bytes = Tally(), texts.num_bytes
+    for document in texts:
+        tally = Tally()
+        for scored in score_windows(lm.checkpoint, document_windows(lm.checkpoint, document.text), retrieval):
+            tally.add(scored)
+            total.add(scored)
+        tally.add_text(document.text)
+        total.add_text(document.text)
+        scores[document.id] = tally.score(retrieval)
+        progress("evaluate", total.num_bytes, max(num_bytes, total.num_bytes), f"{total.tokens:,} tokens")
+    return Evaluation(scores, total.score(retrieval))

@@ -1,0 +1,147 @@
+"""How good is the index? Three numbers against exact search, on queries from the store's own documents.
+
+A query is a position of a stored document, read in its own context; that whole document is left out of the answer,
+since a store that is asked about its own text finds itself. recall@k is the share of the k exact neighbours that
+were found; softmax mass the share of exact p_kNN that they carry; the change in nats per token is what a user would
+notice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from memlm.api import MemoryParams
+from memlm.checkpoint import Checkpoint
+from memlm.index.datastore import Datastore
+from memlm.index.neighbours import Neighbours
+from memlm.interpolation import mix_targets, neighbor_logweights, target_logprobs
+from memlm.keys import predictions_of
+from memlm.memory import Memory, Retrieval
+from memlm.windows import Window
+
+NUM_WINDOWS = 64
+QUERIES_PER_WINDOW = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Means over `queries` positions; `nats_change_error` is the standard error of the mean."""
+
+    recall: float
+    softmax_mass: float
+    nats_change: float
+    nats_change_error: float
+    k: int
+    queries: int
+
+    def as_dict(self) -> dict[str, float | int]:
+        """For the manifest and for --json."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Positions of stored documents: keys, tokens that follow, the model's log-probability of these, documents."""
+
+    keys_QD: Float32[np.ndarray, "Q D"]
+    targets_Q: Int64[np.ndarray, " Q"]
+    lm_logprobs_Q: Float32[np.ndarray, " Q"]
+    documents_Q: Int64[np.ndarray, " Q"]
+
+
+def measure_quality(memory: Memory, checkpoint: Checkpoint, *, seed: int = 0) -> Quality:
+    """Compares the store's index with exact search, with the store's own k, lam and temperature."""
+    retrieval = memory.resolve(MemoryParams())
+    queries = sample_queries(memory.datastore, checkpoint, seed=seed)
+    found = _leave_one_out(memory.datastore, queries, retrieval.k, exact=False)
+    exact = _leave_one_out(memory.datastore, queries, retrieval.k, exact=True)
+    recall, mass = agreement(found, exact, retrieval.temperature)
+    change_Q = _nats(queries, found, retrieval) - _nats(queries, exact, retrieval)
+    return Quality(
+        recall=recall,
+        softmax_mass=mass,
+        nats_change=float(change_Q.mean()),
+        nats_change_error=float(change_Q.std() / np.sqrt(len(change_Q))),
+        k=retrieval.k,
+        queries=len(change_Q),
+    )
+
+
+def agreement(found: Neighbours, exact: Neighbours, temperature: float) -> tuple[float, float]:
+    """recall@k, and the share of the exact softmax mass that was found, over queries that have any neighbour."""
+    there_QK = exact.ids_QK >= 0
+    hit_QK = there_QK & np.stack([np.isin(e, f) for e, f in zip(exact.ids_QK, found.ids_QK, strict=True)])
+    mass_Q = np.where(hit_QK, np.exp(neighbor_logweights(exact.distances_QK, temperature)), 0.0).sum(axis=1)
+    any_Q = there_QK.any(axis=1)
+    if not any_Q.any():
+        return 1.0, 1.0
+    return float((hit_QK.sum(axis=1)[any_Q] / there_QK.sum(axis=1)[any_Q]).mean()), float(mass_Q[any_Q].mean())
+
+
+def scale_free_temperature(memory: Memory, checkpoint: Checkpoint, *, seed: int = 0) -> float:
+    """A temperature for a store that was never tuned, whatever the scale of its model's keys.
+
+    Half the median distance to the nearest neighbour in another document: see docs/log.md for how it compares with
+    tuned ones.
+    """
+    queries = sample_queries(memory.datastore, checkpoint, seed=seed)
+    nearest_Q = _leave_one_out(memory.datastore, queries, 1, exact=True).distances_QK[:, 0]
+    nearest_Q = nearest_Q[np.isfinite(nearest_Q) & (nearest_Q > 0)]
+    return float(np.median(nearest_Q)) / 2 if len(nearest_Q) else 1.0
+
+
+def sample_queries(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0) -> Queries:
+    """A few hundred positions, in short runs at random places, each read with all the context the model takes."""
+    ids, _, _ = datastore.sample(NUM_WINDOWS, seed)
+    windows = [
+        _window_ending_at(datastore, checkpoint, place.document_id, place.token_offset)
+        for place in datastore.locate(ids)
+    ]
+    predictions = predictions_of(checkpoint.decoder, windows)
+    documents = [
+        np.full(len(window.targets_N), document)
+        for window, document in zip(windows, datastore.document_of(ids), strict=True)
+    ]
+    return Queries(
+        keys_QD=np.concatenate([prediction.keys_ND for prediction in predictions]),
+        targets_Q=np.concatenate([window.targets_N for window in windows]),
+        lm_logprobs_Q=np.concatenate([p.logprobs_N for p in predictions if p.logprobs_N is not None]),
+        documents_Q=np.concatenate(documents),
+    )
+
+
+def _window_ending_at(datastore: Datastore, checkpoint: Checkpoint, document_id: str, offset: int) -> Window:
+    """The run of positions up to `offset`, behind all the left context there is room for."""
+    context = checkpoint.decoder.config.context_length
+    first = max(0, offset + 1 - context)
+    tokens = datastore.tokens(document_id, first, offset + 1)
+    before = datastore.tokens(document_id, first - 1, first) if first else np.array([checkpoint.tokenizer.end_id])
+    return Window(np.concatenate([before, tokens[:-1]]), tokens[-QUERIES_PER_WINDOW:])
+
+
+def _leave_one_out(datastore: Datastore, queries: Queries, k: int, *, exact: bool) -> Neighbours:
+    """Neighbours in other documents than the query's own: asks for more until k are left, or there are no more."""
+    searcher = datastore.exact() if exact else datastore
+    distances_QK = np.full((len(queries.targets_Q), k), np.inf, np.float32)
+    ids_QK, values_QK = (np.full(distances_QK.shape, -1, np.int64) for _ in range(2))
+    rows_R, asked = np.arange(len(queries.targets_Q)), 2 * k
+    while len(rows_R):
+        found = searcher.search(queries.keys_QD[rows_R], asked)
+        other_RK = (found.ids_QK >= 0) & (datastore.document_of(found.ids_QK) != queries.documents_Q[rows_R, None])
+        for row, own_row in enumerate(rows_R):
+            kept = np.flatnonzero(other_RK[row])[:k]
+            distances_QK[own_row, : len(kept)] = found.distances_QK[row, kept]
+            ids_QK[own_row, : len(kept)] = found.ids_QK[row, kept]
+            values_QK[own_row, : len(kept)] = found.values_QK[row, kept]
+        rows_R = rows_R[(other_RK.sum(axis=1) < k) & (found.ids_QK[:, -1] >= 0)]
+        asked *= 4
+    return Neighbours(distances_QK, ids_QK, values_QK)
+
+
+def _nats(queries: Queries, found: Neighbours, retrieval: Retrieval) -> Float32[np.ndarray, " Q"]:
+    logweights_QK = neighbor_logweights(found.distances_QK, retrieval.temperature)
+    knn_Q = target_logprobs(logweights_QK, found.values_QK, queries.targets_Q)
+    return -mix_targets(queries.lm_logprobs_Q, knn_Q, (found.ids_QK >= 0).any(axis=1), retrieval.lam)
