@@ -117,13 +117,19 @@ class Corpus:
             self._tell(Problem(name, f"cannot be read ({error})"))
 
     def _read_text(self, name: str, stream: IO[bytes]) -> Iterator[Document]:
-        text = self._decode(name, stream.read())
-        if text is not None:
+        raw = stream.read()
+        if not raw.strip():
+            self._tell(Problem(name, "empty"))
+        elif (text := self._decode(name, raw)) is not None:
             yield Document(id=name, text=text, title=name)
 
     def _read_json_lines(self, name: str, stream: IO[bytes]) -> Iterator[Document]:
+        empty = True
         for number, line in enumerate(stream, start=1):
             where = f"{name}:{number}"
+            if not line.strip():
+                continue
+            empty = False
             text = self._decode(where, line, first_line=number)
             if text is None:
                 continue
@@ -131,12 +137,11 @@ class Corpus:
                 yield _document_of(json.loads(text), where)
             except (ValueError, RecursionError) as error:
                 self._tell(Problem(where, f"not a JSON document ({error})"))
+        if empty:
+            self._tell(Problem(name, "empty"))
 
     def _decode(self, where: str, raw: bytes, first_line: int = 1) -> str | None:
         """The text, or None where there is nothing that can be used (and the listener was told)."""
-        if not raw.strip():
-            self._tell(Problem(where, "empty"))
-            return None
         bad, why = raw.find(b"\0"), "a NUL byte, as in binary files"
         try:
             text = raw.decode()

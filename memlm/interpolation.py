@@ -19,10 +19,9 @@ def neighbor_logweights(distances_QK: Float32[np.ndarray, "Q K"], temperature: f
     """log softmax of -distance/temperature over the neighbours there are; -inf at missing places (distance +inf)."""
     scores_QK = -distances_QK.astype(np.float64) / temperature
     nearest_Q1 = np.max(scores_QK, axis=1, keepdims=True, initial=-np.inf)
-    nearest_Q1[np.isneginf(nearest_Q1)] = 0.0
-    with np.errstate(divide="ignore"):
-        total_Q1 = np.log(np.exp(scores_QK - nearest_Q1).sum(axis=1, keepdims=True))
-    return np.where(np.isneginf(scores_QK), -np.inf, scores_QK - nearest_Q1 - total_Q1).astype(np.float32)
+    scores_QK -= np.where(np.isneginf(nearest_Q1), 0.0, nearest_Q1)
+    total_Q1 = np.exp(scores_QK).sum(axis=1, keepdims=True)
+    return (scores_QK - np.log(np.where(total_Q1 > 0, total_Q1, 1.0))).astype(np.float32)
 
 
 def target_logprobs(

@@ -25,6 +25,7 @@ class TextStream:
     stopped_by: str | None = None
     _waiting: deque[Token] = field(default_factory=deque)
     _text: str = ""  # the text of all that waits
+    _incomplete: int = 0  # tokens at the end that share a character with what is still to come
     _decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
     )
@@ -32,6 +33,7 @@ class TextStream:
     def push(self, token: Token) -> list[Token]:
         """Takes the next token (its `text` is filled in here) and gives those that became certain."""
         text = self._decoder.decode(token.bytes)
+        self._incomplete = (1 if text else self._incomplete + 1) if self._decoder.getstate()[0] else 0
         self._waiting.append(replace(token, text=text))
         self._text += text
         if found := self._first_stop():
@@ -41,8 +43,8 @@ class TextStream:
 
     def finish(self) -> list[Token]:
         """Gives what is still waiting: nothing more will come. A character left incomplete becomes U+FFFD."""
-        rest = self._decoder.decode(b"", final=True)
-        if rest and self._waiting:
+        rest, self._incomplete = self._decoder.decode(b"", final=True), 0
+        if rest:
             last = self._waiting.pop()
             self._waiting.append(replace(last, text=last.text + rest))
             self._text += rest
@@ -58,7 +60,7 @@ class TextStream:
 
     def _cut(self, begin: int, stop: str) -> None:
         """Drops the stop string and all behind it, with the tokens that have nothing before it."""
-        self.stopped_by = stop
+        self.stopped_by, self._incomplete = stop, 0
         kept, place = deque[Token](), 0
         for token in self._waiting:
             if place >= begin:
@@ -78,7 +80,7 @@ class TextStream:
     def _release(self, num_certain: int) -> list[Token]:
         """Lets go the tokens whose text lies within the first `num_certain` waiting characters."""
         released = []
-        while self._waiting and len(self._waiting[0].text) <= num_certain:
+        while len(self._waiting) > self._incomplete and len(self._waiting[0].text) <= num_certain:
             token = self._waiting.popleft()
             num_certain -= len(token.text)
             self._text = self._text[len(token.text) :]

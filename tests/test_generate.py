@@ -1,0 +1,116 @@
+import pytest
+import torch
+from reference import decode_plainly, generate_uncached
+
+from memlm.api import FinishReason, GenerateRequest, SamplingParams
+from memlm.checkpoint import Checkpoint
+from memlm.errors import InvalidInput
+from memlm.generate import Generation
+
+PROMPT = "the memory of a"
+
+
+def generate(checkpoint: Checkpoint, prompt: str = PROMPT, *, top_logprobs: int = 0, **sampling) -> list:
+    request = GenerateRequest(prompt, SamplingParams(**sampling), top_logprobs=top_logprobs)
+    return list(Generation(checkpoint, request, None).events())
+
+
+def tokens_of(events: list) -> list:
+    return [token for event in events if isinstance(event, tuple) for token in event]
+
+
+@pytest.mark.parametrize("prompt", ["", PROMPT, "é 猫 🙂 can be read and edited"])
+def test_greedy_text_equals_its_uncached_twin(checkpoint, prompt):
+    drawn = tokens_of(generate(checkpoint, prompt, temperature=0, max_tokens=20))
+    assert [token.id for token in drawn] == generate_uncached(checkpoint, prompt, 20)
+
+
+def test_a_token_tells_the_models_own_logprob(checkpoint):
+    drawn = tokens_of(generate(checkpoint, seed=5, max_tokens=8, top_logprobs=3))
+    tokens = [checkpoint.tokenizer.end_id, *checkpoint.tokenizer.encode(PROMPT).tolist()]
+    for token in drawn:
+        expected_V = decode_plainly(checkpoint.decoder, tokens)[0][-1]
+        assert token.logprob == token.lm_logprob == pytest.approx(expected_V[token.id], abs=1e-3)
+        assert token.knn_logprob is None
+        assert token.memory_share == 0
+        best = sorted(range(len(expected_V)), key=lambda i: -expected_V[i])[:3]
+        assert [alternative.token_id for alternative in token.top_logprobs] == best
+        tokens.append(token.id)
+
+
+def test_logprobs_are_before_temperature_and_filters(checkpoint):
+    plain = tokens_of(generate(checkpoint, temperature=0, max_tokens=4))
+    cold = tokens_of(generate(checkpoint, temperature=0.01, top_k=5, seed=0, max_tokens=4))
+    assert [token.logprob for token in plain] == [token.logprob for token in cold]
+
+
+def test_events_come_in_order_and_end_once(checkpoint):
+    first, *middle, last = generate(checkpoint, seed=3, max_tokens=6)
+    assert first.seed == 3
+    assert all(isinstance(event, tuple) and event for event in middle)
+    assert last.reason is FinishReason.LENGTH
+    assert last.usage.generated_tokens == sum(map(len, middle)) == 6
+    assert last.usage.prompt_tokens == len(checkpoint.tokenizer.encode(PROMPT))
+    assert last.usage.prefill_ms > 0
+    assert last.usage.decode_ms > 0
+
+
+def test_the_same_seed_gives_the_same_text_and_a_fresh_one_is_told(checkpoint):
+    first = generate(checkpoint, max_tokens=10)
+    again = generate(checkpoint, max_tokens=10, seed=first[0].seed)
+    other = generate(checkpoint, max_tokens=10)
+    assert [t.id for t in tokens_of(first)] == [t.id for t in tokens_of(again)]
+    assert first[0].seed != other[0].seed
+
+
+def test_a_stop_string_ends_the_text_before_it(checkpoint):
+    whole = "".join(token.text for token in tokens_of(generate(checkpoint, temperature=0, max_tokens=20)))
+    stop = whole[7:10]
+    events = generate(checkpoint, temperature=0, max_tokens=20, stop=(stop,))
+    assert "".join(token.text for token in tokens_of(events)) == whole[: whole.index(stop)]
+    assert (events[-1].reason, events[-1].stop_string) == (FinishReason.STOP, stop)
+
+
+def test_the_models_own_end_of_text_ends_it(checkpoint, monkeypatch):
+    drawn = [token.id for token in tokens_of(generate(checkpoint, temperature=0, max_tokens=10))]
+    fifth = next(token_id for place, token_id in enumerate(drawn) if place >= 4 and token_id not in drawn[:place])
+    prompt_ids = checkpoint.tokenizer.encode(PROMPT).tolist()
+    start = checkpoint.tokenizer.end_id
+    assert fifth not in prompt_ids
+    monkeypatch.setattr(checkpoint.tokenizer, "end_id", fifth)
+    monkeypatch.setattr(torch, "tensor", _with_start(torch.tensor, fifth, start))
+    events = generate(checkpoint, temperature=0, max_tokens=10)
+    assert events[-1].reason is FinishReason.END
+    assert [token.id for token in tokens_of(events)] == drawn[: drawn.index(fifth)]
+
+
+def _with_start(tensor, end_id: int, start: int):
+    """Reads the true start token where the generation, told of another end, would put that one."""
+    return lambda rows: tensor([[start if token == end_id else token for token in row] for row in rows])
+
+
+def test_a_generation_may_fill_the_context_and_no_more(checkpoint):
+    context = checkpoint.decoder.config.context_length
+    size = len(checkpoint.tokenizer.encode(PROMPT))
+    room = context - size
+    assert len(tokens_of(generate(checkpoint, temperature=0))) <= room
+    with pytest.raises(InvalidInput, match=f"for {room}: ask for at most that") as caught:
+        generate(checkpoint, max_tokens=room + 1)
+    assert caught.value.field == "max_tokens"
+
+
+def test_a_prompt_longer_than_the_context_is_refused(checkpoint):
+    with pytest.raises(InvalidInput, match="at most 47: shorten the prompt") as caught:
+        generate(checkpoint, "the memory of a model " * 20)
+    assert caught.value.field == "prompt"
+
+
+@pytest.mark.parametrize(("prompt", "says"), [("a\0b", "NUL at character 1"), ("a\udc80", "surrogate")])
+def test_a_prompt_that_is_no_text_is_refused(checkpoint, prompt, says):
+    with pytest.raises(InvalidInput, match=says):
+        generate(checkpoint, prompt)
+
+
+def test_an_unknown_option_is_refused_by_name():
+    with pytest.raises(InvalidInput, match="temprature"):
+        GenerateRequest.of("x", {"temprature": 1})

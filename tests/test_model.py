@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+import torch
+from reference import decode_plainly
+
+from memlm.errors import InvalidInput
+from memlm.model import Decoder, ModelConfig
+
+SHAPES = {
+    "grouped": ModelConfig(50, 16, 2, 4, 2, 24, 32),
+    "multi-query": ModelConfig(50, 16, 3, 4, 1, 24, 32),
+    "multi-head": ModelConfig(50, 24, 1, 2, 2, 40, 32),
+}
+
+
+@pytest.fixture(params=SHAPES, scope="module")
+def decoder(request) -> Decoder:
+    torch.manual_seed(1)
+    decoder = Decoder(SHAPES[request.param]).double().eval()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.mul_(10) if parameter.dim() == 2 else parameter.add_(torch.randn_like(parameter) * 0.3)
+    return decoder
+
+
+def tokens_of(decoder: Decoder, length: int, seed: int = 0) -> list[int]:
+    return torch.randint(decoder.config.vocab_size, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def test_the_decoder_equals_its_plain_twin(decoder):
+    tokens = tokens_of(decoder, 12)
+    with torch.inference_mode():
+        hidden_BTD, keys_BTD = decoder(torch.tensor([tokens]))
+        logprobs_TV = torch.log_softmax(decoder.logits(hidden_BTD[0]), dim=-1)
+    expected_TV, expected_TD = decode_plainly(decoder, tokens)
+    np.testing.assert_allclose(logprobs_TV.numpy(), expected_TV, atol=1e-6)
+    np.testing.assert_allclose(keys_BTD[0].numpy(), expected_TD, atol=1e-6)
+    np.testing.assert_allclose(decoder.keys(torch.tensor([tokens]))[0].detach().numpy(), expected_TD, atol=1e-6)
+
+
+@pytest.mark.parametrize("pieces", [[12], [1] * 12, [5, 1, 6], [1, 11]])
+def test_reading_in_pieces_equals_reading_at_once(decoder, pieces):
+    tokens = tokens_of(decoder, 12)
+    with torch.inference_mode():
+        whole_TD, whole_keys_TD = (each[0] for each in decoder(torch.tensor([tokens])))
+        state, place = decoder.new_state(), 0
+        for size in pieces:
+            hidden_BTD, keys_BTD = decoder(torch.tensor([tokens[place : place + size]]), state)
+            torch.testing.assert_close(hidden_BTD[0], whole_TD[place : place + size])
+            torch.testing.assert_close(keys_BTD[0], whole_keys_TD[place : place + size])
+            place += size
+    assert state.length == 12
+
+
+def test_a_later_token_changes_nothing_before_it(decoder):
+    tokens = tokens_of(decoder, 12)
+    for place in range(12):
+        changed = [*tokens]
+        changed[place] = (changed[place] + 1) % decoder.config.vocab_size
+        with torch.inference_mode():
+            before, after = (decoder(torch.tensor([each]))[0][0] for each in (tokens, changed))
+        assert torch.equal(before[:place], after[:place])
+        assert not torch.allclose(before[place], after[place])
+
+
+def test_rows_of_a_batch_do_not_see_each_other(decoder):
+    rows = [tokens_of(decoder, 9, seed) for seed in range(4)]
+    with torch.inference_mode():
+        together = decoder(torch.tensor(rows))[0]
+        for row, tokens in enumerate(rows):
+            torch.testing.assert_close(together[row], decoder(torch.tensor([tokens]))[0][0])
+
+
+def test_a_fork_goes_its_own_way(decoder):
+    tokens = tokens_of(decoder, 8)
+    with torch.inference_mode():
+        state = decoder.new_state()
+        decoder(torch.tensor([tokens]), state)
+        fork = state.fork()
+        decoder(torch.tensor([[1, 2, 3]]), fork)
+        alone, _ = decoder(torch.tensor([[7]]), state)
+        expected, _ = decoder(torch.tensor([[*tokens, 7]]))
+    assert (state.length, fork.length) == (9, 11)
+    torch.testing.assert_close(alone[0, -1], expected[0, -1])
+
+
+def test_a_text_longer_than_the_context_is_refused(decoder):
+    with pytest.raises(InvalidInput, match="do not fit"):
+        decoder(torch.zeros(1, 33, dtype=torch.int64))
+    state = decoder.new_state(capacity=4)
+    with pytest.raises(InvalidInput, match="4 places left"):
+        decoder(torch.zeros(1, 5, dtype=torch.int64), state)
+
+
+@pytest.mark.parametrize("change", [{"dim": 30}, {"num_kv_heads": 3}, {"num_layers": 0}, {"num_heads": 16}])
+def test_shapes_that_do_not_fit_together_are_refused(change):
+    shape = {"vocab_size": 50, "dim": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim": 24}
+    with pytest.raises(InvalidInput):
+        ModelConfig(**{**shape, "context_length": 32, **change})

@@ -1,0 +1,75 @@
+import pytest
+import torch
+
+from memlm.api import SamplingParams
+from memlm.errors import InvalidInput
+from memlm.sampling import keep_min_p, keep_top_k, keep_top_p, penalize_repetition, sample
+
+PROBS = torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03])
+
+
+def kept(logprobs_V: torch.Tensor) -> list[int]:
+    return torch.isfinite(logprobs_V).nonzero()[:, 0].tolist()
+
+
+def draw(params: SamplingParams, seed: int = 0, seen: tuple[int, ...] = ()) -> int:
+    return sample(PROBS.log(), params, list(seen), torch.Generator().manual_seed(seed))
+
+
+def test_greedy_takes_the_likeliest():
+    assert draw(SamplingParams(temperature=0)) == 0
+
+
+def test_draws_follow_the_probabilities():
+    drawn = torch.bincount(torch.tensor([draw(SamplingParams(), seed) for seed in range(4000)]), minlength=5) / 4000
+    torch.testing.assert_close(drawn, PROBS, atol=0.03, rtol=0)
+
+
+def test_temperature_sharpens_and_flattens():
+    cold = [draw(SamplingParams(temperature=0.25), seed) for seed in range(500)]
+    hot = [draw(SamplingParams(temperature=4.0), seed) for seed in range(500)]
+    assert cold.count(0) > 450
+    assert hot.count(4) > 50
+
+
+def test_the_same_seed_draws_the_same():
+    assert [draw(SamplingParams(), 7) for _ in range(3)] == [draw(SamplingParams(), 7)] * 3
+
+
+@pytest.mark.parametrize(("k", "expected"), [(1, [0]), (3, [0, 1, 2]), (99, [0, 1, 2, 3, 4]), (None, [0, 1, 2, 3, 4])])
+def test_top_k(k, expected):
+    assert kept(keep_top_k(PROBS.log(), k)) == expected
+
+
+@pytest.mark.parametrize(
+    ("p", "expected"), [(0.01, [0]), (0.5, [0]), (0.51, [0, 1]), (0.8, [0, 1, 2]), (1.0, [0, 1, 2, 3, 4])]
+)
+def test_top_p_keeps_the_smallest_set_that_holds_the_mass(p, expected):
+    assert kept(keep_top_p(PROBS.log(), p)) == expected
+
+
+@pytest.mark.parametrize(("p", "expected"), [(0.0, [0, 1, 2, 3, 4]), (0.1, [0, 1, 2, 3]), (0.4, [0, 1]), (1.0, [0])])
+def test_min_p(p, expected):
+    assert kept(keep_min_p(PROBS.log(), p)) == expected
+
+
+def test_repetition_penalty_makes_seen_tokens_rarer_and_leaves_its_argument_alone():
+    before = PROBS.log()
+    after = penalize_repetition(before, [0, 0, 2], 2.0)
+    torch.testing.assert_close(after, torch.tensor([2.0, 1, 2, 1, 1]) * before)
+    assert torch.equal(before, PROBS.log())
+    assert draw(SamplingParams(temperature=0, repetition_penalty=3.0), seen=(0,)) == 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"temperature": -1}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 0}, {"top_p": 1.1}, {"min_p": -0.1},
+        {"min_p": float("nan")}, {"repetition_penalty": 0}, {"max_tokens": 0}, {"seed": -1}, {"stop": ("",)},
+        {"stop": ("x",) * 17},
+    ],
+)  # fmt: skip
+def test_values_that_mean_nothing_are_refused_by_name(bad):
+    with pytest.raises(InvalidInput) as caught:
+        SamplingParams(**bad)
+    assert caught.value.field in bad
