@@ -9,8 +9,8 @@
     ├── Locked              another process is writing to the store
     └── StorageFull         the disk would not take what had to be written
 
-`memlm.errors` adds the errors of the model and of the service to this tree. Each message is one line: what was wrong, what
-was expected, what to try.
+`memlm.errors` adds the errors of the model and of the service to this tree. Each message is one line: what was
+wrong, what was expected, what to try.
 """
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus, Document
-from memlm.index.datastore import Datastore, KnnDefaults, StoreSpec
+from memlm.index.datastore import Datastore
+from memlm.index.manifest import KnnDefaults, StoreSpec
 from memlm.index.writer import StoreWriter
 from memlm.keys import keys_of
 from memlm.memory import Memory

@@ -95,7 +95,7 @@ def scale_free_temperature(memory: Memory, checkpoint: Checkpoint, *, seed: int 
 
 def sample_queries(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0) -> Queries:
     """A few hundred positions, in short runs at random places, each read with all the context the model takes."""
-    ids, _, _ = datastore.sample(NUM_WINDOWS, seed)
+    ids = datastore.sample(NUM_WINDOWS, seed)
     windows = [
         _window_ending_at(datastore, checkpoint, place.document_id, place.token_offset)
         for place in datastore.locate(ids)

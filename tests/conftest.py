@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from memlm.build import build_index
 from memlm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from memlm.corpus import Corpus
+from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig
 from memlm.tokenizer import Tokenizer
 
@@ -82,16 +84,12 @@ def checkpoint(model_folder: Path) -> Checkpoint:
 @pytest.fixture(scope="session")
 def store_folder(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, corpus_folder: Path) -> Path:
     """A datastore that tests only read."""
-    from memlm.build import build_index
-
     folder = tmp_path_factory.mktemp("stores") / "store"
     build_index(model_folder, Corpus([corpus_folder]), folder)
     return folder
 
 
 @pytest.fixture
-def lm(model_folder: Path, store_folder: Path) -> Iterator:
-    from memlm.language_model import LanguageModel
-
+def lm(model_folder: Path, store_folder: Path) -> Iterator[LanguageModel]:
     with LanguageModel(load_checkpoint(model_folder), [store_folder]) as lm:
         yield lm

@@ -1,0 +1,55 @@
+"""Arrays on disk that grow at their end: .npy files whose header always tells what was last synced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from memlm.index.durable import storage, sync
+from numpy.lib import format as npy
+
+HEADER_BYTES = 128
+
+
+class GrowingArray:
+    """An .npy file of rows, open for appending. `rows` counts those appended; `sync` makes them count."""
+
+    def __init__(self, path: Path, dtype: str, width: int | None, *, rows: int = 0) -> None:
+        """Starts a file, or takes one up after its first `rows` rows and drops the rest."""
+        self.path, self.rows = path, rows
+        self._dtype, self._width = np.dtype(dtype), width
+        with storage(path):
+            self._file = path.open("r+b" if rows else "w+b")
+            self._file.truncate(self._end)
+            self._file.seek(self._end)
+
+    def append(self, rows: np.ndarray) -> None:
+        """Adds rows at the end."""
+        with storage(self.path):
+            self._file.write(np.ascontiguousarray(rows, dtype=self._dtype).data)
+        self.rows += len(rows)
+
+    def sync(self) -> None:
+        """Tells the number of rows in the header, and waits until all of it is on the disk."""
+        with storage(self.path):
+            self._file.seek(0)
+            self._file.write(_header((self.rows,) if self._width is None else (self.rows, self._width), self._dtype))
+            self._file.seek(self._end)
+            self._file.flush()
+            sync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file; what was not synced may be lost."""
+        self._file.close()
+
+    @property
+    def _end(self) -> int:
+        return HEADER_BYTES + self.rows * self._dtype.itemsize * (self._width or 1)
+
+
+def _header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
+    """An .npy header, version 1.0, of fixed size."""
+    described = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    prefix = npy.magic(1, 0)
+    room = HEADER_BYTES - len(prefix) - 2
+    return prefix + room.to_bytes(2, "little") + repr(described).encode().ljust(room - 1) + b"\n"

@@ -1,0 +1,299 @@
+"""A store, open for reading: search it, locate what it found, delete from it.
+
+    with Datastore.open("store") as datastore:
+        found = datastore.search(queries_QD, k=8)
+        datastore.locate(found.ids_QK[0])
+        datastore.delete(["doc-17"])
+
+A reader keeps the manifest it opened until `refresh`, or until it commits one itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Float32, Int64
+from memlm.index.arrays import GrowingArray
+from memlm.index.documents import DocumentRow
+from memlm.index.durable import checksum
+from memlm.index.errors import InvalidInput, NotFound
+from memlm.index.lock import writing
+from memlm.index.manifest import (
+    FileRecord,
+    KnnDefaults,
+    Manifest,
+    SegmentRecord,
+    StoreSpec,
+    commit_manifest,
+    read_manifest,
+    sweep,
+)
+from memlm.index.neighbours import Neighbours, nearest_of
+from memlm.index.segment import ROW_BITS, Segment
+
+__all__ = ["Datastore", "Deleted", "KnnDefaults", "Place", "StoreSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an entry came from: `token_offset` counts from the start of the document."""
+
+    document_id: str
+    title: str
+    metadata: Mapping[str, Any]
+    token_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """How much a deletion took out."""
+
+    num_documents: int
+    num_entries: int
+
+
+class Datastore:
+    """One store at one manifest. Searching is safe from several threads; the rest is for one at a time."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        """Opens the segments of a manifest; `open` finds it."""
+        self.path = path
+        self._adopt(manifest)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Datastore:
+        """Opens the store at its newest manifest.
+
+        Raises NotFound where there is none or only an unfinished build, Corrupt for a damaged file, Incompatible
+        for another version of the format.
+        """
+        return cls(Path(path), read_manifest(Path(path)))
+
+    @property
+    def dim(self) -> int:
+        """Width of a key."""
+        return self.manifest.spec.dim
+
+    @property
+    def defaults(self) -> KnnDefaults:
+        """How it is asked where a request leaves it open."""
+        return self.manifest.defaults
+
+    @property
+    def num_entries(self) -> int:
+        """Entries that may speak."""
+        return sum(segment.num_live_entries for segment in self._segments)
+
+    @property
+    def num_documents(self) -> int:
+        """Documents that may speak."""
+        return sum(len(segment.dead) for segment in self._segments) - self.num_deleted_documents
+
+    @property
+    def num_deleted_documents(self) -> int:
+        """Documents that are deleted but still take room."""
+        return sum(int(segment.dead.sum()) for segment in self._segments)
+
+    @property
+    def index_kind(self) -> str:
+        """The Faiss factory string, or Flat; of several segments, each kind once."""
+        return " + ".join(dict.fromkeys(segment.record.index for segment in self._segments))
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Size of all segments' files."""
+        return sum(file.bytes for segment in self._segments for file in segment.record.files.values())
+
+    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, nprobe: int | None = None) -> Neighbours:
+        """The k nearest entries to each query; `nprobe` lists are searched, the index's own number if not given."""
+        queries_QD = self._rounded(queries_QD, k)
+        return nearest_of([segment.search(queries_QD, k, nprobe) for segment in self._segments], k)
+
+    def exact(self) -> Exact:
+        """Exact search over the same entries."""
+        return Exact(self)
+
+    def locate(self, ids: Int64[np.ndarray, " K"]) -> list[Place]:
+        """Where some entries came from. Raises NotFound for an id that is not of this store."""
+        return [self._place(int(id_)) for id_ in ids]
+
+    def tokens(self, document_id: str, start: int = 0, stop: int | None = None) -> Int64[np.ndarray, " N"]:
+        """The stored values of a document from token `start` to `stop`. Raises NotFound for a document that is not
+        there.
+        """
+        segment, row = self._find(document_id)
+        first, last = segment.starts[row : row + 2]
+        stop = last - first if stop is None else min(stop, last - first)
+        return segment.values_N[first + max(0, start) : first + stop].astype(np.int64)
+
+    def document_of(self, ids: Int64[np.ndarray, "*S"]) -> Int64[np.ndarray, "*S"]:
+        """A number for each entry's document, different for each document of the store; -1 for missing ids."""
+        documents = np.full(ids.shape, -1, np.int64)
+        for segment in self._segments:
+            mine = (ids >> ROW_BITS) == segment.record.number
+            documents[mine] = segment.base_id + segment.document_at(ids[mine] - segment.base_id)
+        return documents
+
+    def documents(self) -> Iterator[DocumentRow]:
+        """The documents that may speak, in order."""
+        for segment in self._segments:
+            yield from (document for document in segment.documents if not segment.dead[document.row])
+
+    def has_document(self, document_id: str) -> bool:
+        """Whether a document of this id may speak."""
+        return self._seek(document_id) is not None
+
+    def sample(self, n: int, seed: int) -> Int64[np.ndarray, " N"]:
+        """Ids of n live entries drawn without replacement (of all, where there are fewer)."""
+        total = self.num_entries
+        picks = np.sort(np.random.default_rng(seed).choice(total, min(n, total), replace=False))
+        ids, before = [], 0
+        for segment in self._segments:
+            mine = picks[(picks >= before) & (picks < before + segment.num_live_entries)] - before
+            before += segment.num_live_entries
+            sizes = np.where(segment.dead, 0, np.diff(segment.starts))
+            ends = np.cumsum(sizes)
+            row = np.searchsorted(ends, mine, side="right")
+            ids.append(segment.base_id + segment.starts[row] + mine - (ends[row] - sizes[row]))
+        return np.concatenate(ids)
+
+    def delete(self, document_ids: Sequence[str]) -> Deleted:
+        """Deletes documents: at the commit they stop speaking, here and in whatever opens or refreshes later.
+
+        Raises NotFound, naming them, where some are not there: then none is deleted. Raises Locked while another
+        writes.
+        """
+        with writing(self.path):
+            self.refresh()
+            places = [self._find(document_id) for document_id in dict.fromkeys(document_ids)]
+            deleted = Deleted(len(places), sum(int(np.diff(segment.starts)[row]) for segment, row in places))
+            number = self.manifest.number + 1
+            touched = {segment.record.number: self._bury(segment, places, number) for segment, _ in places}
+            segments = tuple(touched.get(record.number, record) for record in self.manifest.segments)
+            self._commit(self.manifest.next(segments=segments))
+            return deleted
+
+    def save_defaults(self, defaults: KnnDefaults) -> None:
+        """Commits other defaults. Raises Locked while another writes."""
+        with writing(self.path):
+            self.refresh()
+            self._commit(self.manifest.next(defaults=defaults))
+
+    def save_quality(self, quality: Mapping[str, Any]) -> None:
+        """Commits what was measured of the index. Raises Locked while another writes."""
+        with writing(self.path):
+            self.refresh()
+            self._commit(self.manifest.next(quality=dict(quality)))
+
+    def refresh(self) -> bool:
+        """Moves to the newest manifest; tells whether there was a newer one."""
+        newest = read_manifest(self.path)
+        if newest.number == self.manifest.number:
+            return False
+        self._adopt(newest)
+        return True
+
+    def verify(self) -> list[str]:
+        """Checks every byte against its checksum, and the counts; each problem names the file and what to do."""
+        return [problem for segment in self._segments for problem in segment.problems()]
+
+    def close(self) -> None:
+        """Closes the files."""
+        for segment in self._segments:
+            segment.close()
+
+    def __enter__(self) -> Self:
+        """Closes at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Closes."""
+        self.close()
+
+    def _adopt(self, manifest: Manifest) -> None:
+        """Opens a manifest's segments, keeping those that have not changed."""
+        known = {segment.record.number: segment for segment in getattr(self, "_segments", ())}
+        opened = []
+        for record in manifest.segments:
+            segment = known.get(record.number)
+            opened.append(
+                segment if segment and segment.record == record else Segment(self.path, record, manifest.spec.dim)
+            )
+        for segment in known.values():
+            if segment not in opened:
+                segment.close()
+        self.manifest, self._segments = manifest, opened
+        self._place = lru_cache(maxsize=65_536)(self._look_up)
+
+    def _commit(self, manifest: Manifest) -> None:
+        commit_manifest(self.path, manifest)
+        self._adopt(manifest)
+        sweep(self.path, manifest)
+
+    def _bury(self, segment: Segment, places: Sequence[tuple[Segment, int]], number: int) -> SegmentRecord:
+        """Writes the rows of a segment's deleted documents, old and new, and tells the record that names them."""
+        dead = segment.dead.copy()
+        dead[[row for owner, row in places if owner is segment]] = True
+        name = f"deleted-{number:06d}.npy"
+        path = self.path / segment.record.folder / name
+        rows = GrowingArray(path, "<i8", None)
+        try:
+            rows.append(np.flatnonzero(dead))
+            rows.sync()
+        finally:
+            rows.close()
+        files = {kept: file for kept, file in segment.record.files.items() if kept != segment.record.deleted}
+        files[name] = FileRecord(path.stat().st_size, checksum(path))
+        return replace(segment.record, deleted=name, files=files)
+
+    def _find(self, document_id: str) -> tuple[Segment, int]:
+        if found := self._seek(document_id):
+            return found
+        raise NotFound(
+            f"no document {document_id!r} in {self.path}; nothing was changed", kind="document", name=document_id
+        )
+
+    def _seek(self, document_id: str) -> tuple[Segment, int] | None:
+        for segment in self._segments:
+            row = segment.documents.row_of(document_id)
+            if row is not None and not segment.dead[row]:
+                return segment, row
+        return None
+
+    def _look_up(self, id_: int) -> Place:
+        for segment in self._segments:
+            row = id_ - segment.base_id
+            if 0 <= row < segment.record.entries:
+                document = segment.documents.at(int(segment.document_at(np.asarray(row))))
+                offset = row - int(segment.starts[document.row])
+                return Place(document.id, document.title, document.metadata, offset)
+        raise NotFound(f"no entry {id_} in {self.path}; it may be of another manifest", kind="entry", name=str(id_))
+
+    def _rounded(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Float32[np.ndarray, "Q D"]:
+        """The queries, rounded to float16 as the keys were."""
+        if k < 1:
+            raise InvalidInput(f"k is {k}; expected at least 1", field="k")
+        if queries_QD.ndim != 2 or queries_QD.shape[1] != self.dim:
+            raise InvalidInput(f"queries of shape {queries_QD.shape}; expected (Q, {self.dim})", field="queries")
+        return queries_QD.astype(np.float16).astype(np.float32)
+
+
+class Exact:
+    """Exact search over a store's live entries: slow, sure, and in bounded memory."""
+
+    def __init__(self, datastore: Datastore) -> None:
+        """Takes an open store."""
+        self._datastore = datastore
+
+    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
+        """The k nearest entries to each query."""
+        queries_QD = self._datastore._rounded(queries_QD, k)
+        return nearest_of([segment.search_exactly(queries_QD, k) for segment in self._datastore._segments], k)

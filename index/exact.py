@@ -1,0 +1,44 @@
+"""Exact search over stored keys: the oracle of every index, and the index of small stores.
+
+Keys are read in blocks, so that memory stays bounded whatever the store's size. Candidates come from Faiss' brute
+force; their distances are then computed anew as sums of squared differences, which do not cancel.
+"""
+
+from __future__ import annotations
+
+import faiss
+import numpy as np
+from jaxtyping import Float16, Float32, Int64
+from memlm.index.neighbours import Neighbours, nearest_of
+
+BLOCK_ROWS = 65_536
+SPARE = 8  # candidates beyond k, for near ties that rounding may swap
+
+
+def exact_neighbours(
+    queries_QD: Float32[np.ndarray, "Q D"],
+    keys_ND: Float16[np.ndarray, "N D"],
+    values_N: np.ndarray,
+    k: int,
+) -> Neighbours:
+    """The k nearest rows of `keys_ND`; ids are row numbers."""
+    best = Neighbours.none(len(queries_QD), k)
+    for begin in range(0, len(keys_ND), BLOCK_ROWS):
+        block_ND = np.asarray(keys_ND[begin : begin + BLOCK_ROWS], np.float32)
+        wanted = min(k + SPARE, len(block_ND))
+        _, rows_QK = faiss.knn(queries_QD, block_ND, wanted)
+        distances_QK = refined(queries_QD, block_ND, rows_QK)
+        ids_QK = rows_QK + begin
+        best = nearest_of([best, Neighbours(distances_QK, ids_QK, values_N[ids_QK].astype(np.int64))], k)
+    return best
+
+
+def refined(
+    queries_QD: Float32[np.ndarray, "Q D"], keys_ND: Float32[np.ndarray, "N D"], rows_QK: Int64[np.ndarray, "Q K"]
+) -> Float32[np.ndarray, "Q K"]:
+    """Squared L2 distances of some rows, as sums of squared differences."""
+    distances_QK = np.empty(rows_QK.shape, np.float32)
+    for query, (query_D, rows_K) in enumerate(zip(queries_QD, rows_QK, strict=True)):
+        difference_KD = keys_ND[rows_K] - query_D
+        np.einsum("kd,kd->k", difference_KD, difference_KD, out=distances_QK[query])
+    return distances_QK

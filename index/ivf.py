@@ -1,0 +1,135 @@
+"""Inverted-file indexes in Faiss: choosing, training, filling, writing, searching.
+
+The value travels in Faiss' 64-bit id, below the row, so that a search looks up nothing else. Codes are of the keys
+themselves, not of residuals, so that with float16 codes distances are exact for whatever the probed lists hold.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from jaxtyping import Float16, Float32
+from memlm.index.durable import storage, sync
+from memlm.index.errors import Corrupt, InvalidInput
+from memlm.index.exact import exact_neighbours
+from memlm.index.neighbours import Neighbours
+from memlm.index.progress import Progress
+
+FLAT = "Flat"
+FLAT_BELOW = 100_000
+VALUE_BITS = 24
+ADD_ROWS = 65_536
+POINTS_PER_LIST = 64  # Faiss warns below 39 and drops what is above 256
+KMEANS_ROUNDS = 6  # more change recall by less than a hundredth: docs/log.md
+PROBES = (4, 8, 16, 32, 64, 128, 256)
+WANTED_RECALL = 0.95
+JUDGED_QUERIES = 256
+JUDGED_K = 32
+
+
+def choose_index(wanted: str, entries: int) -> str:
+    """The factory string for "auto", by size; any other is kept. Raises InvalidInput for what cannot be built."""
+    if wanted == "auto":
+        if entries < FLAT_BELOW:
+            return FLAT
+        lists = 2 ** round(np.log2(2 * np.sqrt(entries)) - 0.25)
+        return f"IVF{lists},SQfp16"
+    if wanted == FLAT:
+        return FLAT
+    if not re.match(r"^IVF\d+(_HNSW\d*)?,", wanted):
+        raise InvalidInput(
+            f"index is {wanted!r}; expected auto, Flat, or IVF<lists>,<codes> as Faiss spells it", field="index"
+        )
+    return wanted
+
+
+def build_ivf(
+    factory: str, keys_ND: Float16[np.ndarray, "N D"], values_N: np.ndarray, *, seed: int, progress: Progress
+) -> Any:
+    """A trained and filled Faiss index. Trains on a random sample of all the keys."""
+    index = _create(factory, keys_ND.shape[1])
+    inner = faiss.extract_index_ivf(index)
+    sample = min(len(keys_ND), max(1, inner.nlist) * POINTS_PER_LIST)
+    progress("train index", 0, sample)
+    inner.cp.seed, inner.cp.niter = seed + 1, KMEANS_ROUNDS
+    inner.cp.min_points_per_centroid = 1
+    rows = np.sort(np.random.default_rng(seed).choice(len(keys_ND), sample, replace=False))
+    index.train(keys_ND[rows].astype(np.float32))
+    progress("train index", sample, sample)
+    for begin in range(0, len(keys_ND), ADD_ROWS):
+        end = min(begin + ADD_ROWS, len(keys_ND))
+        packed = (np.arange(begin, end) << VALUE_BITS) | values_N[begin:end].astype(np.int64)
+        index.add_with_ids(keys_ND[begin:end].astype(np.float32), packed)
+        progress("add to index", end, len(keys_ND))
+    return index
+
+
+def choose_nprobe(index: Any, keys_ND: Float16[np.ndarray, "N D"], values_N: np.ndarray, *, seed: int) -> int:
+    """The fewest lists that find 95 % of the nearest entries of some stored keys."""
+    rng = np.random.default_rng(seed + 1)
+    queries_QD = keys_ND[np.sort(rng.choice(len(keys_ND), min(JUDGED_QUERIES, len(keys_ND)), replace=False))]
+    queries_QD = queries_QD.astype(np.float32)
+    k = min(JUDGED_K, len(keys_ND))
+    exact = exact_neighbours(queries_QD, keys_ND, values_N, k)
+    lists = faiss.extract_index_ivf(index).nlist
+    for nprobe in PROBES:
+        found = search_ivf(index, queries_QD, k, min(nprobe, lists))
+        hits = sum(len(np.intersect1d(e, f)) for e, f in zip(exact.ids_QK, found.ids_QK, strict=True))
+        if hits >= WANTED_RECALL * exact.ids_QK.size:
+            break
+    return min(nprobe, lists)
+
+
+def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int) -> Neighbours:
+    """The k nearest entries in the `nprobe` nearest lists; ids are row numbers."""
+    params = faiss.SearchParametersIVF(nprobe=nprobe)
+    distances_QK, packed_QK = index.search(queries_QD, k, params=params)
+    there_QK = packed_QK >= 0
+    found = Neighbours(
+        np.where(there_QK, distances_QK, np.float32(np.inf)),
+        np.where(there_QK, packed_QK >> VALUE_BITS, -1),
+        np.where(there_QK, packed_QK & ((1 << VALUE_BITS) - 1), -1),
+    )
+    if (np.diff(found.distances_QK[:, :]) < 0).any():  # Faiss promises no order for every index
+        found = found.take(np.argsort(found.distances_QK, axis=1, kind="stable"))
+    return found
+
+
+def write_index(index: Any, path: Path) -> None:
+    """Writes and syncs an index. Each write is checked here: Faiss' own writer can report success for a truncated
+    file.
+    """
+    with storage(path), path.open("wb") as file:
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, 1 << 20))
+        file.flush()
+        sync(file.fileno())
+
+
+def open_index(path: Path, entries: int, dim: int) -> Any:
+    """Maps an index into memory without reading it. Raises Corrupt where it is not of this size."""
+    try:
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+    except RuntimeError as error:
+        raise Corrupt(f"{path} cannot be read by Faiss; build the store anew") from error
+    if index.ntotal != entries or index.d != dim:
+        raise Corrupt(
+            f"{path} has {index.ntotal} entries of {index.d} dimensions, not {entries} of {dim}; build it anew"
+        )
+    return index
+
+
+def _create(factory: str, dim: int) -> Any:
+    try:
+        index = faiss.index_factory(dim, factory)
+    except RuntimeError as error:
+        reason = str(error).rpartition(":")[2].strip()
+        raise InvalidInput(
+            f"Faiss makes no index of {factory!r} over {dim} dimensions ({reason})", field="index"
+        ) from error
+    if hasattr(index, "by_residual") and "SQ" in factory:
+        index.by_residual = False
+    return index

@@ -1,0 +1,181 @@
+"""The manifest: one small JSON file that says what a store is made of. CURRENT names the one that counts.
+
+A commit writes manifest-N.json, which carries a checksum of itself, and then CURRENT, which carries the manifest's
+name and checksum. Readers keep the manifest they opened; the files of older ones go when a later commit no longer
+names them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from memlm.index.durable import checksum_of, remove, write_whole
+from memlm.index.errors import Corrupt, Incompatible, NotFound
+
+FORMAT_VERSION = 1
+CURRENT = "CURRENT"
+SEGMENTS = "segments"
+JOURNAL = "building.json"
+RESTORE = "restore it from a copy, or build the store anew"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSpec:
+    """How a store's entries were made; the same for all its segments.
+
+    `context` and `stride` count tokens; `index` is "auto" or a Faiss factory string.
+    """
+
+    dim: int
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+    context: int
+    stride: int
+    index: str = "auto"
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KnnDefaults:
+    """How a store is asked where a request leaves it open: k, lam, softmax temperature, and what they were tuned on."""
+
+    k: int
+    lam: float
+    temperature: float
+    tuned_on: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What a file must be."""
+
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRecord:
+    """One immutable segment. `deleted` names the file of its deleted documents' rows, if any."""
+
+    number: int
+    entries: int
+    documents: int
+    index: str
+    nprobe: int
+    files: Mapping[str, FileRecord]
+    deleted: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """Where it lies within the store."""
+        return f"{SEGMENTS}/{self.number:06d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All that a reader needs to know of a store."""
+
+    number: int
+    spec: StoreSpec
+    segments: tuple[SegmentRecord, ...]
+    defaults: KnnDefaults
+    quality: Mapping[str, Any] | None = None
+    created: float = field(default_factory=time.time)
+
+    @property
+    def name(self) -> str:
+        """Its file's name."""
+        return f"manifest-{self.number:06d}.json"
+
+    def next(self, **changes: Any) -> Manifest:
+        """The one that follows, with these changes."""
+        return replace(self, number=self.number + 1, created=time.time(), **changes)
+
+    def encode(self) -> bytes:
+        """As JSON, with its own checksum."""
+        body = {"format_version": FORMAT_VERSION, "metric": "l2", "key_dtype": "float16", **asdict(self)}
+        return _canonical({**body, "checksum": checksum_of(_canonical(body))})
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest that counts in a store.
+
+    Raises NotFound where there is no store, Corrupt for a damaged file, Incompatible for another version of the format.
+    """
+    current = path / CURRENT
+    for _ in range(10):  # a commit may replace the manifest between reading its name and opening it
+        if not current.is_file():
+            raise _no_store(path)
+        said = current.read_bytes()
+        name, _, expected = said.decode("ascii", errors="replace").strip().partition(" ")
+        try:
+            content = (path / name).read_bytes()
+        except (OSError, ValueError):
+            if current.is_file() and current.read_bytes() != said:
+                continue
+            raise Corrupt(f"{current} names {name!r}, which is not there; {RESTORE}") from None
+        if checksum_of(content) != expected:
+            raise Corrupt(f"{path / name} is not what {current} says it is (wrong checksum); {RESTORE}")
+        return _decode(content, path / name)
+    raise Corrupt(f"{current} does not come to rest; try again when nobody writes to the store")
+
+
+def commit_manifest(path: Path, manifest: Manifest) -> None:
+    """Makes a manifest the one that counts; everything that it names must be on the disk already."""
+    content = manifest.encode()
+    write_whole(path / manifest.name, content)
+    write_whole(path / CURRENT, f"{manifest.name} {checksum_of(content)}\n".encode())
+
+
+def sweep(path: Path, manifest: Manifest) -> None:
+    """Removes what no longer counts: older manifests, unfinished commits, tombstones that were replaced."""
+    for file in path.glob("manifest-*.json*"):
+        if file.name != manifest.name:
+            remove(file)
+    named = {segment.number: segment for segment in manifest.segments}
+    for folder in (path / SEGMENTS).iterdir():
+        segment = named.get(int(folder.name)) if folder.name.isdigit() else None
+        if segment is None:
+            remove(folder)
+            continue
+        for file in folder.iterdir():
+            if file.name not in segment.files:
+                remove(file)
+
+
+def _decode(content: bytes, path: Path) -> Manifest:
+    try:
+        body: Any = json.loads(content)
+        said = body.pop("checksum")
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise Corrupt(f"{path} cannot be read ({error}); {RESTORE}") from error
+    if said != checksum_of(_canonical(body)):
+        raise Corrupt(f"{path} was changed (wrong checksum); {RESTORE}")
+    if (version := body.pop("format_version")) != FORMAT_VERSION:
+        raise Incompatible(f"{path} is of format {version}; this version of memlm reads format {FORMAT_VERSION}")
+    del body["metric"], body["key_dtype"]
+    segments = tuple(
+        SegmentRecord(**{**segment, "files": {name: FileRecord(**said) for name, said in segment["files"].items()}})
+        for segment in body.pop("segments")
+    )
+    spec, defaults = StoreSpec(**body.pop("spec")), KnnDefaults(**body.pop("defaults"))
+    return Manifest(spec=spec, segments=segments, defaults=defaults, **body)
+
+
+def _no_store(path: Path) -> Exception:
+    if (path / JOURNAL).exists():
+        return NotFound(
+            f"{path} is an unfinished build; run `memlm index build` with the same corpus again to go on with it",
+            kind="datastore",
+            name=str(path),
+        )
+    return NotFound(f"no datastore at {path}; build one with `memlm index build`", kind="datastore", name=str(path))
+
+
+def _canonical(body: Any) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()

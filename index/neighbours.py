@@ -1,0 +1,96 @@
+"""The search seam: queries -> neighbours. Exact search and every Faiss index obey it, on one segment or on many.
+
+    search(queries_QD, k) -> Neighbours(distances_QK, ids_QK, values_QK)
+
+Distances are squared L2 between float16-rounded vectors, in float32, nearest first. A missing place has id -1,
+distance +inf and value -1, and stands last. Searching changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int64
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """K places for each of Q queries."""
+
+    distances_QK: Float32[np.ndarray, "Q K"]
+    ids_QK: Int64[np.ndarray, "Q K"]
+    values_QK: Int64[np.ndarray, "Q K"]
+
+    @classmethod
+    def none(cls, num_queries: int, k: int) -> Neighbours:
+        """All places missing."""
+        shape = (num_queries, k)
+        return cls(np.full(shape, np.inf, np.float32), np.full(shape, -1), np.full(shape, -1))
+
+    def take(self, order_QK: Int64[np.ndarray, "Q K"]) -> Neighbours:
+        """These places of each row, in this order."""
+        arrays = (self.distances_QK, self.ids_QK, self.values_QK)
+        return Neighbours(*(np.take_along_axis(array, order_QK, axis=1) for array in arrays))
+
+    def keep(self, wanted_QK: Bool[np.ndarray, "Q K"]) -> Neighbours:
+        """The same with the unwanted places missing, the others moved up in their order."""
+        order_QK = np.argsort(~wanted_QK, axis=1, kind="stable")
+        kept_QK = np.take_along_axis(wanted_QK, order_QK, axis=1)
+        moved = self.take(order_QK)
+        return Neighbours(
+            np.where(kept_QK, moved.distances_QK, np.float32(np.inf)),
+            np.where(kept_QK, moved.ids_QK, -1),
+            np.where(kept_QK, moved.values_QK, -1),
+        )
+
+    def first(self, k: int) -> Neighbours:
+        """The first k places."""
+        return Neighbours(self.distances_QK[:, :k], self.ids_QK[:, :k], self.values_QK[:, :k])
+
+
+class Searcher(Protocol):
+    """Whatever finds neighbours."""
+
+    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
+        """The k nearest entries to each query."""
+
+
+RawSearch: TypeAlias = Callable[[Float32[np.ndarray, "Q D"], int], Neighbours]
+Keep: TypeAlias = Callable[[Int64[np.ndarray, "Q K"]], Bool[np.ndarray, "Q K"]]
+
+
+def nearest_of(parts: Sequence[Neighbours], k: int) -> Neighbours:
+    """The k nearest of several searches of the same queries."""
+    if len(parts) == 1:
+        return parts[0].first(k)
+    distances_QM = np.concatenate([part.distances_QK for part in parts], axis=1)
+    ids_QM = np.concatenate([part.ids_QK for part in parts], axis=1)
+    values_QM = np.concatenate([part.values_QK for part in parts], axis=1)
+    order_QK = np.argsort(distances_QM, axis=1, kind="stable")[:, :k]
+    return Neighbours(distances_QM, ids_QM, values_QM).take(order_QK)
+
+
+def search_kept(search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int, keep: Keep, most: int) -> Neighbours:
+    """The k nearest entries that may be kept.
+
+    Looks a little further than k, and again, further, for the queries that have fewer than k left although there
+    was more to find; `most` is how many entries there are.
+    """
+    found = Neighbours.none(len(queries_QD), k)
+    rows_R, asked = np.arange(len(queries_QD)), min(most, k + max(8, k // 4))
+    while len(rows_R):
+        seen = search(queries_QD[rows_R], asked)
+        kept_RK = (seen.ids_QK >= 0) & keep(seen.ids_QK)
+        best = seen.keep(kept_RK).first(k)
+        width = best.ids_QK.shape[1]
+        found.distances_QK[rows_R, :width] = best.distances_QK
+        found.ids_QK[rows_R, :width] = best.ids_QK
+        found.values_QK[rows_R, :width] = best.values_QK
+        short_R = (kept_RK.sum(axis=1) < k) & (seen.ids_QK[:, -1] >= 0)
+        if asked >= most:
+            break
+        rows_R, asked = rows_R[short_R], min(most, asked * 4)
+    return found

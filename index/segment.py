@@ -1,0 +1,116 @@
+"""One segment of a store, open for reading: keys, values, documents, an index, and which documents are deleted."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float16, Float32, Int64
+from memlm.index.documents import DocumentTable
+from memlm.index.durable import checksum
+from memlm.index.errors import Corrupt
+from memlm.index.exact import exact_neighbours
+from memlm.index.ivf import FLAT, open_index, search_ivf
+from memlm.index.manifest import RESTORE, FileRecord, SegmentRecord
+from memlm.index.neighbours import Neighbours, RawSearch, search_kept
+
+KEYS, VALUES, STARTS, DOCUMENTS, INDEX = "keys.npy", "values.npy", "starts.npy", "documents.sqlite", "index.faiss"
+ROW_BITS = 40
+SMALL_BYTES = 1 << 20
+
+
+class Segment:
+    """Maps the files of a segment; raises Corrupt, naming the file, for one that is not what the manifest says.
+
+    Of small files every byte is checked here, of large ones the size; `problems` checks the rest. Ids within a
+    store are the segment's number above the row.
+    """
+
+    def __init__(self, store: Path, record: SegmentRecord, dim: int) -> None:
+        """Opens every file, so that none can vanish later."""
+        self.record, self._folder = record, store / record.folder
+        for name, expected in record.files.items():
+            if problem := self._problem_of(name, expected, whole=expected.bytes <= SMALL_BYTES):
+                raise Corrupt(f"{problem}; {RESTORE}")
+        self.keys_ND: Float16[np.ndarray, "N D"] = np.load(self._folder / KEYS, mmap_mode="r")
+        self.values_N = np.load(self._folder / VALUES, mmap_mode="r")
+        self.starts: Int64[np.ndarray, " docs+1"] = np.load(self._folder / STARTS)
+        self.documents = DocumentTable(self._folder / DOCUMENTS)
+        self._index: Any = None
+        if record.index != FLAT:
+            self._index = open_index(self._folder / INDEX, record.entries, dim)
+        self.dead: Bool[np.ndarray, " docs"] = np.zeros(record.documents, bool)
+        if record.deleted:
+            self.dead[np.load(self._folder / record.deleted)] = True
+        if self.keys_ND.shape != (record.entries, dim) or len(self.starts) != record.documents + 1:
+            raise Corrupt(f"{self._folder} does not hold {record.entries} entries of {dim} dimensions; {RESTORE}")
+
+    @property
+    def num_live_entries(self) -> int:
+        """Entries of documents that are not deleted."""
+        return int(np.diff(self.starts)[~self.dead].sum())
+
+    @property
+    def base_id(self) -> int:
+        """The id of row 0."""
+        return self.record.number << ROW_BITS
+
+    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int | None) -> Neighbours:
+        """The k nearest live entries that the index finds."""
+        if self._index is None:
+            return self._live(self._search_flat, queries_QD, k)
+        probes = nprobe or self.record.nprobe
+        return self._live(lambda queries, most: search_ivf(self._index, queries, most, probes), queries_QD, k)
+
+    def search_exactly(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
+        """The k nearest live entries."""
+        return self._live(lambda q, most: exact_neighbours(q, self.keys_ND, self.values_N, most), queries_QD, k)
+
+    def document_at(self, rows: Int64[np.ndarray, "*S"]) -> Int64[np.ndarray, "*S"]:
+        """The document row of each entry row."""
+        return np.searchsorted(self.starts, rows, side="right") - 1
+
+    def problems(self) -> list[str]:
+        """What `verify` finds: every file against its checksum, and every value and span against the counts."""
+        found = [self._problem_of(name, expected, whole=True) for name, expected in self.record.files.items()]
+        if (np.diff(self.starts) <= 0).any() or self.starts[0] != 0 or self.starts[-1] != self.record.entries:
+            found.append(f"{self._folder / STARTS}: the documents do not cover the entries")
+        if sum(1 for _ in self.documents) != self.record.documents:
+            found.append(f"{self._folder / DOCUMENTS}: expected {self.record.documents} documents")
+        return [f"{problem}; {RESTORE}" for problem in found if problem]
+
+    def close(self) -> None:
+        """Closes the table; the maps go when nobody looks at them."""
+        self.documents.close()
+
+    def _live(self, search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
+        """Runs a raw search, leaves out deleted documents, and turns rows into ids."""
+        if self.dead.any():
+            found = search_kept(search, queries_QD, k, self._is_live, self.record.entries)
+        else:
+            found = search(queries_QD, k)
+        ids_QK = np.where(found.ids_QK >= 0, found.ids_QK + self.base_id, -1)
+        return Neighbours(found.distances_QK, ids_QK, found.values_QK)
+
+    def _is_live(self, rows_QK: Int64[np.ndarray, "Q K"]) -> Bool[np.ndarray, "Q K"]:
+        return ~self.dead[self.document_at(np.maximum(rows_QK, 0))]
+
+    def _search_flat(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
+        return exact_neighbours(queries_QD, self._resident_ND, self.values_N, k)
+
+    @cached_property
+    def _resident_ND(self) -> Float32[np.ndarray, "N D"]:
+        """A small segment's keys, kept in memory as searching wants them."""
+        return self.keys_ND.astype(np.float32)
+
+    def _problem_of(self, name: str, expected: FileRecord, *, whole: bool) -> str | None:
+        path = self._folder / name
+        if not path.is_file():
+            return f"{path} is missing"
+        if (size := path.stat().st_size) != expected.bytes:
+            return f"{path} has {size} bytes, expected {expected.bytes}"
+        if whole and checksum(path) != expected.checksum:
+            return f"{path} was changed (wrong checksum)"
+        return None

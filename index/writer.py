@@ -1,0 +1,277 @@
+"""Keys and values -> a committed segment: a new store's first one, or one more.
+
+    with StoreWriter.create(path, spec) as writer:
+        writer.begin_document("a.txt")
+        writer.append(keys_ND, values_N)      # or writer.replay(values_N) for what an interrupted build left
+        writer.checkpoint()
+        datastore = writer.commit(defaults=defaults)
+
+Work lies in `building/` until the commit moves it into place; `building.json` tells how much of it a kill leaves
+standing. Who resumes streams the whole corpus again: what is on disk already is compared, the rest appended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Float, Int64
+from memlm.index.arrays import GrowingArray
+from memlm.index.datastore import Datastore
+from memlm.index.documents import DocumentTableWriter
+from memlm.index.durable import checksum, move, remove, storage, sync_file, sync_folder, write_whole
+from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput
+from memlm.index.ivf import FLAT, VALUE_BITS, build_ivf, choose_index, choose_nprobe, write_index
+from memlm.index.lock import LOCK, writing
+from memlm.index.manifest import (
+    CURRENT,
+    JOURNAL,
+    SEGMENTS,
+    FileRecord,
+    KnnDefaults,
+    Manifest,
+    SegmentRecord,
+    StoreSpec,
+    commit_manifest,
+    read_manifest,
+    sweep,
+)
+from memlm.index.progress import Progress, silent
+from memlm.index.segment import DOCUMENTS, INDEX, KEYS, STARTS, VALUES
+
+BUILDING = "building"
+OURS = {CURRENT, JOURNAL, SEGMENTS, BUILDING, LOCK}
+
+
+class StoreWriter:
+    """The one writer of a store. Leaving it without a commit keeps what was checkpointed, for a resume."""
+
+    def __init__(self, path: Path, spec: StoreSpec, manifest: Manifest | None, held: ExitStack) -> None:
+        """`create` and `extend` check the place, take the lock, and come here."""
+        self.path, self.spec, self._manifest, self._held = path, spec, manifest, held
+        self._work = path / BUILDING
+        self._base = held.enter_context(Datastore(path, manifest)) if manifest else None
+        self._number = 1 + max((segment.number for segment in manifest.segments), default=0) if manifest else 1
+        self.num_resumed_entries = self._recover()
+        self._work.mkdir(exist_ok=True)
+        rows = self.num_resumed_entries
+        self._keys = GrowingArray(self._work / KEYS, "<f2", spec.dim, rows=rows)
+        self._values = GrowingArray(self._work / VALUES, "<u4", None, rows=rows)
+        self._documents = DocumentTableWriter(self._work / DOCUMENTS)
+        for part in (self._keys, self._values, self._documents):
+            held.callback(part.close)
+        self._resumed_values = np.load(self._work / VALUES, mmap_mode="r") if rows else np.empty(0, np.uint32)
+        self._entries = 0
+        self._starts: list[int] = []
+        if not rows:
+            self.checkpoint()
+
+    @classmethod
+    def create(cls, path: str | Path, spec: StoreSpec) -> StoreWriter:
+        """Starts a store, or goes on with the interrupted build of one like it.
+
+        Raises AlreadyExists where there is a store or anything else, Incompatible where the interrupted build
+        differs, Locked while another writes.
+        """
+        path = Path(path)
+        choose_index(spec.index, 0)
+        if (path / CURRENT).exists():
+            raise AlreadyExists(
+                f"there is a datastore at {path} already; choose another folder, or `memlm index add` to it"
+            )
+        if path.exists() and (not path.is_dir() or any(file.name not in OURS for file in path.iterdir())):
+            raise AlreadyExists(f"{path} is there and is no unfinished datastore; choose another folder")
+        with storage(path.parent):
+            (path / SEGMENTS).mkdir(parents=True, exist_ok=True)
+        return cls._holding(path, spec, None)
+
+    @classmethod
+    def extend(cls, path: str | Path, spec: StoreSpec) -> StoreWriter:
+        """Starts one more segment of a store, or goes on with an interrupted one.
+
+        Raises Incompatible, naming what differs, where the store was built otherwise.
+        """
+        path = Path(path)
+        manifest = read_manifest(path)
+        _check_same(manifest.spec, spec, path)
+        return cls._holding(path, spec, manifest)
+
+    @classmethod
+    def _holding(cls, path: Path, spec: StoreSpec, manifest: Manifest | None) -> StoreWriter:
+        with ExitStack() as held:
+            held.enter_context(writing(path))
+            if manifest:
+                manifest = read_manifest(path)  # what counts now that nobody else writes
+            return cls(path, spec, manifest, held.pop_all())
+
+    def begin_document(self, document_id: str, *, title: str = "", metadata: Mapping[str, Any] | None = None) -> None:
+        """What is appended from here on is of this document. Raises AlreadyExists for an id that is taken."""
+        if self._base and self._base.has_document(document_id):
+            raise AlreadyExists(
+                f"the datastore has a document {document_id!r} already; delete it first, or leave it out"
+            )
+        self._documents.add(document_id, title, metadata or {})
+        self._starts.append(self._entries)
+
+    def is_resumed(self, num_entries: int) -> bool:
+        """Whether the next entries, that many, are on disk from the interrupted build."""
+        return self._entries + num_entries <= self.num_resumed_entries
+
+    def replay(self, values_N: Int64[np.ndarray, " N"]) -> None:
+        """Compares entries with those on disk. Raises Incompatible where the corpus is not the one that was
+        interrupted.
+        """
+        there_N = self._resumed_values[self._entries : self._entries + len(values_N)]
+        if not np.array_equal(there_N, values_N):
+            raise Incompatible(
+                f"the corpus is not the one of the interrupted build in {self.path};"
+                f" give the same corpus, or remove {self._work} to start anew"
+            )
+        self._entries += len(values_N)
+
+    def append(self, keys_ND: Float[np.ndarray, "N D"], values_N: Int64[np.ndarray, " N"]) -> None:
+        """Adds entries of the current document. Keys are rounded to float16; raises InvalidInput for what that cannot
+        hold.
+        """
+        self._check(keys_ND, values_N)
+        with np.errstate(over="ignore"):
+            rounded_ND = keys_ND.astype(np.float16)
+        if not np.isfinite(rounded_ND).all():
+            raise InvalidInput(
+                "a key is not finite in float16; the model's states are too large to be stored", field="keys"
+            )
+        self._keys.append(rounded_ND)
+        self._values.append(values_N)
+        self._entries += len(values_N)
+
+    def checkpoint(self) -> None:
+        """Makes what was appended so far survive a kill."""
+        self._keys.sync()
+        self._values.sync()
+        journal = {"entries": self._keys.rows, "segment": self._number, "spec": asdict(self.spec)}
+        write_whole(self.path / JOURNAL, json.dumps(journal).encode())
+
+    def commit(self, progress: Progress = silent, *, defaults: KnnDefaults) -> Datastore:
+        """Builds the index and makes the segment count; gives the store, open. A store's own defaults stay as they are.
+
+        Raises InvalidInput where there is no entry, Incompatible where a resumed corpus ended early.
+        """
+        if not self._entries or self._entries < self._keys.rows:
+            raise self._nothing_to_commit()
+        self.checkpoint()
+        record = self._finish_files(progress)
+        (self.path / SEGMENTS).mkdir(exist_ok=True)
+        move(self._work, self.path / record.folder)
+        manifest = self._successor(record, defaults)
+        commit_manifest(self.path, manifest)
+        remove(self.path / JOURNAL)
+        sweep(self.path, manifest)
+        self._held.close()
+        return Datastore.open(self.path)
+
+    def close(self) -> None:
+        """Lets go of the files and the lock."""
+        self._held.close()
+
+    def __enter__(self) -> Self:
+        """Closes at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Closes."""
+        self.close()
+
+    def _recover(self) -> int:
+        """How many entries an interrupted build left; brings its folder back where only the commit was missing."""
+        journal = self.path / JOURNAL
+        if not journal.exists():
+            remove(self._work)
+            return 0
+        try:
+            left = json.loads(journal.read_bytes())
+            number, entries, spec = int(left["segment"]), int(left["entries"]), StoreSpec(**left["spec"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise Corrupt(f"{journal} cannot be read ({error}); remove {journal} to start the build anew") from error
+        if number != self._number:  # its segment was committed, and only the journal was left behind
+            remove(journal)
+            remove(self._work)
+            return 0
+        _check_same(spec, self.spec, self.path)
+        moved = self.path / SEGMENTS / f"{number:06d}"
+        if moved.exists() and not self._work.exists():
+            move(moved, self._work)
+        if not self._work.exists():
+            return 0
+        return entries
+
+    def _finish_files(self, progress: Progress) -> SegmentRecord:
+        """Writes what the segment lacks, syncs everything, and records what each file must be."""
+        self._documents.set_sizes(np.diff([*self._starts, self._entries]).tolist())
+        self._documents.commit()
+        sync_file(self._work / DOCUMENTS)
+        starts = GrowingArray(self._work / STARTS, "<i8", None)
+        self._held.callback(starts.close)
+        starts.append(np.array([*self._starts, self._entries]))
+        starts.sync()
+        factory, nprobe = self._build_index(progress)
+        names = [KEYS, VALUES, STARTS, DOCUMENTS, *([INDEX] if factory != FLAT else [])]
+        for file in self._work.iterdir():
+            if file.name not in names:
+                remove(file)
+        sync_folder(self._work)
+        files = {}
+        for done, name in enumerate(names, start=1):
+            files[name] = FileRecord((self._work / name).stat().st_size, checksum(self._work / name))
+            progress("check files", done, len(names))
+        return SegmentRecord(self._number, self._entries, len(self._starts), factory, nprobe, files)
+
+    def _build_index(self, progress: Progress) -> tuple[str, int]:
+        factory = choose_index(self.spec.index, self._entries)
+        if factory == FLAT:
+            return factory, 0
+        keys_ND = np.load(self._work / KEYS, mmap_mode="r")
+        values_N = np.load(self._work / VALUES, mmap_mode="r")
+        index = build_ivf(factory, keys_ND, values_N, seed=self.spec.seed, progress=progress)
+        write_index(index, self._work / INDEX)
+        return factory, choose_nprobe(index, keys_ND, values_N, seed=self.spec.seed)
+
+    def _successor(self, record: SegmentRecord, defaults: KnnDefaults) -> Manifest:
+        if self._manifest is None:
+            return Manifest(1, self.spec, (record,), defaults)
+        return self._manifest.next(segments=(*self._manifest.segments, record))
+
+    def _check(self, keys_ND: np.ndarray, values_N: np.ndarray) -> None:
+        if not self._starts:
+            raise InvalidInput("an entry before the first document; call begin_document first", field="values")
+        if self._entries != self._keys.rows:
+            raise InvalidInput("entries were left out of a resumed build; replay them first", field="values")
+        if keys_ND.shape != (len(values_N), self.spec.dim):
+            raise InvalidInput(
+                f"keys of shape {keys_ND.shape} for {len(values_N)} values; expected ({len(values_N)}, {self.spec.dim})",
+                field="keys",
+            )
+        if len(values_N) and not 0 <= values_N.min() <= values_N.max() < 1 << VALUE_BITS:
+            raise InvalidInput(f"a value is outside 0 to {(1 << VALUE_BITS) - 1}: no token id", field="values")
+
+    def _nothing_to_commit(self) -> Exception:
+        if not self._entries and not self._keys.rows:
+            return InvalidInput("there is no entry to commit; the corpus has no token", field="corpus")
+        return Incompatible(
+            f"the corpus ended before the entries that the interrupted build left in {self.path};"
+            f" give the same corpus, or remove {self._work} to start anew"
+        )
+
+
+def _check_same(there: StoreSpec, wanted: StoreSpec, path: Path) -> None:
+    mine, others = asdict(wanted), asdict(there)
+    differing = [f"{name} {others[name]!r}, not {mine[name]!r}" for name in mine if mine[name] != others[name]]
+    if differing:
+        raise Incompatible(f"{path} was built with {'; '.join(differing)}: use the same, or another folder")
