@@ -255,11 +255,11 @@ class StoreWriter:
             raise InvalidInput("entries were left out of a resumed build; replay them first", field="values")
         if keys_ND.shape != (len(values_N), self.spec.dim):
             raise InvalidInput(
-                f"keys of shape {keys_ND.shape} for {len(values_N)} values; expected ({len(values_N)}, {self.spec.dim})",
+                f"keys of shape {keys_ND.shape}; expected ({len(values_N)}, {self.spec.dim}), one row a value",
                 field="keys",
             )
         if len(values_N) and not 0 <= values_N.min() <= values_N.max() < 1 << VALUE_BITS:
-            raise InvalidInput(f"a value is outside 0 to {(1 << VALUE_BITS) - 1}: no token id", field="values")
+            raise InvalidInput(f"a value is outside 0 to {(1 << VALUE_BITS) - 1}", field="values")
 
     def _nothing_to_commit(self) -> Exception:
         if not self._entries and not self._keys.rows:

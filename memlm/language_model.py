@@ -97,7 +97,7 @@ class LanguageModel:
         """
         retrieval = self.retrieval(MemoryParams(store=store, k=k, nprobe=nprobe))
         if retrieval is None:
-            raise InvalidInput("no datastore is loaded; give one with stores=[...]", field="store")
+            raise InvalidInput("no datastore is loaded, and search needs one; load one", field="store")
         found = retrieval.search(self._key_after(text))
         rows = (found.neighbours.ids_QK, found.neighbours.distances_QK, found.logweights_QK, found.neighbours.values_QK)
         return retrieval.memory.describe(*(row_QK[0] for row_QK in rows))

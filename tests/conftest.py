@@ -46,7 +46,7 @@ def make_text(seed: int, num_words: int) -> str:
     """Sentences of few words, so that there is something to remember."""
     rng = random.Random(seed)
     words = [rng.choice(WORDS) for _ in range(num_words)]
-    return " ".join(word + ("\n" if rng.random() < 0.1 else "") for word in words)
+    return " ".join(word + ("\n" if rng.random() < 0.25 else "") for word in words)
 
 
 @pytest.fixture(scope="session")

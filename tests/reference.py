@@ -62,7 +62,7 @@ def generate_uncached(checkpoint: Checkpoint, prompt: str, num_tokens: int) -> l
     for _ in range(num_tokens):
         with torch.inference_mode():
             hidden_BTD, _ = checkpoint.decoder(torch.tensor([tokens + drawn]))
-        drawn.append(int(checkpoint.decoder.logprobs(hidden_BTD[0, -1]).argmax()))
+            drawn.append(int(checkpoint.decoder.logprobs(hidden_BTD[0, -1]).argmax()))
         if drawn[-1] == checkpoint.tokenizer.end_id:
             return drawn[:-1]
     return drawn
