@@ -31,8 +31,9 @@ if TYPE_CHECKING:
         TokenScore,
         Usage,
     )
+    from memlm.async_client import AsyncClient
     from memlm.build import add_to_index, build_index
-    from memlm.client import AsyncClient, Client
+    from memlm.client import Client
     from memlm.errors import MemlmError
     from memlm.evaluate import evaluate
     from memlm.index.datastore import Datastore
@@ -48,7 +49,8 @@ _HOMES = {
         " Neighbor SamplingParams Score StoreInfo Token TokenScore Usage"
     ),
     "memlm.build": "add_to_index build_index",
-    "memlm.client": "AsyncClient Client",
+    "memlm.async_client": "AsyncClient",
+    "memlm.client": "Client",
     "memlm.errors": "MemlmError",
     "memlm.evaluate": "evaluate",
     "memlm.index.datastore": "Datastore",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +24,7 @@ from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.errors import InvalidInput, NotFound
 from memlm.generate import Generation
 from memlm.memory import Memory, Retrieval
-from memlm.scoring import score_text
+from memlm.scoring import score_steps, score_text
 
 
 def load(model: str | Path, stores: Sequence[str | Path] = ()) -> LanguageModel:
@@ -87,6 +87,12 @@ class LanguageModel:
     def score(self, text: str, *, token_scores: bool = False, **memory: Any) -> Score:
         """The text's log-probability; `memory` are the fields of `MemoryParams`."""
         return score_text(self.checkpoint, text, self.retrieval(MemoryParams(**memory)), token_scores=token_scores)
+
+    def score_steps(
+        self, text: str, memory: MemoryParams, *, token_scores: bool = False
+    ) -> Generator[None, None, Score]:
+        """The same, a window at a time, for whoever has other things to do in between."""
+        return score_steps(self.checkpoint, text, self.retrieval(memory), token_scores=token_scores)
 
     def search(
         self, text: str, *, k: int = 8, store: str | None = None, nprobe: int | None = None

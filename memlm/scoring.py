@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,6 +59,19 @@ def default_stride(context: int) -> int:
 
 def score_text(checkpoint: Checkpoint, text: str, retrieval: Retrieval | None, *, token_scores: bool = False) -> Score:
     """Scores one text. Raises InvalidInput for an empty one, whose perplexity nobody knows."""
+    steps = score_steps(checkpoint, text, retrieval, token_scores=token_scores)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            score: Score = end.value
+            return score
+
+
+def score_steps(
+    checkpoint: Checkpoint, text: str, retrieval: Retrieval | None, *, token_scores: bool = False
+) -> Generator[None, None, Score]:
+    """The same, a window at a time, for whoever has other things to do in between."""
     if not text:
         raise InvalidInput("the text is empty; give at least one character", field="text")
     tally, details = Tally(), []
@@ -66,6 +79,7 @@ def score_text(checkpoint: Checkpoint, text: str, retrieval: Retrieval | None, *
         tally.add(scored)
         if token_scores:
             details.extend(_details(scored, checkpoint))
+        yield
     tally.add_text(text)
     return tally.score(retrieval, tuple(details))
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from memlm.cli import bench, client, index, options, render
-from memlm.cli.console import ConsoleProgress, emit_json, out, table, tell_problem
+from memlm.cli.console import ConsoleProgress, emit_json, err, out, table, tell_problem
 from memlm.cli.options import asked
 from memlm.errors import InvalidInput
 
@@ -152,6 +152,36 @@ def generate(
         render.print_generation(tokens, json=json, show_memory=show_memory)
 
 
+@app.command(epilog="Example: memlm serve --model model --store store --port 50051")
+def serve(
+    model: options.Model,
+    store: options.Stores = None,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes any free port.")] = 50051,
+    threads: Annotated[int, typer.Option(help="Threads for the model; 0 takes all cores.")] = 0,
+    max_running: Annotated[int, typer.Option(help="Requests that take turns; others wait.")] = 32,
+    max_queued: Annotated[int, typer.Option(help="Requests that may wait; one more is refused.")] = 256,
+    drain: Annotated[float, typer.Option(help="Seconds that running requests may go on after SIGTERM.")] = 30.0,
+    log_level: Annotated[str, typer.Option(metavar="debug|info|warning|error", help="What is logged.")] = "warning",
+) -> None:
+    """Serve a model and its datastores over gRPC, until SIGTERM or Ctrl-C."""
+    from memlm.server.config import ServerConfig
+    from memlm.server.serve import serve as run
+
+    config = ServerConfig(
+        model=model,
+        stores=tuple(store or ()),
+        host=host,
+        port=port,
+        num_threads=threads,
+        max_running=max_running,
+        max_queued=max_queued,
+        drain_s=drain,
+        log_level=log_level,
+    )
+    raise typer.Exit(run(config, lambda address: err.print(f"serving {model} at {address}", markup=False)))
+
+
 @app.command(epilog="Example: memlm demo --out demo")
 def demo(
     out_folder: Annotated[Path, typer.Option("--out", "-o", help="A new folder for all that the demo makes.")] = Path(
@@ -159,12 +189,13 @@ def demo(
     ),
     steps: Annotated[int | None, typer.Option(help="Train for this many steps; fewer are quicker and worse.")] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same demo.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder of an earlier demo.")] = False,
     json: options.Json = False,
 ) -> None:
     """Do the main job, end to end, on this machine's own Python library."""
     from memlm.demo import run_demo
 
-    run_demo(out_folder, steps=steps, seed=seed, as_json=json)
+    run_demo(out_folder, steps=steps, seed=seed, overwrite=overwrite, json=json)
 
 
 def _train_config(preset: str, file: Path | None, given: dict[str, Any]) -> Any:

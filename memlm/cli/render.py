@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from rich.console import Console
 from rich.text import Text
 
 from memlm.api import Neighbor, Token, TokenStream
@@ -14,13 +15,13 @@ from memlm.cli.console import emit_json, out
 SHADES = ((0.2, "default"), (0.4, "cyan"), (0.6, "green"), (0.8, "yellow"), (1.01, "bold magenta"))
 
 
-def stream(tokens: Iterable[Token], *, coloured: bool) -> list[Token]:
+def stream(tokens: Iterable[Token], *, coloured: bool, to: Console = out) -> list[Token]:
     """Prints tokens as they come; gives them all."""
     seen = []
     for token in tokens:
-        out.print(Text(token.text, style=shade_of(token.memory_share) if coloured else ""), end="")
+        to.print(Text(token.text, style=shade_of(token.memory_share) if coloured else ""), end="")
         seen.append(token)
-    out.print()
+    to.print()
     return seen
 
 
@@ -62,14 +63,14 @@ def spoken_by_document(tokens: Iterable[Token]) -> Counter[str]:
     return spoken
 
 
-def print_sources(tokens: Iterable[Token]) -> None:
+def print_sources(tokens: Iterable[Token], *, to: Console = out) -> None:
     """Lists the loudest sources under a text."""
     for token, speaker in sources(tokens):
         line = Text(f"  {token.memory_share:4.0%} ")
         line.append(f"{token.text!r:16}", style=shade_of(token.memory_share))
         line.append(f" {speaker.document_id}:{speaker.line}", style="blue")
         line.append(f"  {_one_line(speaker.snippet)}", style="dim")
-        out.print(line)
+        to.print(line)
 
 
 def _one_line(snippet: str, width: int = 60) -> str:

@@ -1,0 +1,94 @@
+"""What a server is asked besides generation: the dataclasses that the client, the server and its worker share.
+
+Like `memlm.api.GenerateRequest`, each refuses values that mean nothing as it is made, so a bad request fails in the
+client before it travels, and in the server if another client sent it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from memlm.api import GenerateRequest, MemoryParams
+from memlm.errors import InvalidInput
+
+MAX_DOCUMENT_IDS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """How probable is this text?"""
+
+    text: str
+    memory: MemoryParams = field(default_factory=MemoryParams)
+    token_scores: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """Which tokens make this text?"""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizeRequest:
+    """Which text do these tokens make?"""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GetModelRequest:
+    """Which model is loaded?"""
+
+
+@dataclass(frozen=True, slots=True)
+class ListDatastoresRequest:
+    """Which datastores are loaded?"""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRequest:
+    """Which places of a datastore are most like the end of this text? `store=None` is the only one that is loaded."""
+
+    text: str
+    store: str | None = None
+    k: int = 8
+    nprobe: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses what `MemoryParams` refuses."""
+        MemoryParams(store=self.store, k=self.k, nprobe=self.nprobe)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteDocumentsRequest:
+    """Let these documents never speak again."""
+
+    document_ids: tuple[str, ...]
+    store: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses none, too many, and a lone string, whose letters would be taken for ids."""
+        count = len(self.document_ids)
+        if isinstance(self.document_ids, str):
+            raise InvalidInput(
+                f"document_ids is the text {self.document_ids!r}; expected a list of ids", field="document_ids"
+            )
+        if not 1 <= count <= MAX_DOCUMENT_IDS:
+            raise InvalidInput(
+                f"document_ids has {count} ids; expected 1 to {MAX_DOCUMENT_IDS} in one call", field="document_ids"
+            )
+
+
+Question: TypeAlias = (
+    GenerateRequest
+    | ScoreRequest
+    | TokenizeRequest
+    | DetokenizeRequest
+    | GetModelRequest
+    | ListDatastoresRequest
+    | SearchRequest
+    | DeleteDocumentsRequest
+)

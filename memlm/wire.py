@@ -1,0 +1,252 @@
+"""Dataclasses <-> protobuf: the only module that knows both.
+
+A record and its message share the names of their fields, save for those in `_RENAMED`. None is not set, and what is not
+set takes the dataclass's default; 0 is 0. Importing this loads no torch, no Faiss, no numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+from google.protobuf import empty_pb2
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from memlm import api, questions
+from memlm.errors import InternalError, InvalidInput
+from memlm.v1 import datastores_pb2, generation_pb2
+
+_MESSAGE_OF: dict[type, type[Message]] = {
+    api.SamplingParams: generation_pb2.SamplingParams,
+    api.MemoryParams: generation_pb2.MemoryParams,
+    api.GenerateRequest: generation_pb2.GenerateRequest,
+    api.Accepted: generation_pb2.Accepted,
+    api.Token: generation_pb2.Token,
+    api.Alternative: generation_pb2.Alternative,
+    api.Neighbor: generation_pb2.Neighbor,
+    api.Finished: generation_pb2.Finished,
+    api.Usage: generation_pb2.Usage,
+    api.Score: generation_pb2.ScoreResponse,
+    api.Figures: generation_pb2.Figures,
+    api.TokenScore: generation_pb2.TokenScore,
+    api.ModelInfo: generation_pb2.Model,
+    api.StoreInfo: datastores_pb2.Datastore,
+    api.DeleteReport: datastores_pb2.DeleteDocumentsResponse,
+    questions.ScoreRequest: generation_pb2.ScoreRequest,
+    questions.TokenizeRequest: generation_pb2.TokenizeRequest,
+    questions.DetokenizeRequest: generation_pb2.DetokenizeRequest,
+    questions.GetModelRequest: generation_pb2.GetModelRequest,
+    questions.SearchRequest: datastores_pb2.SearchRequest,
+    questions.ListDatastoresRequest: datastores_pb2.ListDatastoresRequest,
+    questions.DeleteDocumentsRequest: datastores_pb2.DeleteDocumentsRequest,
+}
+_RECORD_OF = {message: record for record, message in _MESSAGE_OF.items()}
+# `bytes` is a type's name in the .proto; a bool that is not set is false, so the wire asks for the exception.
+_RENAMED = {(api.Token, "bytes"): "raw", (api.MemoryParams, "use_store"): "without_store"}
+_REASONS = {reason: generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in api.FinishReason}
+_REASON_OF = {number: reason for reason, number in _REASONS.items()}
+
+# Replies that wrap a single value, which is what the library returns.
+_WRAPPED: dict[type, tuple[type[Message], str]] = {
+    questions.TokenizeRequest: (generation_pb2.TokenizeResponse, "token_ids"),
+    questions.DetokenizeRequest: (generation_pb2.DetokenizeResponse, "text"),
+    questions.SearchRequest: (datastores_pb2.SearchResponse, "neighbors"),
+    questions.ListDatastoresRequest: (datastores_pb2.ListDatastoresResponse, "datastores"),
+}
+_WRAPPED_FIELD = dict(_WRAPPED.values())
+
+
+def to_wire(record: Any) -> Message:
+    """A dataclass as its message. Raises InvalidInput, naming the field, for a value that the wire cannot carry."""
+    wanted = {
+        field.wire: _value_to_wire(value, field)
+        for field in _fields_of(type(record))
+        if (value := getattr(record, field.name)) is not None
+    }
+    message_type = _MESSAGE_OF[type(record)]
+    try:
+        return message_type(**wanted)
+    except (TypeError, ValueError):
+        raise _blame(message_type, wanted) from None
+
+
+def from_wire(message: Message) -> Any:
+    """A message as its dataclass. Raises InvalidInput, naming the field, where the dataclass refuses a value."""
+    record_type, values = _RECORD_OF[type(message)], {}
+    for field in _fields_of(record_type):
+        if not field.optional or message.HasField(field.wire):
+            values[field.name] = _value_from_wire(getattr(message, field.wire), field)
+        elif field.required:
+            values[field.name] = None
+    return record_type(**values)
+
+
+def event_to_wire(event: api.GenerationEvent) -> generation_pb2.GenerateEvent:
+    """One event of a generation's stream."""
+    if isinstance(event, tuple):
+        return generation_pb2.GenerateEvent(tokens=generation_pb2.Tokens(tokens=[to_wire(token) for token in event]))  # type: ignore[misc]  # to_wire gives the message of its record
+    if isinstance(event, api.Accepted):
+        return generation_pb2.GenerateEvent(accepted=cast(generation_pb2.Accepted, to_wire(event)))
+    return generation_pb2.GenerateEvent(finished=cast(generation_pb2.Finished, to_wire(event)))
+
+
+def event_from_wire(message: generation_pb2.GenerateEvent) -> api.GenerationEvent:
+    """One event of a generation's stream. Raises InternalError for one that this version does not know."""
+    kind = message.WhichOneof("event")
+    if kind is None:
+        raise InternalError("the server sent an event that this client does not know; install the server's version")
+    if kind == "tokens":
+        return tuple(from_wire(token) for token in message.tokens.tokens)
+    return cast("api.Accepted | api.Finished", from_wire(getattr(message, kind)))
+
+
+def answer_to_wire(question: questions.Question, answer: Any) -> Message:
+    """What the library answered to a question, as the reply of its call."""
+    if type(question) not in _WRAPPED:
+        return to_wire(answer)
+    reply_type, name = _WRAPPED[type(question)]
+    return reply_type(**{name: answer if isinstance(answer, str) else _each_to_wire(answer)})
+
+
+def answer_from_wire(reply: Message) -> Any:
+    """A reply, as what the library would have answered."""
+    name = _WRAPPED_FIELD.get(type(reply))
+    if name is None:
+        return from_wire(reply)
+    value = getattr(reply, name)
+    return value if isinstance(value, str) else _each_from_wire(value)
+
+
+def read_request(request_type: type[Message], data: bytes) -> Message:
+    """Bytes that a client sent, as a message.
+
+    Raises InvalidInput for what is no such message, for text that is not UTF-8, and for a field that this version
+    does not know: what is not supported is refused, never ignored.
+    """
+    try:
+        message = request_type.FromString(data)
+    except DecodeError:
+        field = _undecodable_text(request_type.DESCRIPTOR, data)
+        problem = (
+            f"{field} is not valid UTF-8; send text" if field else f"these are not the bytes of a {_name(request_type)}"
+        )
+        raise InvalidInput(problem, field=field) from None
+    _refuse_unknown(message)
+    return message
+
+
+class _Field(NamedTuple):
+    name: str
+    wire: str
+    required: bool
+    optional: bool
+    repeated: bool
+    nested: bool
+    negated: bool
+
+
+@cache
+def _fields_of(record_type: type) -> tuple[_Field, ...]:
+    """How each field of a record travels."""
+    on_wire = _MESSAGE_OF[record_type].DESCRIPTOR.fields_by_name
+    return tuple(
+        _Field(
+            name=field.name,
+            wire=(wire := _RENAMED.get((record_type, field.name), field.name)),
+            required=field.default is MISSING and field.default_factory is MISSING,
+            optional=on_wire[wire].has_presence,
+            repeated=str(field.type).startswith("tuple"),
+            nested=on_wire[wire].message_type is not None or on_wire[wire].enum_type is not None,
+            negated=wire == "without_store",
+        )
+        for field in fields(record_type)
+    )
+
+
+def _value_to_wire(value: Any, field: _Field) -> Any:
+    if field.repeated:
+        return _each_to_wire(value)
+    if field.negated:
+        return not value
+    if not field.nested:
+        return value
+    return _REASONS[value] if isinstance(value, api.FinishReason) else to_wire(value)
+
+
+def _value_from_wire(value: Any, field: _Field) -> Any:
+    if field.repeated:
+        return tuple(_each_from_wire(value))
+    if field.negated:
+        return not value
+    if not field.nested:
+        return value
+    return from_wire(value) if isinstance(value, Message) else _reason_of(value)
+
+
+def _each_to_wire(values: Sequence[Any]) -> list[Any]:
+    return [to_wire(value) if is_dataclass(value) else value for value in values]
+
+
+def _each_from_wire(values: Sequence[Any]) -> list[Any]:
+    return [from_wire(value) if isinstance(value, Message) else value for value in values]
+
+
+def _reason_of(number: int) -> api.FinishReason:
+    if number not in _REASON_OF:
+        raise InternalError(f"the server sent the unknown finish reason {number}; install the server's version")
+    return _REASON_OF[number]
+
+
+def _blame(message_type: type[Message], wanted: dict[str, Any]) -> InvalidInput:
+    """Finds the field whose value protobuf would not take."""
+    for name, value in wanted.items():
+        try:
+            message_type(**{name: value})
+        except (TypeError, ValueError) as error:
+            return InvalidInput(f"{name} cannot be sent: {error}", field=name)
+    return InvalidInput(f"this cannot be sent as a {_name(message_type)}")
+
+
+def _undecodable_text(descriptor: Descriptor, data: bytes) -> str:
+    """The name of the first text field that is not UTF-8; empty where the bytes are wrong in another way."""
+    try:
+        read = UnknownFieldSet(empty_pb2.Empty.FromString(data))  # type: ignore[no-untyped-call]  # no stub
+    except DecodeError:
+        return ""
+    for part in read:
+        field = descriptor.fields_by_number.get(part.field_number)
+        if field is None or not isinstance(part.data, bytes):
+            continue
+        if field.type == FieldDescriptor.TYPE_STRING and not _is_utf8(part.data):
+            return field.name
+        if field.message_type and (inner := _undecodable_text(field.message_type, part.data)):
+            return f"{field.name}.{inner}"
+    return ""
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _refuse_unknown(message: Message) -> None:
+    for part in UnknownFieldSet(message):  # type: ignore[no-untyped-call]  # no stub
+        raise InvalidInput(
+            f"{_name(type(message))} has a field {part.field_number} that this server does not know; leave it out, or"
+            " ask a server of your client's version"
+        )
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for inner in [value] if isinstance(value, Message) else value:
+                _refuse_unknown(inner)
+
+
+def _name(message_type: type[Message]) -> str:
+    return str(message_type.DESCRIPTOR.name)

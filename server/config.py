@@ -1,0 +1,49 @@
+"""How a server runs. No torch here: the front reads it too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from memlm.errors import InvalidInput
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What is served, where, and how much of it at once. Raises InvalidInput for what cannot be.
+
+    `port=0` takes any free port; `num_threads=0` all cores. At most `max_running` requests take turns and
+    `max_queued` wait; one more is refused. `drain_s` bounds how long running requests may go on once the server was
+    told to stop.
+    """
+
+    model: Path
+    stores: tuple[Path, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 50051
+    num_threads: int = 0
+    max_running: int = 32
+    max_queued: int = 256
+    max_message_bytes: int = 4 << 20
+    drain_s: float = 30.0
+    log_level: str = "warning"
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        for name, low, high in (
+            ("port", 0, 65_535),
+            ("num_threads", 0, 4096),
+            ("max_running", 1, 4096),
+            ("max_queued", 0, 1 << 20),
+            ("max_message_bytes", 1 << 10, 1 << 30),
+            ("drain_s", 0, 3600),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise InvalidInput(f"{name} is {value}; expected {low} to {high}", field=name)
+        if self.log_level not in LOG_LEVELS:
+            raise InvalidInput(
+                f"log_level is {self.log_level!r}; expected one of {', '.join(LOG_LEVELS)}", field="log_level"
+            )
