@@ -187,9 +187,7 @@ def _terminated_like_interrupted() -> Iterator[None]:
 def _make_room(folder: Path, overwrite: bool) -> None:
     if folder.exists():
         if not (overwrite and (folder / MARK).exists()):
-            raise AlreadyExists(
-                f"{folder} is there already; choose another with --out, or replace a demo's with --overwrite"
-            )
+            raise AlreadyExists(f"{folder} is there already; choose another --out, or replace a demo with --overwrite")
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     (folder / MARK).touch()
@@ -198,7 +196,8 @@ def _make_room(folder: Path, overwrite: bool) -> None:
 def _say_build(built: BuildReport, say: Any) -> None:
     quality = built.quality
     say.print(
-        f"{built.entries:,} entries of {built.bytes_per_entry:,.0f} bytes, {built.tokens_per_s:,.0f} tokens/s, {built.index}\n"
+        f"{built.entries:,} entries of {built.bytes_per_entry:,.0f} bytes, {built.tokens_per_s:,.0f} tokens/s,"
+        f" {built.index};\n"
         f"against exact search: recall@{quality.k} {quality.recall:.3f}, softmax mass {quality.softmax_mass:.3f},"
         f" {quality.nats_change:+.4f} ± {quality.nats_change_error:.4f} nats per token\n"
     )

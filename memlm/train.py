@@ -1,7 +1,8 @@
 """Documents -> a trained model.
 
-AdamW (arXiv 1711.05101), gradient clipping, linear warm-up, cosine decay; matrix products in bfloat16 where the
-processor has instructions for it. A checkpoint holds all that a run needs to go on to the same losses.
+Muon for the matrices inside the blocks (Keller Jordan, 2024; scaled as in arXiv 2502.16982), AdamW (1711.05101) for
+the rest, gradient clipping, linear warm-up, cosine decay; matrix products in bfloat16 where the processor has
+instructions for it. A checkpoint holds all that a run needs to go on to the same losses.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ class TrainConfig:
     `minutes` fixes the number of steps from the speed of the first ones, so only the other two are reproducible.
     """
 
-    dim: int = 256
+    dim: int = 192
     num_layers: int = 4
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    ff_dim: int = 704
+    num_heads: int = 3
+    num_kv_heads: int = 1
+    ff_dim: int = 512
     context_length: int = 256
-    vocab_size: int = 4096
-    batch_size: int = 16
-    learning_rate: float = 3e-3
+    vocab_size: int = 2048
+    batch_size: int = 4
+    learning_rate: float = 4e-3
     weight_decay: float = 0.1
     warmup: float = 0.05
     grad_clip: float = 1.0
@@ -143,17 +144,19 @@ def train(
 
 
 class TrainingRun:
-    """A decoder in training, its optimizer, and how far it has come."""
+    """A decoder in training, its optimizers, and how far it has come."""
 
     def __init__(self, config: TrainConfig, vocab_size: int, batches: Batches) -> None:
         """Starts from the seed's own initial parameters."""
         torch.manual_seed(config.seed)
         self.config, self.batches = config, batches
         self.decoder = Decoder(config.model(vocab_size))
-        matrices = [p for p in self.decoder.parameters() if p.dim() >= 2]
-        vectors = [p for p in self.decoder.parameters() if p.dim() < 2]
-        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=True)
+        matrices = [p for p in self.decoder.blocks.parameters() if p.dim() == 2]
+        others = [p for p in self.decoder.parameters() if all(p is not matrix for matrix in matrices)]
+        rates = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+        muon = torch.optim.Muon(matrices, **rates, adjust_lr_fn="match_rms_adamw")
+        adamw = torch.optim.AdamW(others, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        self.optimizers: tuple[torch.optim.Optimizer, ...] = (muon, adamw)
         self.bfloat16 = has_fast_bfloat16()
         self.losses: list[float] = []
         self.num_steps = 0
@@ -175,13 +178,14 @@ class TrainingRun:
     def step(self) -> None:
         """One batch forward and back, and one step of the optimizer."""
         number = len(self.losses)
-        for group in self.optimizer.param_groups:
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = learning_rate_at(number, self.num_steps, self.config)
         loss = self._loss(number)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.grad_clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.decoder.zero_grad()
         self.losses.append(loss.item())
 
     def save(self, path: Path) -> None:
@@ -189,7 +193,7 @@ class TrainingRun:
         temporary = path.with_suffix(".tmp")
         state = {
             "decoder": self.decoder.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "losses": self.losses,
             "num_steps": self.num_steps,
         }
@@ -204,7 +208,8 @@ class TrainingRun:
         try:
             state = torch.load(path, weights_only=True)
             self.decoder.load_state_dict(state["decoder"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
             self.losses, self.num_steps = state["losses"], state["num_steps"]
         except (RuntimeError, KeyError, ValueError, OSError, EOFError, pickle.UnpicklingError) as error:
             raise Corrupt(
@@ -231,7 +236,7 @@ class TrainingRun:
         for _ in range(tries):
             begin = time.perf_counter()
             self._loss(0).backward()
-            self.optimizer.zero_grad()
+            self.decoder.zero_grad()
             seconds.append(time.perf_counter() - begin)
         return sum(seconds[1:]) / (tries - 1)
 
