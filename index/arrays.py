@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ class GrowingArray:
         with storage(path):
             self._file = path.open("r+b" if rows else "w+b")
             self._file.truncate(self._end)
-            self._file.seek(self._end)
+            self._write_header()
 
     def append(self, rows: np.ndarray) -> None:
         """Adds rows at the end."""
@@ -32,15 +33,19 @@ class GrowingArray:
     def sync(self) -> None:
         """Tells the number of rows in the header, and waits until all of it is on the disk."""
         with storage(self.path):
-            self._file.seek(0)
-            self._file.write(_header((self.rows,) if self._width is None else (self.rows, self._width), self._dtype))
-            self._file.seek(self._end)
+            self._write_header()
             self._file.flush()
             sync(self._file.fileno())
 
     def close(self) -> None:
-        """Closes the file; what was not synced may be lost."""
-        self._file.close()
+        """Closes the file; what was not synced may be lost, on a full disk it is."""
+        with suppress(OSError):
+            self._file.close()
+
+    def _write_header(self) -> None:
+        self._file.seek(0)
+        self._file.write(_header((self.rows,) if self._width is None else (self.rows, self._width), self._dtype))
+        self._file.seek(self._end)
 
     @property
     def _end(self) -> int:

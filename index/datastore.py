@@ -11,6 +11,7 @@ A reader keeps the manifest it opened until `refresh`, or until it commits one i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -244,12 +245,9 @@ class Datastore:
         dead[[row for owner, row in places if owner is segment]] = True
         name = f"deleted-{number:06d}.npy"
         path = self.path / segment.record.folder / name
-        rows = GrowingArray(path, "<i8", None)
-        try:
+        with closing(GrowingArray(path, "<i8", None)) as rows:
             rows.append(np.flatnonzero(dead))
             rows.sync()
-        finally:
-            rows.close()
         files = {kept: file for kept, file in segment.record.files.items() if kept != segment.record.deleted}
         files[name] = FileRecord(path.stat().st_size, checksum(path))
         return replace(segment.record, deleted=name, files=files)

@@ -13,8 +13,9 @@ standing. Who resumes streams the whole corpus again: what is on disk already is
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -46,7 +47,7 @@ from memlm.index.progress import Progress, silent
 from memlm.index.segment import DOCUMENTS, INDEX, KEYS, STARTS, VALUES
 
 BUILDING = "building"
-OURS = {CURRENT, JOURNAL, SEGMENTS, BUILDING, LOCK}
+OURS = re.compile(rf"({CURRENT}|{JOURNAL}|manifest-\d+\.json)(\.tmp)?|{SEGMENTS}|{BUILDING}|{LOCK}")
 
 
 class StoreWriter:
@@ -61,11 +62,9 @@ class StoreWriter:
         self.num_resumed_entries = self._recover()
         self._work.mkdir(exist_ok=True)
         rows = self.num_resumed_entries
-        self._keys = GrowingArray(self._work / KEYS, "<f2", spec.dim, rows=rows)
-        self._values = GrowingArray(self._work / VALUES, "<u4", None, rows=rows)
-        self._documents = DocumentTableWriter(self._work / DOCUMENTS)
-        for part in (self._keys, self._values, self._documents):
-            held.callback(part.close)
+        self._keys = held.enter_context(closing(GrowingArray(self._work / KEYS, "<f2", spec.dim, rows=rows)))
+        self._values = held.enter_context(closing(GrowingArray(self._work / VALUES, "<u4", None, rows=rows)))
+        self._documents = held.enter_context(closing(DocumentTableWriter(self._work / DOCUMENTS)))
         self._resumed_values = np.load(self._work / VALUES, mmap_mode="r") if rows else np.empty(0, np.uint32)
         self._entries = 0
         self._starts: list[int] = []
@@ -85,7 +84,7 @@ class StoreWriter:
             raise AlreadyExists(
                 f"there is a datastore at {path} already; choose another folder, or `memlm index add` to it"
             )
-        if path.exists() and (not path.is_dir() or any(file.name not in OURS for file in path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(not OURS.fullmatch(file.name) for file in path.iterdir())):
             raise AlreadyExists(f"{path} is there and is no unfinished datastore; choose another folder")
         with storage(path.parent):
             (path / SEGMENTS).mkdir(parents=True, exist_ok=True)
@@ -108,7 +107,9 @@ class StoreWriter:
             held.enter_context(writing(path))
             if manifest:
                 manifest = read_manifest(path)  # what counts now that nobody else writes
-            return cls(path, spec, manifest, held.pop_all())
+            writer = cls(path, spec, manifest, held)
+            writer._held = held.pop_all()
+            return writer
 
     def begin_document(self, document_id: str, *, title: str = "", metadata: Mapping[str, Any] | None = None) -> None:
         """What is appended from here on is of this document. Raises AlreadyExists for an id that is taken."""
@@ -217,10 +218,9 @@ class StoreWriter:
         self._documents.set_sizes(np.diff([*self._starts, self._entries]).tolist())
         self._documents.commit()
         sync_file(self._work / DOCUMENTS)
-        starts = GrowingArray(self._work / STARTS, "<i8", None)
-        self._held.callback(starts.close)
-        starts.append(np.array([*self._starts, self._entries]))
-        starts.sync()
+        with closing(GrowingArray(self._work / STARTS, "<i8", None)) as starts:
+            starts.append(np.array([*self._starts, self._entries]))
+            starts.sync()
         factory, nprobe = self._build_index(progress)
         names = [KEYS, VALUES, STARTS, DOCUMENTS, *([INDEX] if factory != FLAT else [])]
         for file in self._work.iterdir():

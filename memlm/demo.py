@@ -58,7 +58,7 @@ class DemoReport:
 def run_demo(
     folder: Path, *, steps: int | None = None, seed: int = 0, overwrite: bool = False, json: bool = False
 ) -> None:
-    """Does it all, and prints a table. Raises AlreadyExists where the folder is there; leaves nothing if interrupted."""
+    """Does it all, and prints a table. Raises AlreadyExists where there is such a folder; leaves nothing if stopped."""
     begin = time.monotonic()
     _make_room(folder, overwrite)
     say = err if json else out

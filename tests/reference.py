@@ -85,3 +85,11 @@ def mix_plainly(
 def stop_plainly(text: str, stops: list[str]) -> str:
     """The text before the first place where a stop string begins."""
     return text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
+
+
+def exact_search(queries_QD: np.ndarray, keys_ND: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Squared L2 distances and rows of the k nearest keys, in float64, both sides rounded to float16 first."""
+    queries_QD, keys_ND = (each.astype(np.float16).astype(np.float64) for each in (queries_QD, keys_ND))
+    distances_QN = ((queries_QD[:, None] - keys_ND[None]) ** 2).sum(axis=-1)
+    order_QK = np.argsort(distances_QN, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(distances_QN, order_QK, axis=1), order_QK

@@ -1,0 +1,217 @@
+"""Kills, crashes and full disks: the last committed state stands, and the next run goes on."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from memlm.index import arrays, durable, ivf
+from memlm.index.datastore import Datastore
+from memlm.index.errors import Incompatible, StorageFull
+from memlm.index.manifest import KnnDefaults
+from memlm.index.writer import StoreWriter
+from random_stores import DEFAULTS, Corpus, build, fill, spec
+
+IVF = "IVF4,SQfp16"
+
+
+class Crash(BaseException):
+    """Stands for the end of the process: nobody catches it."""
+
+
+@contextmanager
+def failing_at(step: int, failure: BaseException) -> Iterator[list[int]]:
+    """Makes the n-th durable operation fail, and each one after it: a dead process does nothing more."""
+    count = [0]
+
+    def counted(work: Callable) -> Callable:
+        def run(*args, **kwargs):
+            count[0] += 1
+            if count[0] >= step:
+                raise failure
+            return work(*args, **kwargs)
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durable.os, "fsync", counted(os.fsync))
+        patch.setattr(Path, "replace", counted(Path.replace))
+        patch.setattr(Path, "unlink", counted(Path.unlink))
+        yield count
+
+
+def count_of(work: Callable[[], object]) -> int:
+    with failing_at(10**9, Crash()) as count:
+        work()
+    return count[0]
+
+
+def finish(path: Path, corpus: Corpus, index: str = IVF) -> Datastore:
+    with StoreWriter.create(path, spec(index)) as writer:
+        fill(writer, corpus)
+        return writer.commit(defaults=DEFAULTS)
+
+
+def content_of(store: Datastore) -> tuple[bytes, bytes, list]:
+    folder = store.path / "segments" / "000001"
+    return (folder / "keys.npy").read_bytes(), (folder / "values.npy").read_bytes(), list(store.documents())
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 5, 12])
+def test_a_resumed_build_equals_an_uninterrupted_one_entry_for_entry(corpus, tmp_path, stop_after):
+    whole = build(tmp_path / "whole", corpus, IVF)
+    with StoreWriter.create(tmp_path / "cut", spec(IVF)) as writer:
+        fill(writer, corpus, stop_after=stop_after)
+        writer.begin_document("not checkpointed")
+        writer.append(np.ones((3, 12), np.float32), np.arange(3))
+    with StoreWriter.create(tmp_path / "cut", spec(IVF)) as writer:
+        assert writer.num_resumed_entries == corpus.sizes[:stop_after].sum()
+        fill(writer, corpus)
+        resumed = writer.commit(defaults=DEFAULTS)
+    assert content_of(resumed) == content_of(whole)
+    assert resumed.verify() == []
+
+
+def test_a_changed_corpus_is_refused_on_resume(corpus, tmp_path):
+    with StoreWriter.create(tmp_path / "s", spec()) as writer:
+        fill(writer, corpus, stop_after=5)
+    other = Corpus(1)
+    other.values_N = other.values_N + 1
+    with StoreWriter.create(tmp_path / "s", spec()) as writer, pytest.raises(Incompatible, match="same corpus"):
+        fill(writer, other)
+    with StoreWriter.create(tmp_path / "s", spec()) as writer:
+        fill(writer, corpus, stop_after=2)
+        with pytest.raises(Incompatible, match="ended before"):
+            writer.commit(defaults=DEFAULTS)
+    with pytest.raises(Incompatible, match="stride"):
+        StoreWriter.create(tmp_path / "s", spec(stride=3))
+
+
+def test_a_crash_at_every_step_of_a_build_leaves_it_resumable(corpus, tmp_path):
+    whole = content_of(build(tmp_path / "whole", corpus, IVF))
+    steps = count_of(lambda: finish(tmp_path / "counted", corpus).close())
+    assert steps > 20
+    for step in range(1, steps + 1):
+        path = tmp_path / f"crash-{step}"
+        with pytest.raises(Crash), failing_at(step, Crash()):
+            finish(path, corpus)
+        store = Datastore.open(path) if (path / "CURRENT").exists() else finish(path, corpus)
+        assert content_of(store) == whole, f"step {step}"
+        store.delete(["doc-0"])
+        store.close()
+
+
+def test_a_crash_at_every_step_of_a_change_leaves_the_old_state_or_the_new(corpus, tmp_path):
+    def change(path: Path) -> None:
+        with Datastore.open(path) as store:
+            store.delete(["doc-1"])
+            store.save_defaults(KnnDefaults(5, 0.5, 3.0, "x"))
+
+    build(tmp_path / "counted", corpus, IVF).close()
+    steps = count_of(lambda: change(tmp_path / "counted"))
+    seen = set()
+    for step in range(1, steps + 1):
+        path = tmp_path / f"crash-{step}"
+        build(path, corpus, IVF).close()
+        with pytest.raises(Crash), failing_at(step, Crash()):
+            change(path)
+        with Datastore.open(path) as store:
+            assert store.verify() == []
+            state = store.manifest.number
+            assert store.has_document("doc-1") == (state == 1)
+            assert store.defaults.k == (5 if state == 3 else DEFAULTS.k)
+            seen.add(state)
+            store.delete(["doc-2"])
+            assert not store.has_document("doc-2")
+    assert seen == {1, 2, 3}
+
+
+def test_a_crash_at_every_step_of_adding_leaves_the_old_documents_or_all(corpus, tmp_path):
+    more = Corpus(2, num_documents=3, prefix="more")
+
+    def add(path: Path) -> None:
+        with StoreWriter.extend(path, spec()) as writer:
+            fill(writer, more)
+            writer.commit(defaults=DEFAULTS).close()
+
+    build(tmp_path / "counted", corpus).close()
+    steps = count_of(lambda: add(tmp_path / "counted"))
+    for step in range(1, steps + 1):
+        path = tmp_path / f"crash-{step}"
+        build(path, corpus).close()
+        with pytest.raises(Crash), failing_at(step, Crash()):
+            add(path)
+        with Datastore.open(path) as store:
+            added = store.num_documents > len(corpus.names)
+            assert store.num_documents == len(corpus.names) + (len(more.names) if added else 0)
+        if not added:
+            add(path)
+        with Datastore.open(path) as store:
+            assert [d.id for d in store.documents()] == corpus.names + more.names
+            assert store.verify() == []
+
+
+def test_a_disk_that_fills_at_any_write_is_reported_and_harms_nothing(corpus, tmp_path):
+    more = Corpus(2, num_documents=3, prefix="more")
+
+    def add(path: Path) -> None:
+        with StoreWriter.extend(path, spec()) as writer:
+            fill(writer, more)
+            writer.commit(defaults=DEFAULTS).close()
+
+    build(tmp_path / "counted", corpus).close()
+    reported = 0
+    for step in range(1, count_of(lambda: add(tmp_path / "counted")) + 1):
+        path = tmp_path / f"full-{step}"
+        build(path, corpus).close()
+        with (
+            failing_at(step, OSError(errno.ENOSPC, "No space left on device")),
+            pytest.raises((StorageFull, OSError)) as told,
+        ):
+            add(path)
+        reported += isinstance(told.value, StorageFull) and "make room" in str(told.value)
+        with Datastore.open(path) as store:
+            assert store.verify() == []
+            added = store.num_documents > len(corpus.names)
+        if not added:
+            add(path)
+        with Datastore.open(path) as store:
+            assert store.num_documents == len(corpus.names) + len(more.names)
+    assert reported > 10
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_arrays_and_indexes_tell_of_a_full_disk(tmp_path):
+    index = ivf._create("IVF1,SQfp16", 4)
+    index.train(np.zeros((40, 4), np.float32))
+    with pytest.raises(StorageFull):
+        ivf.write_index(index, Path("/dev/full"))
+    array = arrays.GrowingArray(tmp_path / "a.npy", "<f2", 4)
+    array._file.close()
+    array._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+    with pytest.raises(StorageFull):
+        array.append(np.zeros((100_000, 4)))
+    array.close()
+
+
+def test_a_killed_process_leaves_what_was_checkpointed_and_no_lock(corpus, tmp_path):
+    script = (
+        "import os, signal, sys; sys.path.insert(0, sys.argv[2])\n"
+        "from random_stores import *\n"
+        "writer = StoreWriter.create(sys.argv[1], spec('IVF4,SQfp16'))\n"
+        "fill(writer, Corpus(1), stop_after=6)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "s", Path(__file__).parents[1]], cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL
+    with StoreWriter.create(tmp_path / "s", spec(IVF)) as writer:
+        assert writer.num_resumed_entries == corpus.sizes[:6].sum()
+        fill(writer, corpus)
+        store = writer.commit(defaults=DEFAULTS)
+    assert content_of(store) == content_of(build(tmp_path / "whole", corpus, IVF))

@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memlm.index.errors import InvalidInput, NotFound
+from memlm.index.ivf import choose_index
+from memlm.index.neighbours import Neighbours, nearest_of
+from memlm.index.segment import ROW_BITS
+from random_stores import DIM, Corpus
+from reference import exact_search
+
+INDEXES = ["Flat", "IVF4,SQfp16"]
+QUERIES_QD = np.random.default_rng(7).normal(size=(5, DIM)).astype(np.float32) * 3
+
+
+def rows_of(found: Neighbours) -> np.ndarray:
+    """The rows within the one segment of a store; -1 where missing."""
+    return np.where(found.ids_QK >= 0, found.ids_QK & ((1 << ROW_BITS) - 1), -1)
+
+
+@pytest.mark.parametrize("index", INDEXES)
+@pytest.mark.parametrize("k", [1, 7, 10_000])
+def test_results_keep_the_contract(make, corpus, index, k):
+    found = make(corpus, index).search(QUERIES_QD, k, nprobe=4)
+    assert found.distances_QK.shape == found.ids_QK.shape == found.values_QK.shape == (5, k)
+    assert (found.distances_QK.dtype, found.ids_QK.dtype, found.values_QK.dtype) == (np.float32, np.int64, np.int64)
+    assert (found.distances_QK[:, 1:] >= found.distances_QK[:, :-1]).all()
+    missing_QK = found.ids_QK < 0
+    assert missing_QK.sum() == 5 * max(0, k - len(corpus.values_N))
+    assert np.isinf(found.distances_QK[missing_QK]).all()
+    assert (found.values_QK[missing_QK] == -1).all()
+    assert (np.diff(missing_QK.astype(int), axis=1) >= 0).all()
+    np.testing.assert_array_equal(found.values_QK[~missing_QK], corpus.values_N[rows_of(found)[~missing_QK]])
+
+
+@pytest.mark.parametrize("index", INDEXES)
+def test_with_all_lists_probed_search_equals_its_plain_twin(make, corpus, index):
+    found = make(corpus, index).search(QUERIES_QD, 20, nprobe=4)
+    distances_QK, rows_QK = exact_search(QUERIES_QD, corpus.keys_ND, 20)
+    np.testing.assert_array_equal(rows_of(found), rows_QK)
+    np.testing.assert_allclose(found.distances_QK, distances_QK, rtol=1e-5)
+
+
+def test_distances_do_not_cancel_far_from_the_origin(make):
+    corpus = Corpus(3)
+    corpus.keys_ND += 500
+    found = make(corpus).search(corpus.keys_ND[:9], 3)
+    np.testing.assert_array_equal(found.distances_QK[:, 0], 0)
+    distances_QK, _ = exact_search(corpus.keys_ND[:9], corpus.keys_ND, 3)
+    np.testing.assert_allclose(found.distances_QK, distances_QK, rtol=1e-5)
+
+
+@pytest.mark.parametrize("index", INDEXES)
+def test_a_stored_key_finds_itself_and_the_value_that_follows(make, corpus, index):
+    store = make(corpus, index)
+    found = store.search(corpus.keys_ND, 1, nprobe=4)
+    np.testing.assert_array_equal(rows_of(found)[:, 0], np.arange(len(corpus.values_N)))
+    np.testing.assert_array_equal(found.values_QK[:, 0], corpus.values_N)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), share=st.floats(0, 1), k=st.integers(1, 40), index=st.sampled_from(INDEXES))
+def test_deleted_documents_never_come_back_and_all_others_do(tmp_path_factory, seed, share, k, index):
+    from random_stores import build
+
+    corpus = Corpus(seed % 7, num_documents=9)
+    store = build(tmp_path_factory.mktemp("s") / "store", corpus, index)
+    rng = np.random.default_rng(seed)
+    dead = rng.random(9) < share
+    if dead.any():
+        store.delete([corpus.names[number] for number in np.flatnonzero(dead)])
+    live_N = np.flatnonzero(~dead[corpus.owner_N])
+    for found in (store.search(QUERIES_QD, k, nprobe=4), store.exact().search(QUERIES_QD, k)):
+        distances_QK, order_QK = exact_search(QUERIES_QD, corpus.keys_ND[live_N], k)
+        width = order_QK.shape[1]
+        np.testing.assert_array_equal(rows_of(found)[:, :width], live_N[order_QK])
+        np.testing.assert_allclose(found.distances_QK[:, :width], distances_QK, rtol=1e-5)
+        assert (found.ids_QK[:, width:] == -1).all()
+    store.close()
+
+
+def test_several_searches_merge_into_the_nearest():
+    near = Neighbours(np.array([[1.0, 4.0]], np.float32), np.array([[10, 11]]), np.array([[1, 2]]))
+    far = Neighbours(np.array([[2.0, np.inf]], np.float32), np.array([[20, -1]]), np.array([[3, -1]]))
+    both = nearest_of([near, far], 3)
+    assert both.ids_QK.tolist() == [[10, 20, 11]]
+    assert both.values_QK.tolist() == [[1, 3, 2]]
+
+
+@pytest.mark.parametrize("index", INDEXES)
+def test_places_are_told_right_at_the_borders_of_documents(make, corpus, index):
+    store = make(corpus, index)
+    everything = store.search(corpus.keys_ND, 1, nprobe=4).ids_QK[:, 0]
+    starts = np.cumsum(corpus.sizes) - corpus.sizes
+    for row, place in enumerate(store.locate(everything)):
+        owner = corpus.owner_N[row]
+        assert (place.document_id, place.title) == (corpus.names[owner], corpus.names[owner].upper())
+        assert place.metadata == {"number": owner}
+        assert place.token_offset == row - starts[owner]
+    numbers = store.document_of(everything)
+    assert len(set(numbers.tolist())) == len(corpus.names)
+    assert (np.diff(numbers) >= 0).all()
+    assert store.document_of(np.array([[-1]])).tolist() == [[-1]]
+    for name, _, values_N in corpus.blocks():
+        assert store.tokens(name).tolist() == values_N.tolist()
+        assert store.tokens(name, 1, 3).tolist() == values_N[1:3].tolist()
+    with pytest.raises(NotFound):
+        store.tokens("nobody")
+    with pytest.raises(NotFound):
+        store.locate(np.array([1 << 50]))
+
+
+def test_samples_are_live_entries_without_repetition(make, corpus):
+    store = make(corpus)
+    store.delete(corpus.names[:6])
+    ids = store.sample(10_000, seed=0)
+    assert len(ids) == len(set(ids.tolist())) == store.num_entries
+    assert {place.document_id for place in store.locate(ids)} == set(corpus.names[6:])
+    assert store.sample(5, seed=1).tolist() == store.sample(5, seed=1).tolist() != store.sample(5, seed=2).tolist()
+
+
+def test_the_index_is_chosen_by_size():
+    assert choose_index("auto", 99_999) == "Flat"
+    assert choose_index("auto", 100_000) == "IVF512,SQfp16"
+    assert choose_index("auto", 1_000_000) == "IVF2048,SQfp16"
+    assert choose_index("IVF64,PQ8", 10) == "IVF64,PQ8"
+    for bad in ("HNSW32", "mystery", "IVFx,Flat"):
+        with pytest.raises(InvalidInput, match="expected auto, Flat, or IVF"):
+            choose_index(bad, 10)
+
+
+def test_an_index_that_faiss_does_not_make_is_refused_with_its_reason(make, corpus):
+    with pytest.raises(InvalidInput, match="Faiss makes no index"):
+        make(corpus, "IVF4,Nonsense")
+
+
+@pytest.mark.parametrize("bad", [np.zeros((2, DIM + 1), np.float32), np.zeros(DIM, np.float32)])
+def test_queries_of_another_shape_are_refused(make, corpus, bad):
+    with pytest.raises(InvalidInput, match="expected"):
+        make(corpus).search(bad, 1)
