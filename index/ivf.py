@@ -13,7 +13,6 @@ from typing import Any
 import faiss
 import numpy as np
 from jaxtyping import Float16, Float32
-from memlm.index.durable import storage, sync
 from memlm.index.errors import Corrupt, InvalidInput
 from memlm.index.exact import exact_neighbours
 from memlm.index.neighbours import Neighbours
@@ -22,7 +21,6 @@ from memlm.index.progress import Progress
 FLAT = "Flat"
 FLAT_BELOW = 100_000
 VALUE_BITS = 24
-ADD_ROWS = 65_536
 POINTS_PER_LIST = 64  # Faiss warns below 39 and drops what is above 256
 KMEANS_ROUNDS = 6  # more change recall by less than a hundredth: docs/log.md
 PROBES = (4, 8, 16, 32, 64, 128, 256)
@@ -47,24 +45,16 @@ def choose_index(wanted: str, entries: int) -> str:
     return wanted
 
 
-def build_ivf(
-    factory: str, keys_ND: Float16[np.ndarray, "N D"], values_N: np.ndarray, *, seed: int, progress: Progress
-) -> Any:
-    """A trained and filled Faiss index. Trains on a random sample of all the keys."""
+def train_ivf(factory: str, keys_ND: Float16[np.ndarray, "N D"], *, seed: int, progress: Progress) -> Any:
+    """An index that knows its lists and codes, and holds nothing. Trains on a random sample of all the keys."""
     index = _create(factory, keys_ND.shape[1])
-    inner = faiss.extract_index_ivf(index)
-    sample = min(len(keys_ND), max(1, inner.nlist) * POINTS_PER_LIST)
+    sample = min(len(keys_ND), index.nlist * POINTS_PER_LIST)
     progress("train index", 0, sample)
-    inner.cp.seed, inner.cp.niter = seed + 1, KMEANS_ROUNDS
-    inner.cp.min_points_per_centroid = 1
+    index.cp.seed, index.cp.niter = seed + 1, KMEANS_ROUNDS
+    index.cp.min_points_per_centroid = 1
     rows = np.sort(np.random.default_rng(seed).choice(len(keys_ND), sample, replace=False))
     index.train(keys_ND[rows].astype(np.float32))
     progress("train index", sample, sample)
-    for begin in range(0, len(keys_ND), ADD_ROWS):
-        end = min(begin + ADD_ROWS, len(keys_ND))
-        packed = (np.arange(begin, end) << VALUE_BITS) | values_N[begin:end].astype(np.int64)
-        index.add_with_ids(keys_ND[begin:end].astype(np.float32), packed)
-        progress("add to index", end, len(keys_ND))
     return index
 
 
@@ -75,7 +65,7 @@ def choose_nprobe(index: Any, keys_ND: Float16[np.ndarray, "N D"], values_N: np.
     queries_QD = queries_QD.astype(np.float32)
     k = min(JUDGED_K, len(keys_ND))
     exact = exact_neighbours(queries_QD, keys_ND, values_N, k)
-    lists = faiss.extract_index_ivf(index).nlist
+    lists = index.nlist
     for nprobe in PROBES:
         found = search_ivf(index, queries_QD, k, min(nprobe, lists))
         hits = sum(len(np.intersect1d(e, f)) for e, f in zip(exact.ids_QK, found.ids_QK, strict=True))
@@ -99,16 +89,6 @@ def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprob
     return found
 
 
-def write_index(index: Any, path: Path) -> None:
-    """Writes and syncs an index. Each write is checked here: Faiss' own writer can report success for a truncated
-    file.
-    """
-    with storage(path), path.open("wb") as file:
-        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, 1 << 20))
-        file.flush()
-        sync(file.fileno())
-
-
 def open_index(path: Path, entries: int, dim: int) -> Any:
     """Maps an index into memory without reading it. Raises Corrupt where it is not of this size."""
     try:
@@ -130,6 +110,8 @@ def _create(factory: str, dim: int) -> Any:
         raise InvalidInput(
             f"Faiss makes no index of {factory!r} over {dim} dimensions ({reason})", field="index"
         ) from error
-    if hasattr(index, "by_residual") and "SQ" in factory:
-        index.by_residual = False
+    lists = getattr(index, "invlists", None)
+    if lists is None or not isinstance(faiss.downcast_InvertedLists(lists), faiss.ArrayInvertedLists):
+        raise InvalidInput(f"an index {factory!r} cannot be mapped from disk; give IVF<lists>,<codes>", field="index")
+    index.by_residual = index.by_residual and "SQ" not in factory
     return index

@@ -28,7 +28,8 @@ from memlm.index.datastore import Datastore
 from memlm.index.documents import DocumentTableWriter
 from memlm.index.durable import checksum, move, remove, storage, sync_file, sync_folder, write_whole
 from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput
-from memlm.index.ivf import FLAT, VALUE_BITS, build_ivf, choose_index, choose_nprobe, write_index
+from memlm.index.ivf import FLAT, VALUE_BITS, choose_index, choose_nprobe, open_index, train_ivf
+from memlm.index.ivf_file import write_ivf
 from memlm.index.lock import LOCK, writing
 from memlm.index.manifest import (
     CURRENT,
@@ -239,8 +240,9 @@ class StoreWriter:
             return factory, 0
         keys_ND = np.load(self._work / KEYS, mmap_mode="r")
         values_N = np.load(self._work / VALUES, mmap_mode="r")
-        index = build_ivf(factory, keys_ND, values_N, seed=self.spec.seed, progress=progress)
-        write_index(index, self._work / INDEX)
+        trained = train_ivf(factory, keys_ND, seed=self.spec.seed, progress=progress)
+        write_ivf(self._work / INDEX, trained, keys_ND, values_N, progress=progress)
+        index = open_index(self._work / INDEX, self._entries, self.spec.dim)
         return factory, choose_nprobe(index, keys_ND, values_N, seed=self.spec.seed)
 
     def _successor(self, record: SegmentRecord, defaults: KnnDefaults) -> Manifest:

@@ -1,0 +1,131 @@
+"""Keys -> an inverted file on disk, in bounded memory.
+
+Faiss fills its lists in memory and writes them at the end, which takes as much memory as there are codes. Here the
+keys are assigned to lists in one pass, and then written list by list, a group of lists at a time, in the layout of
+Faiss' own "ilar" records (faiss/impl/index_write.cpp): a trained index without entries, the sizes of the lists,
+then codes and ids of each. What was written is opened by Faiss and checked before it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+import faiss
+import numpy as np
+from jaxtyping import Float16, Int64
+from memlm.index.arrays import GrowingArray
+from memlm.index.durable import remove, storage, sync
+from memlm.index.errors import Corrupt
+from memlm.index.ivf import VALUE_BITS
+from memlm.index.progress import Progress
+
+BLOCK_ROWS = 65_536
+GROUP_ROWS = 131_072
+EMPTY_LISTS_BYTES = 32  # "ilar", number of lists, code size, "sprs", no sizes: how an index without entries ends
+
+
+def write_ivf(
+    path: Path,
+    index: Any,
+    keys_ND: Float16[np.ndarray, "N D"],
+    values_N: np.ndarray,
+    *,
+    progress: Progress,
+) -> None:
+    """Writes and syncs an index of all the keys; `index` is trained and empty. `path` has a neighbour meanwhile."""
+    lists_path = path.with_suffix(".lists")
+    with closing(GrowingArray(lists_path, "<i4", None)) as lists:
+        for begin, end in _blocks(len(keys_ND)):
+            _, nearest_N1 = index.quantizer.search(keys_ND[begin:end].astype(np.float32), 1)
+            lists.append(nearest_N1[:, 0])
+            progress("assign to lists", end, len(keys_ND))
+        lists.sync()
+    lists_N = np.load(lists_path, mmap_mode="r")
+    sizes = _sizes_of(lists_N, index.nlist)
+    with storage(path), path.open("wb") as file:
+        _write_head(file, index, sizes)
+        _write_lists(file, index, keys_ND, values_N, lists_N, sizes, progress)
+        file.flush()
+        sync(file.fileno())
+    remove(lists_path)
+
+
+def _sizes_of(lists_N: np.ndarray, num_lists: int) -> Int64[np.ndarray, " L"]:
+    """How many rows each list has."""
+    return sum(
+        (np.bincount(lists_N[b:e], minlength=num_lists) for b, e in _blocks(len(lists_N))), np.zeros(num_lists, int)
+    )
+
+
+def _write_head(file: IO[bytes], index: Any, sizes: Int64[np.ndarray, " L"]) -> None:
+    """The trained index, as Faiss writes one without entries, up to where lists begin; and the sizes of the lists."""
+    index.ntotal = int(sizes.sum())
+    empty = faiss.serialize_index(index).tobytes()
+    index.ntotal = 0
+    head, tail = empty[:-EMPTY_LISTS_BYTES], empty[-EMPTY_LISTS_BYTES:]
+    count = np.array([len(sizes), index.code_size], "<u8").tobytes()
+    if tail != b"ilar" + count + b"sprs" + bytes(8):
+        raise Corrupt("this Faiss lays out inverted lists in a way that memlm does not know; install faiss-cpu 1.12")
+    file.write(head + b"ilar" + count + b"full" + np.array([len(sizes), *sizes], "<u8").tobytes())
+
+
+def _write_lists(
+    file: IO[bytes],
+    index: Any,
+    keys_ND: Float16[np.ndarray, "N D"],
+    values_N: np.ndarray,
+    lists_N: np.ndarray,
+    sizes: Int64[np.ndarray, " L"],
+    progress: Progress,
+) -> None:
+    done = 0
+    for first, last in _groups(sizes):
+        rows = _rows_between(lists_N, first, last)
+        codes = _encode(index, keys_ND[rows], lists_N[rows])
+        packed = (rows << VALUE_BITS) | values_N[rows].astype(np.int64)
+        order = np.argsort(lists_N[rows], kind="stable")
+        begin = 0
+        for size in sizes[first:last]:
+            mine = order[begin : begin + size]
+            file.write(codes[mine].tobytes())
+            file.write(packed[mine].astype("<i8").tobytes())
+            begin += size
+        done += len(rows)
+        progress("add to index", done, len(lists_N))
+
+
+def _rows_between(lists_N: np.ndarray, first: int, last: int) -> Int64[np.ndarray, " R"]:
+    """The rows that are assigned to the lists from `first` to before `last`, in order."""
+    parts = []
+    for begin, end in _blocks(len(lists_N)):
+        numbers = lists_N[begin:end]
+        parts.append(begin + np.flatnonzero((numbers >= first) & (numbers < last)))
+    return np.concatenate(parts)
+
+
+def _encode(index: Any, keys_ND: Float16[np.ndarray, "N D"], lists_N: np.ndarray) -> np.ndarray:
+    """The codes (N, code_size) of some keys in their lists."""
+    exact_ND = np.ascontiguousarray(keys_ND, np.float32)
+    codes = np.zeros((len(keys_ND), index.code_size), np.uint8)
+    numbers_N = np.ascontiguousarray(lists_N, np.int64)
+    index.encode_vectors(len(keys_ND), faiss.swig_ptr(exact_ND), faiss.swig_ptr(numbers_N), faiss.swig_ptr(codes))
+    return codes
+
+
+def _groups(sizes: Int64[np.ndarray, " L"]) -> Iterator[tuple[int, int]]:
+    """Ranges of lists that hold about `GROUP_ROWS` rows together; a list is never split."""
+    first, held = 0, 0
+    for number, size in enumerate(sizes):
+        if held and held + size > GROUP_ROWS:
+            yield first, number
+            first, held = number, 0
+        held += int(size)
+    yield first, len(sizes)
+
+
+def _blocks(num_rows: int) -> Iterator[tuple[int, int]]:
+    for begin in range(0, num_rows, BLOCK_ROWS):
+        yield begin, min(begin + BLOCK_ROWS, num_rows)

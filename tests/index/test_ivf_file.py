@@ -1,0 +1,30 @@
+import faiss
+import numpy as np
+import pytest
+from memlm.index import ivf_file
+from memlm.index.ivf import VALUE_BITS, open_index, search_ivf, train_ivf
+from memlm.index.ivf_file import write_ivf
+from memlm.index.progress import silent
+from random_stores import Corpus
+
+CORPUS = Corpus(5, num_documents=40)
+KEYS_ND = CORPUS.keys_ND.astype(np.float16)
+
+
+@pytest.mark.parametrize("factory", ["IVF8,SQfp16", "IVF8,SQ8", "IVF8,Flat", "IVF4,PQ4x4", "IVF300,SQfp16"])
+@pytest.mark.parametrize("rows", [50, 100_000])
+def test_the_file_is_the_one_that_faiss_writes_from_memory(tmp_path, monkeypatch, factory, rows):
+    monkeypatch.setattr(ivf_file, "BLOCK_ROWS", rows)
+    monkeypatch.setattr(ivf_file, "GROUP_ROWS", rows)
+    index = train_ivf(factory, KEYS_ND, seed=0, progress=silent)
+    write_ivf(tmp_path / "index.faiss", index, KEYS_ND, CORPUS.values_N, progress=silent)
+    packed_N = (np.arange(len(KEYS_ND)) << VALUE_BITS) | CORPUS.values_N
+    index.add_with_ids(KEYS_ND.astype(np.float32), packed_N)
+    assert (tmp_path / "index.faiss").read_bytes() == faiss.serialize_index(index).tobytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["index.faiss"]
+
+    queries_QD = KEYS_ND[:9].astype(np.float32)
+    mapped = open_index(tmp_path / "index.faiss", len(KEYS_ND), KEYS_ND.shape[1])
+    found, expected = (search_ivf(each, queries_QD, 6, 3) for each in (mapped, index))
+    np.testing.assert_array_equal(found.ids_QK, expected.ids_QK)
+    np.testing.assert_array_equal(found.values_QK, expected.values_QK)
