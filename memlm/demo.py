@@ -121,7 +121,7 @@ def _run(folder: Path, steps: int, seed: int, say: Any) -> DemoReport:
     say.print(f"bits per byte: model {score.base.bits_per_byte:.4f}, with its datastore {score.bits_per_byte:.4f}\n")
 
     say.rule("4. Serve it, ask it", align="left")
-    with _server(model, store) as target, Client(target) as client:
+    with started_server(model, store) as target, Client(target) as client:
         client.wait_until_ready()
         before = _ask(client, seed, say)
         spoken = render.spoken_by_document(before)
@@ -147,9 +147,11 @@ def _ask(client: Client, seed: int, say: Any) -> list[Token]:
 
 
 @contextlib.contextmanager
-def _server(model: Path, store: Path) -> Iterator[str]:
+def started_server(model: Path, *stores: Path) -> Iterator[str]:
     """A server in a process of its own, on any free port; gives its address, and ends it whatever happens."""
-    command = [sys.executable, "-m", "memlm", "serve", "--model", str(model.resolve()), "--store", str(store.resolve())]
+    command = [sys.executable, "-m", "memlm", "serve", "--model", str(model.resolve())]
+    for store in stores:
+        command += ["--store", str(store.resolve())]
     process = subprocess.Popen(
         [*command, "--port", "0"], stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=model.resolve()
     )
@@ -207,13 +209,13 @@ def _print_summary(folder: Path, report: DemoReport) -> None:
     base, mixed, quality = report.score.base, report.score.figures, report.build.quality
     shown = table("held-out modules", "model alone", "with its datastore", title="What came of it")
     for name in ("bits_per_byte", "token_perplexity", "word_perplexity"):
-        shown.add_row(name.replace("_", " "), f"{getattr(base, name):,.4g}", f"{getattr(mixed, name):,.4g}")
+        shown.add_row(name.replace("_", " "), f"{getattr(base, name):,.3f}", f"{getattr(mixed, name):,.3f}")
     out.print(shown)
     facts = table("", "")
     facts.show_header = False
     facts.add_row("trained on", f"{report.training.tokens:,} tokens, {report.training.tokens_per_s:,.0f}/s")
     facts.add_row("datastore", f"{report.build.entries:,} entries, {report.build.tokens_per_s:,.0f} tokens/s")
-    facts.add_row("index", f"{report.build.index}, recall {quality.recall:.3f}, mass {quality.softmax_mass:.3f}")
+    facts.add_row("index", f"{report.build.index}, recall {quality.recall:.3f}")
     facts.add_row(
         f"{report.loudest_document} spoke for", f"{report.spoken_before:.2f} tokens, then {report.spoken_after:.2f}"
     )

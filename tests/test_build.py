@@ -1,0 +1,208 @@
+"""From a corpus to a datastore, and what is measured of it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from memlm.index.datastore import Datastore
+from memlm.index.manifest import KnnDefaults
+from memlm.index.neighbours import Neighbours
+from reference import decode_plainly
+
+from memlm import build as build_module
+from memlm.api import MemoryParams
+from memlm.build import UNTUNED, add_to_index, build_index
+from memlm.corpus import Corpus
+from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound
+from memlm.evaluate import evaluate
+from memlm.language_model import load
+from memlm.memory import Memory
+from memlm.quality import agreement, measure_quality, sample_queries, scale_free_temperature
+from memlm.tune import best_lam, tune
+
+
+class Killed(Exception):
+    """Stands for a kill in the middle of a build."""
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(build_module, "BLOCK_WINDOWS", 4)
+
+
+def read(store: Path, name: str) -> np.ndarray:
+    return np.load(store / "segments" / "000001" / name)
+
+
+def test_every_corpus_token_is_one_entry_with_its_value(store_folder, corpus_folder, tokenizer):
+    with Datastore.open(store_folder) as store:
+        assert [document.id for document in store.documents()] == [f"doc-{number}.txt" for number in range(8)]
+        for document in Corpus([corpus_folder]):
+            assert store.tokens(document.id).tolist() == tokenizer.encode(document.text).tolist()
+
+
+def test_a_key_is_the_last_feed_forwards_input_after_its_norm(store_folder, corpus_folder, checkpoint):
+    document = next(iter(Corpus([corpus_folder / "doc-5.txt"])))
+    tokens = [checkpoint.tokenizer.end_id, *checkpoint.tokenizer.encode(document.text).tolist()]
+    with Datastore.open(store_folder) as store:
+        begin = next(
+            i
+            for i, place in enumerate(store.locate(np.sort(store.sample(10**6, 0))))
+            if place.document_id == "doc-5.txt"
+        )
+    keys_ND = read(store_folder, "keys.npy")[begin : begin + 48]
+    expected_TD = decode_plainly(checkpoint.decoder, tokens[:48])[1]
+    np.testing.assert_allclose(keys_ND, expected_TD, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("killed_at", [1, 2, 5])
+def test_a_killed_build_goes_on_and_ends_with_the_same_entries(model_folder, corpus_folder, tmp_path, killed_at):
+    whole = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "whole")
+    calls = [0]
+
+    def kill(phase: str, done: int, total: int | None, note: str = "") -> None:
+        calls[0] += phase == "read"
+        if calls[0] == killed_at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "cut", progress=kill)
+    resumed = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "cut")
+    assert 0 < resumed.resumed_entries < resumed.entries == whole.entries
+    for name in ("keys.npy", "values.npy", "starts.npy"):
+        np.testing.assert_array_equal(read(tmp_path / "cut", name), read(tmp_path / "whole", name))
+
+
+def test_a_smaller_stride_gives_more_context_and_the_same_values(model_folder, corpus_folder, tmp_path):
+    for stride in (1, 48):
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / str(stride), stride=stride)
+    np.testing.assert_array_equal(read(tmp_path / "1", "values.npy"), read(tmp_path / "48", "values.npy"))
+    assert not np.array_equal(read(tmp_path / "1", "keys.npy"), read(tmp_path / "48", "keys.npy"))
+    with pytest.raises(InvalidInput, match="stride"):
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "x", stride=49)
+
+
+def test_bad_input_harms_nothing_that_was_there(model_folder, corpus_folder, store_folder, tmp_path):
+    before = (store_folder / "CURRENT").read_text()
+    with pytest.raises(AlreadyExists):
+        build_index(model_folder, Corpus([corpus_folder]), store_folder)
+    with pytest.raises(NotFound):
+        build_index(tmp_path / "nowhere", Corpus([corpus_folder]), tmp_path / "s")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidInput, match="no text"):
+        build_index(model_folder, Corpus([tmp_path / "empty"]), tmp_path / "s")
+    with pytest.raises(NotFound, match="unfinished build"):
+        Datastore.open(tmp_path / "s")
+    assert (store_folder / "CURRENT").read_text() == before
+
+
+def test_added_documents_are_found_and_a_taken_id_is_refused(model_folder, corpus_folder, tmp_path):
+    build_index(model_folder, Corpus([corpus_folder / "doc-0.txt"]), tmp_path / "s")
+    report = add_to_index(model_folder, Corpus([corpus_folder / "doc-1.txt"]), tmp_path / "s")
+    assert report.documents == 2
+    with Datastore.open(tmp_path / "s") as store:
+        assert [document.id for document in store.documents()] == ["doc-0.txt", "doc-1.txt"]
+        assert len(store.manifest.segments) == 2
+    with pytest.raises(AlreadyExists, match=r"doc-0\.txt"):
+        add_to_index(model_folder, Corpus([corpus_folder / "doc-0.txt"]), tmp_path / "s")
+
+
+def test_quality_compares_the_index_with_exact_search(model_folder, corpus_folder, checkpoint, tmp_path):
+    exact = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "flat").quality
+    assert (exact.recall, exact.softmax_mass, exact.nats_change) == (1.0, pytest.approx(1.0), 0.0)
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "ivf", index="IVF16,SQfp16")
+    with Datastore.open(tmp_path / "ivf") as store:
+        memory = Memory(store, checkpoint)
+        stored = store.manifest.quality
+        assert stored == measure_quality(memory, checkpoint).as_dict()
+        assert 0.5 < stored["recall"] <= 1.0
+
+
+def test_a_query_never_finds_its_own_document(store_folder, checkpoint):
+    from memlm.quality import _leave_one_out
+
+    with Datastore.open(store_folder) as store:
+        queries = sample_queries(store, checkpoint)
+        for exact in (False, True):
+            found = _leave_one_out(store, queries, 5, exact=exact)
+            assert (found.ids_QK >= 0).all()
+            assert (store.document_of(found.ids_QK) != queries.documents_Q[:, None]).all()
+        nearest_Q = store.document_of(store.exact().search(queries.keys_QD, 1).ids_QK)[:, 0]
+        assert (nearest_Q == queries.documents_Q).mean() > 0.5  # as it would, if it were let
+
+
+def test_agreement_counts_ids_and_weighs_mass():
+    exact = Neighbours(np.array([[0.0, 0.0, 50.0]], np.float32), np.array([[1, 2, 3]]), np.zeros((1, 3), int))
+    found = Neighbours(np.array([[0.0, 50.0, 60.0]], np.float32), np.array([[2, 3, 9]]), np.zeros((1, 3), int))
+    recall, mass = agreement(found, exact, 1.0)
+    assert (recall, mass) == (pytest.approx(2 / 3), pytest.approx(0.5))
+
+
+def test_the_untuned_temperature_follows_the_scale_of_the_keys(store_folder, checkpoint):
+    with Datastore.open(store_folder) as store:
+        memory = Memory(store, checkpoint)
+        assert store.defaults.temperature == scale_free_temperature(memory, checkpoint) > 0
+        assert (store.defaults.k, store.defaults.lam, store.defaults.tuned_on) == (UNTUNED.k, UNTUNED.lam, None)
+
+
+def test_tuning_finds_the_best_and_keeps_it(model_folder, corpus_folder, tmp_path):
+    build_index(model_folder, Corpus([corpus_folder / f"doc-{n}.txt" for n in range(7)]), tmp_path / "s")
+    report = tune(model_folder, tmp_path / "s", Corpus([corpus_folder / "doc-7.txt"]), largest_k=64)
+    assert report.knn_nats < report.base_nats
+    with load(model_folder, [tmp_path / "s"]) as lm:
+        held_out = Corpus([corpus_folder / "doc-7.txt"])
+        tuned = evaluate(lm, held_out).total
+        assert (tuned.k, tuned.lam, tuned.knn_temperature) == (report.k, report.lam, report.temperature)
+        assert tuned.nll / tuned.tokens == pytest.approx(report.knn_nats, rel=1e-3)
+        lams = [{"lam": report.lam * 0.7}, {"lam": min(1, report.lam * 1.3)}]
+        temperatures = [{"knn_temperature": report.temperature * factor} for factor in (0.25, 4)]
+        for other in lams + temperatures:
+            assert evaluate(lm, held_out, **other).total.nll >= tuned.nll - 1e-3
+        assert lm.stores[0].tuned_on == f"doc-7.txt ({report.tokens} tokens)"
+
+
+def test_the_best_lam_is_where_the_likelihood_is_highest():
+    rng = np.random.default_rng(0)
+    lm_Q, knn_Q = rng.random(500), rng.random(500) * (rng.random(500) < 0.5)
+    best = best_lam(lm_Q, knn_Q)
+    grid = np.linspace(0, 0.999, 1000)
+    likelihoods = [np.log(lam * knn_Q + (1 - lam) * lm_Q).mean() for lam in grid]
+    assert best == pytest.approx(grid[int(np.argmax(likelihoods))], abs=2e-3)
+    assert best_lam(lm_Q, np.zeros(500)) == pytest.approx(0, abs=1e-4)
+
+
+def test_a_store_of_another_model_is_not_tuned_or_extended(
+    model_folder, store_folder, corpus_folder, checkpoint, tmp_path
+):
+    import torch
+
+    from memlm.checkpoint import load_checkpoint, save_checkpoint
+
+    other = load_checkpoint(model_folder)
+    with torch.no_grad():
+        other.decoder.norm.weight[0] += 1
+    save_checkpoint(tmp_path / "other", other.decoder, other.tokenizer)
+    for work in (tune, lambda model, store, corpus: add_to_index(model, corpus, store)):
+        with pytest.raises(Incompatible, match="another model"):
+            work(tmp_path / "other", store_folder, Corpus([corpus_folder]))
+
+
+def test_evaluation_adds_up(lm, corpus_folder):
+    evaluation = evaluate(lm, Corpus([corpus_folder]))
+    assert sorted(evaluation.texts) == [f"doc-{number}.txt" for number in range(8)]
+    for name in ("tokens", "words", "bytes", "nll"):
+        assert getattr(evaluation.total, name) == pytest.approx(
+            sum(getattr(s, name) for s in evaluation.texts.values())
+        )
+    for document in Corpus([corpus_folder]):
+        assert evaluation.texts[document.id].nll == pytest.approx(lm.score(document.text).nll, rel=1e-5)
+    assert evaluation.total.base == evaluate(lm, Corpus([corpus_folder]), use_store=False).total.base
+
+
+def test_saved_defaults_are_what_a_request_takes(lm, tmp_path):
+    retrieval = lm.retrieval(MemoryParams())
+    defaults = lm.memory().datastore.defaults
+    assert (retrieval.k, retrieval.lam, retrieval.temperature) == (defaults.k, defaults.lam, defaults.temperature)
+    assert isinstance(defaults, KnnDefaults)
+    assert json.dumps(lm.memory().datastore.manifest.quality)

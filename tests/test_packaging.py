@@ -1,0 +1,180 @@
+"""What holds of the package as a whole: imports one way, light faces, generated code, a wheel that works."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+import memlm
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {"memlm": "memlm", "memlm.index": "index", "memlm.server": "server", "memlm.v1": "proto/memlm/v1"}
+# Who may import whom: the part on the left imports those on the right, and itself.
+MAY_IMPORT = {
+    "index": set(),
+    "v1": set(),
+    "memlm": {"index", "v1"},
+    "server": {"index", "v1", "memlm"},
+    "top": {"index", "v1", "memlm", "server"},
+}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for package, folder in FOLDERS.items():
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            inner = file.relative_to(ROOT / folder).with_suffix("")
+            found[".".join([package, *(part for part in inner.parts if part != "__init__")])] = file
+    return found
+
+
+def part_of(module: str) -> str:
+    if module.startswith(("memlm.cli", "memlm.demo", "memlm.bench", "memlm.__main__")) or module == "memlm":
+        return "top"
+    second = module.split(".")[1]
+    return second if second in ("index", "server", "v1") else "memlm"
+
+
+def imports_of(file: Path, *, late: bool) -> set[str]:
+    """The modules of ours that a file imports; `late` counts those inside functions too."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    nodes = ast.walk(tree) if late else iter(tree.body)
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{file} imports relatively"
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in found if name in modules()}
+
+
+def test_imports_run_one_way():
+    for module, file in modules().items():
+        part = part_of(module)
+        for imported in imports_of(file, late=True):
+            other = part_of(imported)
+            assert imported == "memlm" or other == part or other in MAY_IMPORT[part], f"{module} imports {imported}"
+
+
+def test_there_is_no_import_cycle():
+    graph = {module: imports_of(file, late=False) - {module, "memlm"} for module, file in modules().items()}
+    state: dict[str, int] = defaultdict(int)
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert state[module] != 1, " -> ".join((*path, module))
+        if state[module] == 0:
+            state[module] = 1
+            for imported in sorted(graph[module]):
+                visit(imported, (*path, module))
+            state[module] = 2
+
+    for module in graph:
+        visit(module, ())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import memlm.client, memlm.async_client",
+        "import memlm; memlm.Client; memlm.AsyncClient; memlm.GenerateRequest",
+        "import memlm.index.errors",
+        "import memlm.server.config, memlm.server.front, memlm.server.serve",
+        "import sys; sys.argv = ['memlm', '--help']\nfrom memlm.cli import main\ntry: main()\nexcept SystemExit: pass",
+    ],
+)
+def test_light_faces_load_neither_torch_nor_faiss(statement, tmp_path):
+    check = "\nimport sys\nassert not {'torch', 'faiss'} & set(sys.modules), 'heavy'"
+    subprocess.run([sys.executable, "-c", statement + check], check=True, cwd=tmp_path, stdout=subprocess.DEVNULL)
+
+
+def test_the_public_names_are_there_and_listed():
+    for name in memlm.__all__:
+        assert getattr(memlm, name) is not None
+    assert dir(memlm) == sorted(memlm.__all__)
+    assert set(memlm._HOME_OF) | {"__version__"} == set(memlm.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        memlm.nothing  # noqa: B018
+
+
+def test_the_generated_code_is_fresh(tmp_path):
+    from grpc_tools import protoc
+
+    sources = sorted(str(file.relative_to(ROOT / "proto")) for file in (ROOT / "proto").rglob("*.proto"))
+    outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
+    assert protoc.main(["protoc", f"-I{ROOT / 'proto'}", *outputs, *sources]) == 0
+    made = sorted(file for file in tmp_path.rglob("*") if file.is_file())
+    assert len(made) == 3 * len(sources)
+    for file in made:
+        committed = ROOT / "proto" / file.relative_to(tmp_path)
+        assert committed.read_text() == file.read_text(), f"{committed.name} is stale: run `make proto`"
+
+
+def test_the_toolchain_is_the_oldest_that_the_bounds_allow():
+    text = (ROOT / "pyproject.toml").read_text()
+    tools = re.search(r'"grpcio-tools==([\d.]+)"', text)
+    runtime = re.search(r'"grpcio>=([\d.]+),', text)
+    assert tools
+    assert runtime
+    assert tools[1] == runtime[1]
+
+
+def test_every_declared_dependency_is_pinned_within_its_bounds():
+    from importlib.metadata import requires
+
+    from packaging.requirements import Requirement
+
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    pins = {name.lower().replace("_", "-"): version for name, version in pins.items()}
+    for requirement in map(Requirement, requires("memlm") or ()):
+        assert requirement.specifier.contains(pins[requirement.name.lower()], prereleases=True), requirement.name
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a source distribution, as a package index would see them."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("memlm", "index", "server", "proto"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "MANIFEST.in"):
+        shutil.copy(ROOT / name, source)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", source / "dist", source]
+    subprocess.run(command, check=True, cwd=source, capture_output=True)
+    (made,) = (source / "dist").glob("*.whl")
+    assert len(list((source / "dist").glob("*.tar.gz"))) == 1
+    return made
+
+
+def test_the_wheel_holds_the_contract_and_the_types(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {
+        "memlm/py.typed",
+        "memlm/v1/generation.proto",
+        "memlm/v1/datastores.proto",
+        "memlm/index/datastore.py",
+    } <= set(names)
+    assert {name.split("/")[0] for name in names} == {"memlm", f"memlm-{memlm.__version__}.dist-info"}
+    assert sum(name.endswith(".py") for name in names) == len(modules())
+
+
+def test_an_installed_wheel_gives_a_working_command(wheel, tmp_path):
+    target = tmp_path / "site"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel]
+    subprocess.run(install, check=True, capture_output=True)
+    environment = {**os.environ, "PYTHONPATH": str(target)}
+    where = "import memlm, memlm.index.writer as w, memlm.server.worker; print(memlm.__file__, w.__file__)"
+    told = subprocess.run(
+        [sys.executable, "-c", where], env=environment, cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert all(path.startswith(str(target)) for path in told.stdout.split())
+    done = subprocess.run(
+        [target / "bin" / "memlm", "--version"], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, memlm.__version__)
