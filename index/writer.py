@@ -206,7 +206,8 @@ class StoreWriter:
             remove(journal)
             remove(self._work)
             return 0
-        _check_same(spec, self.spec, self.path)
+        if entries:
+            _check_same(spec, self.spec, self.path)
         moved = self.path / SEGMENTS / f"{number:06d}"
         if moved.exists() and not self._work.exists():
             move(moved, self._work)

@@ -7,6 +7,7 @@ instructions for it. A checkpoint holds all that a run needs to go on to the sam
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from memlm.checkpoint import CONFIG_FILE, save_checkpoint
 from memlm.corpus import Corpus
-from memlm.errors import AlreadyExists, Corrupt, InvalidInput, NotFound
+from memlm.errors import AlreadyExists, Corrupt, InvalidInput, MemlmError, NotFound
 from memlm.keys import score_tokens
 from memlm.model import Decoder, ModelConfig
 from memlm.progress import Progress, silent
@@ -123,10 +124,16 @@ def train(
         config = _config_of_interrupted(out, work)
     else:
         _start(out, work, config)
-    tokenizer = _tokenizer_for(corpus, work, config, tokenizer, progress)
-    if not (work / TOKENS_FILE).exists():
-        write_tokens(corpus, tokenizer, work / TOKENS_FILE, num_bytes=corpus.num_bytes, progress=progress)
-    batches = Batches(work / TOKENS_FILE, config.context_length, config.batch_size, config.seed)
+    try:
+        tokenizer = _tokenizer_for(corpus, work, config, tokenizer, progress)
+        if not (work / TOKENS_FILE).exists():
+            write_tokens(corpus, tokenizer, work / TOKENS_FILE, num_bytes=corpus.num_bytes, progress=progress)
+        batches = Batches(work / TOKENS_FILE, config.context_length, config.batch_size, config.seed)
+    except MemlmError:  # a corpus that cannot be trained on leaves nothing behind
+        shutil.rmtree(work)
+        with contextlib.suppress(OSError):
+            out.rmdir()
+        raise
     run = TrainingRun(config, tokenizer.vocab_size, batches)
     tokens_per_s = run.to_the_end(work / CHECKPOINT_FILE, progress)
     run.decoder.eval()

@@ -1,11 +1,11 @@
 """Tiny real parts, made once a session: text, a tokenizer, a model, a datastore."""
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from texts import make_text
 
 from memlm.build import build_index
 from memlm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -15,38 +15,6 @@ from memlm.model import Decoder, ModelConfig
 from memlm.tokenizer import Tokenizer
 
 SHAPE = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim": 48, "context_length": 48}
-WORDS = [
-    "the",
-    "memory",
-    "of",
-    "a",
-    "model",
-    "can",
-    "be",
-    "read",
-    "and",
-    "edited",
-    "while",
-    "it",
-    "serves;",
-    "delete",
-    "a",
-    "page,",
-    "and",
-    "it",
-    "is",
-    "silent:",
-    "é",
-    "猫",
-    "🙂",
-]
-
-
-def make_text(seed: int, num_words: int) -> str:
-    """Sentences of few words, so that there is something to remember."""
-    rng = random.Random(seed)
-    words = [rng.choice(WORDS) for _ in range(num_words)]
-    return " ".join(word + ("\n" if rng.random() < 0.25 else "") for word in words)
 
 
 @pytest.fixture(scope="session")

@@ -96,6 +96,7 @@ def test_a_corpus_shorter_than_a_window_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("short")
     with pytest.raises(InvalidInput, match="at least 33"):
         train(Corpus([tmp_path / "a.txt"]), tmp_path / "m", TINY)
+    assert not (tmp_path / "m").exists()
 
 
 def test_minutes_become_steps(corpus, tmp_path):

@@ -82,7 +82,7 @@ class ConsoleProgress:
         rate = _rate(done, now - self._begin)
         if self._bars:
             self._bars.update(self._task, completed=done, total=total, rate=rate, note=escape(note))
-        elif now - self._last_line >= SECONDS_BETWEEN_LINES or (total is not None and done >= total):
+        elif now - self._last_line >= SECONDS_BETWEEN_LINES or (total is not None and done >= total > 0):
             self._last_line = now
             err.print(_line(phase, done, total, rate, now - self._begin, note), markup=False)
 

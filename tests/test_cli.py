@@ -1,0 +1,192 @@
+"""The command line: exit codes, one clear line for what is wrong, JSON for programs."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from memlm.cli import main
+from memlm.cli.console import jsonable
+
+
+def memlm(capsys: pytest.CaptureFixture, *words: object) -> tuple[int, str, str]:
+    """Runs a command in this process; exit code, standard output, standard error."""
+    before = sys.argv
+    sys.argv = ["memlm", *map(str, words)]
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    finally:
+        sys.argv = before
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+@pytest.fixture
+def own_store(store_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(store_folder, tmp_path / "store"))
+
+
+def test_every_command_has_help_with_an_example(capsys):
+    groups = {"": "train eval generate demo serve", "index": "build add delete verify info search tune",
+              "client": "generate score search model", "client datastore": "list delete",
+              "bench": "build generate serve"}  # fmt: skip
+    for group, commands in groups.items():
+        for command in commands.split():
+            code, out, _ = memlm(capsys, *group.split(), command, "--help")
+            assert code == 0
+            assert f"Example: memlm {group}".strip() in " ".join(out.split()), command
+
+
+def test_wrong_use_exits_with_2(capsys):
+    for words in (["index", "build"], ["train", "x", "--out", "m", "--steps", "many"], ["mystery"], ["--mystery"]):
+        assert memlm(capsys, *words)[0] == 2
+
+
+def test_failure_exits_with_1_and_one_line(capsys, model_folder, store_folder, corpus_folder, tmp_path):
+    nowhere, empty = tmp_path / "nowhere", tmp_path / "empty"
+    empty.mkdir()
+    (tmp_path / "f.toml").write_text("dimension = 3")
+    for words, says in (
+        (["train", nowhere, "--out", tmp_path / "m"], "no file or folder"),
+        (["train", empty, "--out", tmp_path / "m"], "no text was found"),
+        (["train", corpus_folder, "--out", model_folder], "another folder"),
+        (["train", corpus_folder, "--out", tmp_path / "m", "--preset", "huge"], "tiny, small, base"),
+        (["train", corpus_folder, "--out", tmp_path / "m", "--config", tmp_path / "f.toml"], "dimension"),
+        (["train", corpus_folder, "--out", tmp_path / "m", "--on-error", "ignore"], "'skip' or 'fail'"),
+        (["index", "build", corpus_folder, "--model", nowhere, "--out", tmp_path / "s"], "memlm train"),
+        (["index", "build", corpus_folder, "--model", model_folder, "--out", store_folder], "index add"),
+        (["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s", "--index", "X"], "IVF"),
+        (["index", "info", nowhere], "memlm index build"),
+        (["index", "delete", store_folder, "nobody"], "nobody"),
+        (["index", "search", store_folder, "", "--model", model_folder, "--k", "0"], "k is 0"),
+        (["eval", empty, "--model", model_folder], "no text was found"),
+        (["generate", "x", "--model", model_folder, "--top-p", "2"], "top_p"),
+        (["generate", "word " * 200, "--model", model_folder], "shorten the prompt"),
+        (["serve", "--model", nowhere, "--port", "0"], "memlm train"),
+        (["serve", "--model", model_folder, "--port", "70000"], "port"),
+        (["client", "score", "x", "--target", "localhost:1", "--timeout", "2"], "memlm serve"),
+    ):
+        code, out, err = memlm(capsys, *words)
+        assert (code, out) == (1, ""), words
+        assert err.startswith("memlm: ")
+        assert err.count("\n") == 1, err
+        assert says in err, words
+
+
+def test_a_port_in_use_is_told_before_anything_is_loaded(capsys, model_folder):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, _, err = memlm(capsys, "serve", "--model", model_folder, "--port", taken.getsockname()[1])
+    assert code == 1
+    assert "choose another port" in err
+
+
+def test_json_is_one_object_on_standard_output(capsys, model_folder, own_store, corpus_folder):
+    text = corpus_folder / "doc-7.txt"
+    for words, has in (
+        (["index", "info", own_store], "entries"),
+        (["index", "verify", own_store], "ok"),
+        (["index", "search", own_store, "the memory", "--model", model_folder], "neighbors"),
+        (["index", "tune", own_store, text, "--model", model_folder], "lam"),
+        (["eval", text, "--model", model_folder, "--store", own_store], "knn"),
+        (["generate", "the", "--model", model_folder, "--store", own_store, "--seed", "1"], "finished"),
+        (["index", "delete", own_store, "doc-0.txt"], "documents"),
+    ):
+        code, out, _ = memlm(capsys, *words, "--json")
+        assert code == 0, words
+        assert has in json.loads(out), words
+
+
+def test_eval_tells_the_figures_that_the_design_names(capsys, model_folder, store_folder, corpus_folder):
+    words = ["eval", corpus_folder / "doc-7.txt", "--model", model_folder, "--store", store_folder, "--json"]
+    answer = json.loads(memlm(capsys, *words)[1])
+    figures = {"nll", "token_perplexity", "word_perplexity", "bits_per_byte"}
+    assert {"tokens", "words", "bytes"} | figures <= set(answer)
+    assert set(answer["base"]) == figures
+    assert set(answer["knn"]) == figures | {"k", "lambda", "temperature"}
+    assert answer["texts"]["doc-7.txt"]["nll"] == pytest.approx(answer["nll"])
+
+
+def test_verify_exits_with_1_where_something_is_wrong(capsys, own_store, monkeypatch):
+    monkeypatch.setattr("memlm.index.segment.SMALL_BYTES", 0)
+    path = own_store / "segments" / "000001" / "keys.npy"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    code, out, err = memlm(capsys, "index", "verify", own_store)
+    assert code == 1
+    assert "1 problems" in out
+    assert "keys.npy" in err
+
+
+def test_text_that_cannot_be_used_is_told_and_left_out(capsys, model_folder, tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "good.txt").write_text("the memory of a model")
+    (tmp_path / "texts" / "bad.txt").write_bytes(b"fine\n\xff")
+    words = ["index", "build", tmp_path / "texts", "--model", model_folder, "--out", tmp_path / "s"]
+    code, _, err = memlm(capsys, *words, "--on-error", "fail")
+    assert code == 1
+    assert "bad.txt:2" in err
+    code, out, err = memlm(capsys, *words)
+    assert code == 0
+    assert "skipped bad.txt:2" in err
+    assert "1 documents" in out
+
+
+def test_generate_prints_the_text_and_its_sources(capsys, model_folder, store_folder):
+    words = ["generate", "the memory", "--model", model_folder, "--store", store_folder, "--seed", "1", "--lam", "0.9"]
+    code, out, _ = memlm(capsys, *words, "--max-tokens", "10", "--show-memory")
+    assert code == 0
+    assert "from memory:" in out
+    assert "doc-" in out
+
+
+def test_help_is_quick(tmp_path):
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "memlm", "--help"], cwd=tmp_path, check=True, capture_output=True)
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 0.5
+
+
+def test_an_interrupt_exits_with_130_and_leaves_a_resumable_build(model_folder, tmp_path):
+    (tmp_path / "texts").mkdir()
+    for number in range(60):
+        (tmp_path / "texts" / f"{number:02}.txt").write_text("the memory of a model can be read " * 800)
+    command = [sys.executable, "-m", "memlm", "index", "build", "texts", "--model", model_folder, "--out", "s"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "s" / "building" / "keys.npy").exists() or _size(tmp_path) < 100_000:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert not (tmp_path / "s" / "CURRENT").exists()
+    done = subprocess.run([*command, "--json"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert json.loads(done.stdout)["resumed_entries"] > 0
+
+
+def _size(folder: Path) -> int:
+    return os.path.getsize(folder / "s" / "building" / "keys.npy")
+
+
+def test_numbers_that_are_none_are_null_in_json():
+    assert jsonable({"a": float("nan"), "b": (float("inf"), 1.5), "c": b"\xff", "d": Path("x")}) == {
+        "a": None,
+        "b": [None, 1.5],
+        "c": "ff",
+        "d": "x",
+    }
