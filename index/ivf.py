@@ -76,7 +76,7 @@ def choose_nprobe(index: Any, keys_ND: Float16[np.ndarray, "N D"], values_N: np.
 
 def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int) -> Neighbours:
     """The k nearest entries in the `nprobe` nearest lists; ids are row numbers."""
-    params = faiss.SearchParametersIVF(nprobe=nprobe)
+    params: Any = faiss.SearchParametersIVF(nprobe=nprobe)  # type: ignore[call-arg]  # its stubs know no keywords
     distances_QK, packed_QK = index.search(queries_QD, k, params=params)
     there_QK = packed_QK >= 0
     found = Neighbours(
@@ -104,7 +104,7 @@ def open_index(path: Path, entries: int, dim: int) -> Any:
 
 def _create(factory: str, dim: int) -> Any:
     try:
-        index = faiss.index_factory(dim, factory)
+        index: Any = faiss.index_factory(dim, factory)
     except RuntimeError as error:
         reason = str(error).rpartition(":")[2].strip()
         raise InvalidInput(

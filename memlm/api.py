@@ -39,8 +39,6 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing, naming the field."""
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
         _require(
             _finite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more"
@@ -103,7 +101,10 @@ class GenerateRequest:
         """Sorts keyword arguments (`temperature=0.8, lam=0.3, neighbors=4`) into the parts they belong to."""
         parts: dict[str, dict[str, Any]] = {"sampling": {}, "memory": {}, "request": {}}
         for name, value in options.items():
-            parts[_home_of(name)][name] = tuple(value) if name == "stop" and not isinstance(value, str) else value
+            parts[_home_of(name)][name] = value
+        if "stop" in parts["sampling"]:
+            stop = parts["sampling"]["stop"]
+            parts["sampling"]["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         sampling, memory = SamplingParams(**parts["sampling"]), MemoryParams(**parts["memory"])
         return cls(prompt, sampling, memory, **parts["request"])
 

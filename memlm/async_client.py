@@ -1,4 +1,4 @@
-"""`Client`, awaited.
+"""The client, awaited.
 
 async with AsyncClient("localhost:50051") as client:
 async for token in await client.generate("def main(", max_tokens=64):
@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -23,76 +24,91 @@ from memlm.api import (
     DeleteReport,
     Finished,
     GenerateRequest,
+    GenerationEvent,
+    MemoryParams,
     ModelInfo,
     Neighbor,
     Score,
     StoreInfo,
     Token,
 )
-from memlm.client import DEFAULT_TIMEOUT_S, READY_POLL_S, channel_options, score_request, told_as_ours
-from memlm.errors import DeadlineExceeded, InternalError
-from memlm.status import error_of
-from memlm.v1 import datastores_pb2 as stores
-from memlm.v1 import datastores_pb2_grpc, generation_pb2_grpc
-from memlm.v1 import generation_pb2 as gen
+from memlm.connection import (
+    DEFAULT_MAX_MESSAGE_BYTES,
+    DEFAULT_TIMEOUT_S,
+    READY_POLL_S,
+    broken_off,
+    channel_options,
+    not_ready,
+    our_errors,
+    rpcs_of,
+)
+from memlm.errors import InternalError
+from memlm.questions import (
+    DeleteDocumentsRequest,
+    DetokenizeRequest,
+    GetModelRequest,
+    ListDatastoresRequest,
+    Question,
+    ScoreRequest,
+    SearchRequest,
+    TokenizeRequest,
+)
 
 
 class AsyncClient:
     """The same as `Client`, awaited: `stream = await client.generate(...)`, then `async for token in stream`."""
 
-    def __init__(self, target: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Connects when first used; `target` is HOST:PORT."""
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    ) -> None:
+        """Connects when first used, in the event loop that runs then; `target` is HOST:PORT."""
         self.target, self.timeout_s = target, timeout_s
-        self._channel = grpc.aio.insecure_channel(target, options=channel_options())
-        self._generation = generation_pb2_grpc.GenerationStub(self._channel)
+        self._channel = grpc.aio.insecure_channel(target, options=channel_options(max_message_bytes))
+        self._rpcs = rpcs_of(self._channel)
         self.datastores = AsyncDatastores(self)
 
     async def generate(self, prompt: str, *, timeout_s: float | None = None, **options: Any) -> AsyncTokenStream:
         """See `Client.generate`."""
-        request = wire.generate_request_to(GenerateRequest.of(prompt, options))
-        call = self._generation.Generate(request, timeout=self.timeout_s if timeout_s is None else timeout_s)
-        return await AsyncTokenStream.begin(call, self.target)
+        return await AsyncTokenStream.begin(self._events(GenerateRequest.of(prompt, options), timeout_s))
 
     async def score(
         self, text: str, *, token_scores: bool = False, timeout_s: float | None = None, **memory: Any
     ) -> Score:
         """See `Client.score`."""
-        request = score_request(text, token_scores, memory)
-        return wire.score_from(await self._call(self._generation.Score, request, timeout_s))
+        return cast(Score, await self._ask(ScoreRequest(text, MemoryParams(**memory), token_scores), timeout_s))
 
     async def search(
         self, store: str | None, text: str, *, k: int = 8, nprobe: int | None = None, timeout_s: float | None = None
     ) -> tuple[Neighbor, ...]:
         """See `Client.search`."""
-        request = stores.SearchRequest(text=text, store=store, k=k, nprobe=nprobe)
-        answer = await self._call(self.datastores._stub.Search, request, timeout_s)
-        return tuple(map(wire.neighbor_from, answer.neighbors))
+        return tuple(await self._ask(SearchRequest(text, store, k, nprobe), timeout_s))
 
     async def tokenize(self, text: str, *, timeout_s: float | None = None) -> list[int]:
         """See `Client.tokenize`."""
-        return list((await self._call(self._generation.Tokenize, gen.TokenizeRequest(text=text), timeout_s)).token_ids)
+        return list(await self._ask(TokenizeRequest(text), timeout_s))
 
     async def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = None) -> str:
         """See `Client.detokenize`."""
-        request = gen.DetokenizeRequest(token_ids=token_ids)
-        return str((await self._call(self._generation.Detokenize, request, timeout_s)).text)
+        return str(await self._ask(DetokenizeRequest(tuple(token_ids)), timeout_s))
 
     async def get_model(self, *, timeout_s: float | None = None) -> ModelInfo:
         """See `Client.get_model`."""
-        return wire.model_from(await self._call(self._generation.GetModel, gen.GetModelRequest(), timeout_s))
+        return cast(ModelInfo, await self._ask(GetModelRequest(), timeout_s))
 
     async def wait_until_ready(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """See `Client.wait_until_ready`."""
-        check, deadline = health_pb2_grpc.HealthStub(self._channel).Check, time.monotonic() + timeout_s
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                answer = await check(health_pb2.HealthCheckRequest(), timeout=left, wait_for_ready=True)
-            except grpc.RpcError as error:
-                raise DeadlineExceeded(f"{self.target} is not ready: {error_of(error, self.target)}") from None
-            if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                return
+        check, deadline_s = health_pb2_grpc.HealthStub(self._channel).Check, time.monotonic() + timeout_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            with suppress(grpc.RpcError):
+                health = await check(health_pb2.HealthCheckRequest(), timeout=left_s, wait_for_ready=True)
+                if health.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
             await asyncio.sleep(READY_POLL_S)
-        raise DeadlineExceeded(f"{self.target} answers, but was not ready within {timeout_s:g} s; look at its log")
+        raise not_ready(self.target, timeout_s)
 
     async def close(self) -> None:
         """See `Client.close`."""
@@ -108,9 +124,29 @@ class AsyncClient:
         """Closes."""
         await self.close()
 
-    async def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
-        with told_as_ours(self.target):
-            return await method(request, timeout=self.timeout_s if timeout_s is None else timeout_s)
+    async def _ask(self, question: Question, timeout_s: float | None) -> Any:
+        message = wire.to_wire(question)
+        with our_errors(self.target):
+            reply = await self._rpcs[type(question)](
+                message, timeout=self.timeout_s if timeout_s is None else timeout_s
+            )
+        return wire.answer_from_wire(reply)
+
+    async def _events(self, request: GenerateRequest, timeout_s: float | None) -> AsyncGenerator[GenerationEvent, None]:
+        asked = wire.to_wire(request)
+        with our_errors(self.target):
+            call = self._rpcs[GenerateRequest](asked, timeout=self.timeout_s if timeout_s is None else timeout_s)
+        try:
+            event: GenerationEvent = ()
+            while not isinstance(event, Finished):
+                with our_errors(self.target):
+                    message = await call.read()
+                if message is grpc.aio.EOF:
+                    raise broken_off(self.target)
+                event = wire.event_from_wire(message)
+                yield event
+        finally:
+            call.cancel()
 
 
 class AsyncDatastores:
@@ -119,57 +155,50 @@ class AsyncDatastores:
     def __init__(self, client: AsyncClient) -> None:
         """`AsyncClient.datastores` is one."""
         self._client = client
-        self._stub = datastores_pb2_grpc.DatastoresStub(client._channel)
 
     async def list(self, *, timeout_s: float | None = None) -> tuple[StoreInfo, ...]:
         """See `Datastores.list`."""
-        answer = await self._client._call(self._stub.ListDatastores, stores.ListDatastoresRequest(), timeout_s)
-        return tuple(map(wire.store_from, answer.datastores))
+        return tuple(await self._client._ask(ListDatastoresRequest(), timeout_s))
 
     async def delete_documents(
         self, store: str | None, document_ids: Sequence[str], *, timeout_s: float | None = None
     ) -> DeleteReport:
         """See `Datastores.delete_documents`."""
-        request = stores.DeleteDocumentsRequest(store=store, document_ids=document_ids)
-        return wire.deleted_from(await self._client._call(self._stub.DeleteDocuments, request, timeout_s))
+        question = DeleteDocumentsRequest.of(document_ids, store)
+        return cast(DeleteReport, await self._client._ask(question, timeout_s))
 
 
 class AsyncTokenStream(AsyncIterator[Token]):
-    """The tokens of one generation, as they come; see `TokenStream`."""
+    """The tokens of one generation, as they come; `TokenStream`, awaited."""
 
-    def __init__(self, call: Any, target: str, accepted: Accepted) -> None:
+    def __init__(self, events: AsyncGenerator[GenerationEvent, None], accepted: Accepted) -> None:
         """`begin` makes one."""
-        self._call, self._target = call, target
+        self._events = events
         self.accepted = accepted
         self.finished: Finished | None = None
         self._ready: deque[Token] = deque()
 
     @classmethod
-    async def begin(cls, call: Any, target: str) -> Self:
+    async def begin(cls, events: AsyncGenerator[GenerationEvent, None]) -> Self:
         """Waits for the first event, so that a request that is refused is refused here."""
-        with told_as_ours(target):
-            first = wire.event_from(await call.read())
+        first = await anext(events)
         if not isinstance(first, Accepted):
             raise InternalError(f"a generation began with {type(first).__name__}, not with Accepted")
-        return cls(call, target, first)
+        return cls(events, first)
 
     async def __anext__(self) -> Token:
         """The next token; waits for it."""
         while not self._ready:
-            with told_as_ours(self._target):
-                message = await self._call.read()
-            if message is grpc.aio.EOF:
-                raise StopAsyncIteration
-            event = wire.event_from(message)
+            event = await anext(self._events)
             if isinstance(event, Finished):
                 self.finished = event
             elif isinstance(event, tuple):
                 self._ready.extend(event)
         return self._ready.popleft()
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Stops the generation if it is still going on."""
-        self._call.cancel()
+        await self._events.aclose()
 
     async def __aenter__(self) -> Self:
         """Closes at the end of the block."""
@@ -177,4 +206,4 @@ class AsyncTokenStream(AsyncIterator[Token]):
 
     async def __aexit__(self, *_: object) -> None:
         """Closes."""
-        await self.close()
+        await self.aclose()

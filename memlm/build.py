@@ -9,10 +9,9 @@ interrupted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus, Document
@@ -127,10 +126,14 @@ def _write_entries(
     for block in blocks_of(_placed_windows(checkpoint, corpus, spec), BLOCK_WINDOWS):
         size = sum(len(placed.window.targets_N) for placed in block)
         if writer.is_resumed(size):
-            _each(block, writer, lambda placed: writer.replay(placed.window.targets_N))
+            for placed in block:
+                _begin(placed, writer)
+                writer.replay(placed.window.targets_N)
         else:
-            keys = iter(keys_of(checkpoint.decoder, [placed.window for placed in block], bfloat16=bfloat16))
-            _each(block, writer, lambda placed, keys=keys: writer.append(next(keys), placed.window.targets_N))
+            keys = keys_of(checkpoint.decoder, [placed.window for placed in block], bfloat16=bfloat16)
+            for placed, keys_ND in zip(block, keys, strict=True):
+                _begin(placed, writer)
+                writer.append(keys_ND, placed.window.targets_N)
             writer.checkpoint()
         entries += size
         bytes_read += sum(placed.starts.num_bytes for placed in block if placed.starts)
@@ -155,11 +158,10 @@ def _placed_windows(checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec) -> 
             yield _Placed(window, document if number == 0 else None)
 
 
-def _each(block: list[_Placed], writer: StoreWriter, write: Callable[[_Placed], Any]) -> None:
-    for placed in block:
-        if placed.starts:
-            writer.begin_document(placed.starts.id, title=placed.starts.title, metadata=dict(placed.starts.metadata))
-        write(placed)
+def _begin(placed: _Placed, writer: StoreWriter) -> None:
+    """Tells the writer of a document before its first window."""
+    if document := placed.starts:
+        writer.begin_document(document.id, title=document.title, metadata=document.metadata)
 
 
 def _judge(datastore: Datastore, checkpoint: Checkpoint, *, seed: int) -> Quality:

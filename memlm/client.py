@@ -4,19 +4,17 @@
         for token in client.generate("def main(", max_tokens=64, neighbors=4):
             print(token.text, end="")
 
-`memlm.AsyncClient` is the same, awaited. Needs neither torch nor Faiss. Every failure is an error of
-`memlm.errors`, with the server's own reason; calls that change nothing are tried again while the server is
-unavailable.
+`memlm.AsyncClient` is the same, awaited. Needs neither torch nor Faiss. Every failure is an error of `memlm.errors`,
+with the server's own reason; calls that change nothing are tried again while the server is unavailable.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -24,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from memlm import wire
 from memlm.api import (
     DeleteReport,
+    Finished,
     GenerateRequest,
     GenerationEvent,
     MemoryParams,
@@ -33,32 +32,46 @@ from memlm.api import (
     StoreInfo,
     TokenStream,
 )
-from memlm.errors import DeadlineExceeded, MemlmError
-from memlm.status import error_of
-from memlm.v1 import datastores_pb2 as stores
-from memlm.v1 import datastores_pb2_grpc, generation_pb2_grpc
-from memlm.v1 import generation_pb2 as gen
-
-DEFAULT_TIMEOUT_S = 60.0
-MAX_MESSAGE_BYTES = 64 << 20
-READY_POLL_S = 0.05
-_RETRIED = {
-    "memlm.v1.Generation": ("Score", "Tokenize", "Detokenize", "GetModel"),
-    "memlm.v1.Datastores": ("ListDatastores", "Search"),
-}
+from memlm.connection import (
+    DEFAULT_MAX_MESSAGE_BYTES,
+    DEFAULT_TIMEOUT_S,
+    READY_POLL_S,
+    broken_off,
+    channel_options,
+    not_ready,
+    our_errors,
+    rpcs_of,
+)
+from memlm.questions import (
+    DeleteDocumentsRequest,
+    DetokenizeRequest,
+    GetModelRequest,
+    ListDatastoresRequest,
+    Question,
+    ScoreRequest,
+    SearchRequest,
+    TokenizeRequest,
+)
 
 
 class Client:
     """A connection to a server. Safe to use from several threads; not across a fork.
 
-    `timeout_s` is how long each call may take, unless it says otherwise itself.
+    `timeout_s` is how long a call may take unless it says otherwise itself. Answers and questions larger than
+    `max_message_bytes` are refused.
     """
 
-    def __init__(self, target: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    ) -> None:
         """Connects when first used; `target` is HOST:PORT."""
         self.target, self.timeout_s = target, timeout_s
-        self._channel = grpc.insecure_channel(target, options=channel_options())
-        self._generation = generation_pb2_grpc.GenerationStub(self._channel)
+        self._channel = grpc.insecure_channel(target, options=channel_options(max_message_bytes))
+        self._rpcs = rpcs_of(self._channel)
         self.datastores = Datastores(self)
 
     def generate(self, prompt: str, *, timeout_s: float | None = None, **options: Any) -> TokenStream:
@@ -66,47 +79,43 @@ class Client:
 
         Raises what the server tells: InvalidInput, NotFound, Overloaded, ... Closing the stream stops the work there.
         """
-        request = wire.generate_request_to(GenerateRequest.of(prompt, options))
-        return TokenStream(self._events(request, timeout_s))
+        return TokenStream(self._events(GenerateRequest.of(prompt, options), timeout_s))
 
     def score(self, text: str, *, token_scores: bool = False, timeout_s: float | None = None, **memory: Any) -> Score:
         """The text's log-probability; `memory` are the fields of `MemoryParams`."""
-        request = score_request(text, token_scores, memory)
-        return wire.score_from(self._call(self._generation.Score, request, timeout_s))
+        return cast(Score, self._ask(ScoreRequest(text, MemoryParams(**memory), token_scores), timeout_s))
 
     def search(
         self, store: str | None, text: str, *, k: int = 8, nprobe: int | None = None, timeout_s: float | None = None
     ) -> tuple[Neighbor, ...]:
-        """The places of a datastore (None: the only one) whose context is most like the end of `text`, nearest first."""
-        request = stores.SearchRequest(text=text, store=store, k=k, nprobe=nprobe)
-        answer = self._call(self.datastores._stub.Search, request, timeout_s)
-        return tuple(map(wire.neighbor_from, answer.neighbors))
+        """The places of a datastore whose context is most like the end of `text`, nearest first.
+
+        `store=None` is the only one that is loaded.
+        """
+        return tuple(self._ask(SearchRequest(text, store, k, nprobe), timeout_s))
 
     def tokenize(self, text: str, *, timeout_s: float | None = None) -> list[int]:
         """Token ids of a text."""
-        return list(self._call(self._generation.Tokenize, gen.TokenizeRequest(text=text), timeout_s).token_ids)
+        return list(self._ask(TokenizeRequest(text), timeout_s))
 
     def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = None) -> str:
-        """The text of some tokens."""
-        request = gen.DetokenizeRequest(token_ids=token_ids)
-        return str(self._call(self._generation.Detokenize, request, timeout_s).text)
+        """The text of some tokens. Raises InvalidInput for an id outside the vocabulary."""
+        return str(self._ask(DetokenizeRequest(tuple(token_ids)), timeout_s))
 
     def get_model(self, *, timeout_s: float | None = None) -> ModelInfo:
         """Shape, limits and fingerprints of the loaded model."""
-        return wire.model_from(self._call(self._generation.GetModel, gen.GetModelRequest(), timeout_s))
+        return cast(ModelInfo, self._ask(GetModelRequest(), timeout_s))
 
     def wait_until_ready(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Waits until the server serves. Raises DeadlineExceeded, with its last word, where it does not in time."""
-        check, deadline = health_pb2_grpc.HealthStub(self._channel).Check, time.monotonic() + timeout_s
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                answer = check(health_pb2.HealthCheckRequest(), timeout=left, wait_for_ready=True)
-            except grpc.RpcError as error:
-                raise DeadlineExceeded(f"{self.target} is not ready: {error_of(error, self.target)}") from None
-            if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                return
+        """Waits until the server serves. Raises Unavailable where it does not in time."""
+        check, deadline_s = health_pb2_grpc.HealthStub(self._channel).Check, time.monotonic() + timeout_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            with suppress(grpc.RpcError):
+                health = check(health_pb2.HealthCheckRequest(), timeout=left_s, wait_for_ready=True)
+                if health.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
             time.sleep(READY_POLL_S)
-        raise DeadlineExceeded(f"{self.target} answers, but was not ready within {timeout_s:g} s; look at its log")
+        raise not_ready(self.target, timeout_s)
 
     def close(self) -> None:
         """Closes the connection; generations still going on are stopped."""
@@ -122,16 +131,25 @@ class Client:
         """Closes."""
         self.close()
 
-    def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
-        with told_as_ours(self.target):
-            return method(request, timeout=self.timeout_s if timeout_s is None else timeout_s)
+    def _ask(self, question: Question, timeout_s: float | None) -> Any:
+        message = wire.to_wire(question)
+        with our_errors(self.target):
+            reply = self._rpcs[type(question)](message, timeout=self.timeout_s if timeout_s is None else timeout_s)
+        return wire.answer_from_wire(reply)
 
-    def _events(self, request: gen.GenerateRequest, timeout_s: float | None) -> Generator[GenerationEvent, None, None]:
-        call = self._generation.Generate(request, timeout=self.timeout_s if timeout_s is None else timeout_s)
+    def _events(self, request: GenerateRequest, timeout_s: float | None) -> Generator[GenerationEvent, None, None]:
+        asked = wire.to_wire(request)
+        with our_errors(self.target):
+            call = self._rpcs[GenerateRequest](asked, timeout=self.timeout_s if timeout_s is None else timeout_s)
         try:
-            with told_as_ours(self.target):
-                for message in call:
-                    yield wire.event_from(message)
+            event: GenerationEvent = ()
+            while not isinstance(event, Finished):
+                with our_errors(self.target):
+                    message = next(call, None)
+                if message is None:
+                    raise broken_off(self.target)
+                event = wire.event_from_wire(message)
+                yield event
         finally:
             call.cancel()
 
@@ -142,48 +160,17 @@ class Datastores:
     def __init__(self, client: Client) -> None:
         """`Client.datastores` is one."""
         self._client = client
-        self._stub = datastores_pb2_grpc.DatastoresStub(client._channel)
 
     def list(self, *, timeout_s: float | None = None) -> tuple[StoreInfo, ...]:
         """All of them, with their defaults."""
-        answer = self._client._call(self._stub.ListDatastores, stores.ListDatastoresRequest(), timeout_s)
-        return tuple(map(wire.store_from, answer.datastores))
+        return tuple(self._client._ask(ListDatastoresRequest(), timeout_s))
 
     def delete_documents(
         self, store: str | None, document_ids: Sequence[str], *, timeout_s: float | None = None
     ) -> DeleteReport:
         """Deletes documents of a datastore (None: the only one); once this returns, they contribute to no answer.
 
-        Raises NotFound, naming it, where one is not there: then none is deleted. Never tried twice by itself.
+        Raises NotFound, naming them, where some are not there: then none is deleted. Never tried twice by itself.
         """
-        request = stores.DeleteDocumentsRequest(store=store, document_ids=document_ids)
-        return wire.deleted_from(self._client._call(self._stub.DeleteDocuments, request, timeout_s))
-
-
-def score_request(text: str, token_scores: bool, memory: dict[str, Any]) -> gen.ScoreRequest:
-    """A text to score, and the fields of `MemoryParams`."""
-    return gen.ScoreRequest(text=text, memory=wire.memory_to(MemoryParams(**memory)), token_scores=token_scores)
-
-
-@contextmanager
-def told_as_ours(target: str) -> Iterator[None]:
-    """Raises a failed call's reason as one of our errors."""
-    try:
-        yield
-    except MemlmError:
-        raise
-    except grpc.RpcError as error:
-        raise error_of(error, target) from None
-
-
-def channel_options() -> list[tuple[str, Any]]:
-    """How both clients connect: large answers, retries of calls that change nothing, keepalive."""
-    retries = {"maxAttempts": 4, "initialBackoff": "0.1s", "maxBackoff": "2s", "backoffMultiplier": 2}
-    names = [{"service": service, "method": method} for service, methods in _RETRIED.items() for method in methods]
-    config = {"methodConfig": [{"name": names, "retryPolicy": {**retries, "retryableStatusCodes": ["UNAVAILABLE"]}}]}
-    return [
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.service_config", json.dumps(config)),
-        ("grpc.keepalive_time_ms", 60_000),
-    ]
+        question = DeleteDocumentsRequest.of(document_ids, store)
+        return cast(DeleteReport, self._client._ask(question, timeout_s))

@@ -8,6 +8,7 @@ position without any neighbour, give the model's own log-probabilities bit for b
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,10 +59,10 @@ def mix(
 def mix_targets(
     lm_logprobs_Q: Float32[np.ndarray, " Q"],
     knn_logprobs_Q: Float32[np.ndarray, " Q"],
-    found_Q: np.ndarray,
+    found_Q: Any,
     lam: float,
 ) -> Float32[np.ndarray, " Q"]:
-    """The same for one token of each query; `found_Q` says which queries had any neighbour."""
+    """The same for one token of each query; `found_Q` (bool) says which queries had any neighbour."""
     if lam == 0.0:
         return lm_logprobs_Q
     if lam == 1.0:

@@ -22,10 +22,10 @@ BATCH_TOKENS = 8192
 
 
 class Prediction(NamedTuple):
-    """What one window's last N positions gave: keys, and log-probabilities of the targets (None if not asked for)."""
+    """What one window's last N positions gave: keys, and log-probabilities of the targets."""
 
     keys_ND: Float32[np.ndarray, "N D"]
-    logprobs_N: Float32[np.ndarray, " N"] | None
+    logprobs_N: Float32[np.ndarray, " N"]
 
 
 def keys_of(decoder: Decoder, windows: Sequence[Window], *, bfloat16: bool = False) -> list[Float32[np.ndarray, "N D"]]:
@@ -40,7 +40,7 @@ def keys_of(decoder: Decoder, windows: Sequence[Window], *, bfloat16: bool = Fal
 
 def predictions_of(decoder: Decoder, windows: Sequence[Window]) -> list[Prediction]:
     """Keys and log-probabilities of every window's targets, in float32."""
-    predictions: list[Prediction] = [Prediction(np.empty((0, 0), np.float32), None)] * len(windows)
+    predictions: list[Prediction | None] = [None] * len(windows)
     with torch.inference_mode():
         for places, tokens_BT in _batches(windows):
             hidden_BTD, keys_BTD = decoder(tokens_BT)
@@ -50,14 +50,14 @@ def predictions_of(decoder: Decoder, windows: Sequence[Window]) -> list[Predicti
                 targets_N1 = torch.from_numpy(window.targets_N)[:, None]
                 keys_ND = _new_positions(keys_BTD[row], window).float().numpy()
                 predictions[place] = Prediction(keys_ND, logprobs_NV.gather(1, targets_N1)[:, 0].numpy())
-    return predictions
+    return [prediction for prediction in predictions if prediction is not None]
 
 
 def score_tokens(decoder: Decoder, tokens_N: Int64[np.ndarray, " N"], start_id: int) -> Float32[np.ndarray, " N"]:
     """Log-probability of each token of one document under the model alone, each with all the context a window gives."""
     context = decoder.config.context_length
     windows = list(windows_of(tokens_N, start_id=start_id, context=context, stride=max(1, context // 2)))
-    scores = [p.logprobs_N for p in predictions_of(decoder, windows) if p.logprobs_N is not None]
+    scores = [prediction.logprobs_N for prediction in predictions_of(decoder, windows)]
     return np.concatenate([np.empty(0, np.float32), *scores])
 
 

@@ -10,6 +10,7 @@ Shapes: B batch, T time, D width, H query heads, G key-value heads, S places in 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -148,8 +149,9 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks: Sequence[Block] = nn.ModuleList(Block(config) for _ in range(config.num_layers))  # type: ignore[assignment]
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.rotation_2Sd: Tensor
         self.register_buffer("rotation_2Sd", rotary_table(config), persistent=False)
         self._initialise()
 

@@ -108,7 +108,7 @@ def sample_queries(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 
     return Queries(
         keys_QD=np.concatenate([prediction.keys_ND for prediction in predictions]),
         targets_Q=np.concatenate([window.targets_N for window in windows]),
-        lm_logprobs_Q=np.concatenate([p.logprobs_N for p in predictions if p.logprobs_N is not None]),
+        lm_logprobs_Q=np.concatenate([prediction.logprobs_N for prediction in predictions]),
         documents_Q=np.concatenate(documents),
     )
 

@@ -6,6 +6,7 @@ client before it travels, and in the server if another client sent it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -70,16 +71,19 @@ class DeleteDocumentsRequest:
     store: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuses none, too many, and a lone string, whose letters would be taken for ids."""
+        """Refuses none, and more than one call may name."""
         count = len(self.document_ids)
-        if isinstance(self.document_ids, str):
-            raise InvalidInput(
-                f"document_ids is the text {self.document_ids!r}; expected a list of ids", field="document_ids"
-            )
         if not 1 <= count <= MAX_DOCUMENT_IDS:
             raise InvalidInput(
                 f"document_ids has {count} ids; expected 1 to {MAX_DOCUMENT_IDS} in one call", field="document_ids"
             )
+
+    @classmethod
+    def of(cls, document_ids: Sequence[str], store: str | None) -> DeleteDocumentsRequest:
+        """Refuses a lone string, too, whose letters would be taken for ids."""
+        if isinstance(document_ids, str):
+            raise InvalidInput(f"document_ids is the text {document_ids!r}; expected a list", field="document_ids")
+        return cls(tuple(document_ids), store)
 
 
 Question: TypeAlias = (

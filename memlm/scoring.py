@@ -74,7 +74,7 @@ def score_steps(
     """The same, a window at a time, for whoever has other things to do in between."""
     if not text:
         raise InvalidInput("the text is empty; give at least one character", field="text")
-    tally, details = Tally(), []
+    tally, details = Tally(), list[TokenScore]()
     for scored in score_windows(checkpoint, document_windows(checkpoint, text), retrieval):
         tally.add(scored)
         if token_scores:

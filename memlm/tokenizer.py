@@ -114,13 +114,15 @@ class Tokenizer:
     @cached_property
     def end_id(self) -> int:
         """The token that starts every context and ends every text."""
-        return int(self._backend.token_to_id(END_OF_TEXT))
+        end_id = self._backend.token_to_id(END_OF_TEXT)
+        assert end_id is not None  # checked when this was made
+        return end_id
 
     @cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
         """The bytes of each token id; the special token has none."""
         bytes_of = _byte_of_character()
-        words = (self._backend.id_to_token(i) for i in range(self.vocab_size))
+        words = (self._backend.id_to_token(i) or "" for i in range(self.vocab_size))
         return tuple(b"" if word == END_OF_TEXT else bytes(bytes_of[c] for c in word) for word in words)
 
     @cached_property

@@ -158,11 +158,11 @@ class TrainingRun:
         torch.manual_seed(config.seed)
         self.config, self.batches = config, batches
         self.decoder = Decoder(config.model(vocab_size))
-        matrices = [p for p in self.decoder.blocks.parameters() if p.dim() == 2]
+        matrices = [p for name, p in self.decoder.named_parameters() if name.startswith("blocks.") and p.dim() == 2]
         others = [p for p in self.decoder.parameters() if all(p is not matrix for matrix in matrices)]
-        rates = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
-        muon = torch.optim.Muon(matrices, **rates, adjust_lr_fn="match_rms_adamw")
-        adamw = torch.optim.AdamW(others, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        rate, decay = config.learning_rate, config.weight_decay
+        muon = torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+        adamw = torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
         self.optimizers: tuple[torch.optim.Optimizer, ...] = (muon, adamw)
         self.bfloat16 = has_fast_bfloat16()
         self.losses: list[float] = []
@@ -259,7 +259,7 @@ def learning_rate_at(step: int, steps: int, config: TrainConfig) -> float:
 
 def has_fast_bfloat16() -> bool:
     """Whether the processor multiplies bfloat16 matrices in hardware."""
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 

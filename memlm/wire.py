@@ -6,13 +6,12 @@ set takes the dataclass's default; 0 is 0. Importing this loads no torch, no Fai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
 from typing import Any, NamedTuple, cast
 
 from google.protobuf import empty_pb2
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -64,7 +63,7 @@ def to_wire(record: Any) -> Message:
     """A dataclass as its message. Raises InvalidInput, naming the field, for a value that the wire cannot carry."""
     wanted = {
         field.wire: _value_to_wire(value, field)
-        for field in _fields_of(type(record))
+        for field in _FIELDS[type(record)]
         if (value := getattr(record, field.name)) is not None
     }
     message_type = _MESSAGE_OF[type(record)]
@@ -77,7 +76,7 @@ def to_wire(record: Any) -> Message:
 def from_wire(message: Message) -> Any:
     """A message as its dataclass. Raises InvalidInput, naming the field, where the dataclass refuses a value."""
     record_type, values = _RECORD_OF[type(message)], {}
-    for field in _fields_of(record_type):
+    for field in _FIELDS[record_type]:
         if not field.optional or message.HasField(field.wire):
             values[field.name] = _value_from_wire(getattr(message, field.wire), field)
         elif field.required:
@@ -149,7 +148,6 @@ class _Field(NamedTuple):
     negated: bool
 
 
-@cache
 def _fields_of(record_type: type) -> tuple[_Field, ...]:
     """How each field of a record travels."""
     on_wire = _MESSAGE_OF[record_type].DESCRIPTOR.fields_by_name
@@ -211,18 +209,18 @@ def _blame(message_type: type[Message], wanted: dict[str, Any]) -> InvalidInput:
     return InvalidInput(f"this cannot be sent as a {_name(message_type)}")
 
 
-def _undecodable_text(descriptor: Descriptor, data: bytes) -> str:
+def _undecodable_text(descriptor: Any, data: bytes) -> str:
     """The name of the first text field that is not UTF-8; empty where the bytes are wrong in another way."""
     try:
-        read = UnknownFieldSet(empty_pb2.Empty.FromString(data))  # type: ignore[no-untyped-call]  # no stub
+        parts = _unknown_fields(empty_pb2.Empty.FromString(data))  # to Empty, all are
     except DecodeError:
         return ""
-    for part in read:
+    for part in parts:
         field = descriptor.fields_by_number.get(part.field_number)
         if field is None or not isinstance(part.data, bytes):
             continue
         if field.type == FieldDescriptor.TYPE_STRING and not _is_utf8(part.data):
-            return field.name
+            return str(field.name)
         if field.message_type and (inner := _undecodable_text(field.message_type, part.data)):
             return f"{field.name}.{inner}"
     return ""
@@ -237,10 +235,10 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _refuse_unknown(message: Message) -> None:
-    for part in UnknownFieldSet(message):  # type: ignore[no-untyped-call]  # no stub
+    for unknown in _unknown_fields(message):
         raise InvalidInput(
-            f"{_name(type(message))} has a field {part.field_number} that this server does not know; leave it out, or"
-            " ask a server of your client's version"
+            f"{_name(type(message))} has a field {unknown.field_number} that this version does not know; leave it"
+            " out, or ask a server of your client's version"
         )
     for field, value in message.ListFields():
         if field.message_type is not None:
@@ -248,5 +246,12 @@ def _refuse_unknown(message: Message) -> None:
                 _refuse_unknown(inner)
 
 
+def _unknown_fields(message: Message) -> Iterable[Any]:
+    return cast("Iterable[Any]", UnknownFieldSet(message))  # its stub does not tell that it can be iterated
+
+
 def _name(message_type: type[Message]) -> str:
     return str(message_type.DESCRIPTOR.name)
+
+
+_FIELDS = {record_type: _fields_of(record_type) for record_type in _MESSAGE_OF}

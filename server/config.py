@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from memlm.connection import DEFAULT_MAX_MESSAGE_BYTES
 from memlm.errors import InvalidInput
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -26,7 +27,7 @@ class ServerConfig:
     num_threads: int = 0
     max_running: int = 32
     max_queued: int = 256
-    max_message_bytes: int = 4 << 20
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     drain_s: float = 30.0
     log_level: str = "warning"
 
@@ -42,7 +43,7 @@ class ServerConfig:
         ):
             value = getattr(self, name)
             if not low <= value <= high:
-                raise InvalidInput(f"{name} is {value}; expected {low} to {high}", field=name)
+                raise InvalidInput(f"{name} is {value!r}; expected {low} to {high}", field=name)
         if self.log_level not in LOG_LEVELS:
             raise InvalidInput(
                 f"log_level is {self.log_level!r}; expected one of {', '.join(LOG_LEVELS)}", field="log_level"

@@ -1,38 +1,42 @@
-"""The front: gRPC calls -> questions to the worker -> answers. No torch here, and nothing that blocks.
+"""The front: bytes from the network -> questions to the worker -> answers. No torch here, and nothing that blocks.
 
-`HANDLERS` is the whole service: a function for each call. Around each stands the same wrapping, once: requests that
-are no valid protobuf are INVALID_ARGUMENT, errors become status with details, and a call that ends early cancels
-its work.
+The contract's descriptors say which calls there are, and `memlm.wire` what each takes and gives, so that the whole
+service is two functions: one for calls with one answer, one for streams.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from secrets import token_hex
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from memlm.server import messages as m
+from memlm.server.messages import Answer, Events, Failed, Result
 from memlm.server.worker_link import WorkerLink
-from memlm.v1 import datastores_pb2 as stores
-from memlm.v1 import generation_pb2 as gen
+from memlm.v1 import datastores_pb2, generation_pb2
 
 from memlm import wire
-from memlm.errors import InternalError, InvalidInput, MemlmError, Unavailable
-from memlm.status import status_of
+from memlm.api import Finished, GenerationEvent, Token
+from memlm.errors import InternalError, MemlmError, Unavailable
+from memlm.status import trailer_of
 
-MAX_DELETED_AT_ONCE = 10_000
-DEFAULT_SEARCH_K = 8
+SERVICES = tuple(
+    service for file in (generation_pb2, datastores_pb2) for service in file.DESCRIPTOR.services_by_name.values()
+)
+
+# Tokens are merged up to about half a megabyte, far from the limit of a message, however far behind a client is.
+MAX_WEIGHT = 2048
 
 log = logging.getLogger("memlm.server")
 
 
 class Front:
-    """The calls of the service. `draining` refuses whatever is new."""
+    """The calls of the service. While `draining`, what is new is refused."""
 
     def __init__(self, worker: WorkerLink) -> None:
         """Takes the link to a worker."""
@@ -43,146 +47,86 @@ class Front:
         """What a gRPC server is given: every call of every service in the contract."""
         return tuple(
             grpc.method_handlers_generic_handler(
-                service.full_name, {method.name: self._handler_of(method) for method in service.methods}
+                service.full_name, {method.name: self._handler(method) for method in service.methods}
             )
-            for file in (gen, stores)
-            for service in file.DESCRIPTOR.services_by_name.values()
+            for service in SERVICES
         )
 
-    async def generate(
-        self, request: gen.GenerateRequest, time_left_s: float | None
-    ) -> AsyncIterator[gen.GenerateEvent]:
-        """Streams a generation's events; what piled up while one was being sent goes out together."""
-        async with self._worker.ask(wire.generate_request_from(request), time_left_s) as answers:
-            last = False
-            while not last:
-                answer = await answers.get()
-                if not isinstance(answer, m.Events):
-                    raise _error_in(answer)
-                last = answer.last
-                for event in answer.events:
-                    yield wire.event_to(event)
-
-    async def score(self, request: gen.ScoreRequest, time_left_s: float | None) -> gen.ScoreResponse:
-        """See `LanguageModel.score`."""
-        question = m.ScoreText(request.text, wire.memory_from(request.memory), request.token_scores)
-        return wire.score_to(await self._answer(question, time_left_s))
-
-    async def tokenize(self, request: gen.TokenizeRequest, time_left_s: float | None) -> gen.TokenizeResponse:
-        """See `LanguageModel.tokenize`."""
-        return gen.TokenizeResponse(token_ids=await self._answer(m.Tokenize(request.text), time_left_s))
-
-    async def detokenize(self, request: gen.DetokenizeRequest, time_left_s: float | None) -> gen.DetokenizeResponse:
-        """See `LanguageModel.detokenize`."""
-        return gen.DetokenizeResponse(text=await self._answer(m.Detokenize(tuple(request.token_ids)), time_left_s))
-
-    async def get_model(self, request: gen.GetModelRequest, time_left_s: float | None) -> gen.Model:
-        """See `LanguageModel.info`."""
-        return wire.model_to(await self._answer(m.DescribeModel(), time_left_s))
-
-    async def list_datastores(
-        self, request: stores.ListDatastoresRequest, time_left_s: float | None
-    ) -> stores.ListDatastoresResponse:
-        """See `LanguageModel.stores`."""
-        loaded = await self._answer(m.ListStores(), time_left_s)
-        return stores.ListDatastoresResponse(datastores=map(wire.store_to, loaded))
-
-    async def search(self, request: stores.SearchRequest, time_left_s: float | None) -> stores.SearchResponse:
-        """See `LanguageModel.search`."""
-        given = {"store": None, "k": DEFAULT_SEARCH_K, "nprobe": None, **wire.optional(request, "store", "k", "nprobe")}
-        found = await self._answer(m.SearchText(request.text, **given), time_left_s)
-        return stores.SearchResponse(neighbors=map(wire.neighbor_to, found))
-
-    async def delete_documents(
-        self, request: stores.DeleteDocumentsRequest, time_left_s: float | None
-    ) -> stores.DeleteDocumentsResponse:
-        """See `LanguageModel.delete_documents`."""
-        ids = wire.document_ids_from(request, at_most=MAX_DELETED_AT_ONCE)
-        store = wire.optional(request, "store").get("store")
-        return wire.deleted_to(await self._answer(m.DeleteDocuments(tuple(ids), store), time_left_s))
-
-    async def _answer(self, question: m.Question, time_left_s: float | None) -> Any:
-        async with self._worker.ask(question, time_left_s) as answers:
-            answer = await answers.get()
-            if isinstance(answer, m.Answer):
-                return answer.value
-            raise _error_in(answer)
-
-    def _handler_of(self, method: Any) -> grpc.RpcMethodHandler:
-        """The wrapping of one call: `HANDLERS` names the function inside."""
-        work = getattr(self, HANDLERS[method.name])
-        read = _reader_of(GetMessageClass(method.input_type))
+    def _handler(self, method: Any) -> grpc.RpcMethodHandler:
+        """Requests come in as bytes: gRPC itself would tell INTERNAL of those that it cannot read."""
+        request_type = GetMessageClass(method.input_type)
         if method.server_streaming:
-            return grpc.unary_stream_rpc_method_handler(self._streaming(work), read, _serialize)
-        return grpc.unary_unary_rpc_method_handler(self._unary(work), read, _serialize)
+            stream = partial(self._stream, request_type)
+            return grpc.unary_stream_rpc_method_handler(stream, response_serializer=_serialize)
+        return grpc.unary_unary_rpc_method_handler(partial(self._answer, request_type), response_serializer=_serialize)
 
-    def _unary(self, work: Callable[[Any, float | None], Awaitable[Any]]) -> Any:
-        async def call(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            try:
-                return await work(self._accepted(request), context.time_remaining())
-            except Exception as error:
-                await _abort(context, error)
+    async def _answer(self, request_type: type[Message], data: bytes, context: grpc.aio.ServicerContext) -> Any:
+        """A call with one answer."""
+        async with _telling(context):
+            question = self._question(request_type, data)
+            with self._worker.ask(question, context.time_remaining()) as call:
+                (answer,) = await call.take()
+            if isinstance(answer, Result):
+                return wire.answer_to_wire(question, answer.value)
+            raise _failure(answer)
 
-        return call
+    async def _stream(self, request_type: type[Message], data: bytes, context: grpc.aio.ServicerContext) -> None:
+        """A generation. What comes while an event is being sent goes out together in the next one."""
+        async with _telling(context):
+            with self._worker.ask(self._question(request_type, data), context.time_remaining()) as call:
+                event: GenerationEvent = ()
+                while not isinstance(event, Finished):
+                    for event in merged(await call.take()):
+                        await context.write(wire.event_to_wire(event))
 
-    def _streaming(self, work: Callable[[Any, float | None], AsyncIterator[Any]]) -> Any:
-        async def call(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            try:
-                async for message in work(self._accepted(request), context.time_remaining()):
-                    yield message
-            except Exception as error:
-                await _abort(context, error)
-
-        return call
-
-    def _accepted(self, request: Any) -> Any:
+    def _question(self, request_type: type[Message], data: bytes) -> Any:
         if self.draining:
-            raise Unavailable("the server is stopping; ask another one")
-        if isinstance(request, MemlmError):
-            raise request
-        return request
+            raise Unavailable("the server is stopping; ask another one, or this one later")
+        return wire.from_wire(wire.read_request(request_type, data))
 
 
-HANDLERS = {
-    "Generate": "generate",
-    "Score": "score",
-    "Tokenize": "tokenize",
-    "Detokenize": "detokenize",
-    "GetModel": "get_model",
-    "ListDatastores": "list_datastores",
-    "Search": "search",
-    "DeleteDocuments": "delete_documents",
-}
+def merged(answers: Sequence[Answer]) -> Iterator[GenerationEvent]:
+    """The events in some answers, with tokens that follow each other in one. Raises the failure that ends them."""
+    tokens: list[Token] = []
+    for answer in answers:
+        for event in answer.events if isinstance(answer, Events) else ():
+            if isinstance(event, tuple) and _weight(tokens) < MAX_WEIGHT:
+                tokens += event
+                continue
+            if tokens:
+                yield tuple(tokens)
+            tokens = list(event) if isinstance(event, tuple) else []
+            if not tokens:
+                yield event
+    if tokens:
+        yield tuple(tokens)
+    if not isinstance(answers[-1], Events):
+        raise _failure(answers[-1])
 
 
-def _reader_of(kind: Any) -> Callable[[bytes], Any]:
-    """Parses a request; bytes that are none, or text that is not UTF-8, give the error to be told."""
-
-    def read(raw: bytes) -> Any:
-        try:
-            return kind.FromString(raw)
-        except (DecodeError, UnicodeDecodeError) as error:
-            return InvalidInput(
-                f"the request is no valid {kind.DESCRIPTOR.name}, or a text in it is not UTF-8 ({error})"
-            )
-
-    return read
+def _weight(tokens: Sequence[Token]) -> int:
+    """How many records a message of these tokens holds."""
+    return sum(1 + len(token.neighbors) + len(token.top_logprobs) for token in tokens)
 
 
-def _serialize(message: Any) -> bytes:
-    return bytes(message.SerializeToString())
+@asynccontextmanager
+async def _telling(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    """Whatever goes wrong inside becomes the status of the call: one place for all of them."""
+    try:
+        yield
+    except MemlmError as error:
+        await context.abort(*trailer_of(error))
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        id_ = token_hex(8)
+        log.exception("call %s failed", id_)
+        await context.abort(*trailer_of(InternalError(f"a bug in the server; its log tells more under call {id_}")))
 
 
-def _error_in(answer: m.FromWorker) -> MemlmError:
-    return answer.error if isinstance(answer, m.Failed) else InternalError("the worker gave no answer to the question")
+def _failure(answer: Answer) -> MemlmError:
+    return answer.error if isinstance(answer, Failed) else InternalError(f"the worker answered {type(answer).__name__}")
 
 
-async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
-    """Ends a call with the status that tells the error; a bug of ours is told by name only, and logged whole."""
-    if isinstance(error, grpc.aio.AbortError | asyncio.CancelledError):
-        raise error
-    if not isinstance(error, MemlmError):
-        log.error("a call failed:\n%s", "".join(traceback.format_exception(error)))
-        error = InternalError("the call failed by a bug of ours; the server's log says more")
-    status = status_of(error)
-    await context.abort(status.code, status.details, status.trailing_metadata)
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()

@@ -17,13 +17,12 @@ from memlm.questions import Question
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question, under the number that its answers carry.
+    """A question, under the id that its answers carry, which is also the one that logs and clients know it by.
 
-    `deadline_s` and `asked_s` are on the clock of `time.monotonic`, which all processes of a machine share.
+    `asked_s` and `deadline_s` are on the clock of `time.monotonic`, which all processes of a machine share.
     """
 
-    call_id: int
-    request_id: str
+    id: str
     question: Question
     asked_s: float
     deadline_s: float | None
@@ -33,7 +32,7 @@ class Ask:
 class Cancel:
     """Nobody waits for this answer any more."""
 
-    call_id: int
+    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Heartbeat:
 class Events:
     """What a generation did since the last message."""
 
-    call_id: int
+    id: str
     events: tuple[GenerationEvent, ...]
 
 
@@ -70,7 +69,7 @@ class Events:
 class Result:
     """The whole answer to a question that is no generation."""
 
-    call_id: int
+    id: str
     value: Any
 
 
@@ -78,7 +77,7 @@ class Result:
 class Failed:
     """Why a question has no answer, or no complete one."""
 
-    call_id: int
+    id: str
     error: MemlmError
 
 

@@ -13,75 +13,60 @@ import queue
 import signal
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
-
-from memlm.api import Finished, GenerateRequest, Token
-from memlm.errors import DeadlineExceeded, InternalError, MemlmError
-from memlm.language_model import LanguageModel, load
-from memlm.questions import ScoreRequest
-from memlm.server.answers import answer, score_steps
+from memlm.server.answers import Steps, steps_of
+from memlm.server.config import ServerConfig
 from memlm.server.messages import (
     Ask,
     Cancel,
-    Events,
     Failed,
     FromWorker,
     Heartbeat,
     Loaded,
     NotLoaded,
-    Result,
     Stop,
     ToWorker,
 )
 
-logger = logging.getLogger("memlm.server.worker")
+from memlm.api import GenerateRequest
+from memlm.errors import DeadlineExceeded, InternalError, MemlmError
+from memlm.language_model import LanguageModel, load
+from memlm.questions import ScoreRequest
+
+log = logging.getLogger("memlm.server.worker")
 
 HEARTBEAT_S = 0.5
-# Each message costs both processes about a tenth of a millisecond, which a fast model's next token would wait for;
-# what comes within a hundredth of a second looks simultaneous to a reader.
-COALESCE_S = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerConfig:
-    """What a worker loads, and how much it does at a time."""
-
-    model: str
-    stores: tuple[str, ...]
-    max_running: int
-    num_threads: int | None
-
-
-def run_worker(connection: Connection, config: WorkerConfig) -> None:
+def run_worker(pipe: Connection, config: ServerConfig) -> None:
     """The worker process, from loading to its end, which comes with `Stop` or with the front's own end."""
     # A terminal and a service manager signal the whole group; it is for the front to say what that means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    inbox = Inbox(connection)
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    inbox, outbox = Inbox(pipe), Outbox(pipe)
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
     try:
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
         lm = load(config.model, config.stores)
     except MemlmError as error:
-        connection.send(NotLoaded(error))
+        outbox.send(NotLoaded(error))
         return
     with lm:
-        connection.send(Loaded())
-        Worker(lm, inbox, connection, max_running=config.max_running).run()
+        outbox.send(Loaded())
+        Worker(lm, inbox, outbox.send, config.max_running).run()
 
 
 class Inbox:
     """What the front has said, read by a thread of its own, so that the front never waits to say it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, pipe: Connection) -> None:
         """Starts reading."""
-        self._connection = connection
+        self._pipe = pipe
         self._messages: queue.SimpleQueue[ToWorker] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
 
@@ -98,30 +83,48 @@ class Inbox:
     def _read(self) -> None:
         try:
             while True:
-                self._messages.put(self._connection.recv())
+                self._messages.put(self._pipe.recv())
         except (EOFError, OSError):
-            # The front is gone, and with it everybody who could wait for an answer, whatever the loop is doing. What
-            # is on disk stands a kill at any point.
-            os._exit(1)
+            _leave()
 
 
-@dataclass
+class Outbox:
+    """What the front is told."""
+
+    def __init__(self, pipe: Connection) -> None:
+        """Takes the worker's end of the pipe."""
+        self._pipe = pipe
+
+    def send(self, message: FromWorker) -> None:
+        """Tells it."""
+        try:
+            self._pipe.send(message)
+        except OSError:
+            _leave()
+
+
+def _leave() -> None:
+    """The front is gone, and with it all who could wait for an answer. What is on disk stands a kill at any point."""
+    os._exit(1)
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A question that has been taken up, and the steps that answer it."""
 
     ask: Ask
-    steps: Iterator[None]
+    steps: Steps
 
 
 class Worker:
     """The loop, and what it has to do."""
 
-    def __init__(self, lm: LanguageModel, inbox: Inbox, connection: Connection, *, max_running: int) -> None:
-        """Takes a loaded model."""
-        self._lm, self._inbox, self._connection, self._max_running = lm, inbox, connection, max_running
-        self._waiting: deque[Job] = deque()
+    def __init__(self, lm: LanguageModel, inbox: Inbox, send: Callable[[FromWorker], None], max_running: int) -> None:
+        """Takes a loaded model, and where to hear and to answer."""
+        self._lm, self._inbox, self._send, self._max_running = lm, inbox, send, max_running
+        self._waiting: list[Job] = []
         self._running: list[Job] = []
-        self._last_beat_s = 0.0
+        self._beat_s = 0.0
 
     def run(self) -> None:
         """Goes round until `Stop`."""
@@ -138,59 +141,72 @@ class Worker:
             if isinstance(message, Stop):
                 return False
             if isinstance(message, Cancel):
-                self._forget(message.call_id)
+                self._cancel(message.id)
             else:
                 self._take_up(message)
         return True
 
     def _take_up(self, ask: Ask) -> None:
-        """Queues what takes long; answers the rest at once, so that it never waits behind a long text."""
-        if isinstance(ask.question, GenerateRequest):
-            self._waiting.append(Job(ask, self._generate(ask, ask.question)))
-        elif isinstance(ask.question, ScoreRequest):
-            self._waiting.append(Job(ask, self._score(ask, ask.question)))
-        elif not self._is_late(ask):
-            self._step(Job(ask, self._answer(ask)))
+        """Queues what takes many steps; does the rest at once, so that it never waits behind a long text."""
+        job = Job(ask, steps_of(ask, self._lm, self._send))
+        if isinstance(ask.question, GenerateRequest | ScoreRequest):
+            self._waiting.append(job)
+        elif not self._is_late(job):
+            self._step(job)
 
-    def _forget(self, call_id: int) -> None:
-        for jobs in (self._waiting, self._running):
-            for job in [job for job in jobs if job.ask.call_id == call_id]:
+    def _cancel(self, id_: str) -> None:
+        """Drops a job without an answer. One that has ended meanwhile is not there any more, which is as good."""
+        for job in (*self._waiting, *self._running):
+            if job.ask.id == id_:
                 self._drop(job)
 
     def _expire(self) -> None:
         for job in (*self._waiting, *self._running):
-            if self._is_late(job.ask):
+            if self._is_late(job):
                 self._drop(job)
 
-    def _is_late(self, ask: Ask) -> bool:
-        """Whether a question's time ran out; if so, that is its answer."""
-        if ask.deadline_s is None or time.monotonic() < ask.deadline_s:
+    def _is_late(self, job: Job) -> bool:
+        """Whether a job's time ran out; if so, that is its answer."""
+        deadline_s = job.ask.deadline_s
+        if deadline_s is None or time.monotonic() < deadline_s:
             return False
-        allowed_s = ask.deadline_s - ask.asked_s
+        allowed_s = deadline_s - job.ask.asked_s
         late = DeadlineExceeded(f"the {allowed_s:.3g} s allowed for the call ran out; allow more, or ask for less")
-        self._send(Failed(ask.call_id, late))
+        self._send(Failed(job.ask.id, late))
         return True
 
     def _drop(self, job: Job) -> None:
-        """Frees a job's place and all that it holds."""
+        """Frees a job's place, and what its steps hold."""
         (self._running if job in self._running else self._waiting).remove(job)
-        job.steps.close()  # type: ignore[attr-defined]  # a generator
+        job.steps.close()
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._max_running:
-            self._running.append(self._waiting.popleft())
+            self._running.append(self._waiting.pop(0))
 
     def _step(self, job: Job) -> None:
-        """One step of a job. Whatever goes wrong in it is its answer, and nobody else's trouble."""
+        """One step of a job. Whatever goes wrong in it is its own answer, and no other job's trouble."""
         try:
             next(job.steps)
             return
         except StopIteration:
             pass
         except MemlmError as error:
-            self._send(Failed(job.ask.call_id, error))
+            self._send(Failed(job.ask.id, error))
         except Exception:
-            logger.exception("request %s failed", job.ask.request_id)
-            self._send(Failed(job.ask.call_id, internal_error(job.ask.request_id)))
+            log.exception("request %s failed", job.ask.id)
+            self._send(Failed(job.ask.id, internal_error(job.ask.id)))
         if job in self._running:
             self._running.remove(job)
+
+    def _beat(self) -> None:
+        """Tells now and then that the loop goes round: a process that merely exists proves nothing."""
+        now_s = time.monotonic()
+        if now_s - self._beat_s >= HEARTBEAT_S:
+            self._beat_s = now_s
+            self._send(Heartbeat())
+
+
+def internal_error(request_id: str) -> InternalError:
+    """What a caller is told of a bug of ours: no more than where to look for it."""
+    return InternalError(f"a bug in the server; its log tells more under request {request_id}")

@@ -1,7 +1,7 @@
 """The front's end of the pipe: starts the worker, asks it, hears it, and starts another when it dies.
 
-Two threads keep the pipe off the event loop: one writes what is asked, one reads what is answered and hands it
-over. All else happens on the loop.
+Two threads keep the pipe off the event loop: one writes what is asked, one reads what is answered and hands it over.
+All else happens on the loop.
 """
 
 from __future__ import annotations
@@ -12,140 +12,195 @@ import multiprocessing
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from secrets import token_hex
-from typing import Any
+from typing import TypeAlias
 
-from memlm.server import messages as m
 from memlm.server.config import ServerConfig
+from memlm.server.messages import (
+    Answer,
+    Ask,
+    Cancel,
+    Events,
+    Failed,
+    FromWorker,
+    Loaded,
+    NotLoaded,
+    Result,
+    Stop,
+    ToWorker,
+)
 
-from memlm.errors import InternalError, MemlmError, Overloaded, Unavailable
+from memlm.api import Finished
+from memlm.errors import MemlmError, Overloaded, Unavailable
+from memlm.questions import Question
 
 RETRY_AFTER_S = 1.0
 JOIN_S = 5.0
+STALE_BEAT_S = 10.0  # a worker whose loop did not move for so long serves nobody
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 log = logging.getLogger("memlm.server")
 
+Outgoing: TypeAlias = "queue.SimpleQueue[ToWorker | None]"
+
+
+class Call:
+    """A question that was asked, and what has been answered to it and not been taken yet."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._answers: list[Answer] = []
+        self._news = asyncio.Event()
+
+    def put(self, answer: Answer) -> None:
+        """One more answer."""
+        self._answers.append(answer)
+        self._news.set()
+
+    async def take(self) -> list[Answer]:
+        """All that has come since the last time; waits for the first of it."""
+        await self._news.wait()
+        self._news.clear()
+        taken, self._answers = self._answers, []
+        return taken
+
 
 class WorkerLink:
-    """One worker process and the questions it has not answered yet."""
+    """The worker process, and the questions that it has not answered yet."""
 
     def __init__(self, config: ServerConfig) -> None:
         """Starts nothing yet."""
         self._config = config
-        self._context = multiprocessing.get_context("spawn")
-        self._pending: dict[str, asyncio.Queue[m.FromWorker]] = {}
-        self._outgoing: queue.SimpleQueue[m.FromFront | None] = queue.SimpleQueue()
-        self._process: Any = None
+        self._calls: dict[str, Call] = {}
+        self._outgoing: Outgoing = queue.SimpleQueue()
+        self._process: SpawnProcess | None = None
         self._loaded: asyncio.Future[None] | None = None
-        self._closing = False
-        self.last_beat = 0.0
+        self._gone = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._is_up = False
+        self._beat_s = 0.0
 
     async def start(self) -> None:
         """Starts a worker and waits until it is loaded. Raises what kept it from loading."""
-        loop = asyncio.get_running_loop()
-        ours, theirs = self._context.Pipe()
-        self._loaded, self._outgoing = loop.create_future(), queue.SimpleQueue()
-        self._process = self._context.Process(
-            target=_run_worker, args=(theirs, self._config), name="memlm-worker", daemon=True
-        )
-        self._process.start()
-        theirs.close()
-        for work in (_write, self._read):
-            threading.Thread(target=work, args=(ours, self._outgoing, loop), daemon=True).start()
-        await self._loaded
+        await self._launch()
+        self._keeper = asyncio.create_task(self._keep())
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the worker has loaded and its process runs."""
-        return bool(self._loaded and self._loaded.done() and self._process.is_alive())
-
-    @property
-    def num_pending(self) -> int:
-        """Questions that are not answered yet."""
-        return len(self._pending)
-
-    @asynccontextmanager
-    async def ask(self, question: m.Question, time_left_s: float | None) -> AsyncIterator[asyncio.Queue[m.FromWorker]]:
-        """Asks; the answers come into the queue. Leaving early, for whatever reason, tells the worker that nobody
-        waits.
-
-        Raises Overloaded at once where there is too much to do already, Unavailable while there is no worker.
-        """
-        if self.num_pending >= self._config.max_running + self._config.max_queued:
-            raise Overloaded(
-                f"{self.num_pending} requests are running or waiting; try again", retry_after_s=RETRY_AFTER_S
-            )
-        if not self.is_alive:
-            raise Unavailable("the inference worker is being started again; try again in a moment")
-        id_, answers, now = token_hex(8), asyncio.Queue[m.FromWorker](), time.monotonic()
-        self._pending[id_] = answers
-        self._outgoing.put(m.Ask(id_, question, None if time_left_s is None else now + time_left_s, now))
-        try:
-            yield answers
-        finally:
-            if self._pending.pop(id_, None) is not None:
-                self._outgoing.put(m.Cancel(id_))
-
-    async def stop(self, patience_s: float) -> None:
-        """Tells the worker to stop and waits for it; one that does not is killed."""
-        self._closing = True
+    async def stop(self, patience_s: float = JOIN_S) -> None:
+        """Tells the worker to stop, and waits for it; one that does not stop, or is still loading, is killed."""
+        if self._keeper is not None:
+            self._keeper.cancel()
         if self._process is None:
             return
-        self._outgoing.put(m.Stop())
-        await asyncio.to_thread(self._process.join, patience_s)
+        if self._is_up:
+            self._outgoing.put(Stop())
+            await asyncio.to_thread(self._process.join, patience_s)
         if self._process.is_alive():
             self._process.kill()
             await asyncio.to_thread(self._process.join, JOIN_S)
         self._outgoing.put(None)
 
-    def _read(self, pipe: Connection, outgoing: queue.SimpleQueue[Any], loop: asyncio.AbstractEventLoop) -> None:
-        """Thread: hands over what the worker says, until it is gone."""
-        try:
-            while True:
-                loop.call_soon_threadsafe(self._hear, pipe.recv())
-        except (EOFError, OSError):
-            outgoing.put(None)
-        except RuntimeError:
-            return  # the loop is closed
-        try:
-            loop.call_soon_threadsafe(self._mourn)
-        except RuntimeError:
-            return
+    @property
+    def is_serving(self) -> bool:
+        """Whether the worker has loaded and its loop has moved of late."""
+        return self._is_up and time.monotonic() - self._beat_s < STALE_BEAT_S
 
-    def _hear(self, message: m.FromWorker) -> None:
-        self.last_beat = time.monotonic()
-        if isinstance(message, m.Loaded):
+    @property
+    def num_open(self) -> int:
+        """Questions that somebody waits for the answers of."""
+        return len(self._calls)
+
+    @contextmanager
+    def ask(self, question: Question, time_left_s: float | None) -> Iterator[Call]:
+        """Asks. Leaving before the last answer has come tells the worker that nobody waits any more.
+
+        Raises Overloaded at once where there is too much to do already, Unavailable while there is no worker.
+        """
+        self._check_room()
+        id_, call, now_s = token_hex(8), Call(), time.monotonic()
+        self._calls[id_] = call
+        self._outgoing.put(Ask(id_, question, now_s, None if time_left_s is None else now_s + time_left_s))
+        try:
+            yield call
+        finally:
+            if self._calls.pop(id_, None) is not None:
+                self._outgoing.put(Cancel(id_))
+
+    def _check_room(self) -> None:
+        if not self._is_up:
+            raise Unavailable("the inference worker is being started again; try again in a moment")
+        if self.num_open >= self._config.max_running + self._config.max_queued:
+            raise Overloaded(
+                f"{self.num_open} requests are running or waiting, which is all that this server takes; try again in"
+                f" {RETRY_AFTER_S:g} s",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    async def _launch(self) -> None:
+        """One worker, from its start until it is loaded."""
+        spawn, loop = multiprocessing.get_context("spawn"), asyncio.get_running_loop()
+        ours, theirs = spawn.Pipe()
+        self._loaded, self._gone, self._outgoing = loop.create_future(), asyncio.Event(), queue.SimpleQueue()
+        self._process = spawn.Process(target=_run_worker, args=(theirs, self._config), name="worker", daemon=True)
+        self._process.start()
+        theirs.close()
+        threading.Thread(target=_write, args=(ours, self._outgoing), name="to worker", daemon=True).start()
+        threading.Thread(target=self._read, args=(ours, loop), name="from worker", daemon=True).start()
+        await self._loaded
+
+    async def _keep(self) -> None:
+        """Starts another worker whenever one dies; waits longer each time that one cannot even load."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            await self._gone.wait()
+            await self._bury()
+            try:
+                await self._launch()
+                pause_s = FIRST_PAUSE_S
+            except MemlmError as error:
+                log.error("the inference worker could not be started again: %s", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _bury(self) -> None:
+        assert self._process is not None  # there was one that is gone
+        await asyncio.to_thread(self._process.join, JOIN_S)
+        self._process.kill()
+        log.error("the inference worker died (exit code %s); starting another", self._process.exitcode)
+
+    def _read(self, pipe: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        """Thread: hands over what the worker says, until it is gone or the loop is closed."""
+        with suppress(RuntimeError), pipe:
+            try:
+                while True:
+                    loop.call_soon_threadsafe(self._hear, pipe.recv())
+            except (EOFError, OSError):
+                loop.call_soon_threadsafe(self._lose)
+
+    def _hear(self, message: FromWorker) -> None:
+        self._beat_s = time.monotonic()
+        if isinstance(message, Loaded):
+            self._is_up = True
             self._settle(None)
-        elif isinstance(message, m.Failed) and not message.id:
+        elif isinstance(message, NotLoaded):
             self._settle(message.error)
-        elif isinstance(message, m.Events):
-            answers = self._pending.pop(message.id, None) if message.last else self._pending.get(message.id)
-            if answers is not None:
-                answers.put_nowait(message)
-        elif isinstance(message, m.Answer | m.Failed):
-            answers = self._pending.pop(message.id, None)
-            if answers is not None:
-                answers.put_nowait(message)
+        elif isinstance(message, Events | Result | Failed) and (call := self._calls.get(message.id)):
+            if _is_last(message):
+                del self._calls[message.id]
+            call.put(message)
 
-    def _mourn(self) -> None:
-        """The worker is gone: whoever waits is told so, and unless the server is closing another one starts."""
-        self._settle(InternalError("the inference worker died while it was loading; its log says why"))
-        for id_, answers in self._pending.items():
-            answers.put_nowait(m.Failed(id_, Unavailable("the inference worker died; try again")))
-        self._pending.clear()
-        if not self._closing and self._process.is_alive() is False and self.last_beat:
-            log.error("the inference worker died (exit code %s); starting another", self._process.exitcode)
-            self._restart = asyncio.ensure_future(self._start_again())
-
-    async def _start_again(self) -> None:
-        self.last_beat = 0.0
-        try:
-            await self.start()
-        except MemlmError as error:
-            log.error("the inference worker cannot start again: %s", error)
+    def _lose(self) -> None:
+        """The worker is gone: whoever waits for it is told so."""
+        self._is_up = False
+        self._settle(Unavailable("the inference worker died while it was loading; the server's log may say why"))
+        for id_, call in self._calls.items():
+            call.put(Failed(id_, Unavailable("the inference worker died at this request or another; ask again")))
+        self._calls.clear()
+        self._outgoing.put(None)
+        self._gone.set()
 
     def _settle(self, error: MemlmError | None) -> None:
         if self._loaded is None or self._loaded.done():
@@ -156,17 +211,19 @@ class WorkerLink:
             self._loaded.set_exception(error)
 
 
-def _write(pipe: Connection, outgoing: queue.SimpleQueue[m.FromFront | None], loop: Any) -> None:
-    """Thread: writes what is asked, until told to end or until nobody reads."""
-    while (message := outgoing.get()) is not None:
-        try:
+def _is_last(answer: Answer) -> bool:
+    return not isinstance(answer, Events) or isinstance(answer.events[-1], Finished)
+
+
+def _write(pipe: Connection, outgoing: Outgoing) -> None:
+    """Thread: sends what is asked, until there is nothing more to ask or nobody to ask it."""
+    with suppress(OSError):
+        while (message := outgoing.get()) is not None:
             pipe.send(message)
-        except OSError:
-            return
 
 
 def _run_worker(pipe: Connection, config: ServerConfig) -> None:
-    """The first thing that runs in the worker's process: only there is torch loaded."""
+    """What the worker's process runs. Only there is torch loaded."""
     from memlm.server.worker import run_worker
 
     run_worker(pipe, config)

@@ -1,0 +1,88 @@
+"""What both clients share: how they connect, which call asks which question, and errors in our own words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from memlm.api import GenerateRequest
+from memlm.errors import InvalidInput, Unavailable
+from memlm.questions import (
+    DeleteDocumentsRequest,
+    DetokenizeRequest,
+    GetModelRequest,
+    ListDatastoresRequest,
+    ScoreRequest,
+    SearchRequest,
+    TokenizeRequest,
+)
+from memlm.status import error_of
+from memlm.v1 import datastores_pb2_grpc, generation_pb2_grpc
+
+DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_MAX_MESSAGE_BYTES = 16 << 20
+KEEPALIVE_S = 30
+READY_POLL_S = 0.05
+# Streams are not among them, since half of one cannot be taken back. Nor is deleting: an answer lost on its way would
+# be followed by NotFound.
+RETRIED = {
+    "memlm.v1.Generation": ("Score", "Tokenize", "Detokenize", "GetModel"),
+    "memlm.v1.Datastores": ("ListDatastores", "Search"),
+}
+
+
+def channel_options(max_message_bytes: int) -> list[tuple[str, Any]]:
+    """Message limits, retries of calls that change nothing, and pings that the server has agreed to."""
+    retries = {"maxAttempts": 4, "initialBackoff": "0.1s", "maxBackoff": "2s", "backoffMultiplier": 2}
+    names = [{"service": service, "method": method} for service, methods in RETRIED.items() for method in methods]
+    config = {"methodConfig": [{"name": names, "retryPolicy": {**retries, "retryableStatusCodes": ["UNAVAILABLE"]}}]}
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.service_config", json.dumps(config)),
+        ("grpc.keepalive_time_ms", 1000 * KEEPALIVE_S),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 5000),
+    ]
+
+
+def rpcs_of(channel: Any) -> dict[type, Any]:
+    """The call that asks each kind of question, over a channel of either kind."""
+    generation = generation_pb2_grpc.GenerationStub(channel)
+    datastores = datastores_pb2_grpc.DatastoresStub(channel)
+    return {
+        GenerateRequest: generation.Generate,
+        ScoreRequest: generation.Score,
+        TokenizeRequest: generation.Tokenize,
+        DetokenizeRequest: generation.Detokenize,
+        GetModelRequest: generation.GetModel,
+        ListDatastoresRequest: datastores.ListDatastores,
+        SearchRequest: datastores.Search,
+        DeleteDocumentsRequest: datastores.DeleteDocuments,
+    }
+
+
+@contextmanager
+def our_errors(target: str) -> Iterator[None]:
+    """Raises a failed call's reason as an error of `memlm.errors`."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_of(error, target) from None
+    except (ValueError, grpc.aio.UsageError) as error:
+        raise InvalidInput(f"the client of {target} is closed ({error}); open another one") from None
+
+
+def broken_off(target: str) -> Unavailable:
+    """A stream that ended without its last event."""
+    return Unavailable(f"{target} broke the stream off before its end; ask again")
+
+
+def not_ready(target: str, timeout_s: float) -> Unavailable:
+    """A server that did not come to serve in time."""
+    return Unavailable(f"{target} was not ready within {timeout_s:g} s; check the address, and the server's log")

@@ -1,0 +1,51 @@
+"""Running servers: one that only answers, and one whose texts are long enough to be interrupted."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from running import RunningServer
+
+from memlm.checkpoint import save_checkpoint
+from memlm.client import Client
+from memlm.model import Decoder, ModelConfig
+from memlm.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, store_folder: Path) -> Iterator[RunningServer]:
+    """The tiny model with its store, for tests that change nothing."""
+    with RunningServer(tmp_path_factory.mktemp("log") / "log", model_folder, store_folder) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[Client]:
+    with Client(server.address) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def long_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """A tiny model whose context takes many seconds to fill."""
+    folder = tmp_path_factory.mktemp("models") / "long"
+    torch.manual_seed(0)
+    shape = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim": 48, "context_length": 40_000}
+    save_checkpoint(folder, Decoder(ModelConfig(vocab_size=tokenizer.vocab_size, **shape)), tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def narrow_server(tmp_path_factory: pytest.TempPathFactory, long_model: Path) -> Iterator[RunningServer]:
+    """Runs one request at a time and lets one wait."""
+    options = ("--max-running", "1", "--max-queued", "1")
+    with RunningServer(tmp_path_factory.mktemp("log") / "log", long_model, options=options) as server:
+        yield server
+
+
+@pytest.fixture
+def own_store(store_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the store, to be changed."""
+    return Path(shutil.copytree(store_folder, tmp_path / "store"))

@@ -1,0 +1,302 @@
+"""Starting, stopping, giving up, dying: every request gets one answer, every place is freed, no process is left."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from memlm.server.config import ServerConfig
+from running import RunningServer, children_of, cpu_seconds, is_alive, wait_until
+
+from memlm.api import FinishReason, TokenStream
+from memlm.async_client import AsyncClient
+from memlm.client import Client
+from memlm.errors import DeadlineExceeded, InvalidInput, NotFound, Overloaded, Unavailable
+from memlm.language_model import load
+
+LONG = {"temperature": 0}  # on the long model: goes round in circles for many seconds
+
+
+def first_tokens(stream: TokenStream, count: int = 3) -> TokenStream:
+    for _ in range(count):
+        next(stream)
+    return stream
+
+
+def is_free(client: Client, within_s: float = 2.0) -> None:
+    """The only place is free: a short request runs at once."""
+    begin_s = time.monotonic()
+    assert len(list(client.generate("a", max_tokens=3, timeout_s=within_s))) == 3
+    assert time.monotonic() - begin_s < within_s
+
+
+@pytest.fixture
+def narrow(narrow_server: RunningServer) -> Iterator[Client]:
+    with Client(narrow_server.address) as client:
+        client.wait_until_ready(20)
+        yield client
+
+
+def test_closing_a_stream_frees_its_place(narrow: Client) -> None:
+    with narrow.generate("a", **LONG) as stream:
+        first_tokens(stream)
+    is_free(narrow)
+
+
+def test_dropping_a_stream_frees_its_place(narrow: Client) -> None:
+    first_tokens(narrow.generate("a", **LONG))
+    is_free(narrow)
+
+
+async def test_closing_an_awaited_stream_frees_its_place(narrow_server: RunningServer, narrow: Client) -> None:
+    async with AsyncClient(narrow_server.address) as client, await client.generate("a", **LONG) as stream:
+        await anext(stream)
+    is_free(narrow)
+
+
+def test_a_request_that_waits_can_be_cancelled(narrow_server: RunningServer, narrow: Client) -> None:
+    """The second one waits for the first; given up, it makes room for a third, and never runs."""
+    with first_tokens(narrow.generate("a", **LONG)):
+        for _ in range(5):
+            with pytest.raises(DeadlineExceeded):
+                narrow.generate("a", timeout_s=0.1, **LONG)
+    is_free(narrow)
+
+
+def test_a_client_that_is_killed_frees_its_place(narrow_server: RunningServer, narrow: Client) -> None:
+    code = (
+        "from memlm.client import Client\n"
+        f"stream = Client({narrow_server.address!r}).generate('a', temperature=0)\n"
+        "next(stream); print('begun', flush=True)\n"
+        "for _ in stream: pass\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "begun\n"
+        other.kill()
+    is_free(narrow)
+
+
+def test_a_deadline_stops_the_work(narrow_server: RunningServer, narrow: Client) -> None:
+    stream = narrow.generate("a", timeout_s=0.5, **LONG)
+    with pytest.raises(DeadlineExceeded):
+        for _ in stream:
+            pass
+    is_free(narrow)
+    time.sleep(0.2)
+    before_s = cpu_seconds(narrow_server.worker_pid)
+    time.sleep(1.0)
+    assert cpu_seconds(narrow_server.worker_pid) - before_s < 0.3, "the worker is busy with nothing to do"
+
+
+def test_a_score_can_be_interrupted(server: RunningServer) -> None:
+    with Client(server.address) as client:
+        with pytest.raises(DeadlineExceeded):
+            client.score("the memory of a model " * 20_000, timeout_s=0.5)
+        is_free(client)
+
+
+def test_a_full_server_refuses_at_once_and_says_when_to_come_back(narrow_server: RunningServer, narrow: Client) -> None:
+    with first_tokens(narrow.generate("a", **LONG)):
+        waiting = threading.Thread(target=lambda: list(narrow.generate("a", max_tokens=1)))
+        waiting.start()
+        time.sleep(0.2)
+        begin_s = time.monotonic()
+        with pytest.raises(Overloaded, match="try again") as raised:
+            narrow.generate("a")
+        assert time.monotonic() - begin_s < 0.5
+        assert raised.value.retry_after_s > 0
+        with grpc.insecure_channel(narrow_server.address) as channel, pytest.raises(grpc.RpcError) as plain:
+            channel.unary_unary("/memlm.v1.Generation/GetModel")(b"", timeout=5)
+        assert plain.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        status = Status.FromString(dict(plain.value.trailing_metadata())["grpc-status-details-bin"])
+        assert any(packed.Unpack(RetryInfo()) for packed in status.details)
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_sigterm_lets_running_requests_finish(tmp_path: Path, long_model: Path) -> None:
+    """What runs ends as it should, what is new is refused, health says so, and then the server is gone."""
+    with RunningServer(tmp_path / "log", long_model) as server, Client(server.address) as client:
+        stream = first_tokens(client.generate("a", max_tokens=3000, **LONG))
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "draining" in server.said, 5)
+        with pytest.raises(Unavailable, match="stopping"):
+            client.generate("b")
+        with grpc.insecure_channel(server.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert len(list(stream)) == 3000 - 3
+        assert stream.finished is not None
+        assert stream.finished.reason is FinishReason.LENGTH
+        assert server.process.wait(5) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_server_stops_soon(tmp_path: Path, model_folder: Path, number: signal.Signals) -> None:
+    with RunningServer(tmp_path / "log", model_folder) as server:
+        begin_s = time.monotonic()
+        assert server.stop(number) == 0
+        assert time.monotonic() - begin_s < 2
+
+
+def test_a_signal_to_the_whole_group_drains_too(tmp_path: Path, long_model: Path) -> None:
+    """Ctrl-C in a terminal reaches the worker as well, which leaves it to the front."""
+    with RunningServer(tmp_path / "log", long_model) as server, Client(server.address) as client:
+        stream = first_tokens(client.generate("a", max_tokens=3000, **LONG))
+        for pid in (server.worker_pid, server.process.pid):
+            os.kill(pid, signal.SIGINT)
+        assert len(list(stream)) == 3000 - 3
+        assert server.process.wait(5) == 0
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path, long_model: Path) -> None:
+    with RunningServer(tmp_path / "log", long_model) as server, Client(server.address) as client:
+        stream = first_tokens(client.generate("a", **LONG))
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "draining" in server.said, 5)
+        begin_s = time.monotonic()
+        assert server.stop() == 1
+        assert time.monotonic() - begin_s < 3
+        with pytest.raises(Unavailable):
+            list(stream)
+
+
+def test_draining_has_an_end(tmp_path: Path, long_model: Path) -> None:
+    with RunningServer(tmp_path / "log", long_model, options=("--drain", "0.5")) as server, Client(server.address) as c:
+        stream = first_tokens(c.generate("a", **LONG))
+        begin_s = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - begin_s < 4
+        with pytest.raises(Unavailable):
+            list(stream)
+
+
+def test_a_worker_that_is_killed_is_started_again(tmp_path: Path, model_folder: Path, long_model: Path) -> None:
+    with RunningServer(tmp_path / "log", long_model) as server, Client(server.address) as client:
+        stream = first_tokens(client.generate("a", **LONG))
+        old = server.worker_pid
+        os.kill(old, signal.SIGKILL)
+        with pytest.raises(Unavailable, match="died"):
+            list(stream)
+        with pytest.raises(Unavailable, match="started again"):
+            client.generate("a")
+        wait_until(lambda: not is_alive(old), 5)
+        time.sleep(0.3)
+        client.wait_until_ready(30)
+        is_free(client, within_s=10)
+        assert server.worker_pid != old
+
+
+def test_a_worker_does_not_outlive_a_front_that_is_killed(tmp_path: Path, long_model: Path) -> None:
+    with RunningServer(tmp_path / "log", long_model) as server, Client(server.address) as client:
+        first_tokens(client.generate("a", **LONG))
+        family = children_of(server.process.pid)
+        server.process.kill()
+        server.process.wait()
+        wait_until(lambda: not any(map(is_alive, family)), 5)
+
+
+def test_a_worker_that_hangs_is_not_healthy(tmp_path: Path, model_folder: Path) -> None:
+    """Health means that the work loop moves; a stopped process still exists."""
+    impatient = "import memlm.server.worker_link as link; link.STALE_BEAT_S = 1.5"
+    with (
+        RunningServer(tmp_path / "log", model_folder, first=impatient) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        check, asked = health_pb2_grpc.HealthStub(channel).Check, health_pb2.HealthCheckRequest()
+        worker = server.worker_pid
+        os.kill(worker, signal.SIGSTOP)
+        wait_until(lambda: check(asked, timeout=5).status == health_pb2.HealthCheckResponse.NOT_SERVING, 15)
+        os.kill(worker, signal.SIGCONT)
+        wait_until(lambda: check(asked, timeout=5).status == health_pb2.HealthCheckResponse.SERVING, 5)
+
+
+def test_deleting_is_effective_at_once(tmp_path: Path, model_folder: Path, own_store: Path) -> None:
+    """Also for a generation that is going on: the next token has nothing of the document any more."""
+    with RunningServer(tmp_path / "log", model_folder, own_store) as server, Client(server.address) as client:
+        before = client.search("store", "the memory of a model", k=50)
+        gone = before[0].document_id
+        report = client.datastores.delete_documents("store", [gone])
+        assert (report.store, report.num_documents) == ("store", 1)
+        after = client.search("store", "the memory of a model", k=50)
+        assert gone not in {neighbor.document_id for neighbor in after}
+        spoken = {n.document_id for token in client.generate("the memory", neighbors=50, k=50) for n in token.neighbors}
+        assert spoken
+        assert gone not in spoken
+        assert client.datastores.list()[0].num_deleted_documents == 1
+        with pytest.raises(NotFound, match=gone):
+            client.datastores.delete_documents("store", [gone])
+    with load(model_folder, [own_store]) as lm:
+        assert lm.stores[0].num_deleted_documents == 1
+
+
+def run_serve(*options: str, model: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "memlm", "serve", "--model", str(model), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_port_in_use_is_told_in_one_line_before_anything_is_loaded(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        begin_s = time.monotonic()
+        ended = run_serve("--port", port, model=tmp_path / "there-is-no-model")
+    assert ended.returncode == 1
+    assert f"127.0.0.1:{port} (Address already in use)" in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
+    assert time.monotonic() - begin_s < 5
+
+
+def test_two_servers_do_not_share_a_port(server: RunningServer, model_folder: Path) -> None:
+    """gRPC would let them by default, each getting some of the requests."""
+    ended = run_serve("--port", server.address.split(":")[1], model=model_folder)
+    assert ended.returncode == 1
+    assert "Address already in use" in ended.stderr
+
+
+def test_what_cannot_be_loaded_is_told_in_one_line(tmp_path: Path) -> None:
+    ended = run_serve("--port", "0", model=tmp_path / "nowhere")
+    assert ended.returncode == 1
+    assert "no model at" in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
+
+
+def test_a_signal_while_loading_ends_it(tmp_path: Path, long_model: Path) -> None:
+    command = [sys.executable, "-m", "memlm", "serve", "--model", str(long_model), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: len(children_of(process.pid)) >= 2, 20)
+        family = children_of(process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+        wait_until(lambda: not any(map(is_alive, family)), 5)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("port", 70_000),
+        ("port", -1),
+        ("max_running", 0),
+        ("max_queued", -1),
+        ("drain_s", float("nan")),
+        ("num_threads", -1),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused_by_name(tmp_path: Path, field: str, value: float) -> None:
+    with pytest.raises(InvalidInput, match=field) as raised:
+        ServerConfig(model=tmp_path, **{field: value})
+    assert raised.value.field == field

@@ -1,0 +1,265 @@
+"""What the service answers: the same as the library in process, and a status with details for what it cannot."""
+
+import asyncio
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo
+from google.rpc.status_pb2 import Status
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from memlm.v1 import datastores_pb2, generation_pb2, generation_pb2_grpc
+from running import RunningServer
+
+from memlm.api import Accepted, Finished, Token, TokenStream
+from memlm.async_client import AsyncClient
+from memlm.client import Client
+from memlm.errors import InvalidInput, MemlmError, NotFound
+from memlm.language_model import LanguageModel
+
+PROMPT = "the memory of a model can"
+MEMORY = {"store": "store", "k": 8, "lam": 0.4, "knn_temperature": 3.0}
+
+
+@pytest.fixture
+def channel(server: RunningServer) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(server.address) as channel:
+        yield channel
+
+
+def refused(channel: grpc.Channel, method: str, data: bytes) -> tuple[grpc.StatusCode, Status]:
+    """How a call with these bytes ends, read the way any gRPC client can."""
+    with pytest.raises(grpc.RpcError) as raised:
+        list(channel.unary_stream(f"/memlm.v1.{method}")(data, timeout=10))
+    details = dict(raised.value.trailing_metadata())["grpc-status-details-bin"]
+    return raised.value.code(), Status.FromString(details)
+
+
+def detail(status: Status, kind: Any) -> Any:
+    found = kind()
+    assert any(packed.Unpack(found) for packed in status.details), f"no {kind.__name__} in {status}"
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0},
+        {"seed": 7},
+        {"seed": 7, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.3, "temperature": 0.7},
+        {"seed": 7, "use_store": False},
+        {"seed": 7, "neighbors": 3, "top_logprobs": 4, **MEMORY},
+        {"seed": 7, "max_tokens": 3},
+        {"seed": 3, "stop": ("e", "it")},
+    ],
+    ids=str,
+)
+def test_generation_equals_in_process(client: Client, lm: LanguageModel, options: dict[str, Any]) -> None:
+    """Token for token: ids, bytes, text, every probability, alternatives, neighbours, and how it ended."""
+    here, there = lm.generate(PROMPT, **options), client.generate(PROMPT, **options)
+    assert list(there) == list(here)
+    assert there.accepted.seed == here.accepted.seed or options.get("seed") is None
+    assert (there.accepted.store, there.accepted.k, there.accepted.lam, there.accepted.knn_temperature) == (
+        (here.accepted.store, here.accepted.k, here.accepted.lam, here.accepted.knn_temperature)
+    )
+    assert there.finished is not None
+    assert here.finished is not None
+    assert (there.finished.reason, there.finished.stop_string) == (here.finished.reason, here.finished.stop_string)
+    assert there.finished.usage.generated_tokens == here.finished.usage.generated_tokens
+
+
+def test_a_stream_is_accepted_then_tokens_then_finished_once(channel: grpc.Channel) -> None:
+    stub = generation_pb2_grpc.GenerationStub(channel)
+    kinds = [event.WhichOneof("event") for event in stub.Generate(generation_pb2.GenerateRequest(prompt=PROMPT))]
+    assert kinds[0] == "accepted"
+    assert kinds[-1] == "finished"
+    assert set(kinds[1:-1]) == {"tokens"}
+
+
+def test_a_stream_tells_only_what_is_new(client: Client) -> None:
+    stream = client.generate(PROMPT, seed=1)
+    tokens = list(stream)
+    assert stream.finished is not None
+    assert len(tokens) == stream.finished.usage.generated_tokens
+    assert stream.finished.usage.queue_ms >= 0
+
+
+def test_a_fresh_seed_is_told_and_gives_the_same_again(client: Client) -> None:
+    first = client.generate(PROMPT)
+    assert list(client.generate(PROMPT, seed=first.accepted.seed)) == list(first)
+
+
+@pytest.mark.parametrize("memory", [{}, MEMORY, {"use_store": False}], ids=str)
+def test_score_equals_in_process(client: Client, lm: LanguageModel, memory: dict[str, Any]) -> None:
+    text = "the memory of a model can be read\nand 猫 edited, " * 10
+    assert client.score(text, token_scores=True, **memory) == lm.score(text, token_scores=True, **memory)
+
+
+def test_the_rest_equals_in_process(client: Client, lm: LanguageModel) -> None:
+    text = "delete a page, and it is silent: é猫🙂"
+    assert client.tokenize(text) == lm.tokenize(text)
+    assert client.detokenize(lm.tokenize(text)) == text
+    assert client.get_model() == lm.info
+    assert client.datastores.list() == lm.stores
+    assert client.search("store", text, k=5) == lm.search(text, k=5, store="store")
+    assert client.search(None, text) == lm.search(text)
+
+
+async def test_the_async_client_gives_the_same(server: RunningServer, lm: LanguageModel) -> None:
+    text = "a model can be read"
+    async with AsyncClient(server.address) as client:
+        await client.wait_until_ready(10)
+        async with await client.generate(PROMPT, seed=5, neighbors=2) as stream:
+            assert isinstance(stream.accepted, Accepted)
+            tokens = [token async for token in stream]
+        assert tokens == list(lm.generate(PROMPT, seed=5, neighbors=2))
+        assert isinstance(stream.finished, Finished)
+        assert await client.score(text, token_scores=True) == lm.score(text, token_scores=True)
+        assert await client.tokenize(text) == lm.tokenize(text)
+        assert await client.detokenize(lm.tokenize(text)) == text
+        assert await client.get_model() == lm.info
+        assert await client.datastores.list() == lm.stores
+        assert await client.search(None, text, k=3) == lm.search(text, k=3)
+        with pytest.raises(NotFound, match="nowhere"):
+            await client.generate(PROMPT, store="nowhere")
+        with pytest.raises(NotFound, match="doc-nope"):
+            await client.datastores.delete_documents("store", ["doc-nope"])
+
+
+async def test_many_at_once_each_get_their_own(server: RunningServer, lm: LanguageModel) -> None:
+    async with AsyncClient(server.address) as client:
+
+        async def ask(seed: int) -> list[Token]:
+            return [token async for token in await client.generate(PROMPT, seed=seed, max_tokens=15)]
+
+        answers = await asyncio.gather(*map(ask, range(8)))
+    assert answers == [list(lm.generate(PROMPT, seed=seed, max_tokens=15)) for seed in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "field"),
+    [
+        (lambda client: client.generate("a\0b"), InvalidInput, "prompt"),
+        (lambda client: client.generate(PROMPT * 100), InvalidInput, "prompt"),
+        (lambda client: client.generate(PROMPT, max_tokens=1000), InvalidInput, "max_tokens"),
+        (lambda client: client.generate(PROMPT, top_k=-1), InvalidInput, "top_k"),
+        (lambda client: client.generate(PROMPT, temperature=math.nan), InvalidInput, "temperature"),
+        (lambda client: client.generate(PROMPT, warmth=1), InvalidInput, "warmth"),
+        (lambda client: client.generate("\ud800"), InvalidInput, "prompt"),
+        (lambda client: client.score(""), InvalidInput, "text"),
+        (lambda client: client.search("store", "a", k=0), InvalidInput, "k"),
+        (lambda client: client.detokenize([10**6]), InvalidInput, "token_ids"),
+        (lambda client: client.datastores.delete_documents("store", []), InvalidInput, "document_ids"),
+        (lambda client: client.datastores.delete_documents("store", "doc"), InvalidInput, "document_ids"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(client: Client, ask: Any, error: type[MemlmError], field: str) -> None:
+    with pytest.raises(error) as raised:
+        ask(client)
+    assert vars(raised.value)["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (generation_pb2.GenerateRequest(prompt="a\0b"), "prompt"),
+        (generation_pb2.GenerateRequest(prompt="a" * 1000), "prompt"),
+        (generation_pb2.GenerateRequest(prompt="a", neighbors=-1), "neighbors"),
+        (generation_pb2.GenerateRequest(sampling=generation_pb2.SamplingParams(top_k=-3)), "top_k"),
+        (generation_pb2.GenerateRequest(sampling=generation_pb2.SamplingParams(top_k=0)), "top_k"),
+        (generation_pb2.GenerateRequest(sampling=generation_pb2.SamplingParams(temperature=math.nan)), "temperature"),
+        (generation_pb2.GenerateRequest(sampling=generation_pb2.SamplingParams(temperature=math.inf)), "temperature"),
+        (generation_pb2.GenerateRequest(memory=generation_pb2.MemoryParams(lam=math.nan)), "lam"),
+        (generation_pb2.GenerateRequest(memory=generation_pb2.MemoryParams(k=10**6)), "k"),
+    ],
+    ids=lambda value: str(value).replace("\n", " ")[:50],
+)
+def test_another_client_is_refused_by_name_too(channel: grpc.Channel, message: Any, field: str) -> None:
+    code, status = refused(channel, "Generation/Generate", message.SerializeToString())
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert detail(status, BadRequest).field_violations[0].field == field
+    assert detail(status, ErrorInfo).reason == "InvalidInput"
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "field"),
+    [
+        ("Generation/Generate", b"\x0a\x02\xff\xfe", "prompt"),
+        ("Generation/Generate", b"\x12\x04\x42\x02\xff\xfe", "sampling.stop"),
+        ("Generation/Score", b"\x0a\x01\xc3", "text"),
+        ("Datastores/DeleteDocuments", b"\x12\x02\xff\xfe", "document_ids"),
+    ],
+)
+def test_text_that_is_not_utf8_is_an_invalid_argument(
+    channel: grpc.Channel, method: str, data: bytes, field: str
+) -> None:
+    code, status = refused(channel, method, data)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert detail(status, BadRequest).field_violations[0].field == field
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\x0a\xff", b"\xa8\x06\x01"])
+def test_bytes_that_are_no_request_are_an_invalid_argument(channel: grpc.Channel, data: bytes) -> None:
+    assert refused(channel, "Generation/Tokenize", data)[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_an_unknown_store_is_not_found_by_name(channel: grpc.Channel, client: Client) -> None:
+    request = datastores_pb2.SearchRequest(text="a", store="nowhere")
+    code, status = refused(channel, "Datastores/Search", request.SerializeToString())
+    assert code is grpc.StatusCode.NOT_FOUND
+    assert detail(status, ResourceInfo).resource_name == "nowhere"
+    with pytest.raises(NotFound, match=r"nowhere.*loaded: store") as raised:
+        client.generate(PROMPT, store="nowhere")
+    assert (raised.value.kind, raised.value.name) == ("datastore", "nowhere")
+
+
+def test_too_large_a_message_is_refused_on_either_side(server: RunningServer) -> None:
+    text = "a" * (17 << 20)
+    for limit in (1 << 20, 64 << 20):  # the client's own, the server's
+        with Client(server.address, max_message_bytes=limit) as client:
+            with pytest.raises(InvalidInput, match="max_message_bytes"):
+                client.tokenize(text)
+            assert client.tokenize("a")
+
+
+def test_a_text_of_many_windows_does_not_stop_the_others(server: RunningServer, client: Client) -> None:
+    """A long score is done in steps, between those of the rest."""
+
+    async def both() -> tuple[float, float]:
+        async with AsyncClient(server.address) as other:
+            loop = asyncio.get_running_loop()
+            begin_s = loop.time()
+            scoring = asyncio.create_task(other.score("the memory of a model " * 3000))
+            await asyncio.sleep(0.1)
+            assert [token async for token in await other.generate(PROMPT, max_tokens=5)]
+            generated_s = loop.time() - begin_s
+            await scoring
+            return generated_s, loop.time() - begin_s
+
+    generated_s, scored_s = asyncio.run(both())
+    assert generated_s < scored_s
+
+
+def test_health_says_serving(channel: grpc.Channel) -> None:
+    health = health_pb2_grpc.HealthStub(channel)
+    for service in ("", "memlm.v1.Generation", "memlm.v1.Datastores"):
+        answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.RpcError) as raised:
+        health.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=10)
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_reflection_lists_the_services(channel: grpc.Channel) -> None:
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    (answer,) = stub.ServerReflectionInfo(iter([asked]), timeout=10)
+    names = {service.name for service in answer.list_services_response.service}
+    assert {"memlm.v1.Generation", "memlm.v1.Datastores", "grpc.health.v1.Health"} <= names
+
+
+def test_the_stream_is_the_librarys_own(client: Client) -> None:
+    assert type(client.generate(PROMPT, max_tokens=1)) is TokenStream

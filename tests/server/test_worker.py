@@ -1,0 +1,178 @@
+"""The work loop by itself, with a real model and no processes: each question gets one answer, and nothing else does."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from memlm.server import answers
+from memlm.server.front import merged
+from memlm.server.messages import Ask, Cancel, Events, Failed, Heartbeat, Result, Stop
+from memlm.server.worker import Worker
+
+from memlm.api import Accepted, Finished, GenerateRequest, SamplingParams
+from memlm.errors import DeadlineExceeded, InternalError, NotFound
+from memlm.language_model import LanguageModel
+from memlm.questions import GetModelRequest, ScoreRequest, SearchRequest
+
+PROMPT = "the memory of"
+
+
+class Script:
+    """Stands for the pipe: gives the loop one list of messages a round, then `Stop`; notes what it answers.
+
+    An item may be a number: so many rounds in which nothing comes.
+    """
+
+    def __init__(self, *rounds: Any) -> None:
+        self.rounds: Iterator[list[Any]] = iter(
+            [said for item in rounds for said in ([[]] * item if isinstance(item, int) else [item])] + [[Stop()]]
+        )
+        self.told: list[Any] = []
+
+    def take(self, *, wait_s: float) -> list[Any]:
+        return next(self.rounds)
+
+    def send(self, message: Any) -> None:
+        if not isinstance(message, Heartbeat):
+            self.told.append(message)
+
+    def play(self, lm: LanguageModel, max_running: int = 4) -> list[Any]:
+        Worker(lm, self, self.send, max_running).run()  # type: ignore[arg-type]
+        return self.told
+
+
+def ask(id_: str, question: Any, *, within_s: float | None = None) -> Ask:
+    now_s = time.monotonic()
+    return Ask(id_, question, now_s, None if within_s is None else now_s + within_s)
+
+
+def generate(id_: str, count: int = 5, **options: Any) -> Ask:
+    return ask(id_, GenerateRequest(PROMPT, SamplingParams(max_tokens=count, temperature=0)), **options)
+
+
+def events_of(told: list[Any], id_: str) -> list[Any]:
+    return [event for message in told if isinstance(message, Events) and message.id == id_ for event in message.events]
+
+
+def test_a_generation_is_accepted_told_and_finished(lm: LanguageModel) -> None:
+    first, *tokens, last = events_of(Script([generate("a")], 6).play(lm), "a")
+    assert isinstance(first, Accepted)
+    assert first.request_id == "a"
+    assert isinstance(last, Finished)
+    expected = list(lm.generate(PROMPT, max_tokens=5, temperature=0))
+    assert [token for event in tokens for token in event] == expected
+
+
+def test_tokens_that_come_fast_are_told_together(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one at once; the others when there is time to look, and never later than the end."""
+    monkeypatch.setattr(answers, "COALESCE_S", 3600.0)
+    events = events_of(Script([generate("a")], 6).play(lm), "a")
+    assert [len(event) for event in events if isinstance(event, tuple)] == [1, 4]
+    monkeypatch.setattr(answers, "COALESCE_S", 0.0)
+    events = events_of(Script([generate("a")], 6).play(lm), "a")
+    assert [len(event) for event in events if isinstance(event, tuple)] == [1] * 5
+
+
+def test_the_running_take_turns(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "COALESCE_S", 0.0)
+    told = Script([generate("a"), generate("b")], 6).play(lm)
+    tokens = [message.id for message in told if isinstance(message.events[0], tuple)]
+    assert tokens == ["a", "b"] * 5
+
+
+def test_no_more_run_than_may(lm: LanguageModel) -> None:
+    """The second one begins when the first has ended."""
+    told = Script([generate("a"), generate("b")], 12).play(lm, max_running=1)
+    begun = [message.id for message in told]
+    assert begun == sorted(begun)
+    assert isinstance(events_of(told, "b")[-1], Finished)
+
+
+def test_a_cancelled_request_is_never_heard_of_again(lm: LanguageModel) -> None:
+    told = Script([generate("a", 20)], 2, [Cancel("a"), generate("b")], 6).play(lm, max_running=1)
+    assert not any(isinstance(event, Finished) for event in events_of(told, "a"))
+    assert isinstance(events_of(told, "b")[-1], Finished)
+    assert told.index(next(m for m in told if m.id == "b")) > max(i for i, m in enumerate(told) if m.id == "a")
+
+
+def test_what_is_cancelled_or_late_before_its_turn_costs_nothing(lm: LanguageModel) -> None:
+    said = [generate("a"), Cancel("a"), generate("b", within_s=-1.0), ask("c", GetModelRequest(), within_s=-1.0)]
+    told = Script(said, 6).play(lm)
+    assert {message.id: type(message.error) for message in told} == {"b": DeadlineExceeded, "c": DeadlineExceeded}
+    assert len(told) == 2
+
+
+def test_a_deadline_ends_what_runs(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script([generate("a", 20, within_s=3600.0)], 2, 3)
+    rounds = script.take
+    clock = iter([*[0.0] * 2, *[1e9] * 100])
+
+    def take(*, wait_s: float) -> list[Any]:
+        ahead_s = next(clock)
+        monkeypatch.setattr("memlm.server.worker.time.monotonic", lambda: time.perf_counter() + ahead_s)
+        return rounds(wait_s=wait_s)
+
+    script.take = take  # type: ignore[method-assign]
+    told = script.play(lm)
+    assert isinstance(told[-1], Failed)
+    assert isinstance(told[-1].error, DeadlineExceeded)
+    assert sum(isinstance(message, Failed) for message in told) == 1
+
+
+def test_a_question_that_fails_harms_no_other(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug of ours is told by the request's id only, and the loop goes on."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(lm, "search", fail)
+    told = Script([ask("bug", SearchRequest("a"))], [generate("a"), ask("text", ScoreRequest(""))], 6).play(lm)
+    failed = {message.id: message.error for message in told if isinstance(message, Failed)}
+    assert isinstance(failed["bug"], InternalError)
+    assert "bug" in str(failed["bug"])
+    assert "secret" not in str(failed["bug"])
+    assert failed.keys() == {"bug", "text"}
+    assert isinstance(events_of(told, "a")[-1], Finished)
+
+
+def test_each_question_gets_one_answer(lm: LanguageModel) -> None:
+    said = [
+        ask("score", ScoreRequest("the memory\n" * 50)),
+        ask("model", GetModelRequest()),
+        ask("none", SearchRequest("a", store="x")),
+        generate("long", 1000),
+        generate("a"),
+    ]
+    told = Script(said, 60).play(lm)
+    last = {message.id: message for message in told}
+    assert last["score"] == Result("score", lm.score("the memory\n" * 50))
+    assert last["model"] == Result("model", lm.info)
+    assert isinstance(last["none"].error, NotFound)
+    assert isinstance(last["long"], Failed)
+    assert isinstance(events_of(told, "a")[-1], Finished)
+    for id_ in ("score", "model", "none", "long"):
+        assert sum(message.id == id_ for message in told) == 1
+
+
+def test_what_piled_up_goes_out_together(lm: LanguageModel) -> None:
+    """Accepted, then all tokens in one event, then Finished or the failure; in the order in which they came."""
+    told = Script([generate("a", 8)], 9).play(lm)
+    accepted, tokens, finished = merged(told)
+    assert isinstance(accepted, Accepted)
+    assert isinstance(tokens, tuple)
+    assert len(tokens) == 8
+    assert isinstance(finished, Finished)
+    broken = merged([*told[:-1], Failed("a", NotFound("gone"))])
+    assert isinstance(next(broken), Accepted)
+    assert next(broken)
+    with pytest.raises(NotFound):
+        next(broken)
+
+
+def test_what_piled_up_is_cut_before_it_is_too_large(lm: LanguageModel) -> None:
+    stream = lm.generate(PROMPT, max_tokens=6, temperature=0, neighbors=50, k=50)
+    heavy = tuple(stream) * 20
+    cut = list(merged([Events("a", (heavy[i : i + 6],)) for i in range(0, len(heavy), 6)]))
+    assert tuple(token for event in cut for token in event) == heavy  # type: ignore[union-attr]
+    assert len(cut) > 2

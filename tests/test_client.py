@@ -1,0 +1,115 @@
+"""The client by itself: light to load, the same face twice, clear about a server that is not there."""
+
+import inspect
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from memlm.v1 import datastores_pb2, generation_pb2
+
+from memlm.async_client import AsyncClient, AsyncDatastores
+from memlm.client import Client, Datastores
+from memlm.connection import RETRIED, rpcs_of
+from memlm.errors import InvalidInput, Unavailable
+
+SERVICES = [
+    service for file in (generation_pb2, datastores_pb2) for service in file.DESCRIPTOR.services_by_name.values()
+]
+METHOD_OF = {
+    "Generate": "generate",
+    "Score": "score",
+    "Tokenize": "tokenize",
+    "Detokenize": "detokenize",
+    "GetModel": "get_model",
+    "ListDatastores": "list",
+    "Search": "search",
+    "DeleteDocuments": "delete_documents",
+}
+
+
+def methods_of(face: type) -> dict[str, Any]:
+    public = {name: value for name, value in vars(face).items() if not name.startswith("_") and callable(value)}
+    return {name: inspect.signature(value) for name, value in public.items()}
+
+
+def test_importing_the_client_loads_nothing_heavy() -> None:
+    code = "import sys, memlm.client, memlm.async_client; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "faiss", "numpy", "tokenizers", "jaxtyping"} & set(loaded)
+
+
+@pytest.mark.parametrize(("face", "awaited"), [(Client, AsyncClient), (Datastores, AsyncDatastores)])
+def test_both_clients_have_the_same_methods(face: type, awaited: type) -> None:
+    """Name for name and parameter for parameter; what they return differs only by being awaited."""
+    here, there = methods_of(face), methods_of(awaited)
+    assert here.keys() == there.keys()
+    for name in here:
+        assert here[name].parameters.keys() == there[name].parameters.keys(), name
+        for mine, other in zip(here[name].parameters.values(), there[name].parameters.values(), strict=True):
+            assert (mine.kind, mine.default, mine.annotation) == (other.kind, other.default, other.annotation), name
+        returned = here[name].return_annotation.replace("TokenStream", "AsyncTokenStream")
+        assert returned == there[name].return_annotation, name
+
+
+def test_every_call_has_a_method_with_a_time_limit() -> None:
+    methods = methods_of(Client) | methods_of(Datastores)
+    for service in SERVICES:
+        for rpc in service.methods:
+            assert "timeout_s" in methods[METHOD_OF[rpc.name]].parameters
+    assert len(rpcs_of(Client("localhost:1")._channel)) == len(METHOD_OF)
+
+
+def test_only_calls_that_change_nothing_are_tried_again() -> None:
+    retried = {name for names in RETRIED.values() for name in names}
+    assert retried == set(METHOD_OF) - {"Generate", "DeleteDocuments"}
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_a_server_that_is_not_there_is_named(nobody: str) -> None:
+    with Client(nobody) as client:
+        for ask in (
+            client.get_model,
+            lambda: client.generate("a"),
+            lambda: client.datastores.delete_documents("a", ["b"]),
+        ):
+            with pytest.raises(Unavailable, match=f"{nobody}.*memlm serve"):
+                ask()
+
+
+async def test_a_server_that_is_not_there_is_named_when_awaited(nobody: str) -> None:
+    async with AsyncClient(nobody) as client:
+        with pytest.raises(Unavailable, match=f"{nobody}.*memlm serve"):
+            await client.get_model()
+        with pytest.raises(Unavailable, match=f"{nobody}.*memlm serve"):
+            await client.generate("a")
+        with pytest.raises(Unavailable, match="not ready within"):
+            await client.wait_until_ready(0.2)
+
+
+async def test_a_closed_client_says_so(nobody: str) -> None:
+    client, awaited = Client(nobody), AsyncClient(nobody)
+    client.close()
+    await awaited.close()
+    for ask in (client.get_model, lambda: client.generate("a")):
+        with pytest.raises(InvalidInput, match="closed"):
+            ask()
+    for ask_awaited in (awaited.get_model, lambda: awaited.generate("a")):
+        with pytest.raises(InvalidInput, match="closed"):
+            await ask_awaited()
+
+
+def test_waiting_for_a_server_ends_in_time(nobody: str) -> None:
+    begin_s = time.monotonic()
+    with Client(nobody) as client, pytest.raises(Unavailable, match=r"not ready within 0\.3 s"):
+        client.wait_until_ready(0.3)
+    assert time.monotonic() - begin_s < 2
