@@ -10,6 +10,7 @@ import faiss
 import numpy as np
 from jaxtyping import Float16, Float32, Int64
 from memlm.index.neighbours import Neighbours, nearest_of
+from memlm.index.threads import use_threads
 
 BLOCK_ROWS = 65_536
 SPARE = 8  # candidates beyond k, for near ties that rounding may swap
@@ -22,6 +23,7 @@ def exact_neighbours(
     k: int,
 ) -> Neighbours:
     """The k nearest rows of `keys_ND`; ids are row numbers."""
+    use_threads(len(queries_QD))
     best = Neighbours.none(len(queries_QD), k)
     for begin in range(0, len(keys_ND), BLOCK_ROWS):
         block_ND = np.asarray(keys_ND[begin : begin + BLOCK_ROWS], np.float32)

@@ -7,6 +7,7 @@ themselves, not of residuals, so that with float16 codes distances are exact for
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from memlm.index.errors import Corrupt, InvalidInput
 from memlm.index.exact import exact_neighbours
 from memlm.index.neighbours import Neighbours
 from memlm.index.progress import Progress
+from memlm.index.threads import use_threads
 
 FLAT = "Flat"
 FLAT_BELOW = 100_000
@@ -27,6 +29,8 @@ PROBES = (4, 8, 16, 32, 64, 128, 256)
 WANTED_RECALL = 0.95
 JUDGED_QUERIES = 256
 JUDGED_K = 32
+TOUCHED_BYTES = 1 << 30
+PAGE_BYTES = 4096
 
 
 def choose_index(wanted: str, entries: int) -> str:
@@ -53,6 +57,7 @@ def train_ivf(factory: str, keys_ND: Float16[np.ndarray, "N D"], *, seed: int, p
     index.cp.seed, index.cp.niter = seed + 1, KMEANS_ROUNDS
     index.cp.min_points_per_centroid = 1
     rows = np.sort(np.random.default_rng(seed).choice(len(keys_ND), sample, replace=False))
+    use_threads(sample)
     index.train(keys_ND[rows].astype(np.float32))
     progress("train index", sample, sample)
     return index
@@ -76,30 +81,45 @@ def choose_nprobe(index: Any, keys_ND: Float16[np.ndarray, "N D"], values_N: np.
 
 def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int) -> Neighbours:
     """The k nearest entries in the `nprobe` nearest lists; ids are row numbers."""
-    params: Any = faiss.SearchParametersIVF(nprobe=nprobe)  # type: ignore[call-arg]  # its stubs know no keywords
-    distances_QK, packed_QK = index.search(queries_QD, k, params=params)
-    there_QK = packed_QK >= 0
-    found = Neighbours(
-        np.where(there_QK, distances_QK, np.float32(np.inf)),
-        np.where(there_QK, packed_QK >> VALUE_BITS, -1),
-        np.where(there_QK, packed_QK & ((1 << VALUE_BITS) - 1), -1),
-    )
-    if (found.distances_QK[:, 1:] < found.distances_QK[:, :-1]).any():  # Faiss promises no order for every index
-        found = found.take(np.argsort(found.distances_QK, axis=1, kind="stable"))
+    use_threads(len(queries_QD))
+    distances_QK, packed_QK = index.search(queries_QD, k, params=_search_params(nprobe))
+    found = Neighbours(distances_QK, packed_QK >> VALUE_BITS, packed_QK & ((1 << VALUE_BITS) - 1))
+    if (distances_QK[:, 1:] < distances_QK[:, :-1]).any():  # Faiss promises no order for every index
+        found = found.take(np.argsort(distances_QK, axis=1, kind="stable"))
+    if (found.ids_QK[:, -1] < 0).any():
+        found = found.keep(found.ids_QK >= 0)
     return found
 
 
+@lru_cache(maxsize=64)
+def _search_params(nprobe: int) -> Any:
+    """Kept, since making one takes as long as a tenth of a search."""
+    return faiss.SearchParametersIVF(nprobe=nprobe)  # type: ignore[call-arg]  # its stubs know no keywords
+
+
 def open_index(path: Path, entries: int, dim: int) -> Any:
-    """Maps an index into memory without reading it. Raises Corrupt where it is not of this size."""
+    """Maps an index into memory; a large one is not read. Raises Corrupt where it is not of this size."""
     try:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
         raise Corrupt(f"{path} cannot be read by Faiss; build the store anew") from error
+    _touch(index)
     if index.ntotal != entries or index.d != dim:
         raise Corrupt(
             f"{path} has {index.ntotal} entries of {index.d} dimensions, not {entries} of {dim}; build it anew"
         )
     return index
+
+
+def _touch(index: Any) -> None:
+    """Reads a byte of each page of a mapped index of moderate size, so that first searches need not wait for them."""
+    lists = index.invlists
+    if index.ntotal * (index.code_size + 8) > TOUCHED_BYTES:
+        return
+    for number in range(index.nlist):
+        if size := lists.list_size(number):
+            faiss.rev_swig_ptr(lists.get_codes(number), size * index.code_size)[::PAGE_BYTES].sum()
+            faiss.rev_swig_ptr(lists.get_ids(number), size)[:: PAGE_BYTES // 8].sum()
 
 
 def _create(factory: str, dim: int) -> Any:

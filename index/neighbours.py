@@ -48,6 +48,8 @@ class Neighbours:
 
     def first(self, k: int) -> Neighbours:
         """The first k places."""
+        if k == self.ids_QK.shape[1]:
+            return self
         return Neighbours(self.distances_QK[:, :k], self.ids_QK[:, :k], self.values_QK[:, :k])
 
 

@@ -44,6 +44,7 @@ class Segment:
         self.dead: Bool[np.ndarray, " docs"] = np.zeros(record.documents, bool)
         if record.deleted:
             self.dead[np.load(self._folder / record.deleted)] = True
+        self._any_dead = bool(self.dead.any())
         if self.keys_ND.shape != (record.entries, dim) or len(self.starts) != record.documents + 1:
             raise Corrupt(f"{self._folder} does not hold {record.entries} entries of {dim} dimensions; {RESTORE}")
 
@@ -87,12 +88,12 @@ class Segment:
 
     def _live(self, search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
         """Runs a raw search, leaves out deleted documents, and turns rows into ids."""
-        if self.dead.any():
+        if self._any_dead:
             found = search_kept(search, queries_QD, k, self._is_live, self.record.entries)
         else:
             found = search(queries_QD, k)
-        ids_QK = np.where(found.ids_QK >= 0, found.ids_QK + self.base_id, -1)
-        return Neighbours(found.distances_QK, ids_QK, found.values_QK)
+        np.add(found.ids_QK, self.base_id, out=found.ids_QK, where=found.ids_QK >= 0)
+        return found
 
     def _is_live(self, rows_QK: Int64[np.ndarray, "Q K"]) -> Bool[np.ndarray, "Q K"]:
         return ~self.dead[self.document_at(np.maximum(rows_QK, 0))]

@@ -31,6 +31,7 @@ from memlm.checkpoint import Checkpoint
 from memlm.errors import InvalidInput
 from memlm.interpolation import memory_logprobs, mix
 from memlm.memory import Retrieval, Retrieved
+from memlm.model import decoding_threads
 from memlm.sampling import sample
 from memlm.text_stream import TextStream
 
@@ -78,7 +79,7 @@ class Generation:
 
     def _next_token(self) -> Token | None:
         """Reads what is unread and draws; None where the model ends the text."""
-        with torch.inference_mode():
+        with torch.inference_mode(), decoding_threads(self._decoder, len(self._unread)):
             hidden_BTD, keys_BTD = self._decoder(torch.tensor([self._unread]), self._state)
             lm_logprobs_V = self._decoder.logprobs(hidden_BTD[0, -1])
             retrieved = self._retrieve(keys_BTD[0, -1])

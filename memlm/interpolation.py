@@ -38,11 +38,11 @@ def memory_logprobs(
     logweights_K: Float32[np.ndarray, " K"], values_K: Int64[np.ndarray, " K"], vocab_size: int
 ) -> Float[Tensor, " V"] | None:
     """log p_kNN of the whole vocabulary for one query; None where there is no neighbour at all."""
-    there_K = np.isfinite(logweights_K)
-    if not there_K.any():
+    if not len(values_K) or values_K[0] < 0:
         return None
-    mass_V = np.bincount(values_K[there_K], np.exp(logweights_K[there_K].astype(np.float64)), minlength=vocab_size)
-    return torch.from_numpy(mass_V).log_().float()
+    num_there = len(values_K) if values_K[-1] >= 0 else int((values_K >= 0).sum())  # missing places stand last
+    weights_K = torch.from_numpy(logweights_K[:num_there]).exp()
+    return torch.zeros(vocab_size).index_add_(0, torch.from_numpy(values_K[:num_there]), weights_K).log_()
 
 
 def mix(

@@ -10,8 +10,10 @@ Shapes: B batch, T time, D width, H query heads, G key-value heads, S places in 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memlm.errors import InvalidInput
+
+FEW_TOKENS = 4
+ONE_THREAD_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,11 @@ class Decoder(nn.Module):
         """What the parameters are stored and computed in."""
         return self.embedding.weight.dtype
 
+    @cached_property
+    def num_bytes(self) -> int:
+        """Size of the parameters, as loaded."""
+        return self.num_parameters * self.dtype.itemsize
+
     @property
     def num_parameters(self) -> int:
         """All of them, the tied embedding once."""
@@ -216,6 +226,25 @@ class Decoder(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=into_residual if name.endswith(("out.weight", "down.weight")) else 0.02)
+
+
+@contextmanager
+def decoding_threads(decoder: Decoder, num_tokens: int) -> Iterator[None]:
+    """Reads a few tokens of a small model on one thread: more save nothing, and waiting for each other can cost
+    everything.
+
+    A step of the tiny preset takes 0.43 ms on one thread and on two; where the second core is taken for a moment,
+    two took 30 ms (docs/log.md).
+    """
+    before = torch.get_num_threads()
+    small = num_tokens <= FEW_TOKENS and decoder.num_bytes < ONE_THREAD_BYTES
+    if before > 1 and small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if before > 1 and small:
+            torch.set_num_threads(before)
 
 
 def rotary_table(config: ModelConfig) -> Float[Tensor, "2 S d"]:
