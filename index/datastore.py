@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -209,7 +209,7 @@ class Datastore:
         for segment in self._segments:
             segment.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Datastore:
         """Closes at the end of the block."""
         return self
 
@@ -270,7 +270,7 @@ class Datastore:
         for segment in self._segments:
             row = id_ - segment.base_id
             if 0 <= row < segment.record.entries:
-                document = segment.documents.at(int(segment.document_at(np.asarray(row))))
+                document = segment.documents.at(int(segment.document_at(np.array([row]))[0]))
                 offset = row - int(segment.starts[document.row])
                 return Place(document.id, document.title, document.metadata, offset)
         raise NotFound(f"no entry {id_} in {self.path}; it may be of another manifest", kind="entry", name=str(id_))

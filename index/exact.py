@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import faiss
 import numpy as np
-from jaxtyping import Float16, Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from memlm.index.neighbours import Neighbours, nearest_of
 from memlm.index.threads import use_threads
 
@@ -18,7 +18,7 @@ SPARE = 8  # candidates beyond k, for near ties that rounding may swap
 
 def exact_neighbours(
     queries_QD: Float32[np.ndarray, "Q D"],
-    keys_ND: Float16[np.ndarray, "N D"],
+    keys_ND: Float[np.ndarray, "N D"],
     values_N: np.ndarray,
     k: int,
 ) -> Neighbours:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
@@ -53,6 +53,7 @@ class Neighbours:
         return Neighbours(self.distances_QK[:, :k], self.ids_QK[:, :k], self.values_QK[:, :k])
 
 
+@runtime_checkable
 class Searcher(Protocol):
     """Whatever finds neighbours."""
 

@@ -1,8 +1,9 @@
 """How long work tells what it has done."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Told now and then how far a phase has come; may raise to stop the work."""
 

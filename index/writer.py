@@ -19,7 +19,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int64
@@ -181,7 +181,7 @@ class StoreWriter:
         """Lets go of the files and the lock."""
         self._held.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> StoreWriter:
         """Closes at the end of the block."""
         return self
 

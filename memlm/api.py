@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 from memlm.errors import InternalError, InvalidInput
 
@@ -240,7 +240,7 @@ class TokenStream(Iterator[Token]):
         """Stops the generation if it is still going on."""
         self._events.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> TokenStream:
         """Closes at the end of the block."""
         return self
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -114,7 +114,7 @@ class AsyncClient:
         """See `Client.close`."""
         await self._channel.close()
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> AsyncClient:
         """Closes at the end of the block."""
         return self
 
@@ -179,7 +179,7 @@ class AsyncTokenStream(AsyncIterator[Token]):
         self._ready: deque[Token] = deque()
 
     @classmethod
-    async def begin(cls, events: AsyncGenerator[GenerationEvent, None]) -> Self:
+    async def begin(cls, events: AsyncGenerator[GenerationEvent, None]) -> AsyncTokenStream:
         """Waits for the first event, so that a request that is refused is refused here."""
         first = await anext(events)
         if not isinstance(first, Accepted):
@@ -200,7 +200,7 @@ class AsyncTokenStream(AsyncIterator[Token]):
         """Stops the generation if it is still going on."""
         await self._events.aclose()
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> AsyncTokenStream:
         """Closes at the end of the block."""
         return self
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -121,7 +121,7 @@ class Client:
         """Closes the connection; generations still going on are stopped."""
         self._channel.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Client:
         """Closes at the end of the block."""
         return self
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -151,7 +151,7 @@ class LanguageModel:
         for memory in self._memories.values():
             memory.datastore.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> LanguageModel:
         """Closes at the end of the block."""
         return self
 

@@ -1,8 +1,9 @@
 """How long work tells what it has done: one callback, no output of its own."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Told now and then how far a phase has come.
 

@@ -26,8 +26,8 @@ Steps: TypeAlias = Generator[None, None, None]
 Send: TypeAlias = Callable[[Answer], None]
 
 # A message costs two processes about a tenth of a millisecond each, which a fast model's next token would wait for;
-# what comes within a hundredth of a second looks simultaneous to a reader.
-COALESCE_S = 0.01
+# what comes within a fiftieth of a second looks simultaneous to a reader.
+COALESCE_S = 0.02
 
 
 def steps_of(ask: Ask, lm: LanguageModel, send: Send) -> Steps:

@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from memlm.server.config import ServerConfig
 from memlm.server.front import SERVICES, Front
-from memlm.server.worker_link import WorkerLink
+from memlm.server.worker_link import JOIN_S, WorkerLink
 
 from memlm.connection import KEEPALIVE_S
 from memlm.errors import InvalidInput
@@ -28,7 +28,8 @@ log = logging.getLogger("memlm.server")
 
 
 def serve(config: ServerConfig, on_ready: Callable[[str], None]) -> int:
-    """Serves until SIGTERM or SIGINT, then drains; a second signal stops at once. Gives the exit code.
+    """Serves until SIGTERM or SIGINT, then drains; a second signal stops at once. Gives the exit code: 0 or, after a
+    second signal, 1.
 
     `on_ready` is told the address once requests are taken. Raises InvalidInput where the address cannot be had, and
     whatever keeps the model or a datastore from loading: NotFound, Incompatible, Corrupt.
@@ -64,7 +65,7 @@ class _Server:
             watching.cancel()
             return await self._drain(server)
         finally:
-            await self._worker.stop()
+            await self._worker.stop(0 if self._told_again.is_set() else JOIN_S)
 
     def _listen_to_signals(self) -> None:
         def hear(number: signal.Signals) -> None:

@@ -89,7 +89,7 @@ class WorkerLink:
         await self._launch()
         self._keeper = asyncio.create_task(self._keep())
 
-    async def stop(self, patience_s: float = JOIN_S) -> None:
+    async def stop(self, patience_s: float) -> None:
         """Tells the worker to stop, and waits for it; one that does not stop, or is still loading, is killed."""
         if self._keeper is not None:
             self._keeper.cancel()

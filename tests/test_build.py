@@ -155,7 +155,7 @@ def test_tuning_finds_the_best_and_keeps_it(model_folder, corpus_folder, tmp_pat
         tuned = evaluate(lm, held_out).total
         assert (tuned.k, tuned.lam, tuned.knn_temperature) == (report.k, report.lam, report.temperature)
         assert tuned.nll / tuned.tokens == pytest.approx(report.knn_nats, rel=1e-3)
-        lams = [{"lam": report.lam * 0.7}, {"lam": min(1, report.lam * 1.3)}]
+        lams = [{"lam": report.lam * 0.7}, {"lam": min(1.0, report.lam * 1.3)}]
         temperatures = [{"knn_temperature": report.temperature * factor} for factor in (0.25, 4)]
         for other in lams + temperatures:
             assert evaluate(lm, held_out, **other).total.nll >= tuned.nll - 1e-3

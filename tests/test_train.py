@@ -112,7 +112,7 @@ def test_the_learning_rate_rises_then_falls_to_a_tenth():
     assert rates[10:] == sorted(rates[10:], reverse=True)
 
 
-@pytest.mark.parametrize("change", [{"steps": 0}, {"steps": 1, "minutes": 1}, {"batch_size": 0}, {"warmup": 2}])
+@pytest.mark.parametrize("change", [{"steps": 0}, {"steps": 1, "minutes": 1.0}, {"batch_size": 0}, {"warmup": 2.0}])
 def test_settings_that_mean_nothing_are_refused(change):
     with pytest.raises(InvalidInput):
         TrainConfig(**change)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -86,7 +86,7 @@ class ConsoleProgress:
             self._last_line = now
             err.print(_line(phase, done, total, rate, now - self._begin, note), markup=False)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ConsoleProgress:
         """Shows bars where there is a terminal."""
         if err.is_terminal:
             columns = (

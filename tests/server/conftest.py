@@ -40,7 +40,7 @@ def long_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -
 @pytest.fixture(scope="session")
 def narrow_server(tmp_path_factory: pytest.TempPathFactory, long_model: Path) -> Iterator[RunningServer]:
     """Runs one request at a time and lets one wait."""
-    options = ("--max-running", "1", "--max-queued", "1")
+    options = ("--max-running", "1", "--max-queued", "1", "--threads", "1")
     with RunningServer(tmp_path_factory.mktemp("log") / "log", long_model, options=options) as server:
         yield server
 
