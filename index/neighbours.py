@@ -87,6 +87,8 @@ def search_kept(search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: in
     while len(rows_R):
         seen = search(queries_QD[rows_R], asked)
         kept_RK = (seen.ids_QK >= 0) & keep(seen.ids_QK)
+        if len(rows_R) == len(queries_QD) and kept_RK[:, :k].all() and asked >= k:
+            return seen.first(k)
         best = seen.keep(kept_RK).first(k)
         width = best.ids_QK.shape[1]
         found.distances_QK[rows_R, :width] = best.distances_QK

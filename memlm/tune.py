@@ -1,7 +1,7 @@
 """Held-out text -> k, lam and temperature: retrieves once, then searches over what was retrieved.
 
 For every temperature of a geometric grid and every k of a doubling one, the mean log-likelihood is a concave
-function of lam, whose best value Newton's method finds. What is chosen is kept in the store as its defaults, with
+function of lam, whose best value bisection finds. What is chosen is kept in the store as its defaults, with
 what it was tuned on.
 """
 
@@ -26,7 +26,7 @@ from memlm.scoring import BLOCK_WINDOWS, document_windows
 from memlm.windows import blocks_of
 
 LARGEST_K = 512
-WORTH_DOUBLING_K = 0.001  # nats per token below which more neighbours are not worth their time
+WORTH_MORE_K = 0.01  # nats per token below which more neighbours are not worth their time
 TEMPERATURE_STEPS = tuple(2.0 ** (step / 2) for step in range(-10, 7))
 
 
@@ -109,7 +109,7 @@ def _gather(
 
 
 def _search(evidence: _Evidence, scale: float) -> tuple[int, float, float, float]:
-    """k, temperature, lam and their nats per token: the best, with the smallest k that is as good but for a hair."""
+    """k, temperature, lam and their nats per token: the best, with the smallest k that is nearly as good."""
     lm_Q = np.exp(evidence.lm_logprobs_Q.astype(np.float64))
     best: dict[int, tuple[float, float, float]] = {}
     for step in TEMPERATURE_STEPS:
@@ -119,7 +119,7 @@ def _search(evidence: _Evidence, scale: float) -> tuple[int, float, float, float
             nats = -float(np.mean(np.log(np.maximum(lam * knn_Q + (1 - lam) * lm_Q, 1e-300))))
             best[k] = min(best.get(k, (math.inf, 0.0, 0.0)), (nats, temperature, lam))
     least = min(nats for nats, _, _ in best.values())
-    k = min(k for k, (nats, _, _) in best.items() if nats <= least + WORTH_DOUBLING_K)
+    k = min(k for k, (nats, _, _) in best.items() if nats <= least + WORTH_MORE_K)
     nats, temperature, lam = best[k]
     return k, temperature, lam, nats
 
