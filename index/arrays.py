@@ -6,8 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from memlm.index.durable import storage, sync
 from numpy.lib import format as npy
+
+from memlm.index.durable import storage, sync
 
 HEADER_BYTES = 128
 

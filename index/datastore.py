@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
+
 from memlm.index.arrays import GrowingArray
 from memlm.index.documents import DocumentRow
 from memlm.index.durable import checksum

@@ -9,8 +9,9 @@ from __future__ import annotations
 import faiss
 import numpy as np
 from jaxtyping import Float, Float32, Int64
+
 from memlm.index.neighbours import Neighbours, nearest_of
-from memlm.index.threads import use_threads
+from memlm.index.threads import faiss_threads
 
 BLOCK_ROWS = 65_536
 SPARE = 8  # candidates beyond k, for near ties that rounding may swap
@@ -23,12 +24,12 @@ def exact_neighbours(
     k: int,
 ) -> Neighbours:
     """The k nearest rows of `keys_ND`; ids are row numbers."""
-    use_threads(len(queries_QD))
     best = Neighbours.none(len(queries_QD), k)
     for begin in range(0, len(keys_ND), BLOCK_ROWS):
         block_ND = np.asarray(keys_ND[begin : begin + BLOCK_ROWS], np.float32)
         wanted = min(k + SPARE, len(block_ND))
-        _, rows_QK = faiss.knn(queries_QD, block_ND, wanted)
+        with faiss_threads(len(queries_QD)):
+            _, rows_QK = faiss.knn(queries_QD, block_ND, wanted)
         distances_QK = refined(queries_QD, block_ND, rows_QK)
         ids_QK = rows_QK + begin
         best = nearest_of([best, Neighbours(distances_QK, ids_QK, values_N[ids_QK].astype(np.int64))], k)

@@ -14,11 +14,12 @@ from typing import Any
 import faiss
 import numpy as np
 from jaxtyping import Float16, Float32
+
 from memlm.index.errors import Corrupt, InvalidInput
 from memlm.index.exact import exact_neighbours
 from memlm.index.neighbours import Neighbours
 from memlm.index.progress import Progress
-from memlm.index.threads import use_threads
+from memlm.index.threads import faiss_threads
 
 FLAT = "Flat"
 FLAT_BELOW = 100_000
@@ -57,8 +58,8 @@ def train_ivf(factory: str, keys_ND: Float16[np.ndarray, "N D"], *, seed: int, p
     index.cp.seed, index.cp.niter = seed + 1, KMEANS_ROUNDS
     index.cp.min_points_per_centroid = 1
     rows = np.sort(np.random.default_rng(seed).choice(len(keys_ND), sample, replace=False))
-    use_threads(sample)
-    index.train(keys_ND[rows].astype(np.float32))
+    with faiss_threads(sample):
+        index.train(keys_ND[rows].astype(np.float32))
     progress("train index", sample, sample)
     return index
 
@@ -81,8 +82,8 @@ def choose_nprobe(index: Any, keys_ND: Float16[np.ndarray, "N D"], values_N: np.
 
 def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int) -> Neighbours:
     """The k nearest entries in the `nprobe` nearest lists; ids are row numbers."""
-    use_threads(len(queries_QD))
-    distances_QK, packed_QK = index.search(queries_QD, k, params=_search_params(nprobe))
+    with faiss_threads(len(queries_QD)):
+        distances_QK, packed_QK = index.search(queries_QD, k, params=_search_params(nprobe))
     found = Neighbours(distances_QK, packed_QK >> VALUE_BITS, packed_QK & ((1 << VALUE_BITS) - 1))
     if (distances_QK[:, 1:] < distances_QK[:, :-1]).any():  # Faiss promises no order for every index
         found = found.take(np.argsort(distances_QK, axis=1, kind="stable"))

@@ -16,12 +16,12 @@ from typing import IO, Any
 import faiss
 import numpy as np
 from jaxtyping import Float16, Int64
+
 from memlm.index.arrays import GrowingArray
 from memlm.index.durable import remove, storage, sync
 from memlm.index.errors import Corrupt
 from memlm.index.ivf import VALUE_BITS
 from memlm.index.progress import Progress
-from memlm.index.threads import use_threads
 
 BLOCK_ROWS = 65_536
 GROUP_ROWS = 131_072
@@ -37,7 +37,6 @@ def write_ivf(
     progress: Progress,
 ) -> None:
     """Writes and syncs an index of all the keys; `index` is trained and empty. `path` has a neighbour meanwhile."""
-    use_threads(len(keys_ND))
     lists_path = path.with_suffix(".lists")
     with closing(GrowingArray(lists_path, "<i4", None)) as lists:
         for begin, end in _blocks(len(keys_ND)):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+
 from memlm.index.errors import Locked
 
 LOCK = "lock"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float16, Float32, Int64
+
 from memlm.index.documents import DocumentTable
 from memlm.index.durable import checksum
 from memlm.index.errors import Corrupt

@@ -1,18 +1,26 @@
-"""How many threads Faiss gets, said before each search and never left to chance."""
+"""How many threads Faiss gets, said around each search and never left to chance."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import faiss
 
 PARALLEL_QUERIES = 8
 
 
-def use_threads(num_queries: int) -> None:
-    """Tells Faiss how many threads a search gets: one for a few queries, all cores for many.
+@contextmanager
+def faiss_threads(num_queries: int) -> Iterator[None]:
+    """One thread for a few queries, all cores for many; afterwards what was before.
 
-    A second thread saves a single query nothing, and while it spins after its work it keeps torch's own from
-    running: the two libraries bring an OpenMP runtime each.
+    A second thread saves a single query nothing. The number is put back because torch would go by it too, where
+    nobody has told torch its own: a search would leave all of torch on one thread.
     """
+    before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1 if num_queries < PARALLEL_QUERIES else os.cpu_count() or 1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)

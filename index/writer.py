@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int64
+
 from memlm.index.arrays import GrowingArray
 from memlm.index.datastore import Datastore
 from memlm.index.documents import DocumentTableWriter

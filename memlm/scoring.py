@@ -18,6 +18,7 @@ from memlm.memory import Retrieval
 from memlm.windows import Window, blocks_of, windows_of
 
 BLOCK_WINDOWS = 64
+STEP_WINDOWS = 4  # so that whoever takes steps has its turn soon
 
 
 class Scored(NamedTuple):
@@ -29,9 +30,11 @@ class Scored(NamedTuple):
     logprobs_N: Float32[np.ndarray, " N"] | None
 
 
-def score_windows(checkpoint: Checkpoint, windows: Iterator[Window], retrieval: Retrieval | None) -> Iterator[Scored]:
-    """Scores windows as they come, holding a block of them at a time."""
-    for block in blocks_of(windows, BLOCK_WINDOWS):
+def score_windows(
+    checkpoint: Checkpoint, windows: Iterator[Window], retrieval: Retrieval | None, *, at_once: int = BLOCK_WINDOWS
+) -> Iterator[Scored]:
+    """Scores windows as they come, `at_once` of them in a block."""
+    for block in blocks_of(windows, at_once):
         for window, (keys_ND, lm_logprobs_N) in zip(block, predictions_of(checkpoint.decoder, block), strict=True):
             if retrieval is None:
                 yield Scored(window.targets_N, lm_logprobs_N, None, None)
@@ -75,7 +78,7 @@ def score_steps(
     if not text:
         raise InvalidInput("the text is empty; give at least one character", field="text")
     tally, details = Tally(), list[TokenScore]()
-    for scored in score_windows(checkpoint, document_windows(checkpoint, text), retrieval):
+    for scored in score_windows(checkpoint, document_windows(checkpoint, text), retrieval, at_once=STEP_WINDOWS):
         tally.add(scored)
         if token_scores:
             details.extend(_details(scored, checkpoint))

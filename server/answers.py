@@ -7,8 +7,6 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from memlm.server.messages import Answer, Ask, Events, Result
-
 from memlm.api import Finished, GenerateRequest, Token
 from memlm.language_model import LanguageModel
 from memlm.questions import (
@@ -21,6 +19,7 @@ from memlm.questions import (
     SearchRequest,
     TokenizeRequest,
 )
+from memlm.server.messages import Answer, Ask, Events, Result
 
 Steps: TypeAlias = Generator[None, None, None]
 Send: TypeAlias = Callable[[Answer], None]

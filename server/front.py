@@ -16,14 +16,14 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from memlm.server.messages import Answer, Events, Failed, Result
-from memlm.server.worker_link import WorkerLink
-from memlm.v1 import datastores_pb2, generation_pb2
 
 from memlm import wire
 from memlm.api import Finished, GenerationEvent, Token
 from memlm.errors import InternalError, MemlmError, Unavailable
+from memlm.server.messages import Answer, Events, Failed, Result
+from memlm.server.worker_link import WorkerLink
 from memlm.status import trailer_of
+from memlm.v1 import datastores_pb2, generation_pb2
 
 SERVICES = tuple(
     service for file in (generation_pb2, datastores_pb2) for service in file.DESCRIPTOR.services_by_name.values()

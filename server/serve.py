@@ -12,12 +12,12 @@ from contextlib import suppress
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from memlm.server.config import ServerConfig
-from memlm.server.front import SERVICES, Front
-from memlm.server.worker_link import JOIN_S, WorkerLink
 
 from memlm.connection import KEEPALIVE_S
 from memlm.errors import InvalidInput
+from memlm.server.config import ServerConfig
+from memlm.server.front import SERVICES, Front
+from memlm.server.worker_link import JOIN_S, WorkerLink
 
 HEALTH_PERIOD_S = 0.25
 POLL_S = 0.02

@@ -18,6 +18,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
+
+from memlm.api import GenerateRequest
+from memlm.errors import DeadlineExceeded, InternalError, MemlmError
+from memlm.language_model import LanguageModel, load
+from memlm.questions import ScoreRequest
 from memlm.server.answers import Steps, steps_of
 from memlm.server.config import ServerConfig
 from memlm.server.messages import (
@@ -32,11 +37,6 @@ from memlm.server.messages import (
     ToWorker,
 )
 
-from memlm.api import GenerateRequest
-from memlm.errors import DeadlineExceeded, InternalError, MemlmError
-from memlm.language_model import LanguageModel, load
-from memlm.questions import ScoreRequest
-
 log = logging.getLogger("memlm.server.worker")
 
 HEARTBEAT_S = 0.5
@@ -49,8 +49,8 @@ def run_worker(pipe: Connection, config: ServerConfig) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
     inbox, outbox = Inbox(pipe), Outbox(pipe)
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
+    # Said even where nothing changes: what torch was never told, Faiss's own setting would change under it.
+    torch.set_num_threads(config.num_threads or torch.get_num_threads())
     try:
         lm = load(config.model, config.stores)
     except MemlmError as error:

@@ -19,6 +19,9 @@ from multiprocessing.context import SpawnProcess
 from secrets import token_hex
 from typing import TypeAlias
 
+from memlm.api import Finished
+from memlm.errors import MemlmError, Overloaded, Unavailable
+from memlm.questions import Question
 from memlm.server.config import ServerConfig
 from memlm.server.messages import (
     Answer,
@@ -33,10 +36,6 @@ from memlm.server.messages import (
     Stop,
     ToWorker,
 )
-
-from memlm.api import Finished
-from memlm.errors import MemlmError, Overloaded, Unavailable
-from memlm.questions import Question
 
 RETRY_AFTER_S = 1.0
 JOIN_S = 5.0

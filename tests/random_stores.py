@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
 from memlm.index.datastore import Datastore
 from memlm.index.manifest import KnnDefaults, StoreSpec
 from memlm.index.writer import StoreWriter

@@ -5,9 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from memlm.index.datastore import Datastore
-from memlm.index.manifest import KnnDefaults
-from memlm.index.neighbours import Neighbours
 from reference import decode_plainly
 
 from memlm import build as build_module
@@ -16,6 +13,9 @@ from memlm.build import UNTUNED, add_to_index, build_index
 from memlm.corpus import Corpus
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound
 from memlm.evaluate import evaluate
+from memlm.index.datastore import Datastore
+from memlm.index.manifest import KnnDefaults
+from memlm.index.neighbours import Neighbours
 from memlm.language_model import load
 from memlm.memory import Memory
 from memlm.quality import agreement, measure_quality, sample_queries, scale_free_temperature

@@ -8,12 +8,12 @@ import time
 from typing import Any
 
 import pytest
-from memlm.v1 import datastores_pb2, generation_pb2
 
 from memlm.async_client import AsyncClient, AsyncDatastores
 from memlm.client import Client, Datastores
 from memlm.connection import RETRIED, rpcs_of
 from memlm.errors import InvalidInput, Unavailable
+from memlm.v1 import datastores_pb2, generation_pb2
 
 SERVICES = [
     service for file in (generation_pb2, datastores_pb2) for service in file.DESCRIPTOR.services_by_name.values()

@@ -7,11 +7,11 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memlm.v1 import generation_pb2
 
 from memlm import api, errors, questions, wire
 from memlm.errors import InternalError, InvalidInput, MemlmError, NotFound, Overloaded
 from memlm.status import CODES, MAX_MESSAGE_BYTES, error_of, trailer_of
+from memlm.v1 import generation_pb2
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 prompts = text.filter(lambda drawn: "\0" not in drawn)

@@ -2,8 +2,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from memlm.index.datastore import Datastore
 from random_stores import Corpus, build
+
+from memlm.index.datastore import Datastore
 
 
 @pytest.fixture

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from random_stores import DEFAULTS, Corpus, build, fill, spec
+
 from memlm.index import arrays, durable
 from memlm.index.datastore import Datastore
 from memlm.index.errors import Incompatible, StorageFull
 from memlm.index.manifest import KnnDefaults
 from memlm.index.writer import StoreWriter
-from random_stores import DEFAULTS, Corpus, build, fill, spec
 
 IVF = "IVF4,SQfp16"
 

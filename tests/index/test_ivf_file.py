@@ -1,11 +1,12 @@
 import faiss
 import numpy as np
 import pytest
+from random_stores import Corpus
+
 from memlm.index import ivf_file
 from memlm.index.ivf import VALUE_BITS, open_index, search_ivf, train_ivf
 from memlm.index.ivf_file import write_ivf
 from memlm.index.progress import silent
-from random_stores import Corpus
 
 CORPUS = Corpus(5, num_documents=40)
 KEYS_ND = CORPUS.keys_ND.astype(np.float16)

@@ -2,12 +2,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_stores import DIM, Corpus
+from reference import exact_search
+
 from memlm.index.errors import InvalidInput, NotFound
 from memlm.index.ivf import choose_index
 from memlm.index.neighbours import Neighbours, nearest_of
 from memlm.index.segment import ROW_BITS
-from random_stores import DIM, Corpus
-from reference import exact_search
 
 INDEXES = ["Flat", "IVF4,SQfp16"]
 QUERIES_QD = np.random.default_rng(7).normal(size=(5, DIM)).astype(np.float32) * 3

@@ -4,13 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from random_stores import DEFAULTS, Corpus, fill, spec
+
 from memlm.index.datastore import Datastore
 from memlm.index.durable import checksum_of
 from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, Locked, NotFound
 from memlm.index.lock import writing
 from memlm.index.manifest import KnnDefaults
 from memlm.index.writer import StoreWriter
-from random_stores import DEFAULTS, Corpus, fill, spec
 
 IVF = "IVF4,SQfp16"
 

@@ -14,10 +14,21 @@ from memlm.model import Decoder, ModelConfig
 from memlm.tokenizer import Tokenizer
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As the servers here run: the last bits of a sum depend on how many threads shared it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, store_folder: Path) -> Iterator[RunningServer]:
     """The tiny model with its store, for tests that change nothing."""
-    with RunningServer(tmp_path_factory.mktemp("log") / "log", model_folder, store_folder) as server:
+    with RunningServer(
+        tmp_path_factory.mktemp("log") / "log", model_folder, store_folder, options=("--threads", "1")
+    ) as server:
         yield server
 
 

@@ -16,7 +16,6 @@ import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from memlm.server.config import ServerConfig
 from running import RunningServer, children_of, cpu_seconds, is_alive, wait_until
 
 from memlm.api import FinishReason, TokenStream
@@ -24,6 +23,7 @@ from memlm.async_client import AsyncClient
 from memlm.client import Client
 from memlm.errors import DeadlineExceeded, InvalidInput, NotFound, Overloaded, Unavailable
 from memlm.language_model import load
+from memlm.server.config import ServerConfig
 
 LONG = {"temperature": 0}  # on the long model: goes round in circles for many seconds
 

@@ -11,7 +11,6 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo
 from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from memlm.v1 import datastores_pb2, generation_pb2, generation_pb2_grpc
 from running import RunningServer
 
 from memlm.api import Accepted, Finished, Token, TokenStream
@@ -19,6 +18,7 @@ from memlm.async_client import AsyncClient
 from memlm.client import Client
 from memlm.errors import InvalidInput, MemlmError, NotFound
 from memlm.language_model import LanguageModel
+from memlm.v1 import datastores_pb2, generation_pb2, generation_pb2_grpc
 
 PROMPT = "the memory of a model can"
 MEMORY = {"store": "store", "k": 8, "lam": 0.4, "knn_temperature": 3.0}
@@ -232,7 +232,7 @@ def test_a_text_of_many_windows_does_not_stop_the_others(server: RunningServer, 
         async with AsyncClient(server.address) as other:
             loop = asyncio.get_running_loop()
             begin_s = loop.time()
-            scoring = asyncio.create_task(other.score("the memory of a model " * 3000))
+            scoring = asyncio.create_task(other.score("the memory of a model " * 2000))
             await asyncio.sleep(0.1)
             assert [token async for token in await other.generate(PROMPT, max_tokens=5)]
             generated_s = loop.time() - begin_s

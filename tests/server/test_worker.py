@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from memlm.server import answers
-from memlm.server.front import merged
-from memlm.server.messages import Ask, Cancel, Events, Failed, Heartbeat, Result, Stop
-from memlm.server.worker import Worker
 
 from memlm.api import Accepted, Finished, GenerateRequest, SamplingParams
 from memlm.errors import DeadlineExceeded, InternalError, NotFound
 from memlm.language_model import LanguageModel
 from memlm.questions import GetModelRequest, ScoreRequest, SearchRequest
+from memlm.server import answers
+from memlm.server.front import merged
+from memlm.server.messages import Ask, Cancel, Events, Failed, Heartbeat, Result, Stop
+from memlm.server.worker import Worker
 
 PROMPT = "the memory of"
 
