@@ -24,11 +24,11 @@ from memlm.index.threads import faiss_threads
 FLAT = "Flat"
 FLAT_BELOW = 100_000
 VALUE_BITS = 24
-POINTS_PER_LIST = 64  # Faiss warns below 39 and drops what is above 256
-KMEANS_ROUNDS = 6  # more change recall by less than a hundredth: docs/log.md
+POINTS_PER_LIST = 48  # Faiss warns below 39 and drops what is above 256
+KMEANS_ROUNDS = 5
 PROBES = (4, 8, 16, 32, 64, 128, 256)
 WANTED_RECALL = 0.95
-JUDGED_QUERIES = 256
+JUDGED_QUERIES = 128
 JUDGED_K = 32
 TOUCHED_BYTES = 1 << 30
 PAGE_BYTES = 4096

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memlm.checkpoint import Checkpoint, load_checkpoint
@@ -21,7 +21,7 @@ from memlm.index.writer import StoreWriter
 from memlm.keys import keys_of
 from memlm.memory import Memory
 from memlm.progress import Progress, silent
-from memlm.quality import Quality, measure_quality, scale_free_temperature
+from memlm.quality import Quality, make_trial, measure_quality, scale_free_temperature
 from memlm.scoring import default_stride
 from memlm.windows import Window, blocks_of, check_stride, windows_of
 
@@ -31,7 +31,9 @@ UNTUNED = KnnDefaults(k=64, lam=0.25, temperature=1.0, tuned_on=None)
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """What a build made. `tokens_per_s` is over all of it, index included; `resumed_entries` were there already."""
+    """What a build made. `seconds` and `tokens_per_s` run from the first token to the commit, index included;
+    `check_seconds` is the check against exact search that follows. `resumed_entries` were there already.
+    """
 
     path: Path
     entries: int
@@ -40,6 +42,7 @@ class BuildReport:
     index: str
     bytes_per_entry: float
     seconds: float
+    check_seconds: float
     tokens_per_s: float
     quality: Quality
 
@@ -105,6 +108,7 @@ def _fill(
     with writer.commit(progress, defaults=UNTUNED) as datastore:
         seconds = time.perf_counter() - begin
         quality = _judge(datastore, checkpoint, seed=spec.seed)
+        check_seconds = time.perf_counter() - begin - seconds
         return BuildReport(
             path=datastore.path,
             entries=entries,
@@ -113,6 +117,7 @@ def _fill(
             index=datastore.index_kind,
             bytes_per_entry=datastore.bytes_on_disk / max(1, datastore.num_entries),
             seconds=seconds,
+            check_seconds=check_seconds,
             tokens_per_s=(entries - resumed) / seconds,
             quality=quality,
         )
@@ -169,10 +174,9 @@ def _judge(datastore: Datastore, checkpoint: Checkpoint, *, seed: int) -> Qualit
     scale.
     """
     memory = Memory(datastore, checkpoint)
+    trial = make_trial(memory, checkpoint, seed=seed)
     if datastore.defaults.tuned_on is None:
-        temperature = scale_free_temperature(memory, checkpoint, seed=seed)
-        defaults = datastore.defaults
-        datastore.save_defaults(KnnDefaults(k=defaults.k, lam=defaults.lam, temperature=temperature, tuned_on=None))
-    quality = measure_quality(memory, checkpoint, seed=seed)
+        datastore.save_defaults(replace(datastore.defaults, temperature=scale_free_temperature(trial)))
+    quality = measure_quality(memory, trial)
     datastore.save_quality(quality.as_dict())
     return quality

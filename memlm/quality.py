@@ -52,12 +52,25 @@ class Queries:
     documents_Q: Int64[np.ndarray, " Q"]
 
 
-def measure_quality(memory: Memory, checkpoint: Checkpoint, *, seed: int = 0) -> Quality:
-    """Compares the store's index with exact search, with the store's own k, lam and temperature."""
-    retrieval = memory.resolve(MemoryParams())
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Queries, and their exact neighbours in other documents than their own: what an index is judged by."""
+
+    queries: Queries
+    exact: Neighbours
+
+
+def make_trial(memory: Memory, checkpoint: Checkpoint, *, seed: int = 0) -> Trial:
+    """Some positions of the store's documents, with as many exact neighbours as the store is asked for."""
     queries = sample_queries(memory.datastore, checkpoint, seed=seed)
+    return Trial(queries, _leave_one_out(memory.datastore, queries, memory.datastore.defaults.k, exact=True))
+
+
+def measure_quality(memory: Memory, trial: Trial) -> Quality:
+    """Compares the store's index with exact search, with the store's own lam and temperature."""
+    retrieval = memory.resolve(MemoryParams(k=trial.exact.ids_QK.shape[1]))
+    queries, exact = trial.queries, trial.exact
     found = _leave_one_out(memory.datastore, queries, retrieval.k, exact=False)
-    exact = _leave_one_out(memory.datastore, queries, retrieval.k, exact=True)
     recall, mass = agreement(found, exact, retrieval.temperature)
     change_Q = _nats(queries, found, retrieval) - _nats(queries, exact, retrieval)
     return Quality(
@@ -81,14 +94,12 @@ def agreement(found: Neighbours, exact: Neighbours, temperature: float) -> tuple
     return float((hit_QK.sum(axis=1)[any_Q] / there_QK.sum(axis=1)[any_Q]).mean()), float(mass_Q[any_Q].mean())
 
 
-def scale_free_temperature(memory: Memory, checkpoint: Checkpoint, *, seed: int = 0) -> float:
+def scale_free_temperature(trial: Trial) -> float:
     """A temperature for a store that was never tuned, whatever the scale of its model's keys.
 
-    Half the median distance to the nearest neighbour in another document: see docs/log.md for how it compares with
-    tuned ones.
+    Half the median distance to the nearest neighbour in another document: docs/log.md compares it with tuned ones.
     """
-    queries = sample_queries(memory.datastore, checkpoint, seed=seed)
-    nearest_Q = _leave_one_out(memory.datastore, queries, 1, exact=True).distances_QK[:, 0]
+    nearest_Q = trial.exact.distances_QK[:, 0]
     nearest_Q = nearest_Q[np.isfinite(nearest_Q) & (nearest_Q > 0)]
     return float(np.median(nearest_Q)) / 2 if len(nearest_Q) else 1.0
 

@@ -18,7 +18,7 @@ from memlm.index.manifest import KnnDefaults
 from memlm.index.neighbours import Neighbours
 from memlm.language_model import load
 from memlm.memory import Memory
-from memlm.quality import agreement, measure_quality, sample_queries, scale_free_temperature
+from memlm.quality import agreement, make_trial, measure_quality, sample_queries, scale_free_temperature
 from memlm.tune import best_lam, tune
 
 
@@ -115,7 +115,7 @@ def test_quality_compares_the_index_with_exact_search(model_folder, corpus_folde
     with Datastore.open(tmp_path / "ivf") as store:
         memory = Memory(store, checkpoint)
         stored = store.manifest.quality
-        assert stored == measure_quality(memory, checkpoint).as_dict()
+        assert stored == measure_quality(memory, make_trial(memory, checkpoint)).as_dict()
         assert 0.5 < stored["recall"] <= 1.0
 
 
@@ -142,7 +142,7 @@ def test_agreement_counts_ids_and_weighs_mass():
 def test_the_untuned_temperature_follows_the_scale_of_the_keys(store_folder, checkpoint):
     with Datastore.open(store_folder) as store:
         memory = Memory(store, checkpoint)
-        assert store.defaults.temperature == scale_free_temperature(memory, checkpoint) > 0
+        assert store.defaults.temperature == scale_free_temperature(make_trial(memory, checkpoint)) > 0
         assert (store.defaults.k, store.defaults.lam, store.defaults.tuned_on) == (UNTUNED.k, UNTUNED.lam, None)
 
 
