@@ -18,6 +18,9 @@ def faiss_threads(num_queries: int) -> Iterator[None]:
     A second thread saves a single query nothing. The number is put back because torch would go by it too, where
     nobody has told torch its own: a search would leave all of torch on one thread.
     """
+    if num_queries == 1:  # Faiss shares no work within a query, whatever it is told
+        yield
+        return
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1 if num_queries < PARALLEL_QUERIES else os.cpu_count() or 1)
     try:

@@ -18,11 +18,11 @@ from torch import Tensor
 
 def neighbor_logweights(distances_QK: Float32[np.ndarray, "Q K"], temperature: float) -> Float32[np.ndarray, "Q K"]:
     """log softmax of -distance/temperature over the neighbours there are; -inf at missing places (distance +inf)."""
-    scores_QK = -distances_QK.astype(np.float64) / temperature
-    nearest_Q1 = np.max(scores_QK, axis=1, keepdims=True, initial=-np.inf)
-    scores_QK -= np.where(np.isneginf(nearest_Q1), 0.0, nearest_Q1)
-    total_Q1 = np.exp(scores_QK).sum(axis=1, keepdims=True)
-    return (scores_QK - np.log(np.where(total_Q1 > 0, total_Q1, 1.0))).astype(np.float32)
+    there_Q1 = np.isfinite(distances_QK[:, :1])
+    beyond_QK = distances_QK.astype(np.float64) - np.where(there_Q1, distances_QK[:, :1], 0.0)  # nearest stands first
+    beyond_QK /= -temperature
+    total_Q1 = np.exp(beyond_QK).sum(axis=1, keepdims=True)
+    return (beyond_QK - np.log(np.where(there_Q1, total_Q1, 1.0))).astype(np.float32)
 
 
 def target_logprobs(
