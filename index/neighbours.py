@@ -82,20 +82,21 @@ def search_kept(search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: in
     Looks a little further than k, and again, further, for the queries that have fewer than k left although there
     was more to find; `most` is how many entries there are.
     """
-    found = Neighbours.none(len(queries_QD), k)
-    rows_R, asked = np.arange(len(queries_QD)), min(most, k + max(8, k // 4))
-    while len(rows_R):
-        seen = search(queries_QD[rows_R], asked)
-        kept_RK = (seen.ids_QK >= 0) & keep(seen.ids_QK)
-        if len(rows_R) == len(queries_QD) and kept_RK[:, :k].all() and asked >= k:
-            return seen.first(k)
+    asked = min(most, k + max(8, k // 4))
+    seen = search(queries_QD, asked)
+    kept_RK = (seen.ids_QK >= 0) & keep(seen.ids_QK)
+    if asked >= k and kept_RK[:, :k].all():
+        return seen.first(k)
+    found, rows_R = Neighbours.none(len(queries_QD), k), np.arange(len(queries_QD))
+    while True:
         best = seen.keep(kept_RK).first(k)
         width = best.ids_QK.shape[1]
         found.distances_QK[rows_R, :width] = best.distances_QK
         found.ids_QK[rows_R, :width] = best.ids_QK
         found.values_QK[rows_R, :width] = best.values_QK
         short_R = (kept_RK.sum(axis=1) < k) & (seen.ids_QK[:, -1] >= 0)
-        if asked >= most:
-            break
+        if asked >= most or not short_R.any():
+            return found
         rows_R, asked = rows_R[short_R], min(most, asked * 4)
-    return found
+        seen = search(queries_QD[rows_R], asked)
+        kept_RK = (seen.ids_QK >= 0) & keep(seen.ids_QK)
