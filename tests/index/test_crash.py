@@ -212,3 +212,28 @@ def test_a_killed_process_leaves_what_was_checkpointed_and_no_lock(corpus, tmp_p
         fill(writer, corpus)
         store = writer.commit(defaults=DEFAULTS)
     assert content_of(store) == content_of(build(tmp_path / "whole", corpus, IVF))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to see which file is synced")
+def test_nothing_is_given_its_name_before_its_bytes_are_on_the_disk(corpus, tmp_path, monkeypatch):
+    synced: set[str] = set()
+    moved: list[Path] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def watched_fsync(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def watched_replace(source: Path, target: Path) -> Path:
+        files = [source] if source.is_file() else list(source.iterdir())
+        assert {str(file) for file in files} <= synced, f"{source} is moved before it is synced"
+        moved.append(target)
+        synced.discard(str(target.parent))
+        return replace(source, target)
+
+    monkeypatch.setattr(durable.os, "fsync", watched_fsync)
+    monkeypatch.setattr(Path, "replace", watched_replace)
+    store = finish(tmp_path / "s", corpus)
+    store.delete(["doc-0"])
+    assert {"CURRENT", "000001", "building.json"} <= {target.name for target in moved}
+    assert all(str(target.parent) in synced for target in moved)
