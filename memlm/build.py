@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus, Document
 from memlm.index.datastore import Datastore
@@ -63,7 +65,7 @@ def build_index(
     `index` is "auto" or a Faiss factory string; `stride` how many tokens each further window adds (half the context
     if not given). Raises AlreadyExists where there is a store, StorageFull where the disk will not hold it.
     """
-    checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
+    checkpoint = _loaded(model, bfloat16=bfloat16)
     context = checkpoint.decoder.config.context_length
     stride = default_stride(context) if stride is None else stride
     check_stride(context, stride)
@@ -77,7 +79,7 @@ def build_index(
         seed=seed,
     )
     with StoreWriter.create(out, spec) as writer:
-        return _fill(writer, checkpoint, corpus, spec, bfloat16=bfloat16, progress=progress)
+        return _fill(writer, checkpoint, corpus, spec, progress=progress)
 
 
 def add_to_index(
@@ -92,19 +94,28 @@ def add_to_index(
 
     Raises AlreadyExists for a document id that the store has, Incompatible for a store of another model.
     """
-    checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
+    checkpoint = _loaded(model, bfloat16=bfloat16)
     with Datastore.open(store) as existing:
         Memory(existing, checkpoint)
         spec = existing.manifest.spec
     with StoreWriter.extend(store, spec) as writer:
-        return _fill(writer, checkpoint, corpus, spec, bfloat16=bfloat16, progress=progress)
+        return _fill(writer, checkpoint, corpus, spec, progress=progress)
+
+
+def _loaded(model: str | Path | Checkpoint, *, bfloat16: bool) -> Checkpoint:
+    """The model, as it was given or as it is to be loaded: bfloat16 is faster where the processor has it, and a
+    little less exact.
+    """
+    if isinstance(model, Checkpoint):
+        return model
+    return load_checkpoint(model, dtype=torch.bfloat16 if bfloat16 else torch.float32)
 
 
 def _fill(
-    writer: StoreWriter, checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec, *, bfloat16: bool, progress: Progress
+    writer: StoreWriter, checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec, *, progress: Progress
 ) -> BuildReport:
     begin, resumed = time.perf_counter(), writer.num_resumed_entries
-    entries = _write_entries(writer, checkpoint, corpus, spec, bfloat16=bfloat16, progress=progress)
+    entries = _write_entries(writer, checkpoint, corpus, spec, progress=progress)
     with writer.commit(progress, defaults=UNTUNED) as datastore:
         seconds = time.perf_counter() - begin
         quality = _judge(datastore, checkpoint, seed=spec.seed)
@@ -124,7 +135,7 @@ def _fill(
 
 
 def _write_entries(
-    writer: StoreWriter, checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec, *, bfloat16: bool, progress: Progress
+    writer: StoreWriter, checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec, *, progress: Progress
 ) -> int:
     """Streams the corpus through the model into the writer; gives the number of entries."""
     entries, bytes_read, total = 0, 0, corpus.num_bytes
@@ -135,7 +146,7 @@ def _write_entries(
                 _begin(placed, writer)
                 writer.replay(placed.window.targets_N)
         else:
-            keys = keys_of(checkpoint.decoder, [placed.window for placed in block], bfloat16=bfloat16)
+            keys = keys_of(checkpoint.decoder, [placed.window for placed in block])
             for placed, keys_ND in zip(block, keys, strict=True):
                 _begin(placed, writer)
                 writer.append(keys_ND, placed.window.targets_N)
@@ -158,7 +169,7 @@ def _placed_windows(checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec) -> 
     tokenizer = checkpoint.tokenizer
     for document in corpus:
         tokens_n = tokenizer.encode(document.text)
-        windows = windows_of(tokens_n, start_id=tokenizer.end_id, context=spec.context, stride=spec.stride)
+        windows = windows_of(tokens_n, start_id=tokenizer.start_id, context=spec.context, stride=spec.stride)
         for number, window in enumerate(windows):
             yield _Placed(window, document if number == 0 else None)
 

@@ -1,7 +1,8 @@
-"""A model's folder: config.json, model.safetensors, tokenizer.json.
+"""A model's folder: config.json, model.safetensors (or shards with an index), tokenizer.json.
 
-Written under temporary names and moved into place, weights first and config.json last, so that a folder with a
-config is whole.
+Ours are written under temporary names and moved into place, weights first and config.json last, so that a folder with
+a config is whole. Those of others are read through the tables in `foreign`. To predict, weights are packed as they are
+read, tensor by tensor, so that loading takes about as much memory as the file is large.
 """
 
 from __future__ import annotations
@@ -9,31 +10,42 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from torch import nn
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
+from memlm.foreign import Source, family_of, read_config
+from memlm.hub import find_model
 from memlm.model import Decoder, ModelConfig
+from memlm.model.linear import Linear
 from memlm.tokenizer import Tokenizer
+from memlm.weights import WEIGHTS_FILE, WeightFiles
 
 MODEL_TYPE = "memlm"
 FORMAT_VERSION = 1
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+CONFIG_FILE = "config.json"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Checkpoint:
     """A loaded model with its tokenizer, and the fingerprint that its datastores must carry."""
 
     path: Path
     decoder: Decoder
     tokenizer: Tokenizer
-    fingerprint: str
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of configuration and weights: two fine-tunes of one architecture differ in it."""
+        return fingerprint_of(self.path)
 
 
 def save_checkpoint(folder: str | Path, decoder: Decoder, tokenizer: Tokenizer) -> None:
@@ -41,42 +53,48 @@ def save_checkpoint(folder: str | Path, decoder: Decoder, tokenizer: Tokenizer) 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder)
-    weights = {name: tensor.contiguous() for name, tensor in decoder.state_dict().items()}
+    weights = {name: tensor.contiguous() for name, tensor in decoder.weights().items()}
     _write(folder / WEIGHTS_FILE, lambda path: save_file(weights, path))
-    config = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION, **asdict(decoder.config)}
+    config = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION, **decoder.config.as_dict()}
     text = json.dumps(config, indent=2) + "\n"
     _write(folder / CONFIG_FILE, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def load_checkpoint(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Checkpoint:
-    """Reads a model's folder.
+def load_checkpoint(model: str | Path, *, dtype: torch.dtype = torch.float32, trainable: bool = False) -> Checkpoint:
+    """Reads a model: a folder, ours or in the Hugging Face layout, or the id of one on the hub.
 
-    Raises NotFound where there is none, Incompatible for another kind of model, Corrupt for files that do not
-    belong together.
+    What is `trainable` has ordinary weights of its own; otherwise they are packed for prediction where the machine
+    can. Raises NotFound where there is no model, Incompatible for another kind, Corrupt for files that do not belong
+    together.
     """
-    folder = Path(folder)
-    config = _read_config(folder)
+    folder = find_model(model)
+    given = _read_json(folder)
+    is_ours = given.get("model_type") == MODEL_TYPE
+    config = _our_config(folder, given) if is_ours else read_config(given)
     tokenizer = Tokenizer.load(folder)
     if tokenizer.vocab_size > config.vocab_size:
         raise Corrupt(
             f"{folder}: {tokenizer.vocab_size} tokens in the tokenizer, {config.vocab_size} in the model; restore them"
         )
-    decoder = Decoder(config)
-    _load_weights(decoder, folder / WEIGHTS_FILE)
-    return Checkpoint(folder, decoder.to(dtype).eval(), tokenizer, fingerprint_of(folder))
+    with torch.device("meta"):
+        decoder = Decoder(config)
+    files = WeightFiles(folder)
+    sources = _sources(decoder, files, None if is_ours else given)
+    _fill(decoder, files, sources, dtype, trainable=trainable)
+    return Checkpoint(folder, decoder.eval(), tokenizer)
 
 
 def fingerprint_of(folder: Path) -> str:
-    """A hash of configuration and weights: two fine-tunes of one architecture differ in it."""
+    """A hash of configuration and weights."""
     digest = hashlib.sha256()
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        with (folder / name).open("rb") as file:
+    for path in (folder / CONFIG_FILE, *WeightFiles(folder).files):
+        with path.open("rb") as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     return digest.hexdigest()[:32]
 
 
-def _read_config(folder: Path) -> ModelConfig:
+def _read_json(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise NotFound(
@@ -88,37 +106,84 @@ def _read_config(folder: Path) -> ModelConfig:
         config: Any = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"{path} is not JSON ({error}); restore the file") from error
-    if not isinstance(config, dict) or config.pop("model_type", None) != MODEL_TYPE:
-        raise Incompatible(f"{path} is not of model_type {MODEL_TYPE!r}; this version reads what `memlm train` makes")
-    if (version := config.pop("format_version", None)) != FORMAT_VERSION:
+    if not isinstance(config, dict):
+        raise Incompatible(f"{path} describes no model; restore the file")
+    return config
+
+
+def _our_config(folder: Path, given: dict[str, Any]) -> ModelConfig:
+    path = folder / CONFIG_FILE
+    fields = {name: value for name, value in given.items() if name not in ("model_type", "format_version")}
+    if (version := given.get("format_version")) != FORMAT_VERSION:
         raise Incompatible(f"{path} is of format {version}; this version reads format {FORMAT_VERSION}")
-    known = {field.name for field in fields(ModelConfig)}
-    if config.keys() != known:
-        raise Corrupt(
-            f"{path} should hold just the fields {sorted(known)}; it differs in {sorted(config.keys() ^ known)}"
-        )
     try:
-        return ModelConfig(**config)
+        return ModelConfig.from_dict(fields)
     except (InvalidInput, TypeError) as error:
         raise Corrupt(f"{path}: {error}; restore the file") from error
 
 
-def _load_weights(decoder: Decoder, path: Path) -> None:
-    if not path.is_file():
-        raise Corrupt(f"{path} is missing; restore the file")
+def _sources(decoder: Decoder, files: WeightFiles, foreign: dict[str, Any] | None) -> dict[str, Source]:
+    """Where each tensor comes from. Raises Corrupt, naming them, where some are missing, too many, or misshapen."""
+    there = files.names
+    wanted = [name for name in decoder.state_dict() if not (name == "head.weight" and decoder.config.tied_embeddings)]
+    if foreign is None:
+        sources = {name: Source((name,)) for name in wanted}
+        passed_over = set()
+    else:
+        family = family_of(foreign)
+        sources = family.sources(wanted, there)
+        passed_over = {name for name in there if family.is_buffer(name)}
+        if decoder.config.tied_embeddings:
+            passed_over |= set(family.table["head.weight"].names)
+    read = {name for source in sources.values() for name in source.names}
+    if missing := sorted(read - there):
+        raise Corrupt(f"{files.folder} lacks the tensors {missing[:4]} that its config asks for; restore the files")
+    if surplus := sorted(there - read - passed_over):
+        raise Corrupt(f"{files.folder} holds the tensors {surplus[:4]} that its config has no place for; restore it")
+    for name, parameter in decoder.state_dict().items():
+        if name in sources:
+            _check_shape(name, parameter.shape, sources[name], files, decoder.config)
+    return sources
+
+
+def _check_shape(name: str, expected: torch.Size, source: Source, files: WeightFiles, config: ModelConfig) -> None:
+    shapes = [files.shape(part) for part in source.names]
     try:
-        weights = load_file(path)
-    except SafetensorError as error:
-        raise Corrupt(f"{path} cannot be read as safetensors ({error}); restore the file") from error
-    expected = decoder.state_dict()
-    if difference := sorted(weights.keys() ^ expected.keys()):
-        raise Corrupt(f"{path} and the model's shape differ in the tensors {difference[:4]}; restore the file")
-    for name, tensor in expected.items():
-        if weights[name].shape != tensor.shape:
-            raise Corrupt(
-                f"{path}: {name} is {tuple(weights[name].shape)}, expected {tuple(tensor.shape)}; restore the file"
-            )
-    decoder.load_state_dict(weights)
+        with torch.device("meta"):
+            made = source.make([torch.empty(shape) for shape in shapes], config).shape
+    except RuntimeError:
+        made = torch.Size()
+    if made != expected:
+        told = " and ".join(f"{part} {shape}" for part, shape in zip(source.names, shapes, strict=True))
+        raise Corrupt(f"{files.folder}: {name} should be {tuple(expected)}; got {told}; restore the files")
+
+
+def _fill(
+    decoder: Decoder, files: WeightFiles, sources: dict[str, Source], dtype: torch.dtype, *, trainable: bool
+) -> None:
+    """Gives the decoder its weights, a module at a time."""
+    modules = dict(decoder.named_modules())
+    for prefix, names in _by_module(sources):
+        module = modules[prefix]
+        for name in names:
+            source = sources[f"{prefix}.{name}".lstrip(".")]
+            tensor = source.make(files.read(source.names), decoder.config).to(dtype)
+            tensor = tensor.clone() if trainable else tensor
+            setattr(module, name, nn.Parameter(tensor, requires_grad=trainable))
+        if isinstance(module, Linear) and not trainable:
+            module.pack()
+    if decoder.config.tied_embeddings:
+        decoder.head.weight = decoder.embedding.weight
+        if not trainable:
+            decoder.head.pack()
+
+
+def _by_module(sources: dict[str, Source]) -> Iterator[tuple[str, list[str]]]:
+    modules: dict[str, list[str]] = {}
+    for name in sources:
+        prefix, _, own = name.rpartition(".")
+        modules.setdefault(prefix, []).append(own)
+    yield from modules.items()
 
 
 def _write(path: Path, write: Any) -> None:

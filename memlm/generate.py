@@ -45,8 +45,8 @@ class Generation:
         """Checks the request and reserves the caches; reads nothing yet."""
         self._decoder, self._tokenizer = checkpoint.decoder, checkpoint.tokenizer
         self._request, self._retrieval = request, retrieval
-        self._unread = [self._tokenizer.end_id, *self._tokenizer.encode(request.prompt).tolist()]
-        self._seen = self._unread[1:]
+        self._unread = self._tokenizer.prompt(request.prompt)
+        self._seen = self._tokenizer.encode(request.prompt).tolist()
         self._max_tokens = self._room_for(len(self._unread))
         self._state = self._decoder.new_state(capacity=len(self._unread) + self._max_tokens - 1)
         seed = request.sampling.seed
@@ -54,7 +54,7 @@ class Generation:
         self._generator = torch.Generator().manual_seed(self._seed)
         self._stream = TextStream(request.sampling.stop)
         self.accepted = self._accept(request_id)
-        self.usage = Usage(prompt_tokens=len(self._unread) - 1)
+        self.usage = Usage(prompt_tokens=len(self._seen))
         self.finished: Finished | None = None
 
     def step(self) -> tuple[Token, ...]:
@@ -88,12 +88,12 @@ class Generation:
             drawn = sample(logprobs_V, self._request.sampling, self._seen, self._generator)
         self._unread = [drawn]
         self._seen.append(drawn)
-        if drawn == self._tokenizer.end_id:
+        if drawn in self._tokenizer.end_ids:
             return None
         return Token(
             id=drawn,
             text="",
-            bytes=self._tokenizer.token_bytes[drawn],
+            bytes=self._bytes_of(drawn),
             logprob=float(logprobs_V[drawn]),
             lm_logprob=float(lm_logprobs_V[drawn]),
             knn_logprob=None if knn_logprobs_V is None else float(knn_logprobs_V[drawn]),
@@ -101,6 +101,12 @@ class Generation:
             neighbors=self._neighbors_of(retrieved),
             top_logprobs=self._alternatives(logprobs_V),
         )
+
+    def _bytes_of(self, drawn: int) -> bytes:
+        """A token's bytes; of the first one after no prompt, without the space that encoding would have put there."""
+        piece = self._tokenizer.token_bytes[drawn] if drawn < self._tokenizer.vocab_size else b""
+        is_first = len(self._seen) == 1 and not self._request.prompt
+        return piece.removeprefix(b" ") if is_first and self._tokenizer.prepends_space else piece
 
     def _retrieve(self, key_D: Float[Tensor, " D"]) -> Retrieved | None:
         """The neighbours of one key; none are sought where they could change nothing and none are asked for."""

@@ -1,8 +1,7 @@
 """Windows -> keys and log-probabilities, in batches.
 
 Windows of like length are read together, padded on the right, where causal attention never looks. What comes back
-is in the order of the windows. `bfloat16=True` multiplies matrices in bfloat16: faster where the processor has it,
-a little less exact.
+is in the order of the windows.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ class Prediction(NamedTuple):
     logprobs_N: Float32[np.ndarray, " N"]
 
 
-def keys_of(decoder: Decoder, windows: Sequence[Window], *, bfloat16: bool = False) -> list[Float32[np.ndarray, "N D"]]:
+def keys_of(decoder: Decoder, windows: Sequence[Window]) -> list[Float32[np.ndarray, "N D"]]:
     """The keys of every window's new positions: what a datastore is built from. The cheapest pass there is."""
     keys: list[np.ndarray] = [np.empty(0)] * len(windows)
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+    with torch.inference_mode():
         for places, tokens_BT in _batches(windows):
             for place, keys_TD in zip(places, decoder.keys(tokens_BT), strict=True):
                 keys[place] = _new_positions(keys_TD, windows[place]).float().numpy()

@@ -114,7 +114,7 @@ class LanguageModel:
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of some tokens. Raises InvalidInput for an id outside the vocabulary."""
-        return self.checkpoint.tokenizer.decode(token_ids)
+        return self.checkpoint.tokenizer.decode(token_ids, whole=True)
 
     def delete_documents(self, document_ids: Sequence[str], *, store: str | None = None) -> DeleteReport:
         """Deletes documents for good: once this returns, they contribute to no answer.
@@ -164,7 +164,7 @@ class LanguageModel:
     def _key_after(self, text: str) -> np.ndarray:
         tokens = self.checkpoint.tokenizer.encode(text).tolist()
         context = self.checkpoint.decoder.config.context_length
-        inputs = [self.checkpoint.tokenizer.end_id, *tokens][-context:]
+        inputs = [self.checkpoint.tokenizer.start_id, *tokens][-context:]
         with torch.inference_mode():
             keys: np.ndarray = self.checkpoint.decoder.keys(torch.tensor([inputs]))[0, -1:].float().numpy()
         return keys

@@ -129,7 +129,7 @@ def _window_ending_at(datastore: Datastore, checkpoint: Checkpoint, document_id:
     context = checkpoint.decoder.config.context_length
     first = max(0, offset + 1 - context)
     tokens = datastore.tokens(document_id, first, offset + 1)
-    before = datastore.tokens(document_id, first - 1, first) if first else np.array([checkpoint.tokenizer.end_id])
+    before = datastore.tokens(document_id, first - 1, first) if first else np.array([checkpoint.tokenizer.start_id])
     return Window(np.concatenate([before, tokens[:-1]]), tokens[-QUERIES_PER_WINDOW:])
 
 

@@ -51,7 +51,7 @@ def document_windows(checkpoint: Checkpoint, text: str, stride: int | None = Non
     """A text as the windows that everything here reads documents in; the stride is half the context if not given."""
     context = checkpoint.decoder.config.context_length
     tokens_N = checkpoint.tokenizer.encode(text)
-    start_id = checkpoint.tokenizer.end_id
+    start_id = checkpoint.tokenizer.start_id
     return windows_of(tokens_N, start_id=start_id, context=context, stride=stride or default_stride(context))
 
 

@@ -8,9 +8,13 @@ ordinary text, never the special token.
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -23,21 +27,48 @@ from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME = "tokenizer.json"
+GENERATION_FILE, CONFIG_FILE, SETTINGS_FILE = "generation_config.json", "config.json", "tokenizer_config.json"
+BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+SPACE = "\u2581"  # what stands for a space in SentencePiece's vocabularies
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialIds:
+    """The tokens that are no text: what a document is read after, what ends one, and what stands before a prompt."""
+
+    start_id: int
+    end_ids: tuple[int, ...]
+    prefix: tuple[int, ...]
+
+    @classmethod
+    def ours(cls, end_id: int | None) -> SpecialIds:
+        """One token for all three. Raises Incompatible where there is none."""
+        if end_id is None:
+            raise Incompatible(
+                f"the tokenizer has no {END_OF_TEXT} token, and no config names another; give one that has, or let"
+                " `memlm train` make one"
+            )
+        return cls(end_id, (end_id,), (end_id,))
 
 
 class Tokenizer:
-    """A byte-level BPE vocabulary. Raises Incompatible for one of another kind."""
+    """A BPE vocabulary whose tokens are bytes: byte-level, as ours and GPT-2's are, or SentencePiece's with a fallback
+    to bytes, as Llama's is. Raises Incompatible for one of another kind.
+    """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        """Takes a tokenizer of the `tokenizers` library whose pre-tokenizer is byte-level."""
-        if not isinstance(backend.model, BPE) or not isinstance(backend.pre_tokenizer, ByteLevel):
-            raise Incompatible("the tokenizer is not byte-level BPE; give one that is, or let `memlm train` make one")
-        if backend.token_to_id(END_OF_TEXT) is None:
+    def __init__(self, backend: tokenizers.Tokenizer, special: SpecialIds | None = None) -> None:
+        """Takes a tokenizer of the `tokenizers` library; `special` where it is not ours."""
+        described = json.loads(backend.to_str())
+        self._is_byte_level = _mentions(described, "ByteLevel")
+        if described["model"]["type"] != "BPE" or not (self._is_byte_level or _falls_back(described)):
             raise Incompatible(
-                f"the tokenizer has no {END_OF_TEXT} token; give one that has, or let `memlm train` make one"
+                "the tokenizer is not byte-level BPE, nor BPE with bytes to fall back to;"
+                " give one that is, or let `memlm train` make one"
             )
+        self.special = special or SpecialIds.ours(backend.token_to_id(END_OF_TEXT))
         backend.encode_special_tokens = True
         self._backend = backend
+        self.prepends_space = not self._is_byte_level and _prepends(described)
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
@@ -60,7 +91,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """Reads `tokenizer.json` from a model's folder, or a file given by name."""
+        """Reads `tokenizer.json` and what else tells of special tokens from a model's folder, or a file by name."""
         path = Path(folder)
         path = path / FILE_NAME if path.is_dir() else path
         if not path.is_file():
@@ -68,15 +99,17 @@ class Tokenizer:
                 f"no tokenizer at {path}; a model's folder holds a {FILE_NAME}", kind="tokenizer", name=str(path)
             )
         try:
-            return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
-        except (UnicodeDecodeError, Exception) as error:  # the library raises bare Exception
-            if isinstance(error, Incompatible):
-                raise
+            backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except Exception as error:  # the library raises bare Exception
             raise Corrupt(f"{path} cannot be read as a tokenizer ({error}); restore the file") from error
+        return cls(backend, _special_ids(path.parent, backend))
 
     def save(self, folder: str | Path) -> None:
-        """Writes `tokenizer.json` into `folder`."""
+        """Writes `tokenizer.json` into `folder`, and, where its special tokens are not ours, which they are."""
         (Path(folder) / FILE_NAME).write_text(self._backend.to_str(), encoding="utf-8")
+        if self.special.end_ids != (self._backend.token_to_id(END_OF_TEXT),) or not self._is_byte_level:
+            told = {"bos_token_id": self.start_id, "eos_token_id": list(self.end_ids)}
+            (Path(folder) / GENERATION_FILE).write_text(json.dumps(told) + "\n", encoding="utf-8")
 
     def encode(self, text: str) -> Int64[np.ndarray, " N"]:
         """Token ids of a text. Raises InvalidInput for half a surrogate pair, which no UTF-8 text holds."""
@@ -93,9 +126,17 @@ class Tokenizer:
         for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False):
             yield np.asarray(encoding.ids, dtype=np.int64)
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of some tokens; an incomplete character at either end becomes U+FFFD."""
-        return self.decode_bytes(ids).decode(errors="replace")
+    def prompt(self, text: str) -> list[int]:
+        """What a model reads before it continues a text: never nothing."""
+        ids = [*self.special.prefix, *self.encode(text).tolist()]
+        return ids or [self.start_id]
+
+    def decode(self, ids: Iterable[int], *, whole: bool = False) -> str:
+        """The text of some tokens; an incomplete character at either end becomes U+FFFD. Of a `whole` text the space
+        that some vocabularies put first is taken away again.
+        """
+        text = self.decode_bytes(ids).decode(errors="replace")
+        return text.removeprefix(" ") if whole and self.prepends_space else text
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes of some tokens. Raises InvalidInput for an id outside the vocabulary."""
@@ -106,24 +147,37 @@ class Tokenizer:
             pieces.append(self.token_bytes[i])
         return b"".join(pieces)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """How many token ids there are."""
-        return int(self._backend.get_vocab_size())
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
-    @cached_property
+    @property
+    def start_id(self) -> int:
+        """The token that every document is read after."""
+        return self.special.start_id
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
+        return self.special.end_ids
+
+    @property
     def end_id(self) -> int:
-        """The token that starts every context and ends every text."""
-        end_id = self._backend.token_to_id(END_OF_TEXT)
-        assert end_id is not None  # checked when this was made
-        return end_id
+        """The first of them: what documents are set apart by."""
+        return self.special.end_ids[0]
 
     @cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
-        """The bytes of each token id; the special token has none."""
-        bytes_of = _byte_of_character()
-        words = (self._backend.id_to_token(i) or "" for i in range(self.vocab_size))
-        return tuple(b"" if word == END_OF_TEXT else bytes(bytes_of[c] for c in word) for word in words)
+        """The bytes of each token id; special tokens have none."""
+        added = self._backend.get_added_tokens_decoder()
+        bytes_of = _byte_level_bytes if self._is_byte_level else _sentencepiece_bytes
+        return tuple(
+            (b"" if added[i].special or added[i].content == END_OF_TEXT else added[i].content.encode())
+            if i in added
+            else bytes_of(self._backend.id_to_token(i) or "")
+            for i in range(self.vocab_size)
+        )
 
     @cached_property
     def newlines(self) -> Int64[np.ndarray, " V"]:
@@ -136,8 +190,68 @@ class Tokenizer:
         return hashlib.sha256(self._backend.to_str().encode()).hexdigest()[:32]
 
 
+def _byte_level_bytes(word: str) -> bytes:
+    return bytes(_byte_of_character()[character] for character in word)
+
+
+def _sentencepiece_bytes(word: str) -> bytes:
+    """`<0x0A>` is a byte; elsewhere a lower one eighth block is a space."""
+    if BYTE_TOKEN.fullmatch(word):
+        return bytes([int(word[3:5], 16)])
+    return word.replace(SPACE, " ").encode()
+
+
+@cache
 def _byte_of_character() -> dict[str, int]:
     """GPT-2's table: printable bytes stand for themselves, the others for characters from U+0100 on, in order."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def _mentions(described: Any, kind: str) -> bool:
+    """Whether a pre-tokenizer or decoder of that type is part of the tokenizer."""
+    parts = [described.get("pre_tokenizer"), described.get("decoder")]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            if part.get("type") == kind:
+                return True
+            parts += [*part.get("pretokenizers", []), *part.get("decoders", [])]
+    return False
+
+
+def _falls_back(described: Any) -> bool:
+    return bool(described["model"].get("byte_fallback"))
+
+
+def _prepends(described: Any) -> bool:
+    """Whether encoding puts a space before the text, which decoding a whole text takes away."""
+    told = json.dumps([described.get("normalizer"), described.get("pre_tokenizer")])
+    return '"Prepend"' in told or ('"Metaspace"' in told and '"prepend_scheme": "never"' not in told)
+
+
+def _special_ids(folder: Path, backend: tokenizers.Tokenizer) -> SpecialIds | None:
+    """What the files beside a tokenizer say; None where they say nothing, as beside ours."""
+    told: dict[str, Any] = {}
+    for name in (CONFIG_FILE, GENERATION_FILE):
+        told |= {key: value for key, value in _json_of(folder / name).items() if value is not None}
+    ends = told.get("eos_token_id")
+    if ends is None:
+        return None
+    end_ids = tuple(ends) if isinstance(ends, list) else (ends,)
+    start_id = told.get("bos_token_id", end_ids[0])
+    prefix = tuple(backend.encode("", add_special_tokens=True).ids)
+    if not prefix and _json_of(folder / SETTINGS_FILE).get("add_bos_token"):
+        prefix = (start_id,)
+    return SpecialIds(start_id, end_ids, prefix)
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise Corrupt(f"{path} is not JSON ({error}); restore the file") from error
+    return told if isinstance(told, dict) else {}

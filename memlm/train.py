@@ -308,7 +308,7 @@ def _texts(corpus: Corpus, progress: Progress) -> Iterator[str]:
 
 
 def _loss_on(valid: Corpus, decoder: Decoder, tokenizer: Tokenizer) -> float:
-    scores = [score_tokens(decoder, tokenizer.encode(document.text), tokenizer.end_id) for document in valid]
+    scores = [score_tokens(decoder, tokenizer.encode(document.text), tokenizer.start_id) for document in valid]
     return -sum(float(score_N.sum()) for score_N in scores) / max(1, sum(len(score_N) for score_N in scores))
 
 

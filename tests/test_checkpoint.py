@@ -46,7 +46,7 @@ def test_a_missing_folder_is_not_found(tmp_path):
         ({"model_type": "mystery"}, Incompatible, "mystery|model_type"),
         ({"format_version": 99}, Incompatible, "format 99"),
         ({"surprise": 1}, Corrupt, "surprise"),
-        ({"dim": 31}, Corrupt, "dim"),
+        ({"dim": 31, "head_dim": 0}, Corrupt, "dim"),
         ({"num_layers": "two"}, Corrupt, "config.json"),
         ({"ff_dim": 64}, Corrupt, "gate_up"),
         ({"num_layers": 3}, Corrupt, "blocks.2"),

@@ -1,0 +1,280 @@
+"""Causal attention: to the latest tokens, to compressed memories, and to the nearest pairs of the document's past.
+
+Shapes: B batch, T new tokens, S places, H query heads, G key-value heads, d width of a head, D width, K neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from memlm.model.config import Memorizing, ModelConfig
+from memlm.model.knn_memory import RowMemory
+from memlm.model.linear import Linear
+from memlm.model.positions import SCORES, ScorePositions, rotate
+from memlm.model.state import DecoderState
+from memlm.model.step import Step
+
+
+class Heads(NamedTuple):
+    """Queries, keys and values of some tokens, before any rotation."""
+
+    query_BHTd: Float[Tensor, "B H T d"]
+    key_BGTd: Float[Tensor, "B G T d"]
+    value_BGTd: Float[Tensor, "B G T d"]
+
+
+class Attention(nn.Module):
+    """Self-attention with grouped queries. What the state holds is attended to, and what is new joins it."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        """One fused projection for queries, keys and values."""
+        super().__init__()
+        self.config, self.layer, self.window = config, layer, config.window_of(layer)
+        self.repeats = config.num_heads // config.num_kv_heads
+        self.sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        self.qkv = Linear(config.dim, sum(self.sizes) * config.head_dim, bias=config.qkv_bias)
+        self.out = Linear(config.num_heads * config.head_dim, config.dim, bias=config.out_bias)
+        self.query_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else nn.Identity()
+        self.key_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else nn.Identity()
+        self.positions: ScorePositions | None = SCORES[config.positions](config) if config.positions in SCORES else None
+        self.memory: MemoryAttention | None = None
+        if config.memorizing and config.memorizes(layer):
+            self.memory = MemoryAttention(config, config.memorizing)
+        compression = config.compression
+        self.counts_use = compression is not None and compression.kind == "most_used"
+
+    def forward(self, hidden_BTD: Float[Tensor, "B T D"], step: Step) -> Float[Tensor, "B T D"]:
+        """What each new token reads from all it may see; its key and value go into the state."""
+        heads = self.project(hidden_BTD)
+        query_BHTd, key_BGSd, value_BGSd = heads
+        if step.query_turn is not None:
+            query_BHTd, key_BGSd = rotate(query_BHTd, step.query_turn), rotate(key_BGSd, step.query_turn)
+        if step.state is not None:
+            key_BGSd, value_BGSd = self._remember(hidden_BTD, key_BGSd, value_BGSd, step.state, step)
+        found = self._recall(heads.query_BHTd, step)
+        if found is not None and self.memory and self.memory.is_joint:
+            mixed_BHTd = self._attend_explicitly(query_BHTd, heads.query_BHTd, key_BGSd, value_BGSd, step, found)
+        elif self.positions or self.counts_use or (step.sight.sink_cap and step.rotary):
+            mixed_BHTd = self._attend_explicitly(query_BHTd, heads.query_BHTd, key_BGSd, value_BGSd, step)
+        else:
+            mixed_BHTd = self._attend(query_BHTd, key_BGSd, value_BGSd, step)
+        if found is not None and self.memory and not self.memory.is_joint:
+            mixed_BHTd = self.memory.gate(mixed_BHTd, found)
+        return self.out(mixed_BHTd.transpose(1, 2).flatten(2))
+
+    def project(self, hidden_BTD: Float[Tensor, "B T D"]) -> Heads:
+        """Queries, keys and values. Keys of a memorizing layer that normalizes have unit length."""
+        heads = self.qkv(hidden_BTD).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+        query_BHTd, key_BGTd, value_BGTd = heads.split(self.sizes, dim=1)
+        query_BHTd, key_BGTd = self.query_norm(query_BHTd), self.key_norm(key_BGTd)
+        if self.memory and self.memory.normalizes_all:
+            query_BHTd, key_BGTd = self.memory.normalize(query_BHTd), unit(key_BGTd)
+        return Heads(query_BHTd, key_BGTd, value_BGTd)
+
+    def reconstruction_loss(
+        self,
+        query_BTD: Float[Tensor, "B T D"],
+        old_BND: Float[Tensor, "B N D"],
+        compressed_BCD: Float[Tensor, "B C D"],
+    ) -> Float[Tensor, ""]:
+        """How differently old states and compressed ones are read (arXiv 1911.05507, algorithm 2): without positions,
+        and with all held fixed but the compression, which alone learns from it.
+        """
+        with held_fixed(self):
+            query_BHTd = self.project(query_BTD.detach()).query_BHTd
+            read = []
+            for states_BND in (old_BND.detach(), compressed_BCD):
+                _, key_BGNd, value_BGNd = self.project(states_BND)
+                read.append(
+                    F.scaled_dot_product_attention(query_BHTd, key_BGNd, value_BGNd, enable_gqa=self.repeats != 1)
+                )
+        return F.mse_loss(read[1], read[0])
+
+    def _remember(
+        self, hidden_BTD: Tensor, key_BGTd: Tensor, value_BGTd: Tensor, state: DecoderState, step: Step
+    ) -> tuple[Float[Tensor, "B G S d"], Float[Tensor, "B G S d"]]:
+        """Keys and values of all places, the new ones last, which the state now holds."""
+        S = step.sight.num_places
+        learning = torch.is_grad_enabled() and key_BGTd.requires_grad
+        past = self._past(state, S - step.sight.num_new, step) if learning else None
+        state.write(self.layer, key_BGTd, value_BGTd, step.new_B)
+        state.write_inputs(self.layer, hidden_BTD, step.new_B)
+        if past is None:
+            cache_2BGSd = state.cache_L2BGSd[self.layer, :, :, :, :S]
+            return cache_2BGSd[0], cache_2BGSd[1]
+        return torch.cat([past[0], key_BGTd], dim=2), torch.cat([past[1], value_BGTd], dim=2)
+
+    def _past(self, state: DecoderState, S: int, step: Step) -> tuple[Tensor, Tensor]:
+        """Keys and values of the places before the new tokens, to learn with: projected anew from the layer's inputs
+        where these were kept, so that the projections learn from them; no gradient goes further back.
+        """
+        if state.inputs_LBSD is None or not state.training:
+            past = state.cache_L2BGSd[self.layer, :, :, :, :S].clone()
+            return past[0], past[1]
+        heads = self.project(state.inputs_LBSD[self.layer, :, :S].clone())
+        turn = step.key_turn
+        return heads.key_BGTd if turn is None else rotate(heads.key_BGTd, turn[..., :S, :]), heads.value_BGTd
+
+    def _recall(self, query_BHTd: Tensor, step: Step) -> Found | None:
+        if self.memory is None or step.state is None:
+            return None
+        return self.memory.search(query_BHTd, step.state.memories[self.layer], step)
+
+    def _attend(self, query_BHTd: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, step: Step) -> Float[Tensor, "B H T d"]:
+        """The fast way: no score depends on more than query, key, and a number for their distance."""
+        mask = step.sight.mask(self.window)
+        if step.bias_RHTS is not None:
+            seen = step.sight.visible(self.window)
+            mask = step.bias_RHTS.to(query_BHTd.dtype).masked_fill(~seen, -torch.inf)
+        return F.scaled_dot_product_attention(
+            query_BHTd,
+            key_BGSd,
+            value_BGSd,
+            attn_mask=None if isinstance(mask, str) else mask,
+            is_causal=isinstance(mask, str),
+            enable_gqa=self.repeats != 1,
+        )
+
+    def _attend_explicitly(
+        self,
+        query_BHTd: Tensor,
+        raw_BHTd: Tensor,
+        key_BGSd: Tensor,
+        value_BGSd: Tensor,
+        step: Step,
+        found: Found | None = None,
+    ) -> Float[Tensor, "B H T d"]:
+        """The way that spells out the scores. `found` joins the softmax."""
+        key_BHSd, value_BHSd = (each.repeat_interleave(self.repeats, dim=1) for each in (key_BGSd, value_BGSd))
+        scores_BHTS = self._scores(query_BHTd, raw_BHTd, key_BHSd, step).float()
+        scores_BHTS = scores_BHTS.masked_fill(~step.sight.visible(self.window), -torch.inf)
+        S = scores_BHTS.shape[3]
+        joint = scores_BHTS if found is None else torch.cat([scores_BHTS, found.scores_BHTK.float()], dim=3)
+        joint_BHTE = joint.softmax(dim=3).to(value_BHSd.dtype)
+        weights_BHTS = joint_BHTE[..., :S]
+        if self.counts_use:
+            self._count_use(weights_BHTS, step)
+        mixed_BHTd = weights_BHTS @ value_BHSd
+        if found is not None:
+            mixed_BHTd = mixed_BHTd + torch.einsum("bhtk,bhtkd->bhtd", joint_BHTE[..., S:], found.values_BHTKd)
+        extra = self.positions.values(weights_BHTS, step.sight) if self.positions else None
+        return mixed_BHTd if extra is None else mixed_BHTd + extra
+
+    def _scores(self, query_BHTd: Tensor, raw_BHTd: Tensor, key_BHSd: Tensor, step: Step) -> Float[Tensor, "B H T S"]:
+        if self.positions:
+            return self.positions(query_BHTd, key_BHSd, step.sight)
+        scores_BHTS = query_BHTd @ key_BHSd.mT
+        if step.sight.sink_cap and step.sink_turn is not None:
+            front = step.sight.num_front
+            near_BHTF = rotate(raw_BHTd, step.sink_turn) @ key_BHSd[:, :, :front].mT
+            scores_BHTS = torch.cat([near_BHTF, scores_BHTS[..., front:]], dim=3)
+        scores_BHTS = scores_BHTS / math.sqrt(self.config.head_dim)
+        return scores_BHTS if step.bias_RHTS is None else scores_BHTS + step.bias_RHTS
+
+    def _count_use(self, weights_BHTS: Tensor, step: Step) -> None:
+        """Adds up how much attention each place received: by that, compression keeps the most used."""
+        state, S = step.state, weights_BHTS.shape[3]
+        if state is None or state.usage_LBS is None:
+            return
+        for row, count in enumerate(step.new_B):
+            state.usage_LBS[self.layer, row, :S] += weights_BHTS[row, :, :count].detach().float().sum(dim=(0, 1))
+
+
+class Found(NamedTuple):
+    """What the memory gave each query: scores (-inf where nothing is), values, and whether there was anything."""
+
+    scores_BHTK: Float[Tensor, "B H T K"]
+    values_BHTKd: Float[Tensor, "B H T K d"]
+    any_B1T1: Tensor
+
+
+class MemoryAttention(nn.Module):
+    """kNN attention of one layer: what memory adds to local attention (arXiv 2203.08913, section 3.2)."""
+
+    def __init__(self, config: ModelConfig, memorizing: Memorizing) -> None:
+        """A scale and a gate for each head. The published gate starts at one half, the tanh gate shut."""
+        super().__init__()
+        self.top_k, self.mixing = memorizing.top_k, memorizing.mixing
+        self.normalizes_all = memorizing.normalize == "both"
+        self.head_dim, self.num_kv_heads = config.head_dim, config.num_kv_heads
+        self.log_scale_H = nn.Parameter(torch.full((config.num_heads,), math.log(config.head_dim) / 2))
+        if not self.is_joint:
+            self.gate_H = nn.Parameter(torch.zeros(config.num_heads))
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether memory and local attention share one softmax."""
+        return self.mixing == "joint"
+
+    def normalize(self, query_BHTd: Float[Tensor, "B H T d"]) -> Float[Tensor, "B H T d"]:
+        """Unit length times the learned scale, and times what attention's own scaling takes away again."""
+        scale_H11 = self.log_scale_H.exp()[:, None, None] * math.sqrt(self.head_dim)
+        return unit(query_BHTd) * scale_H11.to(query_BHTd.dtype)
+
+    def search(self, query_BHTd: Float[Tensor, "B H T d"], rows: list[RowMemory], step: Step) -> Found | None:
+        """The best pairs for each query; None where no row remembers anything. Queries learn, pairs do not."""
+        if not any(row.size for row in rows):
+            return None
+        query_BHTd = query_BHTd if self.normalizes_all else self.normalize(query_BHTd)
+        K = min(self.top_k, max(row.size for row in rows))
+        found = [self._search_row(query_HTd, row, K) for query_HTd, row in zip(query_BHTd, rows, strict=True)]
+        scores_BHTK, values_BHTKd = (torch.stack(each) for each in zip(*found, strict=True))
+        continues_RT = step.sight.continues_RT
+        if continues_RT is not None:
+            scores_BHTK = scores_BHTK.masked_fill(~continues_RT[:, None, :, None], -torch.inf)
+        any_B1T1 = scores_BHTK[:, :1, :, :1] > -torch.inf
+        return Found(scores_BHTK, values_BHTKd, any_B1T1)
+
+    def gate(self, local_BHTd: Float[Tensor, "B H T d"], found: Found) -> Float[Tensor, "B H T d"]:
+        """local + g (memory - local), for the queries that have a memory."""
+        scores_BHTK = found.scores_BHTK.masked_fill(~found.any_B1T1, 0.0)
+        weights_BHTK = scores_BHTK.float().softmax(dim=3).to(local_BHTd.dtype)
+        memory_BHTd = torch.einsum("bhtk,bhtkd->bhtd", weights_BHTK, found.values_BHTKd)
+        gate_H = torch.tanh(self.gate_H) if self.mixing == "tanh" else torch.sigmoid(self.gate_H)
+        share_BHT1 = gate_H[:, None, None].to(local_BHTd.dtype) * found.any_B1T1
+        return torch.lerp(local_BHTd, memory_BHTd, share_BHT1.expand_as(local_BHTd))
+
+    def _search_row(
+        self, query_HTd: Float[Tensor, "H T d"], row: RowMemory, K: int
+    ) -> tuple[Float[Tensor, "H T K"], Float[Tensor, "H T K d"]]:
+        """Scores and values of one row, padded to K with scores of -inf."""
+        H, T, d = query_HTd.shape
+        query_GQd = query_HTd.reshape(self.num_kv_heads, -1, d)
+        with torch.no_grad():
+            scores_GQK, ids_GQK = row.search(query_GQd.detach(), K)
+            key_GQKd, value_GQKd = row.pairs(ids_GQK) if row.size else (None, None)
+        if torch.is_grad_enabled() and query_HTd.requires_grad and key_GQKd is not None:
+            exact_GQK = torch.einsum("gqd,gqkd->gqk", query_GQd, key_GQKd.to(query_GQd.dtype))
+            scores_GQK = exact_GQK.masked_fill(scores_GQK == -torch.inf, -torch.inf)
+        found = scores_GQK.shape[2]
+        scores_HTK = F.pad(scores_GQK.reshape(H, T, found) / math.sqrt(d), (0, K - found), value=-torch.inf)
+        if value_GQKd is None:
+            return scores_HTK, query_HTd.new_zeros(H, T, K, d)
+        values_HTKd = value_GQKd.reshape(H, T, found, d).to(query_HTd.dtype)
+        return scores_HTK, F.pad(values_HTKd, (0, 0, 0, K - found))
+
+
+@contextmanager
+def held_fixed(module: nn.Module) -> Iterator[None]:
+    """What is computed in here teaches the module's own parameters nothing."""
+    learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """The same directions, of length one."""
+    return F.normalize(vectors, dim=-1)

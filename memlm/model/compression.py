@@ -1,0 +1,74 @@
+"""What leaves the Transformer-XL memory, made smaller: the Compressive Transformer, arXiv 1911.05507.
+
+`rate` states become one. Every state contributes to exactly one compressed state: nothing is padded, and what does
+not fill a group waits in the Transformer-XL memory until it does.
+
+Shapes: B batch, N old states, C = N / rate compressed ones, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from memlm.model.config import Compression, ModelConfig
+
+
+def group_size(compression: Compression | None) -> int:
+    """How many states are compressed at once: a dilated convolution spans several groups of `rate`."""
+    if compression is None:
+        return 1
+    return compression.rate * (compression.dilation if compression.kind == "dilated" else 1)
+
+
+class Compressor(nn.Module):
+    """One layer's compression. Convolutions start as means."""
+
+    def __init__(self, config: ModelConfig, compression: Compression) -> None:
+        """A kernel of `rate` taps where it learns, and a way back where auto-encoding trains it."""
+        super().__init__()
+        self.compression = compression
+        self.learns = compression.kind in ("conv", "dilated")
+        if self.learns:
+            kernel_OIc = torch.eye(config.dim)[:, :, None].repeat(1, 1, compression.rate) / compression.rate
+            self.kernel_OIc = nn.Parameter(kernel_OIc)
+            self.bias_O = nn.Parameter(torch.zeros(config.dim))
+        if self.learns and compression.loss == "autoencoding":
+            self.back = nn.Linear(config.dim, compression.rate * config.dim)
+
+    def forward(self, old_BND: Float[Tensor, "B N D"], usage_BN: Float[Tensor, "B N"] | None) -> Float[Tensor, "B C D"]:
+        """Compresses N states, a multiple of `group_size`. `usage_BN` is the attention each received."""
+        if self.compression.kind == "most_used":
+            return self._most_used(old_BND, usage_BN)
+        groups_BCcD = self._groups(old_BND)
+        if self.compression.kind == "mean":
+            return groups_BCcD.mean(dim=2)
+        if self.compression.kind == "max":
+            return groups_BCcD.amax(dim=2)
+        return torch.einsum("bkci,oic->bko", groups_BCcD, self.kernel_OIc) + self.bias_O
+
+    def autoencoding_loss(
+        self, old_BND: Float[Tensor, "B N D"], compressed_BCD: Float[Tensor, "B C D"]
+    ) -> Float[Tensor, ""]:
+        """How far the old states are from what can be made of the compressed ones (section 3.2)."""
+        groups_BCcD = self._groups(old_BND)
+        return F.mse_loss(self.back(compressed_BCD).view_as(groups_BCcD), groups_BCcD)
+
+    def _groups(self, old_BND: Tensor) -> Float[Tensor, "B C c D"]:
+        """The states that become one: neighbours, or for a dilated kernel every `dilation`-th."""
+        B, N, D = old_BND.shape
+        rate = self.compression.rate
+        if self.compression.kind != "dilated":
+            return old_BND.view(B, N // rate, rate, D)
+        apart = self.compression.dilation
+        return old_BND.view(B, -1, rate, apart, D).transpose(2, 3).reshape(B, N // rate, rate, D)
+
+    def _most_used(self, old_BND: Tensor, usage_BN: Tensor | None) -> Float[Tensor, "B C D"]:
+        """The states that received most attention, in their order."""
+        if usage_BN is None:
+            raise ValueError("most-used compression needs to know the use")
+        C = old_BND.shape[1] // self.compression.rate
+        kept_BC = usage_BN.topk(C, dim=1).indices.sort(dim=1).values
+        return old_BND.gather(1, kept_BC[:, :, None].expand(-1, -1, old_BND.shape[2]))

@@ -1,0 +1,275 @@
+"""The shape of a decoder: one frozen description for our own models and for those of others."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from memlm.errors import InvalidInput
+
+Positions = Literal[
+    "rotary", "alibi", "transformer_xl", "shaw", "t5", "distance", "learned", "sinusoidal", "none"
+]  # fmt: skip
+POSITIONS = ("rotary", "alibi", "transformer_xl", "shaw", "t5", "distance", "learned", "sinusoidal", "none")
+ABSOLUTE = ("learned", "sinusoidal")
+ACTIVATIONS = ("swiglu", "gelu", "gelu_tanh", "relu")
+COMPRESSIONS = ("mean", "max", "conv", "dilated", "most_used")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the length they were trained on.
+
+    `linear` divides positions by `factor`; `llama3` divides slow frequencies, keeps fast ones and blends in between;
+    `yarn` (arXiv 2309.00071) blends by rotations within `original_length`, and scales attention.
+    """
+
+    kind: str
+    factor: float
+    original_length: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuses kinds nobody knows."""
+        if self.kind not in ("linear", "llama3", "yarn"):
+            raise InvalidInput(
+                f"rope scaling is {self.kind!r}; expected linear, llama3 or yarn", field="rope_scaling.kind"
+            )
+        if self.factor <= 0 or (self.kind != "linear" and self.original_length < 1):
+            raise InvalidInput(
+                f"rope scaling {self.kind} needs a factor above 0 and the original length; got {self.factor} and"
+                f" {self.original_length}",
+                field="rope_scaling",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """A second memory behind the Transformer-XL one (Compressive Transformer, arXiv 1911.05507).
+
+    `rate` old states become one; the newest `length` of these are kept. `loss` trains the compression alone:
+    `reconstruction` of attention, or `autoencoding` of the states themselves.
+    """
+
+    length: int
+    rate: int = 4
+    kind: str = "conv"
+    loss: str = "reconstruction"
+    dilation: int = 2
+
+    def __post_init__(self) -> None:
+        """Refuses sizes and kinds that mean nothing."""
+        for name in ("length", "rate", "dilation"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(
+                    f"compression.{name} is {getattr(self, name)}; expected at least 1", field=f"compression.{name}"
+                )
+        if self.kind not in COMPRESSIONS:
+            raise InvalidInput(
+                f"compression.kind is {self.kind!r}; expected one of {', '.join(COMPRESSIONS)}",
+                field="compression.kind",
+            )
+        if self.loss not in ("reconstruction", "autoencoding"):
+            raise InvalidInput(
+                f"compression.loss is {self.loss!r}; expected reconstruction or autoencoding",
+                field="compression.loss",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Memorizing:
+    """kNN attention over the document's past in some layers (Memorizing Transformers, arXiv 2203.08913).
+
+    `capacity` (key, value) pairs are kept a layer and sequence, the oldest leave first; each query attends to its
+    `top_k`. `mixing` is the published `gate` (a sigmoid a head), a `tanh` gate that starts shut (Flamingo, 2204.14198:
+    for models that learnt without memory), or one `joint` softmax with local attention (FoT, 2307.03170).
+    `normalize` says where queries and keys get unit length and a learned scale a head: in `both` local attention and
+    memory, as published, or in `memory` alone. `search` is `exact` or `faiss`; `storage` is `float16`, or `model` for
+    the model's own type.
+    """
+
+    layers: tuple[int, ...]
+    top_k: int = 32
+    capacity: int = 65_536
+    mixing: str = "gate"
+    normalize: str = "both"
+    search: str = "exact"
+    storage: str = "float16"
+
+    def __post_init__(self) -> None:
+        """Refuses sizes and kinds that mean nothing."""
+        for name in ("top_k", "capacity"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(
+                    f"memorizing.{name} is {getattr(self, name)}; expected at least 1", field=f"memorizing.{name}"
+                )
+        choices = {
+            "mixing": ("gate", "tanh", "joint"), "normalize": ("both", "memory"), "search": ("exact", "faiss"),
+            "storage": ("float16", "model"),
+        }  # fmt: skip
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise InvalidInput(
+                    f"memorizing.{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}",
+                    field=f"memorizing.{name}",
+                )
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a decoder. Raises InvalidInput for shapes that do not fit together.
+
+    `context_length` is the longest text that a model without memory takes, and the segment of one that has memory;
+    that one takes texts of any length. `windows` gives each layer the number of latest tokens that it sees, itself
+    included (0: all); `num_sinks` first tokens stay visible beyond the window (StreamingLLM, arXiv 2309.17453).
+    """
+
+    vocab_size: int
+    dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    ff_dim: int
+    context_length: int
+    head_dim: int = 0  # 0: dim / num_heads
+    positions: str = "rotary"
+    rope_theta: float = 10_000.0
+    rotary_dim: int = 0  # how much of a head turns; 0: all of it
+    rope_scaling: RopeScaling | None = None
+    num_buckets: int = 32  # of T5's bias
+    max_distance: int = 128  # the last distance that T5's bias and Shaw's tables tell apart
+    norm: str = "rms"
+    norm_order: str = "pre"
+    norm_eps: float = 1e-5
+    activation: str = "swiglu"
+    parallel_residual: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    ff_bias: bool = False
+    qk_norm: bool = False
+    tied_embeddings: bool = True
+    windows: tuple[int, ...] = ()
+    num_sinks: int = 0
+    xl_length: int = 0
+    compression: Compression | None = None
+    memorizing: Memorizing | None = None
+
+    def __post_init__(self) -> None:
+        """Checks that every size is positive and that heads divide what they must."""
+        for name in ("vocab_size", "dim", "num_layers", "num_heads", "num_kv_heads", "ff_dim", "context_length"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name} is {getattr(self, name)}; expected at least 1", field=name)
+        for name in ("xl_length", "num_sinks", "num_buckets", "max_distance"):
+            if getattr(self, name) < 0:
+                raise InvalidInput(f"{name} is {getattr(self, name)}; expected at least 0", field=name)
+        if self.num_heads % self.num_kv_heads:
+            raise InvalidInput(
+                f"{self.num_kv_heads} kv heads do not divide {self.num_heads} heads", field="num_kv_heads"
+            )
+        self._fill_head_dim()
+        self._check_choices()
+        self._check_layers()
+
+    def _fill_head_dim(self) -> None:
+        if not self.head_dim:
+            if self.dim % self.num_heads:
+                raise InvalidInput(f"dim {self.dim} is not divisible by {self.num_heads} heads", field="num_heads")
+            object.__setattr__(self, "head_dim", self.dim // self.num_heads)
+        if not self.rotary_dim:
+            object.__setattr__(self, "rotary_dim", self.head_dim)
+        if self.positions == "rotary" and (self.rotary_dim % 2 or self.rotary_dim > self.head_dim):
+            raise InvalidInput(
+                f"{self.rotary_dim} of {self.head_dim} numbers a head cannot turn in pairs", field="rotary_dim"
+            )
+
+    def _check_choices(self) -> None:
+        choices = {
+            "positions": POSITIONS, "norm": ("rms", "layer"), "norm_order": ("pre", "post"), "activation": ACTIVATIONS,
+        }  # fmt: skip
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise InvalidInput(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}", field=name)
+        if self.parallel_residual and self.norm_order == "post":
+            raise InvalidInput("a parallel residual has its norms before; norm_order is post", field="norm_order")
+
+    def _check_layers(self) -> None:
+        windows = self.windows
+        object.__setattr__(self, "windows", windows if any(windows) else ())
+        if self.windows and (len(windows) != self.num_layers or min(windows) < 0):
+            raise InvalidInput(
+                f"windows are {windows}; expected one for each of {self.num_layers} layers, 0 for none", field="windows"
+            )
+        if self.num_sinks and not self.is_windowed:
+            raise InvalidInput("num_sinks keeps tokens beyond a window; give every layer a window", field="num_sinks")
+        if self.num_sinks and self.is_segmented:
+            raise InvalidInput("num_sinks does not go with a memory", field="num_sinks")
+        if self.num_sinks and self.positions == "learned":
+            raise InvalidInput("num_sinks needs positions that go on; learned ones end", field="num_sinks")
+        if self.xl_length and self.positions == "learned":
+            raise InvalidInput(
+                "learned positions start anew in each segment, so that those of a Transformer-XL memory would clash;"
+                " choose relative ones",
+                field="positions",
+            )
+        if self.compression and not self.xl_length:
+            raise InvalidInput(
+                "compression takes what leaves the Transformer-XL memory; give xl_length", field="xl_length"
+            )
+        if self.memorizing and not all(0 <= layer < self.num_layers for layer in self.memorizing.layers):
+            raise InvalidInput(
+                f"memorizing.layers are {self.memorizing.layers}; the model has the layers 0 to {self.num_layers - 1}",
+                field="memorizing.layers",
+            )
+
+    @property
+    def is_segmented(self) -> bool:
+        """Whether text is read in segments of `context_length`, with a memory of those before."""
+        return bool(self.xl_length or self.memorizing)
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether every layer sees a window only."""
+        return bool(self.windows) and all(self.windows)
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest text there is a meaning for; None where there is no limit."""
+        return None if self.is_segmented or self.num_sinks else self.context_length
+
+    def window_of(self, layer: int) -> int:
+        """How many latest tokens a layer sees; 0 where it sees all."""
+        return self.windows[layer] if self.windows else 0
+
+    def memorizes(self, layer: int) -> bool:
+        """Whether a layer has kNN attention."""
+        return self.memorizing is not None and layer in self.memorizing.layers
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields, as JSON has them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> ModelConfig:
+        """The config that such a dict describes. Raises InvalidInput for an unknown or a missing field."""
+        known = {field.name for field in fields(cls)}
+        if surplus := sorted(given.keys() - known):
+            raise InvalidInput(f"unknown fields {surplus}; the fields are {sorted(known)}", field=surplus[0])
+        parts = {"rope_scaling": RopeScaling, "compression": Compression, "memorizing": Memorizing}
+        made: dict[str, Any] = dict(given)
+        try:
+            for name, part in parts.items():
+                if isinstance(made.get(name), dict):
+                    made[name] = part(**{field: _frozen(value) for field, value in made[name].items()})
+            made["windows"] = _frozen(made.get("windows", ()))
+            return cls(**made)
+        except TypeError as error:
+            raise InvalidInput(f"the fields do not make a model ({error})", field="config") from error
+
+
+def _frozen(value: Any) -> Any:
+    """JSON's lists as tuples."""
+    return tuple(value) if isinstance(value, list) else value

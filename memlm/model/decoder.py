@@ -1,0 +1,253 @@
+"""The decoder: token ids and a state -> hidden states, keys and log-probabilities.
+
+The *key* of a position is the input of the last layer's feed-forward, after its norm, as in kNN-LM (arXiv 1911.00172,
+section 3); it predicts the next token. (With a parallel residual that input does not see the last attention; with
+norms after, it is what attention's norm gives.)
+
+Text is read in steps that cross no segment's border, whatever pieces it comes in; what a token's prediction is made
+from depends on its place in the text alone.
+
+Shapes: B batch, T time, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from memlm.errors import InvalidInput
+from memlm.model.blocks import Block, make_norm
+from memlm.model.config import ModelConfig
+from memlm.model.linear import Linear
+from memlm.model.positions import BIASES, RelativeBias, Rotary, sinusoids
+from memlm.model.segments import end_segments
+from memlm.model.sight import Sight
+from memlm.model.state import DecoderState, check_room
+from memlm.model.step import Step
+
+FEW_TOKENS = 4
+ONE_THREAD_BYTES = 64 << 20
+INTO_RESIDUAL = ("out.weight", "down.weight")
+
+
+class Decoder(nn.Module):
+    """A causal language model. `config` is its shape; parameters start as GPT-2's do, scaled by depth."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Builds and initialises; seed torch first for a given start."""
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.positions = nn.Embedding(config.context_length, config.dim) if config.positions == "learned" else None
+        self.relative_bias: RelativeBias | None = None
+        if config.positions in BIASES:
+            self.relative_bias = BIASES[config.positions](config)
+        self.rotary = Rotary(config) if config.positions == "rotary" else None
+        self.blocks: Sequence[Block] = nn.ModuleList(Block(config, n) for n in range(config.num_layers))  # type: ignore[assignment]
+        self.norm = make_norm(config) if config.norm_order == "pre" else nn.Identity()
+        self.head = Linear(config.dim, config.vocab_size, bias=False)
+        if config.tied_embeddings:
+            self.head.weight = self.embedding.weight
+        self._initialise()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the parameters are stored and computed in."""
+        return self.embedding.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.embedding.weight.device
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Size of the parameters, as loaded."""
+        return self.num_parameters * self.dtype.itemsize
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """All of them, the tied embedding once, packed weights as what they were."""
+        linears = [module for module in self.modules() if isinstance(module, Linear)]
+        counted = {id(parameter) for linear in linears for parameter in linear.parameters()}
+        others = sum(parameter.numel() for parameter in self.parameters() if id(parameter) not in counted)
+        own = [linear for linear in linears if linear is not self.head or not self.config.tied_embeddings]
+        tied = self.embedding.weight.numel() if id(self.embedding.weight) in counted else 0
+        return others + tied + sum(linear.num_parameters for linear in own)
+
+    def pack(self) -> Decoder:
+        """Lays the weights out for prediction, which then needs half the time; such a decoder cannot learn."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack()
+        return self
+
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters by name, the tied embedding once: what a checkpoint holds."""
+        weights = dict(self.state_dict())
+        for name, module in self.named_modules():
+            if isinstance(module, Linear) and module.packed is not None:
+                weights[f"{name}.weight"] = module.packed.to_dense()
+        if self.config.tied_embeddings:
+            del weights["head.weight"]
+        return weights
+
+    def new_state(self, *, batch_size: int = 1, capacity: int | None = None, training: bool = False) -> DecoderState:
+        """An empty state with room for `capacity` tokens a row (the context length if not given)."""
+        return DecoderState(
+            self.config, batch_size=batch_size, capacity=capacity, dtype=self.dtype, device=self.device,
+            training=training,
+        )  # fmt: skip
+
+    def forward(
+        self,
+        tokens_BT: Int[Tensor, "B T"],
+        state: DecoderState | None = None,
+        *,
+        starts_BT: Bool[Tensor, "B T"] | None = None,
+        new_B: list[int] | None = None,
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
+        """Reads T tokens after those in `state`, which takes them up; gives the final hidden states and the keys.
+
+        `starts_BT` is true where a document begins: what came before it in its row is forgotten there. `new_B` says
+        how many of each row's tokens are text, the rest being padding behind it. Raises InvalidInput where the
+        tokens do not fit behind what the state holds.
+        """
+        attended_BTD, keys_BTD = self._read(tokens_BT, state, starts_BT, new_B)
+        return self.norm(self.blocks[-1].finish(attended_BTD, keys_BTD)), keys_BTD
+
+    def keys(self, tokens_BT: Int[Tensor, "B T"], state: DecoderState | None = None) -> Float[Tensor, "B T D"]:
+        """The keys alone: what building a datastore needs, without the last feed-forward."""
+        return self._read(tokens_BT, state, None, None)[1]
+
+    def logits(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
+        """Scores of the next token, in the parameters' dtype."""
+        return self.head(hidden)
+
+    def logprobs(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
+        """Log-probabilities of the next token, in float32."""
+        return torch.log_softmax(self.logits(hidden).float(), dim=-1)
+
+    def _read(
+        self,
+        tokens_BT: Int[Tensor, "B T"],
+        state: DecoderState | None,
+        starts_BT: Bool[Tensor, "B T"] | None,
+        new_B: list[int] | None,
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
+        """Everything up to the last feed-forward: the residual stream before it, and its input."""
+        B, T = tokens_BT.shape
+        new_B = [T] * B if new_B is None else new_B
+        if state is None:
+            if not self.config.is_segmented and starts_BT is None:
+                return self._read_at_once(tokens_BT)
+            state = self.new_state(batch_size=B, capacity=T)
+        check_room(state, max(new_B))
+        attended, keys, begin = [], [], 0
+        while begin < T:
+            end = begin + state.next_piece(T - begin)
+            piece = slice(begin, end)
+            some_B = [min(max(new - begin, 0), end - begin) for new in new_B]
+            parts = self._read_piece(
+                tokens_BT[:, piece], state, None if starts_BT is None else starts_BT[:, piece], some_B
+            )
+            attended.append(parts[0])
+            keys.append(parts[1])
+            begin = end
+        if len(keys) == 1:
+            return attended[0], keys[0]
+        return torch.cat(attended, dim=1), torch.cat(keys, dim=1)
+
+    def _read_at_once(self, tokens_BT: Int[Tensor, "B T"]) -> tuple[Tensor, Tensor]:
+        """A text from its beginning, with nothing to remember it by."""
+        T = tokens_BT.shape[1]
+        if self.config.max_length is not None and self.config.max_length < T:
+            raise InvalidInput(
+                f"{T} tokens do not fit into the {self.config.max_length} places left; shorten the text", field="prompt"
+            )
+        places = torch.arange(T, device=tokens_BT.device)[None]
+        zero = torch.zeros(1, dtype=torch.int64, device=tokens_BT.device)
+        sinks, windows = self.config.num_sinks, self.config.windows
+        sight = Sight(
+            query_RT=places, key_RS=places, document_RT=torch.zeros_like(places), floor_R=zero,
+            num_front=min(sinks, T), sink_cap=sinks + max(windows) - 1 if sinks else 0, plain=not sinks,
+        )  # fmt: skip
+        return self._through_layers(
+            tokens_BT, Step(sight, [T] * tokens_BT.shape[0], None, self.rotary, self.relative_bias)
+        )
+
+    def _read_piece(
+        self, tokens_BT: Tensor, state: DecoderState, starts_BT: Tensor | None, new_B: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """A piece that crosses no border; at its end, memory takes over what it must."""
+        T = tokens_BT.shape[1]
+        state.make_room(T)
+        document_BT = None if starts_BT is None or not bool(starts_BT.any()) else _documents(state, starts_BT)
+        sight = state.sight(new_B, T, document_BT)
+        read = self._through_layers(tokens_BT, Step(sight, new_B, state, self.rotary, self.relative_bias))
+        state.advance(new_B)
+        if document_BT is not None:
+            last_B = document_BT[:, -1].tolist()
+            state.begin_documents([new if new != old else None for new, old in zip(last_B, state.start_B, strict=True)])
+        if self.config.is_segmented:
+            end_segments(self.blocks, self.rotary, state)
+        return read
+
+    def _through_layers(self, tokens_BT: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        hidden_BTD = self._embed(tokens_BT, step.sight)
+        for block in self.blocks[:-1]:
+            hidden_BTD = block.finish(*block.attend(hidden_BTD, step))
+        return self.blocks[-1].attend(hidden_BTD, step)
+
+    def _embed(self, tokens_BT: Tensor, sight: Sight) -> Float[Tensor, "B T D"]:
+        """Embeddings, with the positions of models that add them: those within the document, or, of a learned table,
+        within the segment.
+        """
+        hidden_BTD = self.embedding(tokens_BT)
+        if self.positions is not None:
+            return hidden_BTD + self.positions((sight.query_RT - sight.document_RT) % self.config.context_length)
+        if self.config.positions == "sinusoidal":
+            waves = sinusoids(sight.query_RT - sight.document_RT, self.config.dim)
+            return hidden_BTD + waves.to(hidden_BTD.dtype)
+        return hidden_BTD
+
+    def _initialise(self) -> None:
+        into_residual = 0.02 / math.sqrt(2 * self.config.num_layers)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2 and not name.endswith(("u_Hd", "v_Hd")):
+                nn.init.normal_(parameter, std=into_residual if name.endswith(INTO_RESIDUAL) else 0.02)
+            elif name.endswith(".bias"):
+                nn.init.zeros_(parameter)
+
+
+def _documents(state: DecoderState, starts_BT: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """The position where each new token's document begins."""
+    lengths_B1 = torch.tensor(state.length_B, device=starts_BT.device)[:, None]
+    positions_BT = lengths_B1 + torch.arange(starts_BT.shape[1], device=starts_BT.device)
+    begins_BT = torch.where(starts_BT, positions_BT, torch.tensor(state.start_B, device=starts_BT.device)[:, None])
+    return begins_BT.cummax(dim=1).values
+
+
+@contextmanager
+def decoding_threads(decoder: Decoder, num_tokens: int) -> Iterator[None]:
+    """Reads a few tokens of a small model on one thread: more save nothing, and waiting for each other can cost
+    everything.
+
+    A step of the tiny preset takes 0.43 ms on one thread and on two; where the second core is taken for a moment,
+    two took 30 ms (docs/log.md).
+    """
+    before = torch.get_num_threads()
+    small = num_tokens <= FEW_TOKENS and decoder.num_bytes < ONE_THREAD_BYTES
+    if before > 1 and small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if before > 1 and small:
+            torch.set_num_threads(before)

@@ -1,0 +1,224 @@
+"""The (key, value) pairs of one document's past, and the nearest of them to a query: arXiv 2203.08913, section 3.2.
+
+The contract, for each row of the batch on its own: `add` takes the next pairs, in order; `search` gives the ids and
+scores (inner products) of the `k` best, best first, missing places with id -1 and score -inf at the end; `values` and
+`keys` give what an id stands for. Ids count the pairs since the row was cleared; the oldest leave once there are more
+than `capacity`. Nothing here is differentiated.
+
+Shapes: G key-value heads, N pairs, Q queries a head, K neighbours, d width of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from memlm.index.threads import faiss_threads
+
+GROWTH = 8192
+SEARCH_BLOCK = 16_384
+FAISS_FROM = 4096  # fewer pairs are searched exactly: it is as fast, and there is too little to learn cells from
+CELL_SIZE = 256
+NPROBE = 8
+RETRAIN_AT = 4  # cells are learnt anew when there are this many times the pairs they were learnt from
+
+
+class RowMemory:
+    """The memory of one row: a ring of pairs."""
+
+    def __init__(
+        self, num_heads: int, head_dim: int, *, capacity: int, dtype: torch.dtype, search: str, device: torch.device
+    ) -> None:
+        """Empty; places are reserved as they are needed, `GROWTH` at a time."""
+        self.capacity, self.count = capacity, 0
+        self._ring_2GNd = torch.empty(2, num_heads, 0, head_dim, dtype=dtype, device=device)
+        self._cells = [Cells(head_dim) for _ in range(num_heads)] if search == "faiss" else []
+
+    @property
+    def size(self) -> int:
+        """Pairs that are there."""
+        return min(self.count, self.capacity)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes reserved, those of Faiss' cells included."""
+        return self._ring_2GNd.numel() * self._ring_2GNd.itemsize + sum(cells.num_bytes for cells in self._cells)
+
+    def add(self, keys_GNd: Float[Tensor, "G N d"], values_GNd: Float[Tensor, "G N d"]) -> None:
+        """Takes the next pairs; the oldest make room."""
+        new = torch.stack([keys_GNd.detach(), values_GNd.detach()])[:, :, -self.capacity :].to(self._ring_2GNd.dtype)
+        self.count += keys_GNd.shape[1]
+        self._reserve(self.size)
+        first = self.count - new.shape[2]
+        begin = first % self.capacity
+        room = min(new.shape[2], self.capacity - begin)
+        self._ring_2GNd[:, :, begin : begin + room] = new[:, :, :room]
+        self._ring_2GNd[:, :, : new.shape[2] - room] = new[:, :, room:]
+        for head, cells in enumerate(self._cells):
+            cells.add(new[0, head], first, oldest=self.count - self.size)
+
+    def search(
+        self, queries_GQd: Float[Tensor, "G Q d"], k: int
+    ) -> tuple[Float[Tensor, "G Q K"], Int[Tensor, "G Q K"]]:
+        """Scores and ids of each head's k best pairs, K = min(k, pairs) of them."""
+        k = min(k, self.size)
+        if self._cells and self.size >= FAISS_FROM:
+            found = [
+                cells.search(queries_Qd, k, self._ring_2GNd[0, head, : self.size], self.count - self.size)
+                for head, (cells, queries_Qd) in enumerate(zip(self._cells, queries_GQd, strict=True))
+            ]
+            scores, ids = (torch.stack(each) for each in zip(*found, strict=True))
+            return scores.to(queries_GQd), ids.to(queries_GQd.device)
+        return self._search_exactly(queries_GQd, k)
+
+    def pairs(self, ids_GQK: Int[Tensor, "G Q K"]) -> tuple[Float[Tensor, "G Q K d"], Float[Tensor, "G Q K d"]]:
+        """Keys and values of some ids; those of a missing place are any pair's, and must be given no weight."""
+        slots_GQK = ids_GQK.clamp(min=0) % self.capacity
+        heads_G11 = torch.arange(len(ids_GQK), device=ids_GQK.device)[:, None, None]
+        return self._ring_2GNd[0][heads_G11, slots_GQK], self._ring_2GNd[1][heads_G11, slots_GQK]
+
+    def clear(self) -> None:
+        """Forgets every pair; ids begin anew."""
+        self.count = 0
+        for cells in self._cells:
+            cells.clear()
+
+    def fork(self) -> RowMemory:
+        """A copy that goes its own way."""
+        twin = object.__new__(RowMemory)
+        twin.capacity, twin.count = self.capacity, self.count
+        twin._ring_2GNd = self._ring_2GNd.clone()
+        twin._cells = [cells.fork() for cells in self._cells]
+        return twin
+
+    def state(self) -> dict[str, Tensor]:
+        """What `restore` needs: the ring, how many pairs there ever were, and the cells."""
+        state = {"ring": self._ring_2GNd[:, :, : self.size].contiguous(), "count": torch.tensor(self.count)}
+        for head, cells in enumerate(self._cells):
+            state |= {f"cells.{head}.{name}": tensor for name, tensor in cells.state().items()}
+        return state
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Takes up what `state` told."""
+        self.clear()
+        self.count = int(state["count"])
+        self._reserve(self.size)
+        self._ring_2GNd[:, :, : self.size] = state["ring"]
+        for head, cells in enumerate(self._cells):
+            prefix = f"cells.{head}."
+            cells.restore({name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)})
+
+    def _reserve(self, size: int) -> None:
+        held = self._ring_2GNd.shape[2]
+        if size > held:
+            size = min(self.capacity, math.ceil(size / GROWTH) * GROWTH)
+            more = self._ring_2GNd.new_zeros(*self._ring_2GNd.shape[:2], size - held, self._ring_2GNd.shape[3])
+            self._ring_2GNd = torch.cat([self._ring_2GNd, more], dim=2)
+
+    def _search_exactly(self, queries_GQd: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """All scores, a block of pairs at a time; the best so far meet the best of the block."""
+        scores_GQK = queries_GQd.new_empty(*queries_GQd.shape[:2], 0)
+        slots_GQK = torch.empty(scores_GQK.shape, dtype=torch.int64, device=queries_GQd.device)
+        for begin in range(0, self.size, SEARCH_BLOCK):
+            keys_GNd = self._ring_2GNd[0, :, begin : min(begin + SEARCH_BLOCK, self.size)].to(queries_GQd.dtype)
+            scores_GQN = queries_GQd @ keys_GNd.mT
+            best = scores_GQN.topk(min(k, scores_GQN.shape[2]), dim=2)
+            scores_GQK = torch.cat([scores_GQK, best.values], dim=2)
+            slots_GQK = torch.cat([slots_GQK, best.indices + begin], dim=2)
+            if scores_GQK.shape[2] > k:
+                best = scores_GQK.topk(k, dim=2)
+                scores_GQK, slots_GQK = best.values, slots_GQK.gather(2, best.indices)
+        return scores_GQK, self._ids_of(slots_GQK)
+
+    def _ids_of(self, slots: Tensor) -> Tensor:
+        """The latest id that each slot of the ring was given."""
+        last = self.count - 1
+        return last - (last - slots) % self.capacity
+
+
+class Cells:
+    """Faiss' inverted file over the keys of one head. Learns its cells once there are enough keys, and again when
+    there are several times as many.
+    """
+
+    def __init__(self, dim: int) -> None:
+        """Empty and unlearnt."""
+        self.dim = dim
+        self._index: Any = None
+        self._learnt_from = 0
+        self._oldest = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """About what Faiss holds: codes, ids and centroids."""
+        if self._index is None:
+            return 0
+        return int(self._index.ntotal) * (2 * self.dim + 8) + 4 * self.dim * int(self._index.nlist)
+
+    def add(self, keys_Nd: Float[Tensor, "N d"], first_id: int, *, oldest: int) -> None:
+        """Takes keys with consecutive ids; forgets those before `oldest`."""
+        if self._index is None:
+            return
+        with faiss_threads(len(keys_Nd)):
+            if oldest > self._oldest:
+                self._index.remove_ids(faiss.IDSelectorRange(self._oldest, oldest))
+            keys = keys_Nd.float().contiguous().numpy()
+            self._index.add_with_ids(keys, np.arange(first_id, first_id + len(keys_Nd)))
+        self._oldest = oldest
+
+    def search(
+        self, queries_Qd: Float[Tensor, "Q d"], k: int, keys_Nd: Float[Tensor, "N d"], oldest: int
+    ) -> tuple[Float[Tensor, "Q K"], Int[Tensor, "Q K"]]:
+        """Scores and ids; `keys_Nd` is all there is, in the ring's order, should cells have to be learnt."""
+        if self._index is None or len(keys_Nd) >= RETRAIN_AT * self._learnt_from:
+            self._learn(keys_Nd, oldest)
+        with faiss_threads(len(queries_Qd)):
+            queries = queries_Qd.detach().float().contiguous().cpu().numpy()
+            scores, ids = self._index.search(queries, k)
+        found = torch.from_numpy(scores)
+        return found.masked_fill(torch.from_numpy(ids) < 0, -torch.inf), torch.from_numpy(ids)
+
+    def clear(self) -> None:
+        """Forgets keys and cells: another document has other keys."""
+        self._index, self._learnt_from, self._oldest = None, 0, 0
+
+    def fork(self) -> Cells:
+        """A copy that goes its own way."""
+        twin = Cells(self.dim)
+        twin._index = None if self._index is None else faiss.clone_index(self._index)
+        twin._learnt_from, twin._oldest = self._learnt_from, self._oldest
+        return twin
+
+    def state(self) -> dict[str, Tensor]:
+        """What `restore` needs; nothing where no cells were learnt."""
+        if self._index is None:
+            return {}
+        bounds = torch.tensor([self._learnt_from, self._oldest])
+        return {"index": torch.from_numpy(faiss.serialize_index(self._index)), "bounds": bounds}
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Takes up what `state` told."""
+        self.clear()
+        if state:
+            self._index = faiss.deserialize_index(state["index"].numpy())
+            self._learnt_from, self._oldest = state["bounds"].tolist()
+
+    def _learn(self, keys_Nd: Tensor, oldest: int) -> None:
+        keys = keys_Nd.float().cpu().numpy()
+        nlist = max(1, len(keys) // CELL_SIZE)
+        slots = np.arange(len(keys))
+        ids = oldest + (slots - oldest) % len(keys)
+        with faiss_threads(len(keys)):
+            index: Any = faiss.index_factory(self.dim, f"IVF{nlist},SQfp16", faiss.METRIC_INNER_PRODUCT)
+            index.by_residual = False
+            index.cp.min_points_per_centroid, index.cp.niter, index.cp.spherical = 1, 8, True
+            index.nprobe = min(NPROBE, nlist)
+            index.train(keys)
+            index.add_with_ids(keys, ids)
+        self._index, self._learnt_from, self._oldest = index, len(keys), oldest

@@ -1,0 +1,63 @@
+"""A linear layer that multiplies by packed weights where it only predicts.
+
+The ordinary product reaches a quarter of the memory's bandwidth for one row and a third of the processor's peak for
+many (docs/log.md, 2026-11-21); oneDNN's product with weights laid out in its own blocks reaches most of both.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+PACKED_DTYPES = (torch.float32, torch.bfloat16)
+ROWS_HINT = 16  # the layout that is best for 16 rows is best, or nearly, for one and for many
+SMALL_WEIGHT = 1 << 19  # below this many numbers, and for a row or two, calling oneDNN costs more than it saves
+FEW_ROWS = 4
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` with a second, packed form. `pack()` once the weights are final."""
+
+    packed: Tensor | None = None
+
+    def pack(self) -> None:
+        """Lays the weights out for prediction; a large ordinary weight is given up. Elsewhere does nothing."""
+        if not can_pack(self.weight):
+            return
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().contiguous(), ROWS_HINT)
+        if self.weight.numel() >= SMALL_WEIGHT:
+            self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+        for parameter in self.parameters():
+            parameter.requires_grad_(False)
+
+    def unpack(self) -> None:
+        """Back to the ordinary form, to train or to save."""
+        if self.packed is not None:
+            self.weight = nn.Parameter(self.packed.to_dense())
+            self.packed = None
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers learned, packed or not."""
+        return self.in_features * self.out_features + sum(
+            p.numel() for name, p in self.named_parameters() if name == "bias"
+        )
+
+    def forward(self, x: Float[Tensor, "*P I"]) -> Float[Tensor, "*P O"]:
+        """x W' + b."""
+        if self.packed is None or (self.weight.numel() and x.numel() < FEW_ROWS * self.in_features):
+            return F.linear(x, self.weight, self.bias)
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether packed weights are to be had for such a weight, on this machine."""
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype in PACKED_DTYPES
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )

@@ -1,0 +1,256 @@
+"""How a model knows what came when.
+
+Rotary (RoFormer, arXiv 2104.09864) turns queries and keys; learned and sinusoidal positions (1706.03762) are added to
+the embeddings; all others change attention's scores by the distance between query and key, and so mean the same at
+every place of a long text and across the borders of segments.
+
+Shapes: R rows (1 where all stand alike), B batch, H heads, T queries, S places, d width of a head.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from memlm.model.config import ModelConfig, RopeScaling
+from memlm.model.sight import Sight
+
+TABLE_LENGTH = 16_384  # positions whose angles are kept; those beyond are computed when they are needed
+
+
+class Rotary:
+    """Cosines and signed sines of positions' angles. Computed in float64: positions may be large."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Keeps the frequencies; the table is made when it is first asked for."""
+        self.rotary_dim = config.rotary_dim
+        self.frequencies, self.scale = rotary_frequencies(config)
+        self._table_2Sd = torch.empty(2, 0, self.rotary_dim, device="cpu")
+
+    def at(self, positions: Int[Tensor, "*P"]) -> Float[Tensor, "2 *P d"]:
+        """The turn of each position, in float32."""
+        begin, end = int(positions.min()), int(positions.max()) + 1
+        if begin < 0 or end > TABLE_LENGTH:
+            return self._turns(positions)
+        if end > self._table_2Sd.shape[1] or self._table_2Sd.device != positions.device:
+            size = min(TABLE_LENGTH, max(256, 2 * end))
+            self._table_2Sd = self._turns(torch.arange(size, device=positions.device))
+        if positions.dim() == 1 and len(positions) == end - begin:
+            return self._table_2Sd[:, begin:end]
+        return self._table_2Sd[:, positions]
+
+    def _turns(self, positions: Int[Tensor, "*P"]) -> Float[Tensor, "2 *P d"]:
+        angles = positions[..., None].double() * self.frequencies.to(positions.device)
+        cosine, sine = angles.cos() * self.scale, angles.sin() * self.scale
+        return torch.stack([torch.cat([cosine, cosine], dim=-1), torch.cat([-sine, sine], dim=-1)]).float()
+
+
+def rotate(heads: Float[Tensor, "*P T d"], turn: Float[Tensor, "2 *Q T r"], *, back: bool = False) -> Tensor:
+    """Turns each half-pair of the first r numbers of a head by its position's angle, or back."""
+    cosine, sine = turn.double() if heads.dtype == torch.float64 else turn.to(heads.dtype)
+    size = cosine.shape[-1]
+    turned = heads if size == heads.shape[-1] else heads[..., :size]
+    mirrored = turned.roll(size // 2, dims=-1) * sine
+    turned = turned * cosine - mirrored if back else turned * cosine + mirrored
+    return turned if size == heads.shape[-1] else torch.cat([turned, heads[..., size:]], dim=-1)
+
+
+def rotary_frequencies(config: ModelConfig) -> tuple[Float[Tensor, " f"], float]:
+    """Radians a token for each pair, stretched as the scaling says, and the factor on cosines and sines."""
+    exponents = torch.arange(0, config.rotary_dim, 2, device="cpu").double() / config.rotary_dim
+    plain = config.rope_theta**-exponents
+    scaling = config.rope_scaling
+    if scaling is None:
+        return plain, 1.0
+    if scaling.kind == "linear":
+        return plain / scaling.factor, 1.0
+    if scaling.kind == "llama3":
+        return _llama3(plain, scaling), 1.0
+    return _yarn(plain, scaling, config), scaling.attention_factor
+
+
+def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
+    """Waves longer than the original length are stretched, those much shorter are not, and a ramp lies between."""
+    turns = scaling.original_length * plain / (2 * math.pi)
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = kept.clamp(0, 1)
+    return kept * plain + (1 - kept) * plain / scaling.factor
+
+
+def _yarn(plain: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
+    """arXiv 2309.00071, equations 17 to 23: a ramp over the pairs, from `beta_fast` turns to `beta_slow`."""
+
+    def pair_that_turns(turns: float) -> float:
+        return (
+            config.rotary_dim
+            * math.log(scaling.original_length / (turns * 2 * math.pi))
+            / (2 * math.log(config.rope_theta))
+        )
+
+    first = max(math.floor(pair_that_turns(scaling.beta_fast)), 0)
+    last = min(math.ceil(pair_that_turns(scaling.beta_slow)), config.rotary_dim - 1)
+    ramp = ((torch.arange(len(plain), device="cpu").double() - first) / max(last - first, 1e-3)).clamp(0, 1)
+    return (1 - ramp) * plain + ramp * plain / scaling.factor
+
+
+def sinusoids(positions: Int[Tensor, "*P"], dim: int) -> Float[Tensor, "*P D"]:
+    """Sines, then cosines, of positions over wavelengths from 2 pi to 10,000 x 2 pi (arXiv 1706.03762, section 3.5)."""
+    frequencies = 10_000.0 ** -(torch.arange(0, dim, 2, device=positions.device).double() / dim)
+    angles = positions[..., None].double() * frequencies
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :dim].float()
+
+
+class RelativeBias(nn.Module):
+    """Changes attention's scores by distance. Additive kinds that do not ask what query and key are."""
+
+    def forward(self, sight: Sight) -> Float[Tensor, "R H T S"]:
+        """What is added to the scores."""
+        raise NotImplementedError
+
+
+class Alibi(RelativeBias):
+    """A penalty that grows with distance, at a slope of each head's own (arXiv 2108.12409)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Slopes are a geometric series from 2^(-8/n), as published, also for numbers of heads that are no power."""
+        super().__init__()
+        self.slopes = alibi_slopes(config.num_heads)
+
+    def forward(self, sight: Sight) -> Float[Tensor, "R H T S"]:
+        """-slope x distance."""
+        slopes_H11 = torch.tensor(self.slopes, device=sight.query_RT.device)[:, None, None]
+        return -slopes_H11 * sight.distances()[:, None]
+
+
+class T5Bias(RelativeBias):
+    """A learned number for each head and bucket of distances, the buckets wider the further (arXiv 1910.10683)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """One table, shared by all layers as in T5."""
+        super().__init__()
+        self.num_buckets, self.max_distance = config.num_buckets, config.max_distance
+        self.table = nn.Embedding(config.num_buckets, config.num_heads)
+
+    def forward(self, sight: Sight) -> Float[Tensor, "R H T S"]:
+        """The table's entry for each distance."""
+        buckets_RTS = t5_buckets(sight.distances(), self.num_buckets, self.max_distance)
+        return self.table(buckets_RTS).permute(0, 3, 1, 2)
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """The slopes of arXiv 2108.12409: for n heads a power of two 2^(-8 i/n); else those of the next lower power,
+    and every other one of the next higher.
+    """
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
+    return slopes + [2.0 ** (-4 * (2 * i + 1) / power) for i in range(num_heads - power)]
+
+
+def t5_buckets(distances: Int[Tensor, "*P"], num_buckets: int, max_distance: int) -> Int[Tensor, "*P"]:
+    """Half of the buckets count exactly, the others grow as the logarithm up to `max_distance`."""
+    exact = num_buckets // 2
+    scaled = torch.log(distances.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    far = (exact + (scaled * (num_buckets - exact)).long()).clamp(max=num_buckets - 1)
+    return torch.where(distances < exact, distances, far)
+
+
+class ScorePositions(nn.Module):
+    """Kinds that change scores by query, key and distance together; `values` may add to what is read."""
+
+    def forward(
+        self, query_BHTd: Float[Tensor, "B H T d"], key_BHSd: Float[Tensor, "B H S d"], sight: Sight
+    ) -> Float[Tensor, "B H T S"]:
+        """The scores, scaled, before any mask."""
+        raise NotImplementedError
+
+    def values(self, weights_BHTS: Float[Tensor, "B H T S"], sight: Sight) -> Float[Tensor, "B H T d"] | None:
+        """What the distances themselves contribute to the mixture; None for nothing."""
+        return None
+
+
+class TransformerXLPositions(ScorePositions):
+    """(q + u) k + (q + v) W r, r the sinusoid of the distance (Transformer-XL, arXiv 1901.02860, section 3.3)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """u and v are per head, W per layer."""
+        super().__init__()
+        self.dim = config.dim
+        self.u_Hd = nn.Parameter(torch.zeros(config.num_heads, config.head_dim))
+        self.v_Hd = nn.Parameter(torch.zeros(config.num_heads, config.head_dim))
+        self.project = nn.Linear(config.dim, config.num_heads * config.head_dim, bias=False)
+
+    def forward(
+        self, query_BHTd: Float[Tensor, "B H T d"], key_BHSd: Float[Tensor, "B H S d"], sight: Sight
+    ) -> Float[Tensor, "B H T S"]:
+        """Content and position, each with its own bias."""
+        B, H, _, d = query_BHTd.shape
+        content_BHTS = (query_BHTd + self.u_Hd[:, None]) @ key_BHSd.mT
+        distance_RTS = sight.distances()
+        waves_ED = sinusoids(torch.arange(int(distance_RTS.max()) + 1, device=query_BHTd.device), self.dim)
+        relative_HEd = self.project(waves_ED.to(query_BHTd.dtype)).view(-1, H, d).transpose(0, 1)
+        position_BHTE = (query_BHTd + self.v_Hd[:, None]) @ relative_HEd.mT
+        places = distance_RTS[:, None].expand(B, H, -1, -1)
+        return (content_BHTS + position_BHTE.gather(3, places)) / math.sqrt(d)
+
+
+class ShawPositions(ScorePositions):
+    """Learned vectors for clipped distances, added to keys and to values (arXiv 1803.02155, equations 3 and 4)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Tables for the distances 0 to `max_distance`; causal attention never needs the other half."""
+        super().__init__()
+        self.max_distance = config.max_distance
+        self.keys = nn.Embedding(config.max_distance + 1, config.head_dim)
+        self.vectors = nn.Embedding(config.max_distance + 1, config.head_dim)
+
+    def forward(
+        self, query_BHTd: Float[Tensor, "B H T d"], key_BHSd: Float[Tensor, "B H S d"], sight: Sight
+    ) -> Float[Tensor, "B H T S"]:
+        """q (k + a)."""
+        by_distance_BHTE = query_BHTd @ self.keys.weight.T
+        scores_BHTS = query_BHTd @ key_BHSd.mT + by_distance_BHTE.gather(3, self._places(query_BHTd, sight))
+        return scores_BHTS / math.sqrt(query_BHTd.shape[-1])
+
+    def values(self, weights_BHTS: Float[Tensor, "B H T S"], sight: Sight) -> Float[Tensor, "B H T d"]:
+        """The weights that fall on each distance times its vector."""
+        shape = (*weights_BHTS.shape[:3], self.max_distance + 1)
+        by_distance_BHTE = weights_BHTS.new_zeros(shape).scatter_add(3, self._places(weights_BHTS, sight), weights_BHTS)
+        return by_distance_BHTE @ self.vectors.weight
+
+    def _places(self, like: Tensor, sight: Sight) -> Int[Tensor, "B H T S"]:
+        distance_RTS = sight.distances().clamp(max=self.max_distance)
+        return distance_RTS[:, None].expand(like.shape[0], like.shape[1], -1, -1)
+
+
+class DistanceFactor(ScorePositions):
+    """Scores that are cut off at 0 and multiplied by a learned sigmoid of distance (DA-Transformer, arXiv 2010.06925,
+    equations 3 to 5).
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        """A slope w and an upper bound v for each head: some look near, some far, from the start."""
+        super().__init__()
+        steepness = torch.linspace(-1.0, 1.0, config.num_heads) if config.num_heads > 1 else torch.zeros(1)
+        self.slope_H = nn.Parameter(steepness / 16)
+        self.bound_H = nn.Parameter(torch.ones(config.num_heads))
+
+    def forward(
+        self, query_BHTd: Float[Tensor, "B H T d"], key_BHSd: Float[Tensor, "B H S d"], sight: Sight
+    ) -> Float[Tensor, "B H T S"]:
+        """relu(q k) (1 + e^v) / (1 + e^(v - w x distance))."""
+        scores_BHTS = (query_BHTd @ key_BHSd.mT).relu() / math.sqrt(query_BHTd.shape[-1])
+        slope_H11, bound_H11 = self.slope_H[:, None, None], self.bound_H[:, None, None]
+        distance_RHTS = sight.distances()[:, None].to(slope_H11.dtype)
+        factor_RHTS = (1 + bound_H11.exp()) * torch.sigmoid(slope_H11 * distance_RHTS - bound_H11)
+        return scores_BHTS * factor_RHTS.to(scores_BHTS.dtype)
+
+
+BIASES: dict[str, type[RelativeBias]] = {"alibi": Alibi, "t5": T5Bias}
+SCORES: dict[str, type[ScorePositions]] = {
+    "transformer_xl": TransformerXLPositions,
+    "shaw": ShawPositions,
+    "distance": DistanceFactor,
+}

@@ -1,0 +1,117 @@
+"""What happens at a segment's border: memory takes over what local attention will not see again.
+
+The oldest local tokens of a row, all but the latest `xl_length`, go into the memorizing layers' memories as (key,
+value) pairs, and are compressed into the layer's second queue. Nothing is in two places at once. Rows of a batch may
+have different numbers to give: those with the same number are served together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from memlm.model.attention import unit
+from memlm.model.blocks import Block
+from memlm.model.compression import group_size
+from memlm.model.positions import Rotary, rotate
+from memlm.model.state import DecoderState
+
+
+def end_segments(blocks: Sequence[Block], rotary: Rotary | None, state: DecoderState) -> None:
+    """Serves every row that has just filled a segment."""
+    config = state.config
+    group = group_size(config.compression)
+    leaving: dict[int, list[int]] = defaultdict(list)
+    for row, length in enumerate(state.length_B):
+        over = length - config.xl_length - state.floor_B[row]
+        if length % config.context_length == 0 and over >= group:
+            leaving[over // group * group].append(row)
+    if not leaving:
+        return
+    for count, rows in leaving.items():
+        for layer, block in enumerate(blocks):
+            if layer in state.memories:
+                _memorize(block, rotary, state, layer, rows, count)
+            if block.compressor is not None:
+                _compress(block, state, layer, rows, count)
+        for row in rows:
+            state.floor_B[row] += count
+            if config.compression:
+                made = count // config.compression.rate
+                state.compressed_B[row] = min(config.compression.length, state.compressed_B[row] + made)
+    state.settle()
+    if config.compression:
+        _project_compressed(blocks, rotary, state)
+
+
+def _begin(state: DecoderState, row: int) -> int:
+    """The place of a row's oldest local token that memory has not taken over."""
+    return state.num_front + state.floor_B[row] - state.base_B[row]
+
+
+def _memorize(
+    block: Block, rotary: Rotary | None, state: DecoderState, layer: int, rows: list[int], count: int
+) -> None:
+    """Moves pairs into the kNN memory; keys without their rotation, since memory knows no positions."""
+    for row in rows:
+        begin = _begin(state, row)
+        keys_GNd, values_GNd = state.cache_L2BGSd[layer, :, row, :, begin : begin + count]
+        if rotary is not None:
+            positions = torch.arange(state.floor_B[row], state.floor_B[row] + count, device=keys_GNd.device)
+            keys_GNd = rotate(keys_GNd, rotary.at(positions), back=True)
+        if block.attention.memory is not None and not block.attention.memory.normalizes_all:
+            keys_GNd = unit(keys_GNd)
+        state.memories[layer][row].add(keys_GNd, values_GNd)
+
+
+def _compress(block: Block, state: DecoderState, layer: int, rows: list[int], count: int) -> None:
+    """Compresses the inputs of the oldest tokens; while learning, counts how much was lost."""
+    compressor, compression, inputs_LBSD = block.compressor, state.config.compression, state.inputs_LBSD
+    assert compressor is not None
+    assert compression is not None
+    assert inputs_LBSD is not None
+    places = [(row, _begin(state, row)) for row in rows]
+    old_BND = torch.stack([inputs_LBSD[layer, row, begin : begin + count] for row, begin in places])
+    usage_BN = None
+    if state.usage_LBS is not None:
+        usage_BN = torch.stack([state.usage_LBS[layer, row, begin : begin + count] for row, begin in places])
+    compressed_BCD = compressor(old_BND, usage_BN)
+    if compressor.learns and torch.is_grad_enabled():
+        loss = _loss(block, state, layer, rows, old_BND, compressed_BCD) * len(rows) / state.batch_size
+        state.compression_loss = loss if state.compression_loss is None else state.compression_loss + loss
+    for row, new_CD in zip(rows, compressed_BCD.detach(), strict=True):
+        front_FD = inputs_LBSD[layer, row, : state.num_front]
+        front_FD.copy_(torch.cat([front_FD, new_CD.to(front_FD.dtype)])[-state.num_front :].clone())
+
+
+def _loss(
+    block: Block, state: DecoderState, layer: int, rows: list[int], old_BND: Tensor, compressed_BCD: Tensor
+) -> Tensor:
+    assert block.compressor is not None
+    assert state.config.compression is not None
+    assert state.inputs_LBSD is not None
+    if state.config.compression.loss == "autoencoding":
+        return block.compressor.autoencoding_loss(old_BND, compressed_BCD)
+    T = state.config.context_length
+    ends = [state.num_front + state.length_B[row] - state.base_B[row] for row in rows]
+    latest = [state.inputs_LBSD[layer, row, end - T : end] for row, end in zip(rows, ends, strict=True)]
+    return block.attention.reconstruction_loss(torch.stack(latest), old_BND, compressed_BCD)
+
+
+def _project_compressed(blocks: Sequence[Block], rotary: Rotary | None, state: DecoderState) -> None:
+    """Keys and values of all compressed memories, turned to where they now stand."""
+    assert state.inputs_LBSD is not None
+    front = state.num_front
+    with torch.no_grad():
+        for layer, block in enumerate(blocks):
+            heads = block.attention.project(state.inputs_LBSD[layer, :, :front])
+            key_BGFd = heads.key_BGTd
+            if rotary is not None:
+                floor_B1 = torch.tensor(state.floor_B, device=key_BGFd.device)[:, None]
+                positions_BF = floor_B1 - front + torch.arange(front, device=key_BGFd.device)
+                key_BGFd = rotate(key_BGFd, rotary.at(positions_BF)[:, :, None])
+            state.cache_L2BGSd[layer, 0, :, :, :front] = key_BGFd
+            state.cache_L2BGSd[layer, 1, :, :, :front] = heads.value_BGTd

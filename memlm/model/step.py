@@ -1,0 +1,55 @@
+"""One step of the decoder: T new tokens of each row, what they see, and what every layer needs to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from memlm.model.positions import RelativeBias, Rotary
+from memlm.model.sight import Sight
+from memlm.model.state import DecoderState
+
+
+@dataclass
+class Step:
+    """Made once, handed to every layer. `new_B` counts the tokens of each row that are no padding."""
+
+    sight: Sight
+    new_B: list[int]
+    state: DecoderState | None = None
+    rotary: Rotary | None = None
+    relative_bias: RelativeBias | None = None
+    _turns: dict[str, Tensor] = field(default_factory=dict)
+    _bias: Tensor | None = None
+
+    @property
+    def query_turn(self) -> Float[Tensor, "2 *R T r"] | None:
+        """The rotations of the new tokens."""
+        return self._turn("query", self.sight.query_RT)
+
+    @property
+    def key_turn(self) -> Float[Tensor, "2 *R S r"] | None:
+        """The rotations of all places."""
+        return self._turn("key", self.sight.key_RS)
+
+    @property
+    def sink_turn(self) -> Float[Tensor, "2 *R T r"] | None:
+        """The rotations of the new tokens as attention sinks see them: never further away than the window's width."""
+        return self._turn("sink", self.sight.query_RT.clamp(max=self.sight.sink_cap))
+
+    @property
+    def bias_RHTS(self) -> Float[Tensor, "R H T S"] | None:
+        """What distances add to the scores, where that depends on nothing else."""
+        if self._bias is None and self.relative_bias is not None:
+            self._bias = self.relative_bias(self.sight)
+        return self._bias
+
+    def _turn(self, name: str, positions: Int[Tensor, "R P"]) -> Tensor | None:
+        if self.rotary is None:
+            return None
+        if name not in self._turns:
+            uniform = positions.shape[0] == 1
+            self._turns[name] = self.rotary.at(positions[0]) if uniform else self.rotary.at(positions)[:, :, None]
+        return self._turns[name]
