@@ -154,10 +154,10 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B H T d"]:
         """The way that spells out the scores. `found` joins the softmax."""
         key_BHSd, value_BHSd = (each.repeat_interleave(self.repeats, dim=1) for each in (key_BGSd, value_BGSd))
-        scores_BHTS = self._scores(query_BHTd, raw_BHTd, key_BHSd, step).float()
+        scores_BHTS = exact(self._scores(query_BHTd, raw_BHTd, key_BHSd, step))
         scores_BHTS = scores_BHTS.masked_fill(~step.sight.visible(self.window), -torch.inf)
         S = scores_BHTS.shape[3]
-        joint = scores_BHTS if found is None else torch.cat([scores_BHTS, found.scores_BHTK.float()], dim=3)
+        joint = scores_BHTS if found is None else torch.cat([scores_BHTS, exact(found.scores_BHTK)], dim=3)
         joint_BHTE = joint.softmax(dim=3).to(value_BHSd.dtype)
         weights_BHTS = joint_BHTE[..., :S]
         if self.counts_use:
@@ -236,7 +236,7 @@ class MemoryAttention(nn.Module):
     def gate(self, local_BHTd: Float[Tensor, "B H T d"], found: Found) -> Float[Tensor, "B H T d"]:
         """local + g (memory - local), for the queries that have a memory."""
         scores_BHTK = found.scores_BHTK.masked_fill(~found.any_B1T1, 0.0)
-        weights_BHTK = scores_BHTK.float().softmax(dim=3).to(local_BHTd.dtype)
+        weights_BHTK = exact(scores_BHTK).softmax(dim=3).to(local_BHTd.dtype)
         memory_BHTd = torch.einsum("bhtk,bhtkd->bhtd", weights_BHTK, found.values_BHTKd)
         gate_H = torch.tanh(self.gate_H) if self.mixing == "tanh" else torch.sigmoid(self.gate_H)
         share_BHT1 = gate_H[:, None, None].to(local_BHTd.dtype) * found.any_B1T1
@@ -273,6 +273,11 @@ def held_fixed(module: nn.Module) -> Iterator[None]:
     finally:
         for parameter in learning:
             parameter.requires_grad_(True)
+
+
+def exact(scores: Tensor) -> Tensor:
+    """Scores in float32 or better: what a softmax wants."""
+    return scores if scores.dtype == torch.float64 else scores.float()
 
 
 def unit(vectors: Tensor) -> Tensor:

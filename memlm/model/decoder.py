@@ -179,7 +179,7 @@ class Decoder(nn.Module):
             num_front=min(sinks, T), sink_cap=sinks + max(windows) - 1 if sinks else 0, plain=not sinks,
         )  # fmt: skip
         return self._through_layers(
-            tokens_BT, Step(sight, [T] * tokens_BT.shape[0], None, self.rotary, self.relative_bias)
+            tokens_BT, Step(sight, [T] * tokens_BT.shape[0], self.dtype, None, self.rotary, self.relative_bias)
         )
 
     def _read_piece(
@@ -190,13 +190,13 @@ class Decoder(nn.Module):
         state.make_room(T)
         document_BT = None if starts_BT is None or not bool(starts_BT.any()) else _documents(state, starts_BT)
         sight = state.sight(new_B, T, document_BT)
-        read = self._through_layers(tokens_BT, Step(sight, new_B, state, self.rotary, self.relative_bias))
+        read = self._through_layers(tokens_BT, Step(sight, new_B, self.dtype, state, self.rotary, self.relative_bias))
         state.advance(new_B)
         if document_BT is not None:
             last_B = document_BT[:, -1].tolist()
             state.begin_documents([new if new != old else None for new, old in zip(last_B, state.start_B, strict=True)])
         if self.config.is_segmented:
-            end_segments(self.blocks, self.rotary, state)
+            end_segments(list(self.blocks), self.rotary, state)
         return read
 
     def _through_layers(self, tokens_BT: Tensor, step: Step) -> tuple[Tensor, Tensor]:
@@ -211,7 +211,8 @@ class Decoder(nn.Module):
         """
         hidden_BTD = self.embedding(tokens_BT)
         if self.positions is not None:
-            return hidden_BTD + self.positions((sight.query_RT - sight.document_RT) % self.config.context_length)
+            in_document_RT = sight.query_RT - sight.document_RT
+            return hidden_BTD + self.positions(in_document_RT.minimum(sight.query_RT % self.config.context_length))
         if self.config.positions == "sinusoidal":
             waves = sinusoids(sight.query_RT - sight.document_RT, self.config.dim)
             return hidden_BTD + waves.to(hidden_BTD.dtype)

@@ -28,10 +28,10 @@ class Rotary:
         """Keeps the frequencies; the table is made when it is first asked for."""
         self.rotary_dim = config.rotary_dim
         self.frequencies, self.scale = rotary_frequencies(config)
-        self._table_2Sd = torch.empty(2, 0, self.rotary_dim, device="cpu")
+        self._table_2Sd = torch.empty(2, 0, self.rotary_dim, device="cpu", dtype=torch.float64)
 
     def at(self, positions: Int[Tensor, "*P"]) -> Float[Tensor, "2 *P d"]:
-        """The turn of each position, in float32."""
+        """The turn of each position, in float64."""
         begin, end = int(positions.min()), int(positions.max()) + 1
         if begin < 0 or end > TABLE_LENGTH:
             return self._turns(positions)
@@ -45,12 +45,12 @@ class Rotary:
     def _turns(self, positions: Int[Tensor, "*P"]) -> Float[Tensor, "2 *P d"]:
         angles = positions[..., None].double() * self.frequencies.to(positions.device)
         cosine, sine = angles.cos() * self.scale, angles.sin() * self.scale
-        return torch.stack([torch.cat([cosine, cosine], dim=-1), torch.cat([-sine, sine], dim=-1)]).float()
+        return torch.stack([torch.cat([cosine, cosine], dim=-1), torch.cat([-sine, sine], dim=-1)])
 
 
 def rotate(heads: Float[Tensor, "*P T d"], turn: Float[Tensor, "2 *Q T r"], *, back: bool = False) -> Tensor:
     """Turns each half-pair of the first r numbers of a head by its position's angle, or back."""
-    cosine, sine = turn.double() if heads.dtype == torch.float64 else turn.to(heads.dtype)
+    cosine, sine = turn.to(heads.dtype)
     size = cosine.shape[-1]
     turned = heads if size == heads.shape[-1] else heads[..., :size]
     mirrored = turned.roll(size // 2, dims=-1) * sine
@@ -97,10 +97,13 @@ def _yarn(plain: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
 
 
 def sinusoids(positions: Int[Tensor, "*P"], dim: int) -> Float[Tensor, "*P D"]:
-    """Sines, then cosines, of positions over wavelengths from 2 pi to 10,000 x 2 pi (arXiv 1706.03762, section 3.5)."""
+    """Sines, then cosines, of positions over wavelengths from 2 pi to 10,000 x 2 pi (arXiv 1706.03762, section 3.5).
+
+    In float64.
+    """
     frequencies = 10_000.0 ** -(torch.arange(0, dim, 2, device=positions.device).double() / dim)
     angles = positions[..., None].double() * frequencies
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :dim].float()
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :dim]
 
 
 class RelativeBias(nn.Module):

@@ -25,11 +25,12 @@ def end_segments(blocks: Sequence[Block], rotary: Rotary | None, state: DecoderS
     config = state.config
     group = group_size(config.compression)
     leaving: dict[int, list[int]] = defaultdict(list)
-    for row, length in enumerate(state.length_B):
-        over = length - config.xl_length - state.floor_B[row]
-        if length % config.context_length == 0 and over >= group:
+    at_border = [row for row, length in enumerate(state.length_B) if length % config.context_length == 0]
+    for row in at_border:
+        over = state.length_B[row] - config.xl_length - state.floor_B[row]
+        if over >= group:
             leaving[over // group * group].append(row)
-    if not leaving:
+    if not at_border:
         return
     for count, rows in leaving.items():
         for layer, block in enumerate(blocks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -18,6 +19,7 @@ class Step:
 
     sight: Sight
     new_B: list[int]
+    dtype: torch.dtype
     state: DecoderState | None = None
     rotary: Rotary | None = None
     relative_bias: RelativeBias | None = None
@@ -51,5 +53,6 @@ class Step:
             return None
         if name not in self._turns:
             uniform = positions.shape[0] == 1
-            self._turns[name] = self.rotary.at(positions[0]) if uniform else self.rotary.at(positions)[:, :, None]
+            turn = self.rotary.at(positions[0]) if uniform else self.rotary.at(positions)[:, :, None]
+            self._turns[name] = turn.to(self.dtype)
         return self._turns[name]
