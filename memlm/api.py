@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -24,33 +24,43 @@ MAX_STOP_STRINGS = 16
 class SamplingParams:
     """How the next token is drawn from the mixture of model and memory.
 
-    `temperature=0` is greedy. The filters are applied after mixing and after the temperature, in the order repetition
-    penalty, temperature, top-k, top-p, min-p. `seed=None` draws a fresh seed, which the result reports.
+    `temperature=0` is greedy. What is None takes the model's own default (a foreign checkpoint's
+    `generation_config.json`, where it samples), and else has no effect. The filters are applied after mixing and after
+    the temperature, in the order repetition penalty, temperature, top-k, top-p, min-p. `seed=None` draws a fresh seed,
+    which the result reports.
     """
 
     max_tokens: int | None = None
-    temperature: float = 1.0
+    temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing, naming the field."""
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
-        _require(
-            _finite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or more"
-        )
+        heat = self.temperature
+        _require(heat is None or (_finite(heat) and heat >= 0), "temperature", heat, "0 (greedy) or more")
         _require(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1")
         _require(self.top_p is None or 0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _require(self.min_p is None or 0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
         penalty = self.repetition_penalty
-        _require(_finite(penalty) and penalty > 0, "repetition_penalty", penalty, "above 0 (1 is none)")
+        _require(
+            penalty is None or (_finite(penalty) and penalty > 0), "repetition_penalty", penalty, "above 0 (1 is none)"
+        )
         _require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2^63 - 1")
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
         _require(all(self.stop), "stop", self.stop, "strings that are not empty")
+
+    def or_else(self, own: SamplingParams) -> SamplingParams:
+        """These, with a model's own where nothing was asked for. A greedy request takes no filters over."""
+        if self.temperature == 0:
+            return self
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        return replace(self, **{name: getattr(own, name) for name in names if getattr(self, name) is None})
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus, Document
+from memlm.errors import InvalidInput
 from memlm.index.datastore import Datastore
 from memlm.index.manifest import KnnDefaults, StoreSpec
 from memlm.index.writer import StoreWriter
-from memlm.keys import keys_of
+from memlm.keys import Reader, default_stride, document_windows
 from memlm.memory import Memory
 from memlm.progress import Progress, silent
 from memlm.quality import Quality, make_trial, measure_quality, scale_free_temperature
-from memlm.scoring import default_stride
-from memlm.windows import Window, blocks_of, check_stride, windows_of
+from memlm.windows import Window, blocks_of, check_stride
 
 BLOCK_WINDOWS = 128
 UNTUNED = KnnDefaults(k=64, lam=0.25, temperature=1.0, tuned_on=None)
@@ -57,18 +55,25 @@ def build_index(
     index: str = "auto",
     stride: int | None = None,
     seed: int = 0,
-    bfloat16: bool = False,
+    dtype: str = "float32",
     progress: Progress = silent,
 ) -> BuildReport:
     """Builds a datastore with one entry per token of the corpus, or goes on with an interrupted build of it.
 
     `index` is "auto" or a Faiss factory string; `stride` how many tokens each further window adds (half the context
-    if not given). Raises AlreadyExists where there is a store, StorageFull where the disk will not hold it.
+    if not given); `dtype` what a model given by its path computes in. Raises AlreadyExists where there is a store,
+    StorageFull where the disk will not hold it.
     """
-    checkpoint = _loaded(model, bfloat16=bfloat16)
+    checkpoint = _loaded(model, dtype)
     context = checkpoint.decoder.config.context_length
-    stride = default_stride(context) if stride is None else stride
+    stride = default_stride(checkpoint.decoder) if stride is None else stride
     check_stride(context, stride)
+    if checkpoint.decoder.config.is_segmented and stride != context:
+        raise InvalidInput(
+            f"stride is {stride}; a model with memory reads its segments of {context} tokens one after another:"
+            " leave stride out",
+            field="stride",
+        )
     spec = StoreSpec(
         dim=checkpoint.decoder.config.dim,
         model_fingerprint=checkpoint.fingerprint,
@@ -87,14 +92,14 @@ def add_to_index(
     corpus: Corpus,
     store: str | Path,
     *,
-    bfloat16: bool = False,
+    dtype: str = "float32",
     progress: Progress = silent,
 ) -> BuildReport:
     """Adds documents to a datastore as one more segment, read as the store's others were.
 
     Raises AlreadyExists for a document id that the store has, Incompatible for a store of another model.
     """
-    checkpoint = _loaded(model, bfloat16=bfloat16)
+    checkpoint = _loaded(model, dtype)
     with Datastore.open(store) as existing:
         Memory(existing, checkpoint)
         spec = existing.manifest.spec
@@ -102,13 +107,9 @@ def add_to_index(
         return _fill(writer, checkpoint, corpus, spec, progress=progress)
 
 
-def _loaded(model: str | Path | Checkpoint, *, bfloat16: bool) -> Checkpoint:
-    """The model, as it was given or as it is to be loaded: bfloat16 is faster where the processor has it, and a
-    little less exact.
-    """
-    if isinstance(model, Checkpoint):
-        return model
-    return load_checkpoint(model, dtype=torch.bfloat16 if bfloat16 else torch.float32)
+def _loaded(model: str | Path | Checkpoint, dtype: str) -> Checkpoint:
+    """The model, as it was given or as it is to be loaded."""
+    return model if isinstance(model, Checkpoint) else load_checkpoint(model, dtype=dtype)
 
 
 def _fill(
@@ -138,15 +139,16 @@ def _write_entries(
     writer: StoreWriter, checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec, *, progress: Progress
 ) -> int:
     """Streams the corpus through the model into the writer; gives the number of entries."""
-    entries, bytes_read, total = 0, 0, corpus.num_bytes
+    entries, bytes_read, total, reader = 0, 0, corpus.num_bytes, Reader(checkpoint.decoder)
     for block in blocks_of(_placed_windows(checkpoint, corpus, spec), BLOCK_WINDOWS):
         size = sum(len(placed.window.targets_N) for placed in block)
         if writer.is_resumed(size):
+            reader.skip([placed.window for placed in block])
             for placed in block:
                 _begin(placed, writer)
                 writer.replay(placed.window.targets_N)
         else:
-            keys = keys_of(checkpoint.decoder, [placed.window for placed in block])
+            keys = reader.keys([placed.window for placed in block])
             for placed, keys_ND in zip(block, keys, strict=True):
                 _begin(placed, writer)
                 writer.append(keys_ND, placed.window.targets_N)
@@ -169,7 +171,7 @@ def _placed_windows(checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec) -> 
     tokenizer = checkpoint.tokenizer
     for document in corpus:
         tokens_n = tokenizer.encode(document.text)
-        windows = windows_of(tokens_n, start_id=tokenizer.start_id, context=spec.context, stride=spec.stride)
+        windows = document_windows(checkpoint.decoder, tokens_n, tokenizer.start_id, spec.stride)
         for number, window in enumerate(windows):
             yield _Placed(window, document if number == 0 else None)
 

@@ -20,18 +20,19 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from memlm.api import SamplingParams
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.foreign import Source, family_of, read_config
 from memlm.hub import find_model
 from memlm.model import Decoder, ModelConfig
 from memlm.model.linear import Linear
-from memlm.tokenizer import Tokenizer
+from memlm.tokenizer import GENERATION_FILE, Tokenizer
 from memlm.weights import WEIGHTS_FILE, WeightFiles
 
 MODEL_TYPE = "memlm"
 FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,25 @@ class Checkpoint:
     path: Path
     decoder: Decoder
     tokenizer: Tokenizer
+
+    @cached_property
+    def sampling(self) -> SamplingParams:
+        """How the model's makers would have it sampled: what its generation_config.json says, if it says to sample.
+
+        Raises Incompatible for a value that means nothing.
+        """
+        path = self.path / GENERATION_FILE
+        told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not told.get("do_sample"):
+            return SamplingParams()
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        given = {name: told[name] for name in names if told.get(name) is not None}
+        if given.get("top_k") == 0:  # their way to say: all tokens
+            del given["top_k"]
+        try:
+            return SamplingParams(**given)
+        except InvalidInput as error:
+            raise Incompatible(f"{path}: {error}; mend the file, or remove it") from error
 
     @cached_property
     def fingerprint(self) -> str:
@@ -60,13 +80,16 @@ def save_checkpoint(folder: str | Path, decoder: Decoder, tokenizer: Tokenizer) 
     _write(folder / CONFIG_FILE, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def load_checkpoint(model: str | Path, *, dtype: torch.dtype = torch.float32, trainable: bool = False) -> Checkpoint:
+def load_checkpoint(
+    model: str | Path, *, dtype: torch.dtype | str = torch.float32, trainable: bool = False
+) -> Checkpoint:
     """Reads a model: a folder, ours or in the Hugging Face layout, or the id of one on the hub.
 
     What is `trainable` has ordinary weights of its own; otherwise they are packed for prediction where the machine
     can. Raises NotFound where there is no model, Incompatible for another kind, Corrupt for files that do not belong
     together.
     """
+    dtype = _dtype(dtype)
     folder = find_model(model)
     given = _read_json(folder)
     is_ours = given.get("model_type") == MODEL_TYPE
@@ -82,6 +105,23 @@ def load_checkpoint(model: str | Path, *, dtype: torch.dtype = torch.float32, tr
     sources = _sources(decoder, files, None if is_ours else given)
     _fill(decoder, files, sources, dtype, trainable=trainable)
     return Checkpoint(folder, decoder.eval(), tokenizer)
+
+
+def _dtype(given: torch.dtype | str) -> torch.dtype:
+    """What is meant. `auto` is bfloat16 where the processor multiplies it in hardware, else float32."""
+    if isinstance(given, torch.dtype):
+        return given
+    if given == "auto":
+        return torch.bfloat16 if has_fast_bfloat16() else torch.float32
+    if given not in DTYPES:
+        raise InvalidInput(f"dtype is {given!r}; expected auto, {', '.join(DTYPES)}", field="dtype")
+    return DTYPES[given]
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 matrices in hardware."""
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def fingerprint_of(folder: Path) -> str:

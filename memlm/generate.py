@@ -45,14 +45,15 @@ class Generation:
         """Checks the request and reserves the caches; reads nothing yet."""
         self._decoder, self._tokenizer = checkpoint.decoder, checkpoint.tokenizer
         self._request, self._retrieval = request, retrieval
+        self._sampling = request.sampling.or_else(checkpoint.sampling)
         self._unread = self._tokenizer.prompt(request.prompt)
         self._seen = self._tokenizer.encode(request.prompt).tolist()
         self._max_tokens = self._room_for(len(self._unread))
         self._state = self._decoder.new_state(capacity=len(self._unread) + self._max_tokens - 1)
-        seed = request.sampling.seed
+        seed = self._sampling.seed
         self._seed = secrets.randbits(63) if seed is None else seed
         self._generator = torch.Generator().manual_seed(self._seed)
-        self._stream = TextStream(request.sampling.stop)
+        self._stream = TextStream(self._sampling.stop)
         self.accepted = self._accept(request_id)
         self.usage = Usage(prompt_tokens=len(self._seen))
         self.finished: Finished | None = None
@@ -85,7 +86,7 @@ class Generation:
             retrieved = self._retrieve(keys_BTD[0, -1])
             knn_logprobs_V = self._memory_of(retrieved)
             logprobs_V = mix(lm_logprobs_V, knn_logprobs_V, self._retrieval.lam if self._retrieval else 0.0)
-            drawn = sample(logprobs_V, self._request.sampling, self._seen, self._generator)
+            drawn = sample(logprobs_V, self._sampling, self._seen, self._generator)
         self._unread = [drawn]
         self._seen.append(drawn)
         if drawn in self._tokenizer.end_ids:
@@ -162,14 +163,16 @@ class Generation:
 
     def _room_for(self, prompt_size: int) -> int:
         """How many tokens may be drawn: what was asked for, or all that the context has room for."""
-        context = self._decoder.config.context_length
+        context = self._decoder.config.max_length
+        asked = self._sampling.max_tokens
+        if context is None:  # memory makes room for any length; without a word it goes on for a segment
+            return asked or self._decoder.config.context_length
         room = context - prompt_size + 1
         if room < 1:
             raise InvalidInput(
                 f"the prompt has {prompt_size - 1} tokens; the model takes at most {context - 1}: shorten the prompt",
                 field="prompt",
             )
-        asked = self._request.sampling.max_tokens
         if asked is not None and asked > room:
             raise InvalidInput(
                 f"max_tokens is {asked}; after a prompt of {prompt_size - 1} tokens the context of {context} has"

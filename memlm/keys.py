@@ -1,4 +1,4 @@
-"""Windows -> keys and log-probabilities, in batches.
+"""Windows -> keys and log-probabilities: in batches, or one after another by a model that remembers.
 
 Windows of like length are read together, padded on the right, where causal attention never looks. What comes back
 is in the order of the windows.
@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from memlm.model import Decoder
-from memlm.windows import Window, windows_of
+from memlm.model import Decoder, DecoderState
+from memlm.windows import Window, segments_of, windows_of
 
 BATCH_TOKENS = 8192
 
@@ -52,11 +52,84 @@ def predictions_of(decoder: Decoder, windows: Sequence[Window]) -> list[Predicti
     return [prediction for prediction in predictions if prediction is not None]
 
 
-def score_tokens(decoder: Decoder, tokens_N: Int64[np.ndarray, " N"], start_id: int) -> Float32[np.ndarray, " N"]:
-    """Log-probability of each token of one document under the model alone, each with all the context a window gives."""
+class Reader:
+    """Reads the windows of documents in their order. A model with memory carries it from window to window of a
+    document; one without reads them in batches.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        """Nothing is read yet."""
+        self._decoder = decoder
+        self._state: DecoderState | None = None
+        self._skipped: list[Window] = []
+
+    def keys(self, windows: Sequence[Window]) -> list[Float32[np.ndarray, "N D"]]:
+        """The keys of every window's new positions: what a datastore is built from. The cheapest pass there is."""
+        if not self._decoder.config.is_segmented:
+            return keys_of(self._decoder, windows)
+        with torch.inference_mode():
+            return [self._decoder.keys(*self._next(window))[0].float().numpy() for window in windows]
+
+    def predictions(self, windows: Sequence[Window]) -> list[Prediction]:
+        """Keys and log-probabilities of every window's targets, in float32."""
+        if not self._decoder.config.is_segmented:
+            return predictions_of(self._decoder, windows)
+        predictions = []
+        with torch.inference_mode():
+            for window in windows:
+                hidden_BTD, keys_BTD = self._decoder(*self._next(window))
+                logprobs_NV = self._decoder.logprobs(hidden_BTD[0])
+                targets_N1 = torch.from_numpy(window.targets_N)[:, None]
+                predictions.append(
+                    Prediction(keys_BTD[0].float().numpy(), logprobs_NV.gather(1, targets_N1)[:, 0].numpy())
+                )
+        return predictions
+
+    def skip(self, windows: Sequence[Window]) -> None:
+        """Passes windows over whose keys are known; what a later one of the same document needs is read then."""
+        for window in windows:
+            if not window.continues:
+                self._state, self._skipped = None, []
+            self._skipped.append(window)
+
+    def _next(self, window: Window) -> tuple[Int64[Tensor, "1 T"], DecoderState]:
+        """A window's tokens, and the memory of all of its document that is before it."""
+        if not window.continues:
+            self._state, self._skipped = None, []
+        if self._state is None:
+            self._state = self._decoder.new_state()
+        for skipped in self._skipped:
+            self._decoder.keys(torch.from_numpy(skipped.inputs_T)[None], self._state)
+        self._skipped = []
+        return torch.from_numpy(window.inputs_T)[None], self._state
+
+
+def document_windows(
+    decoder: Decoder, tokens_n: Int64[np.ndarray, " n"], start_id: int, stride: int | None = None
+) -> Iterator[Window]:
+    """A document as all here read it: in segments by a model that remembers, in overlapping windows by one that does
+    not. The stride is half the context if not given.
+    """
     context = decoder.config.context_length
-    windows = list(windows_of(tokens_N, start_id=start_id, context=context, stride=max(1, context // 2)))
-    scores = [prediction.logprobs_N for prediction in predictions_of(decoder, windows)]
+    if decoder.config.is_segmented:
+        return segments_of(tokens_n, start_id=start_id, segment=context)
+    return windows_of(tokens_n, start_id=start_id, context=context, stride=stride or default_stride(decoder))
+
+
+def default_stride(decoder: Decoder) -> int:
+    """Half the context: each key has seen at least half of it, at twice the cost of reading once. A model that
+    remembers reads nothing twice.
+    """
+    context = decoder.config.context_length
+    return context if decoder.config.is_segmented else max(1, context // 2)
+
+
+def score_tokens(decoder: Decoder, tokens_N: Int64[np.ndarray, " N"], start_id: int) -> Float32[np.ndarray, " N"]:
+    """Log-probability of each token of one document under the model alone, each with all the context a window gives,
+    or all that memory holds.
+    """
+    windows = list(document_windows(decoder, tokens_N, start_id))
+    scores = [prediction.logprobs_N for prediction in Reader(decoder).predictions(windows)]
     return np.concatenate([np.empty(0, np.float32), *scores])
 
 

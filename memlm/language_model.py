@@ -27,12 +27,13 @@ from memlm.memory import Memory, Retrieval
 from memlm.scoring import score_steps, score_text
 
 
-def load(model: str | Path, stores: Sequence[str | Path] = ()) -> LanguageModel:
-    """Loads a model's folder and the datastores it built.
+def load(model: str | Path, stores: Sequence[str | Path] = (), *, dtype: str = "float32") -> LanguageModel:
+    """Loads a model, by its folder or its id on the Hugging Face hub, and the datastores it built.
 
+    `dtype` is float32, bfloat16, or auto for the faster of them on this processor.
     Raises NotFound where one is missing, Incompatible for a datastore of another model, Corrupt for a damaged file.
     """
-    return LanguageModel(load_checkpoint(model), stores)
+    return LanguageModel(load_checkpoint(model, dtype=dtype), stores)
 
 
 class LanguageModel:
@@ -162,9 +163,9 @@ class LanguageModel:
         self.close()
 
     def _key_after(self, text: str) -> np.ndarray:
-        tokens = self.checkpoint.tokenizer.encode(text).tolist()
-        context = self.checkpoint.decoder.config.context_length
-        inputs = [self.checkpoint.tokenizer.start_id, *tokens][-context:]
+        inputs = [self.checkpoint.tokenizer.start_id, *self.checkpoint.tokenizer.encode(text).tolist()]
+        longest = self.checkpoint.decoder.config.max_length
+        inputs = inputs[-longest:] if longest else inputs
         with torch.inference_mode():
             keys: np.ndarray = self.checkpoint.decoder.keys(torch.tensor([inputs]))[0, -1:].float().numpy()
         return keys

@@ -125,9 +125,11 @@ def sample_queries(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 
 
 
 def _window_ending_at(datastore: Datastore, checkpoint: Checkpoint, document_id: str, offset: int) -> Window:
-    """The run of positions up to `offset`, behind all the left context there is room for."""
+    """The run of positions up to `offset`, behind all the left context there is room for; a model that remembers
+    reads the document from its beginning.
+    """
     context = checkpoint.decoder.config.context_length
-    first = max(0, offset + 1 - context)
+    first = 0 if checkpoint.decoder.config.is_segmented else max(0, offset + 1 - context)
     tokens = datastore.tokens(document_id, first, offset + 1)
     before = datastore.tokens(document_id, first - 1, first) if first else np.array([checkpoint.tokenizer.start_id])
     return Window(np.concatenate([before, tokens[:-1]]), tokens[-QUERIES_PER_WINDOW:])

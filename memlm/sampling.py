@@ -20,10 +20,10 @@ def sample(
     logprobs_V: Float[Tensor, " V"], params: SamplingParams, seen: Sequence[int], generator: torch.Generator
 ) -> int:
     """Draws one token. `seen` are the tokens of prompt and output, for the repetition penalty."""
-    logprobs_V = penalize_repetition(logprobs_V, seen, params.repetition_penalty)
+    logprobs_V = penalize_repetition(logprobs_V, seen, params.repetition_penalty or 1.0)
     if params.temperature == 0:
         return int(logprobs_V.argmax())
-    logprobs_V = torch.log_softmax(logprobs_V / params.temperature, dim=-1)
+    logprobs_V = torch.log_softmax(logprobs_V / (params.temperature or 1.0), dim=-1)
     logprobs_V = keep_top_k(logprobs_V, params.top_k)
     logprobs_V = keep_top_p(logprobs_V, params.top_p)
     logprobs_V = keep_min_p(logprobs_V, params.min_p)

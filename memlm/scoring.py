@@ -13,9 +13,10 @@ from memlm.api import Figures, Score, TokenScore
 from memlm.checkpoint import Checkpoint
 from memlm.errors import InvalidInput
 from memlm.interpolation import mix_targets, target_logprobs
-from memlm.keys import predictions_of
+from memlm.keys import Reader
+from memlm.keys import document_windows as windows_for
 from memlm.memory import Retrieval
-from memlm.windows import Window, blocks_of, windows_of
+from memlm.windows import Window, blocks_of
 
 BLOCK_WINDOWS = 64
 STEP_WINDOWS = 4  # so that whoever takes steps has its turn soon
@@ -34,8 +35,9 @@ def score_windows(
     checkpoint: Checkpoint, windows: Iterator[Window], retrieval: Retrieval | None, *, at_once: int = BLOCK_WINDOWS
 ) -> Iterator[Scored]:
     """Scores windows as they come, `at_once` of them in a block."""
+    reader = Reader(checkpoint.decoder)
     for block in blocks_of(windows, at_once):
-        for window, (keys_ND, lm_logprobs_N) in zip(block, predictions_of(checkpoint.decoder, block), strict=True):
+        for window, (keys_ND, lm_logprobs_N) in zip(block, reader.predictions(block), strict=True):
             if retrieval is None:
                 yield Scored(window.targets_N, lm_logprobs_N, None, None)
                 continue
@@ -47,17 +49,10 @@ def score_windows(
             )
 
 
-def document_windows(checkpoint: Checkpoint, text: str, stride: int | None = None) -> Iterator[Window]:
-    """A text as the windows that everything here reads documents in; the stride is half the context if not given."""
-    context = checkpoint.decoder.config.context_length
+def document_windows(checkpoint: Checkpoint, text: str) -> Iterator[Window]:
+    """A text as the windows that everything here reads documents in."""
     tokens_N = checkpoint.tokenizer.encode(text)
-    start_id = checkpoint.tokenizer.start_id
-    return windows_of(tokens_N, start_id=start_id, context=context, stride=stride or default_stride(context))
-
-
-def default_stride(context: int) -> int:
-    """Half the context: each key has seen at least half of it, at twice the cost of reading once."""
-    return max(1, context // 2)
+    return windows_for(checkpoint.decoder, tokens_N, checkpoint.tokenizer.start_id)
 
 
 def score_text(checkpoint: Checkpoint, text: str, retrieval: Retrieval | None, *, token_scores: bool = False) -> Score:

@@ -19,7 +19,7 @@ from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus
 from memlm.errors import InvalidInput
 from memlm.index.datastore import Datastore, KnnDefaults
-from memlm.keys import predictions_of
+from memlm.keys import Reader
 from memlm.memory import Memory, Retrieval
 from memlm.progress import Progress, silent
 from memlm.scoring import BLOCK_WINDOWS, document_windows
@@ -93,8 +93,9 @@ def _gather(
 ) -> _Evidence:
     lm, distances, agrees, num_tokens = [], [], [], 0
     windows = (window for document in texts for window in document_windows(checkpoint, document.text))
+    reader = Reader(checkpoint.decoder)
     for block in blocks_of(windows, BLOCK_WINDOWS):
-        for window, (keys_ND, lm_logprobs_N) in zip(block, predictions_of(checkpoint.decoder, block), strict=True):
+        for window, (keys_ND, lm_logprobs_N) in zip(block, reader.predictions(block), strict=True):
             found = retrieval.search(keys_ND).neighbours
             lm.append(lm_logprobs_N)
             distances.append(found.distances_QK)

@@ -24,10 +24,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """T inputs, and the targets that their last N positions predict (N <= T)."""
+    """T inputs, and the targets that their last N positions predict (N <= T).
+
+    A window that `continues` goes on where the one before it ended: its reader must remember that one.
+    """
 
     inputs_T: Int64[np.ndarray, " T"]
     targets_N: Int64[np.ndarray, " N"]
+    continues: bool = False
 
 
 def windows_of(tokens_n: Int64[np.ndarray, " n"], *, start_id: int, context: int, stride: int) -> Iterator[Window]:
@@ -44,6 +48,18 @@ def windows_of(tokens_n: Int64[np.ndarray, " n"], *, start_id: int, context: int
     while begin < len(tokens_n):
         yield Window(inputs[max(0, end - context) : end], tokens_n[begin:end])
         begin, end = end, min(end + stride, len(tokens_n))
+
+
+def segments_of(tokens_n: Int64[np.ndarray, " n"], *, start_id: int, segment: int) -> Iterator[Window]:
+    """Cuts one document for a model that remembers what it has read: nothing is read twice.
+
+    >>> windows = segments_of(np.arange(1, 7), start_id=0, segment=4)
+    >>> [(window.inputs_T.tolist(), window.targets_N.tolist(), window.continues) for window in windows]
+    [([0, 1, 2, 3], [1, 2, 3, 4], False), ([4, 5], [5, 6], True)]
+    """
+    inputs = np.concatenate([[start_id], tokens_n[:-1]])
+    for begin in range(0, len(tokens_n), segment):
+        yield Window(inputs[begin : begin + segment], tokens_n[begin : begin + segment], continues=begin > 0)
 
 
 def check_stride(context: int, stride: int) -> None:

@@ -22,6 +22,7 @@ class ServerConfig:
 
     model: Path
     stores: tuple[Path, ...] = ()
+    dtype: str = "float32"
     host: str = "127.0.0.1"
     port: int = 50051
     num_threads: int = 0

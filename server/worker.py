@@ -52,7 +52,7 @@ def run_worker(pipe: Connection, config: ServerConfig) -> None:
     # Said even where nothing changes: what torch was never told, Faiss's own setting would change under it.
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     try:
-        lm = load(config.model, config.stores)
+        lm = load(config.model, config.stores, dtype=config.dtype)
     except MemlmError as error:
         outbox.send(NotLoaded(error))
         return

@@ -272,3 +272,32 @@ def test_a_model_of_ours_made_from_theirs_keeps_its_special_tokens(tmp_path):
 def test_a_folder_of_theirs_is_copied_whole(gpt2, tmp_path):
     copy = Path(shutil.copytree(gpt2, tmp_path / "copy"))
     assert load_checkpoint(copy).fingerprint == load_checkpoint(gpt2).fingerprint
+
+
+def test_generation_config_is_honoured_where_nothing_else_is_asked(gpt2):
+    told = {"do_sample": True, "temperature": 0.4, "top_k": 2, "top_p": 0.9, "eos_token_id": [0, 7]}
+    (gpt2 / "generation_config.json").write_text(json.dumps(told))
+    checkpoint = load_checkpoint(gpt2)
+    assert (checkpoint.sampling.temperature, checkpoint.sampling.top_k) == (0.4, 2)
+    assert checkpoint.tokenizer.end_ids == (0, 7)
+    with load(gpt2) as lm:
+        given = lm.generate("the memory", max_tokens=20, seed=3, temperature=0.4, top_k=2, top_p=0.9)
+        other = lm.generate("the memory", max_tokens=20, seed=3, temperature=1.0, top_k=300, top_p=1.0)
+        texts = [
+            "".join(token.text for token in each)
+            for each in (lm.generate("the memory", max_tokens=20, seed=3), given, other)
+        ]
+    assert texts[0] == texts[1] != texts[2]
+    (gpt2 / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": -1}))
+    with pytest.raises(Incompatible, match="temperature"):
+        assert load_checkpoint(gpt2).sampling
+
+
+def test_it_generates_past_its_window_as_transformers_does(tmp_path, tokenizer):
+    folder = save_as_others_do("mistral", tmp_path / "m", tokenizer)
+    prompt = "the memory of a model can be read and edited"
+    with load(folder) as lm:
+        tokens = [token.id for token in lm.generate(prompt, max_tokens=30, temperature=0)]
+        ids = torch.tensor([lm.checkpoint.tokenizer.prompt(prompt)])
+    expected = theirs(folder, torch.float32).generate(ids, max_new_tokens=30, do_sample=False, pad_token_id=0)
+    assert tokens == [token for token in expected[0, ids.shape[1] :].tolist() if token != 0]

@@ -213,12 +213,15 @@ def test_a_document_may_begin_anywhere_in_a_segment(memorious, offset):
         torch.testing.assert_close(got[len(before) :][:same], logits(memorious, text)[:same], atol=1e-9, rtol=1e-9)
 
 
-def test_starts_in_one_row_leave_the_other_rows_alone(memorious):
-    rows = torch.tensor([tokens_of(30, 1), tokens_of(30, 2)])
-    starts = torch.zeros(2, 30, dtype=torch.bool)
-    starts[0, [8, 15, 16]] = True
+@pytest.mark.parametrize("places", [[8, 15, 16], [3], [1, 7, 13, 20]])
+def test_rows_whose_documents_begin_at_different_places_read_as_if_they_were_alone(memorious, places):
+    rows = torch.tensor([tokens_of(40, 1), tokens_of(40, 2)])
+    starts = torch.zeros(2, 40, dtype=torch.bool)
+    starts[0, places] = True
     with torch.inference_mode():
         got = memorious.logits(memorious(rows, starts_BT=starts)[0])
+        first = memorious.logits(memorious(rows[:1], starts_BT=starts[:1])[0])
+    torch.testing.assert_close(got[0], first[0], atol=1e-9, rtol=1e-9)
     torch.testing.assert_close(got[1], logits(memorious, rows[1].tolist()), atol=1e-9, rtol=1e-9)
 
 

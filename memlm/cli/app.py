@@ -92,6 +92,7 @@ def evaluate(
     texts: options.Texts,
     model: options.Model,
     store: options.Stores = None,
+    dtype: options.Dtype = "float32",
     k: options.K = None,
     lam: options.Lam = None,
     knn_temperature: options.KnnTemperature = None,
@@ -106,7 +107,7 @@ def evaluate(
     from memlm.language_model import load
 
     memory = asked(k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
-    with load(model, store or ()) as lm, ConsoleProgress() as progress:
+    with load(model, store or (), dtype=dtype) as lm, ConsoleProgress() as progress:
         evaluation = run(lm, Corpus(texts, glob, on_error, tell_problem), progress=progress, **memory)
     if json:
         emit_json({**_figures(evaluation.total), "texts": {name: _figures(s) for name, s in evaluation.texts.items()}})
@@ -124,6 +125,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
     model: options.Model,
     store: options.Stores = None,
+    dtype: options.Dtype = "float32",
     use: options.StoreName = None,
     no_store: options.NoStore = False,
     k: options.K = None,
@@ -131,11 +133,11 @@ def generate(
     knn_temperature: options.KnnTemperature = None,
     nprobe: options.Nprobe = None,
     max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = 1.0,
+    temperature: options.Temperature = None,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     min_p: options.MinP = None,
-    repetition_penalty: options.Penalty = 1.0,
+    repetition_penalty: options.Penalty = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
     show_memory: options.ShowMemory = False,
@@ -146,9 +148,9 @@ def generate(
 
     wanted = asked(store=use, k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe, max_tokens=max_tokens)
     wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()))
-    wanted |= {"temperature": temperature, "repetition_penalty": repetition_penalty, "use_store": not no_store}
+    wanted |= asked(temperature=temperature, repetition_penalty=repetition_penalty) | {"use_store": not no_store}
     wanted["neighbors"] = options.NEIGHBORS_SHOWN if show_memory else 0
-    with load(model, store or ()) as lm, lm.generate(prompt, **wanted) as tokens:
+    with load(model, store or (), dtype=dtype) as lm, lm.generate(prompt, **wanted) as tokens:
         render.print_generation(tokens, json=json, show_memory=show_memory)
 
 
@@ -156,6 +158,7 @@ def generate(
 def serve(
     model: options.Model,
     store: options.Stores = None,
+    dtype: options.Dtype = "float32",
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes any free port.")] = 50051,
     threads: Annotated[int, typer.Option(help="Threads for the model; 0 takes all cores.")] = 0,
@@ -171,6 +174,7 @@ def serve(
     config = ServerConfig(
         model=model,
         stores=tuple(store or ()),
+        dtype=dtype,
         host=host,
         port=port,
         num_threads=threads,

@@ -31,11 +31,11 @@ def generate(
     knn_temperature: options.KnnTemperature = None,
     nprobe: options.Nprobe = None,
     max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = 1.0,
+    temperature: options.Temperature = None,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     min_p: options.MinP = None,
-    repetition_penalty: options.Penalty = 1.0,
+    repetition_penalty: options.Penalty = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
     show_memory: options.ShowMemory = False,
@@ -47,7 +47,7 @@ def generate(
 
     wanted = asked(store=use, k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe, max_tokens=max_tokens)
     wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()))
-    wanted |= {"temperature": temperature, "repetition_penalty": repetition_penalty, "use_store": not no_store}
+    wanted |= asked(temperature=temperature, repetition_penalty=repetition_penalty) | {"use_store": not no_store}
     wanted["neighbors"] = options.NEIGHBORS_SHOWN if show_memory else 0
     with Client(target, timeout_s=timeout) as client, client.generate(prompt, **wanted) as tokens:
         render.print_generation(tokens, json=json, show_memory=show_memory)

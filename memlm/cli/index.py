@@ -13,7 +13,6 @@ from memlm.cli.console import ConsoleProgress, emit_json, err, out, table, tell_
 app = typer.Typer(help="Build a datastore, change it, look into it.", no_args_is_help=True)
 
 Stride = Annotated[int | None, typer.Option(help="Tokens that each further window adds (default: half the context).")]
-Bfloat16 = Annotated[bool, typer.Option("--bfloat16", help="Compute keys in bfloat16: faster, a little less exact.")]
 
 
 @app.command(epilog="Example: memlm index build docs/ --model model --out store")
@@ -24,7 +23,7 @@ def build(
     index: Annotated[str, typer.Option(metavar="auto|FACTORY", help="auto, or a Faiss factory string.")] = "auto",
     stride: Stride = None,
     seed: Annotated[int, typer.Option(help="Same seed, same index.")] = 0,
-    bfloat16: Bfloat16 = False,
+    dtype: options.Dtype = "float32",
     glob: options.Glob = "**/*",
     on_error: options.OnError = "skip",
     json: options.Json = False,
@@ -36,7 +35,7 @@ def build(
     documents = Corpus(corpus, glob, on_error, tell_problem)
     with ConsoleProgress() as progress:
         report = build_index(
-            model, documents, out_folder, index=index, stride=stride, seed=seed, bfloat16=bfloat16, progress=progress
+            model, documents, out_folder, index=index, stride=stride, seed=seed, dtype=dtype, progress=progress
         )
     _print_build(report, json=json)
 
@@ -46,7 +45,7 @@ def add(
     store: options.StoreArgument,
     corpus: options.Corpora,
     model: options.Model,
-    bfloat16: Bfloat16 = False,
+    dtype: options.Dtype = "float32",
     glob: options.Glob = "**/*",
     on_error: options.OnError = "skip",
     json: options.Json = False,
@@ -57,7 +56,7 @@ def add(
 
     documents = Corpus(corpus, glob, on_error, tell_problem)
     with ConsoleProgress() as progress:
-        report = add_to_index(model, documents, store, bfloat16=bfloat16, progress=progress)
+        report = add_to_index(model, documents, store, dtype=dtype, progress=progress)
     _print_build(report, json=json)
 
 

@@ -16,6 +16,9 @@ OnError = Annotated[str, typer.Option(metavar="skip|fail", help="What to do with
 Model = Annotated[Path, typer.Option("--model", "-m", metavar="MODEL", help="A model's folder.")]
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A datastore's folder.")]
 Stores = Annotated[list[Path] | None, typer.Option("--store", "-s", metavar="STORE", help="A datastore's folder.")]
+Dtype = Annotated[
+    str, typer.Option(metavar="float32|bfloat16|auto", help="What the model computes in; auto takes the faster.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 StoreName = Annotated[str | None, typer.Option("--use", metavar="NAME", help="Which loaded datastore speaks.")]
@@ -26,13 +29,17 @@ KnnTemperature = Annotated[float | None, typer.Option("--knn-temperature", help=
 Nprobe = Annotated[int | None, typer.Option("--nprobe", help="Inverted lists to search.")]
 
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-n", help="At most this many tokens.")]
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", "-t", help="0 is greedy (default: the model's own, else 1).")
+]
 TopK = Annotated[int | None, typer.Option("--top-k", help="Draw from the k likeliest tokens.")]
 TopP = Annotated[float | None, typer.Option("--top-p", help="Draw from the likeliest tokens that hold this mass.")]
 MinP = Annotated[
     float | None, typer.Option("--min-p", help="Leave out tokens this many times rarer than the likeliest.")
 ]
-Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Above 1 makes tokens that were seen rarer.")]
+Penalty = Annotated[
+    float | None, typer.Option("--repetition-penalty", help="Above 1 makes tokens that were seen rarer.")
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same text.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this string; may be given again.")]
 ShowMemory = Annotated[

@@ -37,7 +37,8 @@ class Rotary:
             return self._turns(positions)
         if end > self._table_2Sd.shape[1] or self._table_2Sd.device != positions.device:
             size = min(TABLE_LENGTH, max(256, 2 * end))
-            self._table_2Sd = self._turns(torch.arange(size, device=positions.device))
+            with torch.inference_mode(False):  # it outlives the call, and training may read it next
+                self._table_2Sd = self._turns(torch.arange(size, device=positions.device))
         if positions.dim() == 1 and len(positions) == end - begin:
             return self._table_2Sd[:, begin:end]
         return self._table_2Sd[:, positions]
