@@ -206,11 +206,12 @@ def test_a_document_may_begin_anywhere_in_a_segment(memorious, offset):
         after_others = memorious.logits(memorious(torch.tensor([others + text]), starts_BT=starts)[0])[0]
     assert torch.equal(got[len(before) :], after_others[len(before) :])
     torch.testing.assert_close(got[: len(before)], logits(memorious, before), atol=1e-9, rtol=1e-9)
+    fresh = memorious.new_state()
+    for name in ("length_B", "start_B", "floor_B", "base_B"):
+        setattr(fresh, name, [offset])
+    torch.testing.assert_close(got[len(before) :], logits(memorious, text, fresh), atol=1e-9, rtol=1e-9)
     if offset in (0, 6):
         torch.testing.assert_close(got[len(before) :], logits(memorious, text), atol=1e-9, rtol=1e-9)
-    else:
-        same = memorious.config.context_length - offset
-        torch.testing.assert_close(got[len(before) :][:same], logits(memorious, text)[:same], atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("places", [[8, 15, 16], [3], [1, 7, 13, 20]])
