@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from memlm.model.config import Memorizing, ModelConfig
@@ -21,6 +22,8 @@ from memlm.model.linear import Linear
 from memlm.model.positions import SCORES, ScorePositions, rotate
 from memlm.model.state import DecoderState
 from memlm.model.step import Step
+
+QUERY_BLOCK = 256
 
 
 class Heads(NamedTuple):
@@ -130,12 +133,12 @@ class Attention(nn.Module):
 
     def _attend(self, query_BHTd: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, step: Step) -> Float[Tensor, "B H T d"]:
         """The fast way: no score depends on more than query, key, and a number for their distance."""
+        if not torch.is_grad_enabled() and (query_BHTd.shape[2] == 1 or _products_are_faster(query_BHTd)):
+            return self._attend_in_blocks(query_BHTd, key_BGSd, value_BGSd, step)
         mask = step.sight.mask(self.window)
         if step.bias_RHTS is not None:
             seen = step.sight.visible(self.window)
             mask = step.bias_RHTS.to(query_BHTd.dtype).masked_fill(~seen, -torch.inf)
-        if query_BHTd.shape[2] == 1 and not isinstance(mask, str):
-            return self._attend_once(query_BHTd, key_BGSd, value_BGSd, mask)
         return F.scaled_dot_product_attention(
             query_BHTd,
             key_BGSd,
@@ -145,19 +148,28 @@ class Attention(nn.Module):
             enable_gqa=self.repeats != 1,
         )
 
-    def _attend_once(
-        self, query_BH1d: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, mask: Tensor | None
-    ) -> Float[Tensor, "B H 1 d"]:
-        """The same for a single query: two products, with the heads that share keys side by side. In bfloat16 the
-        fused kernel takes two to five times as long (docs/log.md, 2026-11-21).
+    def _attend_in_blocks(
+        self, query_BHTd: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, step: Step
+    ) -> Float[Tensor, "B H T d"]:
+        """The same by plain products, a block of queries at a time, the heads that share keys side by side. A block
+        leaves out the places that are later than all of it. In bfloat16, and for a single query, this takes half to a
+        fifth of the fused kernel's time (docs/log.md, 2026-11-21).
         """
-        B, H, _, d = query_BH1d.shape
-        scores_BGrS = query_BH1d.view(B, -1, self.repeats, d) @ key_BGSd.mT
-        scores_BGrS = exact(scores_BGrS) * (1 / math.sqrt(d))
-        if mask is not None:  # R x 1 x 1 x S, or R x H x 1 x S with numbers for distances
-            mask = mask if mask.shape[1] == 1 else mask.view(mask.shape[0], -1, self.repeats, mask.shape[3])
-            scores_BGrS = scores_BGrS.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores_BGrS + mask
-        return (scores_BGrS.softmax(dim=3).to(value_BGSd.dtype) @ value_BGSd).view(B, H, 1, d)
+        B, H, T, d = query_BHTd.shape
+        S, groups = key_BGSd.shape[2], (self.config.num_kv_heads, self.repeats)
+        query_BGrTd = query_BHTd.unflatten(1, groups) / math.sqrt(d)
+        mixed = []
+        for begin in range(0, T, QUERY_BLOCK):
+            end = min(begin + QUERY_BLOCK, T)
+            size, seen = end - begin, S - T + end
+            rows_BGQd = query_BGrTd[:, :, :, begin:end].reshape(B, groups[0], -1, d)
+            scores = (rows_BGQd @ key_BGSd[:, :, :seen].mT).unflatten(2, (self.repeats, size))
+            if step.bias_RHTS is not None:
+                scores = scores + step.bias_RHTS[:, :, begin:end, :seen].unflatten(1, groups).to(scores.dtype)
+            scores = step.sight.hide(scores, self.window, begin, end)
+            weights_BGQS = scores.softmax(dim=-1).flatten(2, 3)
+            mixed.append((weights_BGQS @ value_BGSd[:, :, :seen]).view(B, H, size, d))
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
     def _attend_explicitly(
         self,
@@ -180,7 +192,7 @@ class Attention(nn.Module):
             self._count_use(weights_BHTS, step)
         mixed_BHTd = weights_BHTS @ value_BHSd
         if found is not None:
-            mixed_BHTd = mixed_BHTd + torch.einsum("bhtk,bhtkd->bhtd", joint_BHTE[..., S:], found.values_BHTKd)
+            mixed_BHTd = mixed_BHTd + found.read(joint_BHTE[..., S:])
         extra = self.positions.values(weights_BHTS, step.sight) if self.positions else None
         return mixed_BHTd if extra is None else mixed_BHTd + extra
 
@@ -204,12 +216,26 @@ class Attention(nn.Module):
             state.usage_LBS[self.layer, row, :S] += weights_BHTS[row, :, :count].detach().float().sum(dim=(0, 1))
 
 
-class Found(NamedTuple):
-    """What the memory gave each query: scores (-inf where nothing is), values, and whether there was anything."""
+@dataclass(frozen=True)
+class Found:
+    """What the memory gave each query: scores (-inf where nothing is) and the ids they belong to, row by row."""
 
+    rows: list[RowMemory]
+    ids: list[Tensor]  # G x Q x k, k at most K and different from row to row
     scores_BHTK: Float[Tensor, "B H T K"]
-    values_BHTKd: Float[Tensor, "B H T K d"]
-    any_B1T1: Tensor
+
+    @property
+    def any_B1T1(self) -> Bool[Tensor, "B 1 T 1"]:
+        """Whether there was anything for a query."""
+        return self.scores_BHTK[:, :1, :, :1] > -torch.inf
+
+    def read(self, weights_BHTK: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T d"]:
+        """The values, weighted and added up."""
+        read = []
+        for row, ids_GQK, weights_HTK in zip(self.rows, self.ids, weights_BHTK, strict=True):
+            weights_GQK = weights_HTK[..., : ids_GQK.shape[2]].reshape(ids_GQK.shape)
+            read.append(row.read(ids_GQK, weights_GQK).view(*weights_HTK.shape[:2], -1))
+        return torch.stack(read)
 
 
 class MemoryAttention(nn.Module):
@@ -242,40 +268,34 @@ class MemoryAttention(nn.Module):
         query_BHTd = query_BHTd if self.normalizes_all else self.normalize(query_BHTd)
         K = min(self.top_k, max(row.size for row in rows))
         found = [self._search_row(query_HTd, row, K) for query_HTd, row in zip(query_BHTd, rows, strict=True)]
-        scores_BHTK, values_BHTKd = (torch.stack(each) for each in zip(*found, strict=True))
+        scores_BHTK = torch.stack([scores_HTK for scores_HTK, _ in found])
         continues_RT = step.sight.continues_RT
         if continues_RT is not None:
             scores_BHTK = scores_BHTK.masked_fill(~continues_RT[:, None, :, None], -torch.inf)
-        any_B1T1 = scores_BHTK[:, :1, :, :1] > -torch.inf
-        return Found(scores_BHTK, values_BHTKd, any_B1T1)
+        return Found(rows, [ids_GQK for _, ids_GQK in found], scores_BHTK)
 
     def gate(self, local_BHTd: Float[Tensor, "B H T d"], found: Found) -> Float[Tensor, "B H T d"]:
         """local + g (memory - local), for the queries that have a memory."""
-        scores_BHTK = found.scores_BHTK.masked_fill(~found.any_B1T1, 0.0)
-        weights_BHTK = exact(scores_BHTK).softmax(dim=3).to(local_BHTd.dtype)
-        memory_BHTd = torch.einsum("bhtk,bhtkd->bhtd", weights_BHTK, found.values_BHTKd)
+        any_B1T1 = found.any_B1T1
+        scores_BHTK = exact(found.scores_BHTK).masked_fill(~any_B1T1, 0.0)
+        memory_BHTd = found.read(scores_BHTK.softmax(dim=3).to(local_BHTd.dtype))
         gate_H = torch.tanh(self.gate_H) if self.mixing == "tanh" else torch.sigmoid(self.gate_H)
-        share_BHT1 = gate_H[:, None, None].to(local_BHTd.dtype) * found.any_B1T1
+        share_BHT1 = gate_H[:, None, None].to(local_BHTd.dtype) * any_B1T1
         return torch.lerp(local_BHTd, memory_BHTd, share_BHT1.expand_as(local_BHTd))
 
     def _search_row(
         self, query_HTd: Float[Tensor, "H T d"], row: RowMemory, K: int
-    ) -> tuple[Float[Tensor, "H T K"], Float[Tensor, "H T K d"]]:
-        """Scores and values of one row, padded to K with scores of -inf."""
+    ) -> tuple[Float[Tensor, "H T K"], Int[Tensor, "G Q k"]]:
+        """Scores of one row, padded to K with -inf, and the ids of those that are there."""
         H, T, d = query_HTd.shape
         query_GQd = query_HTd.reshape(self.num_kv_heads, -1, d)
-        with torch.no_grad():
-            scores_GQK, ids_GQK = row.search(query_GQd.detach(), K)
-            key_GQKd, value_GQKd = row.pairs(ids_GQK) if row.size else (None, None)
-        if torch.is_grad_enabled() and query_HTd.requires_grad and key_GQKd is not None:
-            exact_GQK = torch.einsum("gqd,gqkd->gqk", query_GQd, key_GQKd.to(query_GQd.dtype))
-            scores_GQK = exact_GQK.masked_fill(scores_GQK == -torch.inf, -torch.inf)
-        found = scores_GQK.shape[2]
-        scores_HTK = F.pad(scores_GQK.reshape(H, T, found) / math.sqrt(d), (0, K - found), value=-torch.inf)
-        if value_GQKd is None:
-            return scores_HTK, query_HTd.new_zeros(H, T, K, d)
-        values_HTKd = value_GQKd.reshape(H, T, found, d).to(query_HTd.dtype)
-        return scores_HTK, F.pad(values_HTKd, (0, 0, 0, K - found))
+        scores_GQK, ids_GQK = row.search(query_GQd.detach(), K)
+        if torch.is_grad_enabled() and query_HTd.requires_grad and row.size:
+            key_GQKd = row.pairs(ids_GQK)[0].to(query_GQd.dtype)
+            learning_GQK = torch.einsum("gqd,gqkd->gqk", query_GQd, key_GQKd)
+            scores_GQK = learning_GQK.masked_fill(scores_GQK == -torch.inf, -torch.inf)
+        scores_HTK = scores_GQK.reshape(H, T, -1) / math.sqrt(d)
+        return F.pad(scores_HTK, (0, K - scores_HTK.shape[2]), value=-torch.inf), ids_GQK
 
 
 @contextmanager
@@ -289,6 +309,10 @@ def held_fixed(module: nn.Module) -> Iterator[None]:
     finally:
         for parameter in learning:
             parameter.requires_grad_(True)
+
+
+def _products_are_faster(query: Tensor) -> bool:
+    return query.dtype == torch.bfloat16 and query.device.type == "cpu"
 
 
 def exact(scores: Tensor) -> Tensor:

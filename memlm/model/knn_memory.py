@@ -1,9 +1,9 @@
 """The (key, value) pairs of one document's past, and the nearest of them to a query: arXiv 2203.08913, section 3.2.
 
 The contract, for each row of the batch on its own: `add` takes the next pairs, in order; `search` gives the ids and
-scores (inner products) of the `k` best, best first, missing places with id -1 and score -inf at the end; `values` and
-`keys` give what an id stands for. Ids count the pairs since the row was cleared; the oldest leave once there are more
-than `capacity`. Nothing here is differentiated.
+scores (inner products) of the `k` best, best first, missing places with id -1 and score -inf at the end; `read` adds
+up the values of some ids by weight. Ids count the pairs since the row was cleared; the oldest leave once there are
+more than `capacity`. Nothing here is differentiated but `read`, by its weights.
 
 Shapes: G key-value heads, N pairs, Q queries a head, K neighbours, d width of a head.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import faiss
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -25,7 +26,7 @@ GROWTH = 8192
 SEARCH_BLOCK = 16_384
 FAISS_FROM = 4096  # fewer pairs are searched exactly: it is as fast, and there is too little to learn cells from
 CELL_SIZE = 256
-NPROBE = 8
+NPROBE = 4
 RETRAIN_AT = 4  # cells are learnt anew when there are this many times the pairs they were learnt from
 
 
@@ -77,11 +78,22 @@ class RowMemory:
             return scores.to(queries_GQd), ids.to(queries_GQd.device)
         return self._search_exactly(queries_GQd, k)
 
+    def read(self, ids_GQK: Int[Tensor, "G Q K"], weights_GQK: Float[Tensor, "G Q K"]) -> Float[Tensor, "G Q d"]:
+        """The values of some ids, weighted and added up. Missing places must have no weight."""
+        if not self.size:
+            return weights_GQK.new_zeros(*ids_GQK.shape[:2], self._ring_2GNd.shape[3])
+        if torch.is_grad_enabled() and weights_GQK.requires_grad:
+            return torch.einsum("gqk,gqkd->gqd", weights_GQK, self.pairs(ids_GQK)[1].to(weights_GQK.dtype))
+        values_Nd = self._ring_2GNd[1].flatten(0, 1)
+        places_QK, weights_QK = self._places(ids_GQK).flatten(0, 1), weights_GQK.flatten(0, 1).to(values_Nd.dtype)
+        read_Qd = F.embedding_bag(places_QK, values_Nd, per_sample_weights=weights_QK, mode="sum")
+        return read_Qd.view(*ids_GQK.shape[:2], -1).to(weights_GQK.dtype)
+
     def pairs(self, ids_GQK: Int[Tensor, "G Q K"]) -> tuple[Float[Tensor, "G Q K d"], Float[Tensor, "G Q K d"]]:
         """Keys and values of some ids; those of a missing place are any pair's, and must be given no weight."""
-        slots_GQK = ids_GQK.clamp(min=0) % self.capacity
-        heads_G11 = torch.arange(len(ids_GQK), device=ids_GQK.device)[:, None, None]
-        return self._ring_2GNd[0][heads_G11, slots_GQK], self._ring_2GNd[1][heads_G11, slots_GQK]
+        places = self._places(ids_GQK).flatten()
+        keys, values = (each.flatten(0, 1).index_select(0, places).view(*ids_GQK.shape, -1) for each in self._ring_2GNd)
+        return keys, values
 
     def clear(self) -> None:
         """Forgets every pair; ids begin anew."""
@@ -113,6 +125,11 @@ class RowMemory:
         for head, cells in enumerate(self._cells):
             prefix = f"cells.{head}."
             cells.restore({name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)})
+
+    def _places(self, ids_GQK: Int[Tensor, "G Q K"]) -> Int[Tensor, "G Q K"]:
+        """Where each id lies in the ring, all heads one behind the other."""
+        heads_G11 = torch.arange(len(ids_GQK), device=ids_GQK.device)[:, None, None]
+        return ids_GQK.clamp(min=0) % self.capacity + heads_G11 * self._ring_2GNd.shape[2]
 
     def _reserve(self, size: int) -> None:
         held = self._ring_2GNd.shape[2]

@@ -45,8 +45,7 @@ class Sight:
 
     def mask(self, window: int) -> Bool[Tensor, "R 1 T S"] | Literal["causal"] | None:
         """True where a query may look; None where it may look everywhere, "causal" where only order matters."""
-        narrow = window and int(self.query_RT.max()) - int(self.key_RS.min()) >= window
-        if self.plain and not narrow:
+        if self.is_plain(window):
             if self.num_new == 1:
                 return None
             if self.num_new == self.num_places:
@@ -54,6 +53,23 @@ class Sight:
         if window not in self._masks:
             self._masks[window] = self._mask(window)[:, None]
         return self._masks[window]
+
+    def is_plain(self, window: int) -> bool:
+        """Whether a query sees all places but those of later tokens."""
+        return self.plain and not (window and int(self.query_RT.max()) - int(self.key_RS.min()) >= window)
+
+    def hide(self, scores: Tensor, window: int, begin: int, end: int) -> Tensor:
+        """Sets to -inf, in place, the scores (B, G, r, Q, S') of the queries from `begin` to `end` at places they do
+        not see; S' ends with the last of these queries' own.
+        """
+        size, seen = end - begin, scores.shape[-1]
+        if not self.is_plain(window):
+            mask_R1QS = self.visible(window)[:, :, begin:end, :seen]
+            return scores.masked_fill_(~mask_R1QS[:, :, None], -torch.inf)
+        if size > 1:
+            later_QQ = torch.ones(size, size, dtype=torch.bool, device=scores.device).triu(1)
+            scores[..., seen - size :].masked_fill_(later_QQ, -torch.inf)
+        return scores
 
     def visible(self, window: int) -> Bool[Tensor, "R 1 T S"]:
         """The same, always spelt out."""
