@@ -48,6 +48,7 @@ bench: $(STAMP)  ## measure speed and memory
 	$(BIN)/memlm bench build
 	$(BIN)/memlm bench generate
 	$(BIN)/memlm bench serve
+	$(BIN)/memlm bench model
 
 dist: $(STAMP)  ## build the wheel and the source distribution
 	$(BIN)/python -m build

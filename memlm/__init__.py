@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memlm.api import (
         Accepted,
         Alternative,
+        Completion,
         DeleteReport,
         Figures,
         Finished,
@@ -45,8 +46,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "memlm.api": (
-        "Accepted Alternative DeleteReport Figures FinishReason Finished GenerateRequest MemoryParams ModelInfo"
-        " Neighbor SamplingParams Score StoreInfo Token TokenScore Usage"
+        "Accepted Alternative Completion DeleteReport Figures FinishReason Finished GenerateRequest MemoryParams"
+        " ModelInfo Neighbor SamplingParams Score StoreInfo Token TokenScore Usage"
     ),
     "memlm.build": "add_to_index build_index",
     "memlm.async_client": "AsyncClient",
@@ -75,6 +76,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "SamplingParams",
     "MemoryParams",
     "Token",
+    "Completion",
     "Neighbor",
     "Alternative",
     "Accepted",

@@ -217,6 +217,16 @@ class Finished:
     usage: Usage
 
 
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A generation, whole: its text, its tokens, and what was told before and after them."""
+
+    text: str
+    tokens: tuple[Token, ...]
+    accepted: Accepted
+    finished: Finished
+
+
 GenerationEvent: TypeAlias = "Accepted | tuple[Token, ...] | Finished"
 
 

@@ -31,7 +31,7 @@ from memlm.checkpoint import Checkpoint
 from memlm.errors import InvalidInput
 from memlm.interpolation import memory_logprobs, mix
 from memlm.memory import Retrieval, Retrieved
-from memlm.model import decoding_threads
+from memlm.model import DecoderState, decoding_threads
 from memlm.sampling import sample
 from memlm.text_stream import TextStream
 
@@ -42,14 +42,15 @@ class Generation:
     def __init__(
         self, checkpoint: Checkpoint, request: GenerateRequest, retrieval: Retrieval | None, *, request_id: str = ""
     ) -> None:
-        """Checks the request and reserves the caches; reads nothing yet."""
+        """Checks the request; reads nothing yet."""
         self._decoder, self._tokenizer = checkpoint.decoder, checkpoint.tokenizer
         self._request, self._retrieval = request, retrieval
         self._sampling = request.sampling.or_else(checkpoint.sampling)
-        self._unread = self._tokenizer.prompt(request.prompt)
+        self.unread = self._tokenizer.prompt(request.prompt)
         self._seen = self._tokenizer.encode(request.prompt).tolist()
-        self._max_tokens = self._room_for(len(self._unread))
-        self._state = self._decoder.new_state(capacity=len(self._unread) + self._max_tokens - 1)
+        self._max_tokens = self._room_for(len(self.unread))
+        self.num_places = len(self.unread) + self._max_tokens - 1
+        self._state: DecoderState | None = None
         seed = self._sampling.seed
         self._seed = secrets.randbits(63) if seed is None else seed
         self._generator = torch.Generator().manual_seed(self._seed)
@@ -60,8 +61,23 @@ class Generation:
 
     def step(self) -> tuple[Token, ...]:
         """Draws one token; gives those that may be shown now. After the last one `finished` is set."""
-        begin, first = time.perf_counter(), self.usage.generated_tokens == 0
-        token = self._next_token()
+        begin = time.perf_counter()
+        if self._state is None:
+            self._state = self._decoder.new_state(capacity=self.num_places)
+        with torch.inference_mode(), decoding_threads(self._decoder, len(self.unread)):
+            hidden_BTD, keys_BTD = self._decoder(torch.tensor([self.unread]), self._state)
+            lm_logprobs_V = self._decoder.logprobs(hidden_BTD[0, -1])
+            retrieved = (
+                self._retrieval.search(keys_BTD[0, -1:].float().numpy())
+                if self._retrieval and self.wants_memory
+                else None
+            )
+            return self.draw(lm_logprobs_V, retrieved, begin)
+
+    def draw(self, lm_logprobs_V: Float[Tensor, " V"], retrieved: Retrieved | None, begin: float) -> tuple[Token, ...]:
+        """The same for whoever read what was unread: `begin` is when that was, `retrieved` has the memory's one row."""
+        first = self.usage.generated_tokens == 0
+        token = self._next_token(lm_logprobs_V, retrieved)
         if token is None:
             tokens = self._stream.finish()
             self._finish(FinishReason.END)
@@ -69,6 +85,11 @@ class Generation:
             tokens = self._take(token)
         self._count(token, 1000 * (time.perf_counter() - begin), first=first)
         return tuple(tokens)
+
+    @property
+    def wants_memory(self) -> bool:
+        """Whether neighbours could change anything, or are asked for."""
+        return self._retrieval is not None and bool(self._retrieval.lam or self._request.neighbors)
 
     def events(self) -> Generator[GenerationEvent, None, None]:
         """Accepted, the tokens, Finished: what the library and the server's stream both tell."""
@@ -78,16 +99,12 @@ class Generation:
                 yield tokens
         yield self.finished
 
-    def _next_token(self) -> Token | None:
-        """Reads what is unread and draws; None where the model ends the text."""
-        with torch.inference_mode(), decoding_threads(self._decoder, len(self._unread)):
-            hidden_BTD, keys_BTD = self._decoder(torch.tensor([self._unread]), self._state)
-            lm_logprobs_V = self._decoder.logprobs(hidden_BTD[0, -1])
-            retrieved = self._retrieve(keys_BTD[0, -1])
-            knn_logprobs_V = self._memory_of(retrieved)
-            logprobs_V = mix(lm_logprobs_V, knn_logprobs_V, self._retrieval.lam if self._retrieval else 0.0)
-            drawn = sample(logprobs_V, self._sampling, self._seen, self._generator)
-        self._unread = [drawn]
+    def _next_token(self, lm_logprobs_V: Float[Tensor, " V"], retrieved: Retrieved | None) -> Token | None:
+        """Mixes and draws; None where the model ends the text."""
+        knn_logprobs_V = self._memory_of(retrieved)
+        logprobs_V = mix(lm_logprobs_V, knn_logprobs_V, self._retrieval.lam if self._retrieval else 0.0)
+        drawn = sample(logprobs_V, self._sampling, self._seen, self._generator)
+        self.unread = [drawn]
         self._seen.append(drawn)
         if drawn in self._tokenizer.end_ids:
             return None
@@ -108,12 +125,6 @@ class Generation:
         piece = self._tokenizer.token_bytes[drawn] if drawn < self._tokenizer.vocab_size else b""
         is_first = len(self._seen) == 1 and not self._request.prompt
         return piece.removeprefix(b" ") if is_first and self._tokenizer.prepends_space else piece
-
-    def _retrieve(self, key_D: Float[Tensor, " D"]) -> Retrieved | None:
-        """The neighbours of one key; none are sought where they could change nothing and none are asked for."""
-        if self._retrieval is None or (self._retrieval.lam == 0.0 and not self._request.neighbors):
-            return None
-        return self._retrieval.search(key_D[None].float().numpy())
 
     def _memory_of(self, retrieved: Retrieved | None) -> Float[Tensor, " V"] | None:
         if retrieved is None:

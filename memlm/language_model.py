@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from memlm.api import (
+    Completion,
     DeleteReport,
     GenerateRequest,
     MemoryParams,
@@ -20,6 +21,7 @@ from memlm.api import (
     StoreInfo,
     TokenStream,
 )
+from memlm.batch import complete_all
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.errors import InvalidInput, NotFound
 from memlm.generate import Generation
@@ -80,6 +82,21 @@ class LanguageModel:
         means nothing.
         """
         return TokenStream(self.start(GenerateRequest.of(prompt, options)).events())
+
+    def generate_batch(self, prompts: Sequence[str], **options: Any) -> tuple[Completion, ...]:
+        """Continues several prompts side by side, with the options of `generate`; in the order of the prompts.
+
+        Given a seed, the prompt at place n is drawn with seed + n.
+        """
+        if not prompts:
+            return ()
+        generations = []
+        for number, prompt in enumerate(prompts):
+            seed = options.get("seed")
+            own = options if seed is None else {**options, "seed": seed + number}
+            generations.append(self.start(GenerateRequest.of(prompt, own)))
+        retrieval = self.retrieval(GenerateRequest.of(prompts[0], options).memory)
+        return complete_all(self.checkpoint, generations, retrieval)
 
     def start(self, request: GenerateRequest, *, request_id: str = "") -> Generation:
         """The same, to be driven step by step."""

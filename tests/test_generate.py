@@ -104,3 +104,28 @@ def test_a_prompt_that_is_no_text_is_refused(checkpoint, prompt, says):
 def test_an_unknown_option_is_refused_by_name():
     with pytest.raises(InvalidInput, match="temprature"):
         GenerateRequest.of("x", {"temprature": 1})
+
+
+PROMPTS = ["", PROMPT, "é 猫 🙂 can be read and edited", "the " * 9]
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 3}, {"seed": 5, "top_p": 0.8, "stop": "a"}])
+@pytest.mark.parametrize("use_store", [True, False])
+def test_prompts_continued_side_by_side_are_what_they_are_alone(lm, options, use_store):
+    together = lm.generate_batch(PROMPTS, max_tokens=12, use_store=use_store, **options)
+    for number, (prompt, completion) in enumerate(zip(PROMPTS, together, strict=True)):
+        own = {**options, "seed": options["seed"] + number} if "seed" in options else options
+        stream = lm.generate(prompt, max_tokens=12, use_store=use_store, **own)
+        tokens = list(stream)
+        assert [token.id for token in completion.tokens] == [token.id for token in tokens]
+        assert completion.text == "".join(token.text for token in tokens)
+        assert completion.finished.reason == stream.finished.reason
+        assert completion.finished.usage.retrieved_neighbors == stream.finished.usage.retrieved_neighbors
+        for ours, alone in zip(completion.tokens, tokens, strict=True):
+            assert ours.logprob == pytest.approx(alone.logprob, abs=1e-3)
+
+
+def test_no_prompts_give_no_completions_and_a_bad_one_spoils_none(lm):
+    assert lm.generate_batch([]) == ()
+    with pytest.raises(InvalidInput, match="prompt"):
+        lm.generate_batch([PROMPT, "the " * 500])

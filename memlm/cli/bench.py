@@ -9,6 +9,7 @@ import typer
 
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, out, table
+from memlm.errors import InvalidInput
 
 app = typer.Typer(help="Measure speed and memory; ratios within one run.", no_args_is_help=True)
 
@@ -49,6 +50,26 @@ def serve(model: SomeModel = None, repeats: Repeats = 7, json: options.Json = Fa
 
     with ConsoleProgress() as progress:
         _tell("bench serve", bench_serve(model, repeats=repeats, progress=progress), json=json)
+
+
+@app.command(epilog="Example: memlm bench model --part decode --json")
+def model(
+    part: Annotated[
+        list[str] | None,
+        typer.Option(metavar="decode|prefill|memorizing|training|session", help="What to measure (default: all)."),
+    ] = None,
+    largest: Annotated[int, typer.Option(help="How many pairs the memory grows to.")] = 262_144,
+    repeats: Repeats = 5,
+    json: options.Json = False,
+) -> None:
+    """Decoding, prefill, memory attention, training and a session's bytes, against the bounds and against others."""
+    from memlm.bench.model import PARTS, bench_model
+
+    if unknown := sorted({*(part or ())} - {*PARTS}):
+        raise InvalidInput(f"part is {unknown[0]!r}; expected one of {', '.join(PARTS)}", field="part")
+    with ConsoleProgress() as progress:
+        figures = bench_model(tuple(part or PARTS), repeats=repeats, largest=largest, progress=progress)
+    _tell("bench model", figures, json=json)
 
 
 def _tell(title: str, figures: dict[str, Any], *, json: bool) -> None:

@@ -10,7 +10,6 @@ Shapes: G key-value heads, N pairs, Q queries a head, K neighbours, d width of a
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import faiss
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from memlm.index.threads import faiss_threads
 
-GROWTH = 8192
+GROWTH, GROWTH_SHARE = 1024, 16  # places are reserved by the thousand, or by a sixteenth of what there is
 SEARCH_BLOCK = 16_384
 FAISS_FROM = 4096  # fewer pairs are searched exactly: it is as fast, and there is too little to learn cells from
 CELL_SIZE = 256
@@ -36,7 +35,7 @@ class RowMemory:
     def __init__(
         self, num_heads: int, head_dim: int, *, capacity: int, dtype: torch.dtype, search: str, device: torch.device
     ) -> None:
-        """Empty; places are reserved as they are needed, `GROWTH` at a time."""
+        """Empty; places are reserved as they are needed."""
         self.capacity, self.count = capacity, 0
         self._ring_2GNd = torch.empty(2, num_heads, 0, head_dim, dtype=dtype, device=device)
         self._cells = [Cells(head_dim) for _ in range(num_heads)] if search == "faiss" else []
@@ -134,7 +133,7 @@ class RowMemory:
     def _reserve(self, size: int) -> None:
         held = self._ring_2GNd.shape[2]
         if size > held:
-            size = min(self.capacity, math.ceil(size / GROWTH) * GROWTH)
+            size = min(self.capacity, size + max(GROWTH, held // GROWTH_SHARE))
             more = self._ring_2GNd.new_zeros(*self._ring_2GNd.shape[:2], size - held, self._ring_2GNd.shape[3])
             self._ring_2GNd = torch.cat([self._ring_2GNd, more], dim=2)
 

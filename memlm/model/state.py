@@ -249,6 +249,11 @@ class DecoderState:
         if len(set(begins)) == 1 and set(new_B) == {T}:
             places[:, :, begins[0] : begins[0] + T] = new.detach()
             return
+        if T == 1:
+            rows = [row for row, count in enumerate(new_B) if count]
+            ends = torch.tensor([begins[row] for row in rows])
+            places[torch.tensor(rows), :, ends] = new[rows, :, 0].detach()
+            return
         for row, (begin, count) in enumerate(zip(begins, new_B, strict=True)):
             places[row, :, begin : begin + count] = new[row, :, :count].detach()
 

@@ -1,0 +1,318 @@
+"""What the model costs: decoding, prefill, training, memory attention, and a session's bytes.
+
+Each is set against the physical bound (bytes of weights over the measured bandwidth, operations over the measured
+peak), and, where they are installed, against `transformers` and `memorizing-transformers-pytorch` on the same shape in
+the same run. Nothing is trained for this: speed does not ask what the parameters are.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memlm.bench.texts import alternately, median_ratio
+from memlm.model import Compression, Decoder, Memorizing, ModelConfig
+from memlm.progress import Progress
+
+GPT2_SMALL = ModelConfig(
+    vocab_size=50_257, dim=768, num_layers=12, num_heads=12, num_kv_heads=12, ff_dim=3072, context_length=1024,
+    positions="learned", norm="layer", activation="gelu_tanh", qkv_bias=True, out_bias=True, ff_bias=True,
+)  # fmt: skip
+# The shape of memorizing-transformers-pytorch's own layers: one key-value head, and GELU between two products.
+MEMORIZING = ModelConfig(
+    vocab_size=1024, dim=512, num_layers=8, num_heads=8, num_kv_heads=1, ff_dim=2048, context_length=512,
+    norm="layer", activation="gelu", xl_length=512,
+    memorizing=Memorizing(layers=(4,), top_k=32, capacity=262_144, search="faiss"),
+)  # fmt: skip
+TRAINING = ModelConfig(
+    vocab_size=8192, dim=512, num_layers=8, num_heads=8, num_kv_heads=8, ff_dim=2048, context_length=512,
+    norm="layer", activation="gelu", qkv_bias=True, out_bias=True, ff_bias=True,
+)  # fmt: skip
+PROMPT, DRAWN, PREFILL = 64, 32, 512
+SIZES = (8_192, 131_072, 262_144)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PARTS = ("decode", "prefill", "memorizing", "training", "session")
+
+
+def bench_model(parts: tuple[str, ...], *, repeats: int, largest: int, progress: Progress) -> dict[str, Any]:
+    """The figures of some parts, by name. `largest` is how far memory grows in the part on memory attention."""
+    benches: dict[str, Callable[[], dict[str, Any]]] = {
+        "decode": lambda: _decode(repeats, progress),
+        "prefill": lambda: _prefill(repeats, progress),
+        "memorizing": lambda: _memorizing(largest, progress),
+        "training": lambda: _training(repeats),
+        "session": _session,
+    }
+    figures: dict[str, Any] = {"gigabytes_per_s": measured_bandwidth() / 1e9}
+    figures |= {f"peak_gigaflops_{name}": measured_peak(dtype) / 1e9 for name, dtype in DTYPES.items()}
+    for part in parts:
+        figures |= benches[part]()
+    return figures
+
+
+def measured_bandwidth() -> float:
+    """Bytes a second that all cores read together: the best of a few sums over 400 MB."""
+    numbers = torch.ones(100_000_000)
+    return numbers.nbytes / min(_seconds(numbers.sum) for _ in range(5))
+
+
+def measured_peak(dtype: torch.dtype) -> float:
+    """Multiplications and additions a second in products of large packed matrices: the best of a few."""
+    from memlm.model.linear import Linear
+
+    layer = Linear(2048, 2048, bias=False).to(dtype)
+    layer.pack()
+    x = torch.randn(2048, 2048, dtype=dtype)
+    with torch.inference_mode():
+        return 2 * 2048**3 / min(_seconds(lambda: layer(x)) for _ in range(5))
+
+
+def _decode(repeats: int, progress: Progress) -> dict[str, Any]:
+    """Tokens/s after a prompt, at batch 1 and 16."""
+    figures: dict[str, Any] = {}
+    bandwidth = measured_bandwidth()
+    for name, dtype in DTYPES.items():
+        decoder, theirs = _pair(GPT2_SMALL, dtype)
+        for batch in (1, 16):
+            prompts = torch.randint(1, 50_000, (batch, PROMPT))
+            works = [lambda p=prompts, d=decoder: _our_decoding(d, p)]
+            if theirs is not None:
+                works.append(lambda p=prompts, m=theirs: _their_decoding(m, p))
+            results = alternately(repeats, *works)
+            key = f"decode_{name}_{batch}"
+            figures[f"{key}_tokens_per_s"] = statistics.median(results[0])
+            steps_per_s = statistics.median(results[0]) / batch
+            figures[f"{key}_share_of_bandwidth"] = steps_per_s * decoder.num_bytes / bandwidth
+            figures |= _against(key, results)
+            progress(f"decode {name}", batch, 16)
+    return figures
+
+
+def _prefill(repeats: int, progress: Progress) -> dict[str, Any]:
+    """Tokens/s of reading a prompt, logits of every position included."""
+    figures: dict[str, Any] = {}
+    tokens = torch.randint(1, 50_000, (1, PREFILL))
+    for name, dtype in DTYPES.items():
+        decoder, theirs = _pair(GPT2_SMALL, dtype)
+        works = [lambda d=decoder: _reading(lambda: d.logits(d(tokens)[0]))]
+        if theirs is not None:
+            works.append(lambda m=theirs: _reading(lambda: m(tokens).logits))
+        results = alternately(repeats + 1, *works)
+        results = [result[1:] for result in results]
+        key = f"prefill_{name}"
+        figures[f"{key}_tokens_per_s"] = statistics.median(results[0])
+        peak = measured_peak(dtype)
+        figures[f"{key}_share_of_peak"] = statistics.median(results[0]) * 2 * decoder.num_parameters / peak
+        figures |= _against(key, results)
+        progress(f"prefill {name}", 1, 1)
+    return figures
+
+
+def _memorizing(largest: int, progress: Progress) -> dict[str, Any]:
+    """Tokens/s of reading one document while its memory grows."""
+    figures: dict[str, Any] = {}
+    for name, dtype in DTYPES.items():
+        torch.manual_seed(0)
+        decoder = Decoder(MEMORIZING).to(dtype).eval().pack()
+        speeds = dict(_speeds_by_size(decoder, largest, progress, name))
+        for size in (size for size in SIZES if size <= largest):
+            figures[f"memorizing_{name}_tokens_per_s_at_{size}"] = _speed_near(speeds, size)
+        sizes = [size for size in SIZES if size <= largest]
+        figures[f"memorizing_{name}_cost_of_largest_over_smallest"] = _speed_near(speeds, sizes[0]) / _speed_near(
+            speeds, sizes[-1]
+        )
+    if (theirs := _their_memorizing(progress)) is not None:
+        figures["memorizing_theirs_tokens_per_s"] = theirs
+        at = max(size for size in SIZES if size <= min(largest, 131_072))
+        for name in DTYPES:
+            figures[f"memorizing_{name}_over_theirs"] = figures[f"memorizing_{name}_tokens_per_s_at_{at}"] / theirs
+    return figures
+
+
+def _training(repeats: int) -> dict[str, Any]:
+    """Tokens/s of forward and backward passes against a bare stack of PyTorch's own layers."""
+    ours, theirs = Decoder(TRAINING), _Bare(TRAINING)
+    tokens = torch.randint(1, TRAINING.vocab_size, (4, TRAINING.context_length + 1))
+
+    def pace(module: nn.Module, logits: Callable[[Tensor], Tensor]) -> float:
+        begin = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = logits(tokens[:, :-1])
+        F.cross_entropy(scores.float().flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        module.zero_grad()
+        return tokens[:, 1:].numel() / (time.perf_counter() - begin)
+
+    results = alternately(
+        repeats + 1, lambda: pace(ours, lambda t: ours.logits(ours(t)[0])), lambda: pace(theirs, theirs)
+    )
+    results = [result[1:] for result in results]
+    ratio, least, most = median_ratio(*results)
+    speed = statistics.median(results[0])
+    return {
+        "training_tokens_per_s": speed,
+        "training_over_bare_layers": ratio,
+        "training_over_bare_layers_least": least,
+        "training_over_bare_layers_most": most,
+        "training_share_of_peak": speed * 6 * ours.num_parameters / measured_peak(torch.bfloat16),
+    }
+
+
+def _session() -> dict[str, Any]:
+    """Bytes of a session after 20,000 tokens, as reserved and as the formula in docs/memory.md foretells."""
+    shape = replace(
+        MEMORIZING, memorizing=None, dim=256, num_layers=4, num_kv_heads=2, head_dim=32, rotary_dim=0, ff_dim=512
+    )
+    configs = {
+        "memorizing": replace(shape, memorizing=Memorizing(layers=(2,), capacity=65_536)),
+        "compressive": replace(shape, compression=Compression(length=256, rate=4)),
+        "windowed": replace(shape, xl_length=0, windows=(256,) * 4, context_length=32_768),
+    }
+    figures = {}
+    for name, config in configs.items():
+        decoder = Decoder(config).eval()
+        state = decoder.new_state(capacity=32_768)
+        with torch.inference_mode():
+            for _ in range(40):
+                decoder(torch.randint(1, 1024, (1, 500)), state)
+        figures[f"session_{name}_bytes"] = state.num_bytes
+        figures[f"session_{name}_bytes_over_formula"] = state.num_bytes / session_bytes(config, 20_000)
+    return figures
+
+
+def session_bytes(config: ModelConfig, tokens: int, *, itemsize: int = 4, capacity: int = 32_768) -> int:
+    """Bytes that one sequence's memory takes after some tokens: the formula of docs/memory.md."""
+    from memlm.model.state import local_places
+
+    front = config.compression.length if config.compression else config.num_sinks
+    places = front + local_places(config, capacity)[0]
+    G, d = config.num_kv_heads, config.head_dim
+    total = 2 * config.num_layers * G * d * itemsize * places
+    if config.compression:
+        total += config.num_layers * config.dim * itemsize * places
+    if memory := config.memorizing:
+        left = max(0, tokens - config.xl_length - tokens % config.context_length)
+        total += len(memory.layers) * 2 * G * d * 2 * min(left, memory.capacity)
+    return total
+
+
+def _pair(config: ModelConfig, dtype: torch.dtype) -> tuple[Decoder, Any]:
+    """Our decoder of GPT-2's shape, and theirs where `transformers` is installed."""
+    torch.manual_seed(0)
+    decoder = Decoder(config).to(dtype).eval().pack()
+    if find_spec("transformers") is None:
+        return decoder, None
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    return decoder, transformers.GPT2LMHeadModel(transformers.GPT2Config()).to(dtype).eval()
+
+
+def _our_decoding(decoder: Decoder, prompts_BT: Tensor) -> float:
+    with torch.inference_mode():
+        state = decoder.new_state(batch_size=len(prompts_BT), capacity=PROMPT + DRAWN)
+        next_B1 = decoder.logits(decoder(prompts_BT, state)[0][:, -1:]).argmax(dim=-1)
+        begin = time.perf_counter()
+        for _ in range(DRAWN - 1):
+            next_B1 = decoder.logits(decoder(next_B1, state)[0]).argmax(dim=-1)
+        return len(prompts_BT) * (DRAWN - 1) / (time.perf_counter() - begin)
+
+
+def _their_decoding(model: Any, prompts_BT: Tensor) -> float:
+    """`generate`, less the time of the prompt and the first token."""
+
+    def generate(count: int) -> None:
+        options = {"min_new_tokens": count, "max_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+        model.generate(prompts_BT, attention_mask=torch.ones_like(prompts_BT), **options)
+
+    with torch.inference_mode():
+        first = _seconds(lambda: generate(1))
+        return len(prompts_BT) * (DRAWN - 1) / (_seconds(lambda: generate(DRAWN)) - first)
+
+
+def _reading(read: Callable[[], object]) -> float:
+    with torch.inference_mode():
+        return PREFILL / _seconds(read)
+
+
+def _speeds_by_size(decoder: Decoder, largest: int, progress: Progress, name: str) -> Iterator[tuple[int, float]]:
+    """Entries in memory, and the tokens/s at that size, every eight segments."""
+    state, segment = decoder.new_state(), decoder.config.context_length
+    row = state.memories[MEMORIZING.memorizing.layers[0] if MEMORIZING.memorizing else 0][0]
+    with torch.inference_mode():
+        while row.size < largest - decoder.config.xl_length - segment:
+            tokens = torch.randint(1, decoder.config.vocab_size, (8, 1, segment))
+            seconds = sum(_seconds(lambda t=t: decoder.logits(decoder(t, state)[0])) for t in tokens)
+            yield row.size, 8 * segment / seconds
+            progress(f"memorizing {name}", row.size, largest, f"{8 * segment / seconds:,.0f} tokens/s")
+
+
+def _speed_near(speeds: dict[int, float], size: int) -> float:
+    """The median speed of the eight measurements whose memory is nearest to a size."""
+    nearest = sorted(speeds, key=lambda measured: abs(measured - size))[:8]
+    return statistics.median(speeds[measured] for measured in nearest)
+
+
+def _their_memorizing(progress: Progress) -> float | None:
+    """Tokens/s of memorizing-transformers-pytorch, in float32, as it comes; its speed is flat in the memory's size."""
+    if find_spec("memorizing_transformers_pytorch") is None:
+        return None
+    from memorizing_transformers_pytorch import MemorizingTransformer
+
+    model = MemorizingTransformer(
+        num_tokens=1024, dim=512, depth=8, dim_head=64, heads=8, memorizing_layers=(5,), max_knn_memories=262_144,
+        num_retrieved_memories=32, xl_max_memories=512, xl_memory_layers=tuple(range(1, 9)),
+    ).eval()  # fmt: skip
+    speeds, xl = [], None
+    with torch.inference_mode():
+        memories = model.create_knn_memories(batch_size=1)
+        for number in range(32):
+            tokens = torch.randint(1, 1024, (1, 512))
+            begin = time.perf_counter()
+            _, xl = model(tokens, knn_memories=memories, xl_memories=xl)
+            speeds.append(512 / (time.perf_counter() - begin))
+            progress("memorizing, theirs", number + 1, 32)
+    return statistics.median(speeds[8:])
+
+
+class _Bare(nn.Module):
+    """PyTorch's own layers around an embedding and a head, causal."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        layer = nn.TransformerEncoderLayer(
+            config.dim, config.num_heads, config.ff_dim, dropout=0.0, activation="gelu", batch_first=True,
+            norm_first=True,
+        )  # fmt: skip
+        self.layers = nn.TransformerEncoder(layer, config.num_layers, enable_nested_tensor=False)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(config.context_length))
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        hidden_BTD = self.layers(self.embedding(tokens_BT), mask=self.mask, is_causal=True)
+        return F.linear(hidden_BTD, self.embedding.weight)
+
+
+def _against(key: str, results: list[list[float]]) -> dict[str, Any]:
+    """The ratio to what was measured in the same run, if anything was."""
+    if len(results) == 1:
+        return {}
+    ratio, least, most = median_ratio(*results)
+    return {
+        f"{key}_over_transformers": ratio,
+        f"{key}_over_transformers_least": least,
+        f"{key}_over_transformers_most": most,
+    }
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
