@@ -89,13 +89,18 @@ class MemoryParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One generation: the prompt, the sampling, the memory, and what each token should tell of itself."""
+    """One generation: the prompt, the sampling, the memory, and what each token should tell of itself.
+
+    `early_exit` leaves out the later layers of tokens that an earlier one is sure of, by the rule that `memlm
+    calibrate` found; it goes without a datastore.
+    """
 
     prompt: str
     sampling: SamplingParams = field(default_factory=SamplingParams)
     memory: MemoryParams = field(default_factory=MemoryParams)
     neighbors: int = 0
     top_logprobs: int = 0
+    early_exit: bool = False
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing, naming the field."""
@@ -390,7 +395,7 @@ class DeleteReport:
 
 _SAMPLING = frozenset(f.name for f in fields(SamplingParams))
 _MEMORY = frozenset(f.name for f in fields(MemoryParams))
-_REQUEST = frozenset({"neighbors", "top_logprobs"})
+_REQUEST = frozenset({"neighbors", "top_logprobs", "early_exit"})
 
 
 def _home_of(name: str) -> str:

@@ -27,11 +27,13 @@ from memlm.api import (
     Token,
     Usage,
 )
+from memlm.calibrate import load_rule
 from memlm.checkpoint import Checkpoint
 from memlm.errors import InvalidInput
 from memlm.interpolation import memory_logprobs, mix
 from memlm.memory import Retrieval, Retrieved
 from memlm.model import DecoderState, decoding_threads
+from memlm.model.early_exit import ExitRule, read_until_sure
 from memlm.sampling import sample
 from memlm.text_stream import TextStream
 
@@ -51,6 +53,7 @@ class Generation:
         self._max_tokens = self._room_for(len(self.unread))
         self.num_places = len(self.unread) + self._max_tokens - 1
         self._state: DecoderState | None = None
+        self._rule = self._exit_rule(checkpoint) if request.early_exit else None
         seed = self._sampling.seed
         self._seed = secrets.randbits(63) if seed is None else seed
         self._generator = torch.Generator().manual_seed(self._seed)
@@ -65,13 +68,15 @@ class Generation:
         if self._state is None:
             self._state = self._decoder.new_state(capacity=self.num_places)
         with torch.inference_mode(), decoding_threads(self._decoder, len(self.unread)):
-            hidden_BTD, keys_BTD = self._decoder(torch.tensor([self.unread]), self._state)
+            tokens_BT = torch.tensor([self.unread])
+            if self._rule is not None and len(self.unread) == 1:
+                hidden_BTD, _ = read_until_sure(self._decoder, tokens_BT, self._state, self._rule)
+                return self.draw(self._decoder.logprobs(hidden_BTD[0, -1]), None, begin)
+            hidden_BTD, keys_BTD = self._decoder(tokens_BT, self._state)
             lm_logprobs_V = self._decoder.logprobs(hidden_BTD[0, -1])
-            retrieved = (
-                self._retrieval.search(keys_BTD[0, -1:].float().numpy())
-                if self._retrieval and self.wants_memory
-                else None
-            )
+            retrieved = None
+            if self._retrieval and self.wants_memory:
+                retrieved = self._retrieval.search(keys_BTD[0, -1:].float().numpy())
             return self.draw(lm_logprobs_V, retrieved, begin)
 
     def draw(self, lm_logprobs_V: Float[Tensor, " V"], retrieved: Retrieved | None, begin: float) -> tuple[Token, ...]:
@@ -171,6 +176,15 @@ class Generation:
         )
         if self.finished is not None:
             self.finished = replace(self.finished, usage=self.usage)
+
+    def _exit_rule(self, checkpoint: Checkpoint) -> ExitRule:
+        if self.wants_memory:
+            raise InvalidInput(
+                "early_exit leaves out the layer whose input the datastore is searched with; ask without a datastore,"
+                " or without early_exit",
+                field="early_exit",
+            )
+        return load_rule(checkpoint.path)
 
     def _room_for(self, prompt_size: int) -> int:
         """How many tokens may be drawn: what was asked for, or all that the context has room for."""

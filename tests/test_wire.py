@@ -147,10 +147,10 @@ def test_tokens_and_texts_come_out_as_they_went_in(token_ids: list[int], plain: 
 
 
 def test_not_set_and_zero_differ() -> None:
-    """Sampling scalars are optional on the wire: 0 is greedy, not set is the default of 1."""
+    """Sampling scalars are optional on the wire: 0 is greedy, not set is the model's own."""
     nothing = wire.from_wire(generation_pb2.GenerateRequest(prompt="a"))
     assert nothing == api.GenerateRequest("a")
-    assert nothing.sampling.temperature == 1.0
+    assert nothing.sampling.temperature is None
     zero = generation_pb2.SamplingParams(temperature=0, min_p=0, seed=0)
     assert wire.from_wire(zero) == api.SamplingParams(temperature=0, min_p=0, seed=0)
     assert wire.from_wire(generation_pb2.MemoryParams(lam=0)) == api.MemoryParams(lam=0.0)

@@ -141,6 +141,7 @@ def generate(
     seed: options.Seed = None,
     stop: options.Stop = None,
     show_memory: options.ShowMemory = False,
+    early_exit: options.EarlyExit = False,
     json: options.Json = False,
 ) -> None:
     """Continue a prompt in this process."""
@@ -149,9 +150,41 @@ def generate(
     wanted = asked(store=use, k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe, max_tokens=max_tokens)
     wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()))
     wanted |= asked(temperature=temperature, repetition_penalty=repetition_penalty) | {"use_store": not no_store}
-    wanted["neighbors"] = options.NEIGHBORS_SHOWN if show_memory else 0
+    wanted |= {"neighbors": options.NEIGHBORS_SHOWN if show_memory else 0, "early_exit": early_exit}
     with load(model, store or (), dtype=dtype) as lm, lm.generate(prompt, **wanted) as tokens:
         render.print_generation(tokens, json=json, show_memory=show_memory)
+
+
+@app.command(epilog="Example: memlm calibrate heldout/ --model model --delta 0.1")
+def calibrate(
+    texts: options.Texts,
+    model: options.Model,
+    measure: Annotated[str, typer.Option(metavar="softmax|state", help="What tells how sure a layer is.")] = "softmax",
+    delta: Annotated[float, typer.Option(help="The share of greedy tokens that may differ.")] = 0.1,
+    epsilon: Annotated[float, typer.Option(help="How improbable a larger share must be.")] = 0.05,
+    prompts: Annotated[int, typer.Option(help="Texts to test on.")] = 100,
+    glob: options.Glob = "**/*",
+    on_error: options.OnError = "skip",
+    json: options.Json = False,
+) -> None:
+    """Find how sure a layer must be for the later ones to be left out, and keep it with the model."""
+    from memlm.calibrate import calibrate as run
+    from memlm.corpus import Corpus
+
+    with ConsoleProgress() as progress:
+        documents = Corpus(texts, glob, on_error, tell_problem)
+        report = run(
+            model, documents, measure=measure, delta=delta, epsilon=epsilon, prompts=prompts, progress=progress
+        )
+    if json:
+        emit_json(report)
+    elif report.rule is None:
+        out.print(f"No threshold keeps within delta {delta} of the whole model: nothing was kept.")
+    else:
+        out.print(
+            f"threshold {report.rule.threshold}: {report.layers_share:.0%} of the layers, {report.time_share:.0%} of"
+            f" the time, {report.disagreement:.1%} other tokens, {report.nats_change:+.4f} nats per token"
+        )
 
 
 @app.command(epilog="Example: memlm serve --model model --store store --port 50051")

@@ -39,6 +39,7 @@ def generate(
     seed: options.Seed = None,
     stop: options.Stop = None,
     show_memory: options.ShowMemory = False,
+    early_exit: options.EarlyExit = False,
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:
@@ -48,7 +49,7 @@ def generate(
     wanted = asked(store=use, k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe, max_tokens=max_tokens)
     wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()))
     wanted |= asked(temperature=temperature, repetition_penalty=repetition_penalty) | {"use_store": not no_store}
-    wanted["neighbors"] = options.NEIGHBORS_SHOWN if show_memory else 0
+    wanted |= {"neighbors": options.NEIGHBORS_SHOWN if show_memory else 0, "early_exit": early_exit}
     with Client(target, timeout_s=timeout) as client, client.generate(prompt, **wanted) as tokens:
         render.print_generation(tokens, json=json, show_memory=show_memory)
 

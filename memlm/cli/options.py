@@ -45,6 +45,9 @@ Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this 
 ShowMemory = Annotated[
     bool, typer.Option("--show-memory", help="Colour tokens by their share of memory; name the places.")
 ]
+EarlyExit = Annotated[
+    bool, typer.Option("--early-exit", help="Leave later layers out where the model was calibrated to be sure.")
+]
 
 NEIGHBORS_SHOWN = 16
 

@@ -73,6 +73,15 @@ class Attention(nn.Module):
             mixed_BHTd = self.memory.gate(mixed_BHTd, found)
         return self.out(mixed_BHTd.transpose(1, 2).flatten(2))
 
+    def keep(self, hidden_BTD: Float[Tensor, "B T D"], step: Step) -> None:
+        """Puts keys and values of new tokens into the state, and reads nothing."""
+        if step.state is None:
+            return
+        heads = self.project(hidden_BTD)
+        turn = step.query_turn
+        key_BGTd = heads.key_BGTd if turn is None else rotate(heads.key_BGTd, turn)
+        self._remember(hidden_BTD, key_BGTd, heads.value_BGTd, step.state, step)
+
     def project(self, hidden_BTD: Float[Tensor, "B T D"]) -> Heads:
         """Queries, keys and values. Keys of a memorizing layer that normalizes have unit length."""
         heads = self.qkv(hidden_BTD).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)

@@ -66,6 +66,10 @@ class Block(nn.Module):
         attended_BTD = hidden_BTD + self.attention(self.attention_norm(hidden_BTD), step)
         return attended_BTD, self.ff_norm(hidden_BTD if self.is_parallel else attended_BTD)
 
+    def keep(self, hidden_BTD: Float[Tensor, "B T D"], step: Step) -> None:
+        """Remembers tokens whose states here were left out, as if `hidden_BTD` were their input."""
+        self.attention.keep(hidden_BTD if self.is_post else self.attention_norm(hidden_BTD), step)
+
     def finish(self, attended_BTD: Float[Tensor, "B T D"], key_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """The residual stream after the feed-forward."""
         hidden_BTD = attended_BTD + self.ff(key_BTD)

@@ -200,12 +200,12 @@ class Decoder(nn.Module):
         return read
 
     def _through_layers(self, tokens_BT: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        hidden_BTD = self._embed(tokens_BT, step.sight)
+        hidden_BTD = self.embed(tokens_BT, step.sight)
         for block in self.blocks[:-1]:
             hidden_BTD = block.finish(*block.attend(hidden_BTD, step))
         return self.blocks[-1].attend(hidden_BTD, step)
 
-    def _embed(self, tokens_BT: Tensor, sight: Sight) -> Float[Tensor, "B T D"]:
+    def embed(self, tokens_BT: Tensor, sight: Sight) -> Float[Tensor, "B T D"]:
         """Embeddings, with the positions of models that add them: those within the document, or, of a learned table,
         within the segment.
         """

@@ -1,0 +1,97 @@
+"""Depth on demand: a token's later layers are left out once an earlier one is sure enough (Confident Adaptive Language
+Modeling, arXiv 2207.07061).
+
+The layers that are left out still keep keys and values for the tokens to come, made from the state that was reached
+(section 3.2): attention never finds a hole.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from memlm.errors import InvalidInput
+from memlm.model.decoder import Decoder
+from memlm.model.segments import end_segments
+from memlm.model.state import DecoderState, check_room
+from memlm.model.step import Step
+
+MEASURES = ("softmax", "state")
+
+
+@dataclass(frozen=True, slots=True)
+class ExitRule:
+    """When a layer's state is good enough. `softmax` measures the lead of the likeliest token over the second (one
+    product with the vocabulary a layer); `state` how little the last layer turned the state, half of 1 + the cosine
+    (next to nothing a layer). Raises InvalidInput for another measure or a threshold outside 0 to 1.
+    """
+
+    measure: str
+    threshold: float
+    first_layer: int = 1
+
+    def __post_init__(self) -> None:
+        """Checks ranges."""
+        if self.measure not in MEASURES:
+            raise InvalidInput(f"measure is {self.measure!r}; expected one of {', '.join(MEASURES)}", field="measure")
+        if not 0 <= self.threshold <= 1 or not math.isfinite(self.threshold):
+            raise InvalidInput(f"threshold is {self.threshold}; expected 0 to 1", field="threshold")
+        if self.first_layer < 1:
+            raise InvalidInput(f"first_layer is {self.first_layer}; expected at least 1", field="first_layer")
+
+    def confidence(
+        self, decoder: Decoder, before_BTD: Float[Tensor, "B T D"], after_BTD: Float[Tensor, "B T D"]
+    ) -> float:
+        """How sure the state after a layer is, 0 to 1. Of one token."""
+        if self.measure == "state":
+            return (1 + float(F.cosine_similarity(before_BTD, after_BTD, dim=-1))) / 2
+        best = decoder.logits(decoder.norm(after_BTD)).float().softmax(dim=-1).flatten().topk(2).values
+        return float(best[0] - best[1])
+
+
+def read_until_sure(
+    decoder: Decoder, token_11: Int[Tensor, "1 1"], state: DecoderState, rule: ExitRule
+) -> tuple[Float[Tensor, "1 1 D"], int]:
+    """Reads one token of one sequence; gives the final hidden state, and how many layers made it.
+
+    A threshold of 1 is the whole model, bit for bit, unless a confidence of exactly 1 is reached.
+    """
+    check_room(state, 1)
+    state.make_room(1)
+    sight = state.sight([1], 1, None)
+    step = Step(sight, [1], decoder.dtype, state, decoder.rotary, decoder.relative_bias)
+    hidden_BTD, used = decoder.embed(token_11, sight), 0
+    for block in decoder.blocks:
+        before_BTD, used = hidden_BTD, used + 1
+        hidden_BTD = block.finish(*block.attend(before_BTD, step))
+        last = used == decoder.config.num_layers
+        if not last and used >= rule.first_layer and rule.confidence(decoder, before_BTD, hidden_BTD) > rule.threshold:
+            break
+    for block in list(decoder.blocks)[used:]:
+        block.keep(hidden_BTD, step)
+    state.advance([1])
+    if decoder.config.is_segmented:
+        end_segments(list(decoder.blocks), decoder.rotary, state)
+    return decoder.norm(hidden_BTD), used
+
+
+def hoeffding_bentkus(risk: float, allowed: float, count: int) -> float:
+    """A p-value of "the true risk exceeds `allowed`", from the mean risk of `count` independent samples in 0 to 1
+    (Learn then Test, arXiv 2110.01052, equation 7).
+    """
+    if risk >= allowed:
+        return 1.0
+    hoeffding = math.exp(-count * _divergence(risk, allowed))
+    hits = math.ceil(count * risk)
+    tail = sum(math.comb(count, n) * allowed**n * (1 - allowed) ** (count - n) for n in range(hits + 1))
+    return min(1.0, hoeffding, math.e * tail)
+
+
+def _divergence(a: float, b: float) -> float:
+    """The Kullback-Leibler divergence of two coins."""
+    first = a * math.log(a / b) if a > 0 else 0.0
+    return first + ((1 - a) * math.log((1 - a) / (1 - b)) if a < 1 else 0.0)
