@@ -175,7 +175,7 @@ def _session() -> dict[str, Any]:
         "compressive": replace(shape, compression=Compression(length=256, rate=4)),
         "windowed": replace(shape, xl_length=0, windows=(256,) * 4, context_length=32_768),
     }
-    figures = {}
+    figures: dict[str, Any] = {}
     for name, config in configs.items():
         decoder = Decoder(config).eval()
         state = decoder.new_state(capacity=32_768)
@@ -212,7 +212,8 @@ def _pair(config: ModelConfig, dtype: torch.dtype) -> tuple[Decoder, Any]:
     import transformers
 
     transformers.logging.set_verbosity_error()
-    return decoder, transformers.GPT2LMHeadModel(transformers.GPT2Config()).to(dtype).eval()
+    theirs: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config())
+    return decoder, theirs.to(dtype).eval()
 
 
 def _our_decoding(decoder: Decoder, prompts_BT: Tensor) -> float:
@@ -249,7 +250,10 @@ def _speeds_by_size(decoder: Decoder, largest: int, progress: Progress, name: st
     with torch.inference_mode():
         while row.size < largest - decoder.config.xl_length - segment:
             tokens = torch.randint(1, decoder.config.vocab_size, (8, 1, segment))
-            seconds = sum(_seconds(lambda t=t: decoder.logits(decoder(t, state)[0])) for t in tokens)
+            begin = time.perf_counter()
+            for tokens_1T in tokens:
+                decoder.logits(decoder(tokens_1T, state)[0])
+            seconds = time.perf_counter() - begin
             yield row.size, 8 * segment / seconds
             progress(f"memorizing {name}", row.size, largest, f"{8 * segment / seconds:,.0f} tokens/s")
 
