@@ -68,7 +68,8 @@ class MemoryParams:
     """Which datastore speaks, and how loudly: p = lam p_kNN + (1 - lam) p_LM (arXiv 1911.00172, eq. 3).
 
     What is None takes the store's own default, as `memlm index tune` left it. `store=None` takes the only store that is
-    loaded; `use_store=False` is the model alone.
+    loaded; `use_store=False` is the model alone. `spalm` puts the neighbours through the model's trained gate (arXiv
+    2102.02557), in place of the mixture unless `lam` is given too.
     """
 
     store: str | None = None
@@ -77,6 +78,7 @@ class MemoryParams:
     lam: float | None = None
     knn_temperature: float | None = None
     nprobe: int | None = None
+    spalm: bool = False
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing, naming the field."""

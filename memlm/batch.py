@@ -14,6 +14,7 @@ import torch
 
 from memlm.api import Completion, Token
 from memlm.checkpoint import Checkpoint
+from memlm.gate import gated
 from memlm.generate import Generation
 from memlm.index.neighbours import Neighbours
 from memlm.memory import Retrieval, Retrieved
@@ -38,10 +39,13 @@ def complete_all(
             hidden_BTD, keys_BTD = decoder(tokens_BT, state, new_B=new_B)
             last_R = torch.tensor([new_B[row] - 1 for row in running])
             rows_R = torch.tensor(running)
-            logprobs_RV = decoder.logprobs(hidden_BTD[rows_R, last_R])
+            hidden_RD = hidden_BTD[rows_R, last_R]
             keys_RD = keys_BTD[rows_R, last_R].float().numpy()
             asks = retrieval is not None and generations[running[0]].wants_memory
             found = retrieval.search(keys_RD) if retrieval is not None and asks else None
+            if found is not None and retrieval is not None and retrieval.gate:
+                hidden_RD = gated(decoder, retrieval.gate, hidden_RD, found.neighbours)
+            logprobs_RV = decoder.logprobs(hidden_RD)
             for number, row in enumerate(running):
                 one = None if found is None else _row_of(found, number)
                 told[row] += generations[row].draw(logprobs_RV[number], one, begin)

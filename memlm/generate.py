@@ -30,6 +30,7 @@ from memlm.api import (
 from memlm.calibrate import load_rule
 from memlm.checkpoint import Checkpoint
 from memlm.errors import InvalidInput
+from memlm.gate import gated
 from memlm.interpolation import memory_logprobs, mix
 from memlm.memory import Retrieval, Retrieved
 from memlm.model import DecoderState, decoding_threads
@@ -73,11 +74,12 @@ class Generation:
                 hidden_BTD, _ = read_until_sure(self._decoder, tokens_BT, self._state, self._rule)
                 return self.draw(self._decoder.logprobs(hidden_BTD[0, -1]), None, begin)
             hidden_BTD, keys_BTD = self._decoder(tokens_BT, self._state)
-            lm_logprobs_V = self._decoder.logprobs(hidden_BTD[0, -1])
-            retrieved = None
+            retrieved, hidden_1D = None, hidden_BTD[0, -1:]
             if self._retrieval and self.wants_memory:
                 retrieved = self._retrieval.search(keys_BTD[0, -1:].float().numpy())
-            return self.draw(lm_logprobs_V, retrieved, begin)
+                if self._retrieval.gate:
+                    hidden_1D = gated(self._decoder, self._retrieval.gate, hidden_1D, retrieved.neighbours)
+            return self.draw(self._decoder.logprobs(hidden_1D)[0], retrieved, begin)
 
     def draw(self, lm_logprobs_V: Float[Tensor, " V"], retrieved: Retrieved | None, begin: float) -> tuple[Token, ...]:
         """The same for whoever read what was unread: `begin` is when that was, `retrieved` has the memory's one row."""
@@ -94,7 +96,8 @@ class Generation:
     @property
     def wants_memory(self) -> bool:
         """Whether neighbours could change anything, or are asked for."""
-        return self._retrieval is not None and bool(self._retrieval.lam or self._request.neighbors)
+        retrieval = self._retrieval
+        return retrieval is not None and bool(retrieval.lam or retrieval.gate or self._request.neighbors)
 
     def events(self) -> Generator[GenerationEvent, None, None]:
         """Accepted, the tokens, Finished: what the library and the server's stream both tell."""

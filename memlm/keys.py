@@ -21,10 +21,13 @@ BATCH_TOKENS = 8192
 
 
 class Prediction(NamedTuple):
-    """What one window's last N positions gave: keys, and log-probabilities of the targets."""
+    """What one window's last N positions gave: keys, log-probabilities of the targets, and, where asked for, final
+    states.
+    """
 
     keys_ND: Float32[np.ndarray, "N D"]
     logprobs_N: Float32[np.ndarray, " N"]
+    hidden_ND: Float[Tensor, "N D"] | None = None
 
 
 def keys_of(decoder: Decoder, windows: Sequence[Window]) -> list[Float32[np.ndarray, "N D"]]:
@@ -37,19 +40,30 @@ def keys_of(decoder: Decoder, windows: Sequence[Window]) -> list[Float32[np.ndar
     return keys
 
 
-def predictions_of(decoder: Decoder, windows: Sequence[Window]) -> list[Prediction]:
-    """Keys and log-probabilities of every window's targets, in float32."""
+def predictions_of(decoder: Decoder, windows: Sequence[Window], *, hidden: bool = False) -> list[Prediction]:
+    """Keys and log-probabilities of every window's targets, in float32, and final `hidden` states if asked for."""
     predictions: list[Prediction | None] = [None] * len(windows)
     with torch.inference_mode():
         for places, tokens_BT in _batches(windows):
             hidden_BTD, keys_BTD = decoder(tokens_BT)
             for row, place in enumerate(places):
                 window = windows[place]
-                logprobs_NV = decoder.logprobs(_new_positions(hidden_BTD[row], window))
-                targets_N1 = torch.from_numpy(window.targets_N)[:, None]
-                keys_ND = _new_positions(keys_BTD[row], window).float().numpy()
-                predictions[place] = Prediction(keys_ND, logprobs_NV.gather(1, targets_N1)[:, 0].numpy())
+                hidden_ND, keys_ND = (_new_positions(each[row], window) for each in (hidden_BTD, keys_BTD))
+                predictions[place] = _prediction(decoder, hidden_ND, keys_ND, window, hidden=hidden)
     return [prediction for prediction in predictions if prediction is not None]
+
+
+def _prediction(
+    decoder: Decoder,
+    hidden_ND: Float[Tensor, "N D"],
+    keys_ND: Float[Tensor, "N D"],
+    window: Window,
+    *,
+    hidden: bool,
+) -> Prediction:
+    targets_N1 = torch.from_numpy(window.targets_N)[:, None]
+    logprobs_N = decoder.logprobs(hidden_ND).gather(1, targets_N1)[:, 0].numpy()
+    return Prediction(keys_ND.float().numpy(), logprobs_N, hidden_ND.float().clone() if hidden else None)
 
 
 class Reader:
@@ -70,19 +84,15 @@ class Reader:
         with torch.inference_mode():
             return [self._decoder.keys(*self._next(window))[0].float().numpy() for window in windows]
 
-    def predictions(self, windows: Sequence[Window]) -> list[Prediction]:
-        """Keys and log-probabilities of every window's targets, in float32."""
+    def predictions(self, windows: Sequence[Window], *, hidden: bool = False) -> list[Prediction]:
+        """Keys and log-probabilities of every window's targets, in float32, and final `hidden` states if asked for."""
         if not self._decoder.config.is_segmented:
-            return predictions_of(self._decoder, windows)
+            return predictions_of(self._decoder, windows, hidden=hidden)
         predictions = []
         with torch.inference_mode():
             for window in windows:
                 hidden_BTD, keys_BTD = self._decoder(*self._next(window))
-                logprobs_NV = self._decoder.logprobs(hidden_BTD[0])
-                targets_N1 = torch.from_numpy(window.targets_N)[:, None]
-                predictions.append(
-                    Prediction(keys_BTD[0].float().numpy(), logprobs_NV.gather(1, targets_N1)[:, 0].numpy())
-                )
+                predictions.append(_prediction(self._decoder, hidden_BTD[0], keys_BTD[0], window, hidden=hidden))
         return predictions
 
     def skip(self, windows: Sequence[Window]) -> None:

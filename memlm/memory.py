@@ -15,9 +15,11 @@ from jaxtyping import Float32, Int64
 from memlm.api import MemoryParams, Neighbor, StoreInfo
 from memlm.checkpoint import Checkpoint
 from memlm.errors import Incompatible
+from memlm.gate import load_gate
 from memlm.index.datastore import Datastore
 from memlm.index.neighbours import Neighbours
 from memlm.interpolation import neighbor_logweights
+from memlm.model.spalm import MemoryGate
 
 SNIPPET_TOKENS = 12
 
@@ -37,7 +39,7 @@ class Memory:
         """Takes an open datastore; its name is its folder's unless another is given."""
         check_fingerprints(datastore, checkpoint)
         self.datastore, self.name = datastore, name or datastore.path.name
-        self._tokenizer = checkpoint.tokenizer
+        self._tokenizer, self._model = checkpoint.tokenizer, checkpoint.path
 
     @classmethod
     def open(cls, path: str | Path, checkpoint: Checkpoint, name: str = "") -> Memory:
@@ -67,12 +69,14 @@ class Memory:
     def resolve(self, params: MemoryParams) -> Retrieval:
         """The request's settings, with the store's defaults where it left them open."""
         defaults = self.datastore.defaults
+        lam = 0.0 if params.spalm else defaults.lam  # the gate already mixes: interpolation comes only when asked for
         return Retrieval(
             memory=self,
             k=defaults.k if params.k is None else params.k,
-            lam=defaults.lam if params.lam is None else params.lam,
+            lam=lam if params.lam is None else params.lam,
             temperature=defaults.temperature if params.knn_temperature is None else params.knn_temperature,
             nprobe=params.nprobe,
+            gate=load_gate(self._model) if params.spalm else None,
         )
 
     def describe(
@@ -113,13 +117,16 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """A memory and how it is asked: k neighbours, softmax temperature, weight lam in the mixture."""
+    """A memory and how it is asked: k neighbours, softmax temperature, weight lam in the mixture, and, where it is
+    wanted, the gate that mixes what they say into the model's final state.
+    """
 
     memory: Memory
     k: int
     lam: float
     temperature: float
     nprobe: int | None
+    gate: MemoryGate | None = None
 
     def search(self, keys_QD: Float32[np.ndarray, "Q D"]) -> Retrieved:
         """The neighbours of some keys, with their weights."""

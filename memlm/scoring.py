@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float32, Int64
 
 from memlm.api import Figures, Score, TokenScore
 from memlm.checkpoint import Checkpoint
 from memlm.errors import InvalidInput
+from memlm.gate import gated
 from memlm.interpolation import mix_targets, target_logprobs
-from memlm.keys import Reader
+from memlm.keys import Prediction, Reader
 from memlm.keys import document_windows as windows_for
-from memlm.memory import Retrieval
+from memlm.memory import Retrieval, Retrieved
+from memlm.model.spalm import MemoryGate
 from memlm.windows import Window, blocks_of
 
 BLOCK_WINDOWS = 64
@@ -35,18 +38,29 @@ def score_windows(
     checkpoint: Checkpoint, windows: Iterator[Window], retrieval: Retrieval | None, *, at_once: int = BLOCK_WINDOWS
 ) -> Iterator[Scored]:
     """Scores windows as they come, `at_once` of them in a block."""
-    reader = Reader(checkpoint.decoder)
+    reader, gate = Reader(checkpoint.decoder), retrieval.gate if retrieval else None
     for block in blocks_of(windows, at_once):
-        for window, (keys_ND, lm_logprobs_N) in zip(block, reader.predictions(block), strict=True):
+        for window, read in zip(block, reader.predictions(block, hidden=gate is not None), strict=True):
             if retrieval is None:
-                yield Scored(window.targets_N, lm_logprobs_N, None, None)
+                yield Scored(window.targets_N, read.logprobs_N, None, None)
                 continue
-            found = retrieval.search(keys_ND)
+            found = retrieval.search(read.keys_ND)
+            lm_logprobs_N = _gated_logprobs(checkpoint, gate, read, found, window) if gate else read.logprobs_N
             knn_N = target_logprobs(found.logweights_QK, found.neighbours.values_QK, window.targets_N)
             there_N = (found.neighbours.ids_QK >= 0).any(axis=1)
-            yield Scored(
-                window.targets_N, lm_logprobs_N, knn_N, mix_targets(lm_logprobs_N, knn_N, there_N, retrieval.lam)
-            )
+            mixed_N = mix_targets(lm_logprobs_N, knn_N, there_N, retrieval.lam)
+            yield Scored(window.targets_N, read.logprobs_N, knn_N, mixed_N)
+
+
+def _gated_logprobs(
+    checkpoint: Checkpoint, gate: MemoryGate, read: Prediction, found: Retrieved, window: Window
+) -> Float32[np.ndarray, " N"]:
+    """Log-probabilities of a window's targets after the gate."""
+    assert read.hidden_ND is not None  # asked for above
+    with torch.inference_mode():
+        hidden_ND = gated(checkpoint.decoder, gate, read.hidden_ND, found.neighbours).to(checkpoint.decoder.dtype)
+        logprobs_NV = checkpoint.decoder.logprobs(hidden_ND)
+        return logprobs_NV.gather(1, torch.from_numpy(window.targets_N)[:, None])[:, 0].numpy()
 
 
 def document_windows(checkpoint: Checkpoint, text: str) -> Iterator[Window]:

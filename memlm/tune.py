@@ -95,9 +95,9 @@ def _gather(
     windows = (window for document in texts for window in document_windows(checkpoint, document.text))
     reader = Reader(checkpoint.decoder)
     for block in blocks_of(windows, BLOCK_WINDOWS):
-        for window, (keys_ND, lm_logprobs_N) in zip(block, reader.predictions(block), strict=True):
-            found = retrieval.search(keys_ND).neighbours
-            lm.append(lm_logprobs_N)
+        for window, read in zip(block, reader.predictions(block), strict=True):
+            found = retrieval.search(read.keys_ND).neighbours
+            lm.append(read.logprobs_N)
             distances.append(found.distances_QK)
             agrees.append(found.values_QK == window.targets_N[:, None])
             num_tokens += len(window.targets_N)

@@ -97,6 +97,7 @@ def evaluate(
     lam: options.Lam = None,
     knn_temperature: options.KnnTemperature = None,
     nprobe: options.Nprobe = None,
+    spalm: options.Spalm = False,
     glob: options.Glob = "**/*",
     on_error: options.OnError = "skip",
     json: options.Json = False,
@@ -106,7 +107,7 @@ def evaluate(
     from memlm.evaluate import evaluate as run
     from memlm.language_model import load
 
-    memory = asked(k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
+    memory = asked(k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe, spalm=spalm or None)
     with load(model, store or (), dtype=dtype) as lm, ConsoleProgress() as progress:
         evaluation = run(lm, Corpus(texts, glob, on_error, tell_problem), progress=progress, **memory)
     if json:
@@ -132,6 +133,7 @@ def generate(
     lam: options.Lam = None,
     knn_temperature: options.KnnTemperature = None,
     nprobe: options.Nprobe = None,
+    spalm: options.Spalm = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_k: options.TopK = None,
@@ -147,7 +149,15 @@ def generate(
     """Continue a prompt in this process."""
     from memlm.language_model import load
 
-    wanted = asked(store=use, k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe, max_tokens=max_tokens)
+    wanted = asked(
+        store=use,
+        k=k,
+        lam=lam,
+        knn_temperature=knn_temperature,
+        nprobe=nprobe,
+        spalm=spalm or None,
+        max_tokens=max_tokens,
+    )
     wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()))
     wanted |= asked(temperature=temperature, repetition_penalty=repetition_penalty) | {"use_store": not no_store}
     wanted |= {"neighbors": options.NEIGHBORS_SHOWN if show_memory else 0, "early_exit": early_exit}

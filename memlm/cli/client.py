@@ -30,6 +30,7 @@ def generate(
     lam: options.Lam = None,
     knn_temperature: options.KnnTemperature = None,
     nprobe: options.Nprobe = None,
+    spalm: options.Spalm = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_k: options.TopK = None,
@@ -46,7 +47,15 @@ def generate(
     """Continue a prompt; the text comes as it is made."""
     from memlm.client import Client
 
-    wanted = asked(store=use, k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe, max_tokens=max_tokens)
+    wanted = asked(
+        store=use,
+        k=k,
+        lam=lam,
+        knn_temperature=knn_temperature,
+        nprobe=nprobe,
+        spalm=spalm or None,
+        max_tokens=max_tokens,
+    )
     wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()))
     wanted |= asked(temperature=temperature, repetition_penalty=repetition_penalty) | {"use_store": not no_store}
     wanted |= {"neighbors": options.NEIGHBORS_SHOWN if show_memory else 0, "early_exit": early_exit}
@@ -64,13 +73,14 @@ def score(
     lam: options.Lam = None,
     knn_temperature: options.KnnTemperature = None,
     nprobe: options.Nprobe = None,
+    spalm: options.Spalm = False,
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:
     """Tell how probable a text is."""
     from memlm.client import Client
 
-    memory = asked(store=use, k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
+    memory = asked(store=use, k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe, spalm=spalm or None)
     with Client(target, timeout_s=timeout) as client:
         scored = client.score(text, token_scores=json, use_store=not no_store, **memory)
     if json:
@@ -86,6 +96,7 @@ def search(
     use: options.StoreName = None,
     k: Annotated[int, typer.Option("--k", help="Neighbours to show.")] = 8,
     nprobe: options.Nprobe = None,
+    spalm: options.Spalm = False,
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:

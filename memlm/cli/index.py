@@ -111,6 +111,33 @@ def info(store: options.StoreArgument, json: options.Json = False) -> None:
     out.print(shown)
 
 
+@app.command(epilog="Example: memlm index spalm store heldout/ --model model")
+def spalm(
+    store: options.StoreArgument,
+    texts: options.Texts,
+    model: options.Model,
+    k: Annotated[int, typer.Option("--k", help="Neighbours a position.")] = 16,
+    max_tokens: Annotated[int, typer.Option(help="Learn from at most this many tokens.")] = 50_000,
+    seed: Annotated[int, typer.Option(help="Same seed, same gate.")] = 0,
+    glob: options.Glob = "**/*",
+    on_error: options.OnError = "skip",
+    json: options.Json = False,
+) -> None:
+    """Train a gate between model and datastore on held-out text, and keep it with the model."""
+    from memlm.corpus import Corpus
+    from memlm.spalm import train_spalm as run
+
+    with ConsoleProgress() as progress:
+        documents = Corpus(texts, glob, on_error, tell_problem)
+        report = run(model, store, documents, k=k, max_tokens=max_tokens, seed=seed, progress=progress)
+    if json:
+        emit_json(report)
+        return
+    out.print(f"{report.base_nats:.4f} nats per token alone, {report.gated_nats:.4f} gated, {report.share:.1%} memory")
+    if report.gated_nats >= report.base_nats:
+        out.print("The gate does not help: nothing was kept.")
+
+
 @app.command(epilog="Example: memlm index search store 'import os' --model model")
 def search(
     store: options.StoreArgument,

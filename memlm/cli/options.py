@@ -28,6 +28,8 @@ Lam = Annotated[float | None, typer.Option("--lam", help="Weight of the memory, 
 KnnTemperature = Annotated[float | None, typer.Option("--knn-temperature", help="Softmax temperature over distances.")]
 Nprobe = Annotated[int | None, typer.Option("--nprobe", help="Inverted lists to search.")]
 
+Spalm = Annotated[bool, typer.Option("--spalm", help="Put the neighbours through the model's trained gate.")]
+
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-n", help="At most this many tokens.")]
 Temperature = Annotated[
     float | None, typer.Option("--temperature", "-t", help="0 is greedy (default: the model's own, else 1).")

@@ -81,6 +81,13 @@ class Decoder(nn.Module):
         tied = self.embedding.weight.numel() if id(self.embedding.weight) in counted else 0
         return others + tied + sum(linear.num_parameters for linear in own)
 
+    @cached_property
+    def output_embedding_VD(self) -> Float[Tensor, "V D"]:
+        """What a final state is multiplied with to score each token."""
+        if self.config.tied_embeddings:
+            return self.embedding.weight
+        return self.head.weight if self.head.packed is None else self.head.packed.to_dense()
+
     def pack(self) -> Decoder:
         """Lays the weights out for prediction, which then needs half the time; such a decoder cannot learn."""
         for module in self.modules():
