@@ -1,18 +1,19 @@
-"""Documents -> batches for training: one file of token ids, read in windows.
+"""Documents -> batches for training: one file of token ids, read in windows, or, with memory, document by document.
 
 Which windows a step reads is a function of seed and step alone, so that a resumed run sees what it would have seen.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int, Int64
+from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
 from memlm.corpus import Document
@@ -39,6 +40,15 @@ def write_tokens(
             progress("tokenize", done, max(done, num_bytes))
         np.array([tokenizer.end_id], dtype=TOKEN_DTYPE).tofile(file)
     temporary.replace(path)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step reads: inputs, the tokens that follow them, and where documents begin, if memory must know."""
+
+    inputs_BT: Int[Tensor, "B T"]
+    targets_BT: Int[Tensor, "B T"]
+    starts_BT: Bool[Tensor, "B T"] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,13 +83,19 @@ class Batches:
         """Whole windows, whatever the epoch's offset."""
         return (self.num_tokens - 1) // self.context_length - 1
 
-    def at(self, step: int) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-        """The inputs and the targets, one token further, of a step."""
+    def at(self, step: int, rows: range | None = None) -> Batch:
+        """The inputs and the targets, one token further, of a step; of some of its rows, if not of all."""
         tokens_N = np.memmap(self.path, dtype=TOKEN_DTYPE, mode="r")
-        begins = [self._begin_of(step * self.batch_size + row) for row in range(self.batch_size)]
-        rows = np.stack([tokens_N[begin : begin + self.context_length + 1] for begin in begins])
-        both = torch.from_numpy(rows.astype(np.int64))
-        return both[:, :-1], both[:, 1:]
+        rows = range(self.batch_size) if rows is None else rows
+        begins = [self._begin_of(step * self.batch_size + row) for row in rows]
+        windows = np.stack([tokens_N[begin : begin + self.context_length + 1] for begin in begins])
+        both = torch.from_numpy(windows.astype(np.int64))
+        return Batch(both[:, :-1], both[:, 1:])
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """Steps that read every window once."""
+        return self.windows_per_epoch / self.batch_size
 
     def _begin_of(self, window: int) -> int:
         epoch, place = divmod(window, self.windows_per_epoch)
@@ -91,3 +107,94 @@ class Batches:
 def _order_of(seed: int, epoch: int, num_windows: int, context_length: int) -> tuple[Int64[np.ndarray, " W"], int]:
     generator = np.random.default_rng([seed, epoch])
     return generator.permutation(num_windows), int(generator.integers(context_length))
+
+
+@dataclass(frozen=True)
+class DocumentRows:
+    """Rows of whole documents for a model with memory: each row reads one document after another from its beginning
+    to its end, `context_length` tokens a step, and then the next epoch's in another order.
+
+    Every document of an epoch is read by one row, every token once; rows go on into their next epoch when they are
+    through with one, so that nothing is padded and nothing is left out. What a step reads is a function of seed and
+    step alone. Raises InvalidInput for a file with fewer documents than rows.
+    """
+
+    path: Path
+    context_length: int
+    batch_size: int
+    seed: int
+    start_id: int
+    end_id: int
+
+    def __post_init__(self) -> None:
+        """Checks that each row has a document to read."""
+        if len(self._bounds) - 1 < self.batch_size:
+            raise InvalidInput(
+                f"the corpus has {len(self._bounds) - 1} documents; a model with memory reads {self.batch_size} side by"
+                " side: give more documents, or a smaller batch_size",
+                field="corpus",
+            )
+
+    @cached_property
+    def _bounds(self) -> Int64[np.ndarray, " E"]:
+        """The places of the tokens that precede documents, and the last one."""
+        return np.flatnonzero(np.memmap(self.path, dtype=TOKEN_DTYPE, mode="r") == self.end_id)
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """Steps that read as many tokens as there are."""
+        return int(self._bounds[-1] - self._bounds[0]) / (self.batch_size * self.context_length)
+
+    def at(self, step: int, rows: range | None = None) -> Batch:
+        """The inputs, targets and starts of a step; of some of its rows, if not of all."""
+        rows = range(self.batch_size) if rows is None else rows
+        parts = [self._read(row, step * self.context_length, self.context_length) for row in rows]
+        inputs, targets, starts = (torch.from_numpy(np.stack(each)) for each in zip(*parts, strict=True))
+        return Batch(inputs, targets, starts)
+
+    def _read(self, row: int, begin: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`count` positions of a row's endless text, from the `begin`-th on."""
+        tokens_N, epoch = np.memmap(self.path, dtype=TOKEN_DTYPE, mode="r"), 0
+        inputs, targets, starts, read = [], [], [], 0
+        while begin >= self._row(row, epoch)[1][-1]:
+            begin, epoch = begin - int(self._row(row, epoch)[1][-1]), epoch + 1
+        while read < count:
+            documents, ends = self._row(row, epoch)
+            place = int(np.searchsorted(ends, begin, side="right"))
+            if place == len(documents):
+                begin, epoch = 0, epoch + 1
+                continue
+            offset = begin - (int(ends[place - 1]) if place else 0)
+            size = min(count - read, int(ends[place]) - begin)
+            first = int(self._bounds[documents[place]]) + offset
+            piece = np.asarray(tokens_N[first : first + size + 1]).astype(np.int64)
+            begun = np.zeros(size, dtype=np.bool_)
+            if offset == 0:
+                begun[0], piece[0] = True, self.start_id
+            inputs.append(piece[:-1])
+            targets.append(piece[1:])
+            starts.append(begun)
+            begin, read = begin + size, read + size
+        return np.concatenate(inputs), np.concatenate(targets), np.concatenate(starts)
+
+    def _row(self, row: int, epoch: int) -> tuple[list[int], Int64[np.ndarray, " E"]]:
+        """The documents that a row reads in an epoch, and where each of them ends in the row."""
+        return self._dealt(epoch)[row]
+
+    def _dealt(self, epoch: int) -> list[tuple[list[int], Int64[np.ndarray, " E"]]]:
+        """Deals the documents of an epoch, in an order of its own, each to the row that has least to read so far."""
+        if epoch not in self._deals:
+            sizes = np.diff(self._bounds)
+            rows: list[list[int]] = [[] for _ in range(self.batch_size)]
+            loads = [(0, row) for row in range(self.batch_size)]
+            for document in np.random.default_rng([self.seed, epoch]).permutation(len(sizes)).tolist():
+                load, row = heapq.heappop(loads)
+                rows[row].append(document)
+                heapq.heappush(loads, (load + int(sizes[document]), row))
+            self._deals[epoch] = [(row, np.cumsum(sizes[row])) for row in rows]
+        return self._deals[epoch]
+
+    @cached_property
+    def _deals(self) -> dict[int, list[tuple[list[int], Int64[np.ndarray, " E"]]]]:
+        """Epochs that were dealt already."""
+        return {}

@@ -8,7 +8,8 @@ from memlm.checkpoint import load_checkpoint
 from memlm.corpus import Corpus
 from memlm.errors import AlreadyExists, Corrupt, InvalidInput, NotFound
 from memlm.tokenizer import Tokenizer
-from memlm.train import TrainConfig, learning_rate_at, train
+from memlm.train import train
+from memlm.train_config import TrainConfig, learning_rate_at
 from memlm.training_data import Batches, write_tokens
 
 TINY = TrainConfig(
@@ -122,11 +123,11 @@ def test_an_epoch_reads_every_window_once(tmp_path):
     np.arange(3000).astype("<u4").tofile(tmp_path / "t")
     batches = Batches(tmp_path / "t", context_length=7, batch_size=1, seed=3)
     rows = [batches.at(step) for step in range(batches.windows_per_epoch)]
-    assert all(torch.equal(inputs[0, 1:], targets[0, :-1]) for inputs, targets in rows)
-    assert len({tuple(inputs[0].tolist()) for inputs, _ in rows}) == len(rows)
-    assert torch.equal(batches.at(5)[0], batches.at(5)[0])
-    again = Batches(tmp_path / "t", context_length=7, batch_size=2, seed=3).at(2)[0]
-    assert torch.equal(again, torch.cat([rows[4][0], rows[5][0]]))
+    assert all(torch.equal(batch.inputs_BT[0, 1:], batch.targets_BT[0, :-1]) for batch in rows)
+    assert len({tuple(batch.inputs_BT[0].tolist()) for batch in rows}) == len(rows)
+    assert torch.equal(batches.at(5).inputs_BT, batches.at(5).inputs_BT)
+    again = Batches(tmp_path / "t", context_length=7, batch_size=2, seed=3).at(2).inputs_BT
+    assert torch.equal(again, torch.cat([rows[4].inputs_BT, rows[5].inputs_BT]))
 
 
 def test_documents_are_set_apart_by_the_end_of_text(corpus, tokenizer: Tokenizer, tmp_path):

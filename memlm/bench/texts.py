@@ -19,7 +19,7 @@ from memlm.checkpoint import save_checkpoint
 from memlm.corpus import Corpus
 from memlm.model import Decoder
 from memlm.tokenizer import Tokenizer
-from memlm.train import PRESETS
+from memlm.train_config import PRESETS
 
 PROMPT = "import os\n\n\ndef main("
 TOKENS = 200

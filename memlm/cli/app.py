@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 from memlm.cli import bench, client, index, options, render
 from memlm.cli.console import ConsoleProgress, emit_json, err, out, table, tell_problem
 from memlm.cli.options import asked
-from memlm.errors import InvalidInput
+from memlm.cli.train import train as train_command
 
 app = typer.Typer(
     help="A language model whose memory you can read, edit, scale and serve.",
@@ -42,49 +41,7 @@ def root(
     """A language model whose memory you can read, edit, scale and serve."""
 
 
-@app.command(epilog="Example: memlm train docs/ --out model --minutes 5")
-def train(
-    corpus: options.Corpora,
-    out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="MODEL", help="The model's new folder.")],
-    preset: Annotated[str, typer.Option(metavar="tiny|small|base", help="Shape and rates to start from.")] = "tiny",
-    config: Annotated[Path | None, typer.Option(metavar="F.toml", help="Fields of TrainConfig that differ.")] = None,
-    valid: Annotated[list[str] | None, typer.Option(metavar="PATH", help="Held-out text to report a loss on.")] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="A tokenizer to use, not to train one.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Train for this many steps.")] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Train for this many readings of the corpus (default 1).")
-    ] = None,
-    minutes: Annotated[float | None, typer.Option(help="Train for about this long.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same model.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in MODEL.")] = False,
-    glob: options.Glob = "**/*",
-    on_error: options.OnError = "skip",
-    json: options.Json = False,
-) -> None:
-    """Train a model on a corpus."""
-    from memlm.corpus import Corpus
-    from memlm.tokenizer import Tokenizer
-    from memlm.train import train as run
-
-    settings = _train_config(preset, config, asked(steps=steps, epochs=epochs, minutes=minutes, seed=seed))
-    with ConsoleProgress() as progress:
-        report = run(
-            Corpus(corpus, glob, on_error, tell_problem),
-            out_folder,
-            settings,
-            valid=Corpus(valid, glob, on_error, tell_problem) if valid else None,
-            tokenizer=Tokenizer.load(tokenizer) if tokenizer else None,
-            resume=resume,
-            progress=progress,
-        )
-    if json:
-        emit_json(report)
-        return
-    out.print(f"{report.num_parameters:,} parameters, {report.steps:,} steps, {report.tokens_per_s:,.0f} tokens/s")
-    out.print(f"loss {report.losses[-1]:.3f} nats per token" + (f", valid {report.valid_loss:.3f}" if valid else ""))
-    out.print(f"The model is in {out_folder}.", markup=False)
+app.command(epilog="Example: memlm train docs/ --out model --minutes 5")(train_command)
 
 
 @app.command("eval", epilog="Example: memlm eval heldout/ --model model --store store")
@@ -243,26 +200,6 @@ def demo(
     from memlm.demo import run_demo
 
     run_demo(out_folder, steps=steps, seed=seed, overwrite=overwrite, json=json)
-
-
-def _train_config(preset: str, file: Path | None, given: dict[str, Any]) -> Any:
-    import tomllib
-
-    from memlm.train import PRESETS
-
-    if preset not in PRESETS:
-        raise InvalidInput(f"preset is {preset!r}; expected one of {', '.join(PRESETS)}", field="preset")
-    changes: dict[str, Any] = {}
-    if file is not None:
-        try:
-            changes = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise InvalidInput(f"{file} cannot be read as TOML ({error})", field="config") from error
-    try:
-        return replace(PRESETS[preset], **{**changes, **given})
-    except TypeError as error:
-        known = ", ".join(vars(PRESETS[preset]))
-        raise InvalidInput(f"{file}: {error}; the fields are {known}", field="config") from error
 
 
 def _figures(score: Any) -> dict[str, Any]:

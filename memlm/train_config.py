@@ -1,0 +1,120 @@
+"""How a model is shaped and trained: presets, and what may be changed in them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from memlm.errors import InvalidInput
+from memlm.model import ModelConfig
+
+SHAPE = ("dim", "num_layers", "num_heads", "num_kv_heads", "ff_dim", "context_length")
+CHOICES = {
+    "schedule": ("cosine", "constant"),
+    "optimizer": ("muon", "adamw"),
+    "dtype": ("auto", "float32", "bfloat16"),
+    "device": ("auto", "cpu", "cuda"),
+}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The shape of the model and how it is trained. One of `steps`, `epochs`, `minutes` says for how long.
+
+    `minutes` fixes the number of steps from the speed of the first ones, so only the other two are reproducible.
+    `model_fields` are fields of `ModelConfig` (memories, positions, ...) over the shape that stands here; in a TOML
+    file they are the table `[model]`. A step reads `batch_size` x `accumulate` rows of `context_length` tokens, over
+    all processes together. The rate falls to `min_rate` of itself: one that falls to almost nothing hurts models with
+    memory (arXiv 1911.05507). Every `valid_every` steps the held-out text is scored; after `patience` scores that
+    bring nothing new, training ends with the best weights.
+    """
+
+    dim: int = 192
+    num_layers: int = 4
+    num_heads: int = 3
+    num_kv_heads: int = 1
+    ff_dim: int = 512
+    context_length: int = 256
+    vocab_size: int = 2048
+    batch_size: int = 4
+    learning_rate: float = 4e-3
+    weight_decay: float = 0.1
+    warmup: float = 0.05
+    grad_clip: float = 1.0
+    steps: int | None = None
+    epochs: float | None = None
+    minutes: float | None = None
+    checkpoint_every: int = 200
+    seed: int = 0
+    accumulate: int = 1
+    schedule: str = "cosine"
+    min_rate: float = 0.1
+    optimizer: str = "muon"
+    dtype: str = "auto"
+    device: str = "auto"
+    compile: bool = False
+    valid_every: int | None = None
+    patience: int | None = None
+    compression_loss_weight: float = 1.0
+    tensorboard: bool = False
+    model_fields: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuses sizes and rates that mean nothing."""
+        for name in ("batch_size", "checkpoint_every", "learning_rate", "grad_clip", "accumulate"):
+            if not getattr(self, name) > 0:
+                raise InvalidInput(f"{name} is {getattr(self, name)}; expected more than 0", field=name)
+        for name in ("warmup", "min_rate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InvalidInput(f"{name} is {getattr(self, name)}; expected a share, 0 to 1", field=name)
+        lengths = [value for value in (self.steps, self.epochs, self.minutes) if value is not None]
+        if len(lengths) > 1 or any(not value > 0 for value in lengths):
+            raise InvalidInput("give one of steps, epochs and minutes, more than 0", field="steps")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise InvalidInput(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}", field=name)
+        for name in ("valid_every", "patience"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise InvalidInput(f"{name} is {getattr(self, name)}; expected at least 1", field=name)
+        if self.patience and not self.valid_every:
+            raise InvalidInput("patience counts scores of held-out text; give valid_every too", field="patience")
+        self.model(max(self.vocab_size, 1))
+
+    def model(self, vocab_size: int) -> ModelConfig:
+        """The decoder's shape, for the vocabulary that the tokenizer came to."""
+        shape = {name: getattr(self, name) for name in SHAPE}
+        return ModelConfig.from_dict({**shape, **self.model_fields, "vocab_size": vocab_size})
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> TrainConfig:
+        """The config of a TOML file or a run's record. Raises InvalidInput for an unknown field, naming it."""
+        known = {each.name for each in fields(cls)}
+        if surplus := sorted(given.keys() - known):
+            raise InvalidInput(f"unknown fields {surplus}; the fields are {sorted(known)}", field=surplus[0])
+        return cls(**given)
+
+
+PRESETS = {
+    "tiny": TrainConfig(),
+    "small": TrainConfig(
+        dim=512, num_layers=8, num_heads=8, num_kv_heads=4, ff_dim=1408, context_length=512, vocab_size=16_384,
+        learning_rate=1e-3, batch_size=32,
+    ),
+    "base": TrainConfig(
+        dim=768, num_layers=12, num_heads=12, num_kv_heads=4, ff_dim=2048, context_length=1024, vocab_size=32_768,
+        learning_rate=6e-4, batch_size=64,
+    ),
+}  # fmt: skip
+
+
+def learning_rate_at(step: int, steps: int, config: TrainConfig) -> float:
+    """Linear warm-up, then half a cosine down to `min_rate` of the rate, or the rate itself."""
+    warmup = max(1, round(config.warmup * steps))
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    if config.schedule == "constant":
+        return config.learning_rate
+    fraction = (step - warmup) / max(1, steps - warmup)
+    falling = 0.5 * (1 + math.cos(math.pi * fraction))
+    return config.learning_rate * (config.min_rate + (1 - config.min_rate) * falling)

@@ -1,0 +1,80 @@
+"""Several processes that train one model, each on its own rows (started by `torchrun`), or one alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from memlm.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """Who takes part: `rank` of `size` processes. The first one writes; all take the same steps."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def join(cls, device: torch.device) -> Team:
+        """Takes the place that `torchrun` gave this process; alone where it gave none."""
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1:
+            return cls()
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        return cls(dist.get_rank(), size)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    def share(self, rows: range) -> range:
+        """The rows that this process reads. Raises InvalidInput where they cannot be shared evenly."""
+        if len(rows) % self.size:
+            raise InvalidInput(
+                f"batch_size is {len(rows)}; {self.size} processes share it only if they divide it", field="batch_size"
+            )
+        each = len(rows) // self.size
+        return rows[self.rank * each : (self.rank + 1) * each]
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def agree(self, number: float) -> float:
+        """The first process' number, for all."""
+        if self.size == 1:
+            return number
+        told = torch.tensor([number], dtype=torch.float64)
+        dist.broadcast(told, 0)
+        return float(told)
+
+    def mean(self, number: float) -> float:
+        """The mean over all processes."""
+        if self.size == 1:
+            return number
+        told = torch.tensor([number], dtype=torch.float64)
+        dist.all_reduce(told)
+        return float(told) / self.size
+
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Means over all processes. A parameter that nobody has a gradient for keeps none, as it would alone."""
+        if self.size == 1:
+            return
+        parameters = list(parameters)
+        there = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
+        dist.all_reduce(there)
+        for parameter, count in zip(parameters, there.tolist(), strict=True):
+            if not count:
+                continue
+            gradient: Tensor = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            dist.all_reduce(gradient)
+            parameter.grad = gradient / self.size
