@@ -79,7 +79,8 @@ class TrainConfig:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; expected at least 1", field=name)
         if self.patience and not self.valid_every:
             raise InvalidInput("patience counts scores of held-out text; give valid_every too", field="patience")
-        self.model(max(self.vocab_size, 1))
+        if unknown := sorted(self.model_fields.keys() - {each.name for each in fields(ModelConfig)}):
+            raise InvalidInput(f"model_fields has {unknown}; a model has no such fields", field=unknown[0])
 
     def model(self, vocab_size: int) -> ModelConfig:
         """The decoder's shape, for the vocabulary that the tokenizer came to."""

@@ -78,7 +78,7 @@ def test_any_step_and_any_rows_can_be_read_by_themselves(tmp_path):
 
 
 def test_fewer_documents_than_rows_are_refused(tmp_path):
-    with pytest.raises(InvalidInput, match="3 documents.*smaller batch_size"):
+    with pytest.raises(InvalidInput, match=r"3 documents.*smaller batch_size"):
         DocumentRows(token_file(tmp_path, [5, 6, 7]), 7, 4, seed=4, start_id=9, end_id=0)
 
 
@@ -101,8 +101,12 @@ def test_a_resumed_run_with_memory_is_the_same_to_the_bit(corpus, tmp_path, conf
     assert load_checkpoint(tmp_path / "killed").fingerprint == load_checkpoint(tmp_path / "whole").fingerprint
 
 
+def metrics_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((path / "metrics.csv").read_text().splitlines()))
+
+
 def losses_of(path: Path) -> list[float]:
-    return [float(row["loss"]) for row in csv.DictReader((path / "metrics.csv").open())]
+    return [float(row["loss"]) for row in metrics_of(path)]
 
 
 def test_memory_is_carried_from_step_to_step(corpus, tmp_path):
@@ -143,7 +147,7 @@ def test_two_processes_learn_what_one_learns(corpus_folder, corpus, tmp_path, co
         "from memlm.train_config import TrainConfig\n"
         "train(Corpus([sys.argv[1]]), sys.argv[2], TrainConfig.from_dict(json.loads(sys.argv[3])))"
     )
-    given = json.dumps({name: value for name, value in vars(config).items()})
+    given = json.dumps(vars(config))
     environment = {
         **os.environ,
         "WORLD_SIZE": "2",
@@ -182,7 +186,7 @@ def test_training_ends_when_held_out_text_stops_getting_better_with_the_best_wei
     learnt, held = Corpus([tmp_path / "a.txt"]), Corpus([tmp_path / "b.txt"])
     config = replace(TINY, steps=400, valid_every=4, patience=3, learning_rate=0.02, batch_size=2)
     report = train(learnt, tmp_path / "m", config, valid=held)
-    rows = list(csv.DictReader((tmp_path / "m" / "metrics.csv").open()))
+    rows = metrics_of(tmp_path / "m")
     scores = [float(row["valid_loss"]) for row in rows if row["valid_loss"]]
     assert report.steps < 400
     assert len(scores) - 1 - scores.index(min(scores)) == 3
@@ -196,7 +200,7 @@ def test_metrics_go_on_where_a_run_goes_on(corpus, tmp_path):
     assert len(losses_of(tmp_path / "m" / "training")) == 9
     report = train(corpus, tmp_path / "m", resume=True)
     assert losses_of(tmp_path / "m") == pytest.approx(report.losses, rel=1e-4)
-    rows = list(csv.DictReader((tmp_path / "m" / "metrics.csv").open()))
+    rows = metrics_of(tmp_path / "m")
     assert [int(row["step"]) for row in rows] == list(range(12))
     assert all(float(row["tokens_per_s"]) > 0 for row in rows)
 

@@ -49,7 +49,7 @@ def train(
         int | None, typer.Option(help="End after so many scores without a new best, with the best weights.")
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write MODEL/tensorboard too.")] = False,
-    compile: Annotated[bool, typer.Option("--compile", help="Compile the model first.")] = False,
+    compile_first: Annotated[bool, typer.Option("--compile", help="Compile the model first.")] = False,
     seed: Annotated[int | None, typer.Option(help="Same seed, same model.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in MODEL.")] = False,
     glob: options.Glob = "**/*",
@@ -64,7 +64,7 @@ def train(
     given = asked(
         steps=steps, epochs=epochs, minutes=minutes, seed=seed, batch_size=batch_size, accumulate=accumulate,
         learning_rate=learning_rate, schedule=schedule, valid_every=valid_every, patience=patience,
-        tensorboard=tensorboard or None, compile=compile or None,
+        tensorboard=tensorboard or None, compile=compile_first or None,
     )  # fmt: skip
     memories: dict[str, Any] = asked(xl_length=xl_length)
     if memorizing_layers is not None:

@@ -10,7 +10,9 @@ Shapes: G key-value heads, N pairs, Q queries a head, K neighbours, d width of a
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import faiss
 import numpy as np
@@ -21,12 +23,26 @@ from torch import Tensor
 
 from memlm.index.threads import faiss_threads
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 GROWTH, GROWTH_SHARE = 1024, 16  # places are reserved by the thousand, or by a sixteenth of what there is
 SEARCH_BLOCK = 16_384
 FAISS_FROM = 4096  # fewer pairs are searched exactly: it is as fast, and there is too little to learn cells from
 CELL_SIZE = 256
 NPROBE = 4
 RETRAIN_AT = 4  # cells are learnt anew when there are this many times the pairs they were learnt from
+
+
+def _as_stored(method: Callable[P, T]) -> Callable[P, T]:
+    """Keeps autocast out: what is stored in float16 is none of its types."""
+
+    @wraps(method)
+    def computed(*args: P.args, **named: P.kwargs) -> T:
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            return method(*args, **named)
+
+    return computed
 
 
 class RowMemory:
@@ -50,6 +66,7 @@ class RowMemory:
         """Bytes reserved, those of Faiss' cells included."""
         return self._ring_2GNd.numel() * self._ring_2GNd.itemsize + sum(cells.num_bytes for cells in self._cells)
 
+    @_as_stored
     def add(self, keys_GNd: Float[Tensor, "G N d"], values_GNd: Float[Tensor, "G N d"]) -> None:
         """Takes the next pairs; the oldest make room."""
         new = torch.stack([keys_GNd.detach(), values_GNd.detach()])[:, :, -self.capacity :].to(self._ring_2GNd.dtype)
@@ -63,6 +80,7 @@ class RowMemory:
         for head, cells in enumerate(self._cells):
             cells.add(new[0, head], first, oldest=self.count - self.size)
 
+    @_as_stored
     def search(
         self, queries_GQd: Float[Tensor, "G Q d"], k: int
     ) -> tuple[Float[Tensor, "G Q K"], Int[Tensor, "G Q K"]]:
@@ -77,6 +95,7 @@ class RowMemory:
             return scores.to(queries_GQd), ids.to(queries_GQd.device)
         return self._search_exactly(queries_GQd, k)
 
+    @_as_stored
     def read(self, ids_GQK: Int[Tensor, "G Q K"], weights_GQK: Float[Tensor, "G Q K"]) -> Float[Tensor, "G Q d"]:
         """The values of some ids, weighted and added up. Missing places must have no weight."""
         if not self.size:
@@ -88,6 +107,7 @@ class RowMemory:
         read_Qd = F.embedding_bag(places_QK, values_Nd, per_sample_weights=weights_QK, mode="sum")
         return read_Qd.view(*ids_GQK.shape[:2], -1).to(weights_GQK.dtype)
 
+    @_as_stored
     def pairs(self, ids_GQK: Int[Tensor, "G Q K"]) -> tuple[Float[Tensor, "G Q K d"], Float[Tensor, "G Q K d"]]:
         """Keys and values of some ids; those of a missing place are any pair's, and must be given no weight."""
         places = self._places(ids_GQK).flatten()
