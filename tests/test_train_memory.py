@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def corpus(corpus_folder) -> Corpus:
 def token_file(folder: Path, sizes: list[int], end_id: int = 0) -> Path:
     """Documents whose tokens tell where they stand: 1000 x document + place."""
     documents = [[end_id, *(1000 * (n + 1) + place for place in range(size))] for n, size in enumerate(sizes)]
-    np.array([*sum(documents, []), end_id], dtype="<u4").tofile(folder / "t")
+    np.array([*chain.from_iterable(documents), end_id], dtype="<u4").tofile(folder / "t")
     return folder / "t"
 
 
@@ -56,7 +57,7 @@ def test_rows_read_whole_documents_in_order_each_once_an_epoch(tmp_path, num_row
         )
         begins = starts.nonzero()[:, 0].tolist()
         assert begins[0] == 0
-        for begin, end in zip(begins, begins[1:], strict=False):
+        for begin, end in pairwise(begins):
             document = targets[begin : end - 1].tolist()
             assert inputs[begin:end].tolist() == [9, *document]
             assert targets[end - 1] == 0
@@ -64,7 +65,7 @@ def test_rows_read_whole_documents_in_order_each_once_an_epoch(tmp_path, num_row
             assert len(document) == sizes[document[0] // 1000 - 1]
         seen.append([int(targets[begin]) // 1000 for begin in begins[:-1]])
     first = [seen[row][: len(data._row(row, 0)[0])] for row in range(num_rows)]
-    assert sorted(sum(first, [])) == list(range(1, 8))
+    assert sorted(chain.from_iterable(first)) == list(range(1, 8))
     loads = [sum(sizes[document - 1] + 1 for document in row) for row in first]
     assert max(loads) - min(loads) <= 31
 
