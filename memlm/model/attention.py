@@ -27,11 +27,21 @@ QUERY_BLOCK = 256
 
 
 class Heads(NamedTuple):
-    """Queries, keys and values of some tokens, before any rotation."""
+    """Some tokens before any rotation: queries and keys (A = H + G of them) side by side, and values."""
 
-    query_BHTd: Float[Tensor, "B H T d"]
-    key_BGTd: Float[Tensor, "B G T d"]
+    asking_BATd: Float[Tensor, "B A T d"]
     value_BGTd: Float[Tensor, "B G T d"]
+    num_queries: int
+
+    @property
+    def query_BHTd(self) -> Float[Tensor, "B H T d"]:
+        """The queries."""
+        return self.asking_BATd[:, : self.num_queries]
+
+    @property
+    def key_BGTd(self) -> Float[Tensor, "B G T d"]:
+        """The keys."""
+        return self.asking_BATd[:, self.num_queries :]
 
 
 class Attention(nn.Module):
@@ -42,11 +52,12 @@ class Attention(nn.Module):
         super().__init__()
         self.config, self.layer, self.window = config, layer, config.window_of(layer)
         self.repeats = config.num_heads // config.num_kv_heads
-        self.sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        self.asking_sizes = [config.num_heads, config.num_kv_heads]
+        self.sizes = [sum(self.asking_sizes), config.num_kv_heads]
         self.qkv = Linear(config.dim, sum(self.sizes) * config.head_dim, bias=config.qkv_bias)
         self.out = Linear(config.num_heads * config.head_dim, config.dim, bias=config.out_bias)
-        self.query_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else nn.Identity()
-        self.key_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else nn.Identity()
+        self.query_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.key_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None
         self.positions: ScorePositions | None = SCORES[config.positions](config) if config.positions in SCORES else None
         self.memory: MemoryAttention | None = None
         if config.memorizing and config.memorizes(layer):
@@ -57,16 +68,15 @@ class Attention(nn.Module):
     def forward(self, hidden_BTD: Float[Tensor, "B T D"], step: Step) -> Float[Tensor, "B T D"]:
         """What each new token reads from all it may see; its key and value go into the state."""
         heads = self.project(hidden_BTD)
-        query_BHTd, key_BGSd, value_BGSd = heads
-        if step.query_turn is not None:
-            query_BHTd, key_BGSd = rotate(query_BHTd, step.query_turn), rotate(key_BGSd, step.query_turn)
+        query_BHTd, key_BGSd = self._turned(heads, step)
+        value_BGSd = heads.value_BGTd
         if step.state is not None:
             key_BGSd, value_BGSd = self._remember(hidden_BTD, key_BGSd, value_BGSd, step.state, step)
-        found = self._recall(heads.query_BHTd, step)
+        found = self._recall(heads, step)
         if found is not None and self.memory and self.memory.is_joint:
-            mixed_BHTd = self._attend_explicitly(query_BHTd, heads.query_BHTd, key_BGSd, value_BGSd, step, found)
+            mixed_BHTd = self._attend_explicitly(query_BHTd, heads, key_BGSd, value_BGSd, step, found)
         elif self.positions or self.counts_use or (step.sight.sink_cap and step.rotary):
-            mixed_BHTd = self._attend_explicitly(query_BHTd, heads.query_BHTd, key_BGSd, value_BGSd, step)
+            mixed_BHTd = self._attend_explicitly(query_BHTd, heads, key_BGSd, value_BGSd, step)
         else:
             mixed_BHTd = self._attend(query_BHTd, key_BGSd, value_BGSd, step)
         if found is not None and self.memory and not self.memory.is_joint:
@@ -78,18 +88,29 @@ class Attention(nn.Module):
         if step.state is None:
             return
         heads = self.project(hidden_BTD)
-        turn = step.query_turn
-        key_BGTd = heads.key_BGTd if turn is None else rotate(heads.key_BGTd, turn)
-        self._remember(hidden_BTD, key_BGTd, heads.value_BGTd, step.state, step)
+        self._remember(hidden_BTD, self._turned(heads, step)[1], heads.value_BGTd, step.state, step)
 
     def project(self, hidden_BTD: Float[Tensor, "B T D"]) -> Heads:
         """Queries, keys and values. Keys of a memorizing layer that normalizes have unit length."""
-        heads = self.qkv(hidden_BTD).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
-        query_BHTd, key_BGTd, value_BGTd = heads.split(self.sizes, dim=1)
-        query_BHTd, key_BGTd = self.query_norm(query_BHTd), self.key_norm(key_BGTd)
-        if self.memory and self.memory.normalizes_all:
-            query_BHTd, key_BGTd = self.memory.normalize(query_BHTd), unit(key_BGTd)
-        return Heads(query_BHTd, key_BGTd, value_BGTd)
+        B, T, _ = hidden_BTD.shape
+        heads = self.qkv(hidden_BTD).view(B, T, sum(self.sizes), self.config.head_dim).transpose(1, 2)
+        asking_BATd, value_BGTd = heads.split(self.sizes, dim=1)
+        if self.query_norm is not None or (self.memory and self.memory.normalizes_all):
+            query_BHTd, key_BGTd = asking_BATd.split(self.asking_sizes, dim=1)
+            if self.query_norm is not None and self.key_norm is not None:
+                query_BHTd, key_BGTd = self.query_norm(query_BHTd), self.key_norm(key_BGTd)
+            if self.memory and self.memory.normalizes_all:
+                query_BHTd, key_BGTd = self.memory.normalize(query_BHTd), unit(key_BGTd)
+            asking_BATd = torch.cat([query_BHTd, key_BGTd], dim=1)
+        return Heads(asking_BATd, value_BGTd, self.config.num_heads)
+
+    def _turned(self, heads: Heads, step: Step) -> tuple[Float[Tensor, "B H T d"], Float[Tensor, "B G T d"]]:
+        """Queries and keys, turned to where they stand."""
+        turn, asking_BATd = step.query_turn, heads.asking_BATd
+        if turn is not None:
+            asking_BATd = rotate(asking_BATd, turn)
+        query_BHTd, key_BGTd = asking_BATd.split(self.asking_sizes, dim=1)
+        return query_BHTd, key_BGTd
 
     def reconstruction_loss(
         self,
@@ -104,10 +125,9 @@ class Attention(nn.Module):
             query_BHTd = self.project(query_BTD.detach()).query_BHTd
             read = []
             for states_BND in (old_BND.detach(), compressed_BCD):
-                _, key_BGNd, value_BGNd = self.project(states_BND)
-                read.append(
-                    F.scaled_dot_product_attention(query_BHTd, key_BGNd, value_BGNd, enable_gqa=self.repeats != 1)
-                )
+                heads = self.project(states_BND)
+                keys_and_values = (heads.key_BGTd, heads.value_BGTd)
+                read.append(F.scaled_dot_product_attention(query_BHTd, *keys_and_values, enable_gqa=self.repeats != 1))
         return F.mse_loss(read[1], read[0])
 
     def _remember(
@@ -135,10 +155,10 @@ class Attention(nn.Module):
         turn = step.key_turn
         return heads.key_BGTd if turn is None else rotate(heads.key_BGTd, turn[..., :S, :]), heads.value_BGTd
 
-    def _recall(self, query_BHTd: Tensor, step: Step) -> Found | None:
+    def _recall(self, heads: Heads, step: Step) -> Found | None:
         if self.memory is None or step.state is None:
             return None
-        return self.memory.search(query_BHTd, step.state.memories[self.layer], step)
+        return self.memory.search(heads.query_BHTd, step.state.memories[self.layer], step)
 
     def _attend(self, query_BHTd: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, step: Step) -> Float[Tensor, "B H T d"]:
         """The fast way: no score depends on more than query, key, and a number for their distance."""
@@ -165,6 +185,9 @@ class Attention(nn.Module):
         fifth of the fused kernel's time (docs/log.md, 2026-11-21).
         """
         B, H, T, d = query_BHTd.shape
+        if T == 1 and step.bias_RHTS is None and step.sight.is_plain(self.window):
+            query_BGrd = query_BHTd.reshape(B, self.config.num_kv_heads, self.repeats, d) * (1 / math.sqrt(d))
+            return ((query_BGrd @ key_BGSd.mT).softmax(dim=3) @ value_BGSd).view(B, H, 1, d)
         S, groups = key_BGSd.shape[2], (self.config.num_kv_heads, self.repeats)
         query_BGrTd = query_BHTd.unflatten(1, groups) / math.sqrt(d)
         mixed = []
@@ -183,7 +206,7 @@ class Attention(nn.Module):
     def _attend_explicitly(
         self,
         query_BHTd: Tensor,
-        raw_BHTd: Tensor,
+        heads: Heads,
         key_BGSd: Tensor,
         value_BGSd: Tensor,
         step: Step,
@@ -191,7 +214,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B H T d"]:
         """The way that spells out the scores. `found` joins the softmax."""
         key_BHSd, value_BHSd = (each.repeat_interleave(self.repeats, dim=1) for each in (key_BGSd, value_BGSd))
-        scores_BHTS = exact(self._scores(query_BHTd, raw_BHTd, key_BHSd, step))
+        scores_BHTS = exact(self._scores(query_BHTd, heads, key_BHSd, step))
         scores_BHTS = scores_BHTS.masked_fill(~step.sight.visible(self.window), -torch.inf)
         S = scores_BHTS.shape[3]
         joint = scores_BHTS if found is None else torch.cat([scores_BHTS, exact(found.scores_BHTK)], dim=3)
@@ -205,13 +228,13 @@ class Attention(nn.Module):
         extra = self.positions.values(weights_BHTS, step.sight) if self.positions else None
         return mixed_BHTd if extra is None else mixed_BHTd + extra
 
-    def _scores(self, query_BHTd: Tensor, raw_BHTd: Tensor, key_BHSd: Tensor, step: Step) -> Float[Tensor, "B H T S"]:
+    def _scores(self, query_BHTd: Tensor, heads: Heads, key_BHSd: Tensor, step: Step) -> Float[Tensor, "B H T S"]:
         if self.positions:
             return self.positions(query_BHTd, key_BHSd, step.sight)
         scores_BHTS = query_BHTd @ key_BHSd.mT
         if step.sight.sink_cap and step.sink_turn is not None:
             front = step.sight.num_front
-            near_BHTF = rotate(raw_BHTd, step.sink_turn) @ key_BHSd[:, :, :front].mT
+            near_BHTF = rotate(heads.query_BHTd, step.sink_turn) @ key_BHSd[:, :, :front].mT
             scores_BHTS = torch.cat([near_BHTF, scores_BHTS[..., front:]], dim=3)
         scores_BHTS = scores_BHTS / math.sqrt(self.config.head_dim)
         return scores_BHTS if step.bias_RHTS is None else scores_BHTS + step.bias_RHTS

@@ -152,33 +152,32 @@ class DecoderState:
     def sight(self, new_B: list[int], num_new: int, document_BT: Tensor | None) -> Sight:
         """What the next `num_new` tokens of each row see. `document_BT`: where each one's document begins."""
         device = self.cache_L2BGSd.device
-        uniform = self.is_uniform and document_BT is None and len(set(new_B)) == 1
+        uniform = document_BT is None and self.is_uniform and len(set(new_B)) == 1
         rows = range(1 if uniform else self.batch_size)
         F = self.num_front
         places = F + max(self.length_B[row] - self.base_B[row] for row in rows) + num_new
-        place_S = torch.arange(places, device=device)
-        lengths, bases, floors, starts, compressed = (
-            torch.tensor([each[row] for row in rows], device=device)
-            for each in (self.length_B, self.base_B, self.floor_B, self.start_B, self.compressed_B)
+        marks = (self.length_B, self.base_B, self.floor_B, self.start_B, self.compressed_B)
+        lengths, bases, floors, starts, compressed = torch.tensor(
+            [[each[row] for row in rows] for each in marks], device=device
         )
-        query_RT = lengths[:, None] + torch.arange(num_new, device=device)
-        key_RS = bases[:, None] + place_S - F
+        place_S = torch.arange(places, device=device)
+        query_RT = lengths[:, None] + place_S[:num_new]
+        key_RS = bases[:, None] + place_S - F if F or self.base_B[0] or not uniform else place_S[None]
         if F:
             front_RS = floors[:, None] - F + place_S if self.config.compression else place_S.expand_as(key_RS)
             key_RS = torch.where(place_S < F, front_RS, key_RS)
         start_RT = starts[:, None].expand_as(query_RT)
-        document_RT = start_RT if document_BT is None else document_BT
-        plain = uniform and floors[0] == bases[0] and not F and document_BT is None and bool(starts[0] <= floors[0])
+        begun = self.floor_B[0] == self.base_B[0] and self.start_B[0] <= self.floor_B[0]
         return Sight(
             query_RT=query_RT,
             key_RS=key_RS,
-            document_RT=document_RT,
+            document_RT=start_RT if document_BT is None else document_BT,
             floor_R=floors,
             num_front=min(F, places),
             front_begin_R=F - compressed if self.config.compression else None,
             sink_cap=self.config.num_sinks + max(self.config.windows) - 1 if self.config.num_sinks else 0,
-            plain=bool(plain),
-            continues_RT=None if document_BT is None else document_RT == start_RT,
+            plain=uniform and begun and not F,
+            continues_RT=None if document_BT is None else document_BT == start_RT,
         )
 
     def write(self, layer: int, key_BGTd: Tensor, value_BGTd: Tensor, new_B: list[int]) -> None:
