@@ -203,19 +203,22 @@ def _fill(
 ) -> None:
     """Gives the decoder its weights, a module at a time."""
     modules = dict(decoder.named_modules())
+
+    def read(name: str) -> nn.Parameter:
+        tensor = sources[name].make(files.read(sources[name].names), decoder.config).to(dtype)
+        return nn.Parameter(tensor.clone() if trainable else tensor, requires_grad=trainable)
+
     for prefix, names in _by_module(sources):
         module = modules[prefix]
         for name in names:
-            source = sources[f"{prefix}.{name}".lstrip(".")]
-            tensor = source.make(files.read(source.names), decoder.config).to(dtype)
-            tensor = tensor.clone() if trainable else tensor
-            setattr(module, name, nn.Parameter(tensor, requires_grad=trainable))
+            setattr(module, name, read(f"{prefix}.{name}".lstrip(".")))
         if isinstance(module, Linear) and not trainable:
             module.pack()
     if decoder.config.tied_embeddings:
         decoder.head.weight = decoder.embedding.weight
         if not trainable:
             decoder.head.pack()
+            decoder.embedding.weight = read("embedding.weight")  # mapped anew: only the rows in use take memory
 
 
 def _by_module(sources: dict[str, Source]) -> Iterator[tuple[str, list[str]]]:

@@ -301,3 +301,26 @@ def test_it_generates_past_its_window_as_transformers_does(tmp_path, tokenizer):
         ids = torch.tensor([lm.checkpoint.tokenizer.prompt(prompt)])
     expected = theirs(folder, torch.float32).generate(ids, max_new_tokens=30, do_sample=False, pad_token_id=0)
     assert tokens == [token for token in expected[0, ids.shape[1] :].tolist() if token != 0]
+
+
+def test_loading_takes_about_as_much_memory_as_the_file_is_large(tmp_path, tokenizer):
+    """Weights are packed as they are read, one after another: there are never two copies of all."""
+    import subprocess
+    import sys
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=300, hidden_size=512, intermediate_size=2048, num_hidden_layers=16, num_attention_heads=8,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    script = (
+        "import sys; from pathlib import Path; from memlm.checkpoint import load_checkpoint\n"
+        "def peak(): return int(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]) * 1024\n"
+        "before = peak(); kept = load_checkpoint(sys.argv[1]); print(peak() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert size > 200e6
+    assert int(done.stdout) < 1.2 * size + 120e6  # what the libraries load when they are first used is 100 MB
