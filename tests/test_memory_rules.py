@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from test_positions_and_memories import COMPRESSED, MEMORY, SHAPE, XL, logits, make, tokens_of
 
 from memlm.model import Compression, Decoder, ModelConfig
-from memlm.model.attention import unit
 from memlm.model.compression import Compressor
 from memlm.model.knn_memory import FAISS_FROM, RowMemory
+from memlm.model.memory_attention import unit
 from memlm.model.positions import SCORES, T5Bias
 from memlm.model.sight import Sight
 

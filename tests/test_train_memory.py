@@ -284,3 +284,13 @@ def test_settings_come_from_preset_file_and_command_line_in_that_order(tmp_path)
 def test_new_settings_that_mean_nothing_are_refused(change):
     with pytest.raises(InvalidInput):
         TrainConfig(**change)
+
+
+def test_tensorboard_gets_what_the_csv_gets(corpus, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    report = train(corpus, tmp_path / "m", replace(TINY, tensorboard=True, valid_every=6), valid=corpus)
+    board = EventAccumulator(str(tmp_path / "m" / "tensorboard"))
+    board.Reload()
+    assert [event.value for event in board.Scalars("loss")] == pytest.approx(report.losses, rel=1e-5)
+    assert [event.step for event in board.Scalars("valid_loss")] == [5, 11]
