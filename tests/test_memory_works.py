@@ -8,6 +8,7 @@ from memlm.model import Decoder, Memorizing, ModelConfig
 
 NUM_TOKENS, PAIRS = 16, 4  # keys are 0 to 7, values 8 to 15, and 16 begins a text
 SEGMENT = 2 * PAIRS
+STEPS = 4000
 GUESS = 1.386  # nats of a guess among the four values that the text has named, repeats aside
 
 
@@ -46,7 +47,8 @@ def test_27_a_dictionary_beyond_the_window_is_looked_up():
     )  # fmt: skip
     decoder, generator = Decoder(config), torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=4e-3, betas=(0.9, 0.98))
-    for _ in range(4000):
+    for step in range(STEPS):
+        optimizer.param_groups[0]["lr"] = 4e-3 * (1 - step / STEPS)
         answers(decoder, dictionaries(32, generator)).backward()
         torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
         optimizer.step()
