@@ -22,7 +22,9 @@ def train(
     preset: Annotated[str, typer.Option(metavar="tiny|small|base", help="Shape and rates to start from.")] = "tiny",
     config: Annotated[
         Path | None,
-        typer.Option(metavar="F.toml", help="Fields of TrainConfig that differ; those of the model under [model]."),
+        typer.Option(
+            metavar="F.toml", help="Fields of TrainConfig that differ; those of the model stand in the table \\[model]."
+        ),
     ] = None,
     valid: Annotated[list[str] | None, typer.Option(metavar="PATH", help="Held-out text to report a loss on.")] = None,
     tokenizer: Annotated[

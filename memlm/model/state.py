@@ -167,7 +167,7 @@ class DecoderState:
             front_RS = floors[:, None] - F + place_S if self.config.compression else place_S.expand_as(key_RS)
             key_RS = torch.where(place_S < F, front_RS, key_RS)
         start_RT = starts[:, None].expand_as(query_RT)
-        begun = self.floor_B[0] == self.base_B[0] and self.start_B[0] <= self.floor_B[0]
+        begun = self.floor_B[0] <= self.base_B[0] and self.start_B[0] <= self.floor_B[0]
         return Sight(
             query_RT=query_RT,
             key_RS=key_RS,
