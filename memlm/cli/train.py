@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,6 +84,8 @@ def train(
             resume=resume,
             progress=progress,
         )
+    if os.environ.get("RANK", "0") != "0":  # of several processes the first one speaks
+        return
     if json:
         emit_json(report)
         return
