@@ -324,3 +324,20 @@ def test_loading_takes_about_as_much_memory_as_the_file_is_large(tmp_path, token
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
     assert size > 200e6
     assert int(done.stdout) < 1.2 * size + 120e6  # what the libraries load when they are first used is 100 MB
+
+
+def test_t5_buckets_and_alibi_slopes_are_those_of_transformers():
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    from memlm.model.positions import alibi_slopes, t5_buckets
+
+    distances = torch.arange(2000)
+    for buckets, furthest in ((32, 128), (8, 12), (16, 1000)):
+        expected = T5Attention._relative_position_bucket(
+            -distances, bidirectional=False, num_buckets=buckets, max_distance=furthest
+        )
+        assert torch.equal(t5_buckets(distances, buckets, furthest), expected)
+    for heads in (1, 2, 4, 6, 8, 12, 20):
+        slopes_H = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
+        torch.testing.assert_close(torch.tensor(alibi_slopes(heads)), slopes_H)
