@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from memlm.errors import Incompatible, InvalidInput
 from memlm.model import Decoder, ModelConfig
 
 MAY_CHANGE = ("memorizing", "compression", "xl_length", "context_length")
+NEW_MEMORY: dict[str, Any] = {"memorizing": {"mixing": "tanh", "normalize": "memory"}}
 NEW_PARTS = (".memory.", ".compressor.")
 
 
@@ -18,15 +20,17 @@ def grown_config(config: ModelConfig, model_fields: dict[str, Any]) -> ModelConf
     (`normalize="memory"`), unless it is said otherwise: the model starts exactly where it was. Raises InvalidInput
     for a field that a trained model cannot change.
     """
-    for name in model_fields:
-        if name not in MAY_CHANGE and model_fields[name] != getattr(config, name, None):
+    learnt: dict[str, Any] = json.loads(json.dumps(config.as_dict()))
+    for name, value in json.loads(json.dumps(model_fields)).items():
+        if name not in MAY_CHANGE and value != learnt[name]:
             raise InvalidInput(
                 f"{name} cannot change in a model that has learnt already; only {', '.join(MAY_CHANGE)} can",
                 field=name,
             )
     asked = dict(model_fields)
-    if isinstance(given := asked.get("memorizing"), dict) and config.memorizing is None:
-        asked["memorizing"] = {"mixing": "tanh", "normalize": "memory", **given}
+    for name, given in asked.items():  # what is not said of a memory that is there stays as it is
+        if isinstance(given, dict):
+            asked[name] = {**(learnt[name] or NEW_MEMORY.get(name, {})), **given}
     made = ModelConfig.from_dict({**config.as_dict(), **asked})
     if config.positions == "learned" and made.context_length > config.context_length:
         raise InvalidInput(

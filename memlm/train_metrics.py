@@ -26,8 +26,10 @@ class Metrics:
     """Writes records as they come. Starting over a file, it keeps what the run had already told."""
 
     def __init__(self, path: Path, past: list[Record], *, tensorboard: Path | None) -> None:
-        """Opens the file anew with what is past. Raises InvalidInput where TensorBoard is wanted and not installed."""
-        self._board = _board(tensorboard) if tensorboard else None
+        """Opens the file anew with what is past; TensorBoard is told to drop what a killed run had told beyond it.
+        Raises InvalidInput where TensorBoard is wanted and not installed.
+        """
+        self._board = board_writer()(str(tensorboard), purge_step=len(past)) if tensorboard else None
         self._file = path.open("w", newline="", encoding="utf-8")
         self._csv = csv.writer(self._file)
         self._csv.writerow([field.name for field in fields(Record)])
@@ -62,11 +64,12 @@ class Metrics:
         self._csv.writerow(told)
 
 
-def _board(folder: Path) -> Any:
+def board_writer() -> Any:
+    """What writes for TensorBoard. Raises InvalidInput, naming the extra, where it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise InvalidInput(
             "tensorboard is not installed; install memlm[tensorboard], or leave --tensorboard out", field="tensorboard"
         ) from error
-    return SummaryWriter(str(folder))
+    return SummaryWriter

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from memlm.errors import InvalidInput
+
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # counts and losses lie on the processor everywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Team:
         if size == 1:
             return cls()
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            dist.init_process_group(BACKENDS[device.type])
         return cls(dist.get_rank(), size)
 
     @property
@@ -46,8 +48,7 @@ class Team:
 
     def wait(self) -> None:
         """Until all are here."""
-        if self.size > 1:
-            dist.barrier()
+        self.mean(0.0)
 
     def agree(self, number: float) -> float:
         """The first process' number, for all."""
@@ -69,12 +70,13 @@ class Team:
         """Means over all processes. A parameter that nobody has a gradient for keeps none, as it would alone."""
         if self.size == 1:
             return
-        parameters = list(parameters)
-        there = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
+        every = list(parameters)
+        there = torch.tensor([float(parameter.grad is not None) for parameter in every])
         dist.all_reduce(there)
-        for parameter, count in zip(parameters, there.tolist(), strict=True):
-            if not count:
-                continue
-            gradient: Tensor = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            dist.all_reduce(gradient)
-            parameter.grad = gradient / self.size
+        learning = [parameter for parameter, count in zip(every, there.tolist(), strict=True) if count]
+        parts = [torch.zeros_like(each) if each.grad is None else each.grad for each in learning]
+        all_N = torch.cat([part.flatten() for part in parts])  # told at once: one by one, small ones wait for each other
+        dist.all_reduce(all_N)
+        all_N /= self.size
+        for parameter, mean_n in zip(learning, all_N.split([part.numel() for part in parts]), strict=True):
+            parameter.grad = mean_n.view_as(parameter)

@@ -23,6 +23,7 @@ from memlm.tokenizer import Tokenizer
 from memlm.windows import blocks_of
 
 TOKEN_DTYPE = np.dtype("<u4")
+KEPT_EPOCHS = 4  # rows are seldom more than one apart
 
 
 def write_tokens(
@@ -156,8 +157,8 @@ class DocumentRows:
         """`count` positions of a row's endless text, from the `begin`-th on."""
         tokens_N, epoch = np.memmap(self.path, dtype=TOKEN_DTYPE, mode="r"), 0
         inputs, targets, starts, read = [], [], [], 0
-        while begin >= self._row(row, epoch)[1][-1]:
-            begin, epoch = begin - int(self._row(row, epoch)[1][-1]), epoch + 1
+        while begin >= self._length(row, epoch):
+            begin, epoch = begin - self._length(row, epoch), epoch + 1
         while read < count:
             documents, ends = self._row(row, epoch)
             place = int(np.searchsorted(ends, begin, side="right"))
@@ -181,20 +182,34 @@ class DocumentRows:
         """The documents that a row reads in an epoch, and where each of them ends in the row."""
         return self._dealt(epoch)[row]
 
+    def _length(self, row: int, epoch: int) -> int:
+        """How many positions a row reads in an epoch."""
+        if epoch not in self._lengths:
+            self._lengths[epoch] = [int(ends[-1]) for _, ends in self._dealt(epoch)]
+        return self._lengths[epoch][row]
+
     def _dealt(self, epoch: int) -> list[tuple[list[int], Int64[np.ndarray, " E"]]]:
         """Deals the documents of an epoch, in an order of its own, each to the row that has least to read so far."""
-        if epoch not in self._deals:
-            sizes = np.diff(self._bounds)
-            rows: list[list[int]] = [[] for _ in range(self.batch_size)]
-            loads = [(0, row) for row in range(self.batch_size)]
-            for document in np.random.default_rng([self.seed, epoch]).permutation(len(sizes)).tolist():
-                load, row = heapq.heappop(loads)
-                rows[row].append(document)
-                heapq.heappush(loads, (load + int(sizes[document]), row))
-            self._deals[epoch] = [(row, np.cumsum(sizes[row])) for row in rows]
+        if epoch in self._deals:
+            return self._deals[epoch]
+        sizes = np.diff(self._bounds)
+        rows: list[list[int]] = [[] for _ in range(self.batch_size)]
+        loads = [(0, row) for row in range(self.batch_size)]
+        for document in np.random.default_rng([self.seed, epoch]).permutation(len(sizes)).tolist():
+            load, row = heapq.heappop(loads)
+            rows[row].append(document)
+            heapq.heappush(loads, (load + int(sizes[document]), row))
+        if len(self._deals) >= KEPT_EPOCHS:
+            del self._deals[min(self._deals)]
+        self._deals[epoch] = [(row, np.cumsum(sizes[row])) for row in rows]
         return self._deals[epoch]
 
     @cached_property
     def _deals(self) -> dict[int, list[tuple[list[int], Int64[np.ndarray, " E"]]]]:
-        """Epochs that were dealt already."""
+        """The latest epochs that were dealt."""
+        return {}
+
+    @cached_property
+    def _lengths(self) -> dict[int, list[int]]:
+        """The lengths of all rows in the epochs so far."""
         return {}

@@ -1,8 +1,7 @@
 """A decoder in training: its steps, its optimizers, what its memories hold, and how far it has come.
 
-Muon for the matrices inside the blocks (Keller Jordan, 2024; scaled as in arXiv 2502.16982), AdamW (1711.05101) for
-the rest; matrix products in bfloat16 where the processor has instructions for it. Everything that a run needs to go on
-to the same losses is in its checkpoint.
+Matrix products are in bfloat16 where the processor has instructions for it. Everything that a run needs to go on to
+the same losses is in its checkpoint.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ from memlm.model import Decoder, DecoderState
 from memlm.progress import Progress, silent
 from memlm.train_config import TrainConfig, learning_rate_at
 from memlm.train_metrics import Metrics, Record
+from memlm.train_optimizers import optimizers_for
+from memlm.train_speed import flops_per_token, measured_peak
 from memlm.train_team import Team
 from memlm.training_data import Batch, Batches, DocumentRows
 
@@ -47,11 +48,12 @@ class TrainingRun:
     ) -> None:
         """Takes a decoder as it is; nothing is read yet."""
         self.config, self.decoder, self.data, self.team, self.score = config, decoder, data, team, score
-        self.optimizers = _optimizers(config, decoder)
+        self.optimizers = optimizers_for(config, decoder)
         self.states: list[DecoderState | None] = [None] * config.accumulate
         self.records: list[Record] = []
         self.num_steps = 0
         self.best: tuple[float, dict[str, Tensor]] | None = None
+        self._scored: float | None = None
         self.bfloat16 = config.dtype == "bfloat16" or (
             config.dtype == "auto" and (decoder.device.type == "cuda" or has_fast_bfloat16())
         )
@@ -65,15 +67,24 @@ class TrainingRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are taken, or held-out text has stopped getting better."""
+        """Whether all steps are taken, or held-out text, just scored, has stopped getting better."""
+        if len(self.records) >= self.num_steps:
+            return True
+        if not self.config.patience or not self.records or self.records[-1].valid_loss is None:
+            return False
         scores = [record.valid_loss for record in self.records if record.valid_loss is not None]
-        patience = self.config.patience
-        waited = bool(patience) and len(scores) > (patience or 0) and min(scores) not in scores[-(patience or 0) :]
-        return len(self.records) >= self.num_steps or waited
+        return len(scores) - 1 - scores.index(min(scores)) >= self.config.patience
+
+    @property
+    def valid_loss(self) -> float | None:
+        """The score of the weights that a finished run ends with; None where none was taken."""
+        if self.best is not None:
+            return self.best[0]
+        return self.records[-1].valid_loss if self.records else None
 
     def to_the_end(self, work: Path, progress: Progress = silent) -> float:
         """Takes every step that is left, with a checkpoint now and then; gives the tokens read per second. Ends with
-        the best weights where held-out text was scored, else the last.
+        the best weights where there is a `patience`, else with the last.
         """
         if (work / CHECKPOINT_FILE).exists():
             self.restore(work)
@@ -89,7 +100,7 @@ class TrainingRun:
                 if len(self.records) % self.config.checkpoint_every == 0:
                     self.save(work)
                 progress("train", len(self.records), self.num_steps, self._note())
-        if self.best is not None and self.config.patience:
+        if self.best is not None:
             self.decoder.load_state_dict(self.best[1])
         return (len(self.records) - first) * self.tokens_per_step / max(time.perf_counter() - begin, 1e-9)
 
@@ -147,7 +158,7 @@ class TrainingRun:
         """Takes up where `save` left off. Raises Corrupt for a file it did not write."""
         path = work / CHECKPOINT_FILE
         try:
-            told = torch.load(path, weights_only=True)
+            told = torch.load(path, weights_only=True, map_location="cpu")
             self.decoder.load_state_dict(told["decoder"])
             for optimizer, saved in zip(self.optimizers, told["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
@@ -180,21 +191,26 @@ class TrainingRun:
         return loss
 
     def _score(self, number: int) -> float | None:
-        """The loss on held-out text, where it is time for it; the best weights are kept."""
+        """The loss on held-out text, where it is time for it and after the last step. With a patience, the best
+        weights are kept.
+        """
         every = self.config.valid_every
-        if not every or self.score is None or (number + 1) % every:
+        is_time = number + 1 == self.num_steps or (every and (number + 1) % every == 0)
+        if self.score is None or not is_time:
             return None
-        found = self.team.agree(self.score(self.decoder) if self.team.leads else 0.0)
-        if self.best is None or found < self.best[0]:
+        self._scored = found = self.score(self.decoder)
+        if self.config.patience and (self.best is None or found < self.best[0]):
             self.best = (found, {name: tensor.clone() for name, tensor in self.decoder.state_dict().items()})
         return found
 
     def _note(self) -> str:
-        losses, paces = self.losses[-RECENT:], [record.tokens_per_s for record in self.records[-RECENT:]]
-        note = f"loss {sum(losses) / len(losses):.3f}"
+        recent = self.records[-RECENT:]
+        note = f"loss {sum(record.loss for record in recent) / len(recent):.3f}"
+        if self._scored is not None:
+            note += f", valid {self._scored:.3f}"
         if len(self.records) < SETTLED:
             return note
-        pace = sorted(paces)[len(paces) // 2]
+        pace = sorted(record.tokens_per_s for record in recent)[len(recent) // 2]
         share = pace / self.team.size * flops_per_token(self.decoder) / self._peak
         return f"{note}, {pace:,.0f} tokens/s, {share:.0%} of peak"
 
@@ -219,45 +235,6 @@ class TrainingRun:
         return sum(seconds[1:]) / (tries - 1)
 
 
-def flops_per_token(decoder: Decoder) -> float:
-    """Additions and multiplications of a forward and a backward pass: six a parameter that is multiplied, and twelve
-    a layer, dimension and token of context for attention (arXiv 2204.02311, appendix B).
-    """
-    config = decoder.config
-    embedded = 0 if config.tied_embeddings else decoder.embedding.weight.numel()
-    attended = 12 * config.num_layers * config.num_heads * config.head_dim * config.context_length / 2
-    return 6 * (decoder.num_parameters - embedded) + attended
-
-
-def measured_peak(device: torch.device, *, bfloat16: bool, size: int = 1024) -> float:
-    """Operations a second of a large product, the best of a few: what training is held against."""
-    dtype = torch.bfloat16 if bfloat16 else torch.float32
-    a = torch.randn(size, size, device=device, dtype=dtype)
-    best = 0.0
-    for _ in range(4):
-        begin = time.perf_counter()
-        float((a @ a)[0, 0])
-        best = max(best, 2 * size**3 / (time.perf_counter() - begin))
-    return best
-
-
-def _optimizers(config: TrainConfig, decoder: Decoder) -> tuple[torch.optim.Optimizer, ...]:
-    """Matrices inside the blocks go to Muon, tables and all else to AdamW; or everything to AdamW."""
-    named = list(decoder.named_parameters())
-    is_matrix = {n: n.startswith("blocks.") and p.dim() == 2 and ".positions." not in n for n, p in named}
-    matrices, others = ([p for n, p in named if is_matrix[n] is wanted] for wanted in (True, False))
-    rate, decay = config.learning_rate, config.weight_decay
-    fused = decoder.device.type in ("cpu", "cuda")
-
-    def adamw(parameters: list[Any], weight_decay: float) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=weight_decay, fused=fused)
-
-    if config.optimizer == "adamw":
-        return adamw(matrices, decay), adamw(others, 0.0)
-    muon = torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-    return muon, adamw(others, 0.0)
-
-
 def _on(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cpu":
         return batch
@@ -275,11 +252,17 @@ def _write(path: Path, told: Any) -> None:
 
 
 def device_of(config: TrainConfig) -> torch.device:
-    """Where to train. Raises InvalidInput where there is no such device."""
+    """Where to train: of several devices, the one of this process. Raises InvalidInput where there is none."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise InvalidInput("device is cuda; this machine has none, or torch cannot use it", field="device")
     if config.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    with suppress(ValueError):
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cuda", torch.cuda.current_device())
+    local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= there:
+        raise InvalidInput(
+            f"this is process {local + 1} of this machine, which has {there} devices; give torchrun"
+            f" --nproc-per-node {there}, or train with device = cpu",
+            field="device",
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)

@@ -10,6 +10,7 @@ from memory_twins import Twin
 from memlm.errors import Corrupt, Incompatible, InvalidInput
 from memlm.model import Compression, Decoder, DecoderState, Memorizing, ModelConfig, RopeScaling
 from memlm.model.config import POSITIONS
+from memlm.model.sight import Sight
 
 SHAPE = ModelConfig(
     vocab_size=40, dim=16, num_layers=2, num_heads=4, num_kv_heads=2, ff_dim=20, context_length=6,
@@ -279,3 +280,12 @@ def test_a_config_survives_json():
         assert ModelConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
     with pytest.raises(InvalidInput, match="hidden_size"):
         ModelConfig.from_dict({**SHAPE.as_dict(), "hidden_size": 3})
+
+
+def test_learned_positions_begin_anew_with_each_segment_wherever_the_document_began():
+    decoder = make(WITH_MEMORY["memorizing learned positions"])
+    query, tokens = torch.arange(14, 26)[None], torch.zeros(1, 12, dtype=torch.int64)
+    sight = Sight(query, query, torch.full_like(query, 14), torch.zeros(1, dtype=torch.int64))
+    added = decoder.embed(tokens, sight) - decoder.embedding(tokens)
+    expected = decoder.positions.weight[[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 0, 1]]
+    torch.testing.assert_close(added[0], expected)
