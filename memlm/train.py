@@ -19,16 +19,17 @@ import torch
 from memlm.checkpoint import CONFIG_FILE, Checkpoint, load_checkpoint, save_checkpoint
 from memlm.corpus import Corpus
 from memlm.errors import AlreadyExists, Corrupt, InvalidInput, MemlmError, NotFound
-from memlm.keys import score_tokens
 from memlm.model import Decoder
 from memlm.progress import Progress, silent
 from memlm.tokenizer import FILE_NAME as TOKENIZER_FILE
 from memlm.tokenizer import Tokenizer
 from memlm.train_config import PRESETS, TrainConfig
 from memlm.train_init import grow, grown_config
+from memlm.train_metrics import board_writer
 from memlm.train_team import Team
+from memlm.train_valid import HeldOut
 from memlm.training_data import Batches, DocumentRows, write_tokens
-from memlm.training_run import TrainingRun, device_of
+from memlm.training_run import CHECKPOINT_FILE, TrainingRun, device_of
 
 TOKENS_FILE, RUN_FILE, METRICS_FILE = "tokens.u32", "run.json", "metrics.csv"
 
@@ -63,56 +64,82 @@ def train(
     `init_from` is a model, ours or another's, to go on with: its shape and its tokenizer stay, and the memories among
     `config.model_fields` are added. An interrupted run leaves its last checkpoint in `out/training`; `resume=True`
     goes on from there, with the configuration it was started with. Raises AlreadyExists where a model or an unfinished
-    run is in `out`, NotFound where there is no run to resume, InvalidInput for a corpus too short for one window.
+    run is in `out`, NotFound where there is no run to resume, InvalidInput for a corpus too short for one window, and
+    for settings that do not go together.
     """
     out, work = Path(out), Path(out) / "training"
     team = Team.join(device_of(config))
     if resume:
         config, init_from = _interrupted(out, work)
-    elif team.leads:
+    _check(config, team, valid, tokenizer, init_from)
+    base = load_checkpoint(init_from, trainable=True) if init_from else None
+    if base:
+        tokenizer, _ = base.tokenizer, grown_config(base.decoder.config, config.model_fields)
+    if team.leads and not resume:
         _start(out, work, config, init_from)
     team.wait()
-    base = load_checkpoint(init_from, trainable=True) if init_from else None
     told = progress if team.leads else silent
     try:
         if team.leads:
-            tokenizer = _tokenizer_for(corpus, work, config, base.tokenizer if base else tokenizer, told)
-            if not (work / TOKENS_FILE).exists():
-                write_tokens(corpus, tokenizer, work / TOKENS_FILE, num_bytes=corpus.num_bytes, progress=told)
+            _prepare(corpus, work, config, tokenizer, told)
         team.wait()
         tokenizer = Tokenizer.load(work)
-        run = _run(config, base, tokenizer, work / TOKENS_FILE, team, valid)
-    except MemlmError:  # a corpus that cannot be trained on leaves nothing behind
-        if team.leads:
+        held = None if valid is None else HeldOut(valid, tokenizer)
+        run = _run(config, base, tokenizer, work / TOKENS_FILE, team, held)
+    except MemlmError:  # a corpus that cannot be trained on leaves nothing behind; what was learnt before stays
+        if team.leads and not (work / CHECKPOINT_FILE).exists():
             shutil.rmtree(work)
             with contextlib.suppress(OSError):
                 out.rmdir()
         raise
     tokens_per_s = run.to_the_end(work, told)
-    report = TrainReport(
-        steps=len(run.records),
-        tokens=len(run.records) * run.tokens_per_step,
-        losses=tuple(run.losses),
-        valid_loss=None if valid is None else loss_on(valid, run.decoder, tokenizer),
-        tokens_per_s=tokens_per_s,
-        num_parameters=run.decoder.num_parameters,
-    )
     if team.leads:
         save_checkpoint(out, run.decoder.eval(), tokenizer)
         (work / METRICS_FILE).replace(out / METRICS_FILE)
         shutil.rmtree(work)
-    team.wait()
-    return report
+    team.leave()
+    return TrainReport(
+        steps=len(run.records),
+        tokens=len(run.records) * run.tokens_per_step,
+        losses=tuple(run.losses),
+        valid_loss=run.valid_loss,
+        tokens_per_s=tokens_per_s,
+        num_parameters=run.decoder.num_parameters,
+    )
 
 
 def loss_on(valid: Corpus, decoder: Decoder, tokenizer: Tokenizer) -> float:
     """Nats per token of held-out documents, each read from its beginning with an empty memory."""
-    scores = [score_tokens(decoder, tokenizer.encode(document.text), tokenizer.start_id) for document in valid]
-    return -sum(float(score_N.sum()) for score_N in scores) / max(1, sum(len(score_N) for score_N in scores))
+    return HeldOut(valid, tokenizer).loss(decoder)
+
+
+def _check(
+    config: TrainConfig, team: Team, valid: Corpus | None, tokenizer: Tokenizer | None, init_from: str | Path | None
+) -> None:
+    """Refuses, before anything is written, what would fail or mean nothing later."""
+    team.share(range(config.batch_size))
+    if config.tensorboard and team.leads:
+        board_writer()
+    if config.valid_every and valid is None:
+        raise InvalidInput(
+            f"valid_every is {config.valid_every}, but no text is set aside to score; give --valid", field="valid"
+        )
+    if init_from and tokenizer:
+        raise InvalidInput(
+            "a model that has learnt already keeps its own tokenizer; leave --tokenizer or --init-from out",
+            field="tokenizer",
+        )
+
+
+def _prepare(corpus: Corpus, work: Path, config: TrainConfig, tokenizer: Tokenizer | None, told: Progress) -> None:
+    """Leaves a tokenizer and the corpus' tokens in the run's folder, where they are not there yet."""
+    tokenizer = _tokenizer_for(corpus, work, config, tokenizer, told)
+    if not (work / TOKENS_FILE).exists():
+        write_tokens(corpus, tokenizer, work / TOKENS_FILE, num_bytes=corpus.num_bytes, progress=told)
 
 
 def _run(
-    config: TrainConfig, base: Checkpoint | None, tokenizer: Tokenizer, tokens: Path, team: Team, valid: Corpus | None
+    config: TrainConfig, base: Checkpoint | None, tokenizer: Tokenizer, tokens: Path, team: Team, held: HeldOut | None
 ) -> TrainingRun:
     """The decoder that is to learn, what it reads, and what it is judged by."""
     torch.manual_seed(config.seed)
@@ -122,10 +149,12 @@ def _run(
         decoder = Decoder(config.model(tokenizer.vocab_size))
     decoder = decoder.to(device_of(config))
     length, rows = decoder.config.context_length, config.batch_size * config.accumulate
-    data: Batches | DocumentRows = Batches(tokens, length, rows, config.seed)
+    data: Batches | DocumentRows
     if decoder.config.is_segmented:
         data = DocumentRows(tokens, length, rows, config.seed, tokenizer.start_id, tokenizer.end_id)
-    score = None if valid is None else (lambda learning: loss_on(valid, learning, tokenizer))
+    else:
+        data = Batches(tokens, length, rows, config.seed)
+    score = None if held is None else (lambda learning: held.loss(learning, team))
     return TrainingRun(config, decoder, data, team, score)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from memlm.errors import Incompatible, InvalidInput
@@ -21,7 +22,7 @@ def grown_config(config: ModelConfig, model_fields: dict[str, Any]) -> ModelConf
     for a field that a trained model cannot change.
     """
     learnt: dict[str, Any] = json.loads(json.dumps(config.as_dict()))
-    for name, value in json.loads(json.dumps(model_fields)).items():
+    for name, value in json.loads(json.dumps(model_fields, default=asdict)).items():
         if name not in MAY_CHANGE and value != learnt[name]:
             raise InvalidInput(
                 f"{name} cannot change in a model that has learnt already; only {', '.join(MAY_CHANGE)} can",

@@ -48,7 +48,14 @@ class Team:
 
     def wait(self) -> None:
         """Until all are here."""
-        self.mean(0.0)
+        if self.size > 1:
+            dist.barrier()
+
+    def leave(self) -> None:
+        """Parts, once all are here: threads that still held tensors would bring the interpreter down at its end."""
+        if self.size > 1:
+            dist.barrier()
+            dist.destroy_process_group()
 
     def agree(self, number: float) -> float:
         """The first process' number, for all."""
@@ -75,7 +82,7 @@ class Team:
         dist.all_reduce(there)
         learning = [parameter for parameter, count in zip(every, there.tolist(), strict=True) if count]
         parts = [torch.zeros_like(each) if each.grad is None else each.grad for each in learning]
-        all_N = torch.cat([part.flatten() for part in parts])  # told at once: one by one, small ones wait for each other
+        all_N = torch.cat([part.flatten() for part in parts])  # one message: small ones cost as much
         dist.all_reduce(all_N)
         all_N /= self.size
         for parameter, mean_n in zip(learning, all_N.split([part.numel() for part in parts]), strict=True):

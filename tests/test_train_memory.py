@@ -142,11 +142,19 @@ def test_accumulated_batches_equal_one_large_one(corpus, tmp_path, config):
 @pytest.mark.parametrize("config", [TINY, REMEMBERING, COMPRESSING], ids=["plain", "memorizing", "compressive"])
 def test_two_processes_learn_what_one_learns(corpus_folder, corpus, tmp_path, config):
     config = replace(config, dtype="float32", steps=6, checkpoint_every=2)
-    alone = train(corpus, tmp_path / "alone", config)
+    alone = train(corpus, tmp_path / "alone", config, valid=corpus)
     script = (
-        "import json, sys; from memlm.corpus import Corpus; from memlm.train import train\n"
+        "import hashlib, json, sys; from memlm.corpus import Corpus; from memlm.train import train\n"
         "from memlm.train_config import TrainConfig\n"
-        "train(Corpus([sys.argv[1]]), sys.argv[2], TrainConfig.from_dict(json.loads(sys.argv[3])))"
+        "from memlm.training_run import TrainingRun\n"
+        "corpus, finish = Corpus([sys.argv[1]]), TrainingRun.to_the_end\n"
+        "def told(run, *given):\n"
+        "    pace = finish(run, *given)\n"
+        "    weights = [tensor.numpy().tobytes() for tensor in run.decoder.state_dict().values()]\n"
+        "    print(hashlib.sha256(b''.join(weights)).hexdigest(), *run.losses, run.valid_loss)\n"
+        "    return pace\n"
+        "TrainingRun.to_the_end = told\n"
+        "train(corpus, sys.argv[2], TrainConfig.from_dict(json.loads(sys.argv[3])), valid=corpus)"
     )
     given = json.dumps(vars(config))
     environment = {
@@ -158,9 +166,15 @@ def test_two_processes_learn_what_one_learns(corpus_folder, corpus, tmp_path, co
     }
     environment["MASTER_PORT"] = str(free_port())
     command = [sys.executable, "-c", script, str(corpus_folder), str(tmp_path / "two"), given]
-    team = [subprocess.Popen(command, env={**environment, "RANK": str(rank)}) for rank in range(2)]
-    assert [process.wait(timeout=120) for process in team] == [0, 0]
-    np.testing.assert_allclose(losses_of(tmp_path / "two"), alone.losses, rtol=1e-4)
+    team = [
+        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    first, second = (process.communicate(timeout=120)[0].split() for process in team)
+    assert [process.returncode for process in team] == [0, 0]
+    assert first == second  # the same losses and, to the bit, the same weights
+    np.testing.assert_allclose([float(loss) for loss in first[1:]], [*alone.losses, alone.valid_loss], rtol=1e-5)
+    np.testing.assert_allclose(losses_of(tmp_path / "two"), alone.losses, rtol=1e-5)
     ours, theirs = (load_checkpoint(tmp_path / name).decoder.weights() for name in ("alone", "two"))
     for name, tensor in ours.items():
         torch.testing.assert_close(theirs[name], tensor, atol=2e-3, rtol=1e-2)

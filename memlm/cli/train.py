@@ -37,6 +37,9 @@ def train(
     memorizing_layers: Annotated[
         str | None, typer.Option(metavar="N,N", help="Layers that get kNN attention over the document's past.")
     ] = None,
+    memory_mixing: Annotated[
+        str | None, typer.Option(metavar="gate|tanh|joint", help="How these layers mix memory in.")
+    ] = None,
     xl_length: Annotated[int | None, typer.Option(help="Tokens of Transformer-XL memory.")] = None,
     steps: Annotated[int | None, typer.Option(help="Train for this many steps.")] = None,
     epochs: Annotated[
@@ -69,9 +72,8 @@ def train(
         learning_rate=learning_rate, schedule=schedule, valid_every=valid_every, patience=patience,
         tensorboard=tensorboard or None, compile=compile_first or None,
     )  # fmt: skip
-    memories: dict[str, Any] = asked(xl_length=xl_length)
-    if memorizing_layers is not None:
-        memories["memorizing"] = {"layers": _layers(memorizing_layers)}
+    layers = None if memorizing_layers is None else _layers(memorizing_layers)
+    memories: dict[str, Any] = asked(xl_length=xl_length, memorizing=asked(layers=layers, mixing=memory_mixing) or None)
     settings = train_config(preset, config, given, memories, fine_tuning=init_from is not None)
     with ConsoleProgress() as progress:
         report = run(
@@ -98,7 +100,7 @@ def train_config(
     preset: str, file: Path | None, given: dict[str, Any], memories: dict[str, Any], *, fine_tuning: bool
 ) -> Any:
     """The settings: a preset, a file over it, and what was said on the command line over both."""
-    from memlm.train_config import PRESETS, TrainConfig
+    from memlm.train_config import PRESETS, SHAPE, TrainConfig
 
     if preset not in PRESETS:
         raise InvalidInput(f"preset is {preset!r}; expected one of {', '.join(PRESETS)}", field="preset")
@@ -108,7 +110,12 @@ def train_config(
             changes |= tomllib.loads(file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InvalidInput(f"{file} cannot be read as TOML ({error})", field="config") from error
-    model_fields = {**changes.pop("model", {}), **memories}
+    model_fields = changes.pop("model", {})
+    if fine_tuning:  # a shape that is asked for is held against the model's own
+        model_fields = {name: changes.pop(name) for name in (*SHAPE, "vocab_size") if name in changes} | model_fields
+    if isinstance(kept := model_fields.get("memorizing"), dict) and "memorizing" in memories:
+        memories = {**memories, "memorizing": {**kept, **memories["memorizing"]}}
+    model_fields = {**model_fields, **memories}
     try:
         return TrainConfig.from_dict({**vars(PRESETS[preset]), **changes, **given, "model_fields": model_fields})
     except (TypeError, InvalidInput) as error:
