@@ -72,6 +72,22 @@ def model(
     _tell("bench model", figures, json=json)
 
 
+@app.command(epilog="Example: memlm bench memory held-out/ --model model --json")
+def memory(
+    texts: options.Texts,
+    model: options.Model,
+    max_tokens: Annotated[int, typer.Option(help="Read no more than this many tokens.")] = 200_000,
+    json: options.Json = False,
+) -> None:
+    """What a model's kNN memory is worth: nats with it, without it, with another document's; Faiss against exact."""
+    from memlm.bench.memory import bench_memory
+    from memlm.corpus import Corpus
+
+    with ConsoleProgress() as progress:
+        figures = bench_memory(model, Corpus(texts), max_tokens=max_tokens, progress=progress)
+    _tell("bench memory", figures, json=json)
+
+
 def _tell(title: str, figures: dict[str, Any], *, json: bool) -> None:
     if json:
         emit_json(figures)

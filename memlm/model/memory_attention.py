@@ -58,6 +58,13 @@ class MemoryAttention(nn.Module):
         """Whether memory and local attention share one softmax."""
         return self.mixing == "joint"
 
+    @property
+    def shares_H(self) -> Float[Tensor, " S"]:
+        """How much of each head comes from memory where there is one; none is told of a joint softmax."""
+        if self.is_joint:
+            return self.log_scale_H.new_empty(0)
+        return torch.tanh(self.gate_H) if self.mixing == "tanh" else torch.sigmoid(self.gate_H)
+
     def normalize(self, query_BHTd: Float[Tensor, "B H T d"]) -> Float[Tensor, "B H T d"]:
         """Unit length times the learned scale, and times what attention's own scaling takes away again."""
         scale_H11 = self.log_scale_H.exp()[:, None, None] * math.sqrt(self.head_dim)
@@ -81,8 +88,7 @@ class MemoryAttention(nn.Module):
         any_B1T1 = found.any_B1T1
         scores_BHTK = exact(found.scores_BHTK).masked_fill(~any_B1T1, 0.0)
         memory_BHTd = found.read(scores_BHTK.softmax(dim=3).to(local_BHTd.dtype))
-        gate_H = torch.tanh(self.gate_H) if self.mixing == "tanh" else torch.sigmoid(self.gate_H)
-        share_BHT1 = gate_H[:, None, None].to(local_BHTd.dtype) * any_B1T1
+        share_BHT1 = self.shares_H[:, None, None].to(local_BHTd.dtype) * any_B1T1
         return torch.lerp(local_BHTd, memory_BHTd, share_BHT1.expand_as(local_BHTd))
 
     def _search_row(
