@@ -10,21 +10,22 @@ A reader keeps the manifest it opened until `refresh`, or until it commits one i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
 from memlm.index.arrays import GrowingArray
 from memlm.index.documents import DocumentRow
-from memlm.index.durable import checksum
-from memlm.index.errors import InvalidInput, NotFound
+from memlm.index.durable import checksum, sync_folder
+from memlm.index.errors import Corrupt, InvalidInput, NotFound
 from memlm.index.lock import writing
 from memlm.index.manifest import (
     FileRecord,
@@ -38,6 +39,8 @@ from memlm.index.manifest import (
 )
 from memlm.index.neighbours import Neighbours, nearest_of
 from memlm.index.segment import ROW_BITS, Segment
+
+T = TypeVar("T")
 
 __all__ = ["Datastore", "Deleted", "KnnDefaults", "Place", "StoreSpec"]
 
@@ -75,7 +78,12 @@ class Datastore:
         Raises NotFound where there is none or only an unfinished build, Corrupt for a damaged file, Incompatible
         for another version of the format.
         """
-        return cls(Path(path), read_manifest(Path(path)))
+        return _settled(Path(path), lambda manifest: cls(Path(path), manifest))
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """What it is made of, oldest first."""
+        return self._segments
 
     @property
     def dim(self) -> int:
@@ -165,6 +173,17 @@ class Datastore:
             ids.append(segment.base_id + segment.starts[row] + mine - (ends[row] - sizes[row]))
         return np.concatenate(ids)
 
+    def matching(self, where: Mapping[str, str]) -> list[str]:
+        """The ids of the documents whose metadata has all of these: a field's text, its JSON, or an item of its list.
+
+        `title` is a field too, where the metadata has none of that name.
+        """
+        return [
+            document.id
+            for document in self.documents()
+            if all(_has({"title": document.title, **document.metadata}, name, value) for name, value in where.items())
+        ]
+
     def delete(self, document_ids: Sequence[str]) -> Deleted:
         """Deletes documents: at the commit they stop speaking, here and in whatever opens or refreshes later.
 
@@ -173,13 +192,17 @@ class Datastore:
         """
         with writing(self.path):
             self.refresh()
-            places = [self._find(document_id) for document_id in dict.fromkeys(document_ids)]
-            deleted = Deleted(len(places), sum(int(np.diff(segment.starts)[row]) for segment, row in places))
-            number = self.manifest.number + 1
-            touched = {segment.record.number: self._bury(segment, places, number) for segment, _ in places}
-            segments = tuple(touched.get(record.number, record) for record in self.manifest.segments)
-            self._commit(self.manifest.next(segments=segments))
-            return deleted
+            return self._delete(document_ids)
+
+    def delete_where(self, where: Mapping[str, str]) -> Deleted:
+        """Deletes the documents that `matching` tells, which may be none. Raises InvalidInput where no field is given,
+        Locked while another writes.
+        """
+        if not where:
+            raise InvalidInput("no field is given, which would delete everything; give field=value", field="where")
+        with writing(self.path):
+            self.refresh()
+            return self._delete(self.matching(where))
 
     def save_defaults(self, defaults: KnnDefaults) -> None:
         """Commits other defaults. Raises Locked while another writes."""
@@ -195,11 +218,11 @@ class Datastore:
 
     def refresh(self) -> bool:
         """Moves to the newest manifest; tells whether there was a newer one."""
-        newest = read_manifest(self.path)
-        if newest.number == self.manifest.number:
+        before = self.manifest.number
+        if read_manifest(self.path).number == before:
             return False
-        self._adopt(newest)
-        return True
+        _settled(self.path, self._adopt)
+        return self.manifest.number != before
 
     def verify(self) -> list[str]:
         """Checks every byte against its checksum, and the counts; each problem names the file and what to do."""
@@ -240,18 +263,12 @@ class Datastore:
         self._adopt(manifest)
         sweep(self.path, manifest)
 
-    def _bury(self, segment: Segment, places: Sequence[tuple[Segment, int]], number: int) -> SegmentRecord:
-        """Writes the rows of a segment's deleted documents, old and new, and tells the record that names them."""
-        dead = segment.dead.copy()
-        dead[[row for owner, row in places if owner is segment]] = True
-        name = f"deleted-{number:06d}.npy"
-        path = self.path / segment.record.folder / name
-        with closing(GrowingArray(path, "<i8", None)) as rows:
-            rows.append(np.flatnonzero(dead))
-            rows.sync()
-        files = {kept: file for kept, file in segment.record.files.items() if kept != segment.record.deleted}
-        files[name] = FileRecord(path.stat().st_size, checksum(path))
-        return replace(segment.record, deleted=name, files=files)
+    def _delete(self, document_ids: Sequence[str]) -> Deleted:
+        places = [self._find(document_id) for document_id in dict.fromkeys(document_ids)]
+        deleted = Deleted(len(places), sum(int(np.diff(segment.starts)[row]) for segment, row in places))
+        if places:
+            self._commit(self.manifest.next(segments=bury(self, document_ids, self.manifest.number + 1)))
+        return deleted
 
     def _find(self, document_id: str) -> tuple[Segment, int]:
         if found := self._seek(document_id):
@@ -283,6 +300,54 @@ class Datastore:
         if queries_QD.ndim != 2 or queries_QD.shape[1] != self.dim:
             raise InvalidInput(f"queries of shape {queries_QD.shape}; expected (Q, {self.dim})", field="queries")
         return queries_QD.astype(np.float16).astype(np.float32)
+
+
+def bury(datastore: Datastore, document_ids: Sequence[str], number: int) -> tuple[SegmentRecord, ...]:
+    """Writes the rows of deleted documents, old and new, for the manifest of a number, and tells the records that
+    name them. They count when that manifest does.
+    """
+    rows: dict[int, list[int]] = {}
+    for segment, row in map(datastore._find, dict.fromkeys(document_ids)):
+        rows.setdefault(segment.record.number, []).append(row)
+    return tuple(
+        _buried(datastore.path, segment, rows[segment.record.number], number)
+        if segment.record.number in rows
+        else segment.record
+        for segment in datastore._segments
+    )
+
+
+def _buried(store: Path, segment: Segment, rows: list[int], number: int) -> SegmentRecord:
+    dead = segment.dead.copy()
+    dead[rows] = True
+    name = f"deleted-{number:06d}.npy"
+    path = store / segment.record.folder / name
+    with closing(GrowingArray(path, "<i8", None)) as array:
+        array.append(np.flatnonzero(dead))
+        array.sync()
+    sync_folder(path.parent)
+    files = {kept: file for kept, file in segment.record.files.items() if kept != segment.record.deleted}
+    files[name] = FileRecord(path.stat().st_size, checksum(path))
+    return replace(segment.record, deleted=name, files=files)
+
+
+def _has(metadata: Mapping[str, Any], name: str, value: str) -> bool:
+    if name not in metadata:
+        return False
+    there = metadata[name]
+    items = there if isinstance(there, list) else [there]
+    return any(value in (item, json.dumps(item)) for item in items)
+
+
+def _settled(path: Path, use: Callable[[Manifest], T]) -> T:
+    """Uses the newest manifest; again where a commit took its files away in the meantime."""
+    while True:
+        manifest = read_manifest(path)
+        try:
+            return use(manifest)
+        except (Corrupt, OSError):
+            if read_manifest(path).number == manifest.number:
+                raise
 
 
 class Exact:

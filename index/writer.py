@@ -1,4 +1,4 @@
-"""Keys and values -> a committed segment: a new store's first one, or one more.
+"""Keys and values -> a committed segment: a new store's first one, one more, or one in place of all.
 
     with StoreWriter.create(path, spec) as writer:
         writer.begin_document("a.txt")
@@ -6,8 +6,9 @@
         writer.checkpoint()
         datastore = writer.commit(defaults=defaults)
 
-Work lies in `building/` until the commit moves it into place; `building.json` tells how much of it a kill leaves
-standing. Who resumes streams the whole corpus again: what is on disk already is compared, the rest appended.
+Work lies in `building/` until the commit moves it into place; `building.json` tells what for, and how much of it a
+kill leaves standing. Who resumes streams the whole corpus again: what is on disk already is compared, the rest
+appended.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,10 +25,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int64
 
-from memlm.index.arrays import GrowingArray
-from memlm.index.datastore import Datastore
+from memlm.index.arrays import HEADER_BYTES, GrowingArray
+from memlm.index.datastore import Datastore, bury
 from memlm.index.documents import DocumentTableWriter
-from memlm.index.durable import checksum, move, remove, storage, sync_file, sync_folder, write_whole
+from memlm.index.durable import checksum, checksum_of, move, remove, storage, sync_file, sync_folder, write_whole
 from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput
 from memlm.index.ivf import FLAT, VALUE_BITS, choose_index, choose_nprobe, open_index, train_ivf
 from memlm.index.ivf_file import write_ivf
@@ -49,17 +50,19 @@ from memlm.index.progress import Progress, silent
 from memlm.index.segment import DOCUMENTS, INDEX, KEYS, STARTS, VALUES
 
 BUILDING = "building"
+BUILD, ADD, COMPACT = "build", "add", "compact"
 OURS = re.compile(rf"({CURRENT}|{JOURNAL}|manifest-\d+\.json)(\.tmp)?|{SEGMENTS}|{BUILDING}|{LOCK}")
 
 
 class StoreWriter:
     """The one writer of a store. Leaving it without a commit keeps what was checkpointed, for a resume."""
 
-    def __init__(self, path: Path, spec: StoreSpec, manifest: Manifest | None, held: ExitStack) -> None:
-        """`create` and `extend` check the place, take the lock, and come here."""
-        self.path, self.spec, self._manifest, self._held = path, spec, manifest, held
+    def __init__(self, path: Path, spec: StoreSpec, manifest: Manifest | None, held: ExitStack, task: str) -> None:
+        """`create`, `extend` and `compacting` check the place, take the lock, and come here."""
+        self.path, self.spec, self._manifest, self._held, self._task = path, spec, manifest, held, task
         self._work = path / BUILDING
-        self._base = held.enter_context(Datastore(path, manifest)) if manifest else None
+        self.base = held.enter_context(Datastore(path, manifest)) if manifest else None
+        self._replaced: list[str] = []
         self._number = 1 + max((segment.number for segment in manifest.segments), default=0) if manifest else 1
         self.num_resumed_entries = self._recover()
         self._work.mkdir(exist_ok=True)
@@ -90,7 +93,7 @@ class StoreWriter:
             raise AlreadyExists(f"{path} is there and is no unfinished datastore; choose another folder")
         with storage(path.parent):
             (path / SEGMENTS).mkdir(parents=True, exist_ok=True)
-        return cls._holding(path, spec, None)
+        return cls._holding(path, spec, BUILD)
 
     @classmethod
     def extend(cls, path: str | Path, spec: StoreSpec) -> StoreWriter:
@@ -101,24 +104,40 @@ class StoreWriter:
         path = Path(path)
         manifest = read_manifest(path)
         _check_same(manifest.spec, spec, path)
-        return cls._holding(path, spec, manifest)
+        return cls._holding(path, spec, ADD)
 
     @classmethod
-    def _holding(cls, path: Path, spec: StoreSpec, manifest: Manifest | None) -> StoreWriter:
+    def compacting(cls, path: str | Path) -> StoreWriter:
+        """Starts a segment that takes the place of all others, or goes on with an interrupted one.
+
+        Raises Incompatible where documents that were being added wait to be gone on with.
+        """
+        return cls._holding(Path(path), read_manifest(Path(path)).spec, COMPACT)
+
+    @classmethod
+    def _holding(cls, path: Path, spec: StoreSpec, task: str) -> StoreWriter:
         with ExitStack() as held:
             held.enter_context(writing(path))
-            if manifest:
-                manifest = read_manifest(path)  # what counts now that nobody else writes
-            writer = cls(path, spec, manifest, held)
+            manifest = None if task == BUILD else read_manifest(path)  # what counts now that nobody else writes
+            if manifest and task == COMPACT:
+                task = f"{COMPACT} {manifest.number}"
+            writer = cls(path, spec, manifest, held, task)
             writer._held = held.pop_all()
             return writer
 
-    def begin_document(self, document_id: str, *, title: str = "", metadata: Mapping[str, Any] | None = None) -> None:
-        """What is appended from here on is of this document. Raises AlreadyExists for an id that is taken."""
-        if self._base and self._base.has_document(document_id):
-            raise AlreadyExists(
-                f"the datastore has a document {document_id!r} already; delete it first, or leave it out"
-            )
+    def begin_document(
+        self, document_id: str, *, title: str = "", metadata: Mapping[str, Any] | None = None, replace: bool = False
+    ) -> None:
+        """What is appended from here on is of this document. With `replace`, one of that id stops speaking when this
+        one begins to: at the commit. Raises AlreadyExists for an id that is taken.
+        """
+        if self._task == ADD and self.base and self.base.has_document(document_id):
+            if not replace:
+                raise AlreadyExists(
+                    f"the datastore has a document {document_id!r} already; replace it (--replace), delete it first,"
+                    " or leave it out"
+                )
+            self._replaced.append(document_id)
         self._documents.add(document_id, title, metadata or {})
         self._starts.append(self._entries)
 
@@ -157,8 +176,7 @@ class StoreWriter:
         """Makes what was appended so far survive a kill."""
         self._keys.sync()
         self._values.sync()
-        journal = {"entries": self._keys.rows, "segment": self._number, "spec": asdict(self.spec)}
-        write_whole(self.path / JOURNAL, json.dumps(journal).encode())
+        write_whole(self.path / JOURNAL, _Journal(self._task, self._number, self._keys.rows, self.spec).encode())
 
     def commit(self, progress: Progress = silent, *, defaults: KnnDefaults) -> Datastore:
         """Builds the index and makes the segment count; gives the store, open. A store's own defaults stay as they are.
@@ -194,27 +212,32 @@ class StoreWriter:
 
     def _recover(self) -> int:
         """How many entries an interrupted build left; brings its folder back where only the commit was missing."""
-        journal = self.path / JOURNAL
-        if not journal.exists():
+        journal, moved = self.path / JOURNAL, self.path / SEGMENTS / f"{self._number:06d}"
+        left = _Journal.decode(journal) if journal.exists() else None
+        if left and left.segment == self._number and left.task == ADD != self._task and left.entries:
+            raise Incompatible(
+                f"documents were being added to {self.path}; run the same `memlm index add` again to go on with it,"
+                f" or remove {journal} to give it up"
+            )
+        if left is None or left.segment != self._number or left.task != self._task:
+            remove(journal)  # of a commit that was done, or of a compaction that another change has overtaken
             remove(self._work)
+            remove(moved)
             return 0
-        try:
-            left = json.loads(journal.read_bytes())
-            number, entries, spec = int(left["segment"]), int(left["entries"]), StoreSpec(**left["spec"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise Corrupt(f"{journal} cannot be read ({error}); remove {journal} to start the build anew") from error
-        if number != self._number:  # its segment was committed, and only the journal was left behind
-            remove(journal)
-            remove(self._work)
-            return 0
-        if entries:
-            _check_same(spec, self.spec, self.path)
-        moved = self.path / SEGMENTS / f"{number:06d}"
+        if left.entries:
+            _check_same(left.spec, self.spec, self.path)
         if moved.exists() and not self._work.exists():
             move(moved, self._work)
         if not self._work.exists():
             return 0
-        return entries
+        for name, row_bytes in ((KEYS, 2 * self.spec.dim), (VALUES, 4)):
+            there, expected = (self._work / name).stat().st_size, HEADER_BYTES + left.entries * row_bytes
+            if left.entries and there < expected:
+                raise Corrupt(
+                    f"{self._work / name} has {there} bytes, expected at least {expected}; remove {journal} to start"
+                    " the build anew"
+                )
+        return left.entries
 
     def _finish_files(self, progress: Progress) -> SegmentRecord:
         """Writes what the segment lacks, syncs everything, and records what each file must be."""
@@ -226,7 +249,7 @@ class StoreWriter:
             starts.sync()
         factory, nprobe = self._build_index(progress)
         names = [KEYS, VALUES, STARTS, DOCUMENTS, *([INDEX] if factory != FLAT else [])]
-        for file in self._work.iterdir():
+        for file in list(self._work.iterdir()):
             if file.name not in names:
                 remove(file)
         sync_folder(self._work)
@@ -248,9 +271,12 @@ class StoreWriter:
         return factory, choose_nprobe(index, keys_ND, values_N, seed=self.spec.seed)
 
     def _successor(self, record: SegmentRecord, defaults: KnnDefaults) -> Manifest:
-        if self._manifest is None:
+        if self._manifest is None or self.base is None:
             return Manifest(1, self.spec, (record,), defaults)
-        return self._manifest.next(segments=(*self._manifest.segments, record))
+        if self._task != ADD:
+            return self._manifest.next(segments=(record,), quality=None)
+        kept = bury(self.base, self._replaced, self._manifest.number + 1)
+        return self._manifest.next(segments=(*kept, record))
 
     def _check(self, keys_ND: np.ndarray, values_N: np.ndarray) -> None:
         if not self._starts:
@@ -272,6 +298,30 @@ class StoreWriter:
             f"the corpus ended before the entries that the interrupted build left in {self.path};"
             f" give the same corpus, or remove {self._work} to start anew"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Journal:
+    """What work is going on, for which segment, and how many entries of it are safely on the disk."""
+
+    task: str
+    segment: int
+    entries: int
+    spec: StoreSpec
+
+    def encode(self) -> bytes:
+        """As JSON, behind its checksum."""
+        body = json.dumps(asdict(self), sort_keys=True).encode()
+        return checksum_of(body).encode() + b"\n" + body
+
+    @classmethod
+    def decode(cls, path: Path) -> _Journal:
+        """Raises Corrupt for what `encode` did not write."""
+        said, _, body = path.read_bytes().partition(b"\n")
+        if said.decode("ascii", errors="replace") != checksum_of(body):
+            raise Corrupt(f"{path} was changed (wrong checksum); remove {path} to start the build anew")
+        told = json.loads(body)
+        return cls(**{**told, "spec": StoreSpec(**told["spec"])})
 
 
 def _check_same(there: StoreSpec, wanted: StoreSpec, path: Path) -> None:

@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from crashes import Crash, count_of, failing_at
 from random_stores import DEFAULTS, Corpus, build, fill, spec
 
 from memlm.index import arrays, durable
@@ -20,37 +19,6 @@ from memlm.index.manifest import KnnDefaults
 from memlm.index.writer import StoreWriter
 
 IVF = "IVF4,SQfp16"
-
-
-class Crash(BaseException):
-    """Stands for the end of the process: nobody catches it."""
-
-
-@contextmanager
-def failing_at(step: int, failure: BaseException) -> Iterator[list[int]]:
-    """Makes the n-th durable operation fail, and each one after it: a dead process does nothing more."""
-    count = [0]
-
-    def counted(work: Callable) -> Callable:
-        def run(*args, **kwargs):
-            count[0] += 1
-            if count[0] >= step:
-                raise failure
-            return work(*args, **kwargs)
-
-        return run
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(durable.os, "fsync", counted(os.fsync))
-        patch.setattr(Path, "replace", counted(Path.replace))
-        patch.setattr(Path, "unlink", counted(Path.unlink))
-        yield count
-
-
-def count_of(work: Callable[[], object]) -> int:
-    with failing_at(10**9, Crash()) as count:
-        work()
-    return count[0]
 
 
 def finish(path: Path, corpus: Corpus, index: str = IVF) -> Datastore:
