@@ -41,6 +41,7 @@ from memlm.index.neighbours import Neighbours, nearest_of
 from memlm.index.segment import ROW_BITS, Segment
 
 T = TypeVar("T")
+SELF_QUERIES = 256
 
 __all__ = ["Datastore", "Deleted", "KnnDefaults", "Place", "StoreSpec"]
 
@@ -53,6 +54,15 @@ class Place:
     title: str
     metadata: Mapping[str, Any]
     token_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where a document's entries are: their ids follow one another."""
+
+    document_id: str
+    first_id: int
+    num_entries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +194,12 @@ class Datastore:
             if all(_has({"title": document.title, **document.metadata}, name, value) for name, value in where.items())
         ]
 
+    def sample_documents(self, n: int, seed: int) -> list[Span]:
+        """n live documents drawn without replacement (all, where there are fewer), in order."""
+        live = [(segment, row) for segment in self._segments for row in np.flatnonzero(~segment.dead).tolist()]
+        picks = np.sort(np.random.default_rng(seed).choice(len(live), min(n, len(live)), replace=False))
+        return [_span(*live[pick]) for pick in picks]
+
     def delete(self, document_ids: Sequence[str]) -> Deleted:
         """Deletes documents: at the commit they stop speaking, here and in whatever opens or refreshes later.
 
@@ -225,8 +241,19 @@ class Datastore:
         return self.manifest.number != before
 
     def verify(self) -> list[str]:
-        """Checks every byte against its checksum, and the counts; each problem names the file and what to do."""
-        return [problem for segment in self._segments for problem in segment.problems()]
+        """Checks every byte against its checksum, the counts, and whether stored positions find themselves; each
+        problem names the file and what to do.
+        """
+        problems = [problem for segment in self._segments for problem in segment.problems()]
+        return problems or self._lost()
+
+    def keys(self, ids: Int64[np.ndarray, " N"]) -> Float32[np.ndarray, "N D"]:
+        """The stored keys of some entries of this store."""
+        keys_ND = np.empty((len(ids), self.dim), np.float32)
+        for segment in self._segments:
+            mine = (ids >> ROW_BITS) == segment.record.number
+            keys_ND[mine] = segment.keys_ND[ids[mine] - segment.base_id]
+        return keys_ND
 
     def close(self) -> None:
         """Closes the files."""
@@ -242,6 +269,16 @@ class Datastore:
     ) -> None:
         """Closes."""
         self.close()
+
+    def _lost(self) -> list[str]:
+        """The self-query test: a position is its own nearest neighbour, or as near as it, if the index is sound."""
+        if not self.num_entries:
+            return []
+        ids = self.sample(SELF_QUERIES, 0)
+        nearest_Q = self.search(self.keys(ids), 1).distances_QK[:, 0]
+        if not (lost := int((nearest_Q > 0).sum())):
+            return []
+        return [f"{self.path}: {lost} of {len(ids)} stored positions do not find themselves; build the store anew"]
 
     def _adopt(self, manifest: Manifest) -> None:
         """Opens a manifest's segments, keeping those that have not changed."""
@@ -329,6 +366,11 @@ def _buried(store: Path, segment: Segment, rows: list[int], number: int) -> Segm
     files = {kept: file for kept, file in segment.record.files.items() if kept != segment.record.deleted}
     files[name] = FileRecord(path.stat().st_size, checksum(path))
     return replace(segment.record, deleted=name, files=files)
+
+
+def _span(segment: Segment, row: int) -> Span:
+    first, last = segment.starts[row : row + 2].tolist()
+    return Span(segment.documents.at(row).id, segment.base_id + first, last - first)
 
 
 def _has(metadata: Mapping[str, Any], name: str, value: str) -> bool:

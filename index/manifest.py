@@ -99,7 +99,7 @@ class Manifest:
     def encode(self) -> bytes:
         """As JSON, with its own checksum."""
         body = {"format_version": FORMAT_VERSION, "metric": "l2", "key_dtype": "float16", **asdict(self)}
-        return _canonical({**body, "checksum": checksum_of(_canonical(body))})
+        return sign(body)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -148,14 +148,28 @@ def sweep(path: Path, manifest: Manifest) -> None:
                 remove(file)
 
 
-def _decode(content: bytes, path: Path) -> Manifest:
+def sign(body: dict[str, Any]) -> bytes:
+    """A small file of ours: JSON that carries a checksum of itself."""
+    return _canonical({**body, "checksum": checksum_of(_canonical(body))})
+
+
+def signed(content: bytes) -> dict[str, Any]:
+    """What `sign` was given. Raises ValueError, saying what is wrong, for anything else."""
     try:
-        body: Any = json.loads(content)
+        body: dict[str, Any] = json.loads(content)
         said = body.pop("checksum")
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise Corrupt(f"{path} cannot be read ({error}); {RESTORE}") from error
+        raise ValueError(f"cannot be read ({error})") from error
     if said != checksum_of(_canonical(body)):
-        raise Corrupt(f"{path} was changed (wrong checksum); {RESTORE}")
+        raise ValueError("was changed (wrong checksum)")
+    return body
+
+
+def _decode(content: bytes, path: Path) -> Manifest:
+    try:
+        body = signed(content)
+    except ValueError as error:
+        raise Corrupt(f"{path} {error}; {RESTORE}") from error
     if (version := body.pop("format_version")) != FORMAT_VERSION:
         raise Incompatible(f"{path} is of format {version}; this version of memlm reads format {FORMAT_VERSION}")
     del body["metric"], body["key_dtype"]

@@ -13,7 +13,6 @@ appended.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -28,7 +27,7 @@ from jaxtyping import Float, Int64
 from memlm.index.arrays import HEADER_BYTES, GrowingArray
 from memlm.index.datastore import Datastore, bury
 from memlm.index.documents import DocumentTableWriter
-from memlm.index.durable import checksum, checksum_of, move, remove, storage, sync_file, sync_folder, write_whole
+from memlm.index.durable import checksum, move, remove, storage, sync_file, sync_folder, write_whole
 from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput
 from memlm.index.ivf import FLAT, VALUE_BITS, choose_index, choose_nprobe, open_index, train_ivf
 from memlm.index.ivf_file import write_ivf
@@ -44,6 +43,8 @@ from memlm.index.manifest import (
     StoreSpec,
     commit_manifest,
     read_manifest,
+    sign,
+    signed,
     sweep,
 )
 from memlm.index.progress import Progress, silent
@@ -310,17 +311,16 @@ class _Journal:
     spec: StoreSpec
 
     def encode(self) -> bytes:
-        """As JSON, behind its checksum."""
-        body = json.dumps(asdict(self), sort_keys=True).encode()
-        return checksum_of(body).encode() + b"\n" + body
+        """As JSON, with its own checksum."""
+        return sign(asdict(self))
 
     @classmethod
     def decode(cls, path: Path) -> _Journal:
         """Raises Corrupt for what `encode` did not write."""
-        said, _, body = path.read_bytes().partition(b"\n")
-        if said.decode("ascii", errors="replace") != checksum_of(body):
-            raise Corrupt(f"{path} was changed (wrong checksum); remove {path} to start the build anew")
-        told = json.loads(body)
+        try:
+            told = signed(path.read_bytes())
+        except ValueError as error:
+            raise Corrupt(f"{path} {error}; remove {path} to start the build anew") from error
         return cls(**{**told, "spec": StoreSpec(**told["spec"])})
 
 

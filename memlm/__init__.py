@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Usage,
     )
     from memlm.async_client import AsyncClient
-    from memlm.build import add_to_index, build_index
+    from memlm.build import add_to_index, build_index, compact_index
     from memlm.client import Client
     from memlm.errors import MemlmError
     from memlm.evaluate import evaluate
@@ -49,7 +49,7 @@ _HOMES = {
         "Accepted Alternative Completion DeleteReport Figures FinishReason Finished GenerateRequest MemoryParams"
         " ModelInfo Neighbor SamplingParams Score StoreInfo Token TokenScore Usage"
     ),
-    "memlm.build": "add_to_index build_index",
+    "memlm.build": "add_to_index build_index compact_index",
     "memlm.async_client": "AsyncClient",
     "memlm.client": "Client",
     "memlm.errors": "MemlmError",
@@ -67,6 +67,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "train",
     "build_index",
     "add_to_index",
+    "compact_index",
     "tune",
     "evaluate",
     "Datastore",

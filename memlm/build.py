@@ -8,21 +8,23 @@ interrupted.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus, Document
 from memlm.errors import InvalidInput
+from memlm.index.compact import Compacted, compact
 from memlm.index.datastore import Datastore
 from memlm.index.manifest import KnnDefaults, StoreSpec
 from memlm.index.writer import StoreWriter
 from memlm.keys import Reader, default_stride, document_windows
 from memlm.memory import Memory
 from memlm.progress import Progress, silent
-from memlm.quality import Quality, make_trial, measure_quality, scale_free_temperature
+from memlm.quality import KeyCheck, Quality, check_keys, make_trial, measure_quality, scale_free_temperature
 from memlm.windows import Window, blocks_of, check_stride
 
 BLOCK_WINDOWS = 128
@@ -45,6 +47,7 @@ class BuildReport:
     check_seconds: float
     tokens_per_s: float
     quality: Quality
+    key_check: KeyCheck
 
 
 def build_index(
@@ -92,19 +95,43 @@ def add_to_index(
     corpus: Corpus,
     store: str | Path,
     *,
+    replace: bool = False,
     dtype: str = "float32",
     progress: Progress = silent,
 ) -> BuildReport:
     """Adds documents to a datastore as one more segment, read as the store's others were.
 
-    Raises AlreadyExists for a document id that the store has, Incompatible for a store of another model.
+    With `replace`, a document whose id the store has takes the place of the old one, at the commit. Raises
+    AlreadyExists for such an id otherwise, Incompatible for a store of another model.
     """
     checkpoint = _loaded(model, dtype)
     with Datastore.open(store) as existing:
         Memory(existing, checkpoint)
         spec = existing.manifest.spec
     with StoreWriter.extend(store, spec) as writer:
-        return _fill(writer, checkpoint, corpus, spec, progress=progress)
+        return _fill(writer, checkpoint, corpus, spec, replace=replace, progress=progress)
+
+
+def compact_index(
+    store: str | Path,
+    model: str | Path | Checkpoint | None = None,
+    *,
+    dtype: str = "float32",
+    progress: Progress = silent,
+) -> Compacted:
+    """Merges a datastore's segments into one without what was deleted; with a model, its new index is measured too.
+
+    Raises Incompatible for a model that did not build the store, and what `memlm.index.compact` raises.
+    """
+    checkpoint = None if model is None else _loaded(model, dtype)
+    if checkpoint:
+        with Datastore.open(store) as existing:
+            Memory(existing, checkpoint)
+    done = compact(store, progress)
+    if checkpoint:
+        with Datastore.open(store) as datastore:
+            _judge(datastore, checkpoint, seed=datastore.manifest.spec.seed)
+    return done
 
 
 def _loaded(model: str | Path | Checkpoint, dtype: str) -> Checkpoint:
@@ -113,12 +140,19 @@ def _loaded(model: str | Path | Checkpoint, dtype: str) -> Checkpoint:
 
 
 def _fill(
-    writer: StoreWriter, checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec, *, progress: Progress
+    writer: StoreWriter,
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    spec: StoreSpec,
+    *,
+    replace: bool = False,
+    progress: Progress,
 ) -> BuildReport:
     begin, resumed = time.perf_counter(), writer.num_resumed_entries
-    entries = _write_entries(writer, checkpoint, corpus, spec, progress=progress)
+    entries = _write_entries(writer, checkpoint, corpus, spec, replace=replace, progress=progress)
     with writer.commit(progress, defaults=UNTUNED) as datastore:
         seconds = time.perf_counter() - begin
+        key_check = check_keys(datastore, checkpoint, seed=spec.seed)
         quality = _judge(datastore, checkpoint, seed=spec.seed)
         check_seconds = time.perf_counter() - begin - seconds
         return BuildReport(
@@ -132,11 +166,18 @@ def _fill(
             check_seconds=check_seconds,
             tokens_per_s=(entries - resumed) / seconds,
             quality=quality,
+            key_check=key_check,
         )
 
 
 def _write_entries(
-    writer: StoreWriter, checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec, *, progress: Progress
+    writer: StoreWriter,
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    spec: StoreSpec,
+    *,
+    replace: bool = False,
+    progress: Progress,
 ) -> int:
     """Streams the corpus through the model into the writer; gives the number of entries."""
     entries, bytes_read, total, reader = 0, 0, corpus.num_bytes, Reader(checkpoint.decoder)
@@ -145,12 +186,12 @@ def _write_entries(
         if writer.is_resumed(size):
             reader.skip([placed.window for placed in block])
             for placed in block:
-                _begin(placed, writer)
+                _begin(placed, writer, replace=replace)
                 writer.replay(placed.window.targets_N)
         else:
             keys = reader.keys([placed.window for placed in block])
             for placed, keys_ND in zip(block, keys, strict=True):
-                _begin(placed, writer)
+                _begin(placed, writer, replace=replace)
                 writer.append(keys_ND, placed.window.targets_N)
             writer.checkpoint()
         entries += size
@@ -176,10 +217,10 @@ def _placed_windows(checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec) -> 
             yield _Placed(window, document if number == 0 else None)
 
 
-def _begin(placed: _Placed, writer: StoreWriter) -> None:
+def _begin(placed: _Placed, writer: StoreWriter, *, replace: bool) -> None:
     """Tells the writer of a document before its first window."""
     if document := placed.starts:
-        writer.begin_document(document.id, title=document.title, metadata=document.metadata)
+        writer.begin_document(document.id, title=document.title, metadata=document.metadata, replace=replace)
 
 
 def _judge(datastore: Datastore, checkpoint: Checkpoint, *, seed: int) -> Quality:
@@ -189,7 +230,7 @@ def _judge(datastore: Datastore, checkpoint: Checkpoint, *, seed: int) -> Qualit
     memory = Memory(datastore, checkpoint)
     trial = make_trial(memory, checkpoint, seed=seed)
     if datastore.defaults.tuned_on is None:
-        datastore.save_defaults(replace(datastore.defaults, temperature=scale_free_temperature(trial)))
+        datastore.save_defaults(dataclasses.replace(datastore.defaults, temperature=scale_free_temperature(trial)))
     quality = measure_quality(memory, trial)
     datastore.save_quality(quality.as_dict())
     return quality

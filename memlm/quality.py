@@ -4,6 +4,10 @@ A query is a position of a stored document, read in its own context; that whole 
 since a store that is asked about its own text finds itself. recall@k is the share of the k exact neighbours that
 were found; softmax mass the share of exact p_kNN that they carry; the change in nats per token is what a user would
 notice.
+
+Most public reports of a kNN-LM that does not help were of an index that was broken, and that nothing checked: keys
+one place off their values, or positions that do not find themselves. `check_keys` reads some documents of the store
+again, as building read them, and looks for both.
 """
 
 from __future__ import annotations
@@ -18,12 +22,15 @@ from memlm.checkpoint import Checkpoint
 from memlm.index.datastore import Datastore
 from memlm.index.neighbours import Neighbours
 from memlm.interpolation import mix_targets, neighbor_logweights, target_logprobs
-from memlm.keys import predictions_of
+from memlm.keys import Reader, document_windows, predictions_of
 from memlm.memory import Memory, Retrieval
 from memlm.windows import Window
 
 NUM_WINDOWS = 64
 QUERIES_PER_WINDOW = 8
+NUM_DOCUMENTS, WINDOWS_PER_DOCUMENT = 16, 2
+ALIGNED, FOUND = 0.99, 0.95
+SLACK, TINY = 1.001, 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,26 @@ class Quality:
     def as_dict(self) -> dict[str, float | int]:
         """For the manifest and for --json."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCheck:
+    """Shares of `positions` that were read again: `found`, whose search gives an entry as near as their own; and
+    `aligned`, whose key is nearer to that of their own entry than to those of the entries before and behind it.
+    """
+
+    found: float
+    aligned: float
+    positions: int
+
+    def problems(self, store: str) -> list[str]:
+        """What is wrong with a store, and what to do."""
+        told = []
+        if self.aligned < ALIGNED:
+            told.append(f"{store}: of {1 - self.aligned:.0%} of its positions the key is not the one before its value")
+        if self.found < FOUND:
+            told.append(f"{store}: {1 - self.found:.0%} of its positions do not find themselves")
+        return [f"{problem}; build the store anew, with the model that is to use it" for problem in told]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +108,36 @@ def measure_quality(memory: Memory, trial: Trial) -> Quality:
         k=retrieval.k,
         queries=len(change_Q),
     )
+
+
+def check_keys(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0) -> KeyCheck:
+    """Reads the beginnings of some documents again, and holds the keys that come out against those in the store."""
+    spec, start_id = datastore.manifest.spec, checkpoint.tokenizer.start_id
+    keys, ids, sides = [], [], []
+    for document in datastore.sample_documents(NUM_DOCUMENTS, seed):
+        first, size = document.first_id, document.num_entries
+        tokens_n = datastore.tokens(document.document_id, 0, WINDOWS_PER_DOCUMENT * spec.context)
+        windows = list(document_windows(checkpoint.decoder, tokens_n, start_id, spec.stride))
+        keys += Reader(checkpoint.decoder).keys(windows)
+        places_N = np.arange(len(tokens_n))
+        ids.append(first + places_N)
+        sides.append(np.stack([first + np.maximum(places_N - 1, 0), first + np.minimum(places_N + 1, size - 1)]))
+    keys_ND, ids_N, sides_2N = np.concatenate(keys), np.concatenate(ids), np.concatenate(sides, axis=1)
+    own_N = _distances(keys_ND, datastore.keys(ids_N))
+    beside_2N = np.stack([_distances(keys_ND, datastore.keys(each_N)) for each_N in sides_2N])
+    beside_2N[sides_2N == ids_N] = np.inf
+    nearest_N = datastore.search(keys_ND, 1).distances_QK[:, 0]
+    return KeyCheck(
+        found=float((nearest_N <= own_N * SLACK + TINY).mean()),
+        aligned=float((own_N <= beside_2N.min(axis=0) + TINY).mean()),
+        positions=len(ids_N),
+    )
+
+
+def _distances(one_ND: Float32[np.ndarray, "N D"], other_ND: Float32[np.ndarray, "N D"]) -> Float32[np.ndarray, " N"]:
+    """Squared L2, as searching tells it: between vectors rounded to float16."""
+    difference_ND = one_ND.astype(np.float16).astype(np.float32) - other_ND
+    return np.einsum("nd,nd->n", difference_ND, difference_ND)
 
 
 def agreement(found: Neighbours, exact: Neighbours, temperature: float) -> tuple[float, float]:

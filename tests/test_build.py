@@ -5,20 +5,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from conftest import SHAPE
 from reference import decode_plainly
 
 from memlm import build as build_module
 from memlm.api import MemoryParams
-from memlm.build import UNTUNED, add_to_index, build_index
+from memlm.build import UNTUNED, add_to_index, build_index, compact_index
 from memlm.corpus import Corpus
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound
 from memlm.evaluate import evaluate
 from memlm.index.datastore import Datastore
 from memlm.index.manifest import KnnDefaults
 from memlm.index.neighbours import Neighbours
+from memlm.index.segment import Segment
 from memlm.language_model import load
 from memlm.memory import Memory
-from memlm.quality import agreement, make_trial, measure_quality, sample_queries, scale_free_temperature
+from memlm.model import Decoder, Memorizing, ModelConfig
+from memlm.quality import agreement, check_keys, make_trial, measure_quality, sample_queries, scale_free_temperature
 from memlm.tune import best_lam, tune
 
 
@@ -206,3 +210,69 @@ def test_saved_defaults_are_what_a_request_takes(lm, tmp_path):
     assert (retrieval.k, retrieval.lam, retrieval.temperature) == (defaults.k, defaults.lam, defaults.temperature)
     assert isinstance(defaults, KnnDefaults)
     assert json.dumps(lm.memory().datastore.manifest.quality)
+
+
+@pytest.fixture(params=["plain", "memorizing"])
+def shifted(request, corpus_folder, tokenizer, tmp_path):
+    """A model, and a function that builds a store whose keys are so many places off their values."""
+    from memlm.checkpoint import load_checkpoint, save_checkpoint
+    from memlm.index.writer import StoreWriter
+
+    torch.manual_seed(0)
+    memory = {"memorizing": Memorizing(layers=(1,), top_k=4)} if request.param == "memorizing" else {}
+    decoder = Decoder(ModelConfig(vocab_size=tokenizer.vocab_size, **SHAPE, **memory)).eval()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(6)
+    save_checkpoint(tmp_path / "model", decoder, tokenizer)
+    checkpoint = load_checkpoint(tmp_path / "model")
+    append = StoreWriter.append
+
+    def build(places: int) -> Datastore:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(StoreWriter, "append", lambda w, keys, values: append(w, np.roll(keys, places, 0), values))
+            return Datastore.open(build_index(checkpoint, Corpus([corpus_folder]), tmp_path / f"by-{places}").path)
+
+    return checkpoint, build
+
+
+def test_keys_that_are_one_place_off_are_found_out(shifted):
+    checkpoint, build = shifted
+    sound = check_keys(build(0), checkpoint)
+    assert sound.positions > 500
+    assert (sound.found, sound.aligned) == (1.0, 1.0)
+    assert sound.problems("store") == []
+    for places in (1, -1):
+        broken = check_keys(build(places), checkpoint)
+        assert broken.aligned < 0.2
+        assert any("before its value" in problem for problem in broken.problems("store"))
+
+
+def test_an_index_that_loses_entries_is_found_out(store_folder, checkpoint, monkeypatch):
+    with Datastore.open(store_folder) as store:
+        assert store.verify() == []
+        search = Segment.search
+        monkeypatch.setattr(Segment, "search", lambda s, queries, k, nprobe: search(s, -queries, k, nprobe))
+        assert "do not find themselves" in store.verify()[0]
+        assert "find themselves" in check_keys(store, checkpoint).problems("store")[0]
+
+
+def test_replaced_documents_are_read_anew_and_the_compacted_store_is_measured(
+    model_folder, corpus_folder, checkpoint, tmp_path
+):
+    build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "s")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "doc-3.txt").write_text("Quite another text than before. " * 9)
+    with pytest.raises(AlreadyExists, match="--replace"):
+        add_to_index(checkpoint, Corpus([tmp_path / "new"]), tmp_path / "s")
+    report = add_to_index(checkpoint, Corpus([tmp_path / "new"]), tmp_path / "s", replace=True)
+    assert report.documents == 8
+    told = compact_index(tmp_path / "s", model_folder)
+    assert (told.segments_before, told.deleted_documents) == (2, 1)
+    with Datastore.open(tmp_path / "s") as store:
+        assert checkpoint.tokenizer.decode(store.tokens("doc-3.txt").tolist()).startswith("Quite another")
+        assert store.manifest.quality["recall"] == 1.0
+        assert check_keys(store, checkpoint).problems("store") == []
+    build_index(checkpoint, Corpus([tmp_path / "new"]), tmp_path / "other")
+    assert compact_index(tmp_path / "other").segments_before == 1

@@ -36,9 +36,9 @@ def own_store(store_folder: Path, tmp_path: Path) -> Path:
 
 
 def test_every_command_has_help_with_an_example(capsys):
-    groups = {"": "train eval generate demo serve", "index": "build add delete verify info search tune",
+    groups = {"": "train eval generate demo serve", "index": "build add delete compact verify info search tune",
               "client": "generate score search model", "client datastore": "list delete",
-              "bench": "build generate serve"}  # fmt: skip
+              "bench": "build generate serve model memory"}  # fmt: skip
     for group, commands in groups.items():
         for command in commands.split():
             code, out, _ = memlm(capsys, *group.split(), command, "--help")
@@ -47,7 +47,11 @@ def test_every_command_has_help_with_an_example(capsys):
 
 
 def test_wrong_use_exits_with_2(capsys):
-    for words in (["index", "build"], ["train", "x", "--out", "m", "--steps", "many"], ["mystery"], ["--mystery"]):
+    for words in (
+        ["index", "build"], ["index", "delete", "s"], ["index", "delete", "s", "id", "--where", "a=b"],
+        ["index", "delete", "s", "--where", "license"], ["train", "x", "--out", "m", "--steps", "many"],
+        ["mystery"], ["--mystery"],
+    ):  # fmt: skip
         assert memlm(capsys, *words)[0] == 2
 
 
@@ -190,3 +194,22 @@ def test_numbers_that_are_none_are_null_in_json():
         "c": "ff",
         "d": "x",
     }
+
+
+def test_documents_are_deleted_by_metadata_and_compaction_wins_room_back(capsys, model_folder, tmp_path):
+    texts = [{"id": f"d{n}", "text": f"text number {n} " * 20, "license": "MIT" if n % 2 else "none"} for n in range(6)]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    store = tmp_path / "s"
+    assert memlm(capsys, "index", "build", tmp_path / "c.jsonl", "--model", model_folder, "--out", store)[0] == 0
+    told = memlm(capsys, "index", "delete", store, "--where", "license=none", "--dry-run", "--json")[1]
+    assert json.loads(told) == {"documents": ["d0", "d2", "d4"]}
+    told = json.loads(memlm(capsys, "index", "delete", store, "--where", "license=none", "--json")[1])
+    assert told["documents"] == 3
+    code, told, _ = memlm(capsys, "index", "compact", store, "--model", model_folder, "--json")
+    assert code == 0
+    assert json.loads(told)["bytes_after"] < json.loads(told)["bytes_before"]
+    assert "nothing to do" in memlm(capsys, "index", "compact", store)[1]
+    code, told, _ = memlm(capsys, "index", "verify", store, "--model", model_folder)
+    assert (code, "every file" in told) == (0, True)
+    facts = json.loads(memlm(capsys, "index", "info", store, "--json")[1])
+    assert (facts["documents"], facts["deleted_documents"], facts["segments"]) == (3, 0, 1)

@@ -45,6 +45,7 @@ def add(
     store: options.StoreArgument,
     corpus: options.Corpora,
     model: options.Model,
+    replace: Annotated[bool, typer.Option(help="Put documents in the place of those that have their ids.")] = False,
     dtype: options.Dtype = "float32",
     glob: options.Glob = "**/*",
     on_error: options.OnError = "skip",
@@ -56,21 +57,32 @@ def add(
 
     documents = Corpus(corpus, glob, on_error, tell_problem)
     with ConsoleProgress() as progress:
-        report = add_to_index(model, documents, store, dtype=dtype, progress=progress)
+        report = add_to_index(model, documents, store, replace=replace, dtype=dtype, progress=progress)
     _print_build(report, json=json)
 
 
-@app.command(epilog="Example: memlm index delete store chapter-3.txt")
+@app.command(epilog="Example: memlm index delete store --where license=unknown")
 def delete(
     store: options.StoreArgument,
-    document_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of documents.")],
+    document_ids: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids of documents.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=VALUE", help="Those whose metadata has this; of several, all must hold."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell which.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Delete documents: once this is done, they contribute to no answer."""
+    """Delete documents by id or by metadata: once this is done, they contribute to no answer."""
     from memlm.index.datastore import Datastore
 
+    if bool(document_ids) == bool(where):
+        raise typer.BadParameter("give ids of documents, or --where FIELD=VALUE")
+    fields = dict(_field(each) for each in where or ())
     with Datastore.open(store) as datastore:
-        deleted = datastore.delete(document_ids)
+        if dry_run:
+            _print_doomed(datastore.matching(fields) if fields else list(document_ids or ()), json=json)
+            return
+        deleted = datastore.delete_where(fields) if fields else datastore.delete(document_ids or ())
         number = datastore.manifest.number
     if json:
         emit_json({"documents": deleted.num_documents, "entries": deleted.num_entries, "manifest": number})
@@ -78,13 +90,46 @@ def delete(
         out.print(f"deleted {deleted.num_documents:,} documents, {deleted.num_entries:,} entries (manifest {number})")
 
 
-@app.command(epilog="Example: memlm index verify store")
-def verify(store: options.StoreArgument, json: options.Json = False) -> None:
-    """Check every checksum and count; exits 1 where something is wrong."""
+@app.command(epilog="Example: memlm index compact store --model model")
+def compact(
+    store: options.StoreArgument,
+    model: Annotated[
+        Path | None, typer.Option("--model", "-m", metavar="MODEL", help="Measure the new index with this model.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Merge all segments into one without what was deleted; readers go on reading."""
+    from memlm.build import compact_index
+
+    with ConsoleProgress() as progress:
+        done = compact_index(store, model, progress=progress)
+    if json:
+        emit_json(done)
+    elif done.segments_before == 1 and not done.deleted_documents:
+        out.print("There is one segment and nothing deleted: nothing to do.")
+    else:
+        out.print(
+            f"{done.segments_before} segments became one; {done.deleted_documents:,} deleted documents are gone;"
+            f" {done.bytes_before:,} bytes became {done.bytes_after:,}"
+        )
+
+
+@app.command(epilog="Example: memlm index verify store --model model")
+def verify(
+    store: options.StoreArgument,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", "-m", metavar="MODEL", help="Also read documents again, and compare their keys."),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Check every checksum and count, and that positions find themselves; exits 1 where something is wrong."""
     from memlm.index.datastore import Datastore
 
     with Datastore.open(store) as datastore:
         problems = datastore.verify()
+        if model and not problems:
+            problems = _key_problems(datastore, model)
     if json:
         emit_json({"ok": not problems, "problems": problems})
     else:
@@ -193,6 +238,32 @@ def print_neighbors(neighbors: tuple[Any, ...], *, json: bool) -> None:
     out.print(shown)
 
 
+def _field(said: str) -> tuple[str, str]:
+    name, equals, value = said.partition("=")
+    if not (name and equals):
+        raise typer.BadParameter(f"--where is {said!r}; expected FIELD=VALUE, as license=unknown")
+    return name, value
+
+
+def _print_doomed(document_ids: list[str], *, json: bool) -> None:
+    if json:
+        emit_json({"documents": document_ids})
+        return
+    for document_id in document_ids:
+        out.print(document_id, markup=False)
+    out.print(f"{len(document_ids):,} documents would be deleted")
+
+
+def _key_problems(datastore: Any, model: Path) -> list[str]:
+    from memlm.checkpoint import load_checkpoint
+    from memlm.memory import Memory
+    from memlm.quality import check_keys
+
+    checkpoint = load_checkpoint(model)
+    Memory(datastore, checkpoint)
+    return check_keys(datastore, checkpoint).problems(str(datastore.path))
+
+
 def _print_build(report: Any, *, json: bool) -> None:
     if json:
         emit_json(report)
@@ -208,6 +279,13 @@ def _print_build(report: Any, *, json: bool) -> None:
         f"against exact search: recall@{quality.k} {quality.recall:.3f}, softmax mass {quality.softmax_mass:.3f},"
         f" {quality.nats_change:+.4f} ± {quality.nats_change_error:.4f} nats per token"
     )
+    checked = report.key_check
+    out.print(
+        f"{checked.positions:,} positions read again: {checked.found:.1%} find themselves, {checked.aligned:.1%} have"
+        " the token that follows"
+    )
+    for problem in checked.problems(str(report.path)):
+        err.print(problem, markup=False)
     out.print(f"The datastore is in {report.path}.", markup=False)
 
 
