@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from memlm.index.errors import AlreadyExists, StorageFull
+from memlm.index.errors import AlreadyExists, Corrupt, StorageFull
 
 _TABLE = (
     "create table documents (row integer primary key, id text not null unique, title text, metadata text, tokens int)"
@@ -91,22 +92,34 @@ class DocumentTable:
     """A finished table, read only. Opened at once, so that it stays readable whatever happens to the file's name."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the file as it stands: it never changes again."""
-        where = f"file:{quote(str(path))}?mode=ro&immutable=1"
-        self._base = sqlite3.connect(where, uri=True, check_same_thread=False)
+        """Opens the file as it stands: it never changes again. Raises Corrupt where that cannot be done."""
+        self._path, where = path, f"file:{quote(str(path))}?mode=ro&immutable=1"
+        with self._readable():
+            self._base = sqlite3.connect(where, uri=True, check_same_thread=False)
 
     def at(self, row: int) -> DocumentRow:
         """The document of a row."""
-        return _document(self._base.execute("select * from documents where row = ?", (row,)).fetchone())
+        with self._readable():
+            return _document(self._base.execute("select * from documents where row = ?", (row,)).fetchone())
 
     def row_of(self, document_id: str) -> int | None:
         """The row of an id, None where there is none."""
-        found = self._base.execute("select row from documents where id = ?", (document_id,)).fetchone()
+        with self._readable():
+            found = self._base.execute("select row from documents where id = ?", (document_id,)).fetchone()
         return None if found is None else int(found[0])
 
     def __iter__(self) -> Iterator[DocumentRow]:
         """All documents in order."""
-        return map(_document, self._base.execute("select * from documents order by row"))
+        with self._readable():
+            yield from map(_document, self._base.execute("select * from documents order by row"))
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Turns what SQLite says of a broken table into Corrupt, which names the file."""
+        try:
+            yield
+        except (sqlite3.DatabaseError, TypeError, ValueError) as error:
+            raise Corrupt(f"{self._path} cannot be read ({error}); build the store anew") from error
 
     def close(self) -> None:
         """Closes the file."""

@@ -85,7 +85,7 @@ def train(
         team.wait()
         tokenizer = Tokenizer.load(work)
         held = None if valid is None else HeldOut(valid, tokenizer)
-        run = _run(config, base, tokenizer, work / TOKENS_FILE, team, held)
+        run = _run(config, base, tokenizer, work / TOKENS_FILE, team, held, told)
     except MemlmError:  # a corpus that cannot be trained on leaves nothing behind; what was learnt before stays
         if team.leads and not (work / CHECKPOINT_FILE).exists():
             shutil.rmtree(work)
@@ -139,7 +139,13 @@ def _prepare(corpus: Corpus, work: Path, config: TrainConfig, tokenizer: Tokeniz
 
 
 def _run(
-    config: TrainConfig, base: Checkpoint | None, tokenizer: Tokenizer, tokens: Path, team: Team, held: HeldOut | None
+    config: TrainConfig,
+    base: Checkpoint | None,
+    tokenizer: Tokenizer,
+    tokens: Path,
+    team: Team,
+    held: HeldOut | None,
+    told: Progress,
 ) -> TrainingRun:
     """The decoder that is to learn, what it reads, and what it is judged by."""
     torch.manual_seed(config.seed)
@@ -154,7 +160,7 @@ def _run(
         data = DocumentRows(tokens, length, rows, config.seed, tokenizer.start_id, tokenizer.end_id)
     else:
         data = Batches(tokens, length, rows, config.seed)
-    score = None if held is None else (lambda learning: held.loss(learning, team))
+    score = None if held is None else (lambda learning: held.loss(learning, team, told))
     return TrainingRun(config, decoder, data, team, score)
 
 

@@ -18,10 +18,12 @@ from torch import Tensor
 from memlm.corpus import Document
 from memlm.keys import BATCH_TOKENS, document_windows
 from memlm.model import Decoder
+from memlm.progress import Progress, silent
 from memlm.tokenizer import Tokenizer
 from memlm.train_team import Team
 
 PADDING = -100  # a target that is none
+MOST_PADDING = 1.25
 Row = tuple[Int64[np.ndarray, " T"], Int64[np.ndarray, " N"]]  # inputs, and the targets of the last N of them
 
 
@@ -33,14 +35,15 @@ class HeldOut:
         self._start_id = tokenizer.start_id
         self._documents = [tokenizer.encode(document.text) for document in documents]
 
-    def loss(self, decoder: Decoder, team: Team | None = None) -> float:
+    def loss(self, decoder: Decoder, team: Team | None = None, progress: Progress = silent) -> float:
         """Nats per token. Of several processes each reads its share; all get the same number."""
         team = team or Team()
-        nats, count = 0.0, 0
+        nats, count, total = 0.0, 0, sum(map(len, self._documents[team.rank :: team.size]))
         with torch.no_grad():
             for rows in _side_by_side(self._rows(decoder, team), decoder.config.context_length):
                 nats += _nats(decoder, *_padded(rows))
                 count += sum(len(targets_N) for _, targets_N in rows)
+                progress("score held-out text", count, total)
         return team.mean(nats) / max(team.mean(count), 1e-9)
 
     def _rows(self, decoder: Decoder, team: Team) -> Iterator[Row]:
@@ -53,10 +56,13 @@ class HeldOut:
 
 
 def _side_by_side(rows: Iterable[Row], context_length: int) -> Iterator[list[Row]]:
-    """Rows of like length, longest first, as many as are read at once."""
+    """Rows of like length, longest first, as many as are read at once; none is padded to much more than its length."""
     ordered, size = sorted(rows, key=lambda row: -len(row[0])), max(1, BATCH_TOKENS // context_length)
-    for begin in range(0, len(ordered), size):
-        yield ordered[begin : begin + size]
+    while ordered:
+        longest = len(ordered[0][0])
+        alike = [row for row in ordered[:size] if len(row[0]) * MOST_PADDING >= longest]
+        yield alike
+        ordered = ordered[len(alike) :]
 
 
 def _padded(rows: list[Row]) -> tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]]:
