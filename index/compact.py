@@ -63,7 +63,7 @@ def _copy(segment: Segment, writer: StoreWriter, done: int, total: int, progress
             if writer.is_resumed(end - begin):
                 writer.replay(values_N)
             else:
-                writer.append(segment.keys_ND[begin:end], values_N)
+                writer.append(segment.stored_keys()[begin:end], values_N)
                 if done // CHECKPOINT_ROWS < (done + end - begin) // CHECKPOINT_ROWS:
                     writer.checkpoint()
             done += end - begin

@@ -26,6 +26,7 @@ from memlm.index.arrays import GrowingArray
 from memlm.index.documents import DocumentRow
 from memlm.index.durable import checksum, sync_folder
 from memlm.index.errors import Corrupt, InvalidInput, NotFound
+from memlm.index.ivf import FLAT
 from memlm.index.lock import writing
 from memlm.index.manifest import (
     FileRecord,
@@ -38,10 +39,10 @@ from memlm.index.manifest import (
     sweep,
 )
 from memlm.index.neighbours import Neighbours, nearest_of
-from memlm.index.segment import ROW_BITS, Segment
+from memlm.index.segment import KEYS, ROW_BITS, Segment
 
 T = TypeVar("T")
-SELF_QUERIES = 256
+SELF_QUERIES, SELF_K, MOST_LOST = 256, 32, 0.05
 
 __all__ = ["Datastore", "Deleted", "KnnDefaults", "Place", "StoreSpec"]
 
@@ -124,6 +125,14 @@ class Datastore:
     def index_kind(self) -> str:
         """The Faiss factory string, or Flat; of several segments, each kind once."""
         return " + ".join(dict.fromkeys(segment.record.index for segment in self._segments))
+
+    @property
+    def distances(self) -> str:
+        """What distances are those of: "exact" (float16 keys), "re-ranked" (codes find, float16 keys rank), or
+        "approximate" (codes alone).
+        """
+        kinds = {segment.distances for segment in self._segments}
+        return next(kind for kind in ("approximate", "re-ranked", "exact") if kind in kinds)
 
     @property
     def bytes_on_disk(self) -> int:
@@ -232,6 +241,21 @@ class Datastore:
             self.refresh()
             self._commit(self.manifest.next(quality=dict(quality)))
 
+    def drop_keys(self) -> None:
+        """Gives up the stored keys where an index answers without them: no exact search, no re-ranking, no compaction
+        from then on. Raises Locked while another writes.
+        """
+        with writing(self.path):
+            self.refresh()
+            segments = tuple(
+                record
+                if record.index == FLAT
+                else replace(record, files={name: file for name, file in record.files.items() if name != KEYS})
+                for record in self.manifest.segments
+            )
+            if segments != self.manifest.segments:
+                self._commit(self.manifest.next(segments=segments))
+
     def refresh(self) -> bool:
         """Moves to the newest manifest; tells whether there was a newer one."""
         before = self.manifest.number
@@ -252,7 +276,7 @@ class Datastore:
         keys_ND = np.empty((len(ids), self.dim), np.float32)
         for segment in self._segments:
             mine = (ids >> ROW_BITS) == segment.record.number
-            keys_ND[mine] = segment.keys_ND[ids[mine] - segment.base_id]
+            keys_ND[mine] = segment.stored_keys()[ids[mine] - segment.base_id]
         return keys_ND
 
     def close(self) -> None:
@@ -271,12 +295,16 @@ class Datastore:
         self.close()
 
     def _lost(self) -> list[str]:
-        """The self-query test: a position is its own nearest neighbour, or as near as it, if the index is sound."""
-        if not self.num_entries:
+        """The self-query test: a position is its own nearest neighbour, or as near as it, if the index is sound. Where
+        codes are re-ranked it must be among the nearest few, for most; without keys there is nothing to ask.
+        """
+        if not self.num_entries or not all(segment.has_keys for segment in self._segments):
             return []
         ids = self.sample(SELF_QUERIES, 0)
-        nearest_Q = self.search(self.keys(ids), 1).distances_QK[:, 0]
-        if not (lost := int((nearest_Q > 0).sum())):
+        exact = self.distances == "exact"
+        nearest_Q = self.search(self.keys(ids), 1 if exact else SELF_K).distances_QK[:, 0]
+        lost = int((nearest_Q > 0).sum())
+        if lost <= (0 if exact else MOST_LOST * len(ids)):
             return []
         return [f"{self.path}: {lost} of {len(ids)} stored positions do not find themselves; build the store anew"]
 

@@ -37,11 +37,11 @@ def exact_neighbours(
 
 
 def refined(
-    queries_QD: Float32[np.ndarray, "Q D"], keys_ND: Float32[np.ndarray, "N D"], rows_QK: Int64[np.ndarray, "Q K"]
+    queries_QD: Float32[np.ndarray, "Q D"], keys_ND: Float[np.ndarray, "N D"], rows_QK: Int64[np.ndarray, "Q K"]
 ) -> Float32[np.ndarray, "Q K"]:
     """Squared L2 distances of some rows, as sums of squared differences."""
     distances_QK = np.empty(rows_QK.shape, np.float32)
     for query, (query_D, rows_K) in enumerate(zip(queries_QD, rows_QK, strict=True)):
-        difference_KD = keys_ND[rows_K] - query_D
+        difference_KD = np.asarray(keys_ND[rows_K], np.float32) - query_D
         np.einsum("kd,kd->k", difference_KD, difference_KD, out=distances_QK[query])
     return distances_QK

@@ -1,7 +1,9 @@
-"""Inverted-file indexes in Faiss: choosing, training, filling, writing, searching.
+"""Inverted-file indexes in Faiss: naming, training, opening, searching.
 
-The value travels in Faiss' 64-bit id, below the row, so that a search looks up nothing else. Codes are of the keys
-themselves, not of residuals, so that with float16 codes distances are exact for whatever the probed lists hold.
+The value travels in Faiss' 64-bit id, below the row, so that a search looks up nothing else. Scalar codes are of the
+keys themselves, not of residuals, so that with float16 codes distances are exact for whatever the probed lists hold.
+Codes that lose something are asked for more than is wanted, and their answers are re-ranked by the distances of the
+stored keys, where these are kept.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from typing import Any
 
 import faiss
 import numpy as np
-from jaxtyping import Float16, Float32
+from jaxtyping import Float, Float16, Float32
 
 from memlm.index.errors import Corrupt, InvalidInput
-from memlm.index.exact import exact_neighbours
+from memlm.index.exact import refined
 from memlm.index.neighbours import Neighbours
 from memlm.index.progress import Progress
 from memlm.index.threads import faiss_threads
@@ -25,11 +27,9 @@ FLAT = "Flat"
 FLAT_BELOW = 100_000
 VALUE_BITS = 24
 POINTS_PER_LIST = 48  # Faiss warns below 39 and drops what is above 256
+POINTS_FOR_CODES = 65_536  # as many as Faiss' product quantizers learn from
 KMEANS_ROUNDS = 5
 PROBES = (4, 8, 16, 32, 64, 128, 256)
-WANTED_RECALL = 0.95
-JUDGED_QUERIES = 128
-JUDGED_K = 32
 TOUCHED_BYTES = 1 << 30
 PAGE_BYTES = 4096
 
@@ -37,26 +37,99 @@ PAGE_BYTES = 4096
 def choose_index(wanted: str, entries: int) -> str:
     """The factory string for "auto", by size; any other is kept. Raises InvalidInput for what cannot be built."""
     if wanted == "auto":
-        if entries < FLAT_BELOW:
-            return FLAT
-        lists = 2 ** round(np.log2(2 * np.sqrt(entries)) - 0.25)
-        return f"IVF{lists},SQfp16"
+        return FLAT if entries < FLAT_BELOW else f"IVF{lists_for(entries)},SQfp16"
     if wanted == FLAT:
         return FLAT
-    if not re.match(r"^IVF\d+(_HNSW\d*)?,", wanted):
+    if not re.match(r"^((OPQ|PCA|PCAR)\d+(_\d+)?,)?IVF\d+(_HNSW\d*)?,", wanted):
         raise InvalidInput(
-            f"index is {wanted!r}; expected auto, Flat, or IVF<lists>,<codes> as Faiss spells it", field="index"
+            f"index is {wanted!r}; expected auto, Flat, or IVF<lists>,<codes> as Faiss spells it, behind OPQ or PCA if"
+            " you like",
+            field="index",
         )
     return wanted
+
+
+def lists_for(entries: int) -> int:
+    """How many lists: about twice the square root of the entries, a power of two."""
+    return int(2 ** max(0, round(np.log2(2 * np.sqrt(entries)) - 0.25)))
+
+
+def nlist_of(factory: str) -> int:
+    """How many lists a factory string asks for."""
+    found = re.search(r"IVF(\d+)", factory)
+    return int(found[1]) if found else 0
+
+
+def is_lossless(factory: str) -> bool:
+    """Whether distances to codes are those to float16 keys."""
+    return factory == FLAT or bool(re.fullmatch(r"IVF\d+(_HNSW\d*)?,(SQfp16|Flat)", factory))
+
+
+def code_bytes(factory: str, dim: int) -> int:
+    """Bytes of one key's code, in memory."""
+    return 4 * dim if factory == FLAT else int(inner(_create(factory, dim)).code_size)
+
+
+def inner(index: Any) -> Any:
+    """The inverted file, behind a transform or not."""
+    return faiss.downcast_index(faiss.extract_index_ivf(index))
+
+
+def transformed(index: Any, keys_ND: Float[np.ndarray, "N D"]) -> Float32[np.ndarray, "N d"]:
+    """Keys as the inverted file sees them."""
+    keys: np.ndarray = np.ascontiguousarray(keys_ND, np.float32)
+    if isinstance(index, faiss.IndexPreTransform):
+        chain: Any = index.chain  # its stubs take it for a list
+        for number in range(chain.size()):
+            keys = faiss.downcast_VectorTransform(chain.at(number)).apply(keys)
+    return keys
+
+
+class Ivf:
+    """A filled index, and the keys that it re-ranks by, where there are any."""
+
+    def __init__(self, index: Any, factory: str, keys_ND: Float16[np.ndarray, "N D"] | None) -> None:
+        """Takes an index of Faiss, whose ids hold rows of `keys_ND` and values."""
+        self.index, self.factory = index, factory
+        self.keys_ND = None if is_lossless(factory) else keys_ND
+
+    @property
+    def dim(self) -> int:
+        """Width of a key."""
+        return int(self.index.d)
+
+    @property
+    def nlist(self) -> int:
+        """How many lists there are."""
+        return int(inner(self.index).nlist)
+
+    @property
+    def ntotal(self) -> int:
+        """How many entries there are."""
+        return int(self.index.ntotal)
+
+    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int, rerank: int = 0) -> Neighbours:
+        """The k nearest entries in the `nprobe` nearest lists; ids are row numbers. With `rerank`, the k nearest by
+        the stored keys of `rerank` times k that are nearest by their codes.
+        """
+        if not rerank or self.keys_ND is None:
+            return search_ivf(self.index, queries_QD, k, nprobe)
+        found = search_ivf(self.index, queries_QD, min(rerank * k, self.ntotal), nprobe)
+        distances_QK = refined(queries_QD, self.keys_ND, np.maximum(found.ids_QK, 0))
+        distances_QK[found.ids_QK < 0] = np.inf
+        order_QK = np.argsort(distances_QK, axis=1, kind="stable")[:, :k]
+        return Neighbours(distances_QK, found.ids_QK, found.values_QK).take(order_QK)
 
 
 def train_ivf(factory: str, keys_ND: Float16[np.ndarray, "N D"], *, seed: int, progress: Progress) -> Any:
     """An index that knows its lists and codes, and holds nothing. Trains on a random sample of all the keys."""
     index = _create(factory, keys_ND.shape[1])
-    sample = min(len(keys_ND), index.nlist * POINTS_PER_LIST)
+    lists = inner(index)
+    wanted = lists.nlist * POINTS_PER_LIST
+    sample = min(len(keys_ND), wanted if is_lossless(factory) else max(wanted, POINTS_FOR_CODES))
     progress("train index", 0, sample)
-    index.cp.seed, index.cp.niter = seed + 1, KMEANS_ROUNDS
-    index.cp.min_points_per_centroid = 1
+    lists.cp.seed, lists.cp.niter = seed + 1, KMEANS_ROUNDS
+    lists.cp.min_points_per_centroid = 1
     rows = np.sort(np.random.default_rng(seed).choice(len(keys_ND), sample, replace=False))
     with faiss_threads(sample):
         index.train(keys_ND[rows].astype(np.float32))
@@ -64,26 +137,12 @@ def train_ivf(factory: str, keys_ND: Float16[np.ndarray, "N D"], *, seed: int, p
     return index
 
 
-def choose_nprobe(index: Any, keys_ND: Float16[np.ndarray, "N D"], values_N: np.ndarray, *, seed: int) -> int:
-    """The fewest lists that find 95 % of the nearest entries of some stored keys."""
-    rng = np.random.default_rng(seed + 1)
-    queries_QD = keys_ND[np.sort(rng.choice(len(keys_ND), min(JUDGED_QUERIES, len(keys_ND)), replace=False))]
-    queries_QD = queries_QD.astype(np.float32)
-    k = min(JUDGED_K, len(keys_ND))
-    exact = exact_neighbours(queries_QD, keys_ND, values_N, k)
-    lists = index.nlist
-    for nprobe in PROBES:
-        found = search_ivf(index, queries_QD, k, min(nprobe, lists))
-        hits = sum(len(np.intersect1d(e, f)) for e, f in zip(exact.ids_QK, found.ids_QK, strict=True))
-        if hits >= WANTED_RECALL * exact.ids_QK.size:
-            break
-    return min(nprobe, lists)
-
-
 def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int) -> Neighbours:
     """The k nearest entries in the `nprobe` nearest lists; ids are row numbers."""
     with faiss_threads(len(queries_QD)):
-        distances_QK, packed_QK = index.search(queries_QD, k, params=_search_params(nprobe))
+        distances_QK, packed_QK = index.search(
+            queries_QD, k, params=_search_params(nprobe, isinstance(index, faiss.IndexPreTransform))
+        )
     found = Neighbours(distances_QK, packed_QK >> VALUE_BITS, packed_QK & ((1 << VALUE_BITS) - 1))
     if (distances_QK[:, 1:] < distances_QK[:, :-1]).any():  # Faiss promises no order for every index
         found = found.take(np.argsort(distances_QK, axis=1, kind="stable"))
@@ -93,9 +152,10 @@ def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprob
 
 
 @lru_cache(maxsize=64)
-def _search_params(nprobe: int) -> Any:
+def _search_params(nprobe: int, behind_transform: bool) -> Any:
     """Kept, since making one takes as long as a tenth of a search."""
-    return faiss.SearchParametersIVF(nprobe=nprobe)  # type: ignore[call-arg]  # its stubs know no keywords
+    params = faiss.SearchParametersIVF(nprobe=nprobe)  # type: ignore[call-arg]  # its stubs know no keywords
+    return faiss.SearchParametersPreTransform(index_params=params) if behind_transform else params  # type: ignore[call-arg]
 
 
 def open_index(path: Path, entries: int, dim: int) -> Any:
@@ -104,7 +164,7 @@ def open_index(path: Path, entries: int, dim: int) -> Any:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
         raise Corrupt(f"{path} cannot be read by Faiss; build the store anew") from error
-    _touch(index)
+    _touch(inner(index))
     if index.ntotal != entries or index.d != dim:
         raise Corrupt(
             f"{path} has {index.ntotal} entries of {index.d} dimensions, not {entries} of {dim}; build it anew"
@@ -131,8 +191,10 @@ def _create(factory: str, dim: int) -> Any:
         raise InvalidInput(
             f"Faiss makes no index of {factory!r} over {dim} dimensions ({reason})", field="index"
         ) from error
-    lists = getattr(index, "invlists", None)
-    if lists is None or not isinstance(faiss.downcast_InvertedLists(lists), faiss.ArrayInvertedLists):
+    lists = faiss.try_extract_index_ivf(index)
+    stored = None if lists is None else inner(index).invlists
+    if stored is None or not isinstance(faiss.downcast_InvertedLists(stored), faiss.ArrayInvertedLists):
         raise InvalidInput(f"an index {factory!r} cannot be mapped from disk; give IVF<lists>,<codes>", field="index")
-    index.by_residual = index.by_residual and "SQ" not in factory
+    if ",SQ" in factory:
+        inner(index).by_residual = False
     return index

@@ -20,7 +20,7 @@ from jaxtyping import Float16, Int64
 from memlm.index.arrays import GrowingArray
 from memlm.index.durable import remove, storage, sync
 from memlm.index.errors import Corrupt
-from memlm.index.ivf import VALUE_BITS
+from memlm.index.ivf import VALUE_BITS, inner, transformed
 from memlm.index.progress import Progress
 
 BLOCK_ROWS = 65_536
@@ -40,12 +40,12 @@ def write_ivf(
     lists_path = path.with_suffix(".lists")
     with closing(GrowingArray(lists_path, "<i4", None)) as lists:
         for begin, end in _blocks(len(keys_ND)):
-            _, nearest_N1 = index.quantizer.search(keys_ND[begin:end].astype(np.float32), 1)
+            _, nearest_N1 = inner(index).quantizer.search(transformed(index, keys_ND[begin:end]), 1)
             lists.append(nearest_N1[:, 0])
             progress("assign to lists", end, len(keys_ND))
         lists.sync()
     lists_N = np.load(lists_path, mmap_mode="r")
-    sizes = _sizes_of(lists_N, index.nlist)
+    sizes = _sizes_of(lists_N, inner(index).nlist)
     with storage(path), path.open("wb") as file:
         _write_head(file, index, sizes)
         _write_lists(file, index, keys_ND, values_N, lists_N, sizes, progress)
@@ -63,11 +63,11 @@ def _sizes_of(lists_N: np.ndarray, num_lists: int) -> Int64[np.ndarray, " L"]:
 
 def _write_head(file: IO[bytes], index: Any, sizes: Int64[np.ndarray, " L"]) -> None:
     """The trained index, as Faiss writes one without entries, up to where lists begin; and the sizes of the lists."""
-    index.ntotal = int(sizes.sum())
+    index.ntotal = inner(index).ntotal = int(sizes.sum())
     empty = faiss.serialize_index(index).tobytes()
-    index.ntotal = 0
+    index.ntotal = inner(index).ntotal = 0
     head, tail = empty[:-EMPTY_LISTS_BYTES], empty[-EMPTY_LISTS_BYTES:]
-    count = np.array([len(sizes), index.code_size], "<u8").tobytes()
+    count = np.array([len(sizes), inner(index).code_size], "<u8").tobytes()
     if tail != b"ilar" + count + b"sprs" + bytes(8):
         raise Corrupt("this Faiss lays out inverted lists in a way that memlm does not know; install faiss-cpu 1.12")
     file.write(head + b"ilar" + count + b"full" + np.array([len(sizes), *sizes], "<u8").tobytes())
@@ -109,10 +109,10 @@ def _rows_between(lists_N: np.ndarray, first: int, last: int) -> Int64[np.ndarra
 
 def _encode(index: Any, keys_ND: Float16[np.ndarray, "N D"], lists_N: np.ndarray) -> np.ndarray:
     """The codes (N, code_size) of some keys in their lists."""
-    exact_ND = np.ascontiguousarray(keys_ND, np.float32)
-    codes = np.zeros((len(keys_ND), index.code_size), np.uint8)
+    exact_ND, ivf = transformed(index, keys_ND), inner(index)
+    codes = np.zeros((len(keys_ND), ivf.code_size), np.uint8)
     numbers_N = np.ascontiguousarray(lists_N, np.int64)
-    index.encode_vectors(len(keys_ND), faiss.swig_ptr(exact_ND), faiss.swig_ptr(numbers_N), faiss.swig_ptr(codes))
+    ivf.encode_vectors(len(keys_ND), faiss.swig_ptr(exact_ND), faiss.swig_ptr(numbers_N), faiss.swig_ptr(codes))
     return codes
 
 

@@ -28,7 +28,9 @@ RESTORE = "restore it from a copy, or build the store anew"
 class StoreSpec:
     """How a store's entries were made; the same for all its segments.
 
-    `context` and `stride` count tokens; `index` is "auto" or a Faiss factory string.
+    `context` and `stride` count tokens; `index` is "auto" or a Faiss factory string. `target` is the share of the
+    softmax mass that an index should find, `max_memory` the bytes that searching it may want in memory; without
+    `keep_keys`, keys go once the index is built and judged.
     """
 
     dim: int
@@ -38,6 +40,9 @@ class StoreSpec:
     stride: int
     index: str = "auto"
     seed: int = 0
+    target: float = 0.99
+    max_memory: int | None = None
+    keep_keys: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,9 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRecord:
-    """One immutable segment. `deleted` names the file of its deleted documents' rows, if any."""
+    """One immutable segment. `deleted` names the file of its deleted documents' rows, if any; `nprobe` and `rerank`
+    say how its index is asked, and `tried` how that was found out.
+    """
 
     number: int
     entries: int
@@ -69,6 +76,8 @@ class SegmentRecord:
     nprobe: int
     files: Mapping[str, FileRecord]
     deleted: str | None = None
+    rerank: int = 0
+    tried: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def folder(self) -> str:
@@ -174,7 +183,13 @@ def _decode(content: bytes, path: Path) -> Manifest:
         raise Incompatible(f"{path} is of format {version}; this version of memlm reads format {FORMAT_VERSION}")
     del body["metric"], body["key_dtype"]
     segments = tuple(
-        SegmentRecord(**{**segment, "files": {name: FileRecord(**said) for name, said in segment["files"].items()}})
+        SegmentRecord(
+            **{
+                **segment,
+                "files": {name: FileRecord(**said) for name, said in segment["files"].items()},
+                "tried": tuple(segment.get("tried", ())),
+            }
+        )
         for segment in body.pop("segments")
     )
     spec, defaults = StoreSpec(**body.pop("spec")), KnnDefaults(**body.pop("defaults"))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float16, Float32, Int64
 
 from memlm.index.documents import DocumentTable
 from memlm.index.durable import checksum
-from memlm.index.errors import Corrupt
+from memlm.index.errors import Corrupt, Incompatible
 from memlm.index.exact import exact_neighbours
-from memlm.index.ivf import FLAT, open_index, search_ivf
+from memlm.index.ivf import FLAT, Ivf, is_lossless, open_index
 from memlm.index.manifest import RESTORE, FileRecord, SegmentRecord
 from memlm.index.neighbours import Neighbours, RawSearch, search_kept
 
@@ -35,18 +34,22 @@ class Segment:
         for name, expected in record.files.items():
             if problem := self._problem_of(name, expected, whole=expected.bytes <= SMALL_BYTES):
                 raise Corrupt(f"{problem}; {RESTORE}")
-        self.keys_ND: Float16[np.ndarray, "N D"] = np.load(self._folder / KEYS, mmap_mode="r")
+        self.keys_ND: Float16[np.ndarray, "N D"] | None = None
+        if KEYS in record.files:
+            self.keys_ND = np.load(self._folder / KEYS, mmap_mode="r")
         self.values_N = np.load(self._folder / VALUES, mmap_mode="r")
         self.starts: Int64[np.ndarray, " docs+1"] = np.load(self._folder / STARTS)
         self.documents = DocumentTable(self._folder / DOCUMENTS)
-        self._index: Any = None
+        self._index: Ivf | None = None
         if record.index != FLAT:
-            self._index = open_index(self._folder / INDEX, record.entries, dim)
+            self._index = Ivf(open_index(self._folder / INDEX, record.entries, dim), record.index, self.keys_ND)
         self.dead: Bool[np.ndarray, " docs"] = np.zeros(record.documents, bool)
         if record.deleted:
             self.dead[np.load(self._folder / record.deleted)] = True
         self._any_dead = bool(self.dead.any())
-        if self.keys_ND.shape != (record.entries, dim) or len(self.starts) != record.documents + 1:
+        if (self.keys_ND is not None and self.keys_ND.shape != (record.entries, dim)) or len(
+            self.starts
+        ) != record.documents + 1:
             raise Corrupt(f"{self._folder} does not hold {record.entries} entries of {dim} dimensions; {RESTORE}")
 
     @property
@@ -55,20 +58,42 @@ class Segment:
         return int(np.diff(self.starts)[~self.dead].sum())
 
     @property
+    def has_keys(self) -> bool:
+        """Whether its keys were kept."""
+        return self.keys_ND is not None
+
+    @property
+    def distances(self) -> str:
+        """What its distances are those of; see `Datastore.distances`."""
+        if is_lossless(self.record.index):
+            return "exact"
+        return "re-ranked" if self.record.rerank and self.has_keys else "approximate"
+
+    @property
     def base_id(self) -> int:
         """The id of row 0."""
         return self.record.number << ROW_BITS
 
     def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int | None) -> Neighbours:
         """The k nearest live entries that the index finds."""
-        if self._index is None:
+        if (index := self._index) is None:
             return self._live(self._search_flat, queries_QD, k)
-        probes = nprobe or self.record.nprobe
-        return self._live(lambda queries, most: search_ivf(self._index, queries, most, probes), queries_QD, k)
+        probes, rerank = nprobe or self.record.nprobe, self.record.rerank
+        return self._live(lambda queries, most: index.search(queries, most, probes, rerank), queries_QD, k)
 
     def search_exactly(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
         """The k nearest live entries."""
-        return self._live(lambda q, most: exact_neighbours(q, self.keys_ND, self.values_N, most), queries_QD, k)
+        keys_ND = self.stored_keys()
+        return self._live(lambda q, most: exact_neighbours(q, keys_ND, self.values_N, most), queries_QD, k)
+
+    def stored_keys(self) -> Float16[np.ndarray, "N D"]:
+        """The keys. Raises Incompatible where they were not kept."""
+        if self.keys_ND is None:
+            raise Incompatible(
+                f"{self._folder} was built without keeping its keys, which this needs; build the store anew with them"
+                " (--keep-keys)"
+            )
+        return self.keys_ND
 
     def document_at(self, rows: Int64[np.ndarray, "*S"]) -> Int64[np.ndarray, "*S"]:
         """The document row of each entry row."""
@@ -105,7 +130,7 @@ class Segment:
     @cached_property
     def _resident_ND(self) -> Float32[np.ndarray, "N D"]:
         """A small segment's keys, kept in memory as searching wants them."""
-        return self.keys_ND.astype(np.float32)
+        return self.stored_keys().astype(np.float32)
 
     def _problem_of(self, name: str, expected: FileRecord, *, whole: bool) -> str | None:
         path = self._folder / name

@@ -11,6 +11,13 @@ import faiss
 PARALLEL_QUERIES = 8
 
 
+def num_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 @contextmanager
 def faiss_threads(num_queries: int) -> Iterator[None]:
     """One thread for a few queries, all cores for many; afterwards what was before.
@@ -22,7 +29,7 @@ def faiss_threads(num_queries: int) -> Iterator[None]:
         yield
         return
     before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1 if num_queries < PARALLEL_QUERIES else os.cpu_count() or 1)
+    faiss.omp_set_num_threads(1 if num_queries < PARALLEL_QUERIES else num_cores())
     try:
         yield
     finally:

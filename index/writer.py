@@ -25,11 +25,12 @@ import numpy as np
 from jaxtyping import Float, Int64
 
 from memlm.index.arrays import HEADER_BYTES, GrowingArray
+from memlm.index.choice import Trial, Tried, choose
 from memlm.index.datastore import Datastore, bury
 from memlm.index.documents import DocumentTableWriter
 from memlm.index.durable import checksum, move, remove, storage, sync_file, sync_folder, write_whole
 from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput
-from memlm.index.ivf import FLAT, VALUE_BITS, choose_index, choose_nprobe, open_index, train_ivf
+from memlm.index.ivf import FLAT, VALUE_BITS, Ivf, choose_index, open_index, train_ivf
 from memlm.index.ivf_file import write_ivf
 from memlm.index.lock import LOCK, writing
 from memlm.index.manifest import (
@@ -248,8 +249,8 @@ class StoreWriter:
         with closing(GrowingArray(self._work / STARTS, "<i8", None)) as starts:
             starts.append(np.array([*self._starts, self._entries]))
             starts.sync()
-        factory, nprobe = self._build_index(progress)
-        names = [KEYS, VALUES, STARTS, DOCUMENTS, *([INDEX] if factory != FLAT else [])]
+        asked = self._build_index(progress)
+        names = [KEYS, VALUES, STARTS, DOCUMENTS, *([INDEX] if asked["index"] != FLAT else [])]
         for file in list(self._work.iterdir()):
             if file.name not in names:
                 remove(file)
@@ -258,18 +259,32 @@ class StoreWriter:
         for done, name in enumerate(names, start=1):
             files[name] = FileRecord((self._work / name).stat().st_size, checksum(self._work / name))
             progress("check files", done, len(names))
-        return SegmentRecord(self._number, self._entries, len(self._starts), factory, nprobe, files)
+        return SegmentRecord(self._number, self._entries, len(self._starts), files=files, **asked)
 
-    def _build_index(self, progress: Progress) -> tuple[str, int]:
-        factory = choose_index(self.spec.index, self._entries)
-        if factory == FLAT:
-            return factory, 0
+    def _build_index(self, progress: Progress) -> dict[str, Any]:
+        """Chooses, trains, fills and judges the index; gives what a record says of it."""
         keys_ND = np.load(self._work / KEYS, mmap_mode="r")
         values_N = np.load(self._work / VALUES, mmap_mode="r")
-        trained = train_ivf(factory, keys_ND, seed=self.spec.seed, progress=progress)
+        starts, seed = np.array([*self._starts, self._entries]), self.spec.seed
+        tried: list[Tried] = []
+        factory = choose_index(self.spec.index, self._entries)
+        if self.spec.index == "auto" and self.spec.max_memory is not None:
+            factory, tried = choose(
+                keys_ND, values_N, starts, target=self.spec.target, max_memory=self.spec.max_memory,
+                keep_keys=self.spec.keep_keys, seed=seed, progress=progress,
+            )  # fmt: skip
+        if factory == FLAT:
+            return {"index": factory, "nprobe": 0}
+        trained = train_ivf(factory, keys_ND, seed=seed, progress=progress)
         write_ivf(self._work / INDEX, trained, keys_ND, values_N, progress=progress)
-        index = open_index(self._work / INDEX, self._entries, self.spec.dim)
-        return factory, choose_nprobe(index, keys_ND, values_N, seed=self.spec.seed)
+        index = Ivf(open_index(self._work / INDEX, self._entries, self.spec.dim), factory, keys_ND)
+        if not self.spec.keep_keys:
+            index.keys_ND = None
+        progress("judge index", 0, 1)
+        settled = Trial.of(keys_ND, values_N, starts, seed=seed).settle(index, self.spec.target)
+        progress("judge index", 1, 1)
+        told = tuple(asdict(each) for each in (*tried, settled))
+        return {"index": factory, "nprobe": settled.nprobe, "rerank": settled.rerank, "tried": told}
 
     def _successor(self, record: SegmentRecord, defaults: KnnDefaults) -> Manifest:
         if self._manifest is None or self.base is None:

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus, Document
 from memlm.errors import InvalidInput
+from memlm.estimate import estimate_build
 from memlm.index.compact import Compacted, compact
 from memlm.index.datastore import Datastore
-from memlm.index.manifest import KnnDefaults, StoreSpec
+from memlm.index.ivf import choose_index
+from memlm.index.manifest import JOURNAL, KnnDefaults, StoreSpec
 from memlm.index.writer import StoreWriter
 from memlm.keys import Reader, default_stride, document_windows
 from memlm.memory import Memory
@@ -28,6 +31,7 @@ from memlm.quality import KeyCheck, Quality, check_keys, make_trial, measure_qua
 from memlm.windows import Window, blocks_of, check_stride
 
 BLOCK_WINDOWS = 128
+TARGET = 0.99
 UNTUNED = KnnDefaults(k=64, lam=0.25, temperature=1.0, tuned_on=None)
 
 
@@ -35,6 +39,8 @@ UNTUNED = KnnDefaults(k=64, lam=0.25, temperature=1.0, tuned_on=None)
 class BuildReport:
     """What a build made. `seconds` and `tokens_per_s` run from the first token to the commit, index included;
     `check_seconds` is the check against exact search that follows. `resumed_entries` were there already.
+    `tried` are the indexes that were tried on a sample, the one that was chosen last; `distances` as
+    `Datastore.distances`.
     """
 
     path: Path
@@ -48,6 +54,8 @@ class BuildReport:
     tokens_per_s: float
     quality: Quality
     key_check: KeyCheck
+    distances: str
+    tried: tuple[Mapping[str, Any], ...]
 
 
 def build_index(
@@ -56,6 +64,9 @@ def build_index(
     out: str | Path,
     *,
     index: str = "auto",
+    target: float = TARGET,
+    max_memory: int | None = None,
+    keep_keys: bool = True,
     stride: int | None = None,
     seed: int = 0,
     dtype: str = "float32",
@@ -63,8 +74,11 @@ def build_index(
 ) -> BuildReport:
     """Builds a datastore with one entry per token of the corpus, or goes on with an interrupted build of it.
 
-    `index` is "auto" or a Faiss factory string; `stride` how many tokens each further window adds (half the context
-    if not given); `dtype` what a model given by its path computes in. Raises AlreadyExists where there is a store,
+    `index` is "auto" or a Faiss factory string; `target` the share of the softmax mass that it should find. Given
+    `max_memory`, the bytes that searching may want in memory, "auto" tries smaller and smaller codes. Without
+    `keep_keys`, keys go when the index is built: half the disk or less, and no re-ranking, exact search or compaction.
+    `stride` is how many tokens each further window adds (half the context if not given); `dtype` what a model given
+    by its path computes in. Raises AlreadyExists where there is a store,
     StorageFull where the disk will not hold it.
     """
     checkpoint = _loaded(model, dtype)
@@ -85,7 +99,13 @@ def build_index(
         stride=stride,
         index=index,
         seed=seed,
+        target=target,
+        max_memory=max_memory,
+        keep_keys=keep_keys,
     )
+    if not (Path(out) / JOURNAL).exists():  # an interrupted build was weighed when it began
+        choose_index(index, 0)
+        estimate_build(checkpoint, corpus, out, index=index, stride=stride, measure=False).check(out)
     with StoreWriter.create(out, spec) as writer:
         return _fill(writer, checkpoint, corpus, spec, progress=progress)
 
@@ -154,6 +174,8 @@ def _fill(
         seconds = time.perf_counter() - begin
         key_check = check_keys(datastore, checkpoint, seed=spec.seed)
         quality = _judge(datastore, checkpoint, seed=spec.seed)
+        if not spec.keep_keys:
+            datastore.drop_keys()
         check_seconds = time.perf_counter() - begin - seconds
         return BuildReport(
             path=datastore.path,
@@ -167,6 +189,8 @@ def _fill(
             tokens_per_s=(entries - resumed) / seconds,
             quality=quality,
             key_check=key_check,
+            distances=datastore.distances,
+            tried=datastore.manifest.segments[-1].tried,
         )
 
 
@@ -230,7 +254,9 @@ def _judge(datastore: Datastore, checkpoint: Checkpoint, *, seed: int) -> Qualit
     memory = Memory(datastore, checkpoint)
     trial = make_trial(memory, checkpoint, seed=seed)
     if datastore.defaults.tuned_on is None:
-        datastore.save_defaults(dataclasses.replace(datastore.defaults, temperature=scale_free_temperature(trial)))
+        datastore.save_defaults(
+            dataclasses.replace(datastore.defaults, temperature=scale_free_temperature(memory, trial))
+        )
     quality = measure_quality(memory, trial)
     datastore.save_quality(quality.as_dict())
     return quality

@@ -19,6 +19,7 @@ from jaxtyping import Float32, Int64
 
 from memlm.api import MemoryParams
 from memlm.checkpoint import Checkpoint
+from memlm.index.choice import agreement, mean_and_error
 from memlm.index.datastore import Datastore
 from memlm.index.neighbours import Neighbours
 from memlm.interpolation import mix_targets, neighbor_logweights, target_logprobs
@@ -35,10 +36,12 @@ SLACK, TINY = 1.001, 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Means over `queries` positions; `nats_change_error` is the standard error of the mean."""
+    """Means over `queries` positions, and the standard errors of these means."""
 
     recall: float
+    recall_error: float
     softmax_mass: float
+    softmax_mass_error: float
     nats_change: float
     nats_change_error: float
     k: int
@@ -98,13 +101,17 @@ def measure_quality(memory: Memory, trial: Trial) -> Quality:
     retrieval = memory.resolve(MemoryParams(k=trial.exact.ids_QK.shape[1]))
     queries, exact = trial.queries, trial.exact
     found = _leave_one_out(memory.datastore, queries, retrieval.k, exact=False)
-    recall, mass = agreement(found, exact, retrieval.temperature)
+    recall_Q, mass_Q = agreement(found, exact, retrieval.temperature)
+    (recall, recall_error), (mass, mass_error) = mean_and_error(recall_Q), mean_and_error(mass_Q)
     change_Q = _nats(queries, found, retrieval) - _nats(queries, exact, retrieval)
+    nats, nats_error = mean_and_error(change_Q)
     return Quality(
         recall=recall,
+        recall_error=recall_error,
         softmax_mass=mass,
-        nats_change=float(change_Q.mean()),
-        nats_change_error=float(change_Q.std() / np.sqrt(len(change_Q))),
+        softmax_mass_error=mass_error,
+        nats_change=nats,
+        nats_change_error=nats_error,
         k=retrieval.k,
         queries=len(change_Q),
     )
@@ -140,23 +147,15 @@ def _distances(one_ND: Float32[np.ndarray, "N D"], other_ND: Float32[np.ndarray,
     return np.einsum("nd,nd->n", difference_ND, difference_ND)
 
 
-def agreement(found: Neighbours, exact: Neighbours, temperature: float) -> tuple[float, float]:
-    """recall@k, and the share of the exact softmax mass that was found, over queries that have any neighbour."""
-    there_QK = exact.ids_QK >= 0
-    hit_QK = there_QK & np.stack([np.isin(e, f) for e, f in zip(exact.ids_QK, found.ids_QK, strict=True)])
-    mass_Q = np.where(hit_QK, np.exp(neighbor_logweights(exact.distances_QK, temperature)), 0.0).sum(axis=1)
-    any_Q = there_QK.any(axis=1)
-    if not any_Q.any():
-        return 1.0, 1.0
-    return float((hit_QK.sum(axis=1)[any_Q] / there_QK.sum(axis=1)[any_Q]).mean()), float(mass_Q[any_Q].mean())
-
-
-def scale_free_temperature(trial: Trial) -> float:
+def scale_free_temperature(memory: Memory, trial: Trial) -> float:
     """A temperature for a store that was never tuned, whatever the scale of its model's keys.
 
     Half the median distance to the nearest neighbour in another document: docs/log.md compares it with tuned ones.
     """
-    nearest_Q = trial.exact.distances_QK[:, 0]
+    neighbours = trial.exact
+    if memory.datastore.distances == "approximate":  # the scale that searching will tell
+        neighbours = _leave_one_out(memory.datastore, trial.queries, neighbours.ids_QK.shape[1], exact=False)
+    nearest_Q = neighbours.distances_QK[:, 0]
     nearest_Q = nearest_Q[np.isfinite(nearest_Q) & (nearest_Q > 0)]
     return float(np.median(nearest_Q)) / 2 if len(nearest_Q) else 1.0
 

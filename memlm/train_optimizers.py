@@ -12,17 +12,26 @@ from torch import nn
 from memlm.model import Decoder
 from memlm.train_config import TrainConfig
 
+MEMORY_RATE = 20.0  # a head's gate and scale are single numbers that must move by about one; weights, by hundredths
+
 
 def optimizers_for(config: TrainConfig, decoder: Decoder) -> tuple[torch.optim.Optimizer, ...]:
-    """Matrices inside the blocks go to Muon, tables and all else to AdamW; or everything to AdamW."""
+    """Matrices inside the blocks go to Muon, tables and all else to AdamW; or everything to AdamW. A group's `rate`
+    is how many times the rate of the run it learns with.
+    """
     named = list(decoder.named_parameters())
     is_matrix = {n: n.startswith("blocks.") and p.dim() == 2 and ".positions." not in n for n, p in named}
-    matrices, others = ([p for n, p in named if is_matrix[n] is wanted] for wanted in (True, False))
+    matrices = [p for n, p in named if is_matrix[n]]
+    of_memory = [p for n, p in named if ".memory." in n]
+    others = [p for n, p in named if not is_matrix[n] and ".memory." not in n]
     rate, decay = config.learning_rate, config.weight_decay
+    rest = _adamw(others, rate, 0.0)
+    if of_memory:
+        rest.add_param_group({"params": of_memory, "weight_decay": 0.0, "rate": MEMORY_RATE})
     if config.optimizer == "adamw":
-        return _adamw(matrices, rate, decay), _adamw(others, rate, 0.0)
+        return _adamw(matrices, rate, decay), rest
     muon = torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-    return muon, _adamw(others, rate, 0.0)
+    return muon, rest
 
 
 def _adamw(parameters: list[nn.Parameter], rate: float, decay: float) -> torch.optim.Optimizer:

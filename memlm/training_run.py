@@ -114,7 +114,7 @@ class TrainingRun:
         begin, number = time.perf_counter(), len(self.records)
         rate = learning_rate_at(number, self.num_steps, self.config)
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
-            group["lr"] = rate
+            group["lr"] = rate * group.get("rate", 1.0)
         loss = 0.0
         for part in range(self.config.accumulate):
             shared = self._loss(number, part) / self.config.accumulate

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from memlm import build as build_module
 from memlm.api import MemoryParams
 from memlm.build import UNTUNED, add_to_index, build_index, compact_index
 from memlm.corpus import Corpus
-from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound
+from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, StorageFull
+from memlm.estimate import estimate_build
 from memlm.evaluate import evaluate
 from memlm.index.datastore import Datastore
 from memlm.index.manifest import KnnDefaults
@@ -96,8 +98,7 @@ def test_bad_input_harms_nothing_that_was_there(model_folder, corpus_folder, sto
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidInput, match="no text"):
         build_index(model_folder, Corpus([tmp_path / "empty"]), tmp_path / "s")
-    with pytest.raises(NotFound, match="unfinished build"):
-        Datastore.open(tmp_path / "s")
+    assert not (tmp_path / "s").exists()
     assert (store_folder / "CURRENT").read_text() == before
 
 
@@ -146,7 +147,7 @@ def test_agreement_counts_ids_and_weighs_mass():
 def test_the_untuned_temperature_follows_the_scale_of_the_keys(store_folder, checkpoint):
     with Datastore.open(store_folder) as store:
         memory = Memory(store, checkpoint)
-        assert store.defaults.temperature == scale_free_temperature(make_trial(memory, checkpoint)) > 0
+        assert store.defaults.temperature == scale_free_temperature(memory, make_trial(memory, checkpoint)) > 0
         assert (store.defaults.k, store.defaults.lam, store.defaults.tuned_on) == (UNTUNED.k, UNTUNED.lam, None)
 
 
@@ -276,3 +277,41 @@ def test_replaced_documents_are_read_anew_and_the_compacted_store_is_measured(
         assert check_keys(store, checkpoint).problems("store") == []
     build_index(checkpoint, Corpus([tmp_path / "new"]), tmp_path / "other")
     assert compact_index(tmp_path / "other").segments_before == 1
+
+
+def test_an_estimate_is_near_what_the_build_takes(checkpoint, corpus_folder, tmp_path):
+    told = estimate_build(checkpoint, Corpus([corpus_folder]), tmp_path / "s", index="IVF8,SQfp16")
+    report = build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "s", index="IVF8,SQfp16")
+    with Datastore.open(tmp_path / "s") as store:
+        assert told.entries == pytest.approx(report.entries, rel=0.1)
+        assert told.disk_bytes == pytest.approx(store.bytes_on_disk, rel=0.25)
+        index = store.path / store.manifest.segments[0].folder / "index.faiss"
+        assert told.search_bytes == pytest.approx(index.stat().st_size, rel=0.1)
+    assert told.index == report.index
+    assert told.tokens_per_s > 0 < told.seconds
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(InvalidInput, match="no text"):
+        estimate_build(checkpoint, Corpus([tmp_path / "empty.txt"]), tmp_path / "t")
+
+
+def test_a_build_that_the_disk_will_not_hold_is_refused_before_it_starts(
+    checkpoint, corpus_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("memlm.estimate.shutil.disk_usage", lambda path: SimpleNamespace(free=10_000))
+    with pytest.raises(StorageFull, match="make room"):
+        build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_build_without_its_keys_takes_less_room_and_still_answers(checkpoint, corpus_folder, tmp_path):
+    sizes = {}
+    for keep_keys in (True, False):
+        path = tmp_path / str(keep_keys)
+        report = build_index(checkpoint, Corpus([corpus_folder]), path, index="IVF8,SQ8", keep_keys=keep_keys)
+        sizes[keep_keys] = report.bytes_per_entry
+        assert report.distances == ("re-ranked" if keep_keys else "approximate")
+        assert report.tried[-1]["softmax_mass"] > 0.9
+        assert report.quality.recall > 0.8
+        with load(checkpoint.path, [path]) as lm:
+            assert lm.score("the memory of a model").figures.nll > 0
+    assert sizes[True] - sizes[False] == pytest.approx(2 * 32, abs=0.5)

@@ -21,9 +21,15 @@ def build(
     model: options.Model,
     out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="STORE", help="The datastore's new folder.")],
     index: Annotated[str, typer.Option(metavar="auto|FACTORY", help="auto, or a Faiss factory string.")] = "auto",
+    target: Annotated[float, typer.Option(help="Share of the softmax mass that the index should find.")] = 0.99,
+    max_memory: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="What searching may want in memory, as 500M or 2GiB.")
+    ] = None,
+    keep_keys: Annotated[bool, typer.Option(help="Keep the keys, to re-rank by and to compact from.")] = True,
     stride: Stride = None,
     seed: Annotated[int, typer.Option(help="Same seed, same index.")] = 0,
     dtype: options.Dtype = "float32",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what it would take.")] = False,
     glob: options.Glob = "**/*",
     on_error: options.OnError = "skip",
     json: options.Json = False,
@@ -33,10 +39,14 @@ def build(
     from memlm.corpus import Corpus
 
     documents = Corpus(corpus, glob, on_error, tell_problem)
+    if dry_run:
+        _print_estimate(model, documents, out_folder, index=index, stride=stride, dtype=dtype, json=json)
+        return
     with ConsoleProgress() as progress:
         report = build_index(
-            model, documents, out_folder, index=index, stride=stride, seed=seed, dtype=dtype, progress=progress
-        )
+            model, documents, out_folder, index=index, target=target, max_memory=options.num_bytes(max_memory),
+            keep_keys=keep_keys, stride=stride, seed=seed, dtype=dtype, progress=progress,
+        )  # fmt: skip
     _print_build(report, json=json)
 
 
@@ -264,11 +274,34 @@ def _key_problems(datastore: Any, model: Path) -> list[str]:
     return check_keys(datastore, checkpoint).problems(str(datastore.path))
 
 
+def _print_estimate(
+    model: Path, documents: Any, out_folder: Path, *, index: str, stride: int | None, dtype: str, json: bool
+) -> None:
+    from memlm.checkpoint import load_checkpoint
+    from memlm.estimate import estimate_build
+
+    checkpoint = load_checkpoint(model, dtype=dtype)
+    told = estimate_build(checkpoint, documents, out_folder, index=index, stride=stride)
+    if json:
+        emit_json(told)
+    else:
+        shown = table("", "", title=f"what {out_folder} would take")
+        shown.show_header = False
+        for name in told.__slots__:
+            shown.add_row(name.replace("_", " "), _readable(getattr(told, name)))
+        out.print(shown)
+    told.check(out_folder)
+
+
 def _print_build(report: Any, *, json: bool) -> None:
+    from memlm.index.choice import Tried
+
     if json:
         emit_json(report)
         return
     quality = report.quality
+    for number, tried in enumerate(report.tried):
+        out.print(f"{'chosen' if number == len(report.tried) - 1 else 'tried'}: {Tried(**tried)}")
     out.print(
         f"{report.entries:,} entries from {report.documents:,} documents, {report.bytes_per_entry:,.0f} bytes each;"
         f" {report.tokens_per_s:,.0f} tokens/s, index {report.index}"
@@ -276,8 +309,9 @@ def _print_build(report: Any, *, json: bool) -> None:
     if report.resumed_entries:
         out.print(f"{report.resumed_entries:,} of them were there from the interrupted build")
     out.print(
-        f"against exact search: recall@{quality.k} {quality.recall:.3f}, softmax mass {quality.softmax_mass:.3f},"
-        f" {quality.nats_change:+.4f} ± {quality.nats_change_error:.4f} nats per token"
+        f"against exact search: recall@{quality.k} {quality.recall:.3f} ± {quality.recall_error:.3f}, softmax mass"
+        f" {quality.softmax_mass:.3f} ± {quality.softmax_mass_error:.3f}, {quality.nats_change:+.4f} ±"
+        f" {quality.nats_change_error:.4f} nats per token"
     )
     checked = report.key_check
     out.print(
@@ -296,6 +330,7 @@ def _facts(datastore: Any) -> dict[str, Any]:
         "documents": datastore.num_documents,
         "deleted_documents": datastore.num_deleted_documents,
         "index": datastore.index_kind,
+        "distances": datastore.distances,
         "dim": datastore.dim,
         "bytes": datastore.bytes_on_disk,
         "manifest": manifest.number,

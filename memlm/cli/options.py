@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,3 +58,13 @@ NEIGHBORS_SHOWN = 16
 def asked(**options: Any) -> dict[str, Any]:
     """The options that were given; the others keep their defaults."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def num_bytes(said: str | None) -> int | None:
+    """A number of bytes as people write it: 1500000, 500M, 2GB (powers of 1000), 2GiB (of 1024)."""
+    if said is None:
+        return None
+    found = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?)(i?)B?\s*", said, re.IGNORECASE)
+    if not found or not found[1].replace(".", "", 1).isdigit():
+        raise typer.BadParameter(f"{said!r} is no number of bytes; expected one as 500M or 2GiB")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " "))

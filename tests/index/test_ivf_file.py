@@ -12,7 +12,19 @@ CORPUS = Corpus(5, num_documents=40)
 KEYS_ND = CORPUS.keys_ND.astype(np.float16)
 
 
-@pytest.mark.parametrize("factory", ["IVF8,SQfp16", "IVF8,SQ8", "IVF8,Flat", "IVF4,PQ4x4", "IVF300,SQfp16"])
+@pytest.mark.parametrize(
+    "factory",
+    [
+        "IVF8,SQfp16",
+        "IVF8,SQ8",
+        "IVF8,Flat",
+        "IVF4,PQ4x4",
+        "IVF4,RaBitQ",
+        "OPQ4,IVF8,PQ4x4",
+        "PCA8,IVF8,SQfp16",
+        "IVF300,SQfp16",
+    ],
+)
 @pytest.mark.parametrize("rows", [50, 100_000])
 def test_the_file_is_the_one_that_faiss_writes_from_memory(tmp_path, monkeypatch, factory, rows):
     monkeypatch.setattr(ivf_file, "BLOCK_ROWS", rows)
