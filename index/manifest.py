@@ -47,12 +47,21 @@ class StoreSpec:
 
 @dataclass(frozen=True, slots=True)
 class KnnDefaults:
-    """How a store is asked where a request leaves it open: k, lam, softmax temperature, and what they were tuned on."""
+    """How a store is asked where a request leaves it open: k, lam, softmax temperature, and what they were tuned on.
+
+    `gain` is how many nats per token they saved there over the model alone, with its standard error. `adaptive` are
+    the weights of a lam that differs from position to position, `skip_above` the model's log-probability above which
+    it is not asked; None where these were not found to be of use, or not wanted.
+    """
 
     k: int
     lam: float
     temperature: float
     tuned_on: str | None
+    gain: float | None = None
+    gain_error: float | None = None
+    adaptive: Mapping[str, Any] | None = None
+    skip_above: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,10 +42,11 @@ def complete_all(
             hidden_RD = hidden_BTD[rows_R, last_R]
             keys_RD = keys_BTD[rows_R, last_R].float().numpy()
             asks = retrieval is not None and generations[running[0]].wants_memory
-            found = retrieval.search(keys_RD) if retrieval is not None and asks else None
-            if found is not None and retrieval is not None and retrieval.gate:
-                hidden_RD = gated(decoder, retrieval.gate, hidden_RD, found.neighbours)
             logprobs_RV = decoder.logprobs(hidden_RD)
+            peaks_R = logprobs_RV.amax(dim=1).numpy()
+            found = retrieval.search(keys_RD, peaks_R) if retrieval is not None and asks else None
+            if found is not None and retrieval is not None and retrieval.gate:
+                logprobs_RV = decoder.logprobs(gated(decoder, retrieval.gate, hidden_RD, found.neighbours))
             for number, row in enumerate(running):
                 one = None if found is None else _row_of(found, number)
                 told[row] += generations[row].draw(logprobs_RV[number], one, begin)
@@ -59,4 +60,4 @@ def complete_all(
 def _row_of(found: Retrieved, number: int) -> Retrieved:
     row = slice(number, number + 1)
     parts: list[np.ndarray] = [found.neighbours.distances_QK, found.neighbours.ids_QK, found.neighbours.values_QK]
-    return Retrieved(Neighbours(*(part[row] for part in parts)), found.logweights_QK[row])
+    return Retrieved(Neighbours(*(part[row] for part in parts)), found.logweights_QK[row], found.lams_Q[row])

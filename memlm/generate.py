@@ -74,12 +74,15 @@ class Generation:
                 hidden_BTD, _ = read_until_sure(self._decoder, tokens_BT, self._state, self._rule)
                 return self.draw(self._decoder.logprobs(hidden_BTD[0, -1]), None, begin)
             hidden_BTD, keys_BTD = self._decoder(tokens_BT, self._state)
-            retrieved, hidden_1D = None, hidden_BTD[0, -1:]
+            retrieved, logprobs_1V = None, self._decoder.logprobs(hidden_BTD[0, -1:])
             if self._retrieval and self.wants_memory:
-                retrieved = self._retrieval.search(keys_BTD[0, -1:].float().numpy())
+                keys_1D, peaks_1 = keys_BTD[0, -1:].float().numpy(), logprobs_1V.amax(dim=1).numpy()
+                retrieved = self._retrieval.search(keys_1D, peaks_1)
                 if self._retrieval.gate:
-                    hidden_1D = gated(self._decoder, self._retrieval.gate, hidden_1D, retrieved.neighbours)
-            return self.draw(self._decoder.logprobs(hidden_1D)[0], retrieved, begin)
+                    gate = self._retrieval.gate
+                    hidden_1D = gated(self._decoder, gate, hidden_BTD[0, -1:], retrieved.neighbours)
+                    logprobs_1V = self._decoder.logprobs(hidden_1D)
+            return self.draw(logprobs_1V[0], retrieved, begin)
 
     def draw(self, lm_logprobs_V: Float[Tensor, " V"], retrieved: Retrieved | None, begin: float) -> tuple[Token, ...]:
         """The same for whoever read what was unread: `begin` is when that was, `retrieved` has the memory's one row."""
@@ -97,7 +100,9 @@ class Generation:
     def wants_memory(self) -> bool:
         """Whether neighbours could change anything, or are asked for."""
         retrieval = self._retrieval
-        return retrieval is not None and bool(retrieval.lam or retrieval.gate or self._request.neighbors)
+        return retrieval is not None and bool(
+            retrieval.lam or retrieval.adaptive or retrieval.gate or self._request.neighbors
+        )
 
     def events(self) -> Generator[GenerationEvent, None, None]:
         """Accepted, the tokens, Finished: what the library and the server's stream both tell."""
@@ -110,7 +115,8 @@ class Generation:
     def _next_token(self, lm_logprobs_V: Float[Tensor, " V"], retrieved: Retrieved | None) -> Token | None:
         """Mixes and draws; None where the model ends the text."""
         knn_logprobs_V = self._memory_of(retrieved)
-        logprobs_V = mix(lm_logprobs_V, knn_logprobs_V, self._retrieval.lam if self._retrieval else 0.0)
+        lam = 0.0 if knn_logprobs_V is None or retrieved is None else float(retrieved.lams_Q[0])
+        logprobs_V = mix(lm_logprobs_V, knn_logprobs_V, lam)
         drawn = sample(logprobs_V, self._sampling, self._seen, self._generator)
         self.unread = [drawn]
         self._seen.append(drawn)
@@ -123,7 +129,7 @@ class Generation:
             logprob=float(logprobs_V[drawn]),
             lm_logprob=float(lm_logprobs_V[drawn]),
             knn_logprob=None if knn_logprobs_V is None else float(knn_logprobs_V[drawn]),
-            lam=0.0 if self._retrieval is None or knn_logprobs_V is None else self._retrieval.lam,
+            lam=lam,
             neighbors=self._neighbors_of(retrieved),
             top_logprobs=self._alternatives(logprobs_V),
         )

@@ -60,12 +60,13 @@ def mix_targets(
     lm_logprobs_Q: Float32[np.ndarray, " Q"],
     knn_logprobs_Q: Float32[np.ndarray, " Q"],
     found_Q: Any,
-    lam: float,
+    lam: Any,
 ) -> Float32[np.ndarray, " Q"]:
-    """The same for one token of each query; `found_Q` (bool) says which queries had any neighbour."""
-    if lam == 0.0:
-        return lm_logprobs_Q
-    if lam == 1.0:
-        return np.where(found_Q, knn_logprobs_Q, lm_logprobs_Q)
-    mixed_Q = np.logaddexp(knn_logprobs_Q + np.float32(math.log(lam)), lm_logprobs_Q + np.float32(math.log1p(-lam)))
-    return np.where(found_Q, mixed_Q, lm_logprobs_Q)
+    """The same for one token of each query; `found_Q` (bool) says which queries had any neighbour, `lam` is a number
+    or one for each.
+    """
+    lams_Q = np.broadcast_to(np.asarray(lam, np.float32), lm_logprobs_Q.shape)
+    with np.errstate(divide="ignore"):
+        mixed_Q = np.logaddexp(knn_logprobs_Q + np.log(lams_Q), lm_logprobs_Q + np.log1p(-lams_Q))
+    mixed_Q = np.where(lams_Q == 1.0, knn_logprobs_Q, mixed_Q)
+    return np.where(found_Q & (lams_Q > 0), mixed_Q, lm_logprobs_Q)

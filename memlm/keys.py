@@ -21,12 +21,13 @@ BATCH_TOKENS = 8192
 
 
 class Prediction(NamedTuple):
-    """What one window's last N positions gave: keys, log-probabilities of the targets, and, where asked for, final
-    states.
+    """What one window's last N positions gave: keys, log-probabilities of the targets and of the likeliest tokens,
+    and, where asked for, final states.
     """
 
     keys_ND: Float32[np.ndarray, "N D"]
     logprobs_N: Float32[np.ndarray, " N"]
+    peaks_N: Float32[np.ndarray, " N"]
     hidden_ND: Float[Tensor, "N D"] | None = None
 
 
@@ -62,8 +63,9 @@ def _prediction(
     hidden: bool,
 ) -> Prediction:
     targets_N1 = torch.from_numpy(window.targets_N)[:, None]
-    logprobs_N = decoder.logprobs(hidden_ND).gather(1, targets_N1)[:, 0].numpy()
-    return Prediction(keys_ND.float().numpy(), logprobs_N, hidden_ND.float().clone() if hidden else None)
+    logprobs_NV = decoder.logprobs(hidden_ND)
+    logprobs_N, peaks_N = logprobs_NV.gather(1, targets_N1)[:, 0].numpy(), logprobs_NV.amax(dim=1).numpy()
+    return Prediction(keys_ND.float().numpy(), logprobs_N, peaks_N, hidden_ND.float().clone() if hidden else None)
 
 
 class Reader:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32, Int64
 
+from memlm.adaptive import AdaptiveLam, features_of
 from memlm.api import MemoryParams, Neighbor, StoreInfo
 from memlm.checkpoint import Checkpoint
 from memlm.errors import Incompatible
@@ -26,10 +28,13 @@ SNIPPET_TOKENS = 12
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """What Q keys brought back: neighbours, nearest first, and the logarithms of their weights in p_kNN."""
+    """What Q keys brought back: neighbours, nearest first, the logarithms of their weights in p_kNN, and how loudly
+    they speak. Where the memory was not asked there are none.
+    """
 
     neighbours: Neighbours
     logweights_QK: Float32[np.ndarray, "Q K"]
+    lams_Q: Float[np.ndarray, " Q"]
 
 
 class Memory:
@@ -73,11 +78,20 @@ class Memory:
         return Retrieval(
             memory=self,
             k=defaults.k if params.k is None else params.k,
-            lam=lam if params.lam is None else params.lam,
+            lam=lam if params.lam is None else float(params.lam),
             temperature=defaults.temperature if params.knn_temperature is None else params.knn_temperature,
             nprobe=params.nprobe,
             gate=load_gate(self._model) if params.spalm else None,
+            **self._as_tuned(params),
         )
+
+    def _as_tuned(self, params: MemoryParams) -> dict[str, Any]:
+        """What tuning found beyond one lam; for whoever asks for nothing else."""
+        defaults = self.datastore.defaults
+        if params.spalm or any(each is not None for each in (params.lam, params.k, params.knn_temperature)):
+            return {}
+        adaptive = None if defaults.adaptive is None else AdaptiveLam.of(defaults.adaptive)
+        return {"adaptive": adaptive, "skip_above": defaults.skip_above}
 
     def describe(
         self,
@@ -127,11 +141,36 @@ class Retrieval:
     temperature: float
     nprobe: int | None
     gate: MemoryGate | None = None
+    adaptive: AdaptiveLam | None = None
+    skip_above: float | None = None
 
-    def search(self, keys_QD: Float32[np.ndarray, "Q D"]) -> Retrieved:
-        """The neighbours of some keys, with their weights."""
-        found = self.memory.datastore.search(keys_QD, self.k, nprobe=self.nprobe)
-        return Retrieved(found, neighbor_logweights(found.distances_QK, self.temperature))
+    def search(
+        self, keys_QD: Float32[np.ndarray, "Q D"], peaks_Q: Float32[np.ndarray, " Q"] | None = None
+    ) -> Retrieved:
+        """The neighbours of some keys, with their weights. Given the model's largest log-probability at each, lam may
+        differ from position to position, and those where the model is sure enough are not asked about, if the store
+        was tuned so.
+        """
+        found = self._found(keys_QD, peaks_Q)
+        logweights_QK = neighbor_logweights(found.distances_QK, self.temperature)
+        lams_Q = np.full(len(keys_QD), self.lam)
+        if self.adaptive and peaks_Q is not None:
+            lams_Q = self.adaptive.lams(features_of(found, logweights_QK, self.temperature, peaks_Q)).astype(np.float64)
+        return Retrieved(found, logweights_QK, lams_Q)
+
+    def _found(self, keys_QD: Float32[np.ndarray, "Q D"], peaks_Q: Float32[np.ndarray, " Q"] | None) -> Neighbours:
+        search = self.memory.datastore.search
+        if self.skip_above is None or peaks_Q is None:
+            return search(keys_QD, self.k, nprobe=self.nprobe)
+        asked_Q = peaks_Q < self.skip_above
+        found = Neighbours.none(len(keys_QD), self.k)
+        if asked_Q.any():
+            some = search(keys_QD[asked_Q], self.k, nprobe=self.nprobe)
+            width = some.ids_QK.shape[1]
+            found.distances_QK[asked_Q, :width] = some.distances_QK
+            found.ids_QK[asked_Q, :width] = some.ids_QK
+            found.values_QK[asked_Q, :width] = some.values_QK
+        return found
 
 
 def check_fingerprints(datastore: Datastore, checkpoint: Checkpoint) -> None:

@@ -44,11 +44,11 @@ def score_windows(
             if retrieval is None:
                 yield Scored(window.targets_N, read.logprobs_N, None, None)
                 continue
-            found = retrieval.search(read.keys_ND)
+            found = retrieval.search(read.keys_ND, read.peaks_N)
             lm_logprobs_N = _gated_logprobs(checkpoint, gate, read, found, window) if gate else read.logprobs_N
             knn_N = target_logprobs(found.logweights_QK, found.neighbours.values_QK, window.targets_N)
             there_N = (found.neighbours.ids_QK >= 0).any(axis=1)
-            mixed_N = mix_targets(lm_logprobs_N, knn_N, there_N, retrieval.lam)
+            mixed_N = mix_targets(lm_logprobs_N, knn_N, there_N, found.lams_Q)
             yield Scored(window.targets_N, read.logprobs_N, knn_N, mixed_N)
 
 

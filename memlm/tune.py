@@ -1,24 +1,30 @@
 """Held-out text -> k, lam and temperature: retrieves once, then searches over what was retrieved.
 
 For every temperature of a geometric grid and every k of a doubling one, the mean log-likelihood is a concave
-function of lam, whose best value bisection finds. What is chosen is kept in the store as its defaults, with
-what it was tuned on.
+function of lam, whose best value bisection finds. Then a lam that differs from position to position is fitted to one
+half of the text and judged by the other, and the other way round; and it is told what would be lost if the memory
+were not asked where the model is sure. What is chosen is kept in the store as its defaults, with what it was tuned on.
+
+Errors are standard errors over windows of the text, whose tokens are not independent.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32
+from jaxtyping import Bool, Float, Float32, Int64
 
+from memlm.adaptive import AdaptiveLam, features_of, fit, skipped
 from memlm.api import MemoryParams
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus
 from memlm.errors import InvalidInput
 from memlm.index.datastore import Datastore, KnnDefaults
+from memlm.index.neighbours import Neighbours
+from memlm.interpolation import neighbor_logweights
 from memlm.keys import Reader
 from memlm.memory import Memory, Retrieval
 from memlm.progress import Progress, silent
@@ -26,13 +32,17 @@ from memlm.scoring import BLOCK_WINDOWS, document_windows
 from memlm.windows import blocks_of
 
 LARGEST_K = 512
+FREE = 0.001  # nats per token that skipping is shown for where nobody says how much may be lost
 WORTH_MORE_K = 0.01  # nats per token below which more neighbours are not worth their time
 TEMPERATURE_STEPS = tuple(2.0 ** (step / 2) for step in range(-10, 7))
 
 
 @dataclass(frozen=True, slots=True)
 class TuneReport:
-    """What was chosen, on how many tokens, and the nats per token before and after."""
+    """What was chosen, on how many tokens, and the nats per token of the model alone (`base`), with one lam (`knn`) and
+    with one that adapts, on text that it was not fitted to. Gains are over what stands before: the model alone, and
+    one lam. `skipped` is the share of positions at which the memory is not asked, for `skip_loss` nats per token.
+    """
 
     k: int
     lam: float
@@ -40,15 +50,28 @@ class TuneReport:
     tokens: int
     base_nats: float
     knn_nats: float
+    gain: float
+    gain_error: float
+    adaptive_nats: float
+    adaptive_gain: float
+    adaptive_gain_error: float
+    adaptive_kept: bool
+    skipped: float
+    skip_loss: float
+    skip_kept: bool
     tuned_on: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """What tuning looks at: the model's log-probability of each target, and its neighbours, nearest first."""
+    """What tuning looks at: the model's log-probability of each target and of the likeliest token, the window it
+    stands in, and its neighbours, nearest first.
+    """
 
     lm_logprobs_Q: Float32[np.ndarray, " Q"]
-    distances_QK: Float32[np.ndarray, "Q K"]
+    peaks_Q: Float32[np.ndarray, " Q"]
+    windows_Q: Int64[np.ndarray, " Q"]
+    found: Neighbours
     agrees_QK: Bool[np.ndarray, "Q K"]
 
 
@@ -59,22 +82,94 @@ def tune(
     *,
     max_tokens: int = 50_000,
     largest_k: int = LARGEST_K,
+    skip_loss: float | None = None,
     progress: Progress = silent,
 ) -> TuneReport:
     """Tunes a datastore on text that neither it nor the model has seen, and keeps the result as the store's defaults.
 
-    Reads at most `max_tokens` tokens. Raises InvalidInput where the texts are empty.
+    Reads at most `max_tokens` tokens. A lam that adapts is kept where it is better by twice the error of that; with
+    `skip_loss`, the memory is not asked where that costs no more than so many nats per token in all. Raises
+    InvalidInput where the texts are empty.
     """
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     with Datastore.open(store) as datastore:
         memory = Memory(datastore, checkpoint)
         start = memory.resolve(MemoryParams(k=min(largest_k, max(1, datastore.num_entries))))
         evidence = _gather(checkpoint, start, texts, max_tokens, progress)
-        k, temperature, lam, nats = _search(evidence, start.temperature)
+        k, temperature, lam, _ = _search(evidence, start.temperature)
         tuned_on = ", ".join(Path(path).name for path in texts.paths) + f" ({len(evidence.lm_logprobs_Q)} tokens)"
-        datastore.save_defaults(KnnDefaults(k=k, lam=lam, temperature=temperature, tuned_on=tuned_on))
-    base = -float(evidence.lm_logprobs_Q.mean())
-    return TuneReport(k, lam, temperature, len(evidence.lm_logprobs_Q), base, nats, tuned_on)
+        report, adaptive, skip_above = _judge(evidence, k, temperature, lam, skip_loss, tuned_on)
+        datastore.save_defaults(
+            KnnDefaults(
+                k=k,
+                lam=lam,
+                temperature=temperature,
+                tuned_on=tuned_on,
+                gain=report.gain,
+                gain_error=report.gain_error,
+                adaptive=asdict(adaptive) if report.adaptive_kept else None,
+                skip_above=skip_above if report.skip_kept else None,
+            )
+        )
+    return report
+
+
+def _judge(
+    evidence: _Evidence, k: int, temperature: float, lam: float, skip_loss: float | None, tuned_on: str
+) -> tuple[TuneReport, AdaptiveLam, float | None]:
+    """What one lam, and one that adapts, are worth; and what may be skipped."""
+    lm_Q = np.exp(evidence.lm_logprobs_Q.astype(np.float64))
+    knn_Q = dict(_memory_probabilities(evidence, temperature))[k]
+    found = evidence.found.first(k)
+    features_QF = features_of(
+        found, neighbor_logweights(found.distances_QK, temperature), temperature, evidence.peaks_Q
+    )
+    fixed_Q = lam * knn_Q + (1 - lam) * lm_Q
+    adapted_Q, half_Q = np.empty_like(fixed_Q), evidence.windows_Q % 2 == 0
+    for fitted, judged in ((half_Q, ~half_Q), (~half_Q, half_Q)):
+        if not (fitted.any() and judged.any()):  # one window alone cannot be judged by another
+            adapted_Q = fixed_Q
+            break
+        lams_Q = fit(features_QF[fitted], lm_Q[fitted], knn_Q[fitted], lam).lams(features_QF[judged])
+        adapted_Q[judged] = lams_Q * knn_Q[judged] + (1 - lams_Q) * lm_Q[judged]
+    adaptive = fit(features_QF, lm_Q, knn_Q, lam)
+    gain, gain_error = _gain(fixed_Q, lm_Q, evidence.windows_Q)
+    more, more_error = _gain(adapted_Q, fixed_Q, evidence.windows_Q)
+    kept = more > 2 * more_error
+    threshold, share, loss = skipped(lm_Q, adapted_Q if kept else fixed_Q, evidence.peaks_Q, skip_loss or FREE)
+    report = TuneReport(
+        k=k,
+        lam=lam,
+        temperature=temperature,
+        tokens=len(lm_Q),
+        base_nats=-float(np.log(lm_Q).mean()),
+        knn_nats=_nats(fixed_Q),
+        gain=gain,
+        gain_error=gain_error,
+        adaptive_nats=_nats(adapted_Q),
+        adaptive_gain=more,
+        adaptive_gain_error=more_error,
+        adaptive_kept=bool(kept),
+        skipped=share,
+        skip_loss=loss,
+        skip_kept=skip_loss is not None and threshold is not None,
+        tuned_on=tuned_on,
+    )
+    return report, adaptive, threshold
+
+
+def _nats(probabilities_Q: Float[np.ndarray, " Q"]) -> float:
+    return -float(np.log(np.maximum(probabilities_Q, 1e-300)).mean())
+
+
+def _gain(
+    new_Q: Float[np.ndarray, " Q"], old_Q: Float[np.ndarray, " Q"], windows_Q: Int64[np.ndarray, " Q"]
+) -> tuple[float, float]:
+    """Nats per token that are saved, and the standard error over windows."""
+    saved_Q = np.log(np.maximum(new_Q, 1e-300)) - np.log(np.maximum(old_Q, 1e-300))
+    mean, count = float(saved_Q.mean()), int(windows_Q[-1]) + 1
+    spread_W = np.bincount(windows_Q, saved_Q - mean, minlength=count)
+    return mean, float(np.sqrt((spread_W**2).sum() * count / max(1, count - 1)) / len(saved_Q))
 
 
 def best_lam(lm_Q: Float[np.ndarray, " Q"], knn_Q: Float[np.ndarray, " Q"]) -> float:
@@ -91,22 +186,34 @@ def best_lam(lm_Q: Float[np.ndarray, " Q"], knn_Q: Float[np.ndarray, " Q"]) -> f
 def _gather(
     checkpoint: Checkpoint, retrieval: Retrieval, texts: Corpus, max_tokens: int, progress: Progress
 ) -> _Evidence:
-    lm, distances, agrees, num_tokens = [], [], [], 0
+    reads, founds, agrees, windows_Q, num_tokens = [], [], [], [], 0
     windows = (window for document in texts for window in document_windows(checkpoint, document.text))
     reader = Reader(checkpoint.decoder)
     for block in blocks_of(windows, BLOCK_WINDOWS):
         for window, read in zip(block, reader.predictions(block), strict=True):
-            found = retrieval.search(read.keys_ND).neighbours
-            lm.append(read.logprobs_N)
-            distances.append(found.distances_QK)
+            found = retrieval.memory.datastore.search(read.keys_ND, retrieval.k, nprobe=retrieval.nprobe)
             agrees.append(found.values_QK == window.targets_N[:, None])
+            windows_Q.append(np.full(len(window.targets_N), len(windows_Q)))
+            reads.append(read)
+            founds.append(found)
             num_tokens += len(window.targets_N)
         progress("retrieve", min(num_tokens, max_tokens), max_tokens)
         if num_tokens >= max_tokens:
             break
     if not num_tokens:
         raise InvalidInput("there is no token to tune on; give some held-out text", field="texts")
-    return _Evidence(np.concatenate(lm), np.concatenate(distances), np.concatenate(agrees))
+    neighbours = Neighbours(
+        np.concatenate([found.distances_QK for found in founds]),
+        np.concatenate([found.ids_QK for found in founds]),
+        np.concatenate([found.values_QK for found in founds]),
+    )
+    return _Evidence(
+        np.concatenate([read.logprobs_N for read in reads]),
+        np.concatenate([read.peaks_N for read in reads]),
+        np.concatenate(windows_Q),
+        neighbours,
+        np.concatenate(agrees),
+    )
 
 
 def _search(evidence: _Evidence, scale: float) -> tuple[int, float, float, float]:
@@ -127,10 +234,10 @@ def _search(evidence: _Evidence, scale: float) -> tuple[int, float, float, float
 
 def _memory_probabilities(evidence: _Evidence, temperature: float) -> list[tuple[int, Float[np.ndarray, " Q"]]]:
     """p_kNN of every target for every k at once, from running sums over the neighbours."""
-    nearest_Q1 = evidence.distances_QK[:, :1]
+    nearest_Q1 = evidence.found.distances_QK[:, :1]
     with np.errstate(invalid="ignore"):
-        weights_QK = np.exp((nearest_Q1 - evidence.distances_QK) / np.float32(temperature))
-    weights_QK = np.where(np.isfinite(evidence.distances_QK), weights_QK, 0.0).astype(np.float64)
+        weights_QK = np.exp((nearest_Q1 - evidence.found.distances_QK) / np.float32(temperature))
+    weights_QK = np.where(np.isfinite(evidence.found.distances_QK), weights_QK, 0.0).astype(np.float64)
     total_QK = weights_QK.cumsum(axis=1)
     agreeing_QK = np.where(evidence.agrees_QK, weights_QK, 0.0).cumsum(axis=1)
     width = weights_QK.shape[1]

@@ -88,6 +88,39 @@ def memory(
     _tell("bench memory", figures, json=json)
 
 
+@app.command(epilog="Example: memlm bench datastore docs/ --held-out more/ --model model --work keys --json")
+def datastore(
+    texts: options.Texts,
+    held_out: Annotated[Path, typer.Option(metavar="PATH", help="Text to ask about, which TEXT has not.")],
+    model: options.Model,
+    work: Annotated[Path, typer.Option(metavar="FOLDER", help="Where keys are kept for another run.")],
+    entries: Annotated[list[int] | None, typer.Option(help="Sizes (default: 100000 and 1000000).")] = None,
+    index: Annotated[
+        list[str] | None, typer.Option(metavar="FACTORY", help="Kinds, * for the number of lists (default: nine).")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """What each kind of index costs and finds: bytes, training, adding, searching, recall, mass, nats."""
+    from memlm.bench.datastore import bench_datastore
+    from memlm.corpus import Corpus
+
+    with ConsoleProgress() as progress:
+        figures = bench_datastore(
+            model, Corpus(texts), Corpus([held_out]), work, sizes=tuple(entries or (100_000, 1_000_000)),
+            kinds=tuple(index or ()), progress=progress,
+        )  # fmt: skip
+    if json:
+        emit_json(figures)
+        return
+    shown = table("entries", "index", "bytes", "ms a query", "mass", "recall", "nats")
+    for row in figures["rows"]:
+        shown.add_row(
+            f"{row['entries']:,}", row["index"], f"{row['bytes_per_entry']:,}", f"{row['ms_per_query_k32_batch1']:.3g}",
+            f"{row['softmax_mass_k32']:.4f}", f"{row['recall_k32']:.3f}", f"{row['nats_change_k1024']:+.4f}",
+        )  # fmt: skip
+    out.print(shown)
+
+
 def _tell(title: str, figures: dict[str, Any], *, json: bool) -> None:
     if json:
         emit_json(figures)

@@ -215,6 +215,10 @@ def tune(
     texts: options.Texts,
     model: options.Model,
     max_tokens: Annotated[int, typer.Option(help="Tune on at most this many tokens.")] = 50_000,
+    skip_loss: Annotated[
+        float | None,
+        typer.Option(metavar="NATS", help="Do not ask the datastore where that costs no more a token (default: ask)."),
+    ] = None,
     glob: options.Glob = "**/*",
     on_error: options.OnError = "skip",
     json: options.Json = False,
@@ -225,14 +229,26 @@ def tune(
 
     with ConsoleProgress() as progress:
         documents = Corpus(texts, glob, on_error, tell_problem)
-        report = run(model, store, documents, max_tokens=max_tokens, progress=progress)
+        report = run(model, store, documents, max_tokens=max_tokens, skip_loss=skip_loss, progress=progress)
     if json:
         emit_json(report)
         return
     out.print(
         f"k {report.k}, lam {report.lam:.3f}, temperature {report.temperature:.4g}, from {report.tokens:,} tokens"
     )
-    out.print(f"nats per token: model {report.base_nats:.4f}, with datastore {report.knn_nats:.4f}")
+    out.print(
+        f"nats per token: model {report.base_nats:.4f}, with datastore {report.knn_nats:.4f}"
+        f" (gain {report.gain:.4f} ± {report.gain_error:.4f})"
+    )
+    verdict = "kept" if report.adaptive_kept else "not kept: not better by twice the error"
+    out.print(
+        f"with a lam that adapts {report.adaptive_nats:.4f} (gain over one lam {report.adaptive_gain:.4f} ±"
+        f" {report.adaptive_gain_error:.4f}; {verdict})"
+    )
+    verdict = "kept" if report.skip_kept else "not kept; see --skip-loss"
+    out.print(
+        f"{report.skipped:.0%} of searches could be left out for {report.skip_loss:.4f} nats per token ({verdict})"
+    )
 
 
 def print_neighbors(neighbors: tuple[Any, ...], *, json: bool) -> None:
@@ -343,6 +359,10 @@ def _facts(datastore: Any) -> dict[str, Any]:
         "lam": defaults.lam,
         "temperature": defaults.temperature,
         "tuned_on": defaults.tuned_on,
+        "gain": defaults.gain,
+        "gain_error": defaults.gain_error,
+        "adaptive": defaults.adaptive is not None,
+        "skip_above": defaults.skip_above,
         "quality": manifest.quality,
     }
 

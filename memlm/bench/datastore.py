@@ -1,0 +1,280 @@
+"""What each kind of index costs and finds, on the keys of a real model reading real text.
+
+Keys are computed once and kept in a folder; every size is a beginning of the same keys. Queries are positions of
+held-out text, so that the change in nats is what a reader of new text would see: with half the median nearest distance
+as temperature and a lam of a quarter, for every index alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from jaxtyping import Float16, Float32, Int64
+
+from memlm.bench.texts import median_ratio
+from memlm.checkpoint import Checkpoint, load_checkpoint
+from memlm.corpus import Corpus
+from memlm.errors import InvalidInput
+from memlm.index.arrays import GrowingArray
+from memlm.index.choice import RERANKS, agreement, mean_and_error
+from memlm.index.exact import exact_neighbours
+from memlm.index.ivf import FLAT, PROBES, VALUE_BITS, Ivf, code_bytes, is_lossless, lists_for, open_index, train_ivf
+from memlm.index.ivf_file import write_ivf
+from memlm.index.neighbours import Neighbours
+from memlm.index.threads import faiss_threads
+from memlm.interpolation import mix_targets, neighbor_logweights, target_logprobs
+from memlm.keys import Reader, document_windows
+from memlm.progress import Progress, silent
+from memlm.windows import blocks_of
+
+NUM_QUERIES, K, LARGE_K, BATCH = 512, 32, 1024, 64
+BLOCK_WINDOWS = 128
+LAM = 0.25
+TARGET = 0.99
+TRIES = 20
+ADDED = 200_000  # entries that the rates of adding are measured with
+
+Search = Callable[[Float32[np.ndarray, "Q D"], int], Neighbours]
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Positions of held-out text: keys, the tokens that follow, and what the model thinks of these."""
+
+    keys_QD: Float32[np.ndarray, "Q D"]
+    targets_Q: Int64[np.ndarray, " Q"]
+    lm_logprobs_Q: Float32[np.ndarray, " Q"]
+
+
+def bench_datastore(
+    model: Path,
+    texts: Corpus,
+    held_out: Corpus,
+    work: Path,
+    *,
+    sizes: Sequence[int],
+    kinds: Sequence[str] = (),
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """A row of figures for every size and kind of index. `work` keeps the keys for another run; `kinds` are factory
+    strings with `*` for the number of lists, behind `codes:` where they are to answer without re-ranking.
+
+    Raises InvalidInput where the texts have fewer tokens than the largest size.
+    """
+    checkpoint = load_checkpoint(model, dtype="auto")
+    keys_ND, values_N, tokens_per_s = _keys(checkpoint, texts, work, max(sizes), progress)
+    questions = _questions(checkpoint, held_out)
+    dim = keys_ND.shape[1]
+    kinds = kinds or default_kinds(dim)
+    rows: list[dict[str, Any]] = []
+    for size in sizes:
+        exact = exact_neighbours(questions.keys_QD, keys_ND[:size], values_N[:size], LARGE_K)
+        temperature = float(np.median(exact.distances_QK[:, 0])) / 2
+        for number, kind in enumerate(kinds):
+            progress(f"{size:,} entries", number, len(kinds), kind)
+            row = _figures(kind, keys_ND[:size], values_N[:size], questions, exact, temperature, work)
+            rows.append({"entries": size, "temperature": temperature, **row})
+        progress(f"{size:,} entries", len(kinds), len(kinds))
+    return {"dim": dim, "queries": len(questions.targets_Q), "keys_per_s": tokens_per_s, "rows": rows}
+
+
+def default_kinds(dim: int) -> list[str]:
+    """What is worth comparing at a width."""
+    return [
+        FLAT,
+        "IVF*,SQfp16",
+        f"PCA{dim // 2},IVF*,SQfp16",
+        "IVF*,SQ8",
+        "IVF*,RaBitQ",
+        *(f"{behind}IVF*,PQ{dim // width}" for width in (2, 4) for behind in ("", "codes:")),
+    ]
+
+
+def _keys(
+    checkpoint: Checkpoint, texts: Corpus, work: Path, wanted: int, progress: Progress
+) -> tuple[Float16[np.ndarray, "N D"], np.ndarray, float | None]:
+    """Keys and values of a corpus' first tokens, from the folder where they are there; else at what pace they came."""
+    work.mkdir(parents=True, exist_ok=True)
+    paths, pace = (work / "keys.npy", work / "values.npy"), None
+    if not all(path.exists() for path in paths) or len(np.load(paths[1], mmap_mode="r")) < wanted:
+        pace = _compute_keys(checkpoint, texts, paths, wanted, progress)
+    keys_ND, values_N = (np.load(path, mmap_mode="r") for path in paths)
+    if len(values_N) < wanted:
+        raise InvalidInput(f"the texts have {len(values_N):,} tokens; {wanted:,} are wanted", field="entries")
+    return keys_ND, values_N, pace
+
+
+def _compute_keys(
+    checkpoint: Checkpoint, texts: Corpus, paths: tuple[Path, Path], wanted: int, progress: Progress
+) -> float:
+    reader, begin = Reader(checkpoint.decoder), time.perf_counter()
+    with (
+        closing(GrowingArray(paths[0], "<f2", checkpoint.decoder.config.dim)) as keys,
+        closing(GrowingArray(paths[1], "<u4", None)) as values,
+    ):
+        windows = (
+            window
+            for document in texts
+            for window in document_windows(
+                checkpoint.decoder, checkpoint.tokenizer.encode(document.text), checkpoint.tokenizer.start_id
+            )
+        )
+        for block in blocks_of(windows, BLOCK_WINDOWS):
+            for window, keys_ND in zip(block, reader.keys(block), strict=True):
+                keys.append(keys_ND.astype(np.float16))
+                values.append(window.targets_N)
+            progress("compute keys", min(keys.rows, wanted), wanted)
+            if keys.rows >= wanted:
+                break
+        keys.sync()
+        values.sync()
+        return keys.rows / (time.perf_counter() - begin)
+
+
+def _questions(checkpoint: Checkpoint, held_out: Corpus) -> Questions:
+    """Positions drawn from all held-out windows."""
+    windows = [
+        window
+        for document in held_out
+        for window in document_windows(
+            checkpoint.decoder, checkpoint.tokenizer.encode(document.text), checkpoint.tokenizer.start_id
+        )
+    ]
+    if not windows:
+        raise InvalidInput("there is no held-out text to ask about", field="held_out")
+    rng = np.random.default_rng(0)
+    picked = windows
+    if not checkpoint.decoder.config.is_segmented:
+        picked = [windows[place] for place in np.sort(rng.choice(len(windows), min(64, len(windows)), replace=False))]
+    read = Reader(checkpoint.decoder).predictions(picked)
+    targets_N = np.concatenate([window.targets_N for window in picked])
+    keys_ND, logprobs_N = (np.concatenate([each[part] for each in read]) for part in (0, 1))
+    rows = np.sort(rng.choice(len(targets_N), min(NUM_QUERIES, len(targets_N)), replace=False))
+    return Questions(keys_ND[rows].astype(np.float16).astype(np.float32), targets_N[rows], logprobs_N[rows])
+
+
+def _figures(
+    kind: str,
+    keys_ND: Float16[np.ndarray, "N D"],
+    values_N: np.ndarray,
+    questions: Questions,
+    exact: Neighbours,
+    temperature: float,
+    work: Path,
+) -> dict[str, Any]:
+    """What one index of one size costs and finds."""
+    codes_only, dim = kind.startswith("codes:"), keys_ND.shape[1]
+    factory = kind.removeprefix("codes:").replace("*", str(lists_for(len(keys_ND))))
+    if factory == FLAT:
+        resident_ND = np.asarray(keys_ND, np.float32) if len(keys_ND) <= 1_000_000 else keys_ND
+        costs: dict[str, Any] = {"bytes_per_entry": 4 * dim}
+        search: Search = lambda queries_QD, k: exact_neighbours(queries_QD, resident_ND, values_N, k)  # noqa: E731
+    else:
+        index, costs = _built(factory, keys_ND, values_N, work)
+        index.keys_ND = None if codes_only or is_lossless(factory) else keys_ND
+        nprobe, rerank = _settled(index, questions, exact, temperature)
+        costs |= {"nprobe": nprobe, "rerank": rerank}
+        search = lambda queries_QD, k: index.search(queries_QD, k, nprobe, rerank)  # noqa: E731
+    return {
+        "index": kind,
+        "lists": factory,
+        **costs,
+        **_times(search, questions),
+        **_found(search, questions, exact, temperature),
+    }
+
+
+def _built(
+    factory: str, keys_ND: Float16[np.ndarray, "N D"], values_N: np.ndarray, work: Path
+) -> tuple[Ivf, dict[str, Any]]:
+    """The index on disk, mapped, and what building it took; adding is held against Faiss' own, with a part of the
+    keys.
+    """
+    begin = time.perf_counter()
+    trained = train_ivf(factory, keys_ND, seed=0, progress=silent)
+    train_s = time.perf_counter() - begin
+    path = work / "index.faiss"
+    begin = time.perf_counter()
+    write_ivf(path, trained, keys_ND, values_N, progress=silent)
+    write_s = time.perf_counter() - begin
+    part = min(ADDED, len(keys_ND))
+    ours, bare = [], []
+    for _ in range(3):
+        ours.append(
+            _seconds(lambda: write_ivf(work / "part.faiss", trained, keys_ND[:part], values_N[:part], progress=silent))
+        )
+        bare.append(_seconds(lambda: _add_barely(trained, keys_ND[:part], values_N[:part], work / "bare.faiss")))
+    index = Ivf(open_index(path, len(keys_ND), keys_ND.shape[1]), factory, None)
+    return index, {
+        "bytes_per_entry": code_bytes(factory, keys_ND.shape[1]) + 8,
+        "train_s": train_s,
+        "add_per_s": len(keys_ND) / write_s,
+        "add_over_bare_faiss": median_ratio(bare, ours)[0],
+    }
+
+
+def _add_barely(trained: Any, keys_ND: Float16[np.ndarray, "N D"], values_N: np.ndarray, path: Path) -> None:
+    """What Faiss does by itself: adds from memory, and writes the file."""
+    index = faiss.clone_index(trained)
+    packed_N = (np.arange(len(keys_ND)) << VALUE_BITS) | np.asarray(values_N, np.int64)
+    with faiss_threads(len(keys_ND)):
+        index.add_with_ids(np.asarray(keys_ND, np.float32), packed_N)
+    faiss.write_index(index, str(path))
+
+
+def _settled(index: Ivf, questions: Questions, exact: Neighbours, temperature: float) -> tuple[int, int]:
+    """The fewest lists that find the wanted softmax mass among K; the most that are tried where none do."""
+    rerank = 0 if index.keys_ND is None else RERANKS[-1]
+    nprobe = min(PROBES[0], index.nlist)
+    for nprobe in sorted({min(nprobe, index.nlist) for nprobe in PROBES}):
+        _, mass_Q = agreement(index.search(questions.keys_QD, K, nprobe, rerank), exact.first(K), temperature)
+        if mass_Q.mean() >= TARGET:
+            break
+    return nprobe, rerank
+
+
+def _found(search: Search, questions: Questions, exact: Neighbours, temperature: float) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for k in (K, LARGE_K):
+        found, truth = search(questions.keys_QD, k), exact.first(k)
+        recall_Q, mass_Q = agreement(found, truth, temperature)
+        change_Q = _nats(questions, found, temperature) - _nats(questions, truth, temperature)
+        for name, each_Q in (("recall", recall_Q), ("softmax_mass", mass_Q), ("nats_change", change_Q)):
+            told[f"{name}_k{k}"], told[f"{name}_k{k}_error"] = mean_and_error(each_Q)
+    return told
+
+
+def _nats(questions: Questions, found: Neighbours, temperature: float) -> Float32[np.ndarray, " Q"]:
+    logweights_QK = neighbor_logweights(found.distances_QK, temperature)
+    knn_Q = target_logprobs(logweights_QK, found.values_QK, questions.targets_Q)
+    return -mix_targets(questions.lm_logprobs_Q, knn_Q, found.ids_QK[:, 0] >= 0, LAM)
+
+
+def _times(search: Search, questions: Questions) -> dict[str, float]:
+    """Milliseconds a query, medians; queries differ from try to try."""
+    told = {}
+    for k in (K, LARGE_K):
+        for batch in (1, BATCH):
+            tries = [_seconds(partial(search, queries, k)) for queries in _batches(questions.keys_QD, batch)]
+            told[f"ms_per_query_k{k}_batch{batch}"] = 1e3 * statistics.median(tries) / batch
+    return told
+
+
+def _batches(keys_QD: Float32[np.ndarray, "Q D"], size: int) -> Iterator[Float32[np.ndarray, "B D"]]:
+    for number in range(min(TRIES, len(keys_QD) // size)):
+        yield keys_QD[number * size : (number + 1) * size]
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
