@@ -186,7 +186,8 @@ def best_lam(lm_Q: Float[np.ndarray, " Q"], knn_Q: Float[np.ndarray, " Q"]) -> f
 def _gather(
     checkpoint: Checkpoint, retrieval: Retrieval, texts: Corpus, max_tokens: int, progress: Progress
 ) -> _Evidence:
-    reads, founds, agrees, windows_Q, num_tokens = [], [], [], [], 0
+    reads, founds, agrees, num_tokens = [], [], [], 0
+    windows_Q: list[np.ndarray] = []
     windows = (window for document in texts for window in document_windows(checkpoint, document.text))
     reader = Reader(checkpoint.decoder)
     for block in blocks_of(windows, BLOCK_WINDOWS):
