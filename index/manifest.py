@@ -40,7 +40,7 @@ class StoreSpec:
     stride: int
     index: str = "auto"
     seed: int = 0
-    target: float = 0.99
+    target: float = 0.95
     max_memory: int | None = None
     keep_keys: bool = True
 

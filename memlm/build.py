@@ -31,7 +31,7 @@ from memlm.quality import KeyCheck, Quality, check_keys, make_trial, measure_qua
 from memlm.windows import Window, blocks_of, check_stride
 
 BLOCK_WINDOWS = 128
-TARGET = 0.99
+TARGET, TARGET_IN_MEMORY = 0.95, 0.99
 UNTUNED = KnnDefaults(k=64, lam=0.25, temperature=1.0, tuned_on=None)
 
 
@@ -64,7 +64,7 @@ def build_index(
     out: str | Path,
     *,
     index: str = "auto",
-    target: float = TARGET,
+    target: float | None = None,
     max_memory: int | None = None,
     keep_keys: bool = True,
     stride: int | None = None,
@@ -74,12 +74,12 @@ def build_index(
 ) -> BuildReport:
     """Builds a datastore with one entry per token of the corpus, or goes on with an interrupted build of it.
 
-    `index` is "auto" or a Faiss factory string; `target` the share of the softmax mass that it should find. Given
-    `max_memory`, the bytes that searching may want in memory, "auto" tries smaller and smaller codes. Without
-    `keep_keys`, keys go when the index is built: half the disk or less, and no re-ranking, exact search or compaction.
-    `stride` is how many tokens each further window adds (half the context if not given); `dtype` what a model given
-    by its path computes in. Raises AlreadyExists where there is a store,
-    StorageFull where the disk will not hold it.
+    `index` is "auto" or a Faiss factory string; `target` the share of the softmax mass that it should find: if not
+    given, 0.95, beyond which searches cost more and nats hardly change. Given `max_memory`, the bytes that searching
+    may want in memory, "auto" takes the smallest codes that find the target, then 0.99. Without `keep_keys`, keys go
+    when the index is built: half the disk or less, and no re-ranking, exact search or compaction. `stride` is how many
+    tokens each further window adds (half the context if not given); `dtype` what a model given by its path computes
+    in. Raises AlreadyExists where there is a store, StorageFull where the disk will not hold it.
     """
     checkpoint = _loaded(model, dtype)
     context = checkpoint.decoder.config.context_length
@@ -99,7 +99,7 @@ def build_index(
         stride=stride,
         index=index,
         seed=seed,
-        target=target,
+        target=target or (TARGET if max_memory is None else TARGET_IN_MEMORY),
         max_memory=max_memory,
         keep_keys=keep_keys,
     )

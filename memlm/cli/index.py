@@ -21,7 +21,10 @@ def build(
     model: options.Model,
     out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="STORE", help="The datastore's new folder.")],
     index: Annotated[str, typer.Option(metavar="auto|FACTORY", help="auto, or a Faiss factory string.")] = "auto",
-    target: Annotated[float, typer.Option(help="Share of the softmax mass that the index should find.")] = 0.99,
+    target: Annotated[
+        float | None,
+        typer.Option(help="Share of the softmax mass to find (default: 0.95; with --max-memory 0.99)."),
+    ] = None,
     max_memory: Annotated[
         str | None, typer.Option(metavar="BYTES", help="What searching may want in memory, as 500M or 2GiB.")
     ] = None,

@@ -1,0 +1,55 @@
+"""Draws docs/reports/datastore-*.svg from benchmarks/datastore.json. Needs matplotlib, which nothing else here does.
+
+python benchmarks/plot_datastore.py
+"""
+
+import json
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).parent
+REPORTS = HERE.parent / "docs" / "reports"
+
+
+def main() -> None:
+    """Two pictures: what a query costs over the size of a store, and what is found for how many bytes."""
+    rows = json.loads((HERE / "datastore.json").read_text())["rows"]
+    plt.rcParams.update({"svg.hashsalt": "memlm", "font.size": 9, "figure.figsize": (6.4, 3.6), "svg.fonttype": "none"})
+    draw_times(rows)
+    draw_bytes(rows)
+
+
+def draw_times(rows: list[dict]) -> None:
+    """Milliseconds of one query, by entries."""
+    figure, axes = plt.subplots()
+    for kind in dict.fromkeys(row["index"] for row in rows):
+        mine = sorted((row["entries"], row["ms_per_query_k32_batch1"]) for row in rows if row["index"] == kind)
+        if len(mine) > 1:
+            axes.plot(*zip(*mine, strict=True), marker="o", label=kind)
+    axes.set(xscale="log", yscale="log", xlabel="entries", ylabel="milliseconds a query (k = 32, one at a time)")
+    axes.legend(fontsize=7)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(REPORTS / "datastore-time.svg", metadata={"Date": None})
+
+
+def draw_bytes(rows: list[dict]) -> None:
+    """Softmax mass by bytes an entry, at a million entries."""
+    figure, axes = plt.subplots()
+    for row in rows:
+        if row["entries"] == 1_000_000:
+            place = row["bytes_per_entry"], row["softmax_mass_k32"]
+            axes.errorbar(*place, yerr=row["softmax_mass_k32_error"], marker="o", color="C0")
+            axes.annotate(row["index"], place, xytext=(4, -10), textcoords="offset points", fontsize=7)
+    axes.set(xscale="log", xlabel="bytes an entry in memory", ylabel="softmax mass found (k = 32)")
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(REPORTS / "datastore-mass.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
