@@ -1,9 +1,12 @@
-"""Draws docs/reports/datastore-*.svg from benchmarks/datastore.json. Needs matplotlib, which nothing else here does.
+"""Draws docs/reports/datastore-*.svg from benchmarks/datastore.json, and prints its table. Needs matplotlib, which
+nothing else here does.
 
 python benchmarks/plot_datastore.py
 """
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib
@@ -21,6 +24,32 @@ def main() -> None:
     plt.rcParams.update({"svg.hashsalt": "memlm", "font.size": 9, "figure.figsize": (6.4, 3.6), "svg.fonttype": "none"})
     draw_times(rows)
     draw_bytes(rows)
+    sys.stdout.write("\n".join(table(rows)) + "\n")
+
+
+def table(rows: list[dict]) -> Iterator[str]:
+    """Markdown: a line a row of figures."""
+    yield (
+        "| entries | index | bytes | lists probed | training, s | added a second | over bare Faiss | ms, k 32, one / of 64"
+        " | ms, k 1024, one / of 64 | recall@32 | mass, k 32 | mass, k 1024 | nats more, k 1024 |"
+    )
+    yield "|" + "---|" * 13
+    for row in rows:
+        told = [
+            f"{row['entries']:,}",
+            f"`{row['index']}`",
+            f"{row['bytes_per_entry']:,}",
+            f"{row.get('nprobe', '')}",
+            f"{row['train_s']:.0f}" if "train_s" in row else "",
+            f"{row['add_per_s']:,.0f}" if "add_per_s" in row else "",
+            f"{row['add_over_bare_faiss']:.2f}" if "add_over_bare_faiss" in row else "",
+            *(f"{row[f'ms_per_query_k{k}_batch1']:.2f} / {row[f'ms_per_query_k{k}_batch64']:.2f}" for k in (32, 1024)),
+            f"{row['recall_k32']:.3f}",
+            f"{row['softmax_mass_k32']:.4f}",
+            f"{row['softmax_mass_k1024']:.4f}",
+            f"{row['nats_change_k1024']:+.4f} ± {row['nats_change_k1024_error']:.4f}",
+        ]
+        yield "| " + " | ".join(told) + " |"
 
 
 def draw_times(rows: list[dict]) -> None:
