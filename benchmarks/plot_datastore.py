@@ -30,7 +30,7 @@ def main() -> None:
 def table(rows: list[dict]) -> Iterator[str]:
     """Markdown: a line a row of figures."""
     yield (
-        "| entries | index | bytes | lists probed | training, s | added a second | over bare Faiss | ms, k 32, one / of 64"
+        "| entries | index | bytes | lists probed | training, s | added a second | over Faiss | ms, k 32, one / of 64"
         " | ms, k 1024, one / of 64 | recall@32 | mass, k 32 | mass, k 1024 | nats more, k 1024 |"
     )
     yield "|" + "---|" * 13
