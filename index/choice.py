@@ -169,15 +169,7 @@ def choose(
     ends = np.flatnonzero(np.diff(documents_N)) + 1
     trial = Trial.of(sample_ND, sample_N, np.array([0, *ends, len(rows)]), seed=seed)
     lists, tried = lists_for(entries), []
-    codes = sorted(_codes(dim), key=lambda code: code_bytes(f"IVF1,{code}", dim))
-    fitting = [code for code in codes if _memory(f"IVF{lists},{code}", entries, dim) <= max_memory]
-    if not fitting:
-        least = _memory(f"IVF{lists},{codes[0]}", entries, dim)
-        raise InvalidInput(
-            f"max_memory is {max_memory:,} bytes; the smallest index of {entries:,} entries takes {least:,}: give that,"
-            " or fewer documents",
-            field="max_memory",
-        )
+    fitting = codes_within(max_memory, entries, dim)
     for number, code in enumerate(fitting):
         progress("try indexes", number, len(fitting))
         small = f"IVF{lists_for(len(rows))},{code}"
@@ -188,6 +180,23 @@ def choose(
     progress("try indexes", len(fitting), len(fitting))
     best = next((each for each in tried if each.softmax_mass >= target), max(tried, key=lambda each: each.softmax_mass))
     return f"IVF{lists}," + best.index.partition(",")[2], tried
+
+
+def codes_within(max_memory: int, entries: int, dim: int) -> list[str]:
+    """The codes whose index is searched within a memory, the smallest first. Raises InvalidInput, telling the least
+    that would do, where none is.
+    """
+    lists = lists_for(entries)
+    codes = sorted(_codes(dim), key=lambda code: code_bytes(f"IVF1,{code}", dim))
+    fitting = [code for code in codes if _memory(f"IVF{lists},{code}", entries, dim) <= max_memory]
+    if not fitting and not (entries < FLAT_BELOW and entries * 4 * dim <= max_memory):
+        least = _memory(f"IVF{lists},{codes[0]}", entries, dim)
+        raise InvalidInput(
+            f"max_memory is {max_memory:,} bytes; the smallest index of {entries:,} entries takes {least:,}: give that,"
+            " or fewer documents",
+            field="max_memory",
+        )
+    return fitting
 
 
 def _codes(dim: int) -> list[str]:

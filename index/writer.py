@@ -53,6 +53,7 @@ from memlm.index.segment import DOCUMENTS, INDEX, KEYS, STARTS, VALUES
 
 BUILDING = "building"
 BUILD, ADD, COMPACT = "build", "add", "compact"
+ABOUT_INDEX = ("index", "seed", "target", "max_memory", "keep_keys")
 OURS = re.compile(rf"({CURRENT}|{JOURNAL}|manifest-\d+\.json)(\.tmp)?|{SEGMENTS}|{BUILDING}|{LOCK}")
 
 
@@ -227,7 +228,7 @@ class StoreWriter:
             remove(moved)
             return 0
         if left.entries:
-            _check_same(left.spec, self.spec, self.path)
+            _check_same(left.spec, self.spec, self.path, but=ABOUT_INDEX)  # which is built at the end
         if moved.exists() and not self._work.exists():
             move(moved, self._work)
         if not self._work.exists():
@@ -339,8 +340,9 @@ class _Journal:
         return cls(**{**told, "spec": StoreSpec(**told["spec"])})
 
 
-def _check_same(there: StoreSpec, wanted: StoreSpec, path: Path) -> None:
+def _check_same(there: StoreSpec, wanted: StoreSpec, path: Path, but: tuple[str, ...] = ()) -> None:
     mine, others = asdict(wanted), asdict(there)
-    differing = [f"{name} {others[name]!r}, not {mine[name]!r}" for name in mine if mine[name] != others[name]]
+    names = [name for name in mine if mine[name] != others[name] and name not in but]
+    differing = [f"{name} {others[name]!r}, not {mine[name]!r}" for name in names]
     if differing:
         raise Incompatible(f"{path} was built with {'; '.join(differing)}: use the same, or another folder")

@@ -19,6 +19,7 @@ from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus, Document
 from memlm.errors import InvalidInput
 from memlm.estimate import estimate_build
+from memlm.index.choice import codes_within
 from memlm.index.compact import Compacted, compact
 from memlm.index.datastore import Datastore
 from memlm.index.ivf import choose_index
@@ -105,7 +106,10 @@ def build_index(
     )
     if not (Path(out) / JOURNAL).exists():  # an interrupted build was weighed when it began
         choose_index(index, 0)
-        estimate_build(checkpoint, corpus, out, index=index, stride=stride, measure=False).check(out)
+        told = estimate_build(checkpoint, corpus, out, index=index, stride=stride, measure=False)
+        told.check(out)
+        if max_memory is not None and index == "auto":
+            codes_within(max_memory, told.entries, spec.dim)
     with StoreWriter.create(out, spec) as writer:
         return _fill(writer, checkpoint, corpus, spec, progress=progress)
 

@@ -10,9 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from memlm.cli import main
 from memlm.cli.console import jsonable
+from memlm.cli.options import num_bytes
+from memlm.index.manifest import read_manifest
 
 
 def memlm(capsys: pytest.CaptureFixture, *words: object) -> tuple[int, str, str]:
@@ -213,3 +216,31 @@ def test_documents_are_deleted_by_metadata_and_compaction_wins_room_back(capsys,
     assert (code, "every file" in told) == (0, True)
     facts = json.loads(memlm(capsys, "index", "info", store, "--json")[1])
     assert (facts["documents"], facts["deleted_documents"], facts["segments"]) == (3, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [(None, None), ("1500", 1500), ("500M", 500_000_000), ("2GiB", 2 << 30), ("1.5 kB", 1500), ("0.5TiB", 1 << 39)],
+)
+def test_bytes_are_read_as_people_write_them(said, meant):
+    assert num_bytes(said) == meant
+
+
+@pytest.mark.parametrize("said", ["", "many", "5X", "1.2.3G", "-5M"])
+def test_what_is_no_number_of_bytes_is_refused(said):
+    with pytest.raises(typer.BadParameter, match="2GiB"):
+        num_bytes(said)
+
+
+def test_a_build_within_a_memory_wants_more_of_the_mass(capsys, model_folder, corpus_folder, tmp_path):
+    command = ["index", "build", corpus_folder, "--model", model_folder, "--out"]
+    assert memlm(capsys, *command, tmp_path / "plain")[0] == 0
+    assert memlm(capsys, *command, tmp_path / "small", "--max-memory", "1GiB")[0] == 0
+    manifests = [read_manifest(tmp_path / name) for name in ("plain", "small")]
+    assert [manifest.spec.target for manifest in manifests] == [0.95, 0.99]
+    code, _, err = memlm(capsys, *command, tmp_path / "none", "--max-memory", "1kB")
+    assert (code, "smallest index" in err) == (1, True)
+    assert not (tmp_path / "none").exists()
+    told = json.loads(memlm(capsys, *command, tmp_path / "dry", "--dry-run", "--json")[1])
+    assert told["entries"] > 500
+    assert not (tmp_path / "dry").exists()

@@ -47,6 +47,17 @@ def test_a_resumed_build_equals_an_uninterrupted_one_entry_for_entry(corpus, tmp
     assert resumed.verify() == []
 
 
+def test_an_interrupted_build_may_go_on_to_another_index(corpus, tmp_path):
+    with StoreWriter.create(tmp_path / "s", spec(IVF)) as writer:
+        fill(writer, corpus, stop_after=5)
+    with StoreWriter.create(tmp_path / "s", spec("IVF8,SQ8", target=0.5)) as writer:
+        assert writer.num_resumed_entries == corpus.sizes[:5].sum()
+        fill(writer, corpus)
+        store = writer.commit(defaults=DEFAULTS)
+    assert store.index_kind == "IVF8,SQ8"
+    assert store.manifest.spec.target == 0.5
+
+
 def test_a_changed_corpus_is_refused_on_resume(corpus, tmp_path):
     with StoreWriter.create(tmp_path / "s", spec()) as writer:
         fill(writer, corpus, stop_after=5)
