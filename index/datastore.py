@@ -42,7 +42,7 @@ from memlm.index.neighbours import Neighbours, nearest_of
 from memlm.index.segment import KEYS, ROW_BITS, Segment
 
 T = TypeVar("T")
-SELF_QUERIES, SELF_K, MOST_LOST = 256, 32, 0.05
+SELF_QUERIES, SELF_K, MOST_LOST = 256, 32, 0.25
 
 __all__ = ["Datastore", "Deleted", "KnnDefaults", "Place", "StoreSpec"]
 
@@ -296,7 +296,7 @@ class Datastore:
 
     def _lost(self) -> list[str]:
         """The self-query test: a position is its own nearest neighbour, or as near as it, if the index is sound. Where
-        codes are re-ranked it must be among the nearest few, for most; without keys there is nothing to ask.
+        codes lose something, most must be among the nearest few; without keys there is nothing to ask.
         """
         if not self.num_entries or not all(segment.has_keys for segment in self._segments):
             return []
