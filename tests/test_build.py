@@ -312,6 +312,7 @@ def test_a_build_without_its_keys_takes_less_room_and_still_answers(checkpoint, 
         assert report.distances == ("re-ranked" if keep_keys else "approximate")
         assert report.tried[-1]["softmax_mass"] > 0.9
         assert report.quality.recall > 0.8
+        assert report.key_check.problems("store") == []
         with load(checkpoint.path, [path]) as lm:
             assert lm.score("the memory of a model").figures.nll > 0
     assert sizes[True] - sizes[False] == pytest.approx(2 * 32, abs=0.5)
