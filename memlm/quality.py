@@ -56,7 +56,8 @@ class Quality:
 @dataclass(frozen=True, slots=True)
 class KeyCheck:
     """Shares of `positions` that were read again: `found`, whose search gives their own entry or one as near (among
-    the nearest few, where distances are not `exact`); and `aligned`, whose key is nearer to that of their own entry than to those of the entries before and behind it.
+    the nearest few, where distances are not `exact`); and `aligned`, whose key is nearer to that of their own entry
+    than to those of the entries before and behind it.
     """
 
     found: float
