@@ -60,7 +60,7 @@ def draw_times(rows: list[dict]) -> None:
         if len(mine) > 1:
             axes.plot(*zip(*mine, strict=True), marker="o", label=kind)
     axes.set(xscale="log", yscale="log", xlabel="entries", ylabel="milliseconds a query (k = 32, one at a time)")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="lower right")
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(REPORTS / "datastore-time.svg", metadata={"Date": None})
