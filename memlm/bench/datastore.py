@@ -78,7 +78,8 @@ def bench_datastore(
     rows: list[dict[str, Any]] = []
     for size in sizes:
         exact = exact_neighbours(questions.keys_QD, keys_ND[:size], values_N[:size], LARGE_K)
-        temperature = float(np.median(exact.distances_QK[:, 0])) / 2
+        nearest_Q = exact.distances_QK[:, 0]
+        temperature = float(np.median(nearest_Q[nearest_Q > 0])) / 2 if (nearest_Q > 0).any() else 1.0
         for number, kind in enumerate(kinds):
             progress(f"{size:,} entries", number, len(kinds), kind)
             row = _figures(kind, keys_ND[:size], values_N[:size], questions, exact, temperature, work)
