@@ -25,12 +25,13 @@ def test_keys_in_batches_equal_keys_one_by_one(checkpoint, monkeypatch, batch_to
 
 def test_predictions_are_keys_and_the_targets_logprobs(checkpoint):
     windows = windows_for(checkpoint, 40)
-    for window, (keys_ND, logprobs_N, _) in zip(windows, predictions_of(checkpoint.decoder, windows), strict=True):
+    for window, (keys_ND, logprobs_N, peaks_N, _) in zip(windows, predictions_of(checkpoint.decoder, windows), strict=True):
         expected_TV, expected_TD = decode_plainly(checkpoint.decoder, window.inputs_T.tolist())
         new = len(window.targets_N)
         np.testing.assert_allclose(keys_ND, expected_TD[-new:], rtol=2e-4, atol=2e-4)
         expected = expected_TV[-new:][np.arange(new), window.targets_N]
         np.testing.assert_allclose(logprobs_N, expected, rtol=2e-4, atol=2e-4)
+        np.testing.assert_allclose(peaks_N, expected_TV[-new:].max(axis=1), rtol=2e-4, atol=2e-4)
 
 
 def test_bfloat16_keys_are_near_the_exact_ones(checkpoint):
