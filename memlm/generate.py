@@ -76,8 +76,8 @@ class Generation:
             hidden_BTD, keys_BTD = self._decoder(tokens_BT, self._state)
             retrieved, logprobs_1V = None, self._decoder.logprobs(hidden_BTD[0, -1:])
             if self._retrieval and self.wants_memory:
-                keys_1D, peaks_1 = keys_BTD[0, -1:].float().numpy(), logprobs_1V.amax(dim=1).numpy()
-                retrieved = self._retrieval.search(keys_1D, peaks_1)
+                peaks_1 = logprobs_1V.amax(dim=1).numpy() if self._retrieval.wants_peaks else None
+                retrieved = self._retrieval.search(keys_BTD[0, -1:].float().numpy(), peaks_1)
                 if self._retrieval.gate:
                     gate = self._retrieval.gate
                     hidden_1D = gated(self._decoder, gate, hidden_BTD[0, -1:], retrieved.neighbours)

@@ -144,6 +144,11 @@ class Retrieval:
     adaptive: AdaptiveLam | None = None
     skip_above: float | None = None
 
+    @property
+    def wants_peaks(self) -> bool:
+        """Whether searching goes by how sure the model is."""
+        return self.adaptive is not None or self.skip_above is not None
+
     def search(
         self, keys_QD: Float32[np.ndarray, "Q D"], peaks_Q: Float32[np.ndarray, " Q"] | None = None
     ) -> Retrieved:
