@@ -25,7 +25,8 @@ def test_keys_in_batches_equal_keys_one_by_one(checkpoint, monkeypatch, batch_to
 
 def test_predictions_are_keys_and_the_targets_logprobs(checkpoint):
     windows = windows_for(checkpoint, 40)
-    for window, (keys_ND, logprobs_N, peaks_N, _) in zip(windows, predictions_of(checkpoint.decoder, windows), strict=True):
+    predictions = predictions_of(checkpoint.decoder, windows)
+    for window, (keys_ND, logprobs_N, peaks_N, _) in zip(windows, predictions, strict=True):
         expected_TV, expected_TD = decode_plainly(checkpoint.decoder, window.inputs_T.tolist())
         new = len(window.targets_N)
         np.testing.assert_allclose(keys_ND, expected_TD[-new:], rtol=2e-4, atol=2e-4)
