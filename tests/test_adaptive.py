@@ -11,7 +11,7 @@ from memlm.adaptive import AdaptiveLam, features_of, fit, skipped
 from memlm.index.neighbours import Neighbours
 from memlm.interpolation import neighbor_logweights
 from memlm.language_model import load
-from memlm.tune import _gain
+from memlm.tune import _Evidence, _gain, _judge
 
 LAM = AdaptiveLam(0.3, (-0.5, 0.2, 1.5, 0.1, -0.7), (1.0, 0.5, 0.5, 1.0, -1.0), (0.5, 0.5, 0.3, 0.5, 0.8))
 
@@ -59,6 +59,23 @@ def test_fitting_finds_where_the_memory_is_right():
     assert lams_Q[right_Q[test]].mean() > 0.7 > 0.3 > lams_Q[~right_Q[test]].mean()
     useless = fit(rng.normal(size=(2000, 5)), lm_Q[train], knn_Q[train], fixed).lams(rng.normal(size=(50, 5)))
     assert np.abs(useless - fixed).mean() < 0.06
+
+
+def test_a_lam_that_fits_noise_is_not_kept():
+    rng = np.random.default_rng(4)
+    found = Neighbours(
+        np.sort(rng.exponential(size=(60, 4)).astype(np.float32)), np.ones((60, 4), int), np.ones((60, 4), int)
+    )
+    evidence = _Evidence(
+        np.log(rng.uniform(0.1, 0.3, 60)).astype(np.float32),
+        -rng.exponential(size=60).astype(np.float32),
+        np.repeat(np.arange(6), 10),
+        found,
+        np.repeat(rng.random((60, 1)) < 0.4, 4, axis=1),
+    )
+    report, _, _ = _judge(evidence, 4, 1.0, 0.3, None, "noise")
+    assert report.adaptive_gain < 0  # fitted and judged on the same half, it would seem to be of use
+    assert not report.adaptive_kept
 
 
 def test_the_gains_error_counts_windows_and_not_tokens():

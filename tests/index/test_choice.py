@@ -70,6 +70,10 @@ def test_reranked_distances_are_exact_and_find_more(factory):
     assert (np.diff(found.distances_QK, axis=1) >= 0).all()
     more, less = trial.judge(index, 4, 8).softmax_mass, trial.judge(index, 4, 1).softmax_mass
     assert more > less or less == 1.0
+    part = index.search(queries_QD[:3], len(KEYS_ND), 1, 2)  # one list of four has not all of them
+    assert (part.ids_QK < 0).any(axis=1).all()
+    assert (np.isinf(part.distances_QK) == (part.ids_QK < 0)).all()
+    assert (np.sort(part.distances_QK, axis=1) == part.distances_QK).all()
     everything = index.search(queries_QD[:3], 10_000, 4, 2)
     assert (everything.ids_QK >= 0).sum(axis=1).tolist() == [len(KEYS_ND)] * 3
 

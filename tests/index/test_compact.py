@@ -11,6 +11,7 @@ from memlm.index.compact import compact
 from memlm.index.datastore import Datastore
 from memlm.index.errors import Incompatible, InvalidInput, Locked, NotFound
 from memlm.index.lock import writing
+from memlm.index.manifest import read_manifest
 from memlm.index.writer import StoreWriter
 
 IVF = "IVF4,SQfp16"
@@ -119,27 +120,49 @@ def test_a_crash_at_every_step_of_a_compaction_leaves_the_old_state_or_the_new(t
     assert resumed > 3
 
 
-def test_a_compaction_that_another_change_overtook_begins_anew(tmp_path, monkeypatch):
+def crash(*given: object, **named: object) -> None:
+    raise Crash
+
+
+@pytest.fixture
+def half_compacted(tmp_path, monkeypatch) -> Path:
+    """A store whose compaction was stopped when almost all was copied."""
     monkeypatch.setattr("memlm.index.compact.CHECKPOINT_ROWS", 100)
     path = grown(tmp_path / "s")
-    with pytest.raises(Crash), failing_at(12, Crash()):
-        compact(path)
-    with Datastore.open(path) as store:
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreWriter, "commit", crash)
+        with pytest.raises(Crash):
+            compact(path)
+    with StoreWriter.compacting(path) as writer:
+        assert writer.num_resumed_entries > 200
+    return path
+
+
+def test_a_compaction_that_another_change_overtook_begins_anew(half_compacted):
+    with Datastore.open(half_compacted) as store:
         store.delete(["doc-1"])
-    compact(path)
-    with Datastore.open(path) as store:
+    compact(half_compacted)
+    with Datastore.open(half_compacted) as store:
         assert [document.id for document in store.documents()] == [n for n, _, _ in remaining() if n != "doc-1"]
         assert store.verify() == []
 
 
-def test_an_interrupted_compaction_does_not_stand_in_the_way_of_adding(tmp_path, monkeypatch):
-    monkeypatch.setattr("memlm.index.compact.CHECKPOINT_ROWS", 100)
-    path = grown(tmp_path / "s")
-    with pytest.raises(Crash), failing_at(12, Crash()):
-        compact(path)
-    add(path, Corpus(3, prefix="late"))
-    with Datastore.open(path) as store:
+def test_an_interrupted_compaction_does_not_stand_in_the_way_of_adding(half_compacted):
+    add(half_compacted, Corpus(3, prefix="late"))
+    with Datastore.open(half_compacted) as store:
         assert store.num_documents == len(remaining()) + 12
+        assert store.verify() == []
+
+
+def test_a_reader_that_comes_while_files_go_takes_the_newer_state(tmp_path, monkeypatch):
+    path = grown(tmp_path / "s")
+    stale = read_manifest(path)
+    compact(path)
+    told = [stale]
+    monkeypatch.setattr("memlm.index.datastore.read_manifest", lambda at: told.pop() if told else read_manifest(at))
+    with Datastore.open(path) as store:
+        assert not told
+        assert store.manifest.number == stale.number + 1
         assert store.verify() == []
 
 
