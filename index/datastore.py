@@ -20,12 +20,13 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Int64
 
 from memlm.index.arrays import GrowingArray
 from memlm.index.documents import DocumentRow
 from memlm.index.durable import checksum, sync_folder
 from memlm.index.errors import Corrupt, InvalidInput, NotFound
+from memlm.index.exact import refined
 from memlm.index.ivf import FLAT
 from memlm.index.lock import writing
 from memlm.index.manifest import (
@@ -161,11 +162,42 @@ class Datastore:
         stop = last - first if stop is None else min(stop, last - first)
         return segment.values_N[first + max(0, start) : first + stop].astype(np.int64)
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether the keys were kept."""
+        return all(segment.has_keys for segment in self._segments)
+
+    def successors(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
+        """The entries that follow some entries in their documents; of the last of a document there is none."""
+        nexts = [
+            segment.base_id + segment.successors(ids[mine] - segment.base_id) for segment, mine in self._parted(ids)
+        ]
+        return np.concatenate([ids[:0], *nexts])
+
+    def live(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
+        """Those of some entries that are of this store, and may speak."""
+        return np.concatenate(
+            [ids[:0], *(ids[mine][segment.is_live(ids[mine] - segment.base_id)] for segment, mine in self._parted(ids))]
+        )
+
+    def nearest_among(self, query_1D: Float32[np.ndarray, "1 D"], ids: Int64[np.ndarray, " N"], k: int) -> Neighbours:
+        """The k nearest of some entries to one query, by their stored keys."""
+        rows_1N = np.arange(len(ids))[None]
+        distances_1N = refined(self._rounded(query_1D, k), self.keys(ids), rows_1N)
+        nearest = Neighbours(distances_1N, ids[None], self.values(ids)[None])
+        return nearest.take(np.argsort(distances_1N, axis=1, kind="stable")[:, :k])
+
+    def values(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
+        """The values of some entries of this store."""
+        values_N = np.empty(len(ids), np.int64)
+        for segment, mine in self._parted(ids):
+            values_N[mine] = segment.values_N[ids[mine] - segment.base_id]
+        return values_N
+
     def document_of(self, ids: Int64[np.ndarray, "*S"]) -> Int64[np.ndarray, "*S"]:
         """A number for each entry's document, different for each document of the store; -1 for missing ids."""
         documents = np.full(ids.shape, -1, np.int64)
-        for segment in self._segments:
-            mine = (ids >> ROW_BITS) == segment.record.number
+        for segment, mine in self._parted(ids):
             documents[mine] = segment.base_id + segment.document_at(ids[mine] - segment.base_id)
         return documents
 
@@ -274,8 +306,7 @@ class Datastore:
     def keys(self, ids: Int64[np.ndarray, " N"]) -> Float32[np.ndarray, "N D"]:
         """The stored keys of some entries of this store."""
         keys_ND = np.empty((len(ids), self.dim), np.float32)
-        for segment in self._segments:
-            mine = (ids >> ROW_BITS) == segment.record.number
+        for segment, mine in self._parted(ids):
             keys_ND[mine] = segment.stored_keys()[ids[mine] - segment.base_id]
         return keys_ND
 
@@ -298,7 +329,7 @@ class Datastore:
         """The self-query test: a position is its own nearest neighbour, or as near as it, if the index is sound. Where
         codes lose something, most must be among the nearest few; without keys there is nothing to ask.
         """
-        if not self.num_entries or not all(segment.has_keys for segment in self._segments):
+        if not self.num_entries or not self.has_keys:
             return []
         ids = self.sample(SELF_QUERIES, 0)
         exact = self.distances == "exact"
@@ -334,6 +365,13 @@ class Datastore:
         if places:
             self._commit(self.manifest.next(segments=bury(self, document_ids, self.manifest.number + 1)))
         return deleted
+
+    def _parted(self, ids: Int64[np.ndarray, "*S"]) -> Iterator[tuple[Segment, Bool[np.ndarray, "*S"]]]:
+        """The segments that some entries are of, and which of them are of each."""
+        for segment in self._segments:
+            mine = (ids >> ROW_BITS) == segment.record.number
+            if mine.any():
+                yield segment, mine
 
     def _find(self, document_id: str) -> tuple[Segment, int]:
         if found := self._seek(document_id):

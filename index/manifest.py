@@ -51,7 +51,8 @@ class KnnDefaults:
 
     `gain` is how many nats per token they saved there over the model alone, with its standard error. `adaptive` are
     the weights of a lam that differs from position to position, `skip_above` the model's log-probability above which
-    it is not asked; None where these were not found to be of use, or not wanted.
+    it is not asked, `follow` how many pointers do in place of a search; None where these were not found to be of use,
+    or not wanted.
     """
 
     k: int
@@ -62,6 +63,7 @@ class KnnDefaults:
     gain_error: float | None = None
     adaptive: Mapping[str, Any] | None = None
     skip_above: float | None = None
+    follow: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,15 @@ class Segment:
         """The document row of each entry row."""
         return np.searchsorted(self.starts, rows, side="right") - 1
 
+    def is_live(self, rows: Int64[np.ndarray, "*S"]) -> Bool[np.ndarray, "*S"]:
+        """Whether rows are of documents that are not deleted."""
+        return ~self.dead[self.document_at(np.maximum(rows, 0))]
+
+    def successors(self, rows: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
+        """The rows behind some rows that are live and of the same documents."""
+        nexts = rows[rows + 1 < self.record.entries] + 1
+        return nexts[(self.document_at(nexts) == self.document_at(nexts - 1)) & self.is_live(nexts)]
+
     def problems(self) -> list[str]:
         """What `verify` finds: every file against its checksum, and every value and span against the counts."""
         found = [self._problem_of(name, expected, whole=True) for name, expected in self.record.files.items()]
@@ -115,14 +124,11 @@ class Segment:
     def _live(self, search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
         """Runs a raw search, leaves out deleted documents, and turns rows into ids."""
         if self._any_dead:
-            found = search_kept(search, queries_QD, k, self._is_live, self.record.entries)
+            found = search_kept(search, queries_QD, k, self.is_live, self.record.entries)
         else:
             found = search(queries_QD, k)
         np.add(found.ids_QK, self.base_id, out=found.ids_QK, where=found.ids_QK >= 0)
         return found
-
-    def _is_live(self, rows_QK: Int64[np.ndarray, "Q K"]) -> Bool[np.ndarray, "Q K"]:
-        return ~self.dead[self.document_at(np.maximum(rows_QK, 0))]
 
     def _search_flat(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
         return exact_neighbours(queries_QD, self._resident_ND, self.values_N, k)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         SamplingParams,
         Score,
         StoreInfo,
+        StoreWeight,
         Token,
         TokenScore,
         Usage,
@@ -47,7 +48,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "memlm.api": (
         "Accepted Alternative Completion DeleteReport Figures FinishReason Finished GenerateRequest MemoryParams"
-        " ModelInfo Neighbor SamplingParams Score StoreInfo Token TokenScore Usage"
+        " ModelInfo Neighbor SamplingParams Score StoreInfo StoreWeight Token TokenScore Usage"
     ),
     "memlm.build": "add_to_index build_index compact_index",
     "memlm.async_client": "AsyncClient",
@@ -76,6 +77,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "GenerateRequest",
     "SamplingParams",
     "MemoryParams",
+    "StoreWeight",
     "Token",
     "Completion",
     "Neighbor",

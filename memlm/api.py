@@ -18,6 +18,7 @@ from memlm.errors import InternalError, InvalidInput
 MAX_NEIGHBOURS = 4096
 MAX_TOP_LOGPROBS = 64
 MAX_STOP_STRINGS = 16
+MAX_STORES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,26 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryParams:
-    """Which datastore speaks, and how loudly: p = lam p_kNN + (1 - lam) p_LM (arXiv 1911.00172, eq. 3).
+class StoreWeight:
+    """One of several datastores that speak together: as if each of its entries stood there `weight` times."""
 
-    What is None takes the store's own default, as `memlm index tune` left it. `store=None` takes the only store that is
-    loaded; `use_store=False` is the model alone. `spalm` puts the neighbours through the model's trained gate (arXiv
-    2102.02557), in place of the mixture unless `lam` is given too.
+    name: str
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuses values that mean nothing."""
+        _require(_finite(self.weight) and self.weight > 0, "stores", self.weight, "weights above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryParams:
+    """Which datastores speak, and how loudly: p = lam p_kNN + (1 - lam) p_LM (arXiv 1911.00172, eq. 3).
+
+    What is None takes the store's own default (of several, the first one's), as `memlm index tune` left it. Of `store`
+    and `stores` at most one is given; neither takes all that are loaded, each with weight 1. `use_store=False` is the
+    model alone. `spalm` puts the neighbours through the model's trained gate (arXiv 2102.02557), in place of the
+    mixture unless `lam` is given too. `follow` is how many pointers from the last neighbours do in place of a search
+    (arXiv 2201.12431); 0 always searches.
     """
 
     store: str | None = None
@@ -79,6 +94,8 @@ class MemoryParams:
     knn_temperature: float | None = None
     nprobe: int | None = None
     spalm: bool = False
+    stores: tuple[StoreWeight, ...] = ()
+    follow: int | None = None
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing, naming the field."""
@@ -87,6 +104,24 @@ class MemoryParams:
         heat = self.knn_temperature
         _require(heat is None or (_finite(heat) and heat > 0), "knn_temperature", heat, "above 0")
         _require(self.nprobe is None or self.nprobe >= 1, "nprobe", self.nprobe, "at least 1")
+        _require(self.follow is None or self.follow >= 0, "follow", self.follow, "at least 0")
+        names = [each.name for each in self.stores]
+        _require(len(names) <= MAX_STORES, "stores", len(names), f"at most {MAX_STORES}")
+        _require(len(set(names)) == len(names), "stores", ", ".join(names), "each store once")
+        _require(not (self.stores and self.store is not None), "stores", ", ".join(names), "either store or stores")
+
+    @classmethod
+    def of(cls, **options: Any) -> MemoryParams:
+        """Takes `stores` also as names, or as weights by name."""
+        stores = options.get("stores")
+        if isinstance(stores, str):
+            raise InvalidInput(f"stores is the text {stores!r}; expected a list, or weights by name", field="stores")
+        if stores is not None:
+            pairs = stores.items() if isinstance(stores, Mapping) else ((each, 1.0) for each in stores)
+            options["stores"] = tuple(
+                name if isinstance(name, StoreWeight) else StoreWeight(name, float(weight)) for name, weight in pairs
+            )
+        return cls(**options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +157,7 @@ class GenerateRequest:
         if "stop" in parts["sampling"]:
             stop = parts["sampling"]["stop"]
             parts["sampling"]["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-        sampling, memory = SamplingParams(**parts["sampling"]), MemoryParams(**parts["memory"])
+        sampling, memory = SamplingParams(**parts["sampling"]), MemoryParams.of(**parts["memory"])
         return cls(prompt, sampling, memory, **parts["request"])
 
 
@@ -193,11 +228,14 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request cost. Times are milliseconds of wall clock, and overlap with nothing."""
+    """What a request cost. `searches` are tokens for which an index was searched, and nothing took a search's place.
+    Times are milliseconds of wall clock, and overlap with nothing.
+    """
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
     retrieved_neighbors: int = 0
+    searches: int = 0
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0

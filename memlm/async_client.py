@@ -79,7 +79,7 @@ class AsyncClient:
         self, text: str, *, token_scores: bool = False, timeout_s: float | None = None, **memory: Any
     ) -> Score:
         """See `Client.score`."""
-        return cast(Score, await self._ask(ScoreRequest(text, MemoryParams(**memory), token_scores), timeout_s))
+        return cast(Score, await self._ask(ScoreRequest(text, MemoryParams.of(**memory), token_scores), timeout_s))
 
     async def search(
         self, store: str | None, text: str, *, k: int = 8, nprobe: int | None = None, timeout_s: float | None = None

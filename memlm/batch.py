@@ -9,16 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from memlm.api import Completion, Token
 from memlm.checkpoint import Checkpoint
 from memlm.gate import gated
 from memlm.generate import Generation
-from memlm.index.neighbours import Neighbours
-from memlm.memory import Retrieval, Retrieved
 from memlm.model import decoding_threads
+from memlm.retrieval import Retrieval
 
 
 def complete_all(
@@ -44,20 +42,15 @@ def complete_all(
             asks = retrieval is not None and generations[running[0]].wants_memory
             logprobs_RV = decoder.logprobs(hidden_RD)
             peaks_R = logprobs_RV.amax(dim=1).numpy()
-            found = retrieval.search(keys_RD, peaks_R) if retrieval is not None and asks else None
+            pointers = [generations[row].pointers for row in running]
+            found = retrieval.search(keys_RD, peaks_R, pointers) if retrieval is not None and asks else None
             if found is not None and retrieval is not None and retrieval.gate:
                 logprobs_RV = decoder.logprobs(gated(decoder, retrieval.gate, hidden_RD, found.neighbours))
             for number, row in enumerate(running):
-                one = None if found is None else _row_of(found, number)
+                one = None if found is None else found.row(number)
                 told[row] += generations[row].draw(logprobs_RV[number], one, begin)
     return tuple(
         Completion("".join(token.text for token in tokens), tuple(tokens), generation.accepted, generation.finished)
         for tokens, generation in zip(told, generations, strict=True)
         if generation.finished is not None
     )
-
-
-def _row_of(found: Retrieved, number: int) -> Retrieved:
-    row = slice(number, number + 1)
-    parts: list[np.ndarray] = [found.neighbours.distances_QK, found.neighbours.ids_QK, found.neighbours.values_QK]
-    return Retrieved(Neighbours(*(part[row] for part in parts)), found.logweights_QK[row], found.lams_Q[row])

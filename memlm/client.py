@@ -83,7 +83,7 @@ class Client:
 
     def score(self, text: str, *, token_scores: bool = False, timeout_s: float | None = None, **memory: Any) -> Score:
         """The text's log-probability; `memory` are the fields of `MemoryParams`."""
-        return cast(Score, self._ask(ScoreRequest(text, MemoryParams(**memory), token_scores), timeout_s))
+        return cast(Score, self._ask(ScoreRequest(text, MemoryParams.of(**memory), token_scores), timeout_s))
 
     def search(
         self, store: str | None, text: str, *, k: int = 8, nprobe: int | None = None, timeout_s: float | None = None

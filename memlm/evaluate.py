@@ -22,7 +22,7 @@ class Evaluation:
 
 def evaluate(lm: LanguageModel, texts: Corpus, *, progress: Progress = silent, **memory: Any) -> Evaluation:
     """Scores every text of a corpus, one at a time; `memory` are the fields of `MemoryParams`."""
-    retrieval = lm.retrieval(MemoryParams(**memory))
+    retrieval = lm.retrieval(MemoryParams.of(**memory))
     scores: dict[str, Score] = {}
     total, num_bytes = Tally(), texts.num_bytes
     for document in texts:

@@ -32,9 +32,9 @@ from memlm.checkpoint import Checkpoint
 from memlm.errors import InvalidInput
 from memlm.gate import gated
 from memlm.interpolation import memory_logprobs, mix
-from memlm.memory import Retrieval, Retrieved
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.early_exit import ExitRule, read_until_sure
+from memlm.retrieval import NO_POINTERS, Retrieval, Retrieved
 from memlm.sampling import sample
 from memlm.text_stream import TextStream
 
@@ -59,6 +59,7 @@ class Generation:
         self._seed = secrets.randbits(63) if seed is None else seed
         self._generator = torch.Generator().manual_seed(self._seed)
         self._stream = TextStream(self._sampling.stop)
+        self.pointers = NO_POINTERS
         self.accepted = self._accept(request_id)
         self.usage = Usage(prompt_tokens=len(self._seen))
         self.finished: Finished | None = None
@@ -77,7 +78,8 @@ class Generation:
             retrieved, logprobs_1V = None, self._decoder.logprobs(hidden_BTD[0, -1:])
             if self._retrieval and self.wants_memory:
                 peaks_1 = logprobs_1V.amax(dim=1).numpy() if self._retrieval.wants_peaks else None
-                retrieved = self._retrieval.search(keys_BTD[0, -1:].float().numpy(), peaks_1)
+                keys_1D = keys_BTD[0, -1:].float().numpy()
+                retrieved = self._retrieval.search(keys_1D, peaks_1, [self.pointers])
                 if self._retrieval.gate:
                     gate = self._retrieval.gate
                     hidden_1D = gated(self._decoder, gate, hidden_BTD[0, -1:], retrieved.neighbours)
@@ -93,7 +95,7 @@ class Generation:
             self._finish(FinishReason.END)
         else:
             tokens = self._take(token)
-        self._count(token, 1000 * (time.perf_counter() - begin), first=first)
+        self._count(token, retrieved, 1000 * (time.perf_counter() - begin), first=first)
         return tuple(tokens)
 
     @property
@@ -120,6 +122,8 @@ class Generation:
         drawn = sample(logprobs_V, self._sampling, self._seen, self._generator)
         self.unread = [drawn]
         self._seen.append(drawn)
+        if self._retrieval and retrieved:
+            self.pointers = self._retrieval.pointers_after(retrieved, drawn)
         if drawn in self._tokenizer.end_ids:
             return None
         return Token(
@@ -149,10 +153,7 @@ class Generation:
     def _neighbors_of(self, retrieved: Retrieved | None) -> tuple[Neighbor, ...]:
         if retrieved is None or self._retrieval is None or not self._request.neighbors:
             return ()
-        nearest = slice(self._request.neighbors)
-        found = retrieved.neighbours
-        rows = (found.ids_QK, found.distances_QK, retrieved.logweights_QK, found.values_QK)
-        return self._retrieval.memory.describe(*(row_QK[0, nearest] for row_QK in rows))
+        return self._retrieval.describe(retrieved, self._request.neighbors)
 
     def _alternatives(self, logprobs_V: Float[Tensor, " V"]) -> tuple[Alternative, ...]:
         if not self._request.top_logprobs:
@@ -174,12 +175,14 @@ class Generation:
     def _finish(self, reason: FinishReason) -> None:
         self.finished = Finished(reason, self._stream.stopped_by, self.usage)
 
-    def _count(self, token: Token | None, elapsed_ms: float, *, first: bool) -> None:
-        retrieved = self._retrieval.k if self._retrieval and self._retrieval.lam else 0
+    def _count(self, token: Token | None, retrieved: Retrieved | None, elapsed_ms: float, *, first: bool) -> None:
+        there = 0 if retrieved is None else int((retrieved.neighbours.ids_QK >= 0).sum())
+        searched = retrieved is not None and bool(retrieved.searched_Q[0])
         self.usage = replace(
             self.usage,
             generated_tokens=self.usage.generated_tokens + (token is not None),
-            retrieved_neighbors=self.usage.retrieved_neighbors + retrieved,
+            retrieved_neighbors=self.usage.retrieved_neighbors + there,
+            searches=self.usage.searches + searched,
             prefill_ms=self.usage.prefill_ms + elapsed_ms * first,
             decode_ms=self.usage.decode_ms + elapsed_ms * (not first),
         )
@@ -220,7 +223,7 @@ class Generation:
         return Accepted(
             request_id=request_id or secrets.token_hex(8),
             seed=self._seed,
-            store=retrieval.memory.name if retrieval else None,
+            store=retrieval.name if retrieval else None,
             k=retrieval.k if retrieval else 0,
             lam=retrieval.lam if retrieval else 0.0,
             knn_temperature=retrieval.temperature if retrieval else 0.0,

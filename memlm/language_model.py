@@ -25,7 +25,8 @@ from memlm.batch import complete_all
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.errors import InvalidInput, NotFound
 from memlm.generate import Generation
-from memlm.memory import Memory, Retrieval
+from memlm.memory import Memory
+from memlm.retrieval import Retrieval
 from memlm.scoring import score_steps, score_text
 
 
@@ -104,7 +105,7 @@ class LanguageModel:
 
     def score(self, text: str, *, token_scores: bool = False, **memory: Any) -> Score:
         """The text's log-probability; `memory` are the fields of `MemoryParams`."""
-        return score_text(self.checkpoint, text, self.retrieval(MemoryParams(**memory)), token_scores=token_scores)
+        return score_text(self.checkpoint, text, self.retrieval(MemoryParams.of(**memory)), token_scores=token_scores)
 
     def score_steps(
         self, text: str, memory: MemoryParams, *, token_scores: bool = False
@@ -123,8 +124,7 @@ class LanguageModel:
         if retrieval is None:
             raise InvalidInput("no datastore is loaded, and search needs one; load one", field="store")
         found = retrieval.search(self._key_after(text))
-        rows = (found.neighbours.ids_QK, found.neighbours.distances_QK, found.logweights_QK, found.neighbours.values_QK)
-        return retrieval.memory.describe(*(row_QK[0] for row_QK in rows))
+        return retrieval.describe(found, k)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text."""
@@ -160,9 +160,10 @@ class LanguageModel:
 
     def retrieval(self, params: MemoryParams) -> Retrieval | None:
         """How a request asks its memory; None where it has none: none is loaded, or it wants the model alone."""
-        if not params.use_store or (params.store is None and not self._memories):
+        names = [each.name for each in params.stores] or ([] if params.store is None else [params.store])
+        if not params.use_store or not (names or self._memories):
             return None
-        return self.memory(params.store).resolve(params)
+        return Retrieval.of([self.memory(name) for name in names or self._memories], params)
 
     def close(self) -> None:
         """Closes the datastores."""

@@ -1,40 +1,22 @@
-"""A datastore, opened for one model: keys -> neighbours -> the words a person can read.
+"""A datastore, opened for one model: entries -> the words a person can read.
 
-Keeps what the library and the server both promise: a store of another model is refused, what a request leaves open
-comes from the store's own defaults, and every neighbour can say where it came from.
+Keeps what the library and the server both promise: a store of another model is refused, and every neighbour can say
+where it came from.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float32, Int64
 
-from memlm.adaptive import AdaptiveLam, features_of
-from memlm.api import MemoryParams, Neighbor, StoreInfo
+from memlm.api import Neighbor, StoreInfo
 from memlm.checkpoint import Checkpoint
 from memlm.errors import Incompatible
-from memlm.gate import load_gate
 from memlm.index.datastore import Datastore
-from memlm.index.neighbours import Neighbours
-from memlm.interpolation import neighbor_logweights
-from memlm.model.spalm import MemoryGate
 
 SNIPPET_TOKENS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Retrieved:
-    """What Q keys brought back: neighbours, nearest first, the logarithms of their weights in p_kNN, and how loudly
-    they speak. Where the memory was not asked there are none.
-    """
-
-    neighbours: Neighbours
-    logweights_QK: Float32[np.ndarray, "Q K"]
-    lams_Q: Float[np.ndarray, " Q"]
 
 
 class Memory:
@@ -44,7 +26,7 @@ class Memory:
         """Takes an open datastore; its name is its folder's unless another is given."""
         check_fingerprints(datastore, checkpoint)
         self.datastore, self.name = datastore, name or datastore.path.name
-        self._tokenizer, self._model = checkpoint.tokenizer, checkpoint.path
+        self.model_folder, self._tokenizer = checkpoint.path, checkpoint.tokenizer
 
     @classmethod
     def open(cls, path: str | Path, checkpoint: Checkpoint, name: str = "") -> Memory:
@@ -70,28 +52,6 @@ class Memory:
             knn_temperature=store.defaults.temperature,
             tuned_on=store.defaults.tuned_on,
         )
-
-    def resolve(self, params: MemoryParams) -> Retrieval:
-        """The request's settings, with the store's defaults where it left them open."""
-        defaults = self.datastore.defaults
-        lam = 0.0 if params.spalm else defaults.lam  # the gate already mixes: interpolation comes only when asked for
-        return Retrieval(
-            memory=self,
-            k=defaults.k if params.k is None else params.k,
-            lam=lam if params.lam is None else float(params.lam),
-            temperature=defaults.temperature if params.knn_temperature is None else params.knn_temperature,
-            nprobe=params.nprobe,
-            gate=load_gate(self._model) if params.spalm else None,
-            **self._as_tuned(params),
-        )
-
-    def _as_tuned(self, params: MemoryParams) -> dict[str, Any]:
-        """What tuning found beyond one lam; for whoever asks for nothing else."""
-        defaults = self.datastore.defaults
-        if params.spalm or any(each is not None for each in (params.lam, params.k, params.knn_temperature)):
-            return {}
-        adaptive = None if defaults.adaptive is None else AdaptiveLam.of(defaults.adaptive)
-        return {"adaptive": adaptive, "skip_above": defaults.skip_above}
 
     def describe(
         self,
@@ -127,55 +87,6 @@ class Memory:
     def _snippet(self, document_id: str, token_offset: int) -> str:
         begin = max(0, token_offset - SNIPPET_TOKENS)
         return self._tokenizer.decode(self.datastore.tokens(document_id, begin, token_offset + SNIPPET_TOKENS).tolist())
-
-
-@dataclass(frozen=True, slots=True)
-class Retrieval:
-    """A memory and how it is asked: k neighbours, softmax temperature, weight lam in the mixture, and, where it is
-    wanted, the gate that mixes what they say into the model's final state.
-    """
-
-    memory: Memory
-    k: int
-    lam: float
-    temperature: float
-    nprobe: int | None
-    gate: MemoryGate | None = None
-    adaptive: AdaptiveLam | None = None
-    skip_above: float | None = None
-
-    @property
-    def wants_peaks(self) -> bool:
-        """Whether searching goes by how sure the model is."""
-        return self.adaptive is not None or self.skip_above is not None
-
-    def search(
-        self, keys_QD: Float32[np.ndarray, "Q D"], peaks_Q: Float32[np.ndarray, " Q"] | None = None
-    ) -> Retrieved:
-        """The neighbours of some keys, with their weights. Given the model's largest log-probability at each, lam may
-        differ from position to position, and those where the model is sure enough are not asked about, if the store
-        was tuned so.
-        """
-        found = self._found(keys_QD, peaks_Q)
-        logweights_QK = neighbor_logweights(found.distances_QK, self.temperature)
-        lams_Q = np.full(len(keys_QD), self.lam)
-        if self.adaptive and peaks_Q is not None:
-            lams_Q = self.adaptive.lams(features_of(found, logweights_QK, self.temperature, peaks_Q)).astype(np.float64)
-        return Retrieved(found, logweights_QK, lams_Q)
-
-    def _found(self, keys_QD: Float32[np.ndarray, "Q D"], peaks_Q: Float32[np.ndarray, " Q"] | None) -> Neighbours:
-        search = self.memory.datastore.search
-        if self.skip_above is None or peaks_Q is None:
-            return search(keys_QD, self.k, nprobe=self.nprobe)
-        asked_Q = peaks_Q < self.skip_above
-        found = Neighbours.none(len(keys_QD), self.k)
-        if asked_Q.any():
-            some = search(keys_QD[asked_Q], self.k, nprobe=self.nprobe)
-            width = some.ids_QK.shape[1]
-            found.distances_QK[asked_Q, :width] = some.distances_QK
-            found.ids_QK[asked_Q, :width] = some.ids_QK
-            found.values_QK[asked_Q, :width] = some.values_QK
-        return found
 
 
 def check_fingerprints(datastore: Datastore, checkpoint: Checkpoint) -> None:

@@ -24,7 +24,8 @@ from memlm.index.datastore import Datastore
 from memlm.index.neighbours import Neighbours
 from memlm.interpolation import mix_targets, neighbor_logweights, target_logprobs
 from memlm.keys import Reader, document_windows, predictions_of
-from memlm.memory import Memory, Retrieval
+from memlm.memory import Memory
+from memlm.retrieval import Retrieval
 from memlm.windows import Window
 
 NUM_WINDOWS = 64
@@ -101,7 +102,7 @@ def make_trial(memory: Memory, checkpoint: Checkpoint, *, seed: int = 0) -> Tria
 
 def measure_quality(memory: Memory, trial: Trial) -> Quality:
     """Compares the store's index with exact search, with the store's own lam and temperature."""
-    retrieval = memory.resolve(MemoryParams(k=trial.exact.ids_QK.shape[1]))
+    retrieval = Retrieval.of([memory], MemoryParams(k=trial.exact.ids_QK.shape[1]))
     queries, exact = trial.queries, trial.exact
     found = _leave_one_out(memory.datastore, queries, retrieval.k, exact=False)
     recall_Q, mass_Q = agreement(found, exact, retrieval.temperature)

@@ -17,8 +17,8 @@ from memlm.gate import gated
 from memlm.interpolation import mix_targets, target_logprobs
 from memlm.keys import Prediction, Reader
 from memlm.keys import document_windows as windows_for
-from memlm.memory import Retrieval, Retrieved
 from memlm.model.spalm import MemoryGate
+from memlm.retrieval import NO_POINTERS, Retrieval, Retrieved
 from memlm.windows import Window, blocks_of
 
 BLOCK_WINDOWS = 64
@@ -37,14 +37,15 @@ class Scored(NamedTuple):
 def score_windows(
     checkpoint: Checkpoint, windows: Iterator[Window], retrieval: Retrieval | None, *, at_once: int = BLOCK_WINDOWS
 ) -> Iterator[Scored]:
-    """Scores windows as they come, `at_once` of them in a block."""
+    """Scores the windows of one document as they come, `at_once` of them in a block."""
     reader, gate = Reader(checkpoint.decoder), retrieval.gate if retrieval else None
+    pointers = NO_POINTERS
     for block in blocks_of(windows, at_once):
         for window, read in zip(block, reader.predictions(block, hidden=gate is not None), strict=True):
             if retrieval is None:
                 yield Scored(window.targets_N, read.logprobs_N, None, None)
                 continue
-            found = retrieval.search(read.keys_ND, read.peaks_N)
+            found, pointers = retrieval.search_in_order(read.keys_ND, read.peaks_N, window.targets_N, pointers)
             lm_logprobs_N = _gated_logprobs(checkpoint, gate, read, found, window) if gate else read.logprobs_N
             knn_N = target_logprobs(found.logweights_QK, found.neighbours.values_QK, window.targets_N)
             there_N = (found.neighbours.ids_QK >= 0).any(axis=1)
@@ -128,7 +129,7 @@ class Tally:
         return Score(
             **parts,  # type: ignore[arg-type]
             knn=Figures.of(self.knn_nll, **counts),
-            store=retrieval.memory.name,
+            store=retrieval.name,
             k=retrieval.k,
             lam=retrieval.lam,
             knn_temperature=retrieval.temperature,

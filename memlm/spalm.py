@@ -24,9 +24,10 @@ from memlm.errors import InvalidInput
 from memlm.gate import GATE_FILE
 from memlm.index.durable import write_whole
 from memlm.keys import Reader
-from memlm.memory import Memory, Retrieval
+from memlm.memory import Memory
 from memlm.model.spalm import MemoryGate
 from memlm.progress import Progress, silent
+from memlm.retrieval import Retrieval
 from memlm.scoring import document_windows
 from memlm.windows import blocks_of
 
@@ -83,7 +84,7 @@ def train_spalm(
     """
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     with Memory.open(store, checkpoint).datastore as datastore:
-        retrieval = Memory(datastore, checkpoint).resolve(MemoryParams(k=k))
+        retrieval = Retrieval.of([Memory(datastore, checkpoint)], MemoryParams(k=k))
         evidence = _gather(checkpoint, retrieval, texts, max_tokens, progress)
     count = len(evidence.targets_N)
     if count < 1000:
@@ -113,7 +114,7 @@ def _gather(
     values: list[np.ndarray] = []
     reader, read = Reader(checkpoint.decoder), 0
     for document in texts:
-        if retrieval.memory.datastore.has_document(document.id):
+        if retrieval.memories[0].datastore.has_document(document.id):
             raise InvalidInput(
                 f"the document {document.id!r} is in the datastore, which would find it; give text that is not",
                 field="texts",

@@ -26,8 +26,9 @@ from memlm.index.datastore import Datastore, KnnDefaults
 from memlm.index.neighbours import Neighbours
 from memlm.interpolation import neighbor_logweights
 from memlm.keys import Reader
-from memlm.memory import Memory, Retrieval
+from memlm.memory import Memory
 from memlm.progress import Progress, silent
+from memlm.retrieval import Retrieval
 from memlm.scoring import BLOCK_WINDOWS, document_windows
 from memlm.windows import blocks_of
 
@@ -94,7 +95,7 @@ def tune(
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     with Datastore.open(store) as datastore:
         memory = Memory(datastore, checkpoint)
-        start = memory.resolve(MemoryParams(k=min(largest_k, max(1, datastore.num_entries))))
+        start = Retrieval.of([memory], MemoryParams(k=min(largest_k, max(1, datastore.num_entries))))
         evidence = _gather(checkpoint, start, texts, max_tokens, progress)
         k, temperature, lam, _ = _search(evidence, start.temperature)
         tuned_on = ", ".join(Path(path).name for path in texts.paths) + f" ({len(evidence.lm_logprobs_Q)} tokens)"
@@ -192,7 +193,7 @@ def _gather(
     reader = Reader(checkpoint.decoder)
     for block in blocks_of(windows, BLOCK_WINDOWS):
         for window, read in zip(block, reader.predictions(block), strict=True):
-            found = retrieval.memory.datastore.search(read.keys_ND, retrieval.k, nprobe=retrieval.nprobe)
+            found = retrieval.memories[0].datastore.search(read.keys_ND, retrieval.k, nprobe=retrieval.nprobe)
             agrees.append(found.values_QK == window.targets_N[:, None])
             windows_Q.append(np.full(len(window.targets_N), len(windows_Q)))
             reads.append(read)

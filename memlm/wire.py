@@ -21,6 +21,7 @@ from memlm.v1 import datastores_pb2, generation_pb2
 
 _MESSAGE_OF: dict[type, type[Message]] = {
     api.SamplingParams: generation_pb2.SamplingParams,
+    api.StoreWeight: generation_pb2.StoreWeight,
     api.MemoryParams: generation_pb2.MemoryParams,
     api.GenerateRequest: generation_pb2.GenerateRequest,
     api.Accepted: generation_pb2.Accepted,

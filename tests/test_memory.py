@@ -146,8 +146,11 @@ def test_stores_are_chosen_by_name(model_folder, store_folder, own_store, tmp_pa
     with load(model_folder, [store_folder, second]) as lm:
         assert [info.name for info in lm.stores] == ["store", "second"]
         assert lm.start(GenerateRequest(PROMPT, memory=MemoryParams(store="second"))).accepted.store == "second"
+        assert lm.start(GenerateRequest(PROMPT)).accepted.store == "store + second"
         with pytest.raises(InvalidInput, match="store, second"):
-            lm.generate(PROMPT)
+            lm.delete_documents(["doc-1.txt"])
+        with pytest.raises(InvalidInput, match="either store or stores"):
+            lm.generate(PROMPT, store="store", stores=["second"])
         with pytest.raises(NotFound, match="nowhere"):
             lm.generate(PROMPT, store="nowhere")
     with pytest.raises(InvalidInput, match="two datastores"):

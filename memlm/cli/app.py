@@ -50,10 +50,12 @@ def evaluate(
     model: options.Model,
     store: options.Stores = None,
     dtype: options.Dtype = "float32",
+    use: options.StoreNames = None,
     k: options.K = None,
     lam: options.Lam = None,
     knn_temperature: options.KnnTemperature = None,
     nprobe: options.Nprobe = None,
+    follow: options.Follow = None,
     spalm: options.Spalm = False,
     glob: options.Glob = "**/*",
     on_error: options.OnError = "skip",
@@ -64,7 +66,8 @@ def evaluate(
     from memlm.evaluate import evaluate as run
     from memlm.language_model import load
 
-    memory = asked(k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe, spalm=spalm or None)
+    memory = asked(stores=options.weights(use), k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
+    memory |= asked(follow=follow, spalm=spalm or None)
     with load(model, store or (), dtype=dtype) as lm, ConsoleProgress() as progress:
         evaluation = run(lm, Corpus(texts, glob, on_error, tell_problem), progress=progress, **memory)
     if json:
@@ -84,12 +87,13 @@ def generate(
     model: options.Model,
     store: options.Stores = None,
     dtype: options.Dtype = "float32",
-    use: options.StoreName = None,
+    use: options.StoreNames = None,
     no_store: options.NoStore = False,
     k: options.K = None,
     lam: options.Lam = None,
     knn_temperature: options.KnnTemperature = None,
     nprobe: options.Nprobe = None,
+    follow: options.Follow = None,
     spalm: options.Spalm = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
@@ -107,7 +111,8 @@ def generate(
     from memlm.language_model import load
 
     wanted = asked(
-        store=use,
+        stores=options.weights(use),
+        follow=follow,
         k=k,
         lam=lam,
         knn_temperature=knn_temperature,

@@ -24,12 +24,13 @@ HERE = "localhost:50051"
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
     target: Target = HERE,
-    use: options.StoreName = None,
+    use: options.StoreNames = None,
     no_store: options.NoStore = False,
     k: options.K = None,
     lam: options.Lam = None,
     knn_temperature: options.KnnTemperature = None,
     nprobe: options.Nprobe = None,
+    follow: options.Follow = None,
     spalm: options.Spalm = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
@@ -48,7 +49,8 @@ def generate(
     from memlm.client import Client
 
     wanted = asked(
-        store=use,
+        stores=options.weights(use),
+        follow=follow,
         k=k,
         lam=lam,
         knn_temperature=knn_temperature,
@@ -67,12 +69,13 @@ def generate(
 def score(
     text: Annotated[str, typer.Argument(help="The text to score.")],
     target: Target = HERE,
-    use: options.StoreName = None,
+    use: options.StoreNames = None,
     no_store: options.NoStore = False,
     k: options.K = None,
     lam: options.Lam = None,
     knn_temperature: options.KnnTemperature = None,
     nprobe: options.Nprobe = None,
+    follow: options.Follow = None,
     spalm: options.Spalm = False,
     timeout: Timeout = 60.0,
     json: options.Json = False,
@@ -80,7 +83,8 @@ def score(
     """Tell how probable a text is."""
     from memlm.client import Client
 
-    memory = asked(store=use, k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe, spalm=spalm or None)
+    memory = asked(stores=options.weights(use), k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
+    memory |= asked(follow=follow, spalm=spalm or None)
     with Client(target, timeout_s=timeout) as client:
         scored = client.score(text, token_scores=json, use_store=not no_store, **memory)
     if json:

@@ -23,6 +23,16 @@ Dtype = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 StoreName = Annotated[str | None, typer.Option("--use", metavar="NAME", help="Which loaded datastore speaks.")]
+StoreNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--use", metavar="NAME[=WEIGHT]", help="Which loaded datastore speaks; may be given again (default: all)."
+    ),
+]
+Follow = Annotated[
+    int | None,
+    typer.Option(help="Follow the last neighbours in place of a search where this many can be; 0 always searches."),
+]
 NoStore = Annotated[bool, typer.Option("--no-store", help="The model alone.")]
 K = Annotated[int | None, typer.Option("--k", help="Neighbours to retrieve.")]
 Lam = Annotated[float | None, typer.Option("--lam", help="Weight of the memory, 0 to 1.")]
@@ -58,6 +68,18 @@ NEIGHBORS_SHOWN = 16
 def asked(**options: Any) -> dict[str, Any]:
     """The options that were given; the others keep their defaults."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def weights(use: list[str] | None) -> dict[str, float] | None:
+    """What `--use NAME[=WEIGHT]` says, where it was given."""
+    told = {}
+    for said in use or ():
+        name, _, weight = said.partition("=")
+        try:
+            told[name] = float(weight or 1)
+        except ValueError:
+            raise typer.BadParameter(f"--use is {said!r}; expected NAME or NAME=WEIGHT, as code=0.5") from None
+    return told or None
 
 
 def num_bytes(said: str | None) -> int | None:

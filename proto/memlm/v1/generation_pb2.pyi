@@ -39,7 +39,7 @@ class SamplingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MemoryParams(_message.Message):
-    __slots__ = ("store", "without_store", "k", "lam", "knn_temperature", "nprobe", "spalm")
+    __slots__ = ("store", "without_store", "k", "lam", "knn_temperature", "nprobe", "spalm", "stores", "follow")
     STORE_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_STORE_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,8 @@ class MemoryParams(_message.Message):
     KNN_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     NPROBE_FIELD_NUMBER: _ClassVar[int]
     SPALM_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
     store: str
     without_store: bool
     k: int
@@ -54,7 +56,17 @@ class MemoryParams(_message.Message):
     knn_temperature: float
     nprobe: int
     spalm: bool
-    def __init__(self, store: _Optional[str] = ..., without_store: bool = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., nprobe: _Optional[int] = ..., spalm: bool = ...) -> None: ...
+    stores: _containers.RepeatedCompositeFieldContainer[StoreWeight]
+    follow: int
+    def __init__(self, store: _Optional[str] = ..., without_store: bool = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., nprobe: _Optional[int] = ..., spalm: bool = ..., stores: _Optional[_Iterable[_Union[StoreWeight, _Mapping]]] = ..., follow: _Optional[int] = ...) -> None: ...
+
+class StoreWeight(_message.Message):
+    __slots__ = ("name", "weight")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    weight: float
+    def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("prompt", "sampling", "memory", "neighbors", "top_logprobs", "early_exit")
@@ -171,20 +183,22 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "generated_tokens", "retrieved_neighbors", "queue_ms", "prefill_ms", "decode_ms")
+    __slots__ = ("prompt_tokens", "generated_tokens", "retrieved_neighbors", "queue_ms", "prefill_ms", "decode_ms", "searches")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETRIEVED_NEIGHBORS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
     DECODE_MS_FIELD_NUMBER: _ClassVar[int]
+    SEARCHES_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     generated_tokens: int
     retrieved_neighbors: int
     queue_ms: float
     prefill_ms: float
     decode_ms: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., retrieved_neighbors: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ...) -> None: ...
+    searches: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., retrieved_neighbors: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., searches: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("text", "memory", "token_scores")
