@@ -4,13 +4,37 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 from numpy.lib import format as npy
 
 from memlm.index.durable import storage, sync
 
 HEADER_BYTES = 128
+
+
+class Picked:
+    """Some rows of an array on disk, in order: read when they are asked for, a slice or a list of them at a time."""
+
+    def __init__(self, array: np.ndarray, rows: Int64[np.ndarray, " N"]) -> None:
+        """Takes the array, and which rows of it are meant."""
+        self._array, self.rows = array, rows
+        self.shape = (len(rows), *array.shape[1:])
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return len(self.rows)
+
+    def __getitem__(self, places: Any) -> np.ndarray:
+        """Reads the rows at some places."""
+        return self._array[self.rows[places]]
+
+
+def rows_of(array: np.ndarray | Picked, places: Int64[np.ndarray, "*S"]) -> Int64[np.ndarray, "*S"]:
+    """The rows on disk of some places of an array, which are the same unless only some are meant."""
+    return array.rows[places] if isinstance(array, Picked) else places
 
 
 class GrowingArray:

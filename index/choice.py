@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float16, Float32, Int64
 
+from memlm.index.arrays import Picked, rows_of
 from memlm.index.errors import InvalidInput
 from memlm.index.exact import exact_neighbours
 from memlm.index.ivf import (
@@ -72,13 +73,21 @@ class Trial:
     starts: Int64[np.ndarray, " E"]
 
     @classmethod
-    def of(cls, keys_ND: Float16[np.ndarray, "N D"], values_N: np.ndarray, starts: np.ndarray, *, seed: int) -> Trial:
-        """Draws the positions, and searches for their neighbours."""
+    def of(
+        cls,
+        keys_ND: Float16[np.ndarray, "N D"] | Picked,
+        values_N: np.ndarray,
+        starts: np.ndarray,
+        *,
+        seed: int,
+    ) -> Trial:
+        """Draws some of the keys, and searches for their neighbours; ids are rows on disk, as `starts` are."""
         rng = np.random.default_rng(seed + 1)
         rows_Q = np.sort(rng.choice(len(keys_ND), min(NUM_QUERIES, len(keys_ND)), replace=False))
         queries_QD = keys_ND[rows_Q].astype(np.float32)
-        documents_Q = np.searchsorted(starts, rows_Q, side="right") - 1
-        found = exact_neighbours(queries_QD, keys_ND, values_N, min(SPARE * TRIAL_K, len(keys_ND)))
+        documents_Q = np.searchsorted(starts, rows_of(keys_ND, rows_Q), side="right") - 1
+        near = exact_neighbours(queries_QD, keys_ND, values_N, min(SPARE * TRIAL_K, len(keys_ND)))
+        found = Neighbours(near.distances_QK, rows_of(keys_ND, near.ids_QK), near.values_QK)
         trial = cls(queries_QD, documents_Q, found, 1.0, starts)
         exact = trial.elsewhere(found)
         nearest_Q = exact.distances_QK[:, 0]
@@ -145,7 +154,7 @@ def mean_and_error(each_Q: Float32[np.ndarray, " Q"]) -> tuple[float, float]:
 
 
 def choose(
-    keys_ND: Float16[np.ndarray, "N D"],
+    keys_ND: Float16[np.ndarray, "N D"] | Picked,
     values_N: np.ndarray,
     starts: Int64[np.ndarray, " E"],
     *,
@@ -165,7 +174,7 @@ def choose(
         return FLAT, []
     rows = np.sort(np.random.default_rng(seed).choice(entries, min(SAMPLE_ROWS, entries), replace=False))
     sample_ND, sample_N = np.asarray(keys_ND[rows]), np.asarray(values_N[rows])
-    documents_N = np.searchsorted(starts, rows, side="right") - 1
+    documents_N = np.searchsorted(starts, rows_of(keys_ND, rows), side="right") - 1
     ends = np.flatnonzero(np.diff(documents_N)) + 1
     trial = Trial.of(sample_ND, sample_N, np.array([0, *ends, len(rows)]), seed=seed)
     lists, tried = lists_for(entries), []

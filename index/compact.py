@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from memlm.index.errors import InvalidInput
 from memlm.index.progress import Progress, silent
 from memlm.index.segment import Segment
@@ -63,7 +65,8 @@ def _copy(segment: Segment, writer: StoreWriter, done: int, total: int, progress
             if writer.is_resumed(end - begin):
                 writer.replay(values_N)
             else:
-                writer.append(segment.stored_keys()[begin:end], values_N)
+                pruned_N = None if segment.pruned_N is None else np.array(segment.pruned_N[begin:end])
+                writer.append(segment.stored_keys()[begin:end], values_N, pruned_N)
                 if done // CHECKPOINT_ROWS < (done + end - begin) // CHECKPOINT_ROWS:
                     writer.checkpoint()
             done += end - begin

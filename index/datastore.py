@@ -27,7 +27,7 @@ from memlm.index.documents import DocumentRow
 from memlm.index.durable import checksum, sync_folder
 from memlm.index.errors import Corrupt, InvalidInput, NotFound
 from memlm.index.exact import refined
-from memlm.index.ivf import FLAT
+from memlm.index.ivf import FLAT, nlist_of
 from memlm.index.lock import writing
 from memlm.index.manifest import (
     FileRecord,
@@ -113,6 +113,11 @@ class Datastore:
         return sum(segment.num_live_entries for segment in self._segments)
 
     @property
+    def num_pruned_entries(self) -> int:
+        """Entries that the index leaves out, since the model alone knows them."""
+        return sum(segment.record.entries - segment.num_indexed for segment in self._segments)
+
+    @property
     def num_documents(self) -> int:
         """Documents that may speak."""
         return sum(len(segment.dead) for segment in self._segments) - self.num_deleted_documents
@@ -126,6 +131,11 @@ class Datastore:
     def index_kind(self) -> str:
         """The Faiss factory string, or Flat; of several segments, each kind once."""
         return " + ".join(dict.fromkeys(segment.record.index for segment in self._segments))
+
+    @property
+    def nlist(self) -> int:
+        """How many inverted lists the largest of its indexes has; 0 where all are searched exactly."""
+        return max((nlist_of(segment.record.index) for segment in self._segments), default=0)
 
     @property
     def distances(self) -> str:
@@ -145,9 +155,9 @@ class Datastore:
         queries_QD = self._rounded(queries_QD, k)
         return nearest_of([segment.search(queries_QD, k, nprobe) for segment in self._segments], k)
 
-    def exact(self) -> Exact:
-        """Exact search over the same entries."""
-        return Exact(self)
+    def exact(self, *, pruned: bool = False) -> Exact:
+        """Exact search over the same entries; with `pruned`, also over those that are pruned."""
+        return Exact(self, pruned=pruned)
 
     def locate(self, ids: Int64[np.ndarray, " K"]) -> list[Place]:
         """Where some entries came from. Raises NotFound for an id that is not of this store."""
@@ -218,10 +228,7 @@ class Datastore:
         for segment in self._segments:
             mine = picks[(picks >= before) & (picks < before + segment.num_live_entries)] - before
             before += segment.num_live_entries
-            sizes = np.where(segment.dead, 0, np.diff(segment.starts))
-            ends = np.cumsum(sizes)
-            row = np.searchsorted(ends, mine, side="right")
-            ids.append(segment.base_id + segment.starts[row] + mine - (ends[row] - sizes[row]))
+            ids.append(segment.base_id + segment.live_rows(mine))
         return np.concatenate(ids)
 
     def matching(self, where: Mapping[str, str]) -> list[str]:
@@ -361,7 +368,7 @@ class Datastore:
 
     def _delete(self, document_ids: Sequence[str]) -> Deleted:
         places = [self._find(document_id) for document_id in dict.fromkeys(document_ids)]
-        deleted = Deleted(len(places), sum(int(np.diff(segment.starts)[row]) for segment, row in places))
+        deleted = Deleted(len(places), sum(int(segment.sizes[row]) for segment, row in places))
         if places:
             self._commit(self.manifest.next(segments=bury(self, document_ids, self.manifest.number + 1)))
         return deleted
@@ -461,11 +468,12 @@ def _settled(path: Path, use: Callable[[Manifest], T]) -> T:
 class Exact:
     """Exact search over a store's live entries: slow, sure, and in bounded memory."""
 
-    def __init__(self, datastore: Datastore) -> None:
+    def __init__(self, datastore: Datastore, *, pruned: bool = False) -> None:
         """Takes an open store."""
-        self._datastore = datastore
+        self._datastore, self._pruned = datastore, pruned
 
     def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
         """The k nearest entries to each query."""
         queries_QD = self._datastore._rounded(queries_QD, k)
-        return nearest_of([segment.search_exactly(queries_QD, k) for segment in self._datastore._segments], k)
+        segments = self._datastore.segments
+        return nearest_of([segment.search_exactly(queries_QD, k, pruned=self._pruned) for segment in segments], k)

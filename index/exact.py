@@ -10,6 +10,7 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Float32, Int64
 
+from memlm.index.arrays import Picked
 from memlm.index.neighbours import Neighbours, nearest_of
 from memlm.index.threads import faiss_threads
 
@@ -19,7 +20,7 @@ SPARE = 8  # candidates beyond k, for near ties that rounding may swap
 
 def exact_neighbours(
     queries_QD: Float32[np.ndarray, "Q D"],
-    keys_ND: Float[np.ndarray, "N D"],
+    keys_ND: Float[np.ndarray, "N D"] | Picked,
     values_N: np.ndarray,
     k: int,
 ) -> Neighbours:

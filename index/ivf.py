@@ -17,6 +17,7 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Float16, Float32
 
+from memlm.index.arrays import Picked
 from memlm.index.errors import Corrupt, InvalidInput
 from memlm.index.exact import refined
 from memlm.index.neighbours import Neighbours
@@ -121,7 +122,7 @@ class Ivf:
         return Neighbours(distances_QK, found.ids_QK, found.values_QK).take(order_QK)
 
 
-def train_ivf(factory: str, keys_ND: Float16[np.ndarray, "N D"], *, seed: int, progress: Progress) -> Any:
+def train_ivf(factory: str, keys_ND: Float16[np.ndarray, "N D"] | Picked, *, seed: int, progress: Progress) -> Any:
     """An index that knows its lists and codes, and holds nothing. Trains on a random sample of all the keys."""
     index = _create(factory, keys_ND.shape[1])
     lists = inner(index)

@@ -17,7 +17,7 @@ import faiss
 import numpy as np
 from jaxtyping import Float16, Int64
 
-from memlm.index.arrays import GrowingArray
+from memlm.index.arrays import GrowingArray, Picked, rows_of
 from memlm.index.durable import remove, storage, sync
 from memlm.index.errors import Corrupt
 from memlm.index.ivf import VALUE_BITS, inner, transformed
@@ -31,12 +31,14 @@ EMPTY_LISTS_BYTES = 32  # "ilar", number of lists, code size, "sprs", no sizes: 
 def write_ivf(
     path: Path,
     index: Any,
-    keys_ND: Float16[np.ndarray, "N D"],
+    keys_ND: Float16[np.ndarray, "N D"] | Picked,
     values_N: np.ndarray,
     *,
     progress: Progress,
 ) -> None:
-    """Writes and syncs an index of all the keys; `index` is trained and empty. `path` has a neighbour meanwhile."""
+    """Writes and syncs an index of all the keys, whose ids hold rows on disk and values; `index` is trained and empty.
+    `path` has a neighbour meanwhile.
+    """
     lists_path = path.with_suffix(".lists")
     with closing(GrowingArray(lists_path, "<i4", None)) as lists:
         for begin, end in _blocks(len(keys_ND)):
@@ -76,7 +78,7 @@ def _write_head(file: IO[bytes], index: Any, sizes: Int64[np.ndarray, " L"]) -> 
 def _write_lists(
     file: IO[bytes],
     index: Any,
-    keys_ND: Float16[np.ndarray, "N D"],
+    keys_ND: Float16[np.ndarray, "N D"] | Picked,
     values_N: np.ndarray,
     lists_N: np.ndarray,
     sizes: Int64[np.ndarray, " L"],
@@ -86,7 +88,7 @@ def _write_lists(
     for first, last in _groups(sizes):
         rows = _rows_between(lists_N, first, last)
         codes = _encode(index, keys_ND[rows], lists_N[rows])
-        packed = (rows << VALUE_BITS) | values_N[rows].astype(np.int64)
+        packed = (rows_of(keys_ND, rows) << VALUE_BITS) | values_N[rows].astype(np.int64)
         order = np.argsort(lists_N[rows], kind="stable")
         begin = 0
         for size in sizes[first:last]:

@@ -30,7 +30,8 @@ class StoreSpec:
 
     `context` and `stride` count tokens; `index` is "auto" or a Faiss factory string. `target` is the share of the
     softmax mass that an index should find, `max_memory` the bytes that searching it may want in memory; without
-    `keep_keys`, keys go once the index is built and judged.
+    `keep_keys`, keys go once the index is built and judged. With `prune`, entries whose token the model alone gives
+    that probability or more are left out of the index.
     """
 
     dim: int
@@ -43,6 +44,7 @@ class StoreSpec:
     target: float = 0.95
     max_memory: int | None = None
     keep_keys: bool = True
+    prune: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class KnnDefaults:
 
     `gain` is how many nats per token they saved there over the model alone, with its standard error. `adaptive` are
     the weights of a lam that differs from position to position, `skip_above` the model's log-probability above which
-    it is not asked, `follow` how many pointers do in place of a search; None where these were not found to be of use,
-    or not wanted.
+    it is not asked, `follow` how many pointers do in place of a search, `nprobe` how many lists are searched; None
+    where these were not found to be of use, or not wanted.
     """
 
     k: int
@@ -64,6 +66,7 @@ class KnnDefaults:
     adaptive: Mapping[str, Any] | None = None
     skip_above: float | None = None
     follow: int | None = None
+    nprobe: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float16, Float32, Int64
 
+from memlm.index.arrays import Picked
 from memlm.index.documents import DocumentTable
 from memlm.index.durable import checksum
 from memlm.index.errors import Corrupt, Incompatible
@@ -17,6 +18,7 @@ from memlm.index.manifest import RESTORE, FileRecord, SegmentRecord
 from memlm.index.neighbours import Neighbours, RawSearch, search_kept
 
 KEYS, VALUES, STARTS, DOCUMENTS, INDEX = "keys.npy", "values.npy", "starts.npy", "documents.sqlite", "index.faiss"
+PRUNED = "pruned.npy"
 ROW_BITS = 40
 SMALL_BYTES = 1 << 20
 
@@ -39,10 +41,13 @@ class Segment:
             self.keys_ND = np.load(self._folder / KEYS, mmap_mode="r")
         self.values_N = np.load(self._folder / VALUES, mmap_mode="r")
         self.starts: Int64[np.ndarray, " docs+1"] = np.load(self._folder / STARTS)
+        self.pruned_N: Bool[np.ndarray, " N"] | None = None
+        if PRUNED in record.files:
+            self.pruned_N = np.load(self._folder / PRUNED, mmap_mode="r")
         self.documents = DocumentTable(self._folder / DOCUMENTS)
         self._index: Ivf | None = None
         if record.index != FLAT:
-            self._index = Ivf(open_index(self._folder / INDEX, record.entries, dim), record.index, self.keys_ND)
+            self._index = Ivf(open_index(self._folder / INDEX, self.num_indexed, dim), record.index, self.keys_ND)
         self.dead: Bool[np.ndarray, " docs"] = np.zeros(record.documents, bool)
         if record.deleted:
             self.dead[np.load(self._folder / record.deleted)] = True
@@ -54,8 +59,33 @@ class Segment:
 
     @property
     def num_live_entries(self) -> int:
-        """Entries of documents that are not deleted."""
-        return int(np.diff(self.starts)[~self.dead].sum())
+        """Entries that are not pruned, of documents that are not deleted."""
+        return int(self.sizes[~self.dead].sum())
+
+    @property
+    def num_indexed(self) -> int:
+        """Entries that are not pruned."""
+        return self.record.entries if self.pruned_N is None else len(self.kept)
+
+    @cached_property
+    def kept(self) -> Int64[np.ndarray, " N"]:
+        """Of a segment that is pruned, the rows that are not."""
+        return np.flatnonzero(~np.asarray(self.pruned_N))
+
+    @cached_property
+    def sizes(self) -> Int64[np.ndarray, " docs"]:
+        """How many entries of each document are not pruned."""
+        return np.diff(self.starts if self.pruned_N is None else np.searchsorted(self.kept, self.starts))
+
+    def live_rows(self, places: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
+        """The rows of the entries that may speak, by their places among these."""
+        sizes = np.where(self.dead, 0, self.sizes)
+        ends = np.cumsum(sizes)
+        document = np.searchsorted(ends, places, side="right")
+        inside = places - (ends[document] - sizes[document])
+        if self.pruned_N is None:
+            return self.starts[document] + inside
+        return self.kept[np.searchsorted(self.kept, self.starts[document]) + inside]
 
     @property
     def has_keys(self) -> bool:
@@ -81,10 +111,13 @@ class Segment:
         probes, rerank = nprobe or self.record.nprobe, self.record.rerank
         return self._live(lambda queries, most: index.search(queries, most, probes, rerank), queries_QD, k)
 
-    def search_exactly(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
-        """The k nearest live entries."""
+    def search_exactly(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, pruned: bool = False) -> Neighbours:
+        """The k nearest live entries; with `pruned`, of those that are pruned, too."""
         keys_ND = self.stored_keys()
-        return self._live(lambda q, most: exact_neighbours(q, keys_ND, self.values_N, most), queries_QD, k)
+        if self.pruned_N is None or pruned:
+            return self._live(lambda q, most: exact_neighbours(q, keys_ND, self.values_N, most), queries_QD, k)
+        some_ND, values_N = Picked(keys_ND, self.kept), self.values_N[self.kept]
+        return self._live(lambda q, most: self._at_kept(exact_neighbours(q, some_ND, values_N, most)), queries_QD, k)
 
     def stored_keys(self) -> Float16[np.ndarray, "N D"]:
         """The keys. Raises Incompatible where they were not kept."""
@@ -100,8 +133,10 @@ class Segment:
         return np.searchsorted(self.starts, rows, side="right") - 1
 
     def is_live(self, rows: Int64[np.ndarray, "*S"]) -> Bool[np.ndarray, "*S"]:
-        """Whether rows are of documents that are not deleted."""
-        return ~self.dead[self.document_at(np.maximum(rows, 0))]
+        """Whether rows are not pruned, and of documents that are not deleted."""
+        rows = np.maximum(rows, 0)
+        live = ~self.dead[self.document_at(rows)]
+        return live if self.pruned_N is None else live & ~self.pruned_N[rows]
 
     def successors(self, rows: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
         """The rows behind some rows that are live and of the same documents."""
@@ -124,19 +159,30 @@ class Segment:
     def _live(self, search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
         """Runs a raw search, leaves out deleted documents, and turns rows into ids."""
         if self._any_dead:
-            found = search_kept(search, queries_QD, k, self.is_live, self.record.entries)
+            found = search_kept(search, queries_QD, k, self._is_undeleted, self.record.entries)
         else:
             found = search(queries_QD, k)
         np.add(found.ids_QK, self.base_id, out=found.ids_QK, where=found.ids_QK >= 0)
         return found
 
+    def _is_undeleted(self, rows_QK: Int64[np.ndarray, "Q K"]) -> Bool[np.ndarray, "Q K"]:
+        return ~self.dead[self.document_at(np.maximum(rows_QK, 0))]
+
     def _search_flat(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
-        return exact_neighbours(queries_QD, self._resident_ND, self.values_N, k)
+        if self.pruned_N is None:
+            return exact_neighbours(queries_QD, self._resident_ND, self.values_N, k)
+        return self._at_kept(exact_neighbours(queries_QD, self._resident_ND, self.values_N[self.kept], k))
+
+    def _at_kept(self, found: Neighbours) -> Neighbours:
+        """Neighbours among the entries that are not pruned, as rows of all."""
+        rows_QK = np.where(found.ids_QK < 0, -1, self.kept[np.maximum(found.ids_QK, 0)])
+        return Neighbours(found.distances_QK, rows_QK, found.values_QK)
 
     @cached_property
     def _resident_ND(self) -> Float32[np.ndarray, "N D"]:
         """A small segment's keys, kept in memory as searching wants them."""
-        return self.stored_keys().astype(np.float32)
+        keys_ND = self.stored_keys()
+        return (keys_ND if self.pruned_N is None else keys_ND[self.kept]).astype(np.float32)
 
     def _problem_of(self, name: str, expected: FileRecord, *, whole: bool) -> str | None:
         path = self._folder / name

@@ -22,9 +22,9 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 
-from memlm.index.arrays import HEADER_BYTES, GrowingArray
+from memlm.index.arrays import HEADER_BYTES, GrowingArray, Picked
 from memlm.index.choice import Trial, Tried, choose
 from memlm.index.datastore import Datastore, bury
 from memlm.index.documents import DocumentTableWriter
@@ -49,7 +49,7 @@ from memlm.index.manifest import (
     sweep,
 )
 from memlm.index.progress import Progress, silent
-from memlm.index.segment import DOCUMENTS, INDEX, KEYS, STARTS, VALUES
+from memlm.index.segment import DOCUMENTS, INDEX, KEYS, PRUNED, STARTS, VALUES
 
 BUILDING = "building"
 BUILD, ADD, COMPACT = "build", "add", "compact"
@@ -72,6 +72,9 @@ class StoreWriter:
         rows = self.num_resumed_entries
         self._keys = held.enter_context(closing(GrowingArray(self._work / KEYS, "<f2", spec.dim, rows=rows)))
         self._values = held.enter_context(closing(GrowingArray(self._work / VALUES, "<u4", None, rows=rows)))
+        self._pruned: GrowingArray | None = None
+        if spec.prune is not None:
+            self._pruned = held.enter_context(closing(GrowingArray(self._work / PRUNED, "|b1", None, rows=rows)))
         self._documents = held.enter_context(closing(DocumentTableWriter(self._work / DOCUMENTS)))
         self._resumed_values = np.load(self._work / VALUES, mmap_mode="r") if rows else np.empty(0, np.uint32)
         self._entries = 0
@@ -160,11 +163,18 @@ class StoreWriter:
             )
         self._entries += len(values_N)
 
-    def append(self, keys_ND: Float[np.ndarray, "N D"], values_N: Int64[np.ndarray, " N"]) -> None:
-        """Adds entries of the current document. Keys are rounded to float16; raises InvalidInput for what that cannot
-        hold.
+    def append(
+        self,
+        keys_ND: Float[np.ndarray, "N D"],
+        values_N: Int64[np.ndarray, " N"],
+        pruned_N: Bool[np.ndarray, " N"] | None = None,
+    ) -> None:
+        """Adds entries of the current document; those that are pruned will not be found. Keys are rounded to float16;
+        raises InvalidInput for what that cannot hold.
         """
         self._check(keys_ND, values_N)
+        if (pruned_N is None) != (self._pruned is None):
+            raise InvalidInput("pruned_N goes with a store that is pruned (prune), and only with one", field="pruned_N")
         with np.errstate(over="ignore"):
             rounded_ND = keys_ND.astype(np.float16)
         if not np.isfinite(rounded_ND).all():
@@ -173,12 +183,16 @@ class StoreWriter:
             )
         self._keys.append(rounded_ND)
         self._values.append(values_N)
+        if self._pruned and pruned_N is not None:
+            self._pruned.append(pruned_N)
         self._entries += len(values_N)
 
     def checkpoint(self) -> None:
         """Makes what was appended so far survive a kill."""
         self._keys.sync()
         self._values.sync()
+        if self._pruned:
+            self._pruned.sync()
         write_whole(self.path / JOURNAL, _Journal(self._task, self._number, self._keys.rows, self.spec).encode())
 
     def commit(self, progress: Progress = silent, *, defaults: KnnDefaults) -> Datastore:
@@ -233,7 +247,9 @@ class StoreWriter:
             move(moved, self._work)
         if not self._work.exists():
             return 0
-        for name, row_bytes in ((KEYS, 2 * self.spec.dim), (VALUES, 4)):
+        for name, row_bytes in ((KEYS, 2 * self.spec.dim), (VALUES, 4), (PRUNED, 1)):
+            if name == PRUNED and self.spec.prune is None:
+                continue
             there, expected = (self._work / name).stat().st_size, HEADER_BYTES + left.entries * row_bytes
             if left.entries and there < expected:
                 raise Corrupt(
@@ -251,7 +267,8 @@ class StoreWriter:
             starts.append(np.array([*self._starts, self._entries]))
             starts.sync()
         asked = self._build_index(progress)
-        names = [KEYS, VALUES, STARTS, DOCUMENTS, *([INDEX] if asked["index"] != FLAT else [])]
+        names = [KEYS, VALUES, STARTS, DOCUMENTS]
+        names += [INDEX] * (asked["index"] != FLAT) + [PRUNED] * (self._pruned is not None)
         for file in list(self._work.iterdir()):
             if file.name not in names:
                 remove(file)
@@ -264,11 +281,18 @@ class StoreWriter:
 
     def _build_index(self, progress: Progress) -> dict[str, Any]:
         """Chooses, trains, fills and judges the index; gives what a record says of it."""
-        keys_ND = np.load(self._work / KEYS, mmap_mode="r")
-        values_N = np.load(self._work / VALUES, mmap_mode="r")
+        stored_ND, values_N = (np.load(self._work / name, mmap_mode="r") for name in (KEYS, VALUES))
+        keys_ND: np.ndarray | Picked = stored_ND
+        if self._pruned:
+            kept = np.flatnonzero(~np.load(self._work / PRUNED, mmap_mode="r"))
+            keys_ND, values_N = Picked(stored_ND, kept), values_N[kept]
+            if not len(kept):
+                raise InvalidInput(
+                    f"prune is {self.spec.prune}, and the model gives every token that much; give more", field="prune"
+                )
         starts, seed = np.array([*self._starts, self._entries]), self.spec.seed
         tried: list[Tried] = []
-        factory = choose_index(self.spec.index, self._entries)
+        factory = choose_index(self.spec.index, len(keys_ND))
         if self.spec.index == "auto" and self.spec.max_memory is not None:
             factory, tried = choose(
                 keys_ND, values_N, starts, target=self.spec.target, max_memory=self.spec.max_memory,
@@ -278,7 +302,7 @@ class StoreWriter:
             return {"index": factory, "nprobe": 0}
         trained = train_ivf(factory, keys_ND, seed=seed, progress=progress)
         write_ivf(self._work / INDEX, trained, keys_ND, values_N, progress=progress)
-        index = Ivf(open_index(self._work / INDEX, self._entries, self.spec.dim), factory, keys_ND)
+        index = Ivf(open_index(self._work / INDEX, len(keys_ND), self.spec.dim), factory, stored_ND)
         if not self.spec.keep_keys:
             index.keys_ND = None
         progress("judge index", 0, 1)

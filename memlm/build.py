@@ -9,11 +9,15 @@ interrupted.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float32
 
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus, Document
@@ -41,7 +45,7 @@ class BuildReport:
     """What a build made. `seconds` and `tokens_per_s` run from the first token to the commit, index included;
     `check_seconds` is the check against exact search that follows. `resumed_entries` were there already.
     `tried` are the indexes that were tried on a sample, the one that was chosen last; `distances` as
-    `Datastore.distances`.
+    `Datastore.distances`; `pruned` is the share of the entries that the index leaves out.
     """
 
     path: Path
@@ -56,6 +60,7 @@ class BuildReport:
     quality: Quality
     key_check: KeyCheck
     distances: str
+    pruned: float
     tried: tuple[Mapping[str, Any], ...]
 
 
@@ -68,6 +73,7 @@ def build_index(
     target: float | None = None,
     max_memory: int | None = None,
     keep_keys: bool = True,
+    prune: float | None = None,
     stride: int | None = None,
     seed: int = 0,
     dtype: str = "float32",
@@ -78,7 +84,9 @@ def build_index(
     `index` is "auto" or a Faiss factory string; `target` the share of the softmax mass that it should find: if not
     given, 0.95, beyond which searches cost more and nats hardly change. Given `max_memory`, the bytes that searching
     may want in memory, "auto" takes the smallest codes that find the target, then 0.99. Without `keep_keys`, keys go
-    when the index is built: half the disk or less, and no re-ranking, exact search or compaction. `stride` is how many
+    when the index is built: half the disk or less, and no re-ranking, exact search or compaction. With `prune`, entries
+    whose token the model alone gives that probability or more are left out of the index (after arXiv 2211.04052), which
+    takes the model's whole pass instead of the cheaper one for keys alone. `stride` is how many
     tokens each further window adds (half the context if not given); `dtype` what a model given by its path computes
     in. Raises AlreadyExists where there is a store, StorageFull where the disk will not hold it.
     """
@@ -103,6 +111,7 @@ def build_index(
         target=target or (TARGET if max_memory is None else TARGET_IN_MEMORY),
         max_memory=max_memory,
         keep_keys=keep_keys,
+        prune=_checked(prune),
     )
     if not (Path(out) / JOURNAL).exists():  # an interrupted build was weighed when it began
         choose_index(index, 0)
@@ -158,6 +167,12 @@ def compact_index(
     return done
 
 
+def _checked(prune: float | None) -> float | None:
+    if prune is None or 0 < prune < 1:
+        return prune
+    raise InvalidInput(f"prune is {prune}; expected a probability between 0 and 1", field="prune")
+
+
 def _loaded(model: str | Path | Checkpoint, dtype: str) -> Checkpoint:
     """The model, as it was given or as it is to be loaded."""
     return model if isinstance(model, Checkpoint) else load_checkpoint(model, dtype=dtype)
@@ -194,6 +209,7 @@ def _fill(
             quality=quality,
             key_check=key_check,
             distances=datastore.distances,
+            pruned=datastore.num_pruned_entries / max(1, entries),
             tried=datastore.manifest.segments[-1].tried,
         )
 
@@ -217,10 +233,10 @@ def _write_entries(
                 _begin(placed, writer, replace=replace)
                 writer.replay(placed.window.targets_N)
         else:
-            keys = reader.keys([placed.window for placed in block])
-            for placed, keys_ND in zip(block, keys, strict=True):
+            read = _read(reader, [placed.window for placed in block], spec.prune)
+            for placed, (keys_ND, pruned_N) in zip(block, read, strict=True):
                 _begin(placed, writer, replace=replace)
-                writer.append(keys_ND, placed.window.targets_N)
+                writer.append(keys_ND, placed.window.targets_N, pruned_N)
             writer.checkpoint()
         entries += size
         bytes_read += sum(placed.starts.num_bytes for placed in block if placed.starts)
@@ -243,6 +259,17 @@ def _placed_windows(checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec) -> 
         windows = document_windows(checkpoint.decoder, tokens_n, tokenizer.start_id, spec.stride)
         for number, window in enumerate(windows):
             yield _Placed(window, document if number == 0 else None)
+
+
+def _read(
+    reader: Reader, windows: list[Window], prune: float | None
+) -> Iterator[tuple[Float32[np.ndarray, "N D"], Bool[np.ndarray, " N"] | None]]:
+    """The keys of windows, and which entries are pruned, where any are to be."""
+    if prune is None:
+        yield from ((keys_ND, None) for keys_ND in reader.keys(windows))
+        return
+    for read in reader.predictions(windows):
+        yield read.keys_ND, read.logprobs_N >= np.float32(math.log(prune))
 
 
 def _begin(placed: _Placed, writer: StoreWriter, *, replace: bool) -> None:

@@ -21,7 +21,7 @@ from memlm.api import MemoryParams
 from memlm.checkpoint import Checkpoint
 from memlm.index.choice import agreement, mean_and_error
 from memlm.index.datastore import Datastore
-from memlm.index.neighbours import Neighbours
+from memlm.index.neighbours import Neighbours, Searcher
 from memlm.interpolation import mix_targets, neighbor_logweights, target_logprobs
 from memlm.keys import Reader, document_windows, predictions_of
 from memlm.memory import Memory
@@ -38,7 +38,9 @@ SLACK, TINY = 1.001, 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Means over `queries` positions, and the standard errors of these means."""
+    """Means over `queries` positions, and the standard errors of these means. The index is compared with exact search
+    over the entries that it has; `pruning_nats_change` compares these with all, where some are pruned.
+    """
 
     recall: float
     recall_error: float
@@ -48,8 +50,10 @@ class Quality:
     nats_change_error: float
     k: int
     queries: int
+    pruning_nats_change: float | None = None
+    pruning_nats_change_error: float | None = None
 
-    def as_dict(self) -> dict[str, float | int]:
+    def as_dict(self) -> dict[str, float | int | None]:
         """For the manifest and for --json."""
         return asdict(self)
 
@@ -88,27 +92,39 @@ class Queries:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Queries, and their exact neighbours in other documents than their own: what an index is judged by."""
+    """Queries, and their exact neighbours in other documents than their own: what an index is judged by. `unpruned` are
+    those among all entries, where some are pruned.
+    """
 
     queries: Queries
     exact: Neighbours
+    unpruned: Neighbours | None = None
 
 
 def make_trial(memory: Memory, checkpoint: Checkpoint, *, seed: int = 0) -> Trial:
     """Some positions of the store's documents, with as many exact neighbours as the store is asked for."""
-    queries = sample_queries(memory.datastore, checkpoint, seed=seed)
-    return Trial(queries, _leave_one_out(memory.datastore, queries, memory.datastore.defaults.k, exact=True))
+    datastore, k = memory.datastore, memory.datastore.defaults.k
+    queries = sample_queries(datastore, checkpoint, seed=seed)
+    exact = _leave_one_out(datastore, datastore.exact(), queries, k)
+    if not datastore.num_pruned_entries:
+        return Trial(queries, exact)
+    return Trial(queries, exact, _leave_one_out(datastore, datastore.exact(pruned=True), queries, k))
 
 
 def measure_quality(memory: Memory, trial: Trial) -> Quality:
     """Compares the store's index with exact search, with the store's own lam and temperature."""
     retrieval = Retrieval.of([memory], MemoryParams(k=trial.exact.ids_QK.shape[1]))
     queries, exact = trial.queries, trial.exact
-    found = _leave_one_out(memory.datastore, queries, retrieval.k, exact=False)
+    found = _leave_one_out(memory.datastore, memory.datastore, queries, retrieval.k)
     recall_Q, mass_Q = agreement(found, exact, retrieval.temperature)
     (recall, recall_error), (mass, mass_error) = mean_and_error(recall_Q), mean_and_error(mass_Q)
     change_Q = _nats(queries, found, retrieval) - _nats(queries, exact, retrieval)
     nats, nats_error = mean_and_error(change_Q)
+    pruning = (
+        (None, None)
+        if trial.unpruned is None
+        else mean_and_error(_nats(queries, exact, retrieval) - _nats(queries, trial.unpruned, retrieval))
+    )
     return Quality(
         recall=recall,
         recall_error=recall_error,
@@ -118,6 +134,8 @@ def measure_quality(memory: Memory, trial: Trial) -> Quality:
         nats_change_error=nats_error,
         k=retrieval.k,
         queries=len(change_Q),
+        pruning_nats_change=pruning[0],
+        pruning_nats_change_error=pruning[1],
     )
 
 
@@ -137,8 +155,9 @@ def check_keys(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0) -
     own_N = _distances(keys_ND, datastore.keys(ids_N))
     beside_2N = np.stack([_distances(keys_ND, datastore.keys(each_N)) for each_N in sides_2N])
     beside_2N[sides_2N == ids_N] = np.inf
+    kept_N = np.isin(ids_N, datastore.live(ids_N))
     return KeyCheck(
-        found=float(_finds_itself(datastore, keys_ND, ids_N, own_N).mean()),
+        found=float(_finds_itself(datastore, keys_ND[kept_N], ids_N[kept_N], own_N[kept_N]).mean()),
         aligned=float((own_N <= beside_2N.min(axis=0) + TINY).mean()),
         positions=len(ids_N),
         exact=datastore.distances == "exact",
@@ -174,7 +193,7 @@ def scale_free_temperature(memory: Memory, trial: Trial) -> float:
     """
     neighbours = trial.exact
     if memory.datastore.distances == "approximate":  # the scale that searching will tell
-        neighbours = _leave_one_out(memory.datastore, trial.queries, neighbours.ids_QK.shape[1], exact=False)
+        neighbours = _leave_one_out(memory.datastore, memory.datastore, trial.queries, neighbours.ids_QK.shape[1])
     nearest_Q = neighbours.distances_QK[:, 0]
     nearest_Q = nearest_Q[np.isfinite(nearest_Q) & (nearest_Q > 0)]
     return float(np.median(nearest_Q)) / 2 if len(nearest_Q) else 1.0
@@ -211,9 +230,8 @@ def _window_ending_at(datastore: Datastore, checkpoint: Checkpoint, document_id:
     return Window(np.concatenate([before, tokens[:-1]]), tokens[-QUERIES_PER_WINDOW:])
 
 
-def _leave_one_out(datastore: Datastore, queries: Queries, k: int, *, exact: bool) -> Neighbours:
+def _leave_one_out(datastore: Datastore, searcher: Searcher, queries: Queries, k: int) -> Neighbours:
     """Neighbours in other documents than the query's own: asks for more until k are left, or there are no more."""
-    searcher = datastore.exact() if exact else datastore
     distances_QK = np.full((len(queries.targets_Q), k), np.inf, np.float32)
     ids_QK, values_QK = (np.full(distances_QK.shape, -1, np.int64) for _ in range(2))
     rows_R, asked = np.arange(len(queries.targets_Q)), 2 * k

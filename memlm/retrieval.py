@@ -101,7 +101,7 @@ class Retrieval:
             k=defaults.k if params.k is None else params.k,
             lam=lam if params.lam is None else float(params.lam),
             temperature=defaults.temperature if params.knn_temperature is None else params.knn_temperature,
-            nprobe=params.nprobe,
+            nprobe=defaults.nprobe if params.nprobe is None else params.nprobe,
             gate=load_gate(first.model_folder) if params.spalm else None,
             adaptive=adaptive,
             skip_above=defaults.skip_above if as_tuned else None,

@@ -3,7 +3,9 @@
 For every temperature of a geometric grid and every k of a doubling one, the mean log-likelihood is a concave
 function of lam, whose best value bisection finds. Then a lam that differs from position to position is fitted to one
 half of the text and judged by the other, and the other way round; and it is told what would be lost if the memory
-were not asked where the model is sure. What is chosen is kept in the store as its defaults, with what it was tuned on.
+were not asked where the model is sure, or if pointers were followed in place of searches. How many lists are searched
+is settled on a part of the text: stored positions find with a few what others take many for. What is chosen is kept
+in the store as its defaults, with what it was tuned on.
 
 Errors are standard errors over windows of the text, whose tokens are not independent.
 """
@@ -11,7 +13,8 @@ Errors are standard errors over windows of the text, whose tokens are not indepe
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -23,18 +26,22 @@ from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus
 from memlm.errors import InvalidInput
 from memlm.index.datastore import Datastore, KnnDefaults
+from memlm.index.ivf import PROBES
 from memlm.index.neighbours import Neighbours
-from memlm.interpolation import neighbor_logweights
-from memlm.keys import Reader
+from memlm.interpolation import mix_targets, neighbor_logweights, target_logprobs
+from memlm.keys import Prediction, Reader
 from memlm.memory import Memory
 from memlm.progress import Progress, silent
-from memlm.retrieval import Retrieval
+from memlm.retrieval import NO_POINTERS, Retrieval
 from memlm.scoring import BLOCK_WINDOWS, document_windows
-from memlm.windows import blocks_of
+from memlm.windows import Window, blocks_of
 
 LARGEST_K = 512
 FREE = 0.001  # nats per token that skipping is shown for where nobody says how much may be lost
 WORTH_MORE_K = 0.01  # nats per token below which more neighbours are not worth their time
+WORTH_MORE_LISTS = 0.0005  # the same of searching more lists
+GATHER_LISTS = 64  # searched for what everything is chosen from
+TRIAL_TOKENS = 8192  # of the text, on which lists and pointers are tried
 TEMPERATURE_STEPS = tuple(2.0 ** (step / 2) for step in range(-10, 7))
 
 
@@ -42,7 +49,10 @@ TEMPERATURE_STEPS = tuple(2.0 ** (step / 2) for step in range(-10, 7))
 class TuneReport:
     """What was chosen, on how many tokens, and the nats per token of the model alone (`base`), with one lam (`knn`) and
     with one that adapts, on text that it was not fitted to. Gains are over what stands before: the model alone, and
-    one lam. `skipped` is the share of positions at which the memory is not asked, for `skip_loss` nats per token.
+    one lam. `skipped` is the share of positions at which the memory is not asked, for `skip_loss` nats per token: those
+    where the model gives its likeliest token a log-probability of `skip_above` or more;
+    `followed` that at which `follow` pointers or more take the place of a search, for `follow_loss`. `nprobe` lists are
+    searched, for `nprobe_loss` nats against the most that were tried; None where there are none.
     """
 
     k: int
@@ -59,7 +69,14 @@ class TuneReport:
     adaptive_kept: bool
     skipped: float
     skip_loss: float
+    skip_above: float | None
     skip_kept: bool
+    follow: int | None
+    followed: float
+    follow_loss: float
+    follow_kept: bool
+    nprobe: int | None
+    nprobe_loss: float
     tuned_on: str
 
 
@@ -74,6 +91,22 @@ class _Evidence:
     windows_Q: Int64[np.ndarray, " Q"]
     found: Neighbours
     agrees_QK: Bool[np.ndarray, "Q K"]
+    trial: tuple[Read, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One document of the text, or a part of one: what was read of it."""
+
+    keys_ND: Float32[np.ndarray, "N D"]
+    lm_logprobs_N: Float32[np.ndarray, " N"]
+    peaks_N: Float32[np.ndarray, " N"]
+    targets_N: Int64[np.ndarray, " N"]
+
+    @classmethod
+    def of(cls, window: Window, read: Prediction) -> Read:
+        """What was read of one window."""
+        return cls(read.keys_ND, read.logprobs_N, read.peaks_N, window.targets_N)
 
 
 def tune(
@@ -84,13 +117,15 @@ def tune(
     max_tokens: int = 50_000,
     largest_k: int = LARGEST_K,
     skip_loss: float | None = None,
+    follow_loss: float | None = None,
     progress: Progress = silent,
 ) -> TuneReport:
     """Tunes a datastore on text that neither it nor the model has seen, and keeps the result as the store's defaults.
 
     Reads at most `max_tokens` tokens. A lam that adapts is kept where it is better by twice the error of that; with
-    `skip_loss`, the memory is not asked where that costs no more than so many nats per token in all. Raises
-    InvalidInput where the texts are empty.
+    `skip_loss`, the memory is not asked where that costs no more than so many nats per token in all; with
+    `follow_loss`, pointers are followed in place of searches where that costs no more. Raises InvalidInput where the
+    texts are empty.
     """
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     with Datastore.open(store) as datastore:
@@ -99,7 +134,13 @@ def tune(
         evidence = _gather(checkpoint, start, texts, max_tokens, progress)
         k, temperature, lam, _ = _search(evidence, start.temperature)
         tuned_on = ", ".join(Path(path).name for path in texts.paths) + f" ({len(evidence.lm_logprobs_Q)} tokens)"
-        report, adaptive, skip_above = _judge(evidence, k, temperature, lam, skip_loss, tuned_on)
+        report, adaptive = _judge(evidence, k, temperature, lam, skip_loss, tuned_on)
+        chosen = replace(start, k=k, lam=lam, temperature=temperature, skip_above=None, follow=None)
+        nprobe, lost = _try_lists(evidence.trial, chosen, progress)
+        report = replace(report, nprobe=nprobe, nprobe_loss=lost)
+        chosen = replace(chosen, nprobe=nprobe, adaptive=adaptive if report.adaptive_kept else None)
+        if datastore.has_keys:
+            report = _try_pointers(evidence.trial, chosen, report, follow_loss, progress)
         datastore.save_defaults(
             KnnDefaults(
                 k=k,
@@ -109,7 +150,9 @@ def tune(
                 gain=report.gain,
                 gain_error=report.gain_error,
                 adaptive=asdict(adaptive) if report.adaptive_kept else None,
-                skip_above=skip_above if report.skip_kept else None,
+                skip_above=report.skip_above if report.skip_kept else None,
+                follow=report.follow if report.follow_kept else None,
+                nprobe=nprobe,
             )
         )
     return report
@@ -117,7 +160,7 @@ def tune(
 
 def _judge(
     evidence: _Evidence, k: int, temperature: float, lam: float, skip_loss: float | None, tuned_on: str
-) -> tuple[TuneReport, AdaptiveLam, float | None]:
+) -> tuple[TuneReport, AdaptiveLam]:
     """What one lam, and one that adapts, are worth; and what may be skipped."""
     lm_Q = np.exp(evidence.lm_logprobs_Q.astype(np.float64))
     knn_Q = dict(_memory_probabilities(evidence, temperature))[k]
@@ -153,10 +196,64 @@ def _judge(
         adaptive_kept=bool(kept),
         skipped=share,
         skip_loss=loss,
+        skip_above=threshold,
         skip_kept=skip_loss is not None and threshold is not None,
+        follow=None,
+        followed=0.0,
+        follow_loss=0.0,
+        follow_kept=False,
+        nprobe=None,
+        nprobe_loss=0.0,
         tuned_on=tuned_on,
     )
-    return report, adaptive, threshold
+    return report, adaptive
+
+
+def _try_lists(trial: tuple[Read, ...], retrieval: Retrieval, progress: Progress) -> tuple[int | None, float]:
+    """The fewest lists that lose next to nothing against the most, and what they lose."""
+    nlist = retrieval.memories[0].datastore.nlist
+    if not nlist:
+        return None, 0.0
+    numbers = sorted({min(nprobe, nlist) for nprobe in PROBES})
+    nats = []
+    for done, nprobe in enumerate(numbers, start=1):
+        nats.append(_asked(trial, replace(retrieval, nprobe=nprobe))[0])
+        progress("try lists", done, len(numbers))
+    place = next(place for place, each in enumerate(nats) if each <= nats[-1] + WORTH_MORE_LISTS)
+    return numbers[place], nats[place] - nats[-1]
+
+
+def _try_pointers(
+    trial: tuple[Read, ...], retrieval: Retrieval, report: TuneReport, follow_loss: float | None, progress: Progress
+) -> TuneReport:
+    """How many pointers may take the place of a search: the number that saves most searches for what may be lost."""
+    always, _ = _asked(trial, retrieval)
+    allowed = FREE if follow_loss is None else follow_loss
+    best: tuple[float, int | None, float] = (0.0, None, 0.0)
+    numbers = [2**power for power in range(retrieval.k.bit_length())]
+    for done, follow in enumerate(reversed(numbers), start=1):
+        nats, searched = _asked(trial, replace(retrieval, follow=follow))
+        progress("try pointers", done, len(numbers))
+        if nats - always > allowed:
+            progress("try pointers", len(numbers), len(numbers))
+            break
+        if 1 - searched > best[0]:
+            best = 1 - searched, follow, nats - always
+    followed, number, lost = best
+    kept = follow_loss is not None and number is not None
+    return replace(report, follow=number, followed=followed, follow_loss=lost, follow_kept=kept)
+
+
+def _asked(trial: tuple[Read, ...], retrieval: Retrieval) -> tuple[float, float]:
+    """Nats per token when the store is asked in some way, and the share of positions that it was searched for."""
+    nats, searches, count = 0.0, 0, 0
+    for read in trial:
+        found, _ = retrieval.search_in_order(read.keys_ND, read.peaks_N, read.targets_N, NO_POINTERS)
+        knn_N = target_logprobs(found.logweights_QK, found.neighbours.values_QK, read.targets_N)
+        there_N = (found.neighbours.ids_QK >= 0).any(axis=1)
+        nats -= float(mix_targets(read.lm_logprobs_N, knn_N, there_N, found.lams_Q).sum(dtype=np.float64))
+        searches, count = searches + int(found.searched_Q.sum()), count + len(read.targets_N)
+    return nats / count, searches / count
 
 
 def _nats(probabilities_Q: Float[np.ndarray, " Q"]) -> float:
@@ -189,11 +286,17 @@ def _gather(
 ) -> _Evidence:
     reads, founds, agrees, num_tokens = [], [], [], 0
     windows_Q: list[np.ndarray] = []
-    windows = (window for document in texts for window in document_windows(checkpoint, document.text))
-    reader = Reader(checkpoint.decoder)
+    windows = (
+        (number, window)
+        for number, document in enumerate(texts)
+        for window in document_windows(checkpoint, document.text)
+    )
+    reader, trial = Reader(checkpoint.decoder), list[tuple[int, Read]]()
     for block in blocks_of(windows, BLOCK_WINDOWS):
-        for window, read in zip(block, reader.predictions(block), strict=True):
-            found = retrieval.memories[0].datastore.search(read.keys_ND, retrieval.k, nprobe=retrieval.nprobe)
+        for (number, window), read in zip(block, reader.predictions([each for _, each in block]), strict=True):
+            if num_tokens < TRIAL_TOKENS:
+                trial.append((number, Read.of(window, read)))
+            found = retrieval.memories[0].datastore.search(read.keys_ND, retrieval.k, nprobe=GATHER_LISTS)
             agrees.append(found.values_QK == window.targets_N[:, None])
             windows_Q.append(np.full(len(window.targets_N), len(windows_Q)))
             reads.append(read)
@@ -215,7 +318,13 @@ def _gather(
         np.concatenate(windows_Q),
         neighbours,
         np.concatenate(agrees),
+        tuple(joined([read for _, read in group]) for _, group in groupby(trial, key=lambda each: each[0])),
     )
+
+
+def joined(reads: list[Read]) -> Read:
+    """The windows of one document as one."""
+    return Read(*(np.concatenate([getattr(read, field.name) for read in reads]) for field in fields(Read)))
 
 
 def _search(evidence: _Evidence, scale: float) -> tuple[int, float, float, float]:

@@ -73,7 +73,7 @@ def test_a_lam_that_fits_noise_is_not_kept():
         found,
         np.repeat(rng.random((60, 1)) < 0.4, 4, axis=1),
     )
-    report, _, _ = _judge(evidence, 4, 1.0, 0.3, None, "noise")
+    report, _ = _judge(evidence, 4, 1.0, 0.3, None, "noise")
     assert report.adaptive_gain < 0  # fitted and judged on the same half, it would seem to be of use
     assert not report.adaptive_kept
 

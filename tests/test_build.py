@@ -129,8 +129,8 @@ def test_a_query_never_finds_its_own_document(store_folder, checkpoint):
 
     with Datastore.open(store_folder) as store:
         queries = sample_queries(store, checkpoint)
-        for exact in (False, True):
-            found = _leave_one_out(store, queries, 5, exact=exact)
+        for searcher in (store, store.exact()):
+            found = _leave_one_out(store, searcher, queries, 5)
             assert (found.ids_QK >= 0).all()
             assert (store.document_of(found.ids_QK) != queries.documents_Q[:, None]).all()
         nearest_Q = store.document_of(store.exact().search(queries.keys_QD, 1).ids_QK)[:, 0]
@@ -232,7 +232,7 @@ def shifted(request, corpus_folder, tokenizer, tmp_path):
 
     def build(places: int) -> Datastore:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(StoreWriter, "append", lambda w, keys, values: append(w, np.roll(keys, places, 0), values))
+            patch.setattr(StoreWriter, "append", lambda w, keys, *others: append(w, np.roll(keys, places, 0), *others))
             return Datastore.open(build_index(checkpoint, Corpus([corpus_folder]), tmp_path / f"by-{places}").path)
 
     return checkpoint, build

@@ -121,6 +121,39 @@ def datastore(
     out.print(shown)
 
 
+@app.command(epilog="Example: memlm bench retrieval held-out/ --tune valid/ --model model --store store --json")
+def retrieval(
+    texts: options.Texts,
+    tune: Annotated[Path, typer.Option(metavar="PATH", help="Other text, to tune on.")],
+    model: options.Model,
+    store: Annotated[
+        list[Path],
+        typer.Option("--store", "-s", metavar="STORE", help="A datastore, whose defaults change; more after it."),
+    ],
+    max_tokens: Annotated[int, typer.Option(help="Judge by at least so many tokens.")] = 20_000,
+    repeats: Repeats = 3,
+    json: options.Json = False,
+) -> None:
+    """Nats, searches and time per token of one lam, one that adapts, not asking, following pointers, and pruning."""
+    from memlm.bench.retrieval import bench_retrieval
+    from memlm.corpus import Corpus
+
+    with ConsoleProgress() as progress:
+        figures = bench_retrieval(
+            model, store, Corpus([tune]), Corpus(texts), max_tokens=max_tokens, repeats=repeats, progress=progress
+        )
+    if json:
+        emit_json(figures)
+        return
+    shown = table("store", "way", "nats", "gain", "searches", "ms a token", "time")
+    for row in figures["rows"]:
+        shown.add_row(
+            row["store"], row["way"], f"{row['nats']:.4f}", f"{row['gain']:+.4f} ± {row['gain_error']:.4f}",
+            f"{row['searches_per_token']:.2f}", f"{row['ms_per_token']:.3g}", f"{row['time_over_one_lam']:.2f}",
+        )  # fmt: skip
+    out.print(shown)
+
+
 def _tell(title: str, figures: dict[str, Any], *, json: bool) -> None:
     if json:
         emit_json(figures)

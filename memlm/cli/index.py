@@ -29,6 +29,10 @@ def build(
         str | None, typer.Option(metavar="BYTES", help="What searching may want in memory, as 500M or 2GiB.")
     ] = None,
     keep_keys: Annotated[bool, typer.Option(help="Keep the keys, to re-rank by and to compact from.")] = True,
+    prune: Annotated[
+        float | None,
+        typer.Option(metavar="P", help="Leave out of the index what the model alone gives this probability."),
+    ] = None,
     stride: Stride = None,
     seed: Annotated[int, typer.Option(help="Same seed, same index.")] = 0,
     dtype: options.Dtype = "float32",
@@ -48,7 +52,7 @@ def build(
     with ConsoleProgress() as progress:
         report = build_index(
             model, documents, out_folder, index=index, target=target, max_memory=options.num_bytes(max_memory),
-            keep_keys=keep_keys, stride=stride, seed=seed, dtype=dtype, progress=progress,
+            keep_keys=keep_keys, prune=prune, stride=stride, seed=seed, dtype=dtype, progress=progress,
         )  # fmt: skip
     _print_build(report, json=json)
 
@@ -222,6 +226,12 @@ def tune(
         float | None,
         typer.Option(metavar="NATS", help="Do not ask the datastore where that costs no more a token (default: ask)."),
     ] = None,
+    follow_loss: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NATS", help="Follow the last neighbours in place of a search where that costs no more a token."
+        ),
+    ] = None,
     glob: options.Glob = "**/*",
     on_error: options.OnError = "skip",
     json: options.Json = False,
@@ -232,7 +242,10 @@ def tune(
 
     with ConsoleProgress() as progress:
         documents = Corpus(texts, glob, on_error, tell_problem)
-        report = run(model, store, documents, max_tokens=max_tokens, skip_loss=skip_loss, progress=progress)
+        report = run(
+            model, store, documents, max_tokens=max_tokens, skip_loss=skip_loss, follow_loss=follow_loss,
+            progress=progress,
+        )  # fmt: skip
     if json:
         emit_json(report)
         return
@@ -252,6 +265,14 @@ def tune(
     out.print(
         f"{report.skipped:.0%} of searches could be left out for {report.skip_loss:.4f} nats per token ({verdict})"
     )
+    verdict = "kept" if report.follow_kept else "not kept; see --follow-loss"
+    if report.follow is not None:
+        out.print(
+            f"{report.followed:.0%} of searches could be replaced by {report.follow} or more pointers for"
+            f" {report.follow_loss:.4f} nats per token ({verdict})"
+        )
+    if report.nprobe is not None:
+        out.print(f"{report.nprobe} lists are searched; more would gain {report.nprobe_loss:.4f} nats per token")
 
 
 def print_neighbors(neighbors: tuple[Any, ...], *, json: bool) -> None:
@@ -332,6 +353,11 @@ def _print_build(report: Any, *, json: bool) -> None:
         f" {quality.softmax_mass:.3f} ± {quality.softmax_mass_error:.3f}, {quality.nats_change:+.4f} ±"
         f" {quality.nats_change_error:.4f} nats per token"
     )
+    if quality.pruning_nats_change is not None:
+        out.print(
+            f"{report.pruned:.0%} of the entries are pruned: {quality.pruning_nats_change:+.4f} ±"
+            f" {quality.pruning_nats_change_error:.4f} nats per token against all of them"
+        )
     checked = report.key_check
     out.print(
         f"{checked.positions:,} positions read again: {checked.found:.1%} find themselves, {checked.aligned:.1%} have"
@@ -346,6 +372,7 @@ def _facts(datastore: Any) -> dict[str, Any]:
     manifest, defaults = datastore.manifest, datastore.defaults
     return {
         "entries": datastore.num_entries,
+        "pruned_entries": datastore.num_pruned_entries,
         "documents": datastore.num_documents,
         "deleted_documents": datastore.num_deleted_documents,
         "index": datastore.index_kind,
@@ -366,6 +393,8 @@ def _facts(datastore: Any) -> dict[str, Any]:
         "gain_error": defaults.gain_error,
         "adaptive": defaults.adaptive is not None,
         "skip_above": defaults.skip_above,
+        "follow": defaults.follow,
+        "nprobe": defaults.nprobe,
         "quality": manifest.quality,
     }
 

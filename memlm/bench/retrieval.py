@@ -1,0 +1,162 @@
+"""What the ways of asking a datastore cost and bring: one lam, a lam that adapts, not asking, following, pruning.
+
+Each way is tuned on one text and judged by another, which neither store nor model has seen. Positions are asked about
+one by one, as in decoding, and timed so; the ways take turns, so that a slow minute hits them all. Gains are against
+one lam over the whole store, with the standard error over documents.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Float64
+
+from memlm.api import MemoryParams
+from memlm.checkpoint import Checkpoint, load_checkpoint
+from memlm.corpus import Corpus
+from memlm.errors import InvalidInput
+from memlm.index.datastore import Datastore
+from memlm.interpolation import mix_targets, target_logprobs
+from memlm.keys import Reader
+from memlm.memory import Memory
+from memlm.progress import Progress, silent
+from memlm.retrieval import NO_POINTERS, Retrieval
+from memlm.scoring import document_windows
+from memlm.tune import Read, joined, tune
+
+LOSSES = (0.001, 0.01)  # nats per token that may be lost by not asking, and by following
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of asking one store."""
+
+    store: str
+    name: str
+    retrieval: Retrieval
+    pruned: float
+
+
+def bench_retrieval(
+    model: str | Path,
+    stores: Sequence[str | Path],
+    tuned_on: Corpus,
+    judged_by: Corpus,
+    *,
+    max_tokens: int = 20_000,
+    repeats: int = 3,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Tunes every way on one text, which changes the stores' defaults, and judges it by another. The first store is
+    what the others (pruned ones, say) are held against.
+    """
+    checkpoint = load_checkpoint(model)
+    reads = _read(checkpoint, judged_by, max_tokens)
+    ways = [way for store in stores for way in _ways(checkpoint, store, tuned_on, progress)]
+    nats: dict[int, list[np.ndarray]] = {}
+    seconds: dict[int, list[float]] = {id(way): [] for way in ways}
+    searched: dict[int, float] = {}
+    for repeat in range(repeats):
+        for number, way in enumerate(ways):
+            progress("ask", repeat * len(ways) + number, repeats * len(ways), f"{way.store}, {way.name}")
+            told, share, elapsed = _ask(reads, way.retrieval)
+            nats[id(way)], searched[id(way)] = told, share
+            seconds[id(way)].append(elapsed)
+    progress("ask", repeats * len(ways), repeats * len(ways))
+    tokens = sum(len(read.targets_N) for read in reads)
+    alone = [-read.lm_logprobs_N.astype(np.float64) for read in reads]
+    base = nats[id(ways[0])]
+    rows = [
+        {
+            "store": way.store,
+            "way": way.name,
+            "pruned": way.pruned,
+            "nats": float(np.concatenate(nats[id(way)]).mean()),
+            **_against(base, nats[id(way)]),
+            "searches_per_token": searched[id(way)],
+            "ms_per_token": 1000 * statistics.median(seconds[id(way)]) / tokens,
+            "time_over_one_lam": statistics.median(
+                mine / first for mine, first in zip(seconds[id(way)], seconds[id(ways[0])], strict=True)
+            ),
+        }
+        for way in ways
+    ]
+    return {"tokens": tokens, "model_nats": float(np.concatenate(alone).mean()), "repeats": repeats, "rows": rows}
+
+
+def _ways(checkpoint: Checkpoint, store: str | Path, text: Corpus, progress: Progress) -> list[Way]:
+    """One lam; one that adapts, if tuning kept it; and each with what it may leave out."""
+    reports = [tune(checkpoint, store, text, skip_loss=loss, follow_loss=loss, progress=progress) for loss in LOSSES]
+    datastore = Datastore.open(store)
+    spoken = datastore.num_entries + datastore.num_pruned_entries
+    pruned = datastore.num_pruned_entries / max(1, spoken)
+    name, defaults = datastore.path.name, datastore.defaults
+    tuned = Retrieval.of([Memory(datastore, checkpoint)], MemoryParams())
+    plain = replace(tuned, adaptive=None, skip_above=None, follow=None)
+    best = replace(tuned, skip_above=None, follow=None)
+    ways = [Way(name, "one lam", plain, pruned)]
+    if defaults.adaptive is not None:
+        ways.append(Way(name, "a lam that adapts", best, pruned))
+    for loss, report in zip(LOSSES, reports, strict=True):
+        if report.skip_above is not None:
+            ways.append(Way(name, f"not asked, for {loss} nats", replace(best, skip_above=report.skip_above), pruned))
+        if report.follow is not None:
+            ways.append(Way(name, f"followed, for {loss} nats", replace(best, follow=report.follow), pruned))
+    if report.follow is not None and report.skip_above is not None:
+        both = replace(best, follow=report.follow, skip_above=report.skip_above)
+        ways.append(Way(name, f"both, for {LOSSES[-1]} nats each", both, pruned))
+    return ways
+
+
+def _read(checkpoint: Checkpoint, texts: Corpus, max_tokens: int) -> list[Read]:
+    """The beginnings of the texts' documents, read once for all ways."""
+    reads, count = [], 0
+    reader = Reader(checkpoint.decoder)
+    for document in texts:
+        windows = list(document_windows(checkpoint, document.text))
+        if not windows or count >= max_tokens:
+            continue
+        parts = [Read.of(window, read) for window, read in zip(windows, reader.predictions(windows), strict=True)]
+        reads.append(joined(parts))
+        count += len(reads[-1].targets_N)
+    if not count:
+        raise InvalidInput("there is no token to judge by; give some held-out text", field="texts")
+    return reads
+
+
+def _ask(reads: Sequence[Read], retrieval: Retrieval) -> tuple[list[Float64[np.ndarray, " _"]], float, float]:
+    """Nats of every token of every document, the share of tokens that the store was searched for, and seconds."""
+    nats, searches, count, seconds = [], 0, 0, 0.0
+    for read in reads:
+        pointers, mixed = NO_POINTERS, np.empty(len(read.targets_N), np.float64)
+        for place, target in enumerate(read.targets_N.tolist()):
+            one = slice(place, place + 1)
+            begin = time.perf_counter()
+            found = retrieval.search(read.keys_ND[one], read.peaks_N[one], [pointers])
+            pointers = retrieval.pointers_after(found, target)
+            seconds += time.perf_counter() - begin
+            knn_1: Float32[np.ndarray, " 1"] = target_logprobs(
+                found.logweights_QK, found.neighbours.values_QK, read.targets_N[one]
+            )
+            there_1 = (found.neighbours.ids_QK >= 0).any(axis=1)
+            mixed[place] = mix_targets(read.lm_logprobs_N[one], knn_1, there_1, found.lams_Q)[0]
+            searches += int(found.searched_Q[0])
+        nats.append(-mixed)
+        count += len(mixed)
+    return nats, searches / count, seconds
+
+
+def _against(base: Sequence[np.ndarray], mine: Sequence[np.ndarray]) -> dict[str, float]:
+    """Nats per token that are saved, and the standard error over documents."""
+    saved = [float((old - new).sum()) for old, new in zip(base, mine, strict=True)]
+    sizes = [len(each) for each in base]
+    gain = sum(saved) / sum(sizes)
+    spread = np.array([each - gain * size for each, size in zip(saved, sizes, strict=True)])
+    error = float(np.sqrt((spread**2).sum() * len(sizes) / max(1, len(sizes) - 1)) / sum(sizes))
+    return {"gain": gain, "gain_error": error}
