@@ -14,10 +14,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
@@ -50,12 +49,16 @@ __all__ = ["Datastore", "Deleted", "KnnDefaults", "Place", "StoreSpec"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an entry came from: `token_offset` counts from the start of the document."""
+    """Where an entry came from: `token_offset` counts from the start of the document, whose first entry is `first_id`
+    and which has `num_tokens`.
+    """
 
     document_id: str
     title: str
     metadata: Mapping[str, Any]
     token_offset: int
+    first_id: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +164,28 @@ class Datastore:
 
     def locate(self, ids: Int64[np.ndarray, " K"]) -> list[Place]:
         """Where some entries came from. Raises NotFound for an id that is not of this store."""
-        return [self._place(int(id_)) for id_ in ids]
+        found: list[Place | None] = [None] * len(ids)
+        for segment, mine in self._parted(ids):
+            rows = ids[mine] - segment.base_id
+            there = (rows >= 0) & (rows < segment.record.entries)
+            numbers = segment.document_at(np.where(there, rows, 0)).tolist()
+            documents = segment.documents.at_each(numbers)
+            for place, row, number, is_there in zip(np.flatnonzero(mine), rows.tolist(), numbers, there, strict=True):
+                if is_there:
+                    found[place] = _place(segment, documents[number], row)
+        for id_, told in zip(ids.tolist(), found, strict=True):
+            if told is None:
+                raise NotFound(
+                    f"no entry {id_} in {self.path}; it may be of another manifest", kind="entry", name=str(id_)
+                )
+        return cast("list[Place]", found)
+
+    def run(self, first_id: int, num_entries: int) -> Int64[np.ndarray, " N"]:
+        """The values of entries that follow one another. Raises NotFound for an id that is not of this store."""
+        for segment in self._segments:
+            if 0 <= (row := first_id - segment.base_id) < segment.record.entries:
+                return segment.values_N[row : row + num_entries].astype(np.int64)
+        raise NotFound(f"no entry {first_id} in {self.path}", kind="entry", name=str(first_id))
 
     def tokens(self, document_id: str, start: int = 0, stop: int | None = None) -> Int64[np.ndarray, " N"]:
         """The stored values of a document from token `start` to `stop`. Raises NotFound for a document that is not
@@ -359,7 +383,6 @@ class Datastore:
             if segment not in opened:
                 segment.close()
         self.manifest, self._segments = manifest, opened
-        self._place = lru_cache(maxsize=65_536)(self._look_up)
 
     def _commit(self, manifest: Manifest) -> None:
         commit_manifest(self.path, manifest)
@@ -393,15 +416,6 @@ class Datastore:
             if row is not None and not segment.dead[row]:
                 return segment, row
         return None
-
-    def _look_up(self, id_: int) -> Place:
-        for segment in self._segments:
-            row = id_ - segment.base_id
-            if 0 <= row < segment.record.entries:
-                document = segment.documents.at(int(segment.document_at(np.array([row]))[0]))
-                offset = row - int(segment.starts[document.row])
-                return Place(document.id, document.title, document.metadata, offset)
-        raise NotFound(f"no entry {id_} in {self.path}; it may be of another manifest", kind="entry", name=str(id_))
 
     def _rounded(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Float32[np.ndarray, "Q D"]:
         """The queries, rounded to float16 as the keys were."""
@@ -439,6 +453,11 @@ def _buried(store: Path, segment: Segment, rows: list[int], number: int) -> Segm
     files = {kept: file for kept, file in segment.record.files.items() if kept != segment.record.deleted}
     files[name] = FileRecord(path.stat().st_size, checksum(path))
     return replace(segment.record, deleted=name, files=files)
+
+
+def _place(segment: Segment, document: DocumentRow, row: int) -> Place:
+    first, last = segment.starts[document.row : document.row + 2].tolist()
+    return Place(document.id, document.title, document.metadata, row - first, segment.base_id + first, last - first)
 
 
 def _span(segment: Segment, row: int) -> Span:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from memlm.index.errors import AlreadyExists, Corrupt, StorageFull
 _TABLE = (
     "create table documents (row integer primary key, id text not null unique, title text, metadata text, tokens int)"
 )
+MOST_AT_ONCE = 500  # SQLite takes at least 999 values in one statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,20 @@ class DocumentTable:
 
     def at(self, row: int) -> DocumentRow:
         """The document of a row."""
+        return self.at_each([row])[row]
+
+    def at_each(self, rows: Collection[int]) -> dict[int, DocumentRow]:
+        """The documents of some rows, by row."""
+        told: dict[int, DocumentRow] = {}
         with self._readable():
-            return _document(self._base.execute("select * from documents where row = ?", (row,)).fetchone())
+            wanted = sorted(set(rows))
+            for begin in range(0, len(wanted), MOST_AT_ONCE):
+                some = wanted[begin : begin + MOST_AT_ONCE]
+                asked = f"select * from documents where row in ({', '.join('?' * len(some))})"
+                told |= {document.row: document for document in map(_document, self._base.execute(asked, some))}
+            if len(told) != len(wanted):
+                raise ValueError("documents are missing")
+        return told
 
     def row_of(self, document_id: str) -> int | None:
         """The row of an id, None where there is none."""

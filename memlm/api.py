@@ -166,19 +166,22 @@ class Neighbor:
     """One entry of a datastore that was retrieved, and the place it came from.
 
     `weight` is its share of p_kNN before tokens are summed (None in a plain search without a temperature);
-    `token_offset` counts tokens from the document's start, `line` lines from 1.
+    `token_offset` counts tokens and `char_offset` characters from the document's start (of the text as the tokenizer
+    gives it back), `line` lines from 1. `metadata` is the document's.
     """
 
     store: str
     document_id: str
     title: str
     token_offset: int
+    char_offset: int
     line: int
     token_id: int
     token_text: str
     distance: float
     weight: float
     snippet: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

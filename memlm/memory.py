@@ -6,6 +6,7 @@ where it came from.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,11 @@ from jaxtyping import Float32, Int64
 from memlm.api import Neighbor, StoreInfo
 from memlm.checkpoint import Checkpoint
 from memlm.errors import Incompatible
-from memlm.index.datastore import Datastore
+from memlm.index.datastore import Datastore, Place
 
 SNIPPET_TOKENS = 12
+MARK_TOKENS = 1024
+MARKED_DOCUMENTS = 4096
 
 
 class Memory:
@@ -27,6 +30,7 @@ class Memory:
         check_fingerprints(datastore, checkpoint)
         self.datastore, self.name = datastore, name or datastore.path.name
         self.model_folder, self._tokenizer = checkpoint.path, checkpoint.tokenizer
+        self._marks = lru_cache(maxsize=MARKED_DOCUMENTS)(self._count)
 
     @classmethod
     def open(cls, path: str | Path, checkpoint: Checkpoint, name: str = "") -> Memory:
@@ -70,23 +74,41 @@ class Memory:
                 document_id=place.document_id,
                 title=place.title,
                 token_offset=place.token_offset,
-                line=self._line_of(place.document_id, place.token_offset),
+                char_offset=max(0, passed[1] - self._tokenizer.prepends_space),
+                line=1 + passed[0],
                 token_id=int(value),
                 token_text=self._tokenizer.decode([int(value)]),
                 distance=float(distance),
                 weight=float(np.exp(logweight)),
-                snippet=self._snippet(place.document_id, place.token_offset),
+                snippet=self._snippet(place),
+                metadata=place.metadata,
             )
             for distance, logweight, value, place in rows
+            for passed in (self._passed(place),)
         )
 
-    def _line_of(self, document_id: str, token_offset: int) -> int:
-        before = self.datastore.tokens(document_id, 0, token_offset)
-        return 1 + int(self._tokenizer.newlines[before].sum())
+    def _passed(self, place: Place) -> tuple[int, int]:
+        """How many line ends and characters are before a place in its document."""
+        whole, marks_M2 = place.token_offset // MARK_TOKENS, self._marks(place.first_id, place.num_tokens)
+        begin = whole * MARK_TOKENS
+        rest = self.datastore.run(place.first_id + begin, place.token_offset - begin)
+        line_ends, characters = marks_M2[whole].tolist()
+        return (
+            line_ends + int(self._tokenizer.newlines[rest].sum()),
+            characters + int(self._tokenizer.characters[rest].sum()),
+        )
 
-    def _snippet(self, document_id: str, token_offset: int) -> str:
-        begin = max(0, token_offset - SNIPPET_TOKENS)
-        return self._tokenizer.decode(self.datastore.tokens(document_id, begin, token_offset + SNIPPET_TOKENS).tolist())
+    def _count(self, first_id: int, num_tokens: int) -> Int64[np.ndarray, "M 2"]:
+        """Line ends and characters before every MARK_TOKENSth token of a document."""
+        tokens = self.datastore.run(first_id, num_tokens)
+        counts_N2 = np.stack([self._tokenizer.newlines[tokens], self._tokenizer.characters[tokens]], axis=1)
+        blocks = np.add.reduceat(counts_N2, np.arange(0, num_tokens, MARK_TOKENS), axis=0)
+        return np.concatenate([np.zeros((1, 2), np.int64), blocks.cumsum(axis=0)])
+
+    def _snippet(self, place: Place) -> str:
+        begin = max(0, place.token_offset - SNIPPET_TOKENS)
+        end = min(place.num_tokens, place.token_offset + SNIPPET_TOKENS)
+        return self._tokenizer.decode(self.datastore.run(place.first_id + begin, end - begin).tolist())
 
 
 def check_fingerprints(datastore: Datastore, checkpoint: Checkpoint) -> None:

@@ -185,6 +185,11 @@ class Tokenizer:
         return np.array([piece.count(b"\n") for piece in self.token_bytes], dtype=np.int64)
 
     @cached_property
+    def characters(self) -> Int64[np.ndarray, " V"]:
+        """How many characters begin in each token: what offsets in a text are counted with."""
+        return np.array([sum(byte & 0xC0 != 0x80 for byte in piece) for piece in self.token_bytes], dtype=np.int64)
+
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of vocabulary and merges: two tokenizers with the same one encode alike."""
         return hashlib.sha256(self._backend.to_str().encode()).hexdigest()[:32]

@@ -6,6 +6,7 @@ set takes the dataclass's default; 0 is 0. Importing this loads no torch, no Fai
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, NamedTuple, cast
@@ -147,6 +148,7 @@ class _Field(NamedTuple):
     repeated: bool
     nested: bool
     negated: bool
+    as_json: bool
 
 
 def _fields_of(record_type: type) -> tuple[_Field, ...]:
@@ -161,6 +163,7 @@ def _fields_of(record_type: type) -> tuple[_Field, ...]:
             repeated=str(field.type).startswith("tuple"),
             nested=on_wire[wire].message_type is not None or on_wire[wire].enum_type is not None,
             negated=wire == "without_store",
+            as_json=(record_type, wire) == (api.Neighbor, "metadata"),
         )
         for field in fields(record_type)
     )
@@ -171,6 +174,8 @@ def _value_to_wire(value: Any, field: _Field) -> Any:
         return _each_to_wire(value)
     if field.negated:
         return not value
+    if field.as_json:
+        return json.dumps(dict(value))
     if not field.nested:
         return value
     return _REASONS[value] if isinstance(value, api.FinishReason) else to_wire(value)
@@ -181,6 +186,8 @@ def _value_from_wire(value: Any, field: _Field) -> Any:
         return tuple(_each_from_wire(value))
     if field.negated:
         return not value
+    if field.as_json:
+        return _metadata(value)
     if not field.nested:
         return value
     return from_wire(value) if isinstance(value, Message) else _reason_of(value)
@@ -192,6 +199,14 @@ def _each_to_wire(values: Sequence[Any]) -> list[Any]:
 
 def _each_from_wire(values: Sequence[Any]) -> list[Any]:
     return [from_wire(value) if isinstance(value, Message) else value for value in values]
+
+
+def _metadata(said: str) -> dict[str, Any]:
+    try:
+        told = json.loads(said or "{}")
+    except ValueError as error:
+        raise InternalError(f"the server sent metadata that is no JSON ({error}); install its version") from None
+    return cast("dict[str, Any]", told)
 
 
 def _reason_of(number: int) -> api.FinishReason:

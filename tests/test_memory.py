@@ -1,5 +1,6 @@
 """The model with its datastore: generation, scoring and search against the plain twins."""
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -89,6 +90,8 @@ def test_a_text_that_is_stored_is_found_at_its_own_place(lm, corpus_folder):
     nearest = lm.search(before, k=3)[0]
     assert (nearest.document_id, nearest.token_offset, nearest.token_id) == ("doc-3.txt", size, tokens[size])
     assert nearest.line == 1 + before.count("\n") > 1
+    assert nearest.char_offset == len(before)
+    assert document.text[nearest.char_offset :].startswith(nearest.token_text)
     assert nearest.distance < 1e-2
     assert nearest.snippet == lm.detokenize(tokens[size - 12 : size + 12])
 
@@ -175,3 +178,23 @@ def test_with_every_index_the_numbers_are_near_the_exact_ones(
     with load(model_folder, [tmp_path / "s"]) as lm, load(model_folder, [store_folder]) as exact:
         near = lm.score(PROMPT, nprobe=4, **ASK).nll
         assert near == pytest.approx(exact.score(PROMPT, **ASK).nll, rel=0.02)
+
+
+def test_lines_and_characters_are_counted_far_into_a_document(model_folder, tokenizer, tmp_path):
+    from texts import make_text
+
+    document = {"id": "long", "text": make_text(3, 2500), "author": "nobody", "year": 1999}
+    (tmp_path / "long.jsonl").write_text(json.dumps(document) + "\n")
+    build_index(model_folder, Corpus([tmp_path / "long.jsonl"]), tmp_path / "s", index="IVF8,SQfp16")
+    with load(model_folder, [tmp_path / "s"]) as lm:
+        memory, (segment,) = lm.memory(), lm.memory().datastore.segments
+        tokens = tokenizer.encode(document["text"])
+        assert len(tokens) > 4 * 1024
+        offsets = np.array([0, 1, 1023, 1024, 1025, 3000, len(tokens) - 1])
+        ids_K, zeros_K = segment.base_id + offsets, np.zeros(len(offsets), np.float32)
+        for neighbor in memory.describe(ids_K, zeros_K, zeros_K, tokens[offsets]):
+            before = tokenizer.decode(tokens[: neighbor.token_offset].tolist())
+            if "\ufffd" not in before:
+                assert neighbor.char_offset == len(before)
+            assert neighbor.line == 1 + before.count("\n")
+            assert neighbor.metadata == {"author": "nobody", "year": 1999}

@@ -65,7 +65,12 @@ requests = st.one_of(
 )
 
 neighbor = st.builds(
-    api.Neighbor, text, text, text, int32, int32, int32, text, distance=number, weight=number, snippet=text
+    api.Neighbor,
+    *(text, text, text, int32, int32, int32, int32, text),
+    distance=number,
+    weight=number,
+    snippet=text,
+    metadata=st.dictionaries(text, st.integers() | text | st.lists(st.booleans()), max_size=2),
 )
 token = st.builds(
     api.Token,

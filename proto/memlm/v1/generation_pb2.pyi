@@ -149,7 +149,7 @@ class Alternative(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Neighbor(_message.Message):
-    __slots__ = ("store", "document_id", "title", "token_offset", "line", "token_id", "token_text", "distance", "weight", "snippet")
+    __slots__ = ("store", "document_id", "title", "token_offset", "line", "token_id", "token_text", "distance", "weight", "snippet", "char_offset", "metadata")
     STORE_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +160,8 @@ class Neighbor(_message.Message):
     DISTANCE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     SNIPPET_FIELD_NUMBER: _ClassVar[int]
+    CHAR_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
     store: str
     document_id: str
     title: str
@@ -170,7 +172,9 @@ class Neighbor(_message.Message):
     distance: float
     weight: float
     snippet: str
-    def __init__(self, store: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., token_offset: _Optional[int] = ..., line: _Optional[int] = ..., token_id: _Optional[int] = ..., token_text: _Optional[str] = ..., distance: _Optional[float] = ..., weight: _Optional[float] = ..., snippet: _Optional[str] = ...) -> None: ...
+    char_offset: int
+    metadata: str
+    def __init__(self, store: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., token_offset: _Optional[int] = ..., line: _Optional[int] = ..., token_id: _Optional[int] = ..., token_text: _Optional[str] = ..., distance: _Optional[float] = ..., weight: _Optional[float] = ..., snippet: _Optional[str] = ..., char_offset: _Optional[int] = ..., metadata: _Optional[str] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "stop_string", "usage")
