@@ -57,10 +57,15 @@ class GrowingArray:
 
     def sync(self) -> None:
         """Tells the number of rows in the header, and waits until all of it is on the disk."""
+        self.flush()
+        with storage(self.path):
+            sync(self._file.fileno())
+
+    def flush(self) -> None:
+        """Tells the number of rows in the header; enough for what no crash need leave."""
         with storage(self.path):
             self._write_header()
             self._file.flush()
-            sync(self._file.fileno())
 
     def close(self) -> None:
         """Closes the file; what was not synced may be lost, on a full disk it is."""

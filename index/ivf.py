@@ -86,6 +86,12 @@ def transformed(index: Any, keys_ND: Float[np.ndarray, "N D"]) -> Float32[np.nda
     return keys
 
 
+def keys_are_codes(index: Any) -> bool:
+    """Whether a key's float16 bytes are its code."""
+    codes = getattr(index, "sq", None)
+    return codes is not None and codes.qtype == faiss.ScalarQuantizer.QT_fp16 and not index.by_residual
+
+
 class Ivf:
     """A filled index, and the keys that it re-ranks by, where there are any."""
 

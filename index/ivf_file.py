@@ -20,7 +20,7 @@ from jaxtyping import Float16, Int64
 from memlm.index.arrays import GrowingArray, Picked, rows_of
 from memlm.index.durable import remove, storage, sync
 from memlm.index.errors import Corrupt
-from memlm.index.ivf import VALUE_BITS, inner, transformed
+from memlm.index.ivf import VALUE_BITS, inner, keys_are_codes, transformed
 from memlm.index.progress import Progress
 
 BLOCK_ROWS = 65_536
@@ -45,7 +45,7 @@ def write_ivf(
             _, nearest_N1 = inner(index).quantizer.search(transformed(index, keys_ND[begin:end]), 1)
             lists.append(nearest_N1[:, 0])
             progress("assign to lists", end, len(keys_ND))
-        lists.sync()
+        lists.flush()
     lists_N = np.load(lists_path, mmap_mode="r")
     sizes = _sizes_of(lists_N, inner(index).nlist)
     with storage(path), path.open("wb") as file:
@@ -110,7 +110,9 @@ def _rows_between(lists_N: np.ndarray, first: int, last: int) -> Int64[np.ndarra
 
 
 def _encode(index: Any, keys_ND: Float16[np.ndarray, "N D"], lists_N: np.ndarray) -> np.ndarray:
-    """The codes (N, code_size) of some keys in their lists."""
+    """The codes (N, code_size) of some keys in their lists. Float16 codes are the keys themselves."""
+    if keys_are_codes(index):
+        return np.ascontiguousarray(keys_ND, "<f2").view(np.uint8)
     exact_ND, ivf = transformed(index, keys_ND), inner(index)
     codes = np.zeros((len(keys_ND), ivf.code_size), np.uint8)
     numbers_N = np.ascontiguousarray(lists_N, np.int64)

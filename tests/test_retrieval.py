@@ -15,6 +15,7 @@ from memlm.keys import predictions_of
 from memlm.language_model import load
 from memlm.retrieval import Retrieval
 from memlm.scoring import document_windows, score_windows
+from memlm.tune import tune
 from memlm.windows import Window
 
 PROMPT = "the memory of a model can"
@@ -184,3 +185,30 @@ def test_a_store_without_keys_cannot_be_followed(model_folder, corpus_folder, tm
     build_index(model_folder, Corpus([corpus_folder]), store, index="IVF4,SQ8", keep_keys=False)
     with load(model_folder, [store]) as lm, pytest.raises(InvalidInput, match="without keeping its keys"):
         lm.generate(PROMPT, follow=1)
+
+
+def test_tuning_settles_how_many_lists_and_pointers(model_folder, corpus_folder, tmp_path):
+    texts = Corpus([corpus_folder / f"doc-{number}.txt" for number in range(7)])
+    build_index(model_folder, texts, tmp_path / "s", index="IVF32,SQfp16")
+    held_out = Corpus([corpus_folder / "doc-7.txt"])
+    cautious = tune(model_folder, tmp_path / "s", held_out, largest_k=16)
+    assert not cautious.follow_kept
+    assert cautious.nprobe in (4, 8, 16, 32)
+    assert cautious.nprobe_loss <= 0.0005
+    bold = tune(model_folder, tmp_path / "s", held_out, largest_k=16, follow_loss=5.0)
+    assert bold.follow_kept
+    assert bold.followed > cautious.followed
+    with load(model_folder, [tmp_path / "s"]) as lm:
+        datastore = lm.memory().datastore
+        assert (datastore.defaults.nprobe, datastore.defaults.follow) == (bold.nprobe, bold.follow)
+        retrieval = lm.retrieval(MemoryParams())
+        assert (retrieval.nprobe, retrieval.follow) == (bold.nprobe, bold.follow)
+        assert lm.retrieval(MemoryParams(nprobe=3, follow=0)).nprobe == 3
+        assert not lm.retrieval(MemoryParams(follow=0)).follow
+        assert lm.retrieval(MemoryParams(lam=0.5)).follow is None
+        whole = lm.generate(PROMPT, max_tokens=20, seed=3)
+        assert whole.finished is None
+        assert len(list(whole)) > whole.finished.usage.searches > 0
+        score = lm.score(held_out_text := (corpus_folder / "doc-7.txt").read_text())
+        always = lm.score(held_out_text, follow=0)
+        assert (score.nll - always.nll) / score.tokens == pytest.approx(bold.follow_loss, abs=0.02)

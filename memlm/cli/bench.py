@@ -121,6 +121,18 @@ def datastore(
     out.print(shown)
 
 
+@app.command("open", epilog="Example: memlm bench open store --json")
+def open_store(store: options.StoreArgument, repeats: Repeats = 5, json: options.Json = False) -> None:
+    """Seconds from a cold start to the first answer: a new process, and nothing of the store in memory."""
+    from tempfile import TemporaryDirectory
+
+    from memlm.bench.opening import bench_opening
+
+    with ConsoleProgress() as progress, TemporaryDirectory() as work:
+        figures = bench_opening(store, work, repeats=repeats, progress=progress)
+    _tell("bench open", figures, json=json)
+
+
 @app.command(epilog="Example: memlm bench retrieval held-out/ --tune valid/ --model model --store store --json")
 def retrieval(
     texts: options.Texts,

@@ -1,5 +1,6 @@
 """Compaction, replacing and deleting by metadata: what is left is what a store built from the rest would hold."""
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from random_stores import DEFAULTS, Corpus, build, fill, spec
 
 from memlm.index.compact import compact
 from memlm.index.datastore import Datastore
-from memlm.index.errors import Incompatible, InvalidInput, Locked, NotFound
+from memlm.index.errors import Incompatible, InvalidInput, Locked, NotFound, StorageFull
 from memlm.index.lock import writing
 from memlm.index.manifest import read_manifest
 from memlm.index.writer import StoreWriter
@@ -118,6 +119,29 @@ def test_a_crash_at_every_step_of_a_compaction_leaves_the_old_state_or_the_new(t
             assert files_of(store) == wanted, f"step {step}"
             assert store.verify() == []
     assert resumed > 3
+
+
+def test_a_disk_that_fills_while_compacting_is_reported_and_harms_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("memlm.index.compact.CHECKPOINT_ROWS", 100)
+    grown(tmp_path / "counted")
+    steps, reported = count_of(lambda: compact(tmp_path / "counted")), 0
+    with fresh(tmp_path / "fresh") as expected:
+        wanted = files_of(expected)
+    for step in range(1, steps + 1):
+        path = grown(tmp_path / f"full-{step}")
+        with (
+            failing_at(step, OSError(errno.ENOSPC, "No space left on device")),
+            pytest.raises((StorageFull, OSError)) as told,
+        ):
+            compact(path)
+        reported += isinstance(told.value, StorageFull) and "make room" in str(told.value)
+        with Datastore.open(path) as store:
+            assert store.verify() == []
+            assert [document.id for document in store.documents()] == [name for name, _, _ in remaining()]
+        compact(path)
+        with Datastore.open(path) as store:
+            assert files_of(store) == wanted, f"step {step}"
+    assert reported > 10
 
 
 def crash(*given: object, **named: object) -> None:

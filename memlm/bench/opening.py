@@ -1,0 +1,71 @@
+"""How long a store takes from a cold start to its first answer: opened by a new process, nothing of it in memory."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memlm.index.datastore import Datastore
+from memlm.progress import Progress, silent
+
+# Python and its libraries are loaded first: they are the same for every store.
+_OPEN = """
+import sys, time
+import numpy as np
+from memlm.index.datastore import Datastore
+query = np.load(sys.argv[2])
+begin = time.perf_counter()
+with Datastore.open(sys.argv[1]) as store:
+    opened = time.perf_counter()
+    found = store.search(query, 32)
+    store.locate(found.ids_QK[0, :8])
+    print(opened - begin, time.perf_counter() - begin)
+"""
+
+
+def bench_opening(
+    store: str | Path, work: str | Path, *, repeats: int = 5, progress: Progress = silent
+) -> dict[str, Any]:
+    """Seconds to open a store, and to its first answer with eight places; a query file is left in `work`."""
+    query_path, store = Path(work) / "query.npy", Path(store)
+    times = []
+    with Datastore.open(store) as datastore:
+        facts = {"entries": datastore.num_entries, "index": datastore.index_kind, "bytes": datastore.bytes_on_disk}
+        ids = datastore.sample(repeats, 0)
+        queries_QD = datastore.keys(ids)
+    for number in range(repeats):
+        np.save(query_path, queries_QD[number % len(queries_QD)][None])
+        dropped = _forget(store)
+        told = subprocess.run(
+            [sys.executable, "-c", _OPEN, str(store), str(query_path)], check=True, capture_output=True, text=True
+        )
+        times.append([float(each) for each in told.stdout.split()])
+        progress("open", number + 1, repeats)
+    return {
+        **facts,
+        "dropped_from_memory": dropped,
+        "open_s": statistics.median(each[0] for each in times),
+        "first_answer_s": statistics.median(each[1] for each in times),
+        "slowest_first_answer_s": max(each[1] for each in times),
+    }
+
+
+def _forget(store: Path) -> bool:
+    """Tells the system to drop what it holds of a store's files; whether it can be told."""
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    for path in store.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+    return True
