@@ -1,4 +1,7 @@
-"""Several prompts, continued side by side: the weights are read once a step for all of them.
+"""Generations that go on side by side: the weights are read once a step for all of them.
+
+New ones join, and old ones leave, between any two steps. A prompt is read in pieces, one a step, so that a long one
+holds up the others for no longer than a piece takes. Whatever wants its memory in a step is searched for at once.
 
 Each text is what it would be alone, with its own seed and its own memory, up to the last bits of floating point: the
 products of a batch add in another order.
@@ -7,50 +10,171 @@ products of a batch add in another order.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from memlm.api import Completion, Token
 from memlm.checkpoint import Checkpoint
 from memlm.gate import gated
 from memlm.generate import Generation
-from memlm.model import decoding_threads
-from memlm.retrieval import Retrieval
+from memlm.model import DecoderState, decoding_threads
+from memlm.model.pool import StatePool
+from memlm.retrieval import Retrieval, Retrieved
+
+PIECE_TOKENS = 256
+UNBOUNDED = 1 << 40  # tokens of a row whose places older ones make free
 
 
-def complete_all(
-    checkpoint: Checkpoint, generations: Sequence[Generation], retrieval: Retrieval | None
-) -> tuple[Completion, ...]:
-    """Drives all generations to their ends; they share what is retrieved from, and one search a step."""
-    decoder = checkpoint.decoder
-    places = max(generation.num_places for generation in generations)
-    state = decoder.new_state(batch_size=len(generations), capacity=places)
-    told: list[list[Token]] = [[] for _ in generations]
-    while running := [row for row, generation in enumerate(generations) if generation.finished is None]:
-        begin = time.perf_counter()
-        new_B = [len(each.unread) if each.finished is None else 0 for each in generations]
-        tokens_BT = torch.zeros(len(generations), max(new_B), dtype=torch.int64)
-        for row in running:
-            tokens_BT[row, : new_B[row]] = torch.tensor(generations[row].unread)
-        with torch.inference_mode(), decoding_threads(decoder, tokens_BT.numel()):
-            hidden_BTD, keys_BTD = decoder(tokens_BT, state, new_B=new_B)
-            last_R = torch.tensor([new_B[row] - 1 for row in running])
-            rows_R = torch.tensor(running)
-            hidden_RD = hidden_BTD[rows_R, last_R]
-            keys_RD = keys_BTD[rows_R, last_R].float().numpy()
-            asks = retrieval is not None and generations[running[0]].wants_memory
-            logprobs_RV = decoder.logprobs(hidden_RD)
-            peaks_R = logprobs_RV.amax(dim=1).numpy()
-            pointers = [generations[row].pointers for row in running]
-            found = retrieval.search(keys_RD, peaks_R, pointers) if retrieval is not None and asks else None
-            if found is not None and retrieval is not None and retrieval.gate:
-                logprobs_RV = decoder.logprobs(gated(decoder, retrieval.gate, hidden_RD, found.neighbours))
-            for number, row in enumerate(running):
-                one = None if found is None else found.row(number)
-                told[row] += generations[row].draw(logprobs_RV[number], one, begin)
+@dataclass(eq=False, slots=True)
+class Member:
+    """A generation in the batch: the tokens that it has to tell since the last step, or what went wrong with it."""
+
+    generation: Generation
+    tokens: tuple[Token, ...] = ()
+    failure: Exception | None = None
+    since: float = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing more to come."""
+        return self.failure is not None or self.generation.finished is not None
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A member whose prompt is being read, and how many of its tokens were."""
+
+    member: Member
+    state: DecoderState
+    done: int = 0
+
+
+_Last: TypeAlias = tuple[Member, Tensor, Tensor]  # a member, and the final state and the key of its last token
+
+
+class Batch:
+    """Generations of one model, up to `most` of them at a time; `piece_tokens` of prompts are read in a step."""
+
+    def __init__(self, checkpoint: Checkpoint, *, most: int, piece_tokens: int = PIECE_TOKENS) -> None:
+        """Nobody is in it yet."""
+        self._decoder, self._piece_tokens = checkpoint.decoder, piece_tokens
+        config = checkpoint.decoder.config
+        self._capacity = config.max_length or UNBOUNDED
+        self._pool = StatePool(checkpoint.decoder, most_rows=most, capacity=self._capacity)
+        self._reading: deque[_Reading] = deque()
+        self._rows: list[Member] = []
+
+    def __len__(self) -> int:
+        """How many are in it."""
+        return len(self._reading) + len(self._rows)
+
+    def join(self, generation: Generation) -> Member:
+        """One more, from the next step on."""
+        member = Member(generation, since=time.perf_counter())
+        # A window that moves must have as many places as the rows that it will be one of.
+        places = self._capacity if self._decoder.config.is_windowed else generation.num_places
+        self._reading.append(_Reading(member, self._decoder.new_state(capacity=places)))
+        return member
+
+    def leave(self, member: Member) -> None:
+        """One less: its place is free at once. Nothing happens where it has left already."""
+        if member in self._rows:
+            row = self._rows.index(member)
+            self._pool.leave(row)
+            self._rows[row] = self._rows[-1]
+            self._rows.pop()
+        else:
+            self._reading = deque(each for each in self._reading if each.member is not member)
+
+    def step(self) -> list[Member]:
+        """One token more for each whose prompt has been read. Gives those that it drew for; the ones that are done have
+        left.
+        """
+        with torch.inference_mode():
+            drawn = [*self._read_rows(), *self._read_prompts()]
+            if drawn:
+                self._draw(drawn)
+        members = [member for member, _, _ in drawn]
+        for member in members:
+            if member.is_done:
+                self.leave(member)
+        return members
+
+    def _read_rows(self) -> list[_Last]:
+        """Reads the last token of every row."""
+        if not self._rows:
+            return []
+        with decoding_threads(self._decoder, len(self._rows)):
+            tokens_R1 = torch.tensor([member.generation.unread for member in self._rows])
+            hidden_R1D, keys_R1D = self._decoder(tokens_R1, self._pool.state)
+        return list(zip(self._rows, hidden_R1D[:, 0], keys_R1D[:, 0], strict=True))
+
+    def _read_prompts(self) -> list[_Last]:
+        """Reads on in the prompts, the oldest first; those that end become rows."""
+        room, ended = self._piece_tokens, list[_Last]()
+        while self._reading and room > 0:
+            reading = self._reading[0]
+            unread = reading.member.generation.unread
+            piece = unread[reading.done : reading.done + room]
+            with decoding_threads(self._decoder, len(piece)):
+                hidden_1TD, keys_1TD = self._decoder(torch.tensor([piece]), reading.state)
+            reading.done, room = reading.done + len(piece), room - len(piece)
+            if reading.done == len(unread):
+                self._reading.popleft()
+                self._pool.join(reading.state)
+                self._rows.append(reading.member)
+                ended.append((reading.member, hidden_1TD[0, -1], keys_1TD[0, -1]))
+        return ended
+
+    def _draw(self, drawn: Sequence[_Last]) -> None:
+        """Asks the memories, all of one kind at once, and draws a token for each."""
+        hidden_RD = torch.stack([hidden_D for _, hidden_D, _ in drawn])
+        logprobs_RV = self._decoder.logprobs(hidden_RD)
+        found: dict[int, Retrieved] = {}
+        for retrieval, rows in _by_retrieval(drawn).items():
+            keys_QD = torch.stack([drawn[row][2] for row in rows]).float().numpy()
+            peaks_Q = logprobs_RV[rows].amax(dim=1).numpy() if retrieval.wants_peaks else None
+            pointers = [drawn[row][0].generation.pointers for row in rows]
+            retrieved = retrieval.search(keys_QD, peaks_Q, pointers)
+            if retrieval.gate:
+                gated_QD = gated(self._decoder, retrieval.gate, hidden_RD[rows], retrieved.neighbours)
+                logprobs_RV[rows] = self._decoder.logprobs(gated_QD)
+            found |= {row: retrieved.row(place) for place, row in enumerate(rows)}
+        for row, (member, _, _) in enumerate(drawn):
+            try:
+                member.tokens = member.generation.draw(logprobs_RV[row], found.get(row), member.since)
+            except Exception as error:
+                member.failure = error
+            member.since = time.perf_counter()
+
+
+def _by_retrieval(drawn: Sequence[_Last]) -> dict[Retrieval, list[int]]:
+    """Which of them ask their memories, and alike."""
+    rows: dict[Retrieval, list[int]] = {}
+    for row, (member, _, _) in enumerate(drawn):
+        retrieval = member.generation.retrieval
+        if retrieval is not None and member.generation.wants_memory:
+            rows.setdefault(retrieval, []).append(row)
+    return rows
+
+
+def complete_all(checkpoint: Checkpoint, generations: Sequence[Generation]) -> tuple[Completion, ...]:
+    """Drives all generations to their ends. Raises what goes wrong with any."""
+    batch = Batch(checkpoint, most=len(generations), piece_tokens=sum(len(each.unread) for each in generations))
+    members = [batch.join(generation) for generation in generations]
+    told: dict[Member, list[Token]] = {member: [] for member in members}
+    while len(batch):
+        for member in batch.step():
+            if member.failure is not None:
+                raise member.failure
+            told[member] += member.tokens
     return tuple(
         Completion("".join(token.text for token in tokens), tuple(tokens), generation.accepted, generation.finished)
-        for tokens, generation in zip(told, generations, strict=True)
+        for tokens, generation in zip(told.values(), generations, strict=True)
         if generation.finished is not None
     )

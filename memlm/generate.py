@@ -47,7 +47,7 @@ class Generation:
     ) -> None:
         """Checks the request; reads nothing yet."""
         self._decoder, self._tokenizer = checkpoint.decoder, checkpoint.tokenizer
-        self._request, self._retrieval = request, retrieval
+        self._request, self.retrieval = request, retrieval
         self._sampling = request.sampling.or_else(checkpoint.sampling)
         self.unread = self._tokenizer.prompt(request.prompt)
         self._seen = self._tokenizer.encode(request.prompt).tolist()
@@ -76,12 +76,12 @@ class Generation:
                 return self.draw(self._decoder.logprobs(hidden_BTD[0, -1]), None, begin)
             hidden_BTD, keys_BTD = self._decoder(tokens_BT, self._state)
             retrieved, logprobs_1V = None, self._decoder.logprobs(hidden_BTD[0, -1:])
-            if self._retrieval and self.wants_memory:
-                peaks_1 = logprobs_1V.amax(dim=1).numpy() if self._retrieval.wants_peaks else None
+            if self.retrieval and self.wants_memory:
+                peaks_1 = logprobs_1V.amax(dim=1).numpy() if self.retrieval.wants_peaks else None
                 keys_1D = keys_BTD[0, -1:].float().numpy()
-                retrieved = self._retrieval.search(keys_1D, peaks_1, [self.pointers])
-                if self._retrieval.gate:
-                    gate = self._retrieval.gate
+                retrieved = self.retrieval.search(keys_1D, peaks_1, [self.pointers])
+                if self.retrieval.gate:
+                    gate = self.retrieval.gate
                     hidden_1D = gated(self._decoder, gate, hidden_BTD[0, -1:], retrieved.neighbours)
                     logprobs_1V = self._decoder.logprobs(hidden_1D)
             return self.draw(logprobs_1V[0], retrieved, begin)
@@ -99,9 +99,14 @@ class Generation:
         return tuple(tokens)
 
     @property
+    def goes_alone(self) -> bool:
+        """Whether it cannot share its steps: how many layers are read differs from token to token."""
+        return self._rule is not None
+
+    @property
     def wants_memory(self) -> bool:
         """Whether neighbours could change anything, or are asked for."""
-        retrieval = self._retrieval
+        retrieval = self.retrieval
         return retrieval is not None and bool(
             retrieval.lam or retrieval.adaptive or retrieval.gate or self._request.neighbors
         )
@@ -122,8 +127,8 @@ class Generation:
         drawn = sample(logprobs_V, self._sampling, self._seen, self._generator)
         self.unread = [drawn]
         self._seen.append(drawn)
-        if self._retrieval and retrieved:
-            self.pointers = self._retrieval.pointers_after(retrieved, drawn)
+        if self.retrieval and retrieved:
+            self.pointers = self.retrieval.pointers_after(retrieved, drawn)
         if drawn in self._tokenizer.end_ids:
             return None
         return Token(
@@ -151,9 +156,9 @@ class Generation:
         return memory_logprobs(retrieved.logweights_QK[0], retrieved.neighbours.values_QK[0], vocab_size)
 
     def _neighbors_of(self, retrieved: Retrieved | None) -> tuple[Neighbor, ...]:
-        if retrieved is None or self._retrieval is None or not self._request.neighbors:
+        if retrieved is None or self.retrieval is None or not self._request.neighbors:
             return ()
-        return self._retrieval.describe(retrieved, self._request.neighbors)
+        return self.retrieval.describe(retrieved, self._request.neighbors)
 
     def _alternatives(self, logprobs_V: Float[Tensor, " V"]) -> tuple[Alternative, ...]:
         if not self._request.top_logprobs:
@@ -219,7 +224,7 @@ class Generation:
         return asked or room
 
     def _accept(self, request_id: str) -> Accepted:
-        retrieval = self._retrieval
+        retrieval = self.retrieval
         return Accepted(
             request_id=request_id or secrets.token_hex(8),
             seed=self._seed,

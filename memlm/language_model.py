@@ -96,8 +96,7 @@ class LanguageModel:
             seed = options.get("seed")
             own = options if seed is None else {**options, "seed": seed + number}
             generations.append(self.start(GenerateRequest.of(prompt, own)))
-        retrieval = self.retrieval(GenerateRequest.of(prompts[0], options).memory)
-        return complete_all(self.checkpoint, generations, retrieval)
+        return complete_all(self.checkpoint, generations)
 
     def start(self, request: GenerateRequest, *, request_id: str = "") -> Generation:
         """The same, to be driven step by step."""

@@ -1,13 +1,14 @@
-"""A question -> the steps that answer it. Each `next` is one step; what a step has to tell, it sends."""
+"""What the worker says to a question: a generation's events as they come, one answer to everything else."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from memlm.api import Finished, GenerateRequest, Token
+from memlm.api import Finished, GenerationEvent, Token
+from memlm.generate import Generation
 from memlm.language_model import LanguageModel
 from memlm.questions import (
     DeleteDocumentsRequest,
@@ -21,56 +22,56 @@ from memlm.questions import (
 )
 from memlm.server.messages import Answer, Ask, Events, Result
 
-Steps: TypeAlias = Generator[None, None, None]
 Send: TypeAlias = Callable[[Answer], None]
+Steps: TypeAlias = Generator[None, None, None]
 
 # A message costs two processes about a tenth of a millisecond each, which a fast model's next token would wait for;
 # what comes within a fiftieth of a second looks simultaneous to a reader.
 COALESCE_S = 0.02
 
 
-def steps_of(ask: Ask, lm: LanguageModel, send: Send) -> Steps:
-    """How a question is answered. Nothing happens before the first step."""
-    if isinstance(ask.question, GenerateRequest):
-        return _generate(ask, ask.question, lm, send)
-    if isinstance(ask.question, ScoreRequest):
-        return _score(ask, ask.question, lm, send)
-    return _answer(ask, lm, send)
+class Telling:
+    """Tells of one generation: the first token at once, then what has come whenever COALESCE_S have passed."""
+
+    def __init__(self, ask: Ask, generation: Generation, send: Send) -> None:
+        """Its time in the queue ends here: tells that it is accepted."""
+        self._id, self._generation, self._send = ask.id, generation, send
+        self._queue_ms = 1000 * (time.monotonic() - ask.asked_s)
+        self._told_s, self._untold = 0.0, list[Token]()
+        send(Events(ask.id, (generation.accepted,)))
+
+    def add(self, tokens: Sequence[Token]) -> None:
+        """What a step gave; after the last one the generation is finished, and that is told too."""
+        self._untold += tokens
+        if finished := self._generation.finished:
+            self._tell(self._with_queue_time(finished))
+        elif self._untold and time.monotonic() - self._told_s >= COALESCE_S:
+            self._tell()
+
+    def _tell(self, *last: Finished) -> None:
+        events: tuple[GenerationEvent, ...] = (tuple(self._untold), *last) if self._untold else last
+        self._told_s, self._untold = time.monotonic(), []
+        self._send(Events(self._id, events))
+
+    def _with_queue_time(self, finished: Finished) -> Finished:
+        return replace(finished, usage=replace(finished.usage, queue_ms=self._queue_ms))
 
 
-def _generate(ask: Ask, request: GenerateRequest, lm: LanguageModel, send: Send) -> Steps:
-    """One token a step. The first is told at once, then what has come whenever COALESCE_S have passed."""
-    queue_ms = 1000 * (time.monotonic() - ask.asked_s)
-    generation = lm.start(request, request_id=ask.id)
-    send(Events(ask.id, (generation.accepted,)))
-    told_s, untold = 0.0, list[Token]()
-    while generation.finished is None:
-        untold += generation.step()
-        if untold and time.monotonic() - told_s >= COALESCE_S:
-            send(Events(ask.id, (tuple(untold),)))
-            told_s, untold = time.monotonic(), []
-        yield
-    finished = _with_queue_time(generation.finished, queue_ms)
-    send(Events(ask.id, (tuple(untold), finished) if untold else (finished,)))
-
-
-def _with_queue_time(finished: Finished, queue_ms: float) -> Finished:
-    return replace(finished, usage=replace(finished.usage, queue_ms=queue_ms))
-
-
-def _score(ask: Ask, request: ScoreRequest, lm: LanguageModel, send: Send) -> Steps:
-    """One window a step."""
+def scored(ask: Ask, request: ScoreRequest, lm: LanguageModel, send: Send) -> Steps:
+    """The steps in which a text is scored, a few windows each."""
     score = yield from lm.score_steps(request.text, request.memory, token_scores=request.token_scores)
     send(Result(ask.id, score))
 
 
-def _answer(ask: Ask, lm: LanguageModel, send: Send) -> Steps:
-    """All in one step."""
-    send(Result(ask.id, _ask_model(lm, ask.question)))
-    yield from ()
+def alone(generation: Generation, telling: Telling) -> Steps:
+    """The steps of a generation that goes by itself: how many layers it reads differs from token to token."""
+    while generation.finished is None:
+        telling.add(generation.step())
+        yield
 
 
-def _ask_model(lm: LanguageModel, question: Question) -> Any:
+def answer_to(lm: LanguageModel, question: Question) -> Any:
+    """The answer to what takes one step."""
     match question:
         case TokenizeRequest(text):
             return lm.tokenize(text)

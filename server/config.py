@@ -15,9 +15,9 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 class ServerConfig:
     """What is served, where, and how much of it at once. Raises InvalidInput for what cannot be.
 
-    `port=0` takes any free port; `num_threads=0` all cores. At most `max_running` requests take turns and
-    `max_queued` wait; one more is refused. `drain_s` bounds how long running requests may go on once the server was
-    told to stop.
+    `port=0` takes any free port; `num_threads=0` all cores. At most `max_running` requests run side by side and
+    `max_queued` wait, with no more than `max_queued_tokens` of prompts; what is more is refused. `drain_s` bounds how
+    long running requests may go on once the server was told to stop.
     """
 
     model: Path
@@ -28,6 +28,7 @@ class ServerConfig:
     num_threads: int = 0
     max_running: int = 32
     max_queued: int = 256
+    max_queued_tokens: int = 1 << 20
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     drain_s: float = 30.0
     log_level: str = "warning"
@@ -39,6 +40,7 @@ class ServerConfig:
             ("num_threads", 0, 4096),
             ("max_running", 1, 4096),
             ("max_queued", 0, 1 << 20),
+            ("max_queued_tokens", 0, 1 << 40),
             ("max_message_bytes", 1 << 10, 1 << 30),
             ("drain_s", 0, 3600),
         ):

@@ -64,7 +64,7 @@ class Front:
         """A call with one answer."""
         async with _telling(context):
             question = self._question(request_type, data)
-            with self._worker.ask(question, context.time_remaining()) as call:
+            with self._worker.ask(question, context.time_remaining(), context.peer()) as call:
                 (answer,) = await call.take()
             if isinstance(answer, Result):
                 return wire.answer_to_wire(question, answer.value)
@@ -73,7 +73,8 @@ class Front:
     async def _stream(self, request_type: type[Message], data: bytes, context: grpc.aio.ServicerContext) -> None:
         """A generation. What comes while an event is being sent goes out together in the next one."""
         async with _telling(context):
-            with self._worker.ask(self._question(request_type, data), context.time_remaining()) as call:
+            question = self._question(request_type, data)
+            with self._worker.ask(question, context.time_remaining(), context.peer()) as call:
                 event: GenerationEvent = ()
                 while not isinstance(event, Finished):
                     for event in merged(await call.take()):

@@ -19,13 +19,15 @@ from memlm.questions import Question
 class Ask:
     """A question, under the id that its answers carry, which is also the one that logs and clients know it by.
 
-    `asked_s` and `deadline_s` are on the clock of `time.monotonic`, which all processes of a machine share.
+    `caller` is whose turn it takes; `asked_s` and `deadline_s` are on the clock of `time.monotonic`, which all
+    processes of a machine share.
     """
 
     id: str
     question: Question
     asked_s: float
     deadline_s: float | None
+    caller: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The inference worker: the process that owns the model and its stores.
 
-One loop takes what the front asks, drops what is cancelled or too late before it costs anything, and gives every
-running question one step in turn. A question is worked on as a generator: each `next` is one step, and closing it
-frees what it holds.
+One loop takes what the front asks, drops what is cancelled or too late before it costs anything, and goes on with all
+that runs: every generation by one token, side by side, and one of the texts that are scored by a few windows. What
+waits is admitted by turns among the callers, so that nobody's hundred requests stand before another's one.
 """
 
 from __future__ import annotations
@@ -13,17 +13,21 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
 
 from memlm.api import GenerateRequest
-from memlm.errors import DeadlineExceeded, InternalError, MemlmError
+from memlm.batch import Batch, Member
+from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded
+from memlm.generate import Generation
 from memlm.language_model import LanguageModel, load
 from memlm.questions import ScoreRequest
-from memlm.server.answers import Steps, steps_of
+from memlm.server.answers import Steps, Telling, alone, answer_to, scored
 from memlm.server.config import ServerConfig
 from memlm.server.messages import (
     Ask,
@@ -33,6 +37,7 @@ from memlm.server.messages import (
     Heartbeat,
     Loaded,
     NotLoaded,
+    Result,
     Stop,
     ToWorker,
 )
@@ -40,6 +45,7 @@ from memlm.server.messages import (
 log = logging.getLogger("memlm.server.worker")
 
 HEARTBEAT_S = 0.5
+RETRY_AFTER_S = 1.0
 
 
 def run_worker(pipe: Connection, config: ServerConfig) -> None:
@@ -58,7 +64,7 @@ def run_worker(pipe: Connection, config: ServerConfig) -> None:
         return
     with lm:
         outbox.send(Loaded())
-        Worker(lm, inbox, outbox.send, config.max_running).run()
+        Worker(lm, inbox, outbox.send, config.max_running, config.max_queued_tokens).run()
 
 
 class Inbox:
@@ -108,20 +114,39 @@ def _leave() -> None:
     os._exit(1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Job:
-    """A question that has been taken up, and the steps that answer it."""
+    """A question that was taken up. Of a generation, what draws its tokens; once it runs, its place in the batch, or
+    the steps in which it goes by itself.
+    """
 
     ask: Ask
-    steps: Steps
+    generation: Generation | None = None
+    telling: Telling | None = None
+    member: Member | None = None
+    steps: Steps | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of its prompt."""
+        return 0 if self.generation is None else len(self.generation.unread)
 
 
 class Worker:
     """The loop, and what it has to do."""
 
-    def __init__(self, lm: LanguageModel, inbox: Inbox, send: Callable[[FromWorker], None], max_running: int) -> None:
+    def __init__(
+        self,
+        lm: LanguageModel,
+        inbox: Inbox,
+        send: Callable[[FromWorker], None],
+        max_running: int,
+        max_queued_tokens: int = 1 << 20,
+    ) -> None:
         """Takes a loaded model, and where to hear and to answer."""
-        self._lm, self._inbox, self._send, self._max_running = lm, inbox, send, max_running
+        self._lm, self._inbox, self._send = lm, inbox, send
+        self._max_running, self._max_queued_tokens = max_running, max_queued_tokens
+        self._batch = Batch(lm.checkpoint, most=max_running)
         self._waiting: list[Job] = []
         self._running: list[Job] = []
         self._beat_s = 0.0
@@ -131,8 +156,8 @@ class Worker:
         while self._listen():
             self._expire()
             self._admit()
-            for job in tuple(self._running):
-                self._step(job)
+            self._step_batch()
+            self._step_next()
             self._beat()
 
     def _listen(self) -> bool:
@@ -143,16 +168,33 @@ class Worker:
             if isinstance(message, Cancel):
                 self._cancel(message.id)
             else:
-                self._take_up(message)
+                self._take_up(Job(message))
         return True
 
-    def _take_up(self, ask: Ask) -> None:
-        """Queues what takes many steps; does the rest at once, so that it never waits behind a long text."""
-        job = Job(ask, steps_of(ask, self._lm, self._send))
-        if isinstance(ask.question, GenerateRequest | ScoreRequest):
-            self._waiting.append(job)
-        elif not self._is_late(job):
-            self._step(job)
+    def _take_up(self, job: Job) -> None:
+        """Queues what takes many steps; answers the rest at once, so that it never waits behind a long text."""
+        if self._is_late(job):
+            return
+        with self._answering(job):
+            question = job.ask.question
+            if isinstance(question, GenerateRequest):
+                job.generation = self._lm.start(question, request_id=job.ask.id)
+                self._check_queue(job)
+                self._waiting.append(job)
+            elif isinstance(question, ScoreRequest):
+                job.steps = scored(job.ask, question, self._lm, self._send)
+                self._waiting.append(job)
+            else:
+                self._send(Result(job.ask.id, answer_to(self._lm, question)))
+
+    def _check_queue(self, job: Job) -> None:
+        queued = sum(each.num_tokens for each in self._waiting)
+        if queued and queued + job.num_tokens > self._max_queued_tokens:
+            raise Overloaded(
+                f"{queued:,} tokens of prompts are waiting, and {self._max_queued_tokens:,} are all that this server"
+                f" takes; try again in {RETRY_AFTER_S:g} s",
+                retry_after_s=RETRY_AFTER_S,
+            )
 
     def _cancel(self, id_: str) -> None:
         """Drops a job without an answer. One that has ended meanwhile is not there any more, which is as good."""
@@ -176,19 +218,67 @@ class Worker:
         return True
 
     def _drop(self, job: Job) -> None:
-        """Frees a job's place, and what its steps hold."""
+        """Frees a job's place, and what it holds."""
         (self._running if job in self._running else self._waiting).remove(job)
-        job.steps.close()
+        if job.member:
+            self._batch.leave(job.member)
+        if job.steps:
+            job.steps.close()
 
     def _admit(self) -> None:
+        """Fills the places that are free; the next one is whose caller has the fewest running, and waits longest."""
         while self._waiting and len(self._running) < self._max_running:
-            self._running.append(self._waiting.pop(0))
+            running = Counter(job.ask.caller for job in self._running)
+            job = min(self._waiting, key=lambda job: running[job.ask.caller])
+            self._waiting.remove(job)
+            self._running.append(job)
+            if generation := job.generation:
+                job.telling = Telling(job.ask, generation, self._send)
+                if generation.goes_alone:
+                    job.steps = alone(generation, job.telling)
+                else:
+                    job.member = self._batch.join(generation)
 
-    def _step(self, job: Job) -> None:
-        """One step of a job. Whatever goes wrong in it is its own answer, and no other job's trouble."""
-        try:
-            next(job.steps)
+    def _step_batch(self) -> None:
+        """One token more for every generation that runs."""
+        if not len(self._batch):
             return
+        jobs = {job.member: job for job in self._running if job.member}
+        try:
+            members = self._batch.step()
+        except Exception:
+            log.exception("a step of %d generations failed", len(jobs))
+            for job in jobs.values():
+                self._send(Failed(job.ask.id, internal_error(job.ask.id)))
+                self._drop(job)
+            return
+        for member in members:
+            job = jobs[member]
+            told = False
+            with self._answering(job):
+                if member.failure:
+                    raise member.failure
+                assert job.telling is not None  # it runs
+                job.telling.add(member.tokens)
+                told = True
+            if member.is_done or not told:
+                self._drop(job)
+
+    def _step_next(self) -> None:
+        """One step of what goes by itself, in turn."""
+        job = next((job for job in self._running if job.steps), None)
+        if job is None or job.steps is None:
+            return
+        self._running.remove(job)
+        with self._answering(job):
+            next(job.steps)
+            self._running.append(job)
+
+    @contextmanager
+    def _answering(self, job: Job) -> Iterator[None]:
+        """Whatever goes wrong with a job is its own answer, and no other job's trouble."""
+        try:
+            yield
         except StopIteration:
             pass
         except MemlmError as error:
@@ -196,8 +286,6 @@ class Worker:
         except Exception:
             log.exception("request %s failed", job.ask.id)
             self._send(Failed(job.ask.id, internal_error(job.ask.id)))
-        if job in self._running:
-            self._running.remove(job)
 
     def _beat(self) -> None:
         """Tells now and then that the loop goes round: a process that merely exists proves nothing."""

@@ -12,6 +12,7 @@ import multiprocessing
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
@@ -37,7 +38,8 @@ from memlm.server.messages import (
     ToWorker,
 )
 
-RETRY_AFTER_S = 1.0
+RETRY_AFTER_S, LEAST_RETRY_S, MOST_RETRY_S = 1.0, 0.05, 60.0
+ENDS_KEPT = 16
 JOIN_S = 5.0
 STALE_BEAT_S = 10.0  # a worker whose loop did not move for so long serves nobody
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
@@ -75,6 +77,7 @@ class WorkerLink:
         """Starts nothing yet."""
         self._config = config
         self._calls: dict[str, Call] = {}
+        self._ended_s: deque[float] = deque(maxlen=ENDS_KEPT)
         self._outgoing: Outgoing = queue.SimpleQueue()
         self._process: SpawnProcess | None = None
         self._loaded: asyncio.Future[None] | None = None
@@ -113,7 +116,7 @@ class WorkerLink:
         return len(self._calls)
 
     @contextmanager
-    def ask(self, question: Question, time_left_s: float | None) -> Iterator[Call]:
+    def ask(self, question: Question, time_left_s: float | None, caller: str = "") -> Iterator[Call]:
         """Asks. Leaving before the last answer has come tells the worker that nobody waits any more.
 
         Raises Overloaded at once where there is too much to do already, Unavailable while there is no worker.
@@ -121,7 +124,8 @@ class WorkerLink:
         self._check_room()
         id_, call, now_s = token_hex(8), Call(), time.monotonic()
         self._calls[id_] = call
-        self._outgoing.put(Ask(id_, question, now_s, None if time_left_s is None else now_s + time_left_s))
+        deadline_s = None if time_left_s is None else now_s + time_left_s
+        self._outgoing.put(Ask(id_, question, now_s, deadline_s, caller))
         try:
             yield call
         finally:
@@ -132,11 +136,19 @@ class WorkerLink:
         if not self._is_up:
             raise Unavailable("the inference worker is being started again; try again in a moment")
         if self.num_open >= self._config.max_running + self._config.max_queued:
+            wait_s = self._wait_s()
             raise Overloaded(
                 f"{self.num_open} requests are running or waiting, which is all that this server takes; try again in"
-                f" {RETRY_AFTER_S:g} s",
-                retry_after_s=RETRY_AFTER_S,
+                f" {wait_s:.2g} s",
+                retry_after_s=wait_s,
             )
+
+    def _wait_s(self) -> float:
+        """How long a place takes to become free, as the last ones did."""
+        if len(self._ended_s) < 2:
+            return RETRY_AFTER_S
+        pace_s = (self._ended_s[-1] - self._ended_s[0]) / (len(self._ended_s) - 1)
+        return min(max(pace_s, LEAST_RETRY_S), MOST_RETRY_S)
 
     async def _launch(self) -> None:
         """One worker, from its start until it is loaded."""
@@ -189,6 +201,7 @@ class WorkerLink:
         elif isinstance(message, Events | Result | Failed) and (call := self._calls.get(message.id)):
             if _is_last(message):
                 del self._calls[message.id]
+                self._ended_s.append(self._beat_s)
             call.put(message)
 
     def _lose(self) -> None:

@@ -7,10 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import pytest
+
+from memlm.api import Token
 
 START_S, STOP_S = 60.0, 20.0
 
@@ -95,3 +99,18 @@ def cpu_seconds(pid: int) -> float:
     """Processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+LOGPROB_TOLERANCE = 1e-4  # float32: products of a batch add in another order than those of one row
+
+
+def alike(tokens: Iterable[Token], others: Iterable[Token]) -> bool:
+    """Whether tokens are the same, with numbers up to what neighbours in a batch may change."""
+    pairs = list(zip(tokens, others, strict=True))
+    return all(
+        (one.id, one.text, one.bytes, [n.document_id for n in one.neighbors])
+        == (other.id, other.text, other.bytes, [n.document_id for n in other.neighbors])
+        and one.logprob == pytest.approx(other.logprob, abs=LOGPROB_TOLERANCE)
+        and one.lm_logprob == pytest.approx(other.lm_logprob, abs=LOGPROB_TOLERANCE)
+        for one, other in pairs
+    )

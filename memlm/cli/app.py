@@ -167,8 +167,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes any free port.")] = 50051,
     threads: Annotated[int, typer.Option(help="Threads for the model; 0 takes all cores.")] = 0,
-    max_running: Annotated[int, typer.Option(help="Requests that take turns; others wait.")] = 32,
+    max_running: Annotated[int, typer.Option(help="Requests that run side by side; others wait.")] = 32,
     max_queued: Annotated[int, typer.Option(help="Requests that may wait; one more is refused.")] = 256,
+    max_queued_tokens: Annotated[int, typer.Option(help="Tokens of prompts that may wait.")] = 1 << 20,
     drain: Annotated[float, typer.Option(help="Seconds that running requests may go on after SIGTERM.")] = 30.0,
     log_level: Annotated[str, typer.Option(metavar="debug|info|warning|error", help="What is logged.")] = "warning",
 ) -> None:
@@ -185,6 +186,7 @@ def serve(
         num_threads=threads,
         max_running=max_running,
         max_queued=max_queued,
+        max_queued_tokens=max_queued_tokens,
         drain_s=drain,
         log_level=log_level,
     )

@@ -1,0 +1,83 @@
+"""Sequences that come and go, side by side in one state: rows are appended, and the last one fills a gap.
+
+Places are reserved for twice as many rows whenever they run out, up to `most_rows`; a step reads the rows in use and
+no others.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from memlm.model.decoder import Decoder
+from memlm.model.state import DecoderState
+
+MARKS = ("length_B", "start_B", "floor_B", "base_B", "compressed_B")
+# Of each kept tensor, the axis of its rows and that of its places.
+AXES = {"cache_L2BGSd": (2, 4), "inputs_LBSD": (1, 2), "usage_LBS": (1, 2)}
+
+
+class StatePool:
+    """Up to `most_rows` rows of `capacity` tokens each. `state` holds those in use; none at first."""
+
+    def __init__(self, decoder: Decoder, *, most_rows: int, capacity: int) -> None:
+        """Reserves one row."""
+        self.most_rows, self.capacity = most_rows, capacity
+        self.state = decoder.new_state(capacity=capacity)
+        self._reserved: dict[str, Tensor] = {
+            name: tensor for name in AXES if (tensor := getattr(self.state, name)) is not None
+        }
+        for name in MARKS:
+            setattr(self.state, name, [])
+        for rows in self.state.memories.values():
+            rows.clear()
+        self._use(0)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in use."""
+        return self.state.batch_size
+
+    @torch.inference_mode()
+    def join(self, other: DecoderState, row: int = 0) -> int:
+        """Takes a row of another state over; gives its number here. The other must not be used afterwards."""
+        mine = self.num_rows
+        used = other.num_front + other.length_B[row] - other.base_B[row]
+        self._use(mine + 1)
+        for name, reserved in self._reserved.items():
+            batch, places = AXES[name]
+            source = getattr(other, name).select(batch, row).narrow(places - 1, 0, used)
+            reserved.select(batch, mine).narrow(places - 1, 0, used).copy_(source)
+        for name in MARKS:
+            getattr(self.state, name).append(getattr(other, name)[row])
+        for layer, rows in self.state.memories.items():
+            rows.append(other.memories[layer][row])
+        return mine
+
+    @torch.inference_mode()
+    def leave(self, row: int) -> None:
+        """Frees a row: the last one takes its number."""
+        last = self.num_rows - 1
+        if row != last:
+            used = self.state.num_front + self.state.length_B[last] - self.state.base_B[last]
+            for name, reserved in self._reserved.items():
+                batch, places = AXES[name]
+                source = reserved.select(batch, last).narrow(places - 1, 0, used)
+                reserved.select(batch, row).narrow(places - 1, 0, used).copy_(source)
+        for rows in (*(getattr(self.state, name) for name in MARKS), *self.state.memories.values()):
+            rows[row] = rows[last]
+            rows.pop()
+        self._use(last)
+
+    def _use(self, rows: int) -> None:
+        """Shows the state so many rows; reserves more where there are not enough."""
+        for name, reserved in self._reserved.items():
+            batch, _ = AXES[name]
+            if rows > reserved.shape[batch]:
+                shape = [*reserved.shape]
+                shape[batch] = min(self.most_rows, max(rows, 2 * reserved.shape[batch]))
+                grown = torch.zeros(shape, dtype=reserved.dtype, device=reserved.device)
+                grown.narrow(batch, 0, reserved.shape[batch]).copy_(reserved)
+                self._reserved[name] = grown
+            setattr(self.state, name, self._reserved[name].narrow(batch, 0, rows))
+        self.state.batch_size = rows

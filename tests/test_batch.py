@@ -1,0 +1,147 @@
+"""Generations that join and leave at any step: each draws what it draws alone, whoever stands beside it."""
+
+import random
+
+import pytest
+import torch
+from conftest import SHAPE
+from running import alike
+
+from memlm.api import GenerateRequest
+from memlm.batch import Batch, Member
+from memlm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from memlm.errors import InternalError
+from memlm.generate import Generation
+from memlm.language_model import LanguageModel
+from memlm.model import Decoder, ModelConfig
+
+KINDS = {
+    "rotary": {},
+    "learned": {"positions": "learned"},
+    "alibi": {"positions": "alibi"},
+    "windows": {"windows": [5, 9]},
+    "sinks": {"windows": [6, 6], "num_sinks": 2},
+    "xl": {"positions": "transformer_xl", "xl_length": 12, "context_length": 8},
+    "compressive": {
+        "positions": "transformer_xl", "xl_length": 8, "context_length": 8,
+        "compression": {"kind": "mean", "rate": 2, "length": 4},
+    },
+    "memorizing": {"memorizing": {"layers": [1], "top_k": 4, "capacity": 40}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=sorted(KINDS))
+def kind(request, tokenizer, tmp_path_factory) -> Checkpoint:
+    torch.manual_seed(1)
+    decoder = Decoder(ModelConfig.from_dict({**SHAPE, "vocab_size": tokenizer.vocab_size, **KINDS[request.param]}))
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(6)
+    folder = tmp_path_factory.mktemp("kinds") / request.param
+    save_checkpoint(folder, decoder, tokenizer)
+    return load_checkpoint(folder)
+
+
+def prompts(count: int) -> list[str]:
+    rng = random.Random(5)
+    words = ["the", "memory", "of", "a", "model", "can", "be", "read", "and", "edited", "while", "it", "serves"]
+    return [" ".join(rng.choices(words, k=rng.randint(0, 8))) for _ in range(count)]
+
+
+def started(checkpoint: Checkpoint, prompt: str, seed: int) -> Generation:
+    return Generation(checkpoint, GenerateRequest.of(prompt, {"seed": seed, "max_tokens": 12}), None)
+
+
+def alone(checkpoint: Checkpoint, prompt: str, seed: int) -> list:
+    generation, tokens = started(checkpoint, prompt, seed), []
+    while generation.finished is None:
+        tokens += generation.step()
+    return tokens
+
+
+@pytest.mark.parametrize("piece_tokens", [3, 256])
+def test_whoever_joins_and_leaves_each_draws_what_it_draws_alone(kind, piece_tokens):
+    rng, batch = random.Random(0), Batch(kind, most=6, piece_tokens=piece_tokens)
+    waiting = list(enumerate(prompts(14)))
+    told: dict[int, list] = {}
+    left: set[int] = set()
+    members: dict[Member, int] = {}
+    while waiting or len(batch):
+        while waiting and len(batch) < 6 and rng.random() < 0.7:
+            number, prompt = waiting.pop()
+            members[batch.join(started(kind, prompt, number))], told[number] = number, []
+        for member in batch.step():
+            assert member.failure is None
+            told[members[member]] += member.tokens
+        if members and rng.random() < 0.1:
+            member = rng.choice(list(members))
+            if not member.is_done:
+                left.add(members[member])
+            batch.leave(member)
+    assert left
+    for number, prompt in enumerate(prompts(14)):
+        expected = alone(kind, prompt, number)
+        assert alike(told[number], expected[: len(told[number])])
+        assert number in left or len(told[number]) == len(expected)
+
+
+def test_a_long_prompt_is_read_in_pieces_while_others_go_on(checkpoint):
+    batch = Batch(checkpoint, most=4, piece_tokens=4)
+    short = batch.join(started(checkpoint, "a", 1))
+    assert batch.step() == [short]
+    long = batch.join(started(checkpoint, "the memory of a model can be read and edited", 2))
+    size = len(long.generation.unread)
+    steps = 0
+    while long not in (told := batch.step()):
+        assert told == [short]
+        steps += 1
+    assert steps == (size - 1) // 4
+
+
+def test_one_that_fails_harms_no_other(checkpoint, monkeypatch):
+    batch = Batch(checkpoint, most=4)
+    good, bad = (batch.join(started(checkpoint, "the memory", seed)) for seed in (1, 2))
+    batch.step()
+    told = list(good.tokens)
+
+    def fail(*_: object) -> None:
+        raise InternalError("broken")
+
+    monkeypatch.setattr(bad.generation, "draw", fail)
+    while len(batch):
+        for member in batch.step():
+            told += member.tokens if member is good else ()
+    assert isinstance(bad.failure, InternalError)
+    assert alike(told, alone(checkpoint, "the memory", 1))
+
+
+def test_one_search_a_step_serves_all_that_ask_alike(lm: LanguageModel, monkeypatch):
+    searches, datastore = [], lm.memory().datastore
+    search = type(datastore).search
+
+    def counted(self, queries_QD, k, *, nprobe=None):
+        searches.append((len(queries_QD), k))
+        return search(self, queries_QD, k, nprobe=nprobe)
+
+    monkeypatch.setattr(type(datastore), "search", counted)
+    batch = Batch(lm.checkpoint, most=8)
+    asked = [{"k": 4}, {"k": 4}, {"k": 9}, {"use_store": False}, {"k": 4, "lam": 0.0}]
+    members = [batch.join(lm.start(GenerateRequest.of("the", {"seed": 1, **memory}))) for memory in asked]
+    batch.step()
+    assert sorted(searches) == [(1, 9), (2, 4)]
+    assert members[3].tokens[0].knn_logprob is None
+    assert members[0].tokens[0].knn_logprob is not None
+    assert alike(members[0].tokens, lm.generate("the", seed=1, k=4, max_tokens=1))
+
+
+def test_places_that_become_free_are_used_again(checkpoint):
+    batch = Batch(checkpoint, most=3)
+    for round_ in range(5):
+        members = [batch.join(started(checkpoint, "a", seed)) for seed in range(3)]
+        batch.step()
+        for member in random.Random(round_).sample(members, 3):
+            batch.leave(member)
+            batch.leave(member)
+        assert len(batch) == 0
+    assert batch._pool._reserved["cache_L2BGSd"].shape[2] == 3
