@@ -31,6 +31,8 @@ POINTS_PER_LIST = 48  # Faiss warns below 39 and drops what is above 256
 POINTS_FOR_CODES = 65_536  # as many as Faiss' product quantizers learn from
 KMEANS_ROUNDS = 5
 PROBES = (4, 8, 16, 32, 64, 128, 256)
+SHARED_ENTRIES = 65_536  # from so many entries on the lists of a single query are searched by all cores
+BY_QUERIES, BY_LISTS = 0, 1  # Faiss' parallel_mode
 TOUCHED_BYTES = 1 << 30
 PAGE_BYTES = 4096
 
@@ -146,7 +148,10 @@ def train_ivf(factory: str, keys_ND: Float16[np.ndarray, "N D"] | Picked, *, see
 
 def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int) -> Neighbours:
     """The k nearest entries in the `nprobe` nearest lists; ids are row numbers."""
-    with faiss_threads(len(queries_QD)):
+    lists = inner(index)
+    shared = len(queries_QD) == 1 and nprobe * lists.ntotal >= SHARED_ENTRIES * lists.nlist
+    lists.parallel_mode = BY_LISTS if shared else BY_QUERIES
+    with faiss_threads(len(queries_QD), shared=shared):
         distances_QK, packed_QK = index.search(
             queries_QD, k, params=_search_params(nprobe, isinstance(index, faiss.IndexPreTransform))
         )

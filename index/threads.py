@@ -19,17 +19,17 @@ def num_cores() -> int:
 
 
 @contextmanager
-def faiss_threads(num_queries: int) -> Iterator[None]:
-    """One thread for a few queries, all cores for many; afterwards what was before.
+def faiss_threads(num_queries: int, *, shared: bool = False) -> Iterator[None]:
+    """One thread for a few queries, all cores for many, and for one whose work is `shared`; afterwards what was before.
 
-    A second thread saves a single query nothing. The number is put back because torch would go by it too, where
-    nobody has told torch its own: a search would leave all of torch on one thread.
+    The number is put back because torch would go by it too, where nobody has told torch its own: a search would leave
+    all of torch on one thread.
     """
-    if num_queries == 1:  # Faiss shares no work within a query, whatever it is told
+    if num_queries == 1 and not shared:  # without being told to, Faiss shares no work within a query
         yield
         return
     before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1 if num_queries < PARALLEL_QUERIES else num_cores())
+    faiss.omp_set_num_threads(num_cores() if shared or num_queries >= PARALLEL_QUERIES else 1)
     try:
         yield
     finally:

@@ -140,3 +140,16 @@ def test_queries_of_another_width_are_refused(make, corpus):
         make(corpus).search(np.zeros((2, DIM + 1), np.float32), 1)
     with pytest.raises(InvalidInput, match="k is 0"):
         make(corpus, name="other").search(QUERIES_QD, 0)
+
+
+def test_one_query_finds_the_same_on_all_cores(make, corpus, monkeypatch):
+    store = make(corpus, "IVF4,SQfp16")
+    for nprobe in (1, 2, 4):
+        alone = [store.search(query_D[None], 9, nprobe=nprobe) for query_D in QUERIES_QD]
+        with monkeypatch.context() as patch:
+            patch.setattr("memlm.index.ivf.SHARED_ENTRIES", 0)
+            patch.setattr("memlm.index.threads.num_cores", lambda: 3)
+            shared = [store.search(query_D[None], 9, nprobe=nprobe) for query_D in QUERIES_QD]
+        for one, other in zip(alone, shared, strict=True):
+            np.testing.assert_array_equal(one.ids_QK, other.ids_QK)
+            np.testing.assert_array_equal(one.distances_QK, other.distances_QK)
