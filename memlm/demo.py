@@ -15,7 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -147,9 +147,9 @@ def _ask(client: Client, seed: int, say: Any) -> list[Token]:
 
 
 @contextlib.contextmanager
-def started_server(model: Path, *stores: Path) -> Iterator[str]:
+def started_server(model: Path, *stores: Path, options: Sequence[str] = ()) -> Iterator[str]:
     """A server in a process of its own, on any free port; gives its address, and ends it whatever happens."""
-    command = [sys.executable, "-m", "memlm", "serve", "--model", str(model.resolve())]
+    command = [sys.executable, "-m", "memlm", "serve", "--model", str(model.resolve()), *options]
     for store in stores:
         command += ["--store", str(store.resolve())]
     process = subprocess.Popen(

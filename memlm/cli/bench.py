@@ -52,6 +52,27 @@ def serve(model: SomeModel = None, repeats: Repeats = 7, json: options.Json = Fa
         _tell("bench serve", bench_serve(model, repeats=repeats, progress=progress), json=json)
 
 
+@app.command(epilog="Example: memlm bench load --model model --store store --json")
+def load(
+    model: SomeModel = None,
+    store: options.Stores = None,
+    streams: Annotated[list[int] | None, typer.Option(help="Streams at once (default: 1, 8 and 32).")] = None,
+    seconds: Annotated[float, typer.Option(help="How long each lasts.")] = 8.0,
+    repeats: Repeats = 3,
+    json: options.Json = False,
+) -> None:
+    """Tokens/s, time to the first token and between tokens, of many at once; how fast a full server says so."""
+    from memlm.bench.load import bench_load
+    from memlm.bench.texts import library_texts, model_for, workplace
+
+    with ConsoleProgress() as progress, workplace() as folder:
+        path = model or model_for(None, folder / "model", library_texts(folder / "texts", 900_000))
+        figures = bench_load(
+            path, store or (), streams=streams or (1, 8, 32), seconds=seconds, repeats=repeats, progress=progress
+        )
+    _tell("bench load", figures, json=json)
+
+
 @app.command(epilog="Example: memlm bench model --part decode --json")
 def model(
     part: Annotated[
