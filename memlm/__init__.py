@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Neighbor,
         SamplingParams,
         Score,
+        SessionInfo,
         StoreInfo,
         StoreWeight,
         Token,
@@ -48,7 +49,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "memlm.api": (
         "Accepted Alternative Completion DeleteReport Figures FinishReason Finished GenerateRequest MemoryParams"
-        " ModelInfo Neighbor SamplingParams Score StoreInfo StoreWeight Token TokenScore Usage"
+        " ModelInfo Neighbor SamplingParams Score SessionInfo StoreInfo StoreWeight Token TokenScore Usage"
     ),
     "memlm.build": "add_to_index build_index compact_index",
     "memlm.async_client": "AsyncClient",
@@ -91,6 +92,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "Figures",
     "ModelInfo",
     "StoreInfo",
+    "SessionInfo",
     "DeleteReport",
     "MemlmError",
     "__version__",

@@ -129,7 +129,7 @@ class GenerateRequest:
     """One generation: the prompt, the sampling, the memory, and what each token should tell of itself.
 
     `early_exit` leaves out the later layers of tokens that an earlier one is sure of, by the rule that `memlm
-    calibrate` found; it goes without a datastore.
+    calibrate` found; it goes without a datastore. With a `session`, the prompt goes on from what that has read.
     """
 
     prompt: str
@@ -138,6 +138,7 @@ class GenerateRequest:
     neighbors: int = 0
     top_logprobs: int = 0
     early_exit: bool = False
+    session: str | None = None
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing, naming the field."""
@@ -427,6 +428,22 @@ class StoreInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """One session: how much text it holds, in how many bytes of memory, and when it goes unless it is used (seconds
+    since 1970). While it is `busy`, `reading_done` of `reading` tokens that were appended have been read.
+    """
+
+    name: str
+    num_tokens: int
+    num_bytes: int
+    created_s: float
+    expires_s: float
+    busy: bool = False
+    reading: int = 0
+    reading_done: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteReport:
     """What a deletion did: how many documents and entries no longer speak, as of which manifest."""
 
@@ -438,7 +455,7 @@ class DeleteReport:
 
 _SAMPLING = frozenset(f.name for f in fields(SamplingParams))
 _MEMORY = frozenset(f.name for f in fields(MemoryParams))
-_REQUEST = frozenset({"neighbors", "top_logprobs", "early_exit"})
+_REQUEST = frozenset({"neighbors", "top_logprobs", "early_exit", "session"})
 
 
 def _home_of(name: str) -> str:

@@ -29,6 +29,7 @@ from memlm.api import (
     ModelInfo,
     Neighbor,
     Score,
+    SessionInfo,
     StoreInfo,
     Token,
 )
@@ -36,6 +37,7 @@ from memlm.connection import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_TIMEOUT_S,
     READY_POLL_S,
+    appends_of,
     broken_off,
     channel_options,
     not_ready,
@@ -44,15 +46,22 @@ from memlm.connection import (
 )
 from memlm.errors import InternalError
 from memlm.questions import (
+    AppendToSessionRequest,
+    CreateSessionRequest,
     DeleteDocumentsRequest,
+    DeleteSessionRequest,
     DetokenizeRequest,
+    ForkSessionRequest,
     GetModelRequest,
+    GetSessionRequest,
     ListDatastoresRequest,
+    ListSessionsRequest,
     Question,
     ScoreRequest,
     SearchRequest,
     TokenizeRequest,
 )
+from memlm.session import Text, whole
 
 
 class AsyncClient:
@@ -98,6 +107,35 @@ class AsyncClient:
     async def get_model(self, *, timeout_s: float | None = None) -> ModelInfo:
         """See `Client.get_model`."""
         return cast(ModelInfo, await self._ask(GetModelRequest(), timeout_s))
+
+    async def session(self, *, ttl_s: float | None = None, timeout_s: float | None = None) -> AsyncSession:
+        """See `Client.session`."""
+        return AsyncSession(self, (await self._ask(CreateSessionRequest(ttl_s), timeout_s)).name)
+
+    async def append_to_session(
+        self, name: str, text: str = "", *, token_ids: Sequence[int] = (), timeout_s: float | None = None
+    ) -> SessionInfo:
+        """See `Client.append_to_session`."""
+        allowed_s = self.timeout_s if timeout_s is None else timeout_s
+        with our_errors(self.target):
+            reply = await self._rpcs[AppendToSessionRequest](appends_of(name, text, token_ids), timeout=allowed_s)
+        return cast(SessionInfo, wire.answer_from_wire(reply))
+
+    async def get_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
+        """See `Client.get_session`."""
+        return cast(SessionInfo, await self._ask(GetSessionRequest(name), timeout_s))
+
+    async def list_sessions(self, *, timeout_s: float | None = None) -> tuple[SessionInfo, ...]:
+        """See `Client.list_sessions`."""
+        return tuple(await self._ask(ListSessionsRequest(), timeout_s))
+
+    async def fork_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
+        """See `Client.fork_session`."""
+        return cast(SessionInfo, await self._ask(ForkSessionRequest(name), timeout_s))
+
+    async def delete_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
+        """See `Client.delete_session`."""
+        return cast(SessionInfo, await self._ask(DeleteSessionRequest(name), timeout_s))
 
     async def wait_until_ready(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """See `Client.wait_until_ready`."""
@@ -147,6 +185,42 @@ class AsyncClient:
                 yield event
         finally:
             call.cancel()
+
+
+class AsyncSession:
+    """The same as `memlm.session.Session`, awaited: `async with await client.session() as session`."""
+
+    def __init__(self, client: AsyncClient, name: str) -> None:
+        """`AsyncClient.session` makes one; an old one is taken up by its name."""
+        self._client, self.name = client, name
+
+    async def info(self) -> SessionInfo:
+        """See `Session.info`."""
+        return await self._client.get_session(self.name)
+
+    async def append(self, text: Text = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:
+        """See `Session.append`."""
+        return await self._client.append_to_session(self.name, whole(text), token_ids=token_ids)
+
+    async def generate(self, prompt: str = "", **options: Any) -> AsyncTokenStream:
+        """See `Session.generate`."""
+        return await self._client.generate(prompt, session=self.name, **options)
+
+    async def fork(self) -> AsyncSession:
+        """See `Session.fork`."""
+        return AsyncSession(self._client, (await self._client.fork_session(self.name)).name)
+
+    async def delete(self) -> None:
+        """See `Session.delete`."""
+        await self._client.delete_session(self.name)
+
+    async def __aenter__(self) -> AsyncSession:
+        """Forgets it at the end of the block."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Forgets it."""
+        await self.delete()
 
 
 class AsyncDatastores:

@@ -23,11 +23,10 @@ from memlm.checkpoint import Checkpoint
 from memlm.gate import gated
 from memlm.generate import Generation
 from memlm.model import DecoderState, decoding_threads
-from memlm.model.pool import StatePool
+from memlm.model.pool import UNBOUNDED, StatePool, copied
 from memlm.retrieval import Retrieval, Retrieved
 
 PIECE_TOKENS = 256
-UNBOUNDED = 1 << 40  # tokens of a row whose places older ones make free
 
 
 @dataclass(eq=False, slots=True)
@@ -78,7 +77,7 @@ class Batch:
         member = Member(generation, since=time.perf_counter())
         # A window that moves must have as many places as the rows that it will be one of.
         places = self._capacity if self._decoder.config.is_windowed else generation.num_places
-        self._reading.append(_Reading(member, self._decoder.new_state(capacity=places)))
+        self._reading.append(_Reading(member, generation.beginning(places)))
         return member
 
     def leave(self, member: Member) -> None:
@@ -101,6 +100,8 @@ class Batch:
                 self._draw(drawn)
         members = [member for member, _, _ in drawn]
         for member in members:
+            if member.generation.has_session and member.generation.finished and member in self._rows:
+                member.generation.keep(copied(self._pool.state, self._rows.index(member), self._decoder))
             if member.is_done:
                 self.leave(member)
         return members
@@ -168,11 +169,15 @@ def complete_all(checkpoint: Checkpoint, generations: Sequence[Generation]) -> t
     batch = Batch(checkpoint, most=len(generations), piece_tokens=sum(len(each.unread) for each in generations))
     members = [batch.join(generation) for generation in generations]
     told: dict[Member, list[Token]] = {member: [] for member in members}
-    while len(batch):
-        for member in batch.step():
-            if member.failure is not None:
-                raise member.failure
-            told[member] += member.tokens
+    try:
+        while len(batch):
+            for member in batch.step():
+                if member.failure is not None:
+                    raise member.failure
+                told[member] += member.tokens
+    finally:
+        for generation in generations:
+            generation.close()
     return tuple(
         Completion("".join(token.text for token in tokens), tuple(tokens), generation.accepted, generation.finished)
         for tokens, generation in zip(told.values(), generations, strict=True)

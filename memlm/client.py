@@ -29,6 +29,7 @@ from memlm.api import (
     ModelInfo,
     Neighbor,
     Score,
+    SessionInfo,
     StoreInfo,
     TokenStream,
 )
@@ -36,6 +37,7 @@ from memlm.connection import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_TIMEOUT_S,
     READY_POLL_S,
+    appends_of,
     broken_off,
     channel_options,
     not_ready,
@@ -43,15 +45,22 @@ from memlm.connection import (
     rpcs_of,
 )
 from memlm.questions import (
+    AppendToSessionRequest,
+    CreateSessionRequest,
     DeleteDocumentsRequest,
+    DeleteSessionRequest,
     DetokenizeRequest,
+    ForkSessionRequest,
     GetModelRequest,
+    GetSessionRequest,
     ListDatastoresRequest,
+    ListSessionsRequest,
     Question,
     ScoreRequest,
     SearchRequest,
     TokenizeRequest,
 )
+from memlm.session import Session
 
 
 class Client:
@@ -105,6 +114,35 @@ class Client:
     def get_model(self, *, timeout_s: float | None = None) -> ModelInfo:
         """Shape, limits and fingerprints of the loaded model."""
         return cast(ModelInfo, self._ask(GetModelRequest(), timeout_s))
+
+    def session(self, *, ttl_s: float | None = None, timeout_s: float | None = None) -> Session:
+        """A new session, which lives until it was not used for `ttl_s` seconds; see `memlm.session.Session`."""
+        return Session(self, self._ask(CreateSessionRequest(ttl_s), timeout_s).name)
+
+    def append_to_session(
+        self, name: str, text: str = "", *, token_ids: Sequence[int] = (), timeout_s: float | None = None
+    ) -> SessionInfo:
+        """Reads a text, or tokens, into a session, sent in pieces: all of it, or nothing."""
+        allowed_s = self.timeout_s if timeout_s is None else timeout_s
+        with our_errors(self.target):
+            reply = self._rpcs[AppendToSessionRequest](appends_of(name, text, token_ids), timeout=allowed_s)
+        return cast(SessionInfo, wire.answer_from_wire(reply))
+
+    def get_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
+        """What is known of a session. Raises NotFound where it has gone."""
+        return cast(SessionInfo, self._ask(GetSessionRequest(name), timeout_s))
+
+    def list_sessions(self, *, timeout_s: float | None = None) -> tuple[SessionInfo, ...]:
+        """The caller's sessions, the latest used first."""
+        return tuple(self._ask(ListSessionsRequest(), timeout_s))
+
+    def fork_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
+        """Another session that has read the same."""
+        return cast(SessionInfo, self._ask(ForkSessionRequest(name), timeout_s))
+
+    def delete_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
+        """Forgets a session; tells what it was."""
+        return cast(SessionInfo, self._ask(DeleteSessionRequest(name), timeout_s))
 
     def wait_until_ready(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Waits until the server serves. Raises Unavailable where it does not in time."""

@@ -3,35 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
+from memlm import wire
 from memlm.api import GenerateRequest
 from memlm.errors import InvalidInput, Unavailable
 from memlm.questions import (
+    AppendToSessionRequest,
+    CreateSessionRequest,
     DeleteDocumentsRequest,
+    DeleteSessionRequest,
     DetokenizeRequest,
+    ForkSessionRequest,
     GetModelRequest,
+    GetSessionRequest,
     ListDatastoresRequest,
+    ListSessionsRequest,
     ScoreRequest,
     SearchRequest,
     TokenizeRequest,
 )
 from memlm.status import error_of
-from memlm.v1 import datastores_pb2_grpc, generation_pb2_grpc
+from memlm.v1 import datastores_pb2_grpc, generation_pb2_grpc, sessions_pb2_grpc
 
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_MAX_MESSAGE_BYTES = 16 << 20
 KEEPALIVE_S = 30
 READY_POLL_S = 0.05
+PIECE_CHARACTERS = 1 << 17
 # Streams are not among them, since half of one cannot be taken back. Nor is deleting: an answer lost on its way would
 # be followed by NotFound.
 RETRIED = {
     "memlm.v1.Generation": ("Score", "Tokenize", "Detokenize", "GetModel"),
     "memlm.v1.Datastores": ("ListDatastores", "Search"),
+    "memlm.v1.Sessions": ("GetSession", "ListSessions"),
 }
 
 
@@ -55,6 +65,7 @@ def rpcs_of(channel: Any) -> dict[type, Any]:
     """The call that asks each kind of question, over a channel of either kind."""
     generation = generation_pb2_grpc.GenerationStub(channel)
     datastores = datastores_pb2_grpc.DatastoresStub(channel)
+    sessions = sessions_pb2_grpc.SessionsStub(channel)
     return {
         GenerateRequest: generation.Generate,
         ScoreRequest: generation.Score,
@@ -64,6 +75,12 @@ def rpcs_of(channel: Any) -> dict[type, Any]:
         ListDatastoresRequest: datastores.ListDatastores,
         SearchRequest: datastores.Search,
         DeleteDocumentsRequest: datastores.DeleteDocuments,
+        CreateSessionRequest: sessions.CreateSession,
+        AppendToSessionRequest: sessions.AppendToSession,
+        GetSessionRequest: sessions.GetSession,
+        ListSessionsRequest: sessions.ListSessions,
+        ForkSessionRequest: sessions.ForkSession,
+        DeleteSessionRequest: sessions.DeleteSession,
     }
 
 
@@ -76,6 +93,16 @@ def our_errors(target: str) -> Iterator[None]:
         raise error_of(error, target) from None
     except (ValueError, grpc.aio.UsageError) as error:
         raise InvalidInput(f"the client of {target} is closed ({error}); open another one") from None
+
+
+def appends_of(name: str, text: str, token_ids: Sequence[int]) -> Iterator[Message]:
+    """What is appended to a session, in messages far below any limit."""
+    yield wire.to_wire(AppendToSessionRequest(name))
+    for begin in range(0, len(text), PIECE_CHARACTERS):
+        yield wire.to_wire(AppendToSessionRequest("", text[begin : begin + PIECE_CHARACTERS]))
+    for begin in range(0, len(token_ids), PIECE_CHARACTERS):
+        piece = tuple(token_ids[begin : begin + PIECE_CHARACTERS])
+        yield wire.to_wire(AppendToSessionRequest("", token_ids=piece))
 
 
 def broken_off(target: str) -> Unavailable:

@@ -34,8 +34,10 @@ from memlm.gate import gated
 from memlm.interpolation import memory_logprobs, mix
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.early_exit import ExitRule, read_until_sure
+from memlm.model.pool import copied
 from memlm.retrieval import NO_POINTERS, Retrieval, Retrieved
 from memlm.sampling import sample
+from memlm.sessions import Lease, Past
 from memlm.text_stream import TextStream
 
 
@@ -43,16 +45,26 @@ class Generation:
     """One text being continued. Raises InvalidInput at once for a prompt, or a length, that the model does not take."""
 
     def __init__(
-        self, checkpoint: Checkpoint, request: GenerateRequest, retrieval: Retrieval | None, *, request_id: str = ""
+        self,
+        checkpoint: Checkpoint,
+        request: GenerateRequest,
+        retrieval: Retrieval | None,
+        *,
+        request_id: str = "",
+        lease: Lease | None = None,
     ) -> None:
-        """Checks the request; reads nothing yet."""
+        """Checks the request; reads nothing yet. With the `lease` of a session, goes on from what that has read."""
         self._decoder, self._tokenizer = checkpoint.decoder, checkpoint.tokenizer
         self._request, self.retrieval = request, retrieval
         self._sampling = request.sampling.or_else(checkpoint.sampling)
-        self.unread = self._tokenizer.prompt(request.prompt)
-        self._seen = self._tokenizer.encode(request.prompt).tolist()
-        self._max_tokens = self._room_for(len(self.unread))
-        self.num_places = len(self.unread) + self._max_tokens - 1
+        self._lease, self._past = lease, lease.past if lease else Past()
+        prompt = self._tokenizer.encode(request.prompt).tolist()
+        self.unread = [*self._past.unread, *prompt] if self._past.seen else self._tokenizer.prompt(request.prompt)
+        if not self.unread:
+            raise InvalidInput("the session's text has ended; give a prompt to go on with", field="prompt")
+        self._seen = [*self._past.seen, *prompt]
+        self._max_tokens = self._room_for(self._past.num_read + len(self.unread))
+        self.num_places = self._past.num_read + len(self.unread) + self._max_tokens - 1
         self._state: DecoderState | None = None
         self._rule = self._exit_rule(checkpoint) if request.early_exit else None
         seed = self._sampling.seed
@@ -61,14 +73,20 @@ class Generation:
         self._stream = TextStream(self._sampling.stop)
         self.pointers = NO_POINTERS
         self.accepted = self._accept(request_id)
-        self.usage = Usage(prompt_tokens=len(self._seen))
+        self.usage = Usage(prompt_tokens=len(prompt))
         self.finished: Finished | None = None
 
     def step(self) -> tuple[Token, ...]:
         """Draws one token; gives those that may be shown now. After the last one `finished` is set."""
+        tokens = self._step()
+        if self._state is not None:
+            self.keep(self._state)
+        return tokens
+
+    def _step(self) -> tuple[Token, ...]:
         begin = time.perf_counter()
         if self._state is None:
-            self._state = self._decoder.new_state(capacity=self.num_places)
+            self._state = self.beginning(self.num_places)
         with torch.inference_mode(), decoding_threads(self._decoder, len(self.unread)):
             tokens_BT = torch.tensor([self.unread])
             if self._rule is not None and len(self.unread) == 1:
@@ -113,11 +131,37 @@ class Generation:
 
     def events(self) -> Generator[GenerationEvent, None, None]:
         """Accepted, the tokens, Finished: what the library and the server's stream both tell."""
-        yield self.accepted
-        while self.finished is None:
-            if tokens := self.step():
-                yield tokens
-        yield self.finished
+        try:
+            yield self.accepted
+            while self.finished is None:
+                if tokens := self.step():
+                    yield tokens
+            yield self.finished
+        finally:
+            self.close()
+
+    def beginning(self, capacity: int) -> DecoderState:
+        """The state that the first step starts from, with room for `capacity` tokens."""
+        if self._past.state is None:
+            return self._decoder.new_state(capacity=capacity)
+        return copied(self._past.state, 0, self._decoder, capacity=capacity)
+
+    @property
+    def has_session(self) -> bool:
+        """Whether what was read stays with somebody."""
+        return self._lease is not None
+
+    def keep(self, state: DecoderState) -> None:
+        """After the last step, hands the state over to the session, if there is one; nothing happens before."""
+        if self._lease is not None and self.finished is not None:
+            ended = self.finished.reason is FinishReason.END
+            seen = self._seen[:-1] if ended else self._seen
+            self._lease.end(Past(state, () if ended else tuple(self.unread), tuple(seen)))
+
+    def close(self) -> None:
+        """Gives the session back, if there is one: as it was, unless the generation came to its end."""
+        if self._lease is not None:
+            self._lease.end(None)
 
     def _next_token(self, lm_logprobs_V: Float[Tensor, " V"], retrieved: Retrieved | None) -> Token | None:
         """Mixes and draws; None where the model ends the text."""

@@ -18,6 +18,7 @@ from memlm.api import (
     ModelInfo,
     Neighbor,
     Score,
+    SessionInfo,
     StoreInfo,
     TokenStream,
 )
@@ -28,6 +29,8 @@ from memlm.generate import Generation
 from memlm.memory import Memory
 from memlm.retrieval import Retrieval
 from memlm.scoring import score_steps, score_text
+from memlm.session import Session
+from memlm.sessions import Sessions
 
 
 def load(model: str | Path, stores: Sequence[str | Path] = (), *, dtype: str = "float32") -> LanguageModel:
@@ -42,9 +45,12 @@ def load(model: str | Path, stores: Sequence[str | Path] = (), *, dtype: str = "
 class LanguageModel:
     """A decoder, its tokenizer and its memories. One thread at a time."""
 
-    def __init__(self, checkpoint: Checkpoint, stores: Sequence[str | Path] = ()) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, stores: Sequence[str | Path] = (), sessions: Sessions | None = None
+    ) -> None:
         """Opens the datastores. Raises InvalidInput where two of them share a name."""
         self.checkpoint = checkpoint
+        self.sessions = Sessions(checkpoint) if sessions is None else sessions
         self._memories: dict[str, Memory] = {}
         for path in stores:
             memory = Memory.open(path, checkpoint)
@@ -98,9 +104,46 @@ class LanguageModel:
             generations.append(self.start(GenerateRequest.of(prompt, own)))
         return complete_all(self.checkpoint, generations)
 
-    def start(self, request: GenerateRequest, *, request_id: str = "") -> Generation:
-        """The same, to be driven step by step."""
-        return Generation(self.checkpoint, request, self.retrieval(request.memory), request_id=request_id)
+    def start(self, request: GenerateRequest, *, request_id: str = "", owner: str = "") -> Generation:
+        """The same, to be driven step by step, and then closed. `owner` is whose session it goes on from."""
+        retrieval = self.retrieval(request.memory)
+        lease = None if request.session is None else self.sessions.lease(request.session, owner=owner)
+        try:
+            return Generation(self.checkpoint, request, retrieval, request_id=request_id, lease=lease)
+        except BaseException:
+            if lease is not None:
+                lease.end(None)
+            raise
+
+    def session(self, *, ttl_s: float | None = None) -> Session:
+        """A new session: what is appended to it and generated in it is read once, and gone on from."""
+        return Session(self, self.sessions.create(ttl_s=ttl_s).name)
+
+    def append_to_session(self, name: str, text: str = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:
+        """Reads a text, or tokens, into a session: all of it, or nothing."""
+        steps = self.sessions.append(name, text, token_ids=tuple(token_ids))
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                info: SessionInfo = end.value
+                return info
+
+    def get_session(self, name: str) -> SessionInfo:
+        """What is known of a session. Raises NotFound where it has gone."""
+        return self.sessions.get(name)
+
+    def list_sessions(self) -> tuple[SessionInfo, ...]:
+        """All sessions, the latest used first."""
+        return self.sessions.list()
+
+    def fork_session(self, name: str) -> SessionInfo:
+        """Another session that has read the same."""
+        return self.sessions.fork(name)
+
+    def delete_session(self, name: str) -> SessionInfo:
+        """Forgets a session; tells what it was."""
+        return self.sessions.delete(name)
 
     def score(self, text: str, *, token_scores: bool = False, **memory: Any) -> Score:
         """The text's log-probability; `memory` are the fields of `MemoryParams`."""

@@ -86,6 +86,48 @@ class DeleteDocumentsRequest:
         return cls(tuple(document_ids), store)
 
 
+@dataclass(frozen=True, slots=True)
+class CreateSessionRequest:
+    """A session that nobody has read anything into, for `ttl_s` seconds after its last use."""
+
+    ttl_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendToSessionRequest:
+    """Read this into a session."""
+
+    session: str
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GetSessionRequest:
+    """What is known of this session?"""
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListSessionsRequest:
+    """Which sessions are the caller's?"""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkSessionRequest:
+    """Another session that has read the same."""
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSessionRequest:
+    """Forget this session."""
+
+    session: str
+
+
 Question: TypeAlias = (
     GenerateRequest
     | ScoreRequest
@@ -95,4 +137,10 @@ Question: TypeAlias = (
     | ListDatastoresRequest
     | SearchRequest
     | DeleteDocumentsRequest
+    | CreateSessionRequest
+    | AppendToSessionRequest
+    | GetSessionRequest
+    | ListSessionsRequest
+    | ForkSessionRequest
+    | DeleteSessionRequest
 )

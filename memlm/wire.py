@@ -18,7 +18,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memlm import api, questions
 from memlm.errors import InternalError, InvalidInput
-from memlm.v1 import datastores_pb2, generation_pb2
+from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
 
 _MESSAGE_OF: dict[type, type[Message]] = {
     api.SamplingParams: generation_pb2.SamplingParams,
@@ -44,6 +44,13 @@ _MESSAGE_OF: dict[type, type[Message]] = {
     questions.SearchRequest: datastores_pb2.SearchRequest,
     questions.ListDatastoresRequest: datastores_pb2.ListDatastoresRequest,
     questions.DeleteDocumentsRequest: datastores_pb2.DeleteDocumentsRequest,
+    api.SessionInfo: sessions_pb2.Session,
+    questions.CreateSessionRequest: sessions_pb2.CreateSessionRequest,
+    questions.AppendToSessionRequest: sessions_pb2.AppendToSessionRequest,
+    questions.GetSessionRequest: sessions_pb2.GetSessionRequest,
+    questions.ListSessionsRequest: sessions_pb2.ListSessionsRequest,
+    questions.ForkSessionRequest: sessions_pb2.ForkSessionRequest,
+    questions.DeleteSessionRequest: sessions_pb2.DeleteSessionRequest,
 }
 _RECORD_OF = {message: record for record, message in _MESSAGE_OF.items()}
 # `bytes` is a type's name in the .proto; a bool that is not set is false, so the wire asks for the exception.
@@ -57,6 +64,7 @@ _WRAPPED: dict[type, tuple[type[Message], str]] = {
     questions.DetokenizeRequest: (generation_pb2.DetokenizeResponse, "text"),
     questions.SearchRequest: (datastores_pb2.SearchResponse, "neighbors"),
     questions.ListDatastoresRequest: (datastores_pb2.ListDatastoresResponse, "datastores"),
+    questions.ListSessionsRequest: (sessions_pb2.ListSessionsResponse, "sessions"),
 }
 _WRAPPED_FIELD = dict(_WRAPPED.values())
 

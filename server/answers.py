@@ -11,10 +11,16 @@ from memlm.api import Finished, GenerationEvent, Token
 from memlm.generate import Generation
 from memlm.language_model import LanguageModel
 from memlm.questions import (
+    AppendToSessionRequest,
+    CreateSessionRequest,
     DeleteDocumentsRequest,
+    DeleteSessionRequest,
     DetokenizeRequest,
+    ForkSessionRequest,
     GetModelRequest,
+    GetSessionRequest,
     ListDatastoresRequest,
+    ListSessionsRequest,
     Question,
     ScoreRequest,
     SearchRequest,
@@ -63,6 +69,12 @@ def scored(ask: Ask, request: ScoreRequest, lm: LanguageModel, send: Send) -> St
     send(Result(ask.id, score))
 
 
+def appended(ask: Ask, request: AppendToSessionRequest, lm: LanguageModel, send: Send) -> Steps:
+    """The steps in which a session reads more, a piece each."""
+    told = lm.sessions.append(request.session, request.text, token_ids=request.token_ids, owner=ask.owner)
+    send(Result(ask.id, (yield from told)))
+
+
 def alone(generation: Generation, telling: Telling) -> Steps:
     """The steps of a generation that goes by itself: how many layers it reads differs from token to token."""
     while generation.finished is None:
@@ -70,8 +82,8 @@ def alone(generation: Generation, telling: Telling) -> Steps:
         yield
 
 
-def answer_to(lm: LanguageModel, question: Question) -> Any:
-    """The answer to what takes one step."""
+def answer_to(lm: LanguageModel, question: Question, owner: str) -> Any:
+    """The answer to what takes one step; `owner` is whose sessions are meant."""
     match question:
         case TokenizeRequest(text):
             return lm.tokenize(text)
@@ -85,5 +97,15 @@ def answer_to(lm: LanguageModel, question: Question) -> Any:
             return lm.stores
         case DeleteDocumentsRequest(document_ids, store):
             return lm.delete_documents(document_ids, store=store)
+        case CreateSessionRequest(ttl_s):
+            return lm.sessions.create(owner=owner, ttl_s=ttl_s)
+        case GetSessionRequest(session):
+            return lm.sessions.get(session, owner=owner)
+        case ListSessionsRequest():
+            return lm.sessions.list(owner=owner)
+        case ForkSessionRequest(session):
+            return lm.sessions.fork(session, owner=owner)
+        case DeleteSessionRequest(session):
+            return lm.sessions.delete(session, owner=owner)
         case _:
             raise TypeError(f"no answer to a {type(question).__name__}")

@@ -16,8 +16,10 @@ class ServerConfig:
     """What is served, where, and how much of it at once. Raises InvalidInput for what cannot be.
 
     `port=0` takes any free port; `num_threads=0` all cores. At most `max_running` requests run side by side and
-    `max_queued` wait, with no more than `max_queued_tokens` of prompts; what is more is refused. `drain_s` bounds how
-    long running requests may go on once the server was told to stop.
+    `max_queued` wait, with no more than `max_queued_tokens` of prompts; what is more is refused. Sessions
+    go `session_ttl_s` after their last use, or when all together hold more than `max_session_bytes`; with a
+    `session_dir` they survive a restart. One append may bring `max_append_bytes`. `drain_s` bounds how long running
+    requests may go on once the server was told to stop.
     """
 
     model: Path
@@ -30,6 +32,10 @@ class ServerConfig:
     max_queued: int = 256
     max_queued_tokens: int = 1 << 20
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    max_append_bytes: int = 64 << 20
+    session_dir: Path | None = None
+    session_ttl_s: float = 3600.0
+    max_session_bytes: int = 4 << 30
     drain_s: float = 30.0
     log_level: str = "warning"
 
@@ -42,6 +48,9 @@ class ServerConfig:
             ("max_queued", 0, 1 << 20),
             ("max_queued_tokens", 0, 1 << 40),
             ("max_message_bytes", 1 << 10, 1 << 30),
+            ("max_append_bytes", 1 << 10, 1 << 40),
+            ("session_ttl_s", 1, 30 * 86_400),
+            ("max_session_bytes", 1 << 20, 1 << 50),
             ("drain_s", 0, 3600),
         ):
             value = getattr(self, name)

@@ -19,14 +19,17 @@ from google.protobuf.message_factory import GetMessageClass
 
 from memlm import wire
 from memlm.api import Finished, GenerationEvent, Token
-from memlm.errors import InternalError, MemlmError, Unavailable
+from memlm.errors import InternalError, InvalidInput, MemlmError, Unavailable
+from memlm.questions import AppendToSessionRequest
 from memlm.server.messages import Answer, Events, Failed, Result
 from memlm.server.worker_link import WorkerLink
 from memlm.status import trailer_of
-from memlm.v1 import datastores_pb2, generation_pb2
+from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
 
 SERVICES = tuple(
-    service for file in (generation_pb2, datastores_pb2) for service in file.DESCRIPTOR.services_by_name.values()
+    service
+    for file in (generation_pb2, datastores_pb2, sessions_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
 )
 
 # Tokens are merged up to about half a megabyte, far from the limit of a message, however far behind a client is.
@@ -38,9 +41,9 @@ log = logging.getLogger("memlm.server")
 class Front:
     """The calls of the service. While `draining`, what is new is refused."""
 
-    def __init__(self, worker: WorkerLink) -> None:
+    def __init__(self, worker: WorkerLink, max_append_bytes: int) -> None:
         """Takes the link to a worker."""
-        self._worker = worker
+        self._worker, self._max_append_bytes = worker, max_append_bytes
         self.draining = False
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
@@ -55,6 +58,9 @@ class Front:
     def _handler(self, method: Any) -> grpc.RpcMethodHandler:
         """Requests come in as bytes: gRPC itself would tell INTERNAL of those that it cannot read."""
         request_type = GetMessageClass(method.input_type)
+        if method.client_streaming:
+            collect = partial(self._collect, request_type)
+            return grpc.stream_unary_rpc_method_handler(collect, response_serializer=_serialize)
         if method.server_streaming:
             stream = partial(self._stream, request_type)
             return grpc.unary_stream_rpc_method_handler(stream, response_serializer=_serialize)
@@ -69,6 +75,34 @@ class Front:
             if isinstance(answer, Result):
                 return wire.answer_to_wire(question, answer.value)
             raise _failure(answer)
+
+    async def _collect(
+        self, request_type: type[Message], messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> Any:
+        """A call that brings a text in pieces: they are joined, and then asked as one question."""
+        async with _telling(context):
+            question = await self._joined(request_type, messages)
+            with self._worker.ask(question, context.time_remaining(), context.peer()) as call:
+                (answer,) = await call.take()
+            if isinstance(answer, Result):
+                return wire.answer_to_wire(question, answer.value)
+            raise _failure(answer)
+
+    async def _joined(self, request_type: type[Message], messages: AsyncIterator[bytes]) -> AppendToSessionRequest:
+        parts, size = list[AppendToSessionRequest](), 0
+        async for data in messages:
+            parts.append(self._question(request_type, data))
+            size += len(data)
+            if size > self._max_append_bytes:
+                raise InvalidInput(
+                    f"more than {self._max_append_bytes:,} bytes in one append; append in several calls", field="text"
+                )
+        if not parts:
+            raise InvalidInput("nothing was sent; the first message names the session", field="session")
+        if any(part.session not in ("", parts[0].session) for part in parts):
+            raise InvalidInput("the messages of one append name several sessions", field="session")
+        token_ids = tuple(id_ for part in parts for id_ in part.token_ids)
+        return AppendToSessionRequest(parts[0].session, "".join(part.text for part in parts), token_ids)
 
     async def _stream(self, request_type: type[Message], data: bytes, context: grpc.aio.ServicerContext) -> None:
         """A generation. What comes while an event is being sent goes out together in the next one."""

@@ -19,8 +19,8 @@ from memlm.questions import Question
 class Ask:
     """A question, under the id that its answers carry, which is also the one that logs and clients know it by.
 
-    `caller` is whose turn it takes; `asked_s` and `deadline_s` are on the clock of `time.monotonic`, which all
-    processes of a machine share.
+    `caller` is whose turn it takes, `owner` whose sessions it sees; `asked_s` and `deadline_s` are on the clock of
+    `time.monotonic`, which all processes of a machine share.
     """
 
     id: str
@@ -28,6 +28,7 @@ class Ask:
     asked_s: float
     deadline_s: float | None
     caller: str = ""
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class _Server:
         """Starts nothing yet."""
         self._config = config
         self._worker = WorkerLink(config)
-        self._front = Front(self._worker)
+        self._front = Front(self._worker, config.max_append_bytes)
         self._health = health.aio.HealthServicer()
         self._told_to_stop, self._told_again = asyncio.Event(), asyncio.Event()
 

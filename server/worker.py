@@ -23,11 +23,12 @@ import torch
 
 from memlm.api import GenerateRequest
 from memlm.batch import Batch, Member
+from memlm.checkpoint import load_checkpoint
 from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded
 from memlm.generate import Generation
-from memlm.language_model import LanguageModel, load
-from memlm.questions import ScoreRequest
-from memlm.server.answers import Steps, Telling, alone, answer_to, scored
+from memlm.language_model import LanguageModel
+from memlm.questions import AppendToSessionRequest, ScoreRequest
+from memlm.server.answers import Steps, Telling, alone, answer_to, appended, scored
 from memlm.server.config import ServerConfig
 from memlm.server.messages import (
     Ask,
@@ -41,6 +42,7 @@ from memlm.server.messages import (
     Stop,
     ToWorker,
 )
+from memlm.sessions import Sessions
 
 log = logging.getLogger("memlm.server.worker")
 
@@ -58,13 +60,21 @@ def run_worker(pipe: Connection, config: ServerConfig) -> None:
     # Said even where nothing changes: what torch was never told, Faiss's own setting would change under it.
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     try:
-        lm = load(config.model, config.stores, dtype=config.dtype)
+        lm = _loaded(config)
     except MemlmError as error:
         outbox.send(NotLoaded(error))
         return
     with lm:
         outbox.send(Loaded())
         Worker(lm, inbox, outbox.send, config.max_running, config.max_queued_tokens).run()
+
+
+def _loaded(config: ServerConfig) -> LanguageModel:
+    checkpoint = load_checkpoint(config.model, dtype=config.dtype)
+    sessions = Sessions(
+        checkpoint, folder=config.session_dir, ttl_s=config.session_ttl_s, max_bytes=config.max_session_bytes
+    )
+    return LanguageModel(checkpoint, config.stores, sessions)
 
 
 class Inbox:
@@ -178,18 +188,22 @@ class Worker:
         with self._answering(job):
             question = job.ask.question
             if isinstance(question, GenerateRequest):
-                job.generation = self._lm.start(question, request_id=job.ask.id)
-                self._check_queue(job)
+                self._check_queue(question)
+                job.generation = self._lm.start(question, request_id=job.ask.id, owner=job.ask.owner)
                 self._waiting.append(job)
             elif isinstance(question, ScoreRequest):
                 job.steps = scored(job.ask, question, self._lm, self._send)
                 self._waiting.append(job)
+            elif isinstance(question, AppendToSessionRequest):
+                job.steps = appended(job.ask, question, self._lm, self._send)
+                self._waiting.append(job)
             else:
-                self._send(Result(job.ask.id, answer_to(self._lm, question)))
+                self._send(Result(job.ask.id, answer_to(self._lm, question, job.ask.owner)))
 
-    def _check_queue(self, job: Job) -> None:
+    def _check_queue(self, question: GenerateRequest) -> None:
+        """A prompt has at most as many tokens as bytes, and mostly a third: that is near enough for a bound."""
         queued = sum(each.num_tokens for each in self._waiting)
-        if queued and queued + job.num_tokens > self._max_queued_tokens:
+        if queued and queued + len(question.prompt.encode(errors="replace")) // 3 > self._max_queued_tokens:
             raise Overloaded(
                 f"{queued:,} tokens of prompts are waiting, and {self._max_queued_tokens:,} are all that this server"
                 f" takes; try again in {RETRY_AFTER_S:g} s",
@@ -222,8 +236,14 @@ class Worker:
         (self._running if job in self._running else self._waiting).remove(job)
         if job.member:
             self._batch.leave(job.member)
+        self._free(job)
+
+    def _free(self, job: Job) -> None:
+        """Lets go of what a job holds; a session that it did not come to the end of is as it was."""
         if job.steps:
             job.steps.close()
+        if job.generation:
+            job.generation.close()
 
     def _admit(self) -> None:
         """Fills the places that are free; the next one is whose caller has the fewest running, and waits longest."""
@@ -270,9 +290,14 @@ class Worker:
         if job is None or job.steps is None:
             return
         self._running.remove(job)
+        goes_on = False
         with self._answering(job):
             next(job.steps)
+            goes_on = True
+        if goes_on:
             self._running.append(job)
+        else:
+            self._free(job)
 
     @contextmanager
     def _answering(self, job: Job) -> Iterator[None]:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from memlm.async_client import AsyncClient, AsyncDatastores
+from memlm.async_client import AsyncClient, AsyncDatastores, AsyncSession
 from memlm.client import Client, Datastores
 from memlm.connection import RETRIED, rpcs_of
 from memlm.errors import InvalidInput, Unavailable
+from memlm.session import Session
 from memlm.v1 import datastores_pb2, generation_pb2
 
 SERVICES = [
@@ -27,7 +28,14 @@ METHOD_OF = {
     "ListDatastores": "list",
     "Search": "search",
     "DeleteDocuments": "delete_documents",
+    "CreateSession": "session",
+    "AppendToSession": "append_to_session",
+    "GetSession": "get_session",
+    "ListSessions": "list_sessions",
+    "ForkSession": "fork_session",
+    "DeleteSession": "delete_session",
 }
+NEVER_TWICE = {"Generate", "DeleteDocuments", "CreateSession", "AppendToSession", "ForkSession", "DeleteSession"}
 
 
 def methods_of(face: type) -> dict[str, Any]:
@@ -41,7 +49,9 @@ def test_importing_the_client_loads_nothing_heavy() -> None:
     assert not {"torch", "faiss", "numpy", "tokenizers", "jaxtyping"} & set(loaded)
 
 
-@pytest.mark.parametrize(("face", "awaited"), [(Client, AsyncClient), (Datastores, AsyncDatastores)])
+@pytest.mark.parametrize(
+    ("face", "awaited"), [(Client, AsyncClient), (Datastores, AsyncDatastores), (Session, AsyncSession)]
+)
 def test_both_clients_have_the_same_methods(face: type, awaited: type) -> None:
     """Name for name and parameter for parameter; what they return differs only by being awaited."""
     here, there = methods_of(face), methods_of(awaited)
@@ -50,8 +60,9 @@ def test_both_clients_have_the_same_methods(face: type, awaited: type) -> None:
         assert here[name].parameters.keys() == there[name].parameters.keys(), name
         for mine, other in zip(here[name].parameters.values(), there[name].parameters.values(), strict=True):
             assert (mine.kind, mine.default, mine.annotation) == (other.kind, other.default, other.annotation), name
-        returned = here[name].return_annotation.replace("TokenStream", "AsyncTokenStream")
-        assert returned == there[name].return_annotation, name
+        returned = here[name].return_annotation
+        expected = f"Async{returned}" if returned in ("TokenStream", "Session") else returned
+        assert there[name].return_annotation == expected, name
 
 
 def test_every_call_has_a_method_with_a_time_limit() -> None:
@@ -64,7 +75,7 @@ def test_every_call_has_a_method_with_a_time_limit() -> None:
 
 def test_only_calls_that_change_nothing_are_tried_again() -> None:
     retried = {name for names in RETRIED.values() for name in names}
-    assert retried == set(METHOD_OF) - {"Generate", "DeleteDocuments"}
+    assert retried == set(METHOD_OF) - NEVER_TWICE
 
 
 @pytest.fixture

@@ -170,6 +170,13 @@ def serve(
     max_running: Annotated[int, typer.Option(help="Requests that run side by side; others wait.")] = 32,
     max_queued: Annotated[int, typer.Option(help="Requests that may wait; one more is refused.")] = 256,
     max_queued_tokens: Annotated[int, typer.Option(help="Tokens of prompts that may wait.")] = 1 << 20,
+    session_dir: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep sessions here, so that they survive a restart.")
+    ] = None,
+    session_ttl: Annotated[float, typer.Option(help="Seconds after its last use at which a session goes.")] = 3600.0,
+    session_bytes: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="What all sessions may hold in memory (default: 4GiB).")
+    ] = None,
     drain: Annotated[float, typer.Option(help="Seconds that running requests may go on after SIGTERM.")] = 30.0,
     log_level: Annotated[str, typer.Option(metavar="debug|info|warning|error", help="What is logged.")] = "warning",
 ) -> None:
@@ -187,6 +194,9 @@ def serve(
         max_running=max_running,
         max_queued=max_queued,
         max_queued_tokens=max_queued_tokens,
+        session_dir=session_dir,
+        session_ttl_s=session_ttl,
+        max_session_bytes=options.num_bytes(session_bytes) or 4 << 30,
         drain_s=drain,
         log_level=log_level,
     )

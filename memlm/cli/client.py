@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from contextlib import nullcontext
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +18,9 @@ from memlm.cli.options import asked
 app = typer.Typer(help="Ask a running server.", no_args_is_help=True)
 datastore = typer.Typer(help="The datastores that a server has loaded.", no_args_is_help=True)
 app.add_typer(datastore, name="datastore")
+session = typer.Typer(help="What the model has read and goes on from.", no_args_is_help=True)
+app.add_typer(session, name="session")
+SessionName = Annotated[str, typer.Argument(metavar="NAME", help="A session's name.")]
 
 Target = Annotated[str, typer.Option("--target", metavar="HOST:PORT", help="Where the server listens.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for an answer.")]
@@ -42,6 +49,7 @@ def generate(
     stop: options.Stop = None,
     show_memory: options.ShowMemory = False,
     early_exit: options.EarlyExit = False,
+    session: Annotated[str | None, typer.Option(metavar="NAME", help="Go on from what this session has read.")] = None,
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:
@@ -60,7 +68,7 @@ def generate(
     )
     wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()))
     wanted |= asked(temperature=temperature, repetition_penalty=repetition_penalty) | {"use_store": not no_store}
-    wanted |= {"neighbors": options.NEIGHBORS_SHOWN if show_memory else 0, "early_exit": early_exit}
+    wanted |= {"neighbors": options.NEIGHBORS_SHOWN if show_memory else 0, "early_exit": early_exit, "session": session}
     with Client(target, timeout_s=timeout) as client, client.generate(prompt, **wanted) as tokens:
         render.print_generation(tokens, json=json, show_memory=show_memory)
 
@@ -160,3 +168,90 @@ def model(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = F
         emit_json(info)
         return
     out.print(f"{info.name}: {info.num_parameters:,} parameters, context {info.context_length}, {info.dtype}")
+
+
+@session.command("create", epilog="Example: memlm client session create --ttl 86400 --target localhost:50051")
+def create_session(
+    ttl: Annotated[float | None, typer.Option(help="Seconds after its last use at which it goes.")] = None,
+    target: Target = HERE,
+    timeout: Timeout = 60.0,
+    json: options.Json = False,
+) -> None:
+    """Start a session, and print its name."""
+    from memlm.client import Client
+
+    with Client(target, timeout_s=timeout) as client:
+        info = client.session(ttl_s=ttl).info()
+    emit_json(info) if json else out.print(info.name, markup=False)
+
+
+@session.command("append", epilog="Example: memlm client session append NAME long.txt --target localhost:50051")
+def append_to_session(
+    name: SessionName,
+    text: Annotated[str, typer.Argument(metavar="FILE", help="A text file; - is standard input.")],
+    target: Target = HERE,
+    timeout: Timeout = 3600.0,
+    json: options.Json = False,
+) -> None:
+    """Let the model read a file: all of it, or nothing."""
+    from memlm.client import Client
+
+    with Client(target, timeout_s=timeout) as client, _opened(text) as file:
+        _tell_session(client.append_to_session(name, file.read()), json=json)
+
+
+@session.command("info", epilog="Example: memlm client session info NAME --target localhost:50051")
+def get_session(name: SessionName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
+    """Show what a session holds, and how far an append is."""
+    from memlm.client import Client
+
+    with Client(target, timeout_s=timeout) as client:
+        _tell_session(client.get_session(name), json=json)
+
+
+@session.command("list", epilog="Example: memlm client session list --target localhost:50051")
+def list_sessions(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
+    """Show your sessions, the latest used first."""
+    from memlm.client import Client
+
+    with Client(target, timeout_s=timeout) as client:
+        sessions = client.list_sessions()
+    if json:
+        emit_json({"sessions": sessions})
+        return
+    for info in sessions:
+        _tell_session(info, json=False)
+
+
+@session.command("fork", epilog="Example: memlm client session fork NAME --target localhost:50051")
+def fork_session(name: SessionName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
+    """Start another session that has read the same, and print its name."""
+    from memlm.client import Client
+
+    with Client(target, timeout_s=timeout) as client:
+        info = client.fork_session(name)
+    emit_json(info) if json else out.print(info.name, markup=False)
+
+
+@session.command("delete", epilog="Example: memlm client session delete NAME --target localhost:50051")
+def delete_session(
+    name: SessionName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False
+) -> None:
+    """Forget a session."""
+    from memlm.client import Client
+
+    with Client(target, timeout_s=timeout) as client:
+        _tell_session(client.delete_session(name), json=json)
+
+
+def _tell_session(info: Any, *, json: bool) -> None:
+    if json:
+        emit_json(info)
+        return
+    reading = f", reading {info.reading_done:,} of {info.reading:,}" if info.reading else ""
+    left = datetime.fromtimestamp(info.expires_s).astimezone().isoformat(" ", "seconds")
+    out.print(f"{info.name}: {info.num_tokens:,} tokens, {info.num_bytes:,} bytes, until {left}{reading}", markup=False)
+
+
+def _opened(path: str) -> Any:
+    return nullcontext(sys.stdin) if path == "-" else Path(path).open(encoding="utf-8")

@@ -12,6 +12,7 @@ from torch import Tensor
 from memlm.model.decoder import Decoder
 from memlm.model.state import DecoderState
 
+UNBOUNDED = 1 << 40  # tokens of a row whose places older ones make free
 MARKS = ("length_B", "start_B", "floor_B", "base_B", "compressed_B")
 # Of each kept tensor, the axis of its rows and that of its places.
 AXES = {"cache_L2BGSd": (2, 4), "inputs_LBSD": (1, 2), "usage_LBS": (1, 2)}
@@ -81,3 +82,20 @@ class StatePool:
                 self._reserved[name] = grown
             setattr(self.state, name, self._reserved[name].narrow(batch, 0, rows))
         self.state.batch_size = rows
+
+
+@torch.inference_mode()
+def copied(state: DecoderState, row: int, decoder: Decoder, *, capacity: int | None = None) -> DecoderState:
+    """A row of a state as a state of its own, which goes its own way: with room for `capacity` tokens, or for no more
+    than there are.
+    """
+    used = state.num_front + state.length_B[row] - state.base_B[row]
+    twin = decoder.new_state(capacity=used if capacity is None else capacity)
+    for name, (batch, places) in AXES.items():
+        if (tensor := getattr(state, name)) is not None:
+            source = tensor.select(batch, row).narrow(places - 1, 0, used)
+            getattr(twin, name).select(batch, 0).narrow(places - 1, 0, used).copy_(source)
+    for name in MARKS:
+        setattr(twin, name, [getattr(state, name)[row]])
+    twin.memories = {layer: [rows[row].fork()] for layer, rows in state.memories.items()}
+    return twin

@@ -69,20 +69,22 @@ class StoreWeight(_message.Message):
     def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "sampling", "memory", "neighbors", "top_logprobs", "early_exit")
+    __slots__ = ("prompt", "sampling", "memory", "neighbors", "top_logprobs", "early_exit", "session")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     NEIGHBORS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     EARLY_EXIT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     sampling: SamplingParams
     memory: MemoryParams
     neighbors: int
     top_logprobs: int
     early_exit: bool
-    def __init__(self, prompt: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., memory: _Optional[_Union[MemoryParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ...) -> None: ...
+    session: str
+    def __init__(self, prompt: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., memory: _Optional[_Union[MemoryParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("accepted", "tokens", "finished")
