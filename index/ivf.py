@@ -53,8 +53,8 @@ def choose_index(wanted: str, entries: int) -> str:
 
 
 def lists_for(entries: int) -> int:
-    """How many lists: about twice the square root of the entries, a power of two."""
-    return int(2 ** max(0, round(np.log2(2 * np.sqrt(entries)) - 0.25)))
+    """How many lists: twice the square root of the entries, so that a list has half of it."""
+    return max(1, round(2 * np.sqrt(entries)))
 
 
 def nlist_of(factory: str) -> int:

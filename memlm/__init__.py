@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Neighbor,
         SamplingParams,
         Score,
+        ServerInfo,
         SessionInfo,
         StoreInfo,
         StoreWeight,
@@ -49,7 +50,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "memlm.api": (
         "Accepted Alternative Completion DeleteReport Figures FinishReason Finished GenerateRequest MemoryParams"
-        " ModelInfo Neighbor SamplingParams Score SessionInfo StoreInfo StoreWeight Token TokenScore Usage"
+        " ModelInfo Neighbor SamplingParams Score ServerInfo SessionInfo StoreInfo StoreWeight Token TokenScore Usage"
     ),
     "memlm.build": "add_to_index build_index compact_index",
     "memlm.async_client": "AsyncClient",
@@ -93,6 +94,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "ModelInfo",
     "StoreInfo",
     "SessionInfo",
+    "ServerInfo",
     "DeleteReport",
     "MemlmError",
     "__version__",

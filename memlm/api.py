@@ -409,6 +409,25 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a server takes: beyond these, it refuses. `needs_token` says whether it wants to know who calls."""
+
+    version: str
+    needs_token: bool
+    max_message_bytes: int
+    max_append_bytes: int
+    max_running: int
+    max_queued: int
+    max_queued_tokens: int
+    max_session_bytes: int
+    session_ttl_s: float
+    max_neighbors: int = MAX_NEIGHBOURS
+    max_top_logprobs: int = MAX_TOP_LOGPROBS
+    max_stop_strings: int = MAX_STOP_STRINGS
+    max_stores: int = MAX_STORES
+
+
+@dataclass(frozen=True, slots=True)
 class StoreInfo:
     """One loaded datastore, and the defaults that a request takes from it. `path` is where it lies on the server."""
 

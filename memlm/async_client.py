@@ -29,6 +29,7 @@ from memlm.api import (
     ModelInfo,
     Neighbor,
     Score,
+    ServerInfo,
     SessionInfo,
     StoreInfo,
     Token,
@@ -37,9 +38,11 @@ from memlm.connection import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_TIMEOUT_S,
     READY_POLL_S,
+    Tls,
     appends_of,
     broken_off,
-    channel_options,
+    channel_to,
+    metadata_of,
     not_ready,
     our_errors,
     rpcs_of,
@@ -53,6 +56,7 @@ from memlm.questions import (
     DetokenizeRequest,
     ForkSessionRequest,
     GetModelRequest,
+    GetServerInfoRequest,
     GetSessionRequest,
     ListDatastoresRequest,
     ListSessionsRequest,
@@ -73,11 +77,13 @@ class AsyncClient:
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        token: str | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """Connects when first used, in the event loop that runs then; `target` is HOST:PORT."""
         self.target, self.timeout_s = target, timeout_s
-        self._channel = grpc.aio.insecure_channel(target, options=channel_options(max_message_bytes))
-        self._rpcs = rpcs_of(self._channel)
+        self._channel = channel_to(grpc.aio, target, max_message_bytes, tls)
+        self._rpcs, self._metadata = rpcs_of(self._channel), metadata_of(token)
         self.datastores = AsyncDatastores(self)
 
     async def generate(self, prompt: str, *, timeout_s: float | None = None, **options: Any) -> AsyncTokenStream:
@@ -108,6 +114,10 @@ class AsyncClient:
         """See `Client.get_model`."""
         return cast(ModelInfo, await self._ask(GetModelRequest(), timeout_s))
 
+    async def get_server_info(self, *, timeout_s: float | None = None) -> ServerInfo:
+        """See `Client.get_server_info`."""
+        return cast(ServerInfo, await self._ask(GetServerInfoRequest(), timeout_s))
+
     async def session(self, *, ttl_s: float | None = None, timeout_s: float | None = None) -> AsyncSession:
         """See `Client.session`."""
         return AsyncSession(self, (await self._ask(CreateSessionRequest(ttl_s), timeout_s)).name)
@@ -116,9 +126,10 @@ class AsyncClient:
         self, name: str, text: str = "", *, token_ids: Sequence[int] = (), timeout_s: float | None = None
     ) -> SessionInfo:
         """See `Client.append_to_session`."""
-        allowed_s = self.timeout_s if timeout_s is None else timeout_s
         with our_errors(self.target):
-            reply = await self._rpcs[AppendToSessionRequest](appends_of(name, text, token_ids), timeout=allowed_s)
+            reply = await self._rpcs[AppendToSessionRequest](
+                appends_of(name, text, token_ids), timeout=self._allowed_s(timeout_s), metadata=self._metadata
+            )
         return cast(SessionInfo, wire.answer_from_wire(reply))
 
     async def get_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
@@ -162,18 +173,21 @@ class AsyncClient:
         """Closes."""
         await self.close()
 
+    def _allowed_s(self, timeout_s: float | None) -> float:
+        return self.timeout_s if timeout_s is None else timeout_s
+
     async def _ask(self, question: Question, timeout_s: float | None) -> Any:
         message = wire.to_wire(question)
         with our_errors(self.target):
             reply = await self._rpcs[type(question)](
-                message, timeout=self.timeout_s if timeout_s is None else timeout_s
+                message, timeout=self._allowed_s(timeout_s), metadata=self._metadata
             )
         return wire.answer_from_wire(reply)
 
     async def _events(self, request: GenerateRequest, timeout_s: float | None) -> AsyncGenerator[GenerationEvent, None]:
         asked = wire.to_wire(request)
         with our_errors(self.target):
-            call = self._rpcs[GenerateRequest](asked, timeout=self.timeout_s if timeout_s is None else timeout_s)
+            call = self._rpcs[GenerateRequest](asked, timeout=self._allowed_s(timeout_s), metadata=self._metadata)
         try:
             event: GenerationEvent = ()
             while not isinstance(event, Finished):

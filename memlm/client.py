@@ -29,6 +29,7 @@ from memlm.api import (
     ModelInfo,
     Neighbor,
     Score,
+    ServerInfo,
     SessionInfo,
     StoreInfo,
     TokenStream,
@@ -37,9 +38,11 @@ from memlm.connection import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_TIMEOUT_S,
     READY_POLL_S,
+    Tls,
     appends_of,
     broken_off,
-    channel_options,
+    channel_to,
+    metadata_of,
     not_ready,
     our_errors,
     rpcs_of,
@@ -52,6 +55,7 @@ from memlm.questions import (
     DetokenizeRequest,
     ForkSessionRequest,
     GetModelRequest,
+    GetServerInfoRequest,
     GetSessionRequest,
     ListDatastoresRequest,
     ListSessionsRequest,
@@ -67,7 +71,7 @@ class Client:
     """A connection to a server. Safe to use from several threads; not across a fork.
 
     `timeout_s` is how long a call may take unless it says otherwise itself. Answers and questions larger than
-    `max_message_bytes` are refused.
+    `max_message_bytes` are refused. A server may want a `token`, which goes with every call, and `tls`.
     """
 
     def __init__(
@@ -76,11 +80,13 @@ class Client:
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        token: str | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """Connects when first used; `target` is HOST:PORT."""
         self.target, self.timeout_s = target, timeout_s
-        self._channel = grpc.insecure_channel(target, options=channel_options(max_message_bytes))
-        self._rpcs = rpcs_of(self._channel)
+        self._channel = channel_to(grpc, target, max_message_bytes, tls)
+        self._rpcs, self._metadata = rpcs_of(self._channel), metadata_of(token)
         self.datastores = Datastores(self)
 
     def generate(self, prompt: str, *, timeout_s: float | None = None, **options: Any) -> TokenStream:
@@ -115,6 +121,10 @@ class Client:
         """Shape, limits and fingerprints of the loaded model."""
         return cast(ModelInfo, self._ask(GetModelRequest(), timeout_s))
 
+    def get_server_info(self, *, timeout_s: float | None = None) -> ServerInfo:
+        """The limits of the server, and its version."""
+        return cast(ServerInfo, self._ask(GetServerInfoRequest(), timeout_s))
+
     def session(self, *, ttl_s: float | None = None, timeout_s: float | None = None) -> Session:
         """A new session, which lives until it was not used for `ttl_s` seconds; see `memlm.session.Session`."""
         return Session(self, self._ask(CreateSessionRequest(ttl_s), timeout_s).name)
@@ -123,9 +133,10 @@ class Client:
         self, name: str, text: str = "", *, token_ids: Sequence[int] = (), timeout_s: float | None = None
     ) -> SessionInfo:
         """Reads a text, or tokens, into a session, sent in pieces: all of it, or nothing."""
-        allowed_s = self.timeout_s if timeout_s is None else timeout_s
         with our_errors(self.target):
-            reply = self._rpcs[AppendToSessionRequest](appends_of(name, text, token_ids), timeout=allowed_s)
+            reply = self._rpcs[AppendToSessionRequest](
+                appends_of(name, text, token_ids), timeout=self._allowed_s(timeout_s), metadata=self._metadata
+            )
         return cast(SessionInfo, wire.answer_from_wire(reply))
 
     def get_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
@@ -169,16 +180,19 @@ class Client:
         """Closes."""
         self.close()
 
+    def _allowed_s(self, timeout_s: float | None) -> float:
+        return self.timeout_s if timeout_s is None else timeout_s
+
     def _ask(self, question: Question, timeout_s: float | None) -> Any:
         message = wire.to_wire(question)
         with our_errors(self.target):
-            reply = self._rpcs[type(question)](message, timeout=self.timeout_s if timeout_s is None else timeout_s)
+            reply = self._rpcs[type(question)](message, timeout=self._allowed_s(timeout_s), metadata=self._metadata)
         return wire.answer_from_wire(reply)
 
     def _events(self, request: GenerateRequest, timeout_s: float | None) -> Generator[GenerationEvent, None, None]:
         asked = wire.to_wire(request)
         with our_errors(self.target):
-            call = self._rpcs[GenerateRequest](asked, timeout=self.timeout_s if timeout_s is None else timeout_s)
+            call = self._rpcs[GenerateRequest](asked, timeout=self._allowed_s(timeout_s), metadata=self._metadata)
         try:
             event: GenerationEvent = ()
             while not isinstance(event, Finished):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,6 +23,7 @@ from memlm.questions import (
     DetokenizeRequest,
     ForkSessionRequest,
     GetModelRequest,
+    GetServerInfoRequest,
     GetSessionRequest,
     ListDatastoresRequest,
     ListSessionsRequest,
@@ -39,7 +42,7 @@ PIECE_CHARACTERS = 1 << 17
 # Streams are not among them, since half of one cannot be taken back. Nor is deleting: an answer lost on its way would
 # be followed by NotFound.
 RETRIED = {
-    "memlm.v1.Generation": ("Score", "Tokenize", "Detokenize", "GetModel"),
+    "memlm.v1.Generation": ("Score", "Tokenize", "Detokenize", "GetModel", "GetServerInfo"),
     "memlm.v1.Datastores": ("ListDatastores", "Search"),
     "memlm.v1.Sessions": ("GetSession", "ListSessions"),
 }
@@ -61,6 +64,34 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, Any]]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How a client speaks TLS: whom it trusts (`ca`, a file; the system's own if not given), and, where the server asks
+    for that, who it is (`cert` and `key`).
+    """
+
+    ca: str | Path | None = None
+    cert: str | Path | None = None
+    key: str | Path | None = None
+
+
+def channel_to(kind: Any, target: str, max_message_bytes: int, tls: Tls | None) -> Any:
+    """A channel of either kind (`grpc`, `grpc.aio`). Raises InvalidInput where a file of `tls` cannot be read."""
+    options = channel_options(max_message_bytes)
+    if tls is None:
+        return kind.insecure_channel(target, options=options)
+    try:
+        ca, key, cert = (None if path is None else Path(path).read_bytes() for path in (tls.ca, tls.key, tls.cert))
+    except OSError as error:
+        raise InvalidInput(f"a certificate cannot be read: {error}", field="tls") from error
+    return kind.secure_channel(target, grpc.ssl_channel_credentials(ca, key, cert), options=options)
+
+
+def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:
+    """What goes with every call. A token goes in the clear unless there is TLS."""
+    return () if token is None else (("authorization", f"Bearer {token}"),)
+
+
 def rpcs_of(channel: Any) -> dict[type, Any]:
     """The call that asks each kind of question, over a channel of either kind."""
     generation = generation_pb2_grpc.GenerationStub(channel)
@@ -72,6 +103,7 @@ def rpcs_of(channel: Any) -> dict[type, Any]:
         TokenizeRequest: generation.Tokenize,
         DetokenizeRequest: generation.Detokenize,
         GetModelRequest: generation.GetModel,
+        GetServerInfoRequest: generation.GetServerInfo,
         ListDatastoresRequest: datastores.ListDatastores,
         SearchRequest: datastores.Search,
         DeleteDocumentsRequest: datastores.DeleteDocuments,

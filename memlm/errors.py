@@ -5,6 +5,8 @@
     ├── Overloaded          the queue is full; `retry_after_s` says when to come back
     ├── Cancelled           the caller gave up
     ├── DeadlineExceeded    the time allowed for the call ran out
+    ├── Unauthenticated     the server wants a token that it knows
+    ├── PermissionDenied    the token may not do that
     ├── Unavailable         the server is draining, restarting, or cannot be reached
     └── InternalError       a bug of ours, reported with the request's id
 
@@ -34,7 +36,9 @@ __all__ = [
     "MemlmError",
     "NotFound",
     "Overloaded",
+    "PermissionDenied",
     "StorageFull",
+    "Unauthenticated",
     "Unavailable",
 ]
 
@@ -54,6 +58,14 @@ class Cancelled(MemlmError):
 
 class DeadlineExceeded(MemlmError):
     """The time allowed for the call ran out; the work was stopped."""
+
+
+class Unauthenticated(MemlmError):
+    """The server wants a token that it knows."""
+
+
+class PermissionDenied(MemlmError):
+    """The caller's token may not do that."""
 
 
 class Unavailable(MemlmError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,7 +25,7 @@ from memlm.api import (
 )
 from memlm.batch import complete_all
 from memlm.checkpoint import Checkpoint, load_checkpoint
-from memlm.errors import InvalidInput, NotFound
+from memlm.errors import InvalidInput, MemlmError, NotFound
 from memlm.generate import Generation
 from memlm.memory import Memory
 from memlm.retrieval import Retrieval
@@ -185,6 +186,16 @@ class LanguageModel:
         deleted = memory.datastore.delete(document_ids)
         number = memory.datastore.manifest.number
         return DeleteReport(memory.name, number, deleted.num_documents, deleted.num_entries)
+
+    def refresh(self) -> bool:
+        """Moves on to what other processes have committed to the datastores meanwhile; tells whether there was any. A
+        store that cannot be read now stays as it is.
+        """
+        moved = False
+        for memory in self._memories.values():
+            with suppress(MemlmError, OSError):
+                moved |= memory.datastore.refresh()
+        return moved
 
     def memory(self, name: str | None = None) -> Memory:
         """The loaded datastore of that name; of no name, the only one.

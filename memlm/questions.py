@@ -45,6 +45,11 @@ class GetModelRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class GetServerInfoRequest:
+    """What does the server take?"""
+
+
+@dataclass(frozen=True, slots=True)
 class ListDatastoresRequest:
     """Which datastores are loaded?"""
 
@@ -134,6 +139,7 @@ Question: TypeAlias = (
     | TokenizeRequest
     | DetokenizeRequest
     | GetModelRequest
+    | GetServerInfoRequest
     | ListDatastoresRequest
     | SearchRequest
     | DeleteDocumentsRequest

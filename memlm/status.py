@@ -27,7 +27,9 @@ from memlm.errors import (
     MemlmError,
     NotFound,
     Overloaded,
+    PermissionDenied,
     StorageFull,
+    Unauthenticated,
     Unavailable,
 )
 
@@ -47,6 +49,8 @@ CODES: dict[type[MemlmError], grpc.StatusCode] = {
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Cancelled: grpc.StatusCode.CANCELLED,
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
     InternalError: grpc.StatusCode.INTERNAL,
 }

@@ -35,6 +35,8 @@ _MESSAGE_OF: dict[type, type[Message]] = {
     api.Figures: generation_pb2.Figures,
     api.TokenScore: generation_pb2.TokenScore,
     api.ModelInfo: generation_pb2.Model,
+    api.ServerInfo: generation_pb2.ServerInfo,
+    questions.GetServerInfoRequest: generation_pb2.GetServerInfoRequest,
     api.StoreInfo: datastores_pb2.Datastore,
     api.DeleteReport: datastores_pb2.DeleteDocumentsResponse,
     questions.ScoreRequest: generation_pb2.ScoreRequest,

@@ -16,9 +16,11 @@ class ServerConfig:
     """What is served, where, and how much of it at once. Raises InvalidInput for what cannot be.
 
     `port=0` takes any free port; `num_threads=0` all cores. At most `max_running` requests run side by side and
-    `max_queued` wait, with no more than `max_queued_tokens` of prompts; what is more is refused. Sessions
-    go `session_ttl_s` after their last use, or when all together hold more than `max_session_bytes`; with a
-    `session_dir` they survive a restart. One append may bring `max_append_bytes`. `drain_s` bounds how long running
+    `max_queued` wait, with no more than `max_queued_tokens` of prompts; what is more is refused. Sessions go
+    `session_ttl_s` after their last use, or when all together hold more than `max_session_bytes`; with a `session_dir`
+    they survive a restart. One append may bring `max_append_bytes`. With a `tls_cert` and its `tls_key` the server
+    speaks TLS, with a `tls_client_ca` to clients alone whose certificates that one signed; an `auth_file` has the
+    tokens that may call. At a `metrics_port` Prometheus is answered, over HTTP. `drain_s` bounds how long running
     requests may go on once the server was told to stop.
     """
 
@@ -36,6 +38,11 @@ class ServerConfig:
     session_dir: Path | None = None
     session_ttl_s: float = 3600.0
     max_session_bytes: int = 4 << 30
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    auth_file: Path | None = None
+    metrics_port: int | None = None
     drain_s: float = 30.0
     log_level: str = "warning"
 
@@ -56,6 +63,10 @@ class ServerConfig:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise InvalidInput(f"{name} is {value!r}; expected {low} to {high}", field=name)
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
+            raise InvalidInput(f"metrics_port is {self.metrics_port}; expected 0 to 65535", field="metrics_port")
+        if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_client_ca and not self.tls_cert):
+            raise InvalidInput("TLS takes tls_cert and tls_key; tls_client_ca goes with both", field="tls_cert")
         if self.log_level not in LOG_LEVELS:
             raise InvalidInput(
                 f"log_level is {self.log_level!r}; expected one of {', '.join(LOG_LEVELS)}", field="log_level"

@@ -11,17 +11,20 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from secrets import token_hex
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from memlm import wire
-from memlm.api import Finished, GenerationEvent, Token
+from memlm import __version__, wire
+from memlm.api import Finished, GenerationEvent, ServerInfo, Token
 from memlm.errors import InternalError, InvalidInput, MemlmError, Unavailable
-from memlm.questions import AppendToSessionRequest
+from memlm.questions import AppendToSessionRequest, GetServerInfoRequest
+from memlm.server.config import ServerConfig
 from memlm.server.messages import Answer, Events, Failed, Result
+from memlm.server.metrics import Metrics
+from memlm.server.security import Caller, Guard
 from memlm.server.worker_link import WorkerLink
 from memlm.status import trailer_of
 from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
@@ -41,9 +44,9 @@ log = logging.getLogger("memlm.server")
 class Front:
     """The calls of the service. While `draining`, what is new is refused."""
 
-    def __init__(self, worker: WorkerLink, max_append_bytes: int) -> None:
-        """Takes the link to a worker."""
-        self._worker, self._max_append_bytes = worker, max_append_bytes
+    def __init__(self, worker: WorkerLink, config: ServerConfig, guard: Guard, metrics: Metrics) -> None:
+        """Takes the link to a worker, who knows the callers, and what counts the calls."""
+        self._worker, self._config, self._guard, self._metrics = worker, config, guard, metrics
         self.draining = False
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
@@ -59,43 +62,56 @@ class Front:
         """Requests come in as bytes: gRPC itself would tell INTERNAL of those that it cannot read."""
         request_type = GetMessageClass(method.input_type)
         if method.client_streaming:
-            collect = partial(self._collect, request_type)
+            collect = partial(self._collect, method.name, request_type)
             return grpc.stream_unary_rpc_method_handler(collect, response_serializer=_serialize)
         if method.server_streaming:
-            stream = partial(self._stream, request_type)
+            stream = partial(self._stream, method.name, request_type)
             return grpc.unary_stream_rpc_method_handler(stream, response_serializer=_serialize)
-        return grpc.unary_unary_rpc_method_handler(partial(self._answer, request_type), response_serializer=_serialize)
+        return grpc.unary_unary_rpc_method_handler(
+            partial(self._answer, method.name, request_type), response_serializer=_serialize
+        )
 
-    async def _answer(self, request_type: type[Message], data: bytes, context: grpc.aio.ServicerContext) -> Any:
+    async def _answer(
+        self, call: str, request_type: type[Message], data: bytes, context: grpc.aio.ServicerContext
+    ) -> Any:
         """A call with one answer."""
-        async with _telling(context):
-            question = self._question(request_type, data)
-            with self._worker.ask(question, context.time_remaining(), context.peer()) as call:
-                (answer,) = await call.take()
-            if isinstance(answer, Result):
-                return wire.answer_to_wire(question, answer.value)
-            raise _failure(answer)
+        async with _telling(context), self._counted(call):
+            caller = self._admitted(call, context)
+            return await self._ask(caller, self._question(request_type, data), context)
 
     async def _collect(
-        self, request_type: type[Message], messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+        self,
+        call: str,
+        request_type: type[Message],
+        messages: AsyncIterator[bytes],
+        context: grpc.aio.ServicerContext,
     ) -> Any:
         """A call that brings a text in pieces: they are joined, and then asked as one question."""
-        async with _telling(context):
-            question = await self._joined(request_type, messages)
-            with self._worker.ask(question, context.time_remaining(), context.peer()) as call:
-                (answer,) = await call.take()
-            if isinstance(answer, Result):
-                return wire.answer_to_wire(question, answer.value)
-            raise _failure(answer)
+        async with _telling(context), self._counted(call):
+            caller = self._admitted(call, context)
+            return await self._ask(caller, await self._joined(request_type, messages), context)
+
+    async def _ask(self, caller: Caller, question: Any, context: grpc.aio.ServicerContext) -> Any:
+        """The reply to a question with one answer."""
+        if isinstance(question, GetServerInfoRequest):
+            return wire.answer_to_wire(question, self._info())
+        question = caller.restricted(question)
+        turn = caller.name or context.peer()
+        with self._worker.ask(question, context.time_remaining(), caller=turn, owner=caller.name) as asked:
+            (answer,) = await asked.take()
+        if isinstance(answer, Result):
+            return wire.answer_to_wire(question, caller.visible(question, answer.value))
+        raise _failure(answer)
 
     async def _joined(self, request_type: type[Message], messages: AsyncIterator[bytes]) -> AppendToSessionRequest:
         parts, size = list[AppendToSessionRequest](), 0
         async for data in messages:
             parts.append(self._question(request_type, data))
             size += len(data)
-            if size > self._max_append_bytes:
+            if size > self._config.max_append_bytes:
                 raise InvalidInput(
-                    f"more than {self._max_append_bytes:,} bytes in one append; append in several calls", field="text"
+                    f"more than {self._config.max_append_bytes:,} bytes in one append; append in several calls",
+                    field="text",
                 )
         if not parts:
             raise InvalidInput("nothing was sent; the first message names the session", field="session")
@@ -104,15 +120,44 @@ class Front:
         token_ids = tuple(id_ for part in parts for id_ in part.token_ids)
         return AppendToSessionRequest(parts[0].session, "".join(part.text for part in parts), token_ids)
 
-    async def _stream(self, request_type: type[Message], data: bytes, context: grpc.aio.ServicerContext) -> None:
+    async def _stream(
+        self, call: str, request_type: type[Message], data: bytes, context: grpc.aio.ServicerContext
+    ) -> None:
         """A generation. What comes while an event is being sent goes out together in the next one."""
-        async with _telling(context):
-            question = self._question(request_type, data)
-            with self._worker.ask(question, context.time_remaining(), context.peer()) as call:
-                event: GenerationEvent = ()
+        async with _telling(context), self._counted(call):
+            caller = self._admitted(call, context)
+            question = caller.restricted(self._question(request_type, data))
+            turn = caller.name or context.peer()
+            with self._worker.ask(question, context.time_remaining(), caller=turn, owner=caller.name) as asked:
+                event, watched = cast("GenerationEvent", ()), self._metrics.generation()
                 while not isinstance(event, Finished):
-                    for event in merged(await call.take()):
+                    for event in merged(await asked.take()):
+                        watched.event(event)
                         await context.write(wire.event_to_wire(event))
+
+    @asynccontextmanager
+    async def _counted(self, call: str) -> AsyncIterator[None]:
+        with self._metrics.call(call):
+            yield
+
+    def _admitted(self, call: str, context: grpc.aio.ServicerContext) -> Caller:
+        caller = self._guard.caller(context.invocation_metadata())
+        caller.check(call)
+        return caller
+
+    def _info(self) -> ServerInfo:
+        config = self._config
+        return ServerInfo(
+            version=__version__,
+            needs_token=not self._guard.is_open,
+            max_message_bytes=config.max_message_bytes,
+            max_append_bytes=config.max_append_bytes,
+            max_running=config.max_running,
+            max_queued=config.max_queued,
+            max_queued_tokens=config.max_queued_tokens,
+            max_session_bytes=config.max_session_bytes,
+            session_ttl_s=config.session_ttl_s,
+        )
 
     def _question(self, request_type: type[Message], data: bytes) -> Any:
         if self.draining:

@@ -56,8 +56,21 @@ class NotLoaded:
 
 
 @dataclass(frozen=True, slots=True)
+class Stats:
+    """How much a worker has to do, and holds."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    sessions: int = 0
+    session_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """The work loop went round."""
+
+    stats: Stats = Stats()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,20 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from memlm.connection import KEEPALIVE_S
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, MemlmError
 from memlm.server.config import ServerConfig
 from memlm.server.front import SERVICES, Front
+from memlm.server.metrics import Metrics
+from memlm.server.security import Guard, server_credentials, warning_of
 from memlm.server.worker_link import JOIN_S, WorkerLink
+from memlm.status import trailer_of
 
 HEALTH_PERIOD_S = 0.25
 POLL_S = 0.02
@@ -44,19 +48,27 @@ class _Server:
     def __init__(self, config: ServerConfig) -> None:
         """Starts nothing yet."""
         self._config = config
-        self._worker = WorkerLink(config)
-        self._front = Front(self._worker, config.max_append_bytes)
+        self._metrics = Metrics()
+        self._worker = WorkerLink(config, self._metrics)
+        self._metrics.watch(lambda: self._worker.beat_age_s)
+        self._guard = Guard(config.auth_file)
+        self._credentials = server_credentials(config)
+        self._front = Front(self._worker, config, self._guard, self._metrics)
         self._health = health.aio.HealthServicer()
         self._told_to_stop, self._told_again = asyncio.Event(), asyncio.Event()
 
     async def run(self, on_ready: Callable[[str], None]) -> int:
         """All the steps, in order; whatever happens, no process is left behind."""
         self._listen_to_signals()
+        if warning := warning_of(self._config):
+            log.warning(warning)
         _check_address(self._config)
         try:
             if not await _unless(self._told_to_stop, self._worker.start()):
                 return 0
             server, address = self._bind()
+            if (port := self._config.metrics_port) is not None:
+                self._metrics.serve(self._config.host, port)
             await server.start()
             await self._tell_health()
             watching = asyncio.create_task(self._watch_health())
@@ -78,6 +90,7 @@ class _Server:
     def _bind(self) -> tuple[grpc.aio.Server, str]:
         config = self._config
         server = grpc.aio.server(
+            interceptors=[] if self._guard.is_open else [_Gate(self._guard)],
             options=[
                 ("grpc.so_reuseport", 0),  # else a second server would silently share the port
                 ("grpc.max_receive_message_length", config.max_message_bytes),
@@ -86,13 +99,17 @@ class _Server:
                 ("grpc.keepalive_time_ms", 1000 * KEEPALIVE_S),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_ping_interval_without_data_ms", 500 * KEEPALIVE_S),
-            ]
+            ],
         )
         server.add_generic_rpc_handlers(self._front.handlers())
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*_service_names(), health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         try:
-            port = server.add_insecure_port(_address(config.host, config.port))
+            place = _address(config.host, config.port)
+            if self._credentials is None:
+                port = server.add_insecure_port(place)
+            else:
+                port = server.add_secure_port(place, self._credentials)
         except RuntimeError as error:
             raise _not_to_be_had(config, str(error)) from error
         return server, _address(config.host, port)
@@ -123,6 +140,28 @@ class _Server:
     async def _idle(self) -> None:
         while self._worker.num_open:
             await asyncio.sleep(POLL_S)
+
+
+class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types of its own
+    """Lets nobody without a token see which calls there are."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        """Looks at reflection alone: the front sees to its own calls, and health is for everybody."""
+        if not details.method.startswith("/grpc.reflection."):
+            return await continuation(details)
+        try:
+            self._guard.caller(details.invocation_metadata)
+            return await continuation(details)
+        except MemlmError as error:
+            trailer = trailer_of(error)
+
+            async def refuse(_: Any, context: grpc.aio.ServicerContext) -> None:
+                await context.abort(*trailer)
+
+            return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 async def _unless(signalled: asyncio.Event, work: Awaitable[None]) -> bool:

@@ -39,6 +39,7 @@ from memlm.server.messages import (
     Loaded,
     NotLoaded,
     Result,
+    Stats,
     Stop,
     ToWorker,
 )
@@ -317,7 +318,14 @@ class Worker:
         now_s = time.monotonic()
         if now_s - self._beat_s >= HEARTBEAT_S:
             self._beat_s = now_s
-            self._send(Heartbeat())
+            self._lm.refresh()
+            self._lm.sessions.expire()
+            self._send(Heartbeat(self._stats()))
+
+    def _stats(self) -> Stats:
+        sessions = self._lm.sessions
+        tokens = sum(job.num_tokens for job in self._waiting)
+        return Stats(len(self._running), len(self._waiting), tokens, len(sessions), sessions.num_bytes)
 
 
 def internal_error(request_id: str) -> InternalError:

@@ -31,12 +31,13 @@ from memlm.server.messages import (
     Events,
     Failed,
     FromWorker,
+    Heartbeat,
     Loaded,
     NotLoaded,
-    Result,
     Stop,
     ToWorker,
 )
+from memlm.server.metrics import Metrics
 
 RETRY_AFTER_S, LEAST_RETRY_S, MOST_RETRY_S = 1.0, 0.05, 60.0
 ENDS_KEPT = 16
@@ -73,9 +74,9 @@ class Call:
 class WorkerLink:
     """The worker process, and the questions that it has not answered yet."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
         """Starts nothing yet."""
-        self._config = config
+        self._config, self._metrics = config, metrics
         self._calls: dict[str, Call] = {}
         self._ended_s: deque[float] = deque(maxlen=ENDS_KEPT)
         self._outgoing: Outgoing = queue.SimpleQueue()
@@ -111,12 +112,19 @@ class WorkerLink:
         return self._is_up and time.monotonic() - self._beat_s < STALE_BEAT_S
 
     @property
+    def beat_age_s(self) -> float:
+        """Seconds since the worker's loop last told that it moves."""
+        return time.monotonic() - self._beat_s
+
+    @property
     def num_open(self) -> int:
         """Questions that somebody waits for the answers of."""
         return len(self._calls)
 
     @contextmanager
-    def ask(self, question: Question, time_left_s: float | None, caller: str = "") -> Iterator[Call]:
+    def ask(
+        self, question: Question, time_left_s: float | None, *, caller: str = "", owner: str = ""
+    ) -> Iterator[Call]:
         """Asks. Leaving before the last answer has come tells the worker that nobody waits any more.
 
         Raises Overloaded at once where there is too much to do already, Unavailable while there is no worker.
@@ -125,7 +133,7 @@ class WorkerLink:
         id_, call, now_s = token_hex(8), Call(), time.monotonic()
         self._calls[id_] = call
         deadline_s = None if time_left_s is None else now_s + time_left_s
-        self._outgoing.put(Ask(id_, question, now_s, deadline_s, caller))
+        self._outgoing.put(Ask(id_, question, now_s, deadline_s, caller, owner))
         try:
             yield call
         finally:
@@ -193,12 +201,14 @@ class WorkerLink:
 
     def _hear(self, message: FromWorker) -> None:
         self._beat_s = time.monotonic()
-        if isinstance(message, Loaded):
+        if isinstance(message, Heartbeat):
+            self._metrics.take(message.stats)
+        elif isinstance(message, Loaded):
             self._is_up = True
             self._settle(None)
         elif isinstance(message, NotLoaded):
             self._settle(message.error)
-        elif isinstance(message, Events | Result | Failed) and (call := self._calls.get(message.id)):
+        elif call := self._calls.get(message.id):
             if _is_last(message):
                 del self._calls[message.id]
                 self._ended_s.append(self._beat_s)

@@ -14,10 +14,12 @@ from memlm.client import Client, Datastores
 from memlm.connection import RETRIED, rpcs_of
 from memlm.errors import InvalidInput, Unavailable
 from memlm.session import Session
-from memlm.v1 import datastores_pb2, generation_pb2
+from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
 
 SERVICES = [
-    service for file in (generation_pb2, datastores_pb2) for service in file.DESCRIPTOR.services_by_name.values()
+    service
+    for file in (generation_pb2, datastores_pb2, sessions_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
 ]
 METHOD_OF = {
     "Generate": "generate",
@@ -25,6 +27,7 @@ METHOD_OF = {
     "Tokenize": "tokenize",
     "Detokenize": "detokenize",
     "GetModel": "get_model",
+    "GetServerInfo": "get_server_info",
     "ListDatastores": "list",
     "Search": "search",
     "DeleteDocuments": "delete_documents",

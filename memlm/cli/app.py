@@ -177,6 +177,17 @@ def serve(
     session_bytes: Annotated[
         str | None, typer.Option(metavar="BYTES", help="What all sessions may hold in memory (default: 4GiB).")
     ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Speak TLS with this certificate.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Only clients whose certificates this authority signed.")
+    ] = None,
+    auth_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Bearer tokens, TOML: who may call what, and how often.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Answer Prometheus here, over HTTP; 0 takes any free port.")
+    ] = None,
     drain: Annotated[float, typer.Option(help="Seconds that running requests may go on after SIGTERM.")] = 30.0,
     log_level: Annotated[str, typer.Option(metavar="debug|info|warning|error", help="What is logged.")] = "warning",
 ) -> None:
@@ -195,6 +206,11 @@ def serve(
         max_queued=max_queued,
         max_queued_tokens=max_queued_tokens,
         session_dir=session_dir,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_client_ca=tls_client_ca,
+        auth_file=auth_file,
+        metrics_port=metrics_port,
         session_ttl_s=session_ttl,
         max_session_bytes=options.num_bytes(session_bytes) or 4 << 30,
         drain_s=drain,

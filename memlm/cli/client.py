@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -14,6 +15,9 @@ from memlm.cli import options, render
 from memlm.cli.console import emit_json, out, table
 from memlm.cli.index import print_neighbors
 from memlm.cli.options import asked
+
+if TYPE_CHECKING:
+    from memlm.client import Client
 
 app = typer.Typer(help="Ask a running server.", no_args_is_help=True)
 datastore = typer.Typer(help="The datastores that a server has loaded.", no_args_is_help=True)
@@ -25,6 +29,32 @@ SessionName = Annotated[str, typer.Argument(metavar="NAME", help="A session's na
 Target = Annotated[str, typer.Option("--target", metavar="HOST:PORT", help="Where the server listens.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for an answer.")]
 HERE = "localhost:50051"
+# What the group's own options say of the connection: token, and the files of TLS (authority, certificate, key).
+Files: TypeAlias = "tuple[Path | None, Path | None, Path | None]"
+_connection: ContextVar[tuple[str | None, Files | None]] = ContextVar("connection")
+
+
+@app.callback(epilog="Example: memlm client --ca ca.pem --token SECRET generate 'def main(' --target host:50051")
+def connection(
+    token: Annotated[
+        str | None, typer.Option(envvar="MEMLM_TOKEN", help="The token that the server knows you by.", show_envvar=True)
+    ] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Speak TLS, and trust whom this system trusts.")] = False,
+    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Speak TLS, and trust this authority.")] = None,
+    cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Your own certificate, if it is asked for.")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
+) -> None:
+    """Ask a running server."""
+    _connection.set((token, (ca, cert, key) if tls or ca or cert else None))
+
+
+def _client(target: str, timeout: float) -> Client:
+    """A client that connects as the group's options say."""
+    from memlm.client import Client
+    from memlm.connection import Tls
+
+    token, files = _connection.get()
+    return Client(target, timeout_s=timeout, token=token, tls=None if files is None else Tls(*files))
 
 
 @app.command(epilog="Example: memlm client generate 'def main(' --target localhost:50051 --show-memory")
@@ -54,8 +84,6 @@ def generate(
     json: options.Json = False,
 ) -> None:
     """Continue a prompt; the text comes as it is made."""
-    from memlm.client import Client
-
     wanted = asked(
         stores=options.weights(use),
         follow=follow,
@@ -69,7 +97,7 @@ def generate(
     wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()))
     wanted |= asked(temperature=temperature, repetition_penalty=repetition_penalty) | {"use_store": not no_store}
     wanted |= {"neighbors": options.NEIGHBORS_SHOWN if show_memory else 0, "early_exit": early_exit, "session": session}
-    with Client(target, timeout_s=timeout) as client, client.generate(prompt, **wanted) as tokens:
+    with _client(target, timeout) as client, client.generate(prompt, **wanted) as tokens:
         render.print_generation(tokens, json=json, show_memory=show_memory)
 
 
@@ -89,11 +117,9 @@ def score(
     json: options.Json = False,
 ) -> None:
     """Tell how probable a text is."""
-    from memlm.client import Client
-
     memory = asked(stores=options.weights(use), k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
     memory |= asked(follow=follow, spalm=spalm or None)
-    with Client(target, timeout_s=timeout) as client:
+    with _client(target, timeout) as client:
         scored = client.score(text, token_scores=json, use_store=not no_store, **memory)
     if json:
         emit_json(scored)
@@ -113,18 +139,14 @@ def search(
     json: options.Json = False,
 ) -> None:
     """Show the places of a datastore whose context is most like a text's end."""
-    from memlm.client import Client
-
-    with Client(target, timeout_s=timeout) as client:
+    with _client(target, timeout) as client:
         print_neighbors(client.search(use, text, k=k, nprobe=nprobe), json=json)
 
 
 @datastore.command("list", epilog="Example: memlm client datastore list --target localhost:50051")
 def list_datastores(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
     """Show the loaded datastores."""
-    from memlm.client import Client
-
-    with Client(target, timeout_s=timeout) as client:
+    with _client(target, timeout) as client:
         loaded = client.datastores.list()
     if json:
         emit_json({"datastores": loaded})
@@ -147,9 +169,7 @@ def delete_documents(
     json: options.Json = False,
 ) -> None:
     """Delete documents: once this is done, they contribute to no answer."""
-    from memlm.client import Client
-
-    with Client(target, timeout_s=timeout) as client:
+    with _client(target, timeout) as client:
         deleted = client.datastores.delete_documents(store, document_ids)
     if json:
         emit_json(deleted)
@@ -160,9 +180,7 @@ def delete_documents(
 @app.command(epilog="Example: memlm client model --target localhost:50051")
 def model(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
     """Show which model a server has loaded."""
-    from memlm.client import Client
-
-    with Client(target, timeout_s=timeout) as client:
+    with _client(target, timeout) as client:
         info = client.get_model()
     if json:
         emit_json(info)
@@ -178,9 +196,7 @@ def create_session(
     json: options.Json = False,
 ) -> None:
     """Start a session, and print its name."""
-    from memlm.client import Client
-
-    with Client(target, timeout_s=timeout) as client:
+    with _client(target, timeout) as client:
         info = client.session(ttl_s=ttl).info()
     emit_json(info) if json else out.print(info.name, markup=False)
 
@@ -194,27 +210,21 @@ def append_to_session(
     json: options.Json = False,
 ) -> None:
     """Let the model read a file: all of it, or nothing."""
-    from memlm.client import Client
-
-    with Client(target, timeout_s=timeout) as client, _opened(text) as file:
+    with _client(target, timeout) as client, _opened(text) as file:
         _tell_session(client.append_to_session(name, file.read()), json=json)
 
 
 @session.command("info", epilog="Example: memlm client session info NAME --target localhost:50051")
 def get_session(name: SessionName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
     """Show what a session holds, and how far an append is."""
-    from memlm.client import Client
-
-    with Client(target, timeout_s=timeout) as client:
+    with _client(target, timeout) as client:
         _tell_session(client.get_session(name), json=json)
 
 
 @session.command("list", epilog="Example: memlm client session list --target localhost:50051")
 def list_sessions(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
     """Show your sessions, the latest used first."""
-    from memlm.client import Client
-
-    with Client(target, timeout_s=timeout) as client:
+    with _client(target, timeout) as client:
         sessions = client.list_sessions()
     if json:
         emit_json({"sessions": sessions})
@@ -226,9 +236,7 @@ def list_sessions(target: Target = HERE, timeout: Timeout = 60.0, json: options.
 @session.command("fork", epilog="Example: memlm client session fork NAME --target localhost:50051")
 def fork_session(name: SessionName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
     """Start another session that has read the same, and print its name."""
-    from memlm.client import Client
-
-    with Client(target, timeout_s=timeout) as client:
+    with _client(target, timeout) as client:
         info = client.fork_session(name)
     emit_json(info) if json else out.print(info.name, markup=False)
 
@@ -238,9 +246,7 @@ def delete_session(
     name: SessionName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False
 ) -> None:
     """Forget a session."""
-    from memlm.client import Client
-
-    with Client(target, timeout_s=timeout) as client:
+    with _client(target, timeout) as client:
         _tell_session(client.delete_session(name), json=json)
 
 
@@ -255,3 +261,18 @@ def _tell_session(info: Any, *, json: bool) -> None:
 
 def _opened(path: str) -> Any:
     return nullcontext(sys.stdin) if path == "-" else Path(path).open(encoding="utf-8")
+
+
+@app.command("info", epilog="Example: memlm client info --target localhost:50051")
+def server_info(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
+    """Show what the server takes, and its version."""
+    with _client(target, timeout) as client:
+        info = client.get_server_info()
+    if json:
+        emit_json(info)
+        return
+    shown = table("", "", title=target)
+    shown.show_header = False
+    for name in info.__slots__:
+        shown.add_row(name.replace("_", " "), str(getattr(info, name)))
+    out.print(shown)

@@ -122,8 +122,8 @@ def test_samples_are_live_entries_without_repetition(make, corpus):
 
 def test_the_index_is_chosen_by_size():
     assert choose_index("auto", 99_999) == "Flat"
-    assert choose_index("auto", 100_000) == "IVF512,SQfp16"
-    assert choose_index("auto", 1_000_000) == "IVF2048,SQfp16"
+    assert choose_index("auto", 100_000) == "IVF632,SQfp16"
+    assert choose_index("auto", 1_000_000) == "IVF2000,SQfp16"
     assert choose_index("IVF64,PQ8", 10) == "IVF64,PQ8"
     for bad in ("HNSW32", "mystery", "IVFx,Flat"):
         with pytest.raises(InvalidInput, match="expected auto, Flat, or IVF"):

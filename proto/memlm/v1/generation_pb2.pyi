@@ -294,6 +294,40 @@ class GetModelRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class GetServerInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ServerInfo(_message.Message):
+    __slots__ = ("version", "needs_token", "max_message_bytes", "max_append_bytes", "max_running", "max_queued", "max_queued_tokens", "max_session_bytes", "session_ttl_s", "max_neighbors", "max_top_logprobs", "max_stop_strings", "max_stores")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_APPEND_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SESSION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_TTL_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEIGHBORS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MAX_STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    MAX_STORES_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    needs_token: bool
+    max_message_bytes: int
+    max_append_bytes: int
+    max_running: int
+    max_queued: int
+    max_queued_tokens: int
+    max_session_bytes: int
+    session_ttl_s: float
+    max_neighbors: int
+    max_top_logprobs: int
+    max_stop_strings: int
+    max_stores: int
+    def __init__(self, version: _Optional[str] = ..., needs_token: bool = ..., max_message_bytes: _Optional[int] = ..., max_append_bytes: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., max_session_bytes: _Optional[int] = ..., session_ttl_s: _Optional[float] = ..., max_neighbors: _Optional[int] = ..., max_top_logprobs: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stores: _Optional[int] = ...) -> None: ...
+
 class Model(_message.Message):
     __slots__ = ("name", "num_parameters", "vocab_size", "context_length", "dim", "num_layers", "dtype", "model_fingerprint", "tokenizer_fingerprint")
     NAME_FIELD_NUMBER: _ClassVar[int]

@@ -59,6 +59,11 @@ class GenerationStub(object):
                 request_serializer=memlm_dot_v1_dot_generation__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=memlm_dot_v1_dot_generation__pb2.Model.FromString,
                 _registered_method=True)
+        self.GetServerInfo = channel.unary_unary(
+                '/memlm.v1.Generation/GetServerInfo',
+                request_serializer=memlm_dot_v1_dot_generation__pb2.GetServerInfoRequest.SerializeToString,
+                response_deserializer=memlm_dot_v1_dot_generation__pb2.ServerInfo.FromString,
+                _registered_method=True)
 
 
 class GenerationServicer(object):
@@ -97,6 +102,12 @@ class GenerationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetServerInfo(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -124,6 +135,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=memlm_dot_v1_dot_generation__pb2.GetModelRequest.FromString,
                     response_serializer=memlm_dot_v1_dot_generation__pb2.Model.SerializeToString,
+            ),
+            'GetServerInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetServerInfo,
+                    request_deserializer=memlm_dot_v1_dot_generation__pb2.GetServerInfoRequest.FromString,
+                    response_serializer=memlm_dot_v1_dot_generation__pb2.ServerInfo.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -261,6 +277,33 @@ class Generation(object):
             '/memlm.v1.Generation/GetModel',
             memlm_dot_v1_dot_generation__pb2.GetModelRequest.SerializeToString,
             memlm_dot_v1_dot_generation__pb2.Model.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetServerInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memlm.v1.Generation/GetServerInfo',
+            memlm_dot_v1_dot_generation__pb2.GetServerInfoRequest.SerializeToString,
+            memlm_dot_v1_dot_generation__pb2.ServerInfo.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,110 @@
+"""What an operator watches, as Prometheus reads it: how much there is to do, how long that takes, and that it moves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from memlm.api import Finished, GenerationEvent
+from memlm.errors import InvalidInput, MemlmError
+from memlm.server.messages import Stats
+from memlm.status import CODES
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """The figures of one server. Names begin with memlm_; times are in seconds."""
+
+    def __init__(self) -> None:
+        """Counts from nothing."""
+        self.registry = made = CollectorRegistry()
+        self._requests = Counter("memlm_requests", "Calls that ended, by how.", ["call", "code"], registry=made)
+        self._open = Gauge("memlm_requests_open", "Calls that somebody waits for.", registry=made)
+        self._seconds = Histogram("memlm_request_seconds", "Of a call.", ["call"], buckets=SECONDS, registry=made)
+        self._first = Histogram("memlm_time_to_first_token_seconds", "Of a generation.", buckets=SECONDS, registry=made)
+        self._between = Histogram(
+            "memlm_time_between_tokens_seconds", "Mean of an event's.", buckets=SECONDS, registry=made
+        )
+        self._tokens = Counter("memlm_tokens", "Prompt tokens read, and tokens generated.", ["kind"], registry=made)
+        self._searches = Counter("memlm_searches", "Tokens for which a datastore was searched.", registry=made)
+        self._beat = Gauge(
+            "memlm_heartbeat_age_seconds", "Since the worker's loop last told that it moves.", registry=made
+        )
+        self._gauges = {
+            name: Gauge(f"memlm_{name}", help_, registry=made)
+            for name, help_ in (
+                ("running", "Requests that run side by side."),
+                ("waiting", "Requests in the queue."),
+                ("waiting_tokens", "Tokens of the prompts in the queue."),
+                ("sessions", "Sessions that are held."),
+                ("session_bytes", "Bytes of memory that they hold."),
+            )
+        }
+
+    def serve(self, host: str, port: int) -> None:
+        """Answers Prometheus over HTTP, in a thread. Raises InvalidInput where the address cannot be had."""
+        try:
+            start_http_server(port, host, self.registry)
+        except OSError as error:
+            raise InvalidInput(
+                f"cannot tell metrics at {host}:{port} ({error.strerror}); choose another port", field="metrics_port"
+            ) from error
+
+    def watch(self, age_s: Callable[[], float]) -> None:
+        """Takes what tells how old the last heartbeat is."""
+        self._beat.set_function(age_s)
+
+    def take(self, stats: Stats) -> None:
+        """What the worker says of itself."""
+        for name, gauge in self._gauges.items():
+            gauge.set(getattr(stats, name))
+
+    @contextmanager
+    def call(self, name: str) -> Iterator[None]:
+        """Counts a call in, and out with how it ended."""
+        begin_s, code = time.monotonic(), "OK"
+        self._open.inc()
+        try:
+            yield
+        except MemlmError as error:
+            kind = next((kind for kind in type(error).__mro__ if kind in CODES), None)
+            code = CODES[kind].name if kind else "INTERNAL"
+            raise
+        except BaseException as error:
+            code = "INTERNAL" if isinstance(error, Exception) else "CANCELLED"
+            raise
+        finally:
+            self._open.dec()
+            self._requests.labels(name, code).inc()
+            self._seconds.labels(name).observe(time.monotonic() - begin_s)
+
+    def generation(self) -> Generation:
+        """Watches one generation."""
+        return Generation(self)
+
+
+class Generation:
+    """The times of one generation's events."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        """From now on."""
+        self._metrics, self._last_s, self._begun = metrics, time.monotonic(), False
+
+    def event(self, event: GenerationEvent) -> None:
+        """One that goes out."""
+        now_s = time.monotonic()
+        if isinstance(event, Finished):
+            usage = event.usage
+            self._metrics._tokens.labels("prompt").inc(usage.prompt_tokens)
+            self._metrics._tokens.labels("generated").inc(usage.generated_tokens)
+            self._metrics._searches.inc(usage.searches)
+        elif isinstance(event, tuple) and event:
+            if self._begun:
+                self._metrics._between.observe((now_s - self._last_s) / len(event))
+            else:
+                self._metrics._first.observe(now_s - self._last_s)
+            self._last_s, self._begun = now_s, True

@@ -1,0 +1,65 @@
+"""What Prometheus is told, after calls that went well and calls that did not."""
+
+import re
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+from running import RunningServer, wait_until
+
+from memlm.client import Client
+from memlm.errors import InvalidInput
+from memlm.index.datastore import Datastore
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def figures_at(port: int) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
+        text = reply.read().decode()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in re.findall(r"^memlm.*$", text, re.M)}
+
+
+def test_calls_tokens_sessions_and_the_heartbeat_are_counted(
+    model_folder: Path, store_folder: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    options = ("--threads", "1", "--metrics-port", str(port))
+    with RunningServer(tmp_path / "log", model_folder, store_folder, options=options) as server:
+        with Client(server.address) as client:
+            client.wait_until_ready()
+            stream = client.generate("the memory", seed=1, max_tokens=7)
+            count = len(list(stream))
+            with pytest.raises(InvalidInput):
+                client.score("")
+            session = client.session()
+            session.append("the memory of a model")
+            wait_until(lambda: figures_at(port)["memlm_sessions"] == 1, 5)
+            told = figures_at(port)
+        assert stream.finished is not None
+        assert told['memlm_requests_total{call="Generate",code="OK"}'] == 1
+        assert told['memlm_requests_total{call="Score",code="INVALID_ARGUMENT"}'] == 1
+        assert told['memlm_tokens_total{kind="generated"}'] == count
+        assert told['memlm_tokens_total{kind="prompt"}'] == stream.finished.usage.prompt_tokens
+        assert told["memlm_searches_total"] == stream.finished.usage.searches > 0
+        assert told["memlm_time_to_first_token_seconds_count"] == 1
+        assert told["memlm_session_bytes"] > 0
+        assert told["memlm_requests_open"] == 0
+        assert 0 <= told["memlm_heartbeat_age_seconds"] < 5
+        assert (told["memlm_running"], told["memlm_waiting"]) == (0, 0)
+
+
+def test_what_another_process_deletes_is_silent_here_too(model_folder: Path, own_store: Path, tmp_path: Path) -> None:
+    log, options = tmp_path / "log", ("--threads", "1")
+    with RunningServer(log, model_folder, own_store, options=options) as server, Client(server.address) as client:
+        client.wait_until_ready()
+        loud = client.search(None, "the memory", k=1)[0].document_id
+        with Datastore.open(own_store) as store:
+            store.delete([loud])
+        wait_until(lambda: loud not in {n.document_id for n in client.search(None, "the memory", k=50)}, 10)
+        assert client.datastores.list()[0].num_deleted_documents == 1
