@@ -28,7 +28,8 @@ class SamplingParams:
     `temperature=0` is greedy. What is None takes the model's own default (a foreign checkpoint's
     `generation_config.json`, where it samples), and else has no effect. The filters are applied after mixing and after
     the temperature, in the order repetition penalty, temperature, top-k, top-p, min-p. `seed=None` draws a fresh seed,
-    which the result reports.
+    which the result reports. After `time_limit_s` from when the request was taken up the text ends as far as it got; a
+    call's own deadline is an error instead.
     """
 
     max_tokens: int | None = None
@@ -39,6 +40,7 @@ class SamplingParams:
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    time_limit_s: float | None = None
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing, naming the field."""
@@ -53,6 +55,8 @@ class SamplingParams:
             penalty is None or (_finite(penalty) and penalty > 0), "repetition_penalty", penalty, "above 0 (1 is none)"
         )
         _require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2^63 - 1")
+        limit = self.time_limit_s
+        _require(limit is None or (_finite(limit) and limit > 0), "time_limit_s", limit, "above 0")
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
         _require(all(self.stop), "stop", self.stop, "strings that are not empty")
 
@@ -228,6 +232,7 @@ class FinishReason(StrEnum):
     END = "end"  # the model ended the text
     STOP = "stop"  # a stop string was reached
     LENGTH = "length"  # max_tokens, or the model's context, was used up
+    TIME = "time"  # time_limit_s ran out
 
 
 @dataclass(frozen=True, slots=True)

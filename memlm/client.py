@@ -105,7 +105,7 @@ class Client:
     ) -> tuple[Neighbor, ...]:
         """The places of a datastore whose context is most like the end of `text`, nearest first.
 
-        `store=None` is the only one that is loaded.
+        `store=None` asks all that are loaded.
         """
         return tuple(self._ask(SearchRequest(text, store, k, nprobe), timeout_s))
 

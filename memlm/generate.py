@@ -55,7 +55,7 @@ class Generation:
     ) -> None:
         """Checks the request; reads nothing yet. With the `lease` of a session, goes on from what that has read."""
         self._decoder, self._tokenizer = checkpoint.decoder, checkpoint.tokenizer
-        self._request, self.retrieval = request, retrieval
+        self._request, self.retrieval, self._begun_s = request, retrieval, time.perf_counter()
         self._sampling = request.sampling.or_else(checkpoint.sampling)
         self._lease, self._past = lease, lease.past if lease else Past()
         prompt = self._tokenizer.encode(request.prompt).tolist()
@@ -219,7 +219,15 @@ class Generation:
         elif self.usage.generated_tokens + 1 == self._max_tokens:
             tokens += self._stream.finish()
             self._finish(FinishReason.LENGTH)
+        elif self._time_is_up:
+            tokens += self._stream.finish()
+            self._finish(FinishReason.TIME)
         return tokens
+
+    @property
+    def _time_is_up(self) -> bool:
+        limit_s = self._sampling.time_limit_s
+        return limit_s is not None and time.perf_counter() - self._begun_s >= limit_s
 
     def _finish(self, reason: FinishReason) -> None:
         self.finished = Finished(reason, self._stream.stopped_by, self.usage)

@@ -56,7 +56,7 @@ class ListDatastoresRequest:
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """Which places of a datastore are most like the end of this text? `store=None` is the only one that is loaded."""
+    """Which places of a datastore are most like the end of this text? `store=None` asks all that are loaded."""
 
     text: str
     store: str | None = None

@@ -89,6 +89,7 @@ class Front:
         """A call that brings a text in pieces: they are joined, and then asked as one question."""
         async with _telling(context), self._counted(call):
             caller = self._admitted(call, context)
+            self._worker.check_room()  # before anything is read
             return await self._ask(caller, await self._joined(request_type, messages), context)
 
     async def _ask(self, caller: Caller, question: Any, context: grpc.aio.ServicerContext) -> Any:

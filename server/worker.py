@@ -252,13 +252,22 @@ class Worker:
             running = Counter(job.ask.caller for job in self._running)
             job = min(self._waiting, key=lambda job: running[job.ask.caller])
             self._waiting.remove(job)
-            self._running.append(job)
-            if generation := job.generation:
+            with self._answering(job):
+                self._start(job)
+                self._running.append(job)
+
+    def _start(self, job: Job) -> None:
+        """Gives a generation its place; what has steps of its own has one."""
+        if generation := job.generation:
+            try:
+                if not generation.goes_alone:
+                    job.member = self._batch.join(generation)
                 job.telling = Telling(job.ask, generation, self._send)
                 if generation.goes_alone:
                     job.steps = alone(generation, job.telling)
-                else:
-                    job.member = self._batch.join(generation)
+            except BaseException:
+                self._free(job)
+                raise
 
     def _step_batch(self) -> None:
         """One token more for every generation that runs."""

@@ -129,7 +129,7 @@ class WorkerLink:
 
         Raises Overloaded at once where there is too much to do already, Unavailable while there is no worker.
         """
-        self._check_room()
+        self.check_room()
         id_, call, now_s = token_hex(8), Call(), time.monotonic()
         self._calls[id_] = call
         deadline_s = None if time_left_s is None else now_s + time_left_s
@@ -140,7 +140,8 @@ class WorkerLink:
             if self._calls.pop(id_, None) is not None:
                 self._outgoing.put(Cancel(id_))
 
-    def _check_room(self) -> None:
+    def check_room(self) -> None:
+        """Raises Overloaded where there is too much to do already, Unavailable while there is no worker."""
         if not self._is_up:
             raise Unavailable("the inference worker is being started again; try again in a moment")
         if self.num_open >= self._config.max_running + self._config.max_queued:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from memlm.cli import main
+from memlm.cli.app import app
 from memlm.cli.console import jsonable
 from memlm.cli.options import num_bytes
 from memlm.index.manifest import read_manifest
@@ -40,8 +42,9 @@ def own_store(store_folder: Path, tmp_path: Path) -> Path:
 
 def test_every_command_has_help_with_an_example(capsys):
     groups = {"": "train eval generate demo serve", "index": "build add delete compact verify info search tune",
-              "client": "generate score search model", "client datastore": "list delete",
-              "bench": "build generate serve model memory"}  # fmt: skip
+              "client": "generate score search model info", "client datastore": "list delete",
+              "client session": "create append info list fork delete",
+              "bench": "build generate serve load model memory datastore retrieval open"}  # fmt: skip
     for group, commands in groups.items():
         for command in commands.split():
             code, out, _ = memlm(capsys, *group.split(), command, "--help")
@@ -244,3 +247,20 @@ def test_a_build_within_a_memory_wants_more_of_the_mass(capsys, model_folder, co
     told = json.loads(memlm(capsys, *command, tmp_path / "dry", "--dry-run", "--json")[1])
     assert told["entries"] > 500
     assert not (tmp_path / "dry").exists()
+
+
+def test_settings_of_the_server_come_from_options_environment_and_file(tmp_path, monkeypatch):
+    file = tmp_path / "server.toml"
+    file.write_text('model = "m"\nstore = ["a", "b"]\nport = 1234\nmax_running = 7\nsession_bytes = "1GiB"\n')
+    monkeypatch.setenv("MEMLM_SERVE_MAX_RUNNING", "9")
+    monkeypatch.setenv("MEMLM_SERVE_DRAIN", "3")
+    done = CliRunner().invoke(app, ["serve", "--config", str(file), "--port", "99", "--print-config"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert (told["port"], told["max_running"], told["drain_s"]) == (99, 9, 3.0)
+    assert (told["model"], told["stores"], told["max_session_bytes"]) == ("m", ["a", "b"], 1 << 30)
+    for bad, says in (("prot = 3\n", "prot"), ("port = [\n", "TOML"), ("port = 99999999\n", "port")):
+        file.write_text('model = "m"\n' + bad)
+        done = CliRunner().invoke(app, ["serve", "--config", str(file), "--print-config"])
+        assert done.exit_code != 0
+        assert says in done.output + str(done.exception)

@@ -70,6 +70,15 @@ def test_a_stop_string_ends_the_text_before_it(checkpoint):
     assert (events[-1].reason, events[-1].stop_string) == (FinishReason.STOP, stop)
 
 
+def test_a_time_limit_ends_the_text_as_far_as_it_got(checkpoint):
+    events = generate(checkpoint, seed=1, max_tokens=40, time_limit_s=1e-9)
+    assert events[-1].reason is FinishReason.TIME
+    assert events[-1].usage.generated_tokens == len(tokens_of(events)) == 1
+    assert generate(checkpoint, seed=1, max_tokens=4, time_limit_s=3600)[-1].reason is not FinishReason.TIME
+    with pytest.raises(InvalidInput, match="time_limit_s"):
+        generate(checkpoint, time_limit_s=0.0)
+
+
 def test_the_models_own_end_of_text_ends_it(checkpoint):
     runs = (generate(checkpoint, temperature=2.0, seed=seed) for seed in range(100))
     events = next(events for events in runs if events[-1].reason is FinishReason.END)

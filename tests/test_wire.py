@@ -33,10 +33,14 @@ sampling = st.builds(
     repetition_penalty=st.floats(1e-3, 1e3),
     seed=maybe(st.integers(0, 2**63 - 1)),
     stop=st.lists(text.filter(bool), max_size=4).map(tuple),
+    time_limit_s=maybe(st.floats(1e-3, 1e6)),
 )
+weights = st.builds(api.StoreWeight, text, st.floats(1e-6, 1e6))
+stores = st.lists(weights, max_size=3, unique_by=lambda each: each.name).map(tuple)
 memory = st.builds(
     api.MemoryParams,
     store=maybe(text),
+    follow=maybe(st.integers(0, 2**31 - 1)),
     use_store=st.booleans(),
     k=maybe(st.integers(1, api.MAX_NEIGHBOURS)),
     lam=maybe(st.floats(0, 1)),
@@ -47,7 +51,8 @@ generate = st.builds(
     api.GenerateRequest,
     prompt=prompts,
     sampling=sampling,
-    memory=memory,
+    memory=memory | st.builds(api.MemoryParams, stores=stores),
+    session=maybe(text),
     neighbors=st.integers(0, api.MAX_NEIGHBOURS),
     top_logprobs=st.integers(0, api.MAX_TOP_LOGPROBS),
 )
@@ -57,6 +62,13 @@ requests = st.one_of(
     st.builds(questions.TokenizeRequest, text),
     st.builds(questions.DetokenizeRequest, st.lists(int32, max_size=5).map(tuple)),
     st.builds(questions.GetModelRequest),
+    st.builds(questions.GetServerInfoRequest),
+    st.builds(questions.CreateSessionRequest, maybe(number)),
+    st.builds(questions.AppendToSessionRequest, text, text, st.lists(int32, max_size=5).map(tuple)),
+    st.builds(questions.GetSessionRequest, text),
+    st.builds(questions.ListSessionsRequest),
+    st.builds(questions.ForkSessionRequest, text),
+    st.builds(questions.DeleteSessionRequest, text),
     st.builds(questions.ListDatastoresRequest),
     st.builds(
         questions.SearchRequest, text, maybe(text), st.integers(1, api.MAX_NEIGHBOURS), maybe(st.integers(1, 2**31 - 1))

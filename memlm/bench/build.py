@@ -84,7 +84,8 @@ def _peak_memory(model: Path, texts: Path, store: Path) -> tuple[int, int]:
 
     Pages of mapped files do not count: the system drops them when it wants to.
     """
-    command = [sys.executable, "-m", "memlm", "index", "build", str(texts), "--model", str(model), "--out", str(store)]
+    command = [sys.executable, "-m", "memlm", "index", "build", str(texts), "--model", str(model.resolve())]
+    command += ["--out", str(store)]
     process = subprocess.Popen(
         [*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=store.parent
     )

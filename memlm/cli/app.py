@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from memlm.cli import bench, client, index, options, render
-from memlm.cli.console import ConsoleProgress, emit_json, err, out, table, tell_problem
+from memlm.cli.console import ConsoleProgress, emit_json, out, table, tell_problem
 from memlm.cli.options import asked
+from memlm.cli.serve import serve as serve_command
 from memlm.cli.train import train as train_command
 
 app = typer.Typer(
@@ -103,6 +104,7 @@ def generate(
     repetition_penalty: options.Penalty = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
+    time_limit: options.TimeLimit = None,
     show_memory: options.ShowMemory = False,
     early_exit: options.EarlyExit = False,
     json: options.Json = False,
@@ -120,7 +122,7 @@ def generate(
         spalm=spalm or None,
         max_tokens=max_tokens,
     )
-    wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()))
+    wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()), time_limit_s=time_limit)
     wanted |= asked(temperature=temperature, repetition_penalty=repetition_penalty) | {"use_store": not no_store}
     wanted |= {"neighbors": options.NEIGHBORS_SHOWN if show_memory else 0, "early_exit": early_exit}
     with load(model, store or (), dtype=dtype) as lm, lm.generate(prompt, **wanted) as tokens:
@@ -159,64 +161,10 @@ def calibrate(
         )
 
 
-@app.command(epilog="Example: memlm serve --model model --store store --port 50051")
-def serve(
-    model: options.Model,
-    store: options.Stores = None,
-    dtype: options.Dtype = "float32",
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes any free port.")] = 50051,
-    threads: Annotated[int, typer.Option(help="Threads for the model; 0 takes all cores.")] = 0,
-    max_running: Annotated[int, typer.Option(help="Requests that run side by side; others wait.")] = 32,
-    max_queued: Annotated[int, typer.Option(help="Requests that may wait; one more is refused.")] = 256,
-    max_queued_tokens: Annotated[int, typer.Option(help="Tokens of prompts that may wait.")] = 1 << 20,
-    session_dir: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Keep sessions here, so that they survive a restart.")
-    ] = None,
-    session_ttl: Annotated[float, typer.Option(help="Seconds after its last use at which a session goes.")] = 3600.0,
-    session_bytes: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="What all sessions may hold in memory (default: 4GiB).")
-    ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Speak TLS with this certificate.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
-    tls_client_ca: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Only clients whose certificates this authority signed.")
-    ] = None,
-    auth_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Bearer tokens, TOML: who may call what, and how often.")
-    ] = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Answer Prometheus here, over HTTP; 0 takes any free port.")
-    ] = None,
-    drain: Annotated[float, typer.Option(help="Seconds that running requests may go on after SIGTERM.")] = 30.0,
-    log_level: Annotated[str, typer.Option(metavar="debug|info|warning|error", help="What is logged.")] = "warning",
-) -> None:
-    """Serve a model and its datastores over gRPC, until SIGTERM or Ctrl-C."""
-    from memlm.server.config import ServerConfig
-    from memlm.server.serve import serve as run
-
-    config = ServerConfig(
-        model=model,
-        stores=tuple(store or ()),
-        dtype=dtype,
-        host=host,
-        port=port,
-        num_threads=threads,
-        max_running=max_running,
-        max_queued=max_queued,
-        max_queued_tokens=max_queued_tokens,
-        session_dir=session_dir,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        tls_client_ca=tls_client_ca,
-        auth_file=auth_file,
-        metrics_port=metrics_port,
-        session_ttl_s=session_ttl,
-        max_session_bytes=options.num_bytes(session_bytes) or 4 << 30,
-        drain_s=drain,
-        log_level=log_level,
-    )
-    raise typer.Exit(run(config, lambda address: err.print(f"serving {model} at {address}", markup=False)))
+app.command(
+    epilog="Example: memlm serve --model model --store store --port 50051",
+    context_settings={"auto_envvar_prefix": "MEMLM_SERVE"},
+)(serve_command)
 
 
 @app.command(epilog="Example: memlm demo --out demo")

@@ -77,6 +77,7 @@ def generate(
     repetition_penalty: options.Penalty = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
+    time_limit: options.TimeLimit = None,
     show_memory: options.ShowMemory = False,
     early_exit: options.EarlyExit = False,
     session: Annotated[str | None, typer.Option(metavar="NAME", help="Go on from what this session has read.")] = None,
@@ -94,7 +95,7 @@ def generate(
         spalm=spalm or None,
         max_tokens=max_tokens,
     )
-    wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()))
+    wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()), time_limit_s=time_limit)
     wanted |= asked(temperature=temperature, repetition_penalty=repetition_penalty) | {"use_store": not no_store}
     wanted |= {"neighbors": options.NEIGHBORS_SHOWN if show_memory else 0, "early_exit": early_exit, "session": session}
     with _client(target, timeout) as client, client.generate(prompt, **wanted) as tokens:

@@ -53,6 +53,7 @@ MinP = Annotated[
 Penalty = Annotated[
     float | None, typer.Option("--repetition-penalty", help="Above 1 makes tokens that were seen rarer.")
 ]
+TimeLimit = Annotated[float | None, typer.Option("--time-limit", help="Seconds after which the text ends.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same text.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this string; may be given again.")]
 ShowMemory = Annotated[

@@ -1,0 +1,102 @@
+"""`memlm serve`: settings from options, the environment and a file; then the server."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memlm.cli import options
+from memlm.cli.console import emit_json, err
+
+
+def _defaults_from(context: typer.Context, path: Path | None) -> Path | None:
+    """Makes what a file says the defaults of the other options."""
+    if path is None:
+        return None
+    try:
+        said = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{path} cannot be read as TOML ({error})") from error
+    known = {parameter.name for parameter in context.command.params if parameter.name} - {"config_file", "json"}
+    if unknown := sorted(set(said) - known):
+        raise typer.BadParameter(f"{path} has {', '.join(unknown)}; the settings are {', '.join(sorted(known))}")
+    context.default_map = {**(context.default_map or {}), **said}
+    return path
+
+
+def serve(
+    model: options.Model,
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            callback=_defaults_from,
+            is_eager=True,
+            help="Settings, TOML, by the names of these options; what is given here or in MEMLM_SERVE_... goes first.",
+        ),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Only check the settings, and print them as they would be used.")
+    ] = False,
+    store: options.Stores = None,
+    dtype: options.Dtype = "float32",
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes any free port.")] = 50051,
+    threads: Annotated[int, typer.Option(help="Threads for the model; 0 takes all cores.")] = 0,
+    max_running: Annotated[int, typer.Option(help="Requests that run side by side; others wait.")] = 32,
+    max_queued: Annotated[int, typer.Option(help="Requests that may wait; one more is refused.")] = 256,
+    max_queued_tokens: Annotated[int, typer.Option(help="Tokens of prompts that may wait.")] = 1 << 20,
+    session_dir: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep sessions here, so that they survive a restart.")
+    ] = None,
+    session_ttl: Annotated[float, typer.Option(help="Seconds after its last use at which a session goes.")] = 3600.0,
+    session_bytes: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="What all sessions may hold in memory (default: 4GiB).")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Speak TLS with this certificate.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Only clients whose certificates this authority signed.")
+    ] = None,
+    auth_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Bearer tokens, TOML: who may call what, and how often.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Answer Prometheus here, over HTTP; 0 takes any free port.")
+    ] = None,
+    drain: Annotated[float, typer.Option(help="Seconds that running requests may go on after SIGTERM.")] = 30.0,
+    log_level: Annotated[str, typer.Option(metavar="debug|info|warning|error", help="What is logged.")] = "warning",
+) -> None:
+    """Serve a model and its datastores over gRPC, until SIGTERM or Ctrl-C."""
+    from memlm.server.config import ServerConfig
+    from memlm.server.serve import serve as run
+
+    config = ServerConfig(
+        model=model,
+        stores=tuple(store or ()),
+        dtype=dtype,
+        host=host,
+        port=port,
+        num_threads=threads,
+        max_running=max_running,
+        max_queued=max_queued,
+        max_queued_tokens=max_queued_tokens,
+        session_dir=session_dir,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_client_ca=tls_client_ca,
+        auth_file=auth_file,
+        metrics_port=metrics_port,
+        session_ttl_s=session_ttl,
+        max_session_bytes=options.num_bytes(session_bytes) or 4 << 30,
+        drain_s=drain,
+        log_level=log_level,
+    )
+    if print_config:
+        emit_json(config)
+        return
+    raise typer.Exit(run(config, lambda address: err.print(f"serving {model} at {address}", markup=False)))
