@@ -124,7 +124,7 @@ class Sessions:
         if not 0 < ttl_s <= MAX_TTL_S:
             raise InvalidInput(f"ttl_s is {ttl_s}; expected above 0 and at most {MAX_TTL_S:,.0f}", field="ttl_s")
         now_s = time.time()
-        session = _Session(secrets.token_urlsafe(16), owner, ttl_s, now_s, now_s)
+        session = _Session(secrets.token_hex(16), owner, ttl_s, now_s, now_s)
         self._keep(session)
         self._sessions[session.name] = session
         return self._info(session)
@@ -143,7 +143,7 @@ class Sessions:
         """A copy that goes its own way. States are never changed in place, so it shares what the first has read."""
         source = self._idle(name, owner)
         now_s = time.time()
-        twin = replace(source, name=secrets.token_urlsafe(16), created_s=now_s, used_s=now_s)
+        twin = replace(source, name=secrets.token_hex(16), created_s=now_s, used_s=now_s)
         self._keep(twin)
         self._sessions[twin.name] = twin
         return self._info(twin)
