@@ -10,9 +10,7 @@ A reader keeps the manifest it opened until `refresh`, or until it commits one i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -21,18 +19,15 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
-from memlm.index.arrays import GrowingArray
+from memlm.index.deletion import Deleted, bury, has_field
 from memlm.index.documents import DocumentRow
-from memlm.index.durable import checksum, sync_folder
 from memlm.index.errors import Corrupt, InvalidInput, NotFound
 from memlm.index.exact import refined
 from memlm.index.ivf import FLAT, nlist_of
 from memlm.index.lock import writing
 from memlm.index.manifest import (
-    FileRecord,
     KnnDefaults,
     Manifest,
-    SegmentRecord,
     StoreSpec,
     commit_manifest,
     read_manifest,
@@ -67,14 +62,6 @@ class Span:
 
     document_id: str
     first_id: int
-    num_entries: int
-
-
-@dataclass(frozen=True, slots=True)
-class Deleted:
-    """How much a deletion took out."""
-
-    num_documents: int
     num_entries: int
 
 
@@ -263,7 +250,9 @@ class Datastore:
         return [
             document.id
             for document in self.documents()
-            if all(_has({"title": document.title, **document.metadata}, name, value) for name, value in where.items())
+            if all(
+                has_field({"title": document.title, **document.metadata}, name, value) for name, value in where.items()
+            )
         ]
 
     def sample_documents(self, n: int, seed: int) -> list[Span]:
@@ -390,10 +379,10 @@ class Datastore:
         sweep(self.path, manifest)
 
     def _delete(self, document_ids: Sequence[str]) -> Deleted:
-        places = [self._find(document_id) for document_id in dict.fromkeys(document_ids)]
+        places = self.find_each(document_ids)
         deleted = Deleted(len(places), sum(int(segment.sizes[row]) for segment, row in places))
         if places:
-            self._commit(self.manifest.next(segments=bury(self, document_ids, self.manifest.number + 1)))
+            self._commit(self.manifest.next(segments=bury(self.path, self._segments, places, self.manifest.number + 1)))
         return deleted
 
     def _parted(self, ids: Int64[np.ndarray, "*S"]) -> Iterator[tuple[Segment, Bool[np.ndarray, "*S"]]]:
@@ -402,6 +391,10 @@ class Datastore:
             mine = (ids >> ROW_BITS) == segment.record.number
             if mine.any():
                 yield segment, mine
+
+    def find_each(self, document_ids: Sequence[str]) -> list[tuple[Segment, int]]:
+        """The segments and rows of some documents, each once. Raises NotFound, naming it, for one that is not there."""
+        return [self._find(document_id) for document_id in dict.fromkeys(document_ids)]
 
     def _find(self, document_id: str) -> tuple[Segment, int]:
         if found := self._seek(document_id):
@@ -426,35 +419,6 @@ class Datastore:
         return queries_QD.astype(np.float16).astype(np.float32)
 
 
-def bury(datastore: Datastore, document_ids: Sequence[str], number: int) -> tuple[SegmentRecord, ...]:
-    """Writes the rows of deleted documents, old and new, for the manifest of a number, and tells the records that
-    name them. They count when that manifest does.
-    """
-    rows: dict[int, list[int]] = {}
-    for segment, row in map(datastore._find, dict.fromkeys(document_ids)):
-        rows.setdefault(segment.record.number, []).append(row)
-    return tuple(
-        _buried(datastore.path, segment, rows[segment.record.number], number)
-        if segment.record.number in rows
-        else segment.record
-        for segment in datastore._segments
-    )
-
-
-def _buried(store: Path, segment: Segment, rows: list[int], number: int) -> SegmentRecord:
-    dead = segment.dead.copy()
-    dead[rows] = True
-    name = f"deleted-{number:06d}.npy"
-    path = store / segment.record.folder / name
-    with closing(GrowingArray(path, "<i8", None)) as array:
-        array.append(np.flatnonzero(dead))
-        array.sync()
-    sync_folder(path.parent)
-    files = {kept: file for kept, file in segment.record.files.items() if kept != segment.record.deleted}
-    files[name] = FileRecord(path.stat().st_size, checksum(path))
-    return replace(segment.record, deleted=name, files=files)
-
-
 def _place(segment: Segment, document: DocumentRow, row: int) -> Place:
     first, last = segment.starts[document.row : document.row + 2].tolist()
     return Place(document.id, document.title, document.metadata, row - first, segment.base_id + first, last - first)
@@ -463,14 +427,6 @@ def _place(segment: Segment, document: DocumentRow, row: int) -> Place:
 def _span(segment: Segment, row: int) -> Span:
     first, last = segment.starts[row : row + 2].tolist()
     return Span(segment.documents.at(row).id, segment.base_id + first, last - first)
-
-
-def _has(metadata: Mapping[str, Any], name: str, value: str) -> bool:
-    if name not in metadata:
-        return False
-    there = metadata[name]
-    items = there if isinstance(there, list) else [there]
-    return any(value in (item, json.dumps(item)) for item in items)
 
 
 def _settled(path: Path, use: Callable[[Manifest], T]) -> T:

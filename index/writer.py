@@ -26,7 +26,8 @@ from jaxtyping import Bool, Float, Int64
 
 from memlm.index.arrays import HEADER_BYTES, GrowingArray, Picked
 from memlm.index.choice import Trial, Tried, choose
-from memlm.index.datastore import Datastore, bury
+from memlm.index.datastore import Datastore
+from memlm.index.deletion import bury
 from memlm.index.documents import DocumentTableWriter
 from memlm.index.durable import checksum, move, remove, storage, sync_file, sync_folder, write_whole
 from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput
@@ -316,7 +317,7 @@ class StoreWriter:
             return Manifest(1, self.spec, (record,), defaults)
         if self._task != ADD:
             return self._manifest.next(segments=(record,), quality=None)
-        kept = bury(self.base, self._replaced, self._manifest.number + 1)
+        kept = bury(self.path, self.base.segments, self.base.find_each(self._replaced), self._manifest.number + 1)
         return self._manifest.next(segments=(*kept, record))
 
     def _check(self, keys_ND: np.ndarray, values_N: np.ndarray) -> None:
