@@ -101,10 +101,17 @@ class Batch:
         members = [member for member, _, _ in drawn]
         for member in members:
             if member.generation.has_session and member.generation.finished and member in self._rows:
-                member.generation.keep(copied(self._pool.state, self._rows.index(member), self._decoder))
+                self._keep(member)
             if member.is_done:
                 self.leave(member)
         return members
+
+    def _keep(self, member: Member) -> None:
+        """Hands what was read over to the member's session."""
+        try:
+            member.generation.keep(copied(self._pool.state, self._rows.index(member), self._decoder))
+        except Exception as error:
+            member.failure = error
 
     def _read_rows(self) -> list[_Last]:
         """Reads the last token of every row."""
@@ -138,20 +145,27 @@ class Batch:
         logprobs_RV = self._decoder.logprobs(hidden_RD)
         found: dict[int, Retrieved] = {}
         for retrieval, rows in _by_retrieval(drawn).items():
-            keys_QD = torch.stack([drawn[row][2] for row in rows]).float().numpy()
-            peaks_Q = logprobs_RV[rows].amax(dim=1).numpy() if retrieval.wants_peaks else None
-            pointers = [drawn[row][0].generation.pointers for row in rows]
-            retrieved = retrieval.search(keys_QD, peaks_Q, pointers)
-            if retrieval.gate:
-                gated_QD = gated(self._decoder, retrieval.gate, hidden_RD[rows], retrieved.neighbours)
-                logprobs_RV[rows] = self._decoder.logprobs(gated_QD)
-            found |= {row: retrieved.row(place) for place, row in enumerate(rows)}
-        for row, (member, _, _) in enumerate(drawn):
             try:
-                member.tokens = member.generation.draw(logprobs_RV[row], found.get(row), member.since)
+                retrieved = self._retrieve(retrieval, [drawn[row] for row in rows], logprobs_RV[rows])
+                if retrieval.gate:
+                    gated_QD = gated(self._decoder, retrieval.gate, hidden_RD[rows], retrieved.neighbours)
+                    logprobs_RV[rows] = self._decoder.logprobs(gated_QD)
+                found |= {row: retrieved.row(place) for place, row in enumerate(rows)}
             except Exception as error:
-                member.failure = error
+                for row in rows:
+                    drawn[row][0].failure = error
+        for row, (member, _, _) in enumerate(drawn):
+            if member.failure is None:
+                try:
+                    member.tokens = member.generation.draw(logprobs_RV[row], found.get(row), member.since)
+                except Exception as error:
+                    member.failure = error
             member.since = time.perf_counter()
+
+    def _retrieve(self, retrieval: Retrieval, asking: Sequence[_Last], logprobs_QV: Tensor) -> Retrieved:
+        keys_QD = torch.stack([key_D for _, _, key_D in asking]).float().numpy()
+        peaks_Q = logprobs_QV.amax(dim=1).numpy() if retrieval.wants_peaks else None
+        return retrieval.search(keys_QD, peaks_Q, [member.generation.pointers for member, _, _ in asking])
 
 
 def _by_retrieval(drawn: Sequence[_Last]) -> dict[Retrieval, list[int]]:

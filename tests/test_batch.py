@@ -145,3 +145,21 @@ def test_places_that_become_free_are_used_again(checkpoint):
             batch.leave(member)
         assert len(batch) == 0
     assert batch._pool._reserved["cache_L2BGSd"].shape[2] == 3
+
+
+def test_a_store_that_fails_harms_only_those_that_ask_it(lm: LanguageModel, monkeypatch):
+    batch = Batch(lm.checkpoint, most=4)
+    asking = batch.join(lm.start(GenerateRequest.of("the", {"seed": 1, "max_tokens": 4})))
+    alone_ = batch.join(lm.start(GenerateRequest.of("the", {"seed": 1, "max_tokens": 4, "use_store": False})))
+
+    def fail(*_: object, **__: object) -> None:
+        raise InternalError("the disk is gone")
+
+    monkeypatch.setattr(type(lm.memory().datastore), "search", fail)
+    told = []
+    while len(batch):
+        for member in batch.step():
+            told += member.tokens if member is alone_ else ()
+    assert isinstance(asking.failure, InternalError)
+    monkeypatch.undo()
+    assert alike(told, lm.generate("the", seed=1, max_tokens=4, use_store=False))
