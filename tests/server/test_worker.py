@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from memlm.api import Accepted, Finished, GenerateRequest, SamplingParams
-from memlm.errors import DeadlineExceeded, InternalError, NotFound
+from memlm.errors import DeadlineExceeded, InternalError, NotFound, Overloaded
 from memlm.language_model import LanguageModel
 from memlm.questions import GetModelRequest, ScoreRequest, SearchRequest
 from memlm.server import answers
@@ -87,6 +88,26 @@ def test_no_more_run_than_may(lm: LanguageModel) -> None:
     begun = [message.id for message in told]
     assert begun == sorted(begun)
     assert isinstance(events_of(told, "b")[-1], Finished)
+
+
+def test_nobodys_many_requests_stand_before_anothers_one(lm: LanguageModel) -> None:
+    many = [replace(generate(f"many-{number}", 3), caller="many") for number in range(6)]
+    told = Script([*many, replace(generate("one", 3), caller="one")], 30).play(lm, max_running=2)
+    begun = [message.id for message in told if isinstance(message.events[0], Accepted)]
+    assert begun[:2] == ["many-0", "one"]
+    assert begun[2:] == [f"many-{number}" for number in range(1, 6)]
+
+
+def test_more_prompts_than_may_wait_are_refused_with_a_time_to_come_back(lm: LanguageModel) -> None:
+    long = GenerateRequest("the memory of a model can be read and edited", SamplingParams(max_tokens=1))
+    script = Script([ask(str(number), long) for number in range(5)], 30)
+    Worker(lm, script, script.send, 1, max_queued_tokens=40).run()  # type: ignore[arg-type]
+    refused = {message.id: message.error for message in script.told if isinstance(message, Failed)}
+    assert refused
+    assert all(isinstance(error, Overloaded) and error.retry_after_s > 0 for error in refused.values())
+    finished = {message.id for message in script.told if isinstance(message, Events) and message.id not in refused}
+    assert finished | set(refused) == {"0", "1", "2", "3", "4"}
+    assert "0" in finished
 
 
 def test_a_cancelled_request_is_never_heard_of_again(lm: LanguageModel) -> None:
