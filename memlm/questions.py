@@ -14,6 +14,7 @@ from memlm.api import GenerateRequest, MemoryParams
 from memlm.errors import InvalidInput
 
 MAX_DOCUMENT_IDS = 10_000
+MAX_TTL_S = 30 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,11 @@ class CreateSessionRequest:
     """A session that nobody has read anything into, for `ttl_s` seconds after its last use."""
 
     ttl_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses what is no time."""
+        if self.ttl_s is not None and not 0 < self.ttl_s <= MAX_TTL_S:
+            raise InvalidInput(f"ttl_s is {self.ttl_s}; expected above 0 and at most {MAX_TTL_S:,.0f}", field="ttl_s")
 
 
 @dataclass(frozen=True, slots=True)

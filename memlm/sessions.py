@@ -24,9 +24,10 @@ from memlm.index.durable import checksum_of, remove, write_whole
 from memlm.index.manifest import sign, signed
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.pool import UNBOUNDED, copied
+from memlm.questions import CreateSessionRequest
 
 PIECE_TOKENS = 512
-DEFAULT_TTL_S, MAX_TTL_S = 3600.0, 30 * 86_400.0
+DEFAULT_TTL_S = 3600.0
 DEFAULT_MAX_BYTES = 4 << 30
 GONE_KEPT = 1024
 MAGIC = b"memlm session 1\n"
@@ -121,8 +122,7 @@ class Sessions:
     def create(self, *, owner: str = "", ttl_s: float | None = None) -> SessionInfo:
         """A new one, empty, under a name that nobody guesses. It goes `ttl_s` after it was last used."""
         ttl_s = self._ttl_s if ttl_s is None else ttl_s
-        if not 0 < ttl_s <= MAX_TTL_S:
-            raise InvalidInput(f"ttl_s is {ttl_s}; expected above 0 and at most {MAX_TTL_S:,.0f}", field="ttl_s")
+        CreateSessionRequest(ttl_s)
         now_s = time.time()
         session = _Session(secrets.token_hex(16), owner, ttl_s, now_s, now_s)
         self._keep(session)

@@ -63,7 +63,7 @@ requests = st.one_of(
     st.builds(questions.DetokenizeRequest, st.lists(int32, max_size=5).map(tuple)),
     st.builds(questions.GetModelRequest),
     st.builds(questions.GetServerInfoRequest),
-    st.builds(questions.CreateSessionRequest, maybe(number)),
+    st.builds(questions.CreateSessionRequest, maybe(st.floats(1e-3, 1e6))),
     st.builds(questions.AppendToSessionRequest, text, text, st.lists(int32, max_size=5).map(tuple)),
     st.builds(questions.GetSessionRequest, text),
     st.builds(questions.ListSessionsRequest),

@@ -68,7 +68,7 @@ def test_a_caller_that_leaves_gives_the_session_back(narrow_server: RunningServe
     with Client(narrow_server.address, timeout_s=60) as client, client.session() as session:
         session.append(TEXT)
         before = session.info().num_tokens
-        stream = session.generate()
+        stream = session.generate(temperature=0)
         next(stream)
         with pytest.raises(Locked, match="being used"):
             session.fork()
@@ -106,7 +106,7 @@ def test_what_was_acknowledged_survives_a_killed_worker_and_a_restart(
         list(session.generate(temperature=0, max_tokens=4))
         held = session.info().num_tokens
         expected = list(session.fork().generate(temperature=0, max_tokens=4))
-        stream = session.generate()
+        stream = session.generate(temperature=0)
         next(stream)
         for child in children_of(server.process.pid):
             os.kill(child, signal.SIGKILL)
