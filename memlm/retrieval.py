@@ -92,8 +92,10 @@ class Retrieval:
         lam = 0.0 if params.spalm else defaults.lam  # the gate already mixes: interpolation comes only when asked for
         as_tuned = len(memories) == 1 and not params.spalm and params.lam is params.k is params.knn_temperature is None
         adaptive = AdaptiveLam.of(defaults.adaptive) if as_tuned and defaults.adaptive is not None else None
-        follow = params.follow or (defaults.follow if as_tuned and params.follow is None else None)
-        if follow:
+        follow = defaults.follow if as_tuned and first.datastore.has_keys else None
+        if params.follow is not None:
+            follow = params.follow or None
+        if params.follow:
             _check_pointers(memories)
         return cls(
             memories=tuple(memories),

@@ -40,7 +40,7 @@ LARGEST_K = 512
 FREE = 0.001  # nats per token that skipping is shown for where nobody says how much may be lost
 WORTH_MORE_K = 0.01  # nats per token below which more neighbours are not worth their time
 WORTH_MORE_LISTS = 0.0005  # the same of searching more lists
-GATHER_LISTS = 64  # searched for what everything is chosen from
+GATHER_LISTS = 64  # at least so many are searched for what everything is chosen from
 TRIAL_TOKENS = 8192  # of the text, on which lists and pointers are tried
 TEMPERATURE_STEPS = tuple(2.0 ** (step / 2) for step in range(-10, 7))
 
@@ -291,12 +291,14 @@ def _gather(
         for number, document in enumerate(texts)
         for window in document_windows(checkpoint, document.text)
     )
+    datastore = retrieval.memories[0].datastore
+    lists = max(GATHER_LISTS, *(segment.record.nprobe for segment in datastore.segments))
     reader, trial = Reader(checkpoint.decoder), list[tuple[int, Read]]()
     for block in blocks_of(windows, BLOCK_WINDOWS):
         for (number, window), read in zip(block, reader.predictions([each for _, each in block]), strict=True):
             if num_tokens < TRIAL_TOKENS:
                 trial.append((number, Read.of(window, read)))
-            found = retrieval.memories[0].datastore.search(read.keys_ND, retrieval.k, nprobe=GATHER_LISTS)
+            found = datastore.search(read.keys_ND, retrieval.k, nprobe=lists)
             agrees.append(found.values_QK == window.targets_N[:, None])
             windows_Q.append(np.full(len(window.targets_N), len(windows_Q)))
             reads.append(read)

@@ -183,8 +183,13 @@ def request_for(lm):
 def test_a_store_without_keys_cannot_be_followed(model_folder, corpus_folder, tmp_path):
     store = tmp_path / "s"
     build_index(model_folder, Corpus([corpus_folder]), store, index="IVF4,SQ8", keep_keys=False)
-    with load(model_folder, [store]) as lm, pytest.raises(InvalidInput, match="without keeping its keys"):
-        lm.generate(PROMPT, follow=1)
+    with load(model_folder, [store]) as lm:
+        with pytest.raises(InvalidInput, match="without keeping its keys"):
+            lm.generate(PROMPT, follow=1)
+        datastore = lm.memory().datastore
+        datastore.save_defaults(dataclasses.replace(datastore.defaults, follow=1))  # tuned before the keys went
+        assert lm.retrieval(MemoryParams()).follow is None
+        assert list(lm.generate(PROMPT, max_tokens=2, seed=1))
 
 
 def test_tuning_settles_how_many_lists_and_pointers(model_folder, corpus_folder, tmp_path):
