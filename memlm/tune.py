@@ -139,7 +139,7 @@ def tune(
         nprobe, lost = _try_lists(evidence.trial, chosen, progress)
         report = replace(report, nprobe=nprobe, nprobe_loss=lost)
         chosen = replace(chosen, nprobe=nprobe, adaptive=adaptive if report.adaptive_kept else None)
-        if datastore.has_keys:
+        if follow_loss is not None and datastore.has_keys:  # asked one by one, which takes its time
             report = _try_pointers(evidence.trial, chosen, report, follow_loss, progress)
         datastore.save_defaults(
             KnnDefaults(
