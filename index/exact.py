@@ -12,7 +12,7 @@ from jaxtyping import Float, Float32, Int64
 
 from memlm.index.arrays import Picked
 from memlm.index.neighbours import Neighbours, nearest_of
-from memlm.index.threads import faiss_threads
+from memlm.index.threads import faiss_threads, matrix_products
 
 BLOCK_ROWS = 65_536
 SPARE = 8  # candidates beyond k, for near ties that rounding may swap
@@ -27,14 +27,22 @@ def exact_neighbours(
     """The k nearest rows of `keys_ND`; ids are row numbers."""
     best = Neighbours.none(len(queries_QD), k)
     for begin in range(0, len(keys_ND), BLOCK_ROWS):
-        block_ND = np.asarray(keys_ND[begin : begin + BLOCK_ROWS], np.float32)
+        block_ND = widened(keys_ND[begin : begin + BLOCK_ROWS])
         wanted = min(k + SPARE, len(block_ND))
-        with faiss_threads(len(queries_QD)):
+        with faiss_threads(len(queries_QD)), matrix_products():
             _, rows_QK = faiss.knn(queries_QD, block_ND, wanted)
         distances_QK = refined(queries_QD, block_ND, rows_QK)
         ids_QK = rows_QK + begin
         best = nearest_of([best, Neighbours(distances_QK, ids_QK, values_N[ids_QK].astype(np.int64))], k)
     return best
+
+
+def widened(keys_ND: Float[np.ndarray, "N D"]) -> Float32[np.ndarray, "N D"]:
+    """Keys in float32. From float16 by Faiss, three times as fast as by numpy and the same."""
+    if keys_ND.dtype != np.float16:
+        return np.asarray(keys_ND, np.float32)
+    codes: np.ndarray = np.ascontiguousarray(keys_ND).view(np.uint8)
+    return faiss.ScalarQuantizer(keys_ND.shape[1], faiss.ScalarQuantizer.QT_fp16).decode(codes)
 
 
 def refined(

@@ -19,7 +19,7 @@ from jaxtyping import Float, Float16, Float32
 
 from memlm.index.arrays import Picked
 from memlm.index.errors import Corrupt, InvalidInput
-from memlm.index.exact import refined
+from memlm.index.exact import refined, widened
 from memlm.index.neighbours import Neighbours
 from memlm.index.progress import Progress
 from memlm.index.threads import faiss_threads
@@ -27,9 +27,9 @@ from memlm.index.threads import faiss_threads
 FLAT = "Flat"
 FLAT_BELOW = 100_000
 VALUE_BITS = 24
-POINTS_PER_LIST = 48  # Faiss warns below 39 and drops what is above 256
+POINTS_PER_LIST = 39  # Faiss warns below that and drops what is above 256
 POINTS_FOR_CODES = 65_536  # as many as Faiss' product quantizers learn from
-KMEANS_ROUNDS = 5
+KMEANS_ROUNDS = 4
 PROBES = (4, 8, 16, 32, 64, 128, 256)
 SHARED_ENTRIES = 65_536  # from so many entries on the lists of a single query are searched by all cores
 BY_QUERIES, BY_LISTS = 0, 1  # Faiss' parallel_mode
@@ -80,7 +80,7 @@ def inner(index: Any) -> Any:
 
 def transformed(index: Any, keys_ND: Float[np.ndarray, "N D"]) -> Float32[np.ndarray, "N d"]:
     """Keys as the inverted file sees them."""
-    keys: np.ndarray = np.ascontiguousarray(keys_ND, np.float32)
+    keys: np.ndarray = widened(keys_ND)
     if isinstance(index, faiss.IndexPreTransform):
         chain: Any = index.chain  # its stubs take it for a list
         for number in range(chain.size()):
@@ -141,7 +141,7 @@ def train_ivf(factory: str, keys_ND: Float16[np.ndarray, "N D"] | Picked, *, see
     lists.cp.min_points_per_centroid = 1
     rows = np.sort(np.random.default_rng(seed).choice(len(keys_ND), sample, replace=False))
     with faiss_threads(sample):
-        index.train(keys_ND[rows].astype(np.float32))
+        index.train(widened(keys_ND[rows]))
     progress("train index", sample, sample)
     return index
 

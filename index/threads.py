@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import faiss
 
 PARALLEL_QUERIES = 8
+BY_PRODUCTS_FROM = 800  # queries times dimensions times threads (facebookresearch/faiss pull request 5109)
+_FAISS_DEFAULT = faiss.cvar.distance_compute_blas_threshold
 
 
 def num_cores() -> int:
@@ -34,3 +36,18 @@ def faiss_threads(num_queries: int, *, shared: bool = False) -> Iterator[None]:
         yield
     finally:
         faiss.omp_set_num_threads(before)
+
+
+@contextmanager
+def matrix_products() -> Iterator[None]:
+    """Brute force by matrix products as soon as they pay on these cores.
+
+    Since 1.15 Faiss goes by queries times dimensions and takes products from 128,000 on, which is right for dozens of
+    cores; on two, 128 queries take four times as long without. Products round otherwise: only for who refines.
+    """
+    if _FAISS_DEFAULT == 128_000:
+        faiss.cvar.distance_compute_blas_threshold = BY_PRODUCTS_FROM * num_cores()
+    try:
+        yield
+    finally:
+        faiss.cvar.distance_compute_blas_threshold = _FAISS_DEFAULT

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,6 +34,7 @@ from memlm.index.durable import checksum, move, remove, storage, sync_file, sync
 from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput
 from memlm.index.ivf import FLAT, VALUE_BITS, Ivf, choose_index, open_index, train_ivf
 from memlm.index.ivf_file import write_ivf
+from memlm.index.journal import ADD, BUILD, BUILDING, COMPACT, Journal
 from memlm.index.lock import LOCK, writing
 from memlm.index.manifest import (
     CURRENT,
@@ -45,15 +47,13 @@ from memlm.index.manifest import (
     StoreSpec,
     commit_manifest,
     read_manifest,
-    sign,
-    signed,
     sweep,
 )
 from memlm.index.progress import Progress, silent
 from memlm.index.segment import DOCUMENTS, INDEX, KEYS, PRUNED, STARTS, VALUES
+from memlm.index.threads import num_cores
 
-BUILDING = "building"
-BUILD, ADD, COMPACT = "build", "add", "compact"
+BEYOND_FLOAT16 = 65_520.0  # what rounds to infinity
 ABOUT_INDEX = ("index", "seed", "target", "max_memory", "keep_keys")
 OURS = re.compile(rf"({CURRENT}|{JOURNAL}|manifest-\d+\.json)(\.tmp)?|{SEGMENTS}|{BUILDING}|{LOCK}")
 
@@ -176,13 +176,11 @@ class StoreWriter:
         self._check(keys_ND, values_N)
         if (pruned_N is None) != (self._pruned is None):
             raise InvalidInput("pruned_N goes with a store that is pruned (prune), and only with one", field="pruned_N")
-        with np.errstate(over="ignore"):
-            rounded_ND = keys_ND.astype(np.float16)
-        if not np.isfinite(rounded_ND).all():
+        if len(keys_ND) and not float(np.abs(keys_ND).max()) < BEYOND_FLOAT16:
             raise InvalidInput(
                 "a key is not finite in float16; the model's states are too large to be stored", field="keys"
             )
-        self._keys.append(rounded_ND)
+        self._keys.append(keys_ND)
         self._values.append(values_N)
         if self._pruned and pruned_N is not None:
             self._pruned.append(pruned_N)
@@ -194,7 +192,7 @@ class StoreWriter:
         self._values.sync()
         if self._pruned:
             self._pruned.sync()
-        write_whole(self.path / JOURNAL, _Journal(self._task, self._number, self._keys.rows, self.spec).encode())
+        write_whole(self.path / JOURNAL, Journal(self._task, self._number, self._keys.rows, self.spec).encode())
 
     def commit(self, progress: Progress = silent, *, defaults: KnnDefaults) -> Datastore:
         """Builds the index and makes the segment count; gives the store, open. A store's own defaults stay as they are.
@@ -231,7 +229,7 @@ class StoreWriter:
     def _recover(self) -> int:
         """How many entries an interrupted build left; brings its folder back where only the commit was missing."""
         journal, moved = self.path / JOURNAL, self.path / SEGMENTS / f"{self._number:06d}"
-        left = _Journal.decode(journal) if journal.exists() else None
+        left = Journal.decode(journal) if journal.exists() else None
         if left and left.segment == self._number and left.task == ADD != self._task and left.entries:
             raise Incompatible(
                 f"documents were being added to {self.path}; run the same `memlm index add` again to go on with it,"
@@ -275,9 +273,11 @@ class StoreWriter:
                 remove(file)
         sync_folder(self._work)
         files = {}
-        for done, name in enumerate(names, start=1):
-            files[name] = FileRecord((self._work / name).stat().st_size, checksum(self._work / name))
-            progress("check files", done, len(names))
+        with ThreadPoolExecutor(num_cores()) as pool:
+            checksums = pool.map(lambda name: checksum(self._work / name), names)
+            for done, (name, found) in enumerate(zip(names, checksums, strict=True), start=1):
+                files[name] = FileRecord((self._work / name).stat().st_size, found)
+                progress("check files", done, len(names))
         return SegmentRecord(self._number, self._entries, len(self._starts), files=files, **asked)
 
     def _build_index(self, progress: Progress) -> dict[str, Any]:
@@ -340,29 +340,6 @@ class StoreWriter:
             f"the corpus ended before the entries that the interrupted build left in {self.path};"
             f" give the same corpus, or remove {self._work} to start anew"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Journal:
-    """What work is going on, for which segment, and how many entries of it are safely on the disk."""
-
-    task: str
-    segment: int
-    entries: int
-    spec: StoreSpec
-
-    def encode(self) -> bytes:
-        """As JSON, with its own checksum."""
-        return sign(asdict(self))
-
-    @classmethod
-    def decode(cls, path: Path) -> _Journal:
-        """Raises Corrupt for what `encode` did not write."""
-        try:
-            told = signed(path.read_bytes())
-        except ValueError as error:
-            raise Corrupt(f"{path} {error}; remove {path} to start the build anew") from error
-        return cls(**{**told, "spec": StoreSpec(**told["spec"])})
 
 
 def _check_same(there: StoreSpec, wanted: StoreSpec, path: Path, but: tuple[str, ...] = ()) -> None:

@@ -36,6 +36,7 @@ from memlm.quality import KeyCheck, Quality, check_keys, make_trial, measure_qua
 from memlm.windows import Window, blocks_of, check_stride
 
 BLOCK_WINDOWS = 128
+TOKENIZED_DOCUMENTS, TOKENIZED_CHARACTERS = 64, 1 << 18
 TARGET, TARGET_IN_MEMORY = 0.95, 0.99
 UNTUNED = KnnDefaults(k=64, lam=0.25, temperature=1.0, tuned_on=None)
 
@@ -254,11 +255,24 @@ class _Placed:
 
 def _placed_windows(checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec) -> Iterator[_Placed]:
     tokenizer = checkpoint.tokenizer
+    for documents in _together(corpus):
+        texts = [document.text for document in documents]
+        for document, tokens_n in zip(documents, tokenizer.encode_batch(texts), strict=True):
+            windows = document_windows(checkpoint.decoder, tokens_n, tokenizer.start_id, spec.stride)
+            for number, window in enumerate(windows):
+                yield _Placed(window, document if number == 0 else None)
+
+
+def _together(corpus: Corpus) -> Iterator[list[Document]]:
+    """Documents to be tokenized together, on all cores: some text's worth, in their order."""
+    documents: list[Document] = []
     for document in corpus:
-        tokens_n = tokenizer.encode(document.text)
-        windows = document_windows(checkpoint.decoder, tokens_n, tokenizer.start_id, spec.stride)
-        for number, window in enumerate(windows):
-            yield _Placed(window, document if number == 0 else None)
+        documents.append(document)
+        if len(documents) == TOKENIZED_DOCUMENTS or sum(len(each.text) for each in documents) >= TOKENIZED_CHARACTERS:
+            yield documents
+            documents = []
+    if documents:
+        yield documents
 
 
 def _read(

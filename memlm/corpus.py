@@ -61,13 +61,15 @@ class Corpus:
     """Documents under some paths, read anew at each iteration.
 
     With `on_error="skip"` what cannot be used is told to `on_problem` and left out; with "fail" it raises
-    `UnusableText`. Raises NotFound for a path that is not there and InvalidInput where no document is found at all.
+    `UnusableText`. Given `roots`, a file that lies under none of them, once links are followed, cannot be used.
+    Raises NotFound for a path that is not there and InvalidInput where no document is found at all.
     """
 
     paths: Sequence[str | Path]
     glob: str = "**/*"
     on_error: str = "skip"
     on_problem: Callable[[Problem], None] = _ignore
+    roots: Sequence[Path] = ()
 
     def __post_init__(self) -> None:
         """Refuses what cannot be a corpus before any work starts."""
@@ -107,6 +109,9 @@ class Corpus:
         return sum(_unpacked_size(path) for _, path in self.files())
 
     def _read(self, name: str, path: Path) -> Iterator[Document]:
+        if self.roots and not lies_under(path, self.roots):
+            self._tell(Problem(name, "a link to a place outside of what may be read"))
+            return
         try:
             with _open(path) as stream:
                 if Path(_without_gz(name)).suffix in JSON_LINES:
@@ -158,6 +163,12 @@ class Corpus:
         if self.on_error == "fail":
             raise UnusableText(f"{problem} (--on-error skip goes on without it)")
         self.on_problem(problem)
+
+
+def lies_under(path: Path, roots: Sequence[Path]) -> bool:
+    """Whether a path is under one of some folders, or one of them, once links are followed."""
+    real = path.resolve()
+    return any(real.is_relative_to(root.resolve()) for root in roots)
 
 
 def _document_of(record: Any, where: str) -> Document:

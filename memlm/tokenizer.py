@@ -113,16 +113,17 @@ class Tokenizer:
 
     def encode(self, text: str) -> Int64[np.ndarray, " N"]:
         """Token ids of a text. Raises InvalidInput for half a surrogate pair, which no UTF-8 text holds."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidInput(
-                f"the text has half a surrogate pair at character {error.start}; it is not Unicode"
-            ) from error
-        return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        return next(self.encode_batch([text]))
 
     def encode_batch(self, texts: Sequence[str]) -> Iterator[Int64[np.ndarray, " N"]]:
-        """Token ids of several texts, on all cores."""
+        """Token ids of several texts, on all cores. Raises as `encode`."""
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidInput(
+                    f"the text has half a surrogate pair at character {error.start}; it is not Unicode"
+                ) from error
         for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False):
             yield np.asarray(encoding.ids, dtype=np.int64)
 
