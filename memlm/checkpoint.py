@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from memlm.api import SamplingParams
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
@@ -99,7 +100,7 @@ def load_checkpoint(
         raise Corrupt(
             f"{folder}: {tokenizer.vocab_size} tokens in the tokenizer, {config.vocab_size} in the model; restore them"
         )
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():
         decoder = Decoder(config)
     files = WeightFiles(folder)
     sources = _sources(decoder, files, None if is_ours else given)
@@ -184,6 +185,21 @@ def _sources(decoder: Decoder, files: WeightFiles, foreign: dict[str, Any] | Non
         if name in sources:
             _check_shape(name, parameter.shape, sources[name], files, decoder.config)
     return sources
+
+
+class _Undrawn(TorchFunctionMode):
+    """Draws no parameters: those without storage have none to hold, and drawing them would load torch's compiler, which
+    takes longer than most models.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Leaves out what draws."""
+        given = kwargs or {}
+        if getattr(func, "__module__", "") == nn.init.__name__:
+            return given["tensor"] if "tensor" in given else args[0]
+        return func(*args, **given)
 
 
 def _check_shape(name: str, expected: torch.Size, source: Source, files: WeightFiles, config: ModelConfig) -> None:

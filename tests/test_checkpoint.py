@@ -1,5 +1,7 @@
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,12 @@ def test_truncated_and_missing_weights_are_refused_by_name(folder):
     weights.unlink()
     with pytest.raises(Corrupt, match="missing"):
         load_checkpoint(folder)
+
+
+def test_loading_a_model_does_not_load_a_compiler(model_folder: Path) -> None:
+    """torch's takes a second and a half, which every command would wait for."""
+    code = f"import sys; from memlm.checkpoint import load_checkpoint; load_checkpoint({str(model_folder)!r})"
+    code += "; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "torch" in loaded
+    assert not {"torch._dynamo", "sympy", "torch.distributed.fsdp"} & set(loaded)

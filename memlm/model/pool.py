@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memlm.model.decoder import Decoder
-from memlm.model.state import DecoderState
+from memlm.model.state import DecoderState, zeros
 
 UNBOUNDED = 1 << 40  # tokens of a row whose places older ones make free
 MARKS = ("length_B", "start_B", "floor_B", "base_B", "compressed_B")
@@ -60,15 +60,19 @@ class StatePool:
         """Frees a row: the last one takes its number."""
         last = self.num_rows - 1
         if row != last:
-            used = self.state.num_front + self.state.length_B[last] - self.state.base_B[last]
             for name, reserved in self._reserved.items():
-                batch, places = AXES[name]
-                source = reserved.select(batch, last).narrow(places - 1, 0, used)
-                reserved.select(batch, row).narrow(places - 1, 0, used).copy_(source)
+                self._copy_row(reserved, last, reserved, row, name)
         for rows in (*(getattr(self.state, name) for name in MARKS), *self.state.memories.values()):
             rows[row] = rows[last]
             rows.pop()
         self._use(last)
+
+    def _copy_row(self, source: Tensor, row: int, target: Tensor, place: int, name: str) -> None:
+        """What is used of a row, from one tensor to another."""
+        batch, places = AXES[name]
+        used = self.state.num_front + self.state.length_B[row] - self.state.base_B[row]
+        part = source.select(batch, row).narrow(places - 1, 0, used)
+        target.select(batch, place).narrow(places - 1, 0, used).copy_(part)
 
     def _use(self, rows: int) -> None:
         """Shows the state so many rows; reserves more where there are not enough."""
@@ -77,8 +81,9 @@ class StatePool:
             if rows > reserved.shape[batch]:
                 shape = [*reserved.shape]
                 shape[batch] = min(self.most_rows, max(rows, 2 * reserved.shape[batch]))
-                grown = torch.zeros(shape, dtype=reserved.dtype, device=reserved.device)
-                grown.narrow(batch, 0, reserved.shape[batch]).copy_(reserved)
+                grown = zeros(shape, reserved.dtype, reserved.device)
+                for row in range(self.num_rows):
+                    self._copy_row(reserved, row, grown, row, name)
                 self._reserved[name] = grown
             setattr(self.state, name, self._reserved[name].narrow(batch, 0, rows))
         self.state.batch_size = rows

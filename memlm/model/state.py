@@ -13,8 +13,11 @@ layer whose memory is exact (docs/memory.md has the local places and an example)
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -26,6 +29,7 @@ from memlm.model.knn_memory import RowMemory
 from memlm.model.sight import Sight
 
 SPARE_PLACES = 64  # at least so many tokens behind a window are written before the window moves
+LAZY_BYTES = 1 << 20
 FORMAT = 1
 
 
@@ -52,11 +56,11 @@ class DecoderState:
         self.num_local, self.is_rolling = local_places(config, capacity or config.context_length)
         places = self.num_front + self.num_local
         L, G, d = config.num_layers, config.num_kv_heads, config.head_dim
-        self.cache_L2BGSd = torch.zeros(L, 2, batch_size, G, places, d, dtype=dtype, device=device)
+        self.cache_L2BGSd = zeros((L, 2, batch_size, G, places, d), dtype, device)
         self.inputs_LBSD: Tensor | None = None
         self.usage_LBS: Tensor | None = None
         if config.compression or (training and config.xl_length):
-            self.inputs_LBSD = torch.zeros(L, batch_size, places, config.dim, dtype=dtype, device=device)
+            self.inputs_LBSD = zeros((L, batch_size, places, config.dim), dtype, device)
         if config.compression and config.compression.kind == "most_used":
             self.usage_LBS = torch.zeros(L, batch_size, places, device=device)
         self.length_B, self.start_B, self.floor_B = ([0] * batch_size for _ in range(3))
@@ -294,6 +298,16 @@ def _read_state(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return told, load(data)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise Corrupt(f"this is no saved state ({error}); read the text anew") from error
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Zeros whose pages the system makes as they are first written to, where it can: room for a whole context takes the
+    time and the memory of what is read of it.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if torch.device(device).type != "cpu" or size < LAZY_BYTES:
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(tuple(shape))
 
 
 def check_room(state: DecoderState, num_new: int) -> None:
