@@ -65,13 +65,21 @@ class Span:
     num_entries: int
 
 
+@dataclass(frozen=True, slots=True)
+class Newer:
+    """A manifest, and its segments, open."""
+
+    manifest: Manifest
+    segments: list[Segment]
+
+
 class Datastore:
     """One store at one manifest. Searching is safe from several threads; the rest is for one at a time."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         """Opens the segments of a manifest; `open` finds it."""
-        self.path = path
-        self._adopt(manifest)
+        self.path, self.manifest, self._segments = path, manifest, list[Segment]()
+        self.adopt(self._opened(manifest))
 
     @classmethod
     def open(cls, path: str | Path) -> Datastore:
@@ -310,11 +318,26 @@ class Datastore:
 
     def refresh(self) -> bool:
         """Moves to the newest manifest; tells whether there was a newer one."""
-        before = self.manifest.number
-        if read_manifest(self.path).number == before:
-            return False
-        _settled(self.path, self._adopt)
-        return self.manifest.number != before
+        newer = self.newer()
+        return newer is not None and self.adopt(newer)
+
+    def newer(self) -> Newer | None:
+        """The newest manifest, opened, where it is newer than this one: in any thread, while others search."""
+        if read_manifest(self.path).number == self.manifest.number:
+            return None
+        return _settled(self.path, self._opened)
+
+    def adopt(self, newer: Newer) -> bool:
+        """Moves to what `newer` opened; tells whether that is still newer."""
+        before, known = self.manifest, self._segments
+        moved = newer.manifest is before or newer.manifest.number > before.number
+        kept = newer.segments if moved else known
+        for segment in (*known, *newer.segments):
+            if segment not in kept:
+                segment.close()
+        self._segments = kept
+        self.manifest = newer.manifest if moved else before
+        return moved
 
     def verify(self) -> list[str]:
         """Checks every byte against its checksum, the counts, and whether stored positions find themselves; each
@@ -359,23 +382,19 @@ class Datastore:
             return []
         return [f"{self.path}: {lost} of {len(ids)} stored positions do not find themselves; build the store anew"]
 
-    def _adopt(self, manifest: Manifest) -> None:
-        """Opens a manifest's segments, keeping those that have not changed."""
-        known = {segment.record.number: segment for segment in getattr(self, "_segments", ())}
+    def _opened(self, manifest: Manifest) -> Newer:
+        """A manifest's segments; those that have not changed are the ones that are open."""
+        known = {segment.record.number: segment for segment in self._segments}
         opened = []
         for record in manifest.segments:
             segment = known.get(record.number)
-            opened.append(
-                segment if segment and segment.record == record else Segment(self.path, record, manifest.spec.dim)
-            )
-        for segment in known.values():
-            if segment not in opened:
-                segment.close()
-        self.manifest, self._segments = manifest, opened
+            same = segment is not None and segment.record == record
+            opened.append(segment if segment and same else Segment(self.path, record, manifest.spec.dim))
+        return Newer(manifest, opened)
 
     def _commit(self, manifest: Manifest) -> None:
         commit_manifest(self.path, manifest)
-        self._adopt(manifest)
+        self.adopt(self._opened(manifest))
         sweep(self.path, manifest)
 
     def _delete(self, document_ids: Sequence[str]) -> Deleted:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 from memlm.errors import InternalError, InvalidInput
 
 MAX_NEIGHBOURS = 4096
+MAX_RESUME_S = 300.0
 MAX_TOP_LOGPROBS = 64
 MAX_STOP_STRINGS = 16
 MAX_STORES = 16
@@ -133,7 +135,8 @@ class GenerateRequest:
     """One generation: the prompt, the sampling, the memory, and what each token should tell of itself.
 
     `early_exit` leaves out the later layers of tokens that an earlier one is sure of, by the rule that `memlm
-    calibrate` found; it goes without a datastore. With a `session`, the prompt goes on from what that has read.
+    calibrate` found; it goes without a datastore. With a `session`, the prompt goes on from what that has read. With
+    `resume_s`, a generation whose connection breaks goes on for so long, in which the client takes it up by itself.
     """
 
     prompt: str
@@ -143,6 +146,7 @@ class GenerateRequest:
     top_logprobs: int = 0
     early_exit: bool = False
     session: str | None = None
+    resume_s: float | None = None
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing, naming the field."""
@@ -152,6 +156,8 @@ class GenerateRequest:
         _require(0 <= self.neighbors <= MAX_NEIGHBOURS, "neighbors", self.neighbors, f"between 0 and {MAX_NEIGHBOURS}")
         most = MAX_TOP_LOGPROBS
         _require(0 <= self.top_logprobs <= most, "top_logprobs", self.top_logprobs, f"between 0 and {most}")
+        longest, kept_s = MAX_RESUME_S, self.resume_s
+        _require(kept_s is None or 0 < kept_s <= longest, "resume_s", kept_s, f"above 0 and at most {longest:g}")
 
     @classmethod
     def of(cls, prompt: str, options: Mapping[str, Any]) -> GenerateRequest:
@@ -303,12 +309,24 @@ class TokenStream(Iterator[Token]):
     def __next__(self) -> Token:
         """The next token; waits for it."""
         while not self._ready:
-            event = next(self._events)
-            if isinstance(event, Finished):
-                self.finished = event
-            elif isinstance(event, tuple):
-                self._ready.extend(event)
+            self._hear()
         return self._ready.popleft()
+
+    def take(self) -> tuple[Token, ...] | None:
+        """All that has come since the last time; waits for the first of it. None at the end."""
+        with suppress(StopIteration):
+            while not self._ready:
+                self._hear()
+        taken = tuple(self._ready)
+        self._ready.clear()
+        return taken or None
+
+    def _hear(self) -> None:
+        event = next(self._events)
+        if isinstance(event, Finished):
+            self.finished = event
+        elif isinstance(event, tuple):
+            self._ready.extend(event)
 
     def close(self) -> None:
         """Stops the generation if it is still going on."""
@@ -430,6 +448,8 @@ class ServerInfo:
     max_top_logprobs: int = MAX_TOP_LOGPROBS
     max_stop_strings: int = MAX_STOP_STRINGS
     max_stores: int = MAX_STORES
+    max_upload_bytes: int = 0
+    max_jobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,7 +499,7 @@ class DeleteReport:
 
 _SAMPLING = frozenset(f.name for f in fields(SamplingParams))
 _MEMORY = frozenset(f.name for f in fields(MemoryParams))
-_REQUEST = frozenset({"neighbors", "top_logprobs", "early_exit", "session"})
+_REQUEST = frozenset({"neighbors", "top_logprobs", "early_exit", "session", "resume_s"})
 
 
 def _home_of(name: str) -> str:

@@ -18,6 +18,8 @@ from memlm.model import Decoder, DecoderState
 from memlm.windows import Window, segments_of, windows_of
 
 BATCH_TOKENS = 8192
+PIECE_TOKENS = 1024  # of a longer window that is read in turn with other work
+LOGITS_ROWS = 1024  # whose log-probabilities over the vocabulary are held at once
 
 
 class Prediction(NamedTuple):
@@ -50,7 +52,7 @@ def predictions_of(decoder: Decoder, windows: Sequence[Window], *, hidden: bool 
             for row, place in enumerate(places):
                 window = windows[place]
                 hidden_ND, keys_ND = (_new_positions(each[row], window) for each in (hidden_BTD, keys_BTD))
-                predictions[place] = _prediction(decoder, hidden_ND, keys_ND, window, hidden=hidden)
+                predictions[place] = _prediction(decoder, hidden_ND, keys_ND, window.targets_N, hidden=hidden)
     return [prediction for prediction in predictions if prediction is not None]
 
 
@@ -58,14 +60,19 @@ def _prediction(
     decoder: Decoder,
     hidden_ND: Float[Tensor, "N D"],
     keys_ND: Float[Tensor, "N D"],
-    window: Window,
+    targets_N: Int64[np.ndarray, " N"],
     *,
     hidden: bool,
 ) -> Prediction:
-    targets_N1 = torch.from_numpy(window.targets_N)[:, None]
-    logprobs_NV = decoder.logprobs(hidden_ND)
-    logprobs_N, peaks_N = logprobs_NV.gather(1, targets_N1)[:, 0].numpy(), logprobs_NV.amax(dim=1).numpy()
-    return Prediction(keys_ND.float().numpy(), logprobs_N, peaks_N, hidden_ND.float().clone() if hidden else None)
+    """What some positions say of their targets, a few of them at a time: a vocabulary is large."""
+    targets_N1, logprobs, peaks = torch.from_numpy(targets_N)[:, None], list[Tensor](), list[Tensor]()
+    for begin in range(0, len(targets_N), LOGITS_ROWS):
+        rows = slice(begin, begin + LOGITS_ROWS)
+        logprobs_RV = decoder.logprobs(hidden_ND[rows])
+        logprobs.append(logprobs_RV.gather(1, targets_N1[rows])[:, 0])
+        peaks.append(logprobs_RV.amax(dim=1))
+    told_N, peaks_N = (torch.cat(parts).numpy() for parts in (logprobs, peaks))
+    return Prediction(keys_ND.float().numpy(), told_N, peaks_N, hidden_ND.float().clone() if hidden else None)
 
 
 class Reader:
@@ -94,8 +101,23 @@ class Reader:
         with torch.inference_mode():
             for window in windows:
                 hidden_BTD, keys_BTD = self._decoder(*self._next(window))
-                predictions.append(_prediction(self._decoder, hidden_BTD[0], keys_BTD[0], window, hidden=hidden))
+                states = (hidden_BTD[0], keys_BTD[0])
+                predictions.append(_prediction(self._decoder, *states, window.targets_N, hidden=hidden))
         return predictions
+
+    def parts(
+        self, windows: Sequence[Window], *, hidden: bool = False
+    ) -> Iterator[tuple[Int64[np.ndarray, " N"], Prediction] | None]:
+        """The same, with the targets, for who has other things to do in between: a long window comes in pieces, and
+        None stands for one that predicts nothing new.
+        """
+        longest = max((len(window.inputs_T) for window in windows), default=0)
+        if self._decoder.config.is_segmented or longest <= PIECE_TOKENS:
+            for window, read in zip(windows, self.predictions(windows, hidden=hidden), strict=True):
+                yield window.targets_N, read
+            return
+        for window in windows:
+            yield from _pieces(self._decoder, window, hidden=hidden)
 
     def skip(self, windows: Sequence[Window]) -> None:
         """Passes windows over whose keys are known; what a later one of the same document needs is read then."""
@@ -114,6 +136,26 @@ class Reader:
             self._decoder.keys(torch.from_numpy(skipped.inputs_T)[None], self._state)
         self._skipped = []
         return torch.from_numpy(window.inputs_T)[None], self._state
+
+
+def _pieces(
+    decoder: Decoder, window: Window, *, hidden: bool
+) -> Iterator[tuple[Int64[np.ndarray, " N"], Prediction] | None]:
+    """One window, a piece at a time."""
+    inputs_T, first_new = window.inputs_T, len(window.inputs_T) - len(window.targets_N)
+    state = decoder.new_state(capacity=len(inputs_T))
+    for begin in range(0, len(inputs_T), PIECE_TOKENS):
+        end = min(begin + PIECE_TOKENS, len(inputs_T))
+        with torch.inference_mode():
+            hidden_BTD, keys_BTD = decoder(torch.from_numpy(inputs_T[begin:end])[None], state)
+            if end <= first_new:
+                part = None
+            else:
+                known = max(0, first_new - begin)
+                targets_N = window.targets_N[begin + known - first_new : end - first_new]
+                states = (hidden_BTD[0, known:], keys_BTD[0, known:])
+                part = targets_N, _prediction(decoder, *states, targets_N, hidden=hidden)
+        yield part
 
 
 def document_windows(

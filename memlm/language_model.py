@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,8 +26,9 @@ from memlm.api import (
 )
 from memlm.batch import complete_all
 from memlm.checkpoint import Checkpoint, load_checkpoint
-from memlm.errors import InvalidInput, MemlmError, NotFound
+from memlm.errors import AlreadyExists, InvalidInput, MemlmError, NotFound
 from memlm.generate import Generation
+from memlm.keys import PIECE_TOKENS
 from memlm.memory import Memory
 from memlm.retrieval import Retrieval
 from memlm.scoring import score_steps, score_text
@@ -34,8 +36,11 @@ from memlm.session import Session
 from memlm.sessions import Sessions
 
 
-def load(model: str | Path, stores: Sequence[str | Path] = (), *, dtype: str = "float32") -> LanguageModel:
-    """Loads a model, by its folder or its id on the Hugging Face hub, and the datastores it built.
+def load(
+    model: str | Path, stores: Sequence[str | Path] | Mapping[str, str | Path] = (), *, dtype: str = "float32"
+) -> LanguageModel:
+    """Loads a model, by its folder or its id on the Hugging Face hub, and the datastores it built: by the names of
+    their folders, or by names of their own.
 
     `dtype` is float32, bfloat16, or auto for the faster of them on this processor.
     Raises NotFound where one is missing, Incompatible for a datastore of another model, Corrupt for a damaged file.
@@ -47,14 +52,17 @@ class LanguageModel:
     """A decoder, its tokenizer and its memories. One thread at a time."""
 
     def __init__(
-        self, checkpoint: Checkpoint, stores: Sequence[str | Path] = (), sessions: Sessions | None = None
+        self,
+        checkpoint: Checkpoint,
+        stores: Sequence[str | Path] | Mapping[str, str | Path] = (),
+        sessions: Sessions | None = None,
     ) -> None:
         """Opens the datastores. Raises InvalidInput where two of them share a name."""
         self.checkpoint = checkpoint
         self.sessions = Sessions(checkpoint) if sessions is None else sessions
         self._memories: dict[str, Memory] = {}
-        for path in stores:
-            memory = Memory.open(path, checkpoint)
+        for name, path in stores.items() if isinstance(stores, Mapping) else (("", path) for path in stores):
+            memory = Memory.open(path, checkpoint, name)
             if memory.name in self._memories:
                 raise InvalidInput(
                     f"two datastores are called {memory.name!r}; rename the folder of one", field="stores"
@@ -163,11 +171,23 @@ class LanguageModel:
 
         Of a long text the last `context_length - 1` tokens count. Raises InvalidInput where no datastore is loaded.
         """
+        steps = self.search_steps(text, k=k, store=store, nprobe=nprobe)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                found: tuple[Neighbor, ...] = end.value
+                return found
+
+    def search_steps(
+        self, text: str, *, k: int = 8, store: str | None = None, nprobe: int | None = None
+    ) -> Generator[None, None, tuple[Neighbor, ...]]:
+        """The same, a piece of the text at a time, for whoever has other things to do in between."""
         retrieval = self.retrieval(MemoryParams(store=store, k=k, nprobe=nprobe))
         if retrieval is None:
             raise InvalidInput("no datastore is loaded, and search needs one; load one", field="store")
-        found = retrieval.search(self._key_after(text))
-        return retrieval.describe(found, k)
+        key_1D = yield from self._key_after(text)
+        return retrieval.describe(retrieval.search(key_1D), k)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text."""
@@ -187,15 +207,45 @@ class LanguageModel:
         number = memory.datastore.manifest.number
         return DeleteReport(memory.name, number, deleted.num_documents, deleted.num_entries)
 
+    def load_datastore(self, path: str | Path, *, name: str | None = None, replace: bool = False) -> StoreInfo:
+        """Opens one more datastore; with `replace`, in the place of the one of that name.
+
+        Raises AlreadyExists where there is one of that name, Incompatible for a datastore of another model.
+        """
+        return self.take_in(Memory.open(path, self.checkpoint, name or ""), replace=replace)
+
+    def take_in(self, memory: Memory, *, replace: bool = False) -> StoreInfo:
+        """The same, for one that was opened elsewhere. What runs goes on with what it began with."""
+        if memory.name in self._memories and not replace:
+            memory.datastore.close()
+            raise AlreadyExists(f"a datastore {memory.name!r} is loaded already; ask for its replacement (replace)")
+        self._memories[memory.name] = memory
+        return memory.info
+
+    def unload_datastore(self, name: str) -> StoreInfo:
+        """Lets go of a datastore, once what runs has come to its end. Its files stay."""
+        info = self.memory(name).info
+        del self._memories[name]
+        return info
+
+    def get_datastore(self, name: str | None = None) -> StoreInfo:
+        """What is known of a loaded datastore; of no name, the only one."""
+        return self.memory(name).info
+
     def refresh(self) -> bool:
         """Moves on to what other processes have committed to the datastores meanwhile; tells whether there was any. A
         store that cannot be read now stays as it is.
         """
-        moved = False
-        for memory in self._memories.values():
+        return sum(take() for take in self.newer()) > 0  # each of them, not only up to the first
+
+    def newer(self) -> list[Callable[[], bool]]:
+        """Opens what others have committed, in any thread; what it gives moves on to it, each in one step."""
+        found: list[Callable[[], bool]] = []
+        for memory in tuple(self._memories.values()):
             with suppress(MemlmError, OSError):
-                moved |= memory.datastore.refresh()
-        return moved
+                if newer := memory.datastore.newer():
+                    found.append(partial(memory.datastore.adopt, newer))
+        return found
 
     def memory(self, name: str | None = None) -> Memory:
         """The loaded datastore of that name; of no name, the only one.
@@ -233,10 +283,15 @@ class LanguageModel:
         """Closes."""
         self.close()
 
-    def _key_after(self, text: str) -> np.ndarray:
+    def _key_after(self, text: str) -> Generator[None, None, np.ndarray]:
         inputs = [self.checkpoint.tokenizer.start_id, *self.checkpoint.tokenizer.encode(text).tolist()]
-        longest = self.checkpoint.decoder.config.max_length
+        longest, decoder = self.checkpoint.decoder.config.max_length, self.checkpoint.decoder
         inputs = inputs[-longest:] if longest else inputs
-        with torch.inference_mode():
-            keys: np.ndarray = self.checkpoint.decoder.keys(torch.tensor([inputs]))[0, -1:].float().numpy()
-        return keys
+        state = None if len(inputs) <= PIECE_TOKENS else decoder.new_state(capacity=len(inputs))
+        for begin in range(0, len(inputs), PIECE_TOKENS):
+            with torch.inference_mode():
+                keys_1TD = decoder.keys(torch.tensor([inputs[begin : begin + PIECE_TOKENS]]), state)
+            if begin + PIECE_TOKENS < len(inputs):
+                yield
+        key_1D: np.ndarray = keys_1TD[0, -1:].float().numpy()
+        return key_1D

@@ -6,15 +6,39 @@ client before it travels, and in the server if another client sent it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from memlm.api import GenerateRequest, MemoryParams
 from memlm.errors import InvalidInput
 
 MAX_DOCUMENT_IDS = 10_000
 MAX_TTL_S = 30 * 86_400.0
+MAX_PATHS = 1000
+MAX_NAME = 200
+STORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeGenerationRequest:
+    """Go on with this generation, from this token on."""
+
+    request_id: str
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuses what is no token's place."""
+        if self.offset < 0:
+            raise InvalidInput(f"offset is {self.offset}; expected 0 or more", field="offset")
+
+
+@dataclass(frozen=True, slots=True)
+class CancelGenerationRequest:
+    """Nobody will come back to this generation."""
+
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +117,155 @@ class DeleteDocumentsRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class GetDatastoreRequest:
+    """What is known of this datastore?"""
+
+    store: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildDatastoreRequest:
+    """Make a datastore of texts that the server can read. Options as in `memlm.build_index`; `drop_keys` is its
+    keep_keys=False. With `replace` it takes the place of one of that name. The same `request_id` and request again is
+    the same operation.
+    """
+
+    store: str
+    corpus: tuple[str, ...]
+    glob: str | None = None
+    index: str | None = None
+    target: float | None = None
+    max_memory: int | None = None
+    drop_keys: bool = False
+    prune: float | None = None
+    stride: int | None = None
+    seed: int | None = None
+    replace: bool = False
+    request_id: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be a name, and what means nothing."""
+        check_store_name(self.store)
+        _check_request_id(self.request_id)
+        if not 1 <= len(self.corpus) <= MAX_PATHS:
+            raise InvalidInput(f"corpus has {len(self.corpus)} paths; expected 1 to {MAX_PATHS}", field="corpus")
+        for name, low, high in (("target", 0.0, 1.0), ("prune", 0.0, 1.0)):
+            value = getattr(self, name)
+            if value is not None and not low < value < high:
+                raise InvalidInput(f"{name} is {value!r}; expected between {low:g} and {high:g}", field=name)
+        for name, low, high in (("max_memory", 1, 1 << 60), ("stride", 1, 1 << 30), ("seed", 0, (1 << 31) - 2)):
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise InvalidInput(f"{name} is {value!r}; expected {low} to {high}", field=name)
+
+
+@dataclass(frozen=True, slots=True)
+class NewDocument:
+    """A text that is to be added, under an id."""
+
+    id: str
+    text: str
+    title: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuses what could not be found again, and what is no text."""
+        if not self.id:
+            raise InvalidInput("a document has no id; give each one its own", field="documents.id")
+        if not self.text.strip() or "\0" in self.text:
+            raise InvalidInput(f"document {self.id!r} has no text, or a NUL in it", field="documents.text")
+
+
+@dataclass(frozen=True, slots=True)
+class AddDocumentsRequest:
+    """Add these documents, read as the datastore's others were."""
+
+    store: str | None = None
+    replace: bool = False
+    request_id: str = ""
+    documents: tuple[NewDocument, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuses an id that is none."""
+        _check_request_id(self.request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactDatastoreRequest:
+    """Merge what was added, and drop what was deleted."""
+
+    store: str | None = None
+    request_id: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuses an id that is none."""
+        _check_request_id(self.request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDatastoreRequest:
+    """Take a datastore into service, under a name or its folder's, in the place of one of that name or not."""
+
+    path: str
+    store: str | None = None
+    replace: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be a name."""
+        if self.store is not None:
+            check_store_name(self.store)
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadDatastoreRequest:
+    """Take a datastore out of service."""
+
+    store: str
+
+
+@dataclass(frozen=True, slots=True)
+class GetOperationRequest:
+    """How far is this operation?"""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListOperationsRequest:
+    """Which operations are the caller's? `page_size=0` asks for as many as there are, `page_token` for what follows."""
+
+    page_size: int = 0
+    page_token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitOperationRequest:
+    """How far is it, once it has ended or `timeout_s` are over?"""
+
+    name: str
+    timeout_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuses what is no time."""
+        if not 0 <= self.timeout_s <= MAX_TTL_S:
+            raise InvalidInput(f"timeout_s is {self.timeout_s}; expected 0 to {MAX_TTL_S:,.0f}", field="timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class CancelOperationRequest:
+    """Stop this operation, and take back what it did."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOperationRequest:
+    """Forget an operation that has ended."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class CreateSessionRequest:
     """A session that nobody has read anything into, for `ttl_s` seconds after its last use."""
 
@@ -147,8 +320,11 @@ Question: TypeAlias = (
     | GetModelRequest
     | GetServerInfoRequest
     | ListDatastoresRequest
+    | GetDatastoreRequest
     | SearchRequest
     | DeleteDocumentsRequest
+    | LoadDatastoreRequest
+    | UnloadDatastoreRequest
     | CreateSessionRequest
     | AppendToSessionRequest
     | GetSessionRequest
@@ -156,3 +332,23 @@ Question: TypeAlias = (
     | ForkSessionRequest
     | DeleteSessionRequest
 )
+# What begins long work, and what asks after it: for the front, which need not bother a model with it.
+JobRequest: TypeAlias = BuildDatastoreRequest | AddDocumentsRequest | CompactDatastoreRequest
+OperationQuestion: TypeAlias = (
+    GetOperationRequest | ListOperationsRequest | WaitOperationRequest | CancelOperationRequest | DeleteOperationRequest
+)
+
+
+def check_store_name(name: str) -> None:
+    """Raises InvalidInput for what cannot name a datastore."""
+    if not STORE_NAME.fullmatch(name):
+        raise InvalidInput(
+            f"store is {name[:MAX_NAME]!r}; expected up to 100 letters, digits, dots, dashes and underscores, not a"
+            " dot first",
+            field="store",
+        )
+
+
+def _check_request_id(request_id: str) -> None:
+    if len(request_id) > MAX_NAME:
+        raise InvalidInput(f"request_id has {len(request_id)} characters; at most {MAX_NAME}", field="request_id")

@@ -38,30 +38,43 @@ def score_windows(
     checkpoint: Checkpoint, windows: Iterator[Window], retrieval: Retrieval | None, *, at_once: int = BLOCK_WINDOWS
 ) -> Iterator[Scored]:
     """Scores the windows of one document as they come, `at_once` of them in a block."""
+    for scored in score_parts(checkpoint, windows, retrieval, at_once=at_once):
+        if scored is not None:
+            yield scored
+
+
+def score_parts(
+    checkpoint: Checkpoint, windows: Iterator[Window], retrieval: Retrieval | None, *, at_once: int
+) -> Iterator[Scored | None]:
+    """The same; None says that some time has passed, though nothing new is known."""
     reader, gate = Reader(checkpoint.decoder), retrieval.gate if retrieval else None
     pointers = NO_POINTERS
     for block in blocks_of(windows, at_once):
-        for window, read in zip(block, reader.predictions(block, hidden=gate is not None), strict=True):
-            if retrieval is None:
-                yield Scored(window.targets_N, read.logprobs_N, None, None)
+        for part in reader.parts(block, hidden=gate is not None):
+            if part is None:
+                yield None
                 continue
-            found, pointers = retrieval.search_in_order(read.keys_ND, read.peaks_N, window.targets_N, pointers)
-            lm_logprobs_N = _gated_logprobs(checkpoint, gate, read, found, window) if gate else read.logprobs_N
-            knn_N = target_logprobs(found.logweights_QK, found.neighbours.values_QK, window.targets_N)
+            targets_N, read = part
+            if retrieval is None:
+                yield Scored(targets_N, read.logprobs_N, None, None)
+                continue
+            found, pointers = retrieval.search_in_order(read.keys_ND, read.peaks_N, targets_N, pointers)
+            lm_logprobs_N = _gated_logprobs(checkpoint, gate, read, found, targets_N) if gate else read.logprobs_N
+            knn_N = target_logprobs(found.logweights_QK, found.neighbours.values_QK, targets_N)
             there_N = (found.neighbours.ids_QK >= 0).any(axis=1)
             mixed_N = mix_targets(lm_logprobs_N, knn_N, there_N, found.lams_Q)
-            yield Scored(window.targets_N, read.logprobs_N, knn_N, mixed_N)
+            yield Scored(targets_N, read.logprobs_N, knn_N, mixed_N)
 
 
 def _gated_logprobs(
-    checkpoint: Checkpoint, gate: MemoryGate, read: Prediction, found: Retrieved, window: Window
+    checkpoint: Checkpoint, gate: MemoryGate, read: Prediction, found: Retrieved, targets_N: Int64[np.ndarray, " N"]
 ) -> Float32[np.ndarray, " N"]:
-    """Log-probabilities of a window's targets after the gate."""
+    """Log-probabilities of targets after the gate."""
     assert read.hidden_ND is not None  # asked for above
     with torch.inference_mode():
         hidden_ND = gated(checkpoint.decoder, gate, read.hidden_ND, found.neighbours).to(checkpoint.decoder.dtype)
         logprobs_NV = checkpoint.decoder.logprobs(hidden_ND)
-        return logprobs_NV.gather(1, torch.from_numpy(window.targets_N)[:, None])[:, 0].numpy()
+        return logprobs_NV.gather(1, torch.from_numpy(targets_N)[:, None])[:, 0].numpy()
 
 
 def document_windows(checkpoint: Checkpoint, text: str) -> Iterator[Window]:
@@ -84,14 +97,14 @@ def score_text(checkpoint: Checkpoint, text: str, retrieval: Retrieval | None, *
 def score_steps(
     checkpoint: Checkpoint, text: str, retrieval: Retrieval | None, *, token_scores: bool = False
 ) -> Generator[None, None, Score]:
-    """The same, a window at a time, for whoever has other things to do in between."""
+    """The same, a few windows or a piece of a long one at a time, for whoever has other things to do in between."""
     if not text:
         raise InvalidInput("the text is empty; give at least one character", field="text")
     tally, details = Tally(), list[TokenScore]()
-    for scored in score_windows(checkpoint, document_windows(checkpoint, text), retrieval, at_once=STEP_WINDOWS):
-        tally.add(scored)
-        if token_scores:
-            details.extend(_details(scored, checkpoint))
+    for scored in score_parts(checkpoint, document_windows(checkpoint, text), retrieval, at_once=STEP_WINDOWS):
+        if scored is not None:
+            tally.add(scored)
+            details.extend(_details(scored, checkpoint) if token_scores else ())
         yield
     tally.add_text(text)
     return tally.score(retrieval, tuple(details))

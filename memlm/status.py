@@ -66,19 +66,29 @@ class Trailer(NamedTuple):
 
 
 def trailer_of(error: MemlmError) -> Trailer:
-    """The status of an error. A class that is not in the table travels as the nearest one above it."""
-    kind = next((kind for kind in type(error).__mro__ if kind in CODES), InternalError)
-    code, message = CODES[kind], shortened(str(error))
-    status = Status(code=code.value[0], message=message)
+    """How a call ends with an error."""
+    status = status_of(error)
+    return Trailer(CODES[kind_of(error)], status.message, ((DETAILS_KEY, status.SerializeToString()),))
+
+
+def status_of(error: MemlmError) -> Status:
+    """An error as a status."""
+    kind, message = kind_of(error), shortened(str(error))
+    status = Status(code=CODES[kind].value[0], message=message)
     for detail in (ErrorInfo(reason=kind.__name__, domain=DOMAIN), *_details_of(error, message)):
         status.details.add().Pack(detail)
-    return Trailer(code, message, ((DETAILS_KEY, status.SerializeToString()),))
+    return status
+
+
+def kind_of(error: MemlmError) -> type[MemlmError]:
+    """The class that an error travels as: one that is not in the table, as the nearest one above it."""
+    return next((kind for kind in type(error).__mro__ if kind in CODES), InternalError)
 
 
 def error_of(error: grpc.RpcError, target: str) -> MemlmError:
     """The error that a call ended with: the server's own where it sent one, else what happened on the way to it."""
     status = _status_in(error)
-    if status is not None and (sent := _sent_error(status)) is not None:
+    if status is not None and (sent := sent_error(status)) is not None:
         return sent
     return _transport_error(error.code(), error.details() or "", target)
 
@@ -115,7 +125,7 @@ def _status_in(error: grpc.RpcError) -> Status | None:
     return None
 
 
-def _sent_error(status: Status) -> MemlmError | None:
+def sent_error(status: Status) -> MemlmError | None:
     """The error that a memlm server packed; None where the status is somebody else's."""
     info, bad, resource, retry = ErrorInfo(), BadRequest(), ResourceInfo(), RetryInfo()
     for packed in status.details:

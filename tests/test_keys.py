@@ -5,7 +5,7 @@ from reference import decode_plainly
 
 from memlm import keys as keys_module
 from memlm.checkpoint import load_checkpoint
-from memlm.keys import keys_of, predictions_of, score_tokens
+from memlm.keys import Reader, keys_of, predictions_of, score_tokens
 from memlm.windows import windows_of
 
 
@@ -49,3 +49,21 @@ def test_a_document_is_scored_whole(checkpoint):
     assert len(scores_N) == len(tokens) > checkpoint.decoder.config.context_length
     first_TV, _ = decode_plainly(checkpoint.decoder, [checkpoint.tokenizer.end_id, *tokens[:20].tolist()])
     np.testing.assert_allclose(scores_N[:21], first_TV[np.arange(21), tokens[:21]], rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_long_window_in_pieces_says_the_same(checkpoint, monkeypatch, hidden):
+    windows = windows_for(checkpoint, 100, context=40, stride=20)
+    whole = Reader(checkpoint.decoder).predictions(windows, hidden=hidden)
+    monkeypatch.setattr(keys_module, "PIECE_TOKENS", 7)
+    monkeypatch.setattr(keys_module, "LOGITS_ROWS", 3)
+    parts = list(Reader(checkpoint.decoder).parts(windows, hidden=hidden))
+    assert None in parts  # the first half of a later window predicts nothing new
+    told = [part for part in parts if part is not None]
+    assert max(len(targets_N) for targets_N, _ in told) <= 7
+    np.testing.assert_array_equal(
+        np.concatenate([targets_N for targets_N, _ in told]), np.concatenate([window.targets_N for window in windows])
+    )
+    for field in ("keys_ND", "logprobs_N", "peaks_N", *(["hidden_ND"] if hidden else [])):
+        pieces, expected = ([getattr(read, field) for read in reads] for reads in ([read for _, read in told], whole))
+        np.testing.assert_allclose(np.concatenate(pieces), np.concatenate(expected), rtol=2e-4, atol=2e-4)

@@ -1,0 +1,53 @@
+"""The note of work that has not been committed: what for, and how much of it a kill leaves standing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from memlm.index.durable import remove
+from memlm.index.errors import Corrupt
+from memlm.index.lock import writing
+from memlm.index.manifest import JOURNAL, StoreSpec, read_manifest, sign, signed, sweep
+
+BUILDING = "building"
+BUILD, ADD, COMPACT = "build", "add", "compact"
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """What work is going on, for which segment, and how many entries of it are safely on the disk."""
+
+    task: str
+    segment: int
+    entries: int
+    spec: StoreSpec
+
+    def encode(self) -> bytes:
+        """As JSON, with its own checksum."""
+        return sign(asdict(self))
+
+    @classmethod
+    def decode(cls, path: Path) -> Journal:
+        """Raises Corrupt for what `encode` did not write."""
+        try:
+            told = signed(path.read_bytes())
+        except ValueError as error:
+            raise Corrupt(f"{path} {error}; remove {path} to start the build anew") from error
+        return cls(**{**told, "spec": StoreSpec(**told["spec"])})
+
+
+def give_up(path: str | Path) -> bool:
+    """Removes what an interrupted addition or compaction left, and tells whether there was any: where it was committed
+    already, there is not, and it stays. Raises Locked while somebody writes.
+    """
+    path = Path(path)
+    with writing(path):
+        manifest, journal = read_manifest(path), path / JOURNAL
+        if not journal.exists():
+            return False
+        unfinished = Journal.decode(journal).segment not in {segment.number for segment in manifest.segments}
+        remove(journal)
+        remove(path / BUILDING)
+        sweep(path, manifest)
+        return unfinished
