@@ -9,8 +9,11 @@ Names are loaded when they are first used, so that `import memlm.client` and `me
 Faiss.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "true")  # grpc looks when it is first imported: see memlm.Client
 
 if TYPE_CHECKING:
     from memlm.api import (
@@ -38,10 +41,12 @@ if TYPE_CHECKING:
     from memlm.async_client import AsyncClient
     from memlm.build import add_to_index, build_index, compact_index
     from memlm.client import Client
+    from memlm.corpus import Corpus, Document
     from memlm.errors import MemlmError
     from memlm.evaluate import evaluate
     from memlm.index.datastore import Datastore
     from memlm.language_model import LanguageModel, load
+    from memlm.operations import JobReport, JobState, Operation, OperationInfo
     from memlm.train import train
     from memlm.tune import tune
 
@@ -55,10 +60,12 @@ _HOMES = {
     "memlm.build": "add_to_index build_index compact_index",
     "memlm.async_client": "AsyncClient",
     "memlm.client": "Client",
+    "memlm.corpus": "Corpus Document",
     "memlm.errors": "MemlmError",
     "memlm.evaluate": "evaluate",
     "memlm.index.datastore": "Datastore",
     "memlm.language_model": "LanguageModel load",
+    "memlm.operations": "JobReport JobState Operation OperationInfo",
     "memlm.train": "train",
     "memlm.tune": "tune",
 }
@@ -73,6 +80,8 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "compact_index",
     "tune",
     "evaluate",
+    "Corpus",
+    "Document",
     "Datastore",
     "Client",
     "AsyncClient",
@@ -96,6 +105,10 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "SessionInfo",
     "ServerInfo",
     "DeleteReport",
+    "Operation",
+    "OperationInfo",
+    "JobState",
+    "JobReport",
     "MemlmError",
     "__version__",
 ]

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, cast
 
@@ -21,7 +21,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from memlm import wire
 from memlm.api import (
     Accepted,
-    DeleteReport,
     Finished,
     GenerateRequest,
     GenerationEvent,
@@ -31,13 +30,13 @@ from memlm.api import (
     Score,
     ServerInfo,
     SessionInfo,
-    StoreInfo,
     Token,
 )
 from memlm.connection import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_TIMEOUT_S,
     READY_POLL_S,
+    Heard,
     Tls,
     appends_of,
     broken_off,
@@ -47,20 +46,19 @@ from memlm.connection import (
     our_errors,
     rpcs_of,
 )
-from memlm.errors import InternalError
+from memlm.datastores import AsyncDatastores, AsyncOperations
+from memlm.errors import InternalError, MemlmError, NotFound, Unavailable
 from memlm.questions import (
     AppendToSessionRequest,
+    CancelGenerationRequest,
     CreateSessionRequest,
-    DeleteDocumentsRequest,
     DeleteSessionRequest,
     DetokenizeRequest,
     ForkSessionRequest,
     GetModelRequest,
     GetServerInfoRequest,
     GetSessionRequest,
-    ListDatastoresRequest,
     ListSessionsRequest,
-    Question,
     ScoreRequest,
     SearchRequest,
     TokenizeRequest,
@@ -84,7 +82,8 @@ class AsyncClient:
         self.target, self.timeout_s = target, timeout_s
         self._channel = channel_to(grpc.aio, target, max_message_bytes, tls)
         self._rpcs, self._metadata = rpcs_of(self._channel), metadata_of(token)
-        self.datastores = AsyncDatastores(self)
+        self.max_message_bytes = max_message_bytes
+        self.datastores, self.operations = AsyncDatastores(self), AsyncOperations(self)
 
     async def generate(self, prompt: str, *, timeout_s: float | None = None, **options: Any) -> AsyncTokenStream:
         """See `Client.generate`."""
@@ -173,10 +172,13 @@ class AsyncClient:
         """Closes."""
         await self.close()
 
+    def _rpc(self, question: type) -> Any:
+        return self._rpcs[question]
+
     def _allowed_s(self, timeout_s: float | None) -> float:
         return self.timeout_s if timeout_s is None else timeout_s
 
-    async def _ask(self, question: Question, timeout_s: float | None) -> Any:
+    async def _ask(self, question: Any, timeout_s: float | None) -> Any:
         message = wire.to_wire(question)
         with our_errors(self.target):
             reply = await self._rpcs[type(question)](
@@ -185,9 +187,28 @@ class AsyncClient:
         return wire.answer_from_wire(reply)
 
     async def _events(self, request: GenerateRequest, timeout_s: float | None) -> AsyncGenerator[GenerationEvent, None]:
-        asked = wire.to_wire(request)
+        heard = Heard(request, self._allowed_s(timeout_s))
+        try:
+            while True:
+                try:
+                    async with aclosing(self._heard(heard)) as events:
+                        async for event in events:
+                            if heard.is_new(event):
+                                yield event
+                    return
+                except (Unavailable, NotFound) as error:
+                    await asyncio.sleep(heard.resume(error))
+        except GeneratorExit:
+            if heard.must_be_cancelled:
+                with suppress(MemlmError):
+                    await self._ask(CancelGenerationRequest(heard.request_id), None)
+            raise
+
+    async def _heard(self, heard: Heard) -> AsyncGenerator[GenerationEvent, None]:
+        """The events of one connection, to the last."""
+        asked = wire.to_wire(heard.question)
         with our_errors(self.target):
-            call = self._rpcs[GenerateRequest](asked, timeout=self._allowed_s(timeout_s), metadata=self._metadata)
+            call = self._rpcs[type(heard.question)](asked, timeout=heard.left_s, metadata=self._metadata)
         try:
             event: GenerationEvent = ()
             while not isinstance(event, Finished):
@@ -237,25 +258,6 @@ class AsyncSession:
         await self.delete()
 
 
-class AsyncDatastores:
-    """The same as `Datastores`, awaited."""
-
-    def __init__(self, client: AsyncClient) -> None:
-        """`AsyncClient.datastores` is one."""
-        self._client = client
-
-    async def list(self, *, timeout_s: float | None = None) -> tuple[StoreInfo, ...]:
-        """See `Datastores.list`."""
-        return tuple(await self._client._ask(ListDatastoresRequest(), timeout_s))
-
-    async def delete_documents(
-        self, store: str | None, document_ids: Sequence[str], *, timeout_s: float | None = None
-    ) -> DeleteReport:
-        """See `Datastores.delete_documents`."""
-        question = DeleteDocumentsRequest.of(document_ids, store)
-        return cast(DeleteReport, await self._client._ask(question, timeout_s))
-
-
 class AsyncTokenStream(AsyncIterator[Token]):
     """The tokens of one generation, as they come; `TokenStream`, awaited."""
 
@@ -277,12 +279,24 @@ class AsyncTokenStream(AsyncIterator[Token]):
     async def __anext__(self) -> Token:
         """The next token; waits for it."""
         while not self._ready:
-            event = await anext(self._events)
-            if isinstance(event, Finished):
-                self.finished = event
-            elif isinstance(event, tuple):
-                self._ready.extend(event)
+            await self._hear()
         return self._ready.popleft()
+
+    async def take(self) -> tuple[Token, ...] | None:
+        """All that has come since the last time; waits for the first of it. None at the end."""
+        with suppress(StopAsyncIteration):
+            while not self._ready:
+                await self._hear()
+        taken = tuple(self._ready)
+        self._ready.clear()
+        return taken or None
+
+    async def _hear(self) -> None:
+        event = await anext(self._events)
+        if isinstance(event, Finished):
+            self.finished = event
+        elif isinstance(event, tuple):
+            self._ready.extend(event)
 
     async def aclose(self) -> None:
         """Stops the generation if it is still going on."""

@@ -10,9 +10,10 @@ with the server's own reason; calls that change nothing are tried again while th
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Generator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from types import TracebackType
 from typing import Any, cast
 
@@ -21,7 +22,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from memlm import wire
 from memlm.api import (
-    DeleteReport,
     Finished,
     GenerateRequest,
     GenerationEvent,
@@ -31,13 +31,13 @@ from memlm.api import (
     Score,
     ServerInfo,
     SessionInfo,
-    StoreInfo,
     TokenStream,
 )
 from memlm.connection import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_TIMEOUT_S,
     READY_POLL_S,
+    Heard,
     Tls,
     appends_of,
     broken_off,
@@ -47,19 +47,19 @@ from memlm.connection import (
     our_errors,
     rpcs_of,
 )
+from memlm.datastores import Datastores, Operations
+from memlm.errors import MemlmError, NotFound, Unavailable
 from memlm.questions import (
     AppendToSessionRequest,
+    CancelGenerationRequest,
     CreateSessionRequest,
-    DeleteDocumentsRequest,
     DeleteSessionRequest,
     DetokenizeRequest,
     ForkSessionRequest,
     GetModelRequest,
     GetServerInfoRequest,
     GetSessionRequest,
-    ListDatastoresRequest,
     ListSessionsRequest,
-    Question,
     ScoreRequest,
     SearchRequest,
     TokenizeRequest,
@@ -68,7 +68,8 @@ from memlm.session import Session
 
 
 class Client:
-    """A connection to a server. Safe to use from several threads; not across a fork.
+    """A connection to a server. Safe to use from several threads; after a fork the child connects anew (where grpc was
+    not imported before memlm).
 
     `timeout_s` is how long a call may take unless it says otherwise itself. Answers and questions larger than
     `max_message_bytes` are refused. A server may want a `token`, which goes with every call, and `tls`.
@@ -85,9 +86,10 @@ class Client:
     ) -> None:
         """Connects when first used; `target` is HOST:PORT."""
         self.target, self.timeout_s = target, timeout_s
-        self._channel = channel_to(grpc, target, max_message_bytes, tls)
-        self._rpcs, self._metadata = rpcs_of(self._channel), metadata_of(token)
-        self.datastores = Datastores(self)
+        self._tls, self._metadata = tls, metadata_of(token)
+        self.max_message_bytes = max_message_bytes
+        self._connect()
+        self.datastores, self.operations = Datastores(self), Operations(self)
 
     def generate(self, prompt: str, *, timeout_s: float | None = None, **options: Any) -> TokenStream:
         """Continues a prompt, token by token; the options are those of `LanguageModel.generate`.
@@ -134,7 +136,7 @@ class Client:
     ) -> SessionInfo:
         """Reads a text, or tokens, into a session, sent in pieces: all of it, or nothing."""
         with our_errors(self.target):
-            reply = self._rpcs[AppendToSessionRequest](
+            reply = self._rpc(AppendToSessionRequest)(
                 appends_of(name, text, token_ids), timeout=self._allowed_s(timeout_s), metadata=self._metadata
             )
         return cast(SessionInfo, wire.answer_from_wire(reply))
@@ -157,6 +159,7 @@ class Client:
 
     def wait_until_ready(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Waits until the server serves. Raises Unavailable where it does not in time."""
+        self._check_process()
         check, deadline_s = health_pb2_grpc.HealthStub(self._channel).Check, time.monotonic() + timeout_s
         while (left_s := deadline_s - time.monotonic()) > 0:
             with suppress(grpc.RpcError):
@@ -180,19 +183,51 @@ class Client:
         """Closes."""
         self.close()
 
+    def _connect(self) -> None:
+        self._channel, self._pid = channel_to(grpc, self.target, self.max_message_bytes, self._tls), os.getpid()
+        self._rpcs = rpcs_of(self._channel)
+
+    def _rpc(self, question: type) -> Any:
+        """The call that asks a kind of question; in a child of the process that connected, over its own channel."""
+        self._check_process()
+        return self._rpcs[question]
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            self._connect()
+
     def _allowed_s(self, timeout_s: float | None) -> float:
         return self.timeout_s if timeout_s is None else timeout_s
 
-    def _ask(self, question: Question, timeout_s: float | None) -> Any:
+    def _ask(self, question: Any, timeout_s: float | None) -> Any:
         message = wire.to_wire(question)
         with our_errors(self.target):
-            reply = self._rpcs[type(question)](message, timeout=self._allowed_s(timeout_s), metadata=self._metadata)
+            reply = self._rpc(type(question))(message, timeout=self._allowed_s(timeout_s), metadata=self._metadata)
         return wire.answer_from_wire(reply)
 
     def _events(self, request: GenerateRequest, timeout_s: float | None) -> Generator[GenerationEvent, None, None]:
-        asked = wire.to_wire(request)
+        heard = Heard(request, self._allowed_s(timeout_s))
+        try:
+            while True:
+                try:
+                    with closing(self._heard(heard)) as events:
+                        for event in events:
+                            if heard.is_new(event):
+                                yield event
+                    return
+                except (Unavailable, NotFound) as error:
+                    time.sleep(heard.resume(error))
+        except GeneratorExit:
+            if heard.must_be_cancelled:
+                with suppress(MemlmError):
+                    self._ask(CancelGenerationRequest(heard.request_id), None)
+            raise
+
+    def _heard(self, heard: Heard) -> Generator[GenerationEvent, None, None]:
+        """The events of one connection, to the last."""
+        asked = wire.to_wire(heard.question)
         with our_errors(self.target):
-            call = self._rpcs[GenerateRequest](asked, timeout=self._allowed_s(timeout_s), metadata=self._metadata)
+            call = self._rpc(type(heard.question))(asked, timeout=heard.left_s, metadata=self._metadata)
         try:
             event: GenerationEvent = ()
             while not isinstance(event, Finished):
@@ -204,25 +239,3 @@ class Client:
                 yield event
         finally:
             call.cancel()
-
-
-class Datastores:
-    """The datastores that the server has loaded."""
-
-    def __init__(self, client: Client) -> None:
-        """`Client.datastores` is one."""
-        self._client = client
-
-    def list(self, *, timeout_s: float | None = None) -> tuple[StoreInfo, ...]:
-        """All of them, with their defaults."""
-        return tuple(self._client._ask(ListDatastoresRequest(), timeout_s))
-
-    def delete_documents(
-        self, store: str | None, document_ids: Sequence[str], *, timeout_s: float | None = None
-    ) -> DeleteReport:
-        """Deletes documents of a datastore (None: the only one); once this returns, they contribute to no answer.
-
-        Raises NotFound, naming them, where some are not there: then none is deleted. Never tried twice by itself.
-        """
-        question = DeleteDocumentsRequest.of(document_ids, store)
-        return cast(DeleteReport, self._client._ask(question, timeout_s))

@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
+from google.longrunning.operations_grpc_pb2 import OperationsStub
 from google.protobuf.message import Message
 
 from memlm import wire
-from memlm.api import GenerateRequest
-from memlm.errors import InvalidInput, Unavailable
+from memlm.api import Accepted, GenerateRequest, GenerationEvent
+from memlm.corpus import Document
+from memlm.errors import InvalidInput, MemlmError, NotFound, Unavailable
 from memlm.questions import (
+    AddDocumentsRequest,
     AppendToSessionRequest,
+    BuildDatastoreRequest,
+    CancelGenerationRequest,
+    CancelOperationRequest,
+    CompactDatastoreRequest,
     CreateSessionRequest,
     DeleteDocumentsRequest,
+    DeleteOperationRequest,
     DeleteSessionRequest,
     DetokenizeRequest,
     ForkSessionRequest,
+    GetDatastoreRequest,
     GetModelRequest,
+    GetOperationRequest,
     GetServerInfoRequest,
     GetSessionRequest,
     ListDatastoresRequest,
+    ListOperationsRequest,
     ListSessionsRequest,
+    LoadDatastoreRequest,
+    NewDocument,
+    ResumeGenerationRequest,
     ScoreRequest,
     SearchRequest,
     TokenizeRequest,
+    UnloadDatastoreRequest,
+    WaitOperationRequest,
 )
 from memlm.status import error_of
 from memlm.v1 import datastores_pb2_grpc, generation_pb2_grpc, sessions_pb2_grpc
@@ -39,12 +56,15 @@ DEFAULT_MAX_MESSAGE_BYTES = 16 << 20
 KEEPALIVE_S = 30
 READY_POLL_S = 0.05
 PIECE_CHARACTERS = 1 << 17
+PIECE_BYTES, MESSAGE_SPARE = 1 << 20, 1024
+RESUME_PAUSE_S = 0.2
 # Streams are not among them, since half of one cannot be taken back. Nor is deleting: an answer lost on its way would
 # be followed by NotFound.
 RETRIED = {
     "memlm.v1.Generation": ("Score", "Tokenize", "Detokenize", "GetModel", "GetServerInfo"),
-    "memlm.v1.Datastores": ("ListDatastores", "Search"),
+    "memlm.v1.Datastores": ("ListDatastores", "GetDatastore", "Search"),
     "memlm.v1.Sessions": ("GetSession", "ListSessions"),
+    "google.longrunning.Operations": ("GetOperation", "ListOperations", "WaitOperation"),
 }
 
 
@@ -97,8 +117,11 @@ def rpcs_of(channel: Any) -> dict[type, Any]:
     generation = generation_pb2_grpc.GenerationStub(channel)
     datastores = datastores_pb2_grpc.DatastoresStub(channel)
     sessions = sessions_pb2_grpc.SessionsStub(channel)
+    operations = OperationsStub(channel)
     return {
         GenerateRequest: generation.Generate,
+        ResumeGenerationRequest: generation.ResumeGeneration,
+        CancelGenerationRequest: generation.CancelGeneration,
         ScoreRequest: generation.Score,
         TokenizeRequest: generation.Tokenize,
         DetokenizeRequest: generation.Detokenize,
@@ -107,6 +130,17 @@ def rpcs_of(channel: Any) -> dict[type, Any]:
         ListDatastoresRequest: datastores.ListDatastores,
         SearchRequest: datastores.Search,
         DeleteDocumentsRequest: datastores.DeleteDocuments,
+        GetDatastoreRequest: datastores.GetDatastore,
+        BuildDatastoreRequest: datastores.BuildDatastore,
+        AddDocumentsRequest: datastores.AddDocuments,
+        CompactDatastoreRequest: datastores.CompactDatastore,
+        LoadDatastoreRequest: datastores.LoadDatastore,
+        UnloadDatastoreRequest: datastores.UnloadDatastore,
+        GetOperationRequest: operations.GetOperation,
+        ListOperationsRequest: operations.ListOperations,
+        WaitOperationRequest: operations.WaitOperation,
+        CancelOperationRequest: operations.CancelOperation,
+        DeleteOperationRequest: operations.DeleteOperation,
         CreateSessionRequest: sessions.CreateSession,
         AppendToSessionRequest: sessions.AppendToSession,
         GetSessionRequest: sessions.GetSession,
@@ -135,6 +169,79 @@ def appends_of(name: str, text: str, token_ids: Sequence[int]) -> Iterator[Messa
     for begin in range(0, len(token_ids), PIECE_CHARACTERS):
         piece = tuple(token_ids[begin : begin + PIECE_CHARACTERS])
         yield wire.to_wire(AppendToSessionRequest("", token_ids=piece))
+
+
+def additions_of(
+    request: AddDocumentsRequest, documents: Iterable[NewDocument | Document], limit: int
+) -> Iterator[Message]:
+    """Documents that are added, several a message, each message below the limit.
+
+    Raises InvalidInput for a document that is too large for one: the server can read it itself.
+    """
+    yield wire.to_wire(request)
+    batch, size = list[NewDocument](), 0
+    for each in documents:
+        document = NewDocument(each.id, each.text, each.title, each.metadata)
+        own = wire.to_wire(document).ByteSize()
+        if own > limit - MESSAGE_SPARE:
+            raise InvalidInput(
+                f"document {document.id!r} has {own:,} bytes, and a message takes {limit:,}; raise max_message_bytes on"
+                " both sides, or build from files on the server",
+                field="documents",
+            )
+        if batch and size + own > min(PIECE_BYTES, limit - MESSAGE_SPARE):
+            yield wire.to_wire(AddDocumentsRequest(documents=tuple(batch)))
+            batch, size = [], 0
+        batch.append(document)
+        size += own + 8
+    if batch:
+        yield wire.to_wire(AddDocumentsRequest(documents=tuple(batch)))
+
+
+class Heard:
+    """What has been heard of a generation, and how to take it up again when its connection breaks."""
+
+    def __init__(self, request: GenerateRequest, allowed_s: float) -> None:
+        """Nothing yet; it may take so long in all."""
+        self.question: GenerateRequest | ResumeGenerationRequest = request
+        self.request_id = ""
+        self._tokens, self._resume_s = 0, request.resume_s
+        self._deadline_s, self._broken_s = time.monotonic() + allowed_s, 0.0
+        self._error: MemlmError | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left for it."""
+        return max(0.0, self._deadline_s - time.monotonic())
+
+    @property
+    def must_be_cancelled(self) -> bool:
+        """Whether it would go on without anybody."""
+        return self._resume_s is not None and bool(self.request_id)
+
+    def is_new(self, event: GenerationEvent) -> bool:
+        """Whether an event is for the user. After a break the first one comes again."""
+        self._error = None
+        if isinstance(event, tuple):
+            self._tokens += len(event)
+        elif isinstance(event, Accepted):
+            first, self.request_id = not self.request_id, event.request_id
+            return first
+        return True
+
+    def resume(self, error: MemlmError) -> float:
+        """Prepares to ask again, and tells after how many seconds. Raises what it broke with where that is no use."""
+        if self._error is not None and isinstance(error, NotFound):
+            raise self._error from None
+        if self._resume_s is None or not self.request_id or not isinstance(error, Unavailable):
+            raise error
+        now_s = time.monotonic()
+        if self._error is None:
+            self._error, self._broken_s = error, now_s
+        if now_s - self._broken_s + RESUME_PAUSE_S > self._resume_s:
+            raise self._error from None
+        self.question = ResumeGenerationRequest(self.request_id, self._tokens)
+        return RESUME_PAUSE_S
 
 
 def broken_off(target: str) -> Unavailable:

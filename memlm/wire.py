@@ -16,7 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from memlm import api, questions
+from memlm import api, questions, wire_operations
 from memlm.errors import InternalError, InvalidInput
 from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
 
@@ -39,6 +39,8 @@ _MESSAGE_OF: dict[type, type[Message]] = {
     questions.GetServerInfoRequest: generation_pb2.GetServerInfoRequest,
     api.StoreInfo: datastores_pb2.Datastore,
     api.DeleteReport: datastores_pb2.DeleteDocumentsResponse,
+    questions.ResumeGenerationRequest: generation_pb2.ResumeGenerationRequest,
+    questions.CancelGenerationRequest: generation_pb2.CancelGenerationRequest,
     questions.ScoreRequest: generation_pb2.ScoreRequest,
     questions.TokenizeRequest: generation_pb2.TokenizeRequest,
     questions.DetokenizeRequest: generation_pb2.DetokenizeRequest,
@@ -46,6 +48,13 @@ _MESSAGE_OF: dict[type, type[Message]] = {
     questions.SearchRequest: datastores_pb2.SearchRequest,
     questions.ListDatastoresRequest: datastores_pb2.ListDatastoresRequest,
     questions.DeleteDocumentsRequest: datastores_pb2.DeleteDocumentsRequest,
+    questions.GetDatastoreRequest: datastores_pb2.GetDatastoreRequest,
+    questions.BuildDatastoreRequest: datastores_pb2.BuildDatastoreRequest,
+    questions.NewDocument: datastores_pb2.Document,
+    questions.AddDocumentsRequest: datastores_pb2.AddDocumentsRequest,
+    questions.CompactDatastoreRequest: datastores_pb2.CompactDatastoreRequest,
+    questions.LoadDatastoreRequest: datastores_pb2.LoadDatastoreRequest,
+    questions.UnloadDatastoreRequest: datastores_pb2.UnloadDatastoreRequest,
     api.SessionInfo: sessions_pb2.Session,
     questions.CreateSessionRequest: sessions_pb2.CreateSessionRequest,
     questions.AppendToSessionRequest: sessions_pb2.AppendToSessionRequest,
@@ -54,6 +63,7 @@ _MESSAGE_OF: dict[type, type[Message]] = {
     questions.ForkSessionRequest: sessions_pb2.ForkSessionRequest,
     questions.DeleteSessionRequest: sessions_pb2.DeleteSessionRequest,
 }
+_AS_JSON = {(api.Neighbor, "metadata"), (questions.NewDocument, "metadata")}
 _RECORD_OF = {message: record for record, message in _MESSAGE_OF.items()}
 # `bytes` is a type's name in the .proto; a bool that is not set is false, so the wire asks for the exception.
 _RENAMED = {(api.Token, "bytes"): "raw", (api.MemoryParams, "use_store"): "without_store"}
@@ -73,6 +83,8 @@ _WRAPPED_FIELD = dict(_WRAPPED.values())
 
 def to_wire(record: Any) -> Message:
     """A dataclass as its message. Raises InvalidInput, naming the field, for a value that the wire cannot carry."""
+    if special := wire_operations.TO_WIRE.get(type(record)):
+        return special(record)
     wanted = {
         field.wire: _value_to_wire(value, field)
         for field in _FIELDS[type(record)]
@@ -87,6 +99,8 @@ def to_wire(record: Any) -> Message:
 
 def from_wire(message: Message) -> Any:
     """A message as its dataclass. Raises InvalidInput, naming the field, where the dataclass refuses a value."""
+    if special := wire_operations.FROM_WIRE.get(type(message)):
+        return special(message)
     record_type, values = _RECORD_OF[type(message)], {}
     for field in _FIELDS[record_type]:
         if not field.optional or message.HasField(field.wire):
@@ -115,8 +129,10 @@ def event_from_wire(message: generation_pb2.GenerateEvent) -> api.GenerationEven
     return cast("api.Accepted | api.Finished", from_wire(getattr(message, kind)))
 
 
-def answer_to_wire(question: questions.Question, answer: Any) -> Message:
+def answer_to_wire(question: Any, answer: Any) -> Message:
     """What the library answered to a question, as the reply of its call."""
+    if answer is None:
+        return empty_pb2.Empty()
     if type(question) not in _WRAPPED:
         return to_wire(answer)
     reply_type, name = _WRAPPED[type(question)]
@@ -125,6 +141,8 @@ def answer_to_wire(question: questions.Question, answer: Any) -> Message:
 
 def answer_from_wire(reply: Message) -> Any:
     """A reply, as what the library would have answered."""
+    if isinstance(reply, empty_pb2.Empty):
+        return None
     name = _WRAPPED_FIELD.get(type(reply))
     if name is None:
         return from_wire(reply)
@@ -173,7 +191,7 @@ def _fields_of(record_type: type) -> tuple[_Field, ...]:
             repeated=str(field.type).startswith("tuple"),
             nested=on_wire[wire].message_type is not None or on_wire[wire].enum_type is not None,
             negated=wire == "without_store",
-            as_json=(record_type, wire) == (api.Neighbor, "metadata"),
+            as_json=(record_type, wire) in _AS_JSON,
         )
         for field in fields(record_type)
     )
@@ -185,7 +203,7 @@ def _value_to_wire(value: Any, field: _Field) -> Any:
     if field.negated:
         return not value
     if field.as_json:
-        return json.dumps(dict(value))
+        return _json_of(value)
     if not field.nested:
         return value
     return _REASONS[value] if isinstance(value, api.FinishReason) else to_wire(value)
@@ -211,12 +229,21 @@ def _each_from_wire(values: Sequence[Any]) -> list[Any]:
     return [from_wire(value) if isinstance(value, Message) else value for value in values]
 
 
+def _json_of(metadata: Any) -> str:
+    try:
+        return json.dumps(dict(metadata), allow_nan=False) if metadata else ""
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"metadata cannot be sent as JSON ({error})", field="metadata") from None
+
+
 def _metadata(said: str) -> dict[str, Any]:
     try:
         told = json.loads(said or "{}")
-    except ValueError as error:
-        raise InternalError(f"the server sent metadata that is no JSON ({error}); install its version") from None
-    return cast("dict[str, Any]", told)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"metadata is no JSON ({error})", field="metadata") from None
+    if not isinstance(told, dict):
+        raise InvalidInput(f"metadata is a {type(told).__name__}; expected a JSON object", field="metadata")
+    return told
 
 
 def _reason_of(number: int) -> api.FinishReason:

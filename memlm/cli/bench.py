@@ -45,11 +45,20 @@ def generate(
 
 @app.command(epilog="Example: memlm bench serve --json")
 def serve(model: SomeModel = None, repeats: Repeats = 7, json: options.Json = False) -> None:
-    """Time per token through gRPC over time per token in process, at one stream."""
+    """Time per token through gRPC over time per token in process; the front's own time at 32 streams."""
     from memlm.bench.serve import bench_serve
 
     with ConsoleProgress() as progress:
         _tell("bench serve", bench_serve(model, repeats=repeats, progress=progress), json=json)
+
+
+@app.command(epilog="Example: memlm bench versus --json")
+def versus(repeats: Repeats = 5, json: options.Json = False) -> None:
+    """Tokens/s of a server over those of transformers' generate, on one checkpoint of GPT-2's shape."""
+    from memlm.bench.versus import bench_versus
+
+    with ConsoleProgress() as progress:
+        _tell("bench versus", bench_versus(repeats=repeats, progress=progress), json=json)
 
 
 @app.command(epilog="Example: memlm bench load --model model --store store --json")

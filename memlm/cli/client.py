@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memlm.cli import options, render
+from memlm.cli import client_datastores, options, render
+from memlm.cli.connection import HERE, Target, Timeout, client_of, connect_with
 from memlm.cli.console import emit_json, out, table
 from memlm.cli.index import print_neighbors
 from memlm.cli.options import asked
 
 if TYPE_CHECKING:
-    from memlm.client import Client
+    pass
 
 app = typer.Typer(help="Ask a running server.", no_args_is_help=True)
-datastore = typer.Typer(help="The datastores that a server has loaded.", no_args_is_help=True)
-app.add_typer(datastore, name="datastore")
+app.add_typer(client_datastores.datastore, name="datastore")
+app.add_typer(client_datastores.operation, name="operation")
 session = typer.Typer(help="What the model has read and goes on from.", no_args_is_help=True)
 app.add_typer(session, name="session")
 SessionName = Annotated[str, typer.Argument(metavar="NAME", help="A session's name.")]
-
-Target = Annotated[str, typer.Option("--target", metavar="HOST:PORT", help="Where the server listens.")]
-Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for an answer.")]
-HERE = "localhost:50051"
-# What the group's own options say of the connection: token, and the files of TLS (authority, certificate, key).
-Files: TypeAlias = "tuple[Path | None, Path | None, Path | None]"
-_connection: ContextVar[tuple[str | None, Files | None]] = ContextVar("connection")
 
 
 @app.callback(epilog="Example: memlm client --ca ca.pem --token SECRET generate 'def main(' --target host:50051")
@@ -45,16 +38,7 @@ def connection(
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
 ) -> None:
     """Ask a running server."""
-    _connection.set((token, (ca, cert, key) if tls or ca or cert else None))
-
-
-def _client(target: str, timeout: float) -> Client:
-    """A client that connects as the group's options say."""
-    from memlm.client import Client
-    from memlm.connection import Tls
-
-    token, files = _connection.get()
-    return Client(target, timeout_s=timeout, token=token, tls=None if files is None else Tls(*files))
+    connect_with(token, (ca, cert, key) if tls or ca or cert else None)
 
 
 @app.command(epilog="Example: memlm client generate 'def main(' --target localhost:50051 --show-memory")
@@ -81,6 +65,9 @@ def generate(
     show_memory: options.ShowMemory = False,
     early_exit: options.EarlyExit = False,
     session: Annotated[str | None, typer.Option(metavar="NAME", help="Go on from what this session has read.")] = None,
+    resume: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Take a stream that breaks up again, for so long.")
+    ] = None,
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:
@@ -98,7 +85,8 @@ def generate(
     wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()), time_limit_s=time_limit)
     wanted |= asked(temperature=temperature, repetition_penalty=repetition_penalty) | {"use_store": not no_store}
     wanted |= {"neighbors": options.NEIGHBORS_SHOWN if show_memory else 0, "early_exit": early_exit, "session": session}
-    with _client(target, timeout) as client, client.generate(prompt, **wanted) as tokens:
+    wanted |= asked(resume_s=resume)
+    with client_of(target, timeout) as client, client.generate(prompt, **wanted) as tokens:
         render.print_generation(tokens, json=json, show_memory=show_memory)
 
 
@@ -120,7 +108,7 @@ def score(
     """Tell how probable a text is."""
     memory = asked(stores=options.weights(use), k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
     memory |= asked(follow=follow, spalm=spalm or None)
-    with _client(target, timeout) as client:
+    with client_of(target, timeout) as client:
         scored = client.score(text, token_scores=json, use_store=not no_store, **memory)
     if json:
         emit_json(scored)
@@ -140,48 +128,14 @@ def search(
     json: options.Json = False,
 ) -> None:
     """Show the places of a datastore whose context is most like a text's end."""
-    with _client(target, timeout) as client:
+    with client_of(target, timeout) as client:
         print_neighbors(client.search(use, text, k=k, nprobe=nprobe), json=json)
-
-
-@datastore.command("list", epilog="Example: memlm client datastore list --target localhost:50051")
-def list_datastores(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
-    """Show the loaded datastores."""
-    with _client(target, timeout) as client:
-        loaded = client.datastores.list()
-    if json:
-        emit_json({"datastores": loaded})
-        return
-    shown = table("name", "entries", "documents", "index", "k", "lam", "temperature")
-    for store in loaded:
-        counts = (f"{store.num_entries:,}", f"{store.num_documents:,}")
-        shown.add_row(
-            store.name, *counts, store.index, str(store.k), f"{store.lam:.3f}", f"{store.knn_temperature:.4g}"
-        )
-    out.print(shown)
-
-
-@datastore.command("delete", epilog="Example: memlm client datastore delete store chapter-3.txt")
-def delete_documents(
-    store: Annotated[str, typer.Argument(metavar="NAME", help="Name of a loaded datastore.")],
-    document_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of documents.")],
-    target: Target = HERE,
-    timeout: Timeout = 60.0,
-    json: options.Json = False,
-) -> None:
-    """Delete documents: once this is done, they contribute to no answer."""
-    with _client(target, timeout) as client:
-        deleted = client.datastores.delete_documents(store, document_ids)
-    if json:
-        emit_json(deleted)
-    else:
-        out.print(f"deleted {deleted.num_documents:,} documents, {deleted.num_entries:,} entries from {deleted.store}")
 
 
 @app.command(epilog="Example: memlm client model --target localhost:50051")
 def model(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
     """Show which model a server has loaded."""
-    with _client(target, timeout) as client:
+    with client_of(target, timeout) as client:
         info = client.get_model()
     if json:
         emit_json(info)
@@ -197,7 +151,7 @@ def create_session(
     json: options.Json = False,
 ) -> None:
     """Start a session, and print its name."""
-    with _client(target, timeout) as client:
+    with client_of(target, timeout) as client:
         info = client.session(ttl_s=ttl).info()
     emit_json(info) if json else out.print(info.name, markup=False)
 
@@ -211,21 +165,21 @@ def append_to_session(
     json: options.Json = False,
 ) -> None:
     """Let the model read a file: all of it, or nothing."""
-    with _client(target, timeout) as client, _opened(text) as file:
+    with client_of(target, timeout) as client, _opened(text) as file:
         _tell_session(client.append_to_session(name, file.read()), json=json)
 
 
 @session.command("info", epilog="Example: memlm client session info NAME --target localhost:50051")
 def get_session(name: SessionName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
     """Show what a session holds, and how far an append is."""
-    with _client(target, timeout) as client:
+    with client_of(target, timeout) as client:
         _tell_session(client.get_session(name), json=json)
 
 
 @session.command("list", epilog="Example: memlm client session list --target localhost:50051")
 def list_sessions(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
     """Show your sessions, the latest used first."""
-    with _client(target, timeout) as client:
+    with client_of(target, timeout) as client:
         sessions = client.list_sessions()
     if json:
         emit_json({"sessions": sessions})
@@ -237,7 +191,7 @@ def list_sessions(target: Target = HERE, timeout: Timeout = 60.0, json: options.
 @session.command("fork", epilog="Example: memlm client session fork NAME --target localhost:50051")
 def fork_session(name: SessionName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
     """Start another session that has read the same, and print its name."""
-    with _client(target, timeout) as client:
+    with client_of(target, timeout) as client:
         info = client.fork_session(name)
     emit_json(info) if json else out.print(info.name, markup=False)
 
@@ -247,7 +201,7 @@ def delete_session(
     name: SessionName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False
 ) -> None:
     """Forget a session."""
-    with _client(target, timeout) as client:
+    with client_of(target, timeout) as client:
         _tell_session(client.delete_session(name), json=json)
 
 
@@ -267,7 +221,7 @@ def _opened(path: str) -> Any:
 @app.command("info", epilog="Example: memlm client info --target localhost:50051")
 def server_info(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
     """Show what the server takes, and its version."""
-    with _client(target, timeout) as client:
+    with client_of(target, timeout) as client:
         info = client.get_server_info()
     if json:
         emit_json(info)

@@ -57,6 +57,19 @@ def serve(
     session_bytes: Annotated[
         str | None, typer.Option(metavar="BYTES", help="What all sessions may hold in memory (default: 4GiB).")
     ] = None,
+    store_dir: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep datastores that clients build here, and load them.")
+    ] = None,
+    corpus_root: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FOLDER", help="Datastores may be built of texts in here; may be given again."),
+    ] = None,
+    index_workers: Annotated[int, typer.Option(help="Processes that build, at the lowest priority.")] = 1,
+    index_threads: Annotated[int, typer.Option(help="Threads of each; 0 takes all cores.")] = 0,
+    max_jobs: Annotated[int, typer.Option(help="Operations that may run or wait.")] = 64,
+    upload_bytes: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="What one upload of documents may bring (default: 4GiB).")
+    ] = None,
     tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Speak TLS with this certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
     tls_client_ca: Annotated[
@@ -69,7 +82,14 @@ def serve(
         int | None, typer.Option(help="Answer Prometheus here, over HTTP; 0 takes any free port.")
     ] = None,
     drain: Annotated[float, typer.Option(help="Seconds that running requests may go on after SIGTERM.")] = 30.0,
-    log_level: Annotated[str, typer.Option(metavar="debug|info|warning|error", help="What is logged.")] = "warning",
+    log_level: Annotated[
+        str, typer.Option(metavar="debug|info|warning|error", help="What is logged; calls from info on.")
+    ] = "warning",
+    log_format: Annotated[str, typer.Option(metavar="text|json", help="Lines for people, or for machines.")] = "text",
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Log what people ask, too.")] = False,
+    otlp: Annotated[
+        str | None, typer.Option(metavar="URL", help="Send spans to this OpenTelemetry collector (memlm[otel]).")
+    ] = None,
 ) -> None:
     """Serve a model and its datastores over gRPC, until SIGTERM or Ctrl-C."""
     from memlm.server.config import ServerConfig
@@ -86,6 +106,12 @@ def serve(
         max_queued=max_queued,
         max_queued_tokens=max_queued_tokens,
         session_dir=session_dir,
+        store_dir=store_dir,
+        corpus_roots=tuple(corpus_root or ()),
+        index_workers=index_workers,
+        index_threads=index_threads,
+        max_jobs=max_jobs,
+        max_upload_bytes=options.num_bytes(upload_bytes) or 4 << 30,
         tls_cert=tls_cert,
         tls_key=tls_key,
         tls_client_ca=tls_client_ca,
@@ -95,6 +121,9 @@ def serve(
         max_session_bytes=options.num_bytes(session_bytes) or 4 << 30,
         drain_s=drain,
         log_level=log_level,
+        log_format=log_format,
+        log_prompts=log_prompts,
+        otlp=otlp,
     )
     if print_config:
         emit_json(config)

@@ -1,11 +1,28 @@
+from google.longrunning import operations_pb2 as _operations_pb2
 from memlm.v1 import generation_pb2 as _generation_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
+    JOB_STATE_QUEUED: _ClassVar[JobState]
+    JOB_STATE_RUNNING: _ClassVar[JobState]
+    JOB_STATE_DONE: _ClassVar[JobState]
+    JOB_STATE_FAILED: _ClassVar[JobState]
+    JOB_STATE_CANCELLED: _ClassVar[JobState]
+JOB_STATE_UNSPECIFIED: JobState
+JOB_STATE_QUEUED: JobState
+JOB_STATE_RUNNING: JobState
+JOB_STATE_DONE: JobState
+JOB_STATE_FAILED: JobState
+JOB_STATE_CANCELLED: JobState
 
 class ListDatastoresRequest(_message.Message):
     __slots__ = ()
@@ -84,3 +101,133 @@ class DeleteDocumentsResponse(_message.Message):
     num_documents: int
     num_entries: int
     def __init__(self, store: _Optional[str] = ..., manifest: _Optional[int] = ..., num_documents: _Optional[int] = ..., num_entries: _Optional[int] = ...) -> None: ...
+
+class GetDatastoreRequest(_message.Message):
+    __slots__ = ("store",)
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    def __init__(self, store: _Optional[str] = ...) -> None: ...
+
+class BuildDatastoreRequest(_message.Message):
+    __slots__ = ("store", "corpus", "glob", "index", "target", "max_memory", "drop_keys", "prune", "stride", "seed", "replace", "request_id")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    CORPUS_FIELD_NUMBER: _ClassVar[int]
+    GLOB_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    MAX_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    DROP_KEYS_FIELD_NUMBER: _ClassVar[int]
+    PRUNE_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    corpus: _containers.RepeatedScalarFieldContainer[str]
+    glob: str
+    index: str
+    target: float
+    max_memory: int
+    drop_keys: bool
+    prune: float
+    stride: int
+    seed: int
+    replace: bool
+    request_id: str
+    def __init__(self, store: _Optional[str] = ..., corpus: _Optional[_Iterable[str]] = ..., glob: _Optional[str] = ..., index: _Optional[str] = ..., target: _Optional[float] = ..., max_memory: _Optional[int] = ..., drop_keys: bool = ..., prune: _Optional[float] = ..., stride: _Optional[int] = ..., seed: _Optional[int] = ..., replace: bool = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class AddDocumentsRequest(_message.Message):
+    __slots__ = ("store", "replace", "request_id", "documents")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    replace: bool
+    request_id: str
+    documents: _containers.RepeatedCompositeFieldContainer[Document]
+    def __init__(self, store: _Optional[str] = ..., replace: bool = ..., request_id: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ...) -> None: ...
+
+class Document(_message.Message):
+    __slots__ = ("id", "text", "title", "metadata")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    text: str
+    title: str
+    metadata: str
+    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., title: _Optional[str] = ..., metadata: _Optional[str] = ...) -> None: ...
+
+class CompactDatastoreRequest(_message.Message):
+    __slots__ = ("store", "request_id")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    request_id: str
+    def __init__(self, store: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class LoadDatastoreRequest(_message.Message):
+    __slots__ = ("store", "path", "replace")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    path: str
+    replace: bool
+    def __init__(self, store: _Optional[str] = ..., path: _Optional[str] = ..., replace: bool = ...) -> None: ...
+
+class UnloadDatastoreRequest(_message.Message):
+    __slots__ = ("store",)
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    def __init__(self, store: _Optional[str] = ...) -> None: ...
+
+class JobMetadata(_message.Message):
+    __slots__ = ("kind", "store", "state", "phase", "done", "total", "per_s", "left_s", "created_s", "started_s", "ended_s", "attempts", "skipped")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    PER_S_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    CREATED_S_FIELD_NUMBER: _ClassVar[int]
+    STARTED_S_FIELD_NUMBER: _ClassVar[int]
+    ENDED_S_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    store: str
+    state: JobState
+    phase: str
+    done: int
+    total: int
+    per_s: float
+    left_s: float
+    created_s: float
+    started_s: float
+    ended_s: float
+    attempts: int
+    skipped: int
+    def __init__(self, kind: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., per_s: _Optional[float] = ..., left_s: _Optional[float] = ..., created_s: _Optional[float] = ..., started_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., attempts: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
+
+class JobReport(_message.Message):
+    __slots__ = ("store", "manifest", "num_documents", "num_entries", "index", "bytes_per_entry", "seconds")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    manifest: int
+    num_documents: int
+    num_entries: int
+    index: str
+    bytes_per_entry: float
+    seconds: float
+    def __init__(self, store: _Optional[str] = ..., manifest: _Optional[int] = ..., num_documents: _Optional[int] = ..., num_entries: _Optional[int] = ..., index: _Optional[str] = ..., bytes_per_entry: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from google.longrunning import operations_pb2 as google_dot_longrunning_dot_operations__pb2
 from memlm.v1 import datastores_pb2 as memlm_dot_v1_dot_datastores__pb2
 
 GRPC_GENERATED_VERSION = '1.75.1'
@@ -39,6 +40,11 @@ class DatastoresStub(object):
                 request_serializer=memlm_dot_v1_dot_datastores__pb2.ListDatastoresRequest.SerializeToString,
                 response_deserializer=memlm_dot_v1_dot_datastores__pb2.ListDatastoresResponse.FromString,
                 _registered_method=True)
+        self.GetDatastore = channel.unary_unary(
+                '/memlm.v1.Datastores/GetDatastore',
+                request_serializer=memlm_dot_v1_dot_datastores__pb2.GetDatastoreRequest.SerializeToString,
+                response_deserializer=memlm_dot_v1_dot_datastores__pb2.Datastore.FromString,
+                _registered_method=True)
         self.Search = channel.unary_unary(
                 '/memlm.v1.Datastores/Search',
                 request_serializer=memlm_dot_v1_dot_datastores__pb2.SearchRequest.SerializeToString,
@@ -49,12 +55,43 @@ class DatastoresStub(object):
                 request_serializer=memlm_dot_v1_dot_datastores__pb2.DeleteDocumentsRequest.SerializeToString,
                 response_deserializer=memlm_dot_v1_dot_datastores__pb2.DeleteDocumentsResponse.FromString,
                 _registered_method=True)
+        self.BuildDatastore = channel.unary_unary(
+                '/memlm.v1.Datastores/BuildDatastore',
+                request_serializer=memlm_dot_v1_dot_datastores__pb2.BuildDatastoreRequest.SerializeToString,
+                response_deserializer=google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+                _registered_method=True)
+        self.AddDocuments = channel.stream_unary(
+                '/memlm.v1.Datastores/AddDocuments',
+                request_serializer=memlm_dot_v1_dot_datastores__pb2.AddDocumentsRequest.SerializeToString,
+                response_deserializer=google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+                _registered_method=True)
+        self.CompactDatastore = channel.unary_unary(
+                '/memlm.v1.Datastores/CompactDatastore',
+                request_serializer=memlm_dot_v1_dot_datastores__pb2.CompactDatastoreRequest.SerializeToString,
+                response_deserializer=google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+                _registered_method=True)
+        self.LoadDatastore = channel.unary_unary(
+                '/memlm.v1.Datastores/LoadDatastore',
+                request_serializer=memlm_dot_v1_dot_datastores__pb2.LoadDatastoreRequest.SerializeToString,
+                response_deserializer=memlm_dot_v1_dot_datastores__pb2.Datastore.FromString,
+                _registered_method=True)
+        self.UnloadDatastore = channel.unary_unary(
+                '/memlm.v1.Datastores/UnloadDatastore',
+                request_serializer=memlm_dot_v1_dot_datastores__pb2.UnloadDatastoreRequest.SerializeToString,
+                response_deserializer=memlm_dot_v1_dot_datastores__pb2.Datastore.FromString,
+                _registered_method=True)
 
 
 class DatastoresServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def ListDatastores(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDatastore(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -75,6 +112,41 @@ class DatastoresServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BuildDatastore(self, request, context):
+        """The following three take long. They answer at once, with an operation whose metadata is a JobMetadata and whose
+        response, once done, is a JobReport. What was served before goes on being served until the change is complete.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddDocuments(self, request_iterator, context):
+        """The first message says where to; documents are in any of them, each whole in one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CompactDatastore(self, request, context):
+        """Merges what was added, and drops what was deleted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadDatastore(self, request, context):
+        """Takes a datastore on the server's disk into service, or out of it; its files stay as they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadDatastore(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DatastoresServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -82,6 +154,11 @@ def add_DatastoresServicer_to_server(servicer, server):
                     servicer.ListDatastores,
                     request_deserializer=memlm_dot_v1_dot_datastores__pb2.ListDatastoresRequest.FromString,
                     response_serializer=memlm_dot_v1_dot_datastores__pb2.ListDatastoresResponse.SerializeToString,
+            ),
+            'GetDatastore': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDatastore,
+                    request_deserializer=memlm_dot_v1_dot_datastores__pb2.GetDatastoreRequest.FromString,
+                    response_serializer=memlm_dot_v1_dot_datastores__pb2.Datastore.SerializeToString,
             ),
             'Search': grpc.unary_unary_rpc_method_handler(
                     servicer.Search,
@@ -92,6 +169,31 @@ def add_DatastoresServicer_to_server(servicer, server):
                     servicer.DeleteDocuments,
                     request_deserializer=memlm_dot_v1_dot_datastores__pb2.DeleteDocumentsRequest.FromString,
                     response_serializer=memlm_dot_v1_dot_datastores__pb2.DeleteDocumentsResponse.SerializeToString,
+            ),
+            'BuildDatastore': grpc.unary_unary_rpc_method_handler(
+                    servicer.BuildDatastore,
+                    request_deserializer=memlm_dot_v1_dot_datastores__pb2.BuildDatastoreRequest.FromString,
+                    response_serializer=google_dot_longrunning_dot_operations__pb2.Operation.SerializeToString,
+            ),
+            'AddDocuments': grpc.stream_unary_rpc_method_handler(
+                    servicer.AddDocuments,
+                    request_deserializer=memlm_dot_v1_dot_datastores__pb2.AddDocumentsRequest.FromString,
+                    response_serializer=google_dot_longrunning_dot_operations__pb2.Operation.SerializeToString,
+            ),
+            'CompactDatastore': grpc.unary_unary_rpc_method_handler(
+                    servicer.CompactDatastore,
+                    request_deserializer=memlm_dot_v1_dot_datastores__pb2.CompactDatastoreRequest.FromString,
+                    response_serializer=google_dot_longrunning_dot_operations__pb2.Operation.SerializeToString,
+            ),
+            'LoadDatastore': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadDatastore,
+                    request_deserializer=memlm_dot_v1_dot_datastores__pb2.LoadDatastoreRequest.FromString,
+                    response_serializer=memlm_dot_v1_dot_datastores__pb2.Datastore.SerializeToString,
+            ),
+            'UnloadDatastore': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadDatastore,
+                    request_deserializer=memlm_dot_v1_dot_datastores__pb2.UnloadDatastoreRequest.FromString,
+                    response_serializer=memlm_dot_v1_dot_datastores__pb2.Datastore.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -121,6 +223,33 @@ class Datastores(object):
             '/memlm.v1.Datastores/ListDatastores',
             memlm_dot_v1_dot_datastores__pb2.ListDatastoresRequest.SerializeToString,
             memlm_dot_v1_dot_datastores__pb2.ListDatastoresResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDatastore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memlm.v1.Datastores/GetDatastore',
+            memlm_dot_v1_dot_datastores__pb2.GetDatastoreRequest.SerializeToString,
+            memlm_dot_v1_dot_datastores__pb2.Datastore.FromString,
             options,
             channel_credentials,
             insecure,
@@ -175,6 +304,141 @@ class Datastores(object):
             '/memlm.v1.Datastores/DeleteDocuments',
             memlm_dot_v1_dot_datastores__pb2.DeleteDocumentsRequest.SerializeToString,
             memlm_dot_v1_dot_datastores__pb2.DeleteDocumentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BuildDatastore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memlm.v1.Datastores/BuildDatastore',
+            memlm_dot_v1_dot_datastores__pb2.BuildDatastoreRequest.SerializeToString,
+            google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddDocuments(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/memlm.v1.Datastores/AddDocuments',
+            memlm_dot_v1_dot_datastores__pb2.AddDocumentsRequest.SerializeToString,
+            google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CompactDatastore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memlm.v1.Datastores/CompactDatastore',
+            memlm_dot_v1_dot_datastores__pb2.CompactDatastoreRequest.SerializeToString,
+            google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadDatastore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memlm.v1.Datastores/LoadDatastore',
+            memlm_dot_v1_dot_datastores__pb2.LoadDatastoreRequest.SerializeToString,
+            memlm_dot_v1_dot_datastores__pb2.Datastore.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadDatastore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memlm.v1.Datastores/UnloadDatastore',
+            memlm_dot_v1_dot_datastores__pb2.UnloadDatastoreRequest.SerializeToString,
+            memlm_dot_v1_dot_datastores__pb2.Datastore.FromString,
             options,
             channel_credentials,
             insecure,

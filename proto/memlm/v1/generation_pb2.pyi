@@ -1,3 +1,4 @@
+from google.protobuf import empty_pb2 as _empty_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -73,7 +74,7 @@ class StoreWeight(_message.Message):
     def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "sampling", "memory", "neighbors", "top_logprobs", "early_exit", "session")
+    __slots__ = ("prompt", "sampling", "memory", "neighbors", "top_logprobs", "early_exit", "session", "resume_s")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +82,7 @@ class GenerateRequest(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     EARLY_EXIT_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    RESUME_S_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     sampling: SamplingParams
     memory: MemoryParams
@@ -88,7 +90,22 @@ class GenerateRequest(_message.Message):
     top_logprobs: int
     early_exit: bool
     session: str
-    def __init__(self, prompt: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., memory: _Optional[_Union[MemoryParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ...) -> None: ...
+    resume_s: float
+    def __init__(self, prompt: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., memory: _Optional[_Union[MemoryParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ...) -> None: ...
+
+class ResumeGenerationRequest(_message.Message):
+    __slots__ = ("request_id", "offset")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    offset: int
+    def __init__(self, request_id: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class CancelGenerationRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("accepted", "tokens", "finished")
@@ -303,7 +320,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = ("version", "needs_token", "max_message_bytes", "max_append_bytes", "max_running", "max_queued", "max_queued_tokens", "max_session_bytes", "session_ttl_s", "max_neighbors", "max_top_logprobs", "max_stop_strings", "max_stores")
+    __slots__ = ("version", "needs_token", "max_message_bytes", "max_append_bytes", "max_running", "max_queued", "max_queued_tokens", "max_session_bytes", "session_ttl_s", "max_neighbors", "max_top_logprobs", "max_stop_strings", "max_stores", "max_upload_bytes", "max_jobs")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NEEDS_TOKEN_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +334,8 @@ class ServerInfo(_message.Message):
     MAX_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     MAX_STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
     MAX_STORES_FIELD_NUMBER: _ClassVar[int]
+    MAX_UPLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_JOBS_FIELD_NUMBER: _ClassVar[int]
     version: str
     needs_token: bool
     max_message_bytes: int
@@ -330,7 +349,9 @@ class ServerInfo(_message.Message):
     max_top_logprobs: int
     max_stop_strings: int
     max_stores: int
-    def __init__(self, version: _Optional[str] = ..., needs_token: bool = ..., max_message_bytes: _Optional[int] = ..., max_append_bytes: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., max_session_bytes: _Optional[int] = ..., session_ttl_s: _Optional[float] = ..., max_neighbors: _Optional[int] = ..., max_top_logprobs: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stores: _Optional[int] = ...) -> None: ...
+    max_upload_bytes: int
+    max_jobs: int
+    def __init__(self, version: _Optional[str] = ..., needs_token: bool = ..., max_message_bytes: _Optional[int] = ..., max_append_bytes: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., max_session_bytes: _Optional[int] = ..., session_ttl_s: _Optional[float] = ..., max_neighbors: _Optional[int] = ..., max_top_logprobs: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stores: _Optional[int] = ..., max_upload_bytes: _Optional[int] = ..., max_jobs: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "num_parameters", "vocab_size", "context_length", "dim", "num_layers", "dtype", "model_fingerprint", "tokenizer_fingerprint")

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from memlm.v1 import generation_pb2 as memlm_dot_v1_dot_generation__pb2
 
 GRPC_GENERATED_VERSION = '1.75.1'
@@ -39,6 +40,16 @@ class GenerationStub(object):
                 request_serializer=memlm_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=memlm_dot_v1_dot_generation__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.ResumeGeneration = channel.unary_stream(
+                '/memlm.v1.Generation/ResumeGeneration',
+                request_serializer=memlm_dot_v1_dot_generation__pb2.ResumeGenerationRequest.SerializeToString,
+                response_deserializer=memlm_dot_v1_dot_generation__pb2.GenerateEvent.FromString,
+                _registered_method=True)
+        self.CancelGeneration = channel.unary_unary(
+                '/memlm.v1.Generation/CancelGeneration',
+                request_serializer=memlm_dot_v1_dot_generation__pb2.CancelGenerationRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                _registered_method=True)
         self.Score = channel.unary_unary(
                 '/memlm.v1.Generation/Score',
                 request_serializer=memlm_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
@@ -72,6 +83,21 @@ class GenerationServicer(object):
     def Generate(self, request, context):
         """Continues a prompt. Streams one Accepted, then Tokens with only what is new, then exactly one Finished.
         INVALID_ARGUMENT for a prompt or an option that cannot be used, NOT_FOUND for a datastore that is not loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeGeneration(self, request, context):
+        """Goes on with a stream that broke, from a token on. For generations that were asked for with resume_s.
+        NOT_FOUND where it failed, or nobody came back in time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelGeneration(self, request, context):
+        """Stops a generation that would otherwise wait for its caller to come back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,6 +141,16 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=memlm_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=memlm_dot_v1_dot_generation__pb2.GenerateEvent.SerializeToString,
+            ),
+            'ResumeGeneration': grpc.unary_stream_rpc_method_handler(
+                    servicer.ResumeGeneration,
+                    request_deserializer=memlm_dot_v1_dot_generation__pb2.ResumeGenerationRequest.FromString,
+                    response_serializer=memlm_dot_v1_dot_generation__pb2.GenerateEvent.SerializeToString,
+            ),
+            'CancelGeneration': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelGeneration,
+                    request_deserializer=memlm_dot_v1_dot_generation__pb2.CancelGenerationRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
             ),
             'Score': grpc.unary_unary_rpc_method_handler(
                     servicer.Score,
@@ -169,6 +205,60 @@ class Generation(object):
             '/memlm.v1.Generation/Generate',
             memlm_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             memlm_dot_v1_dot_generation__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeGeneration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/memlm.v1.Generation/ResumeGeneration',
+            memlm_dot_v1_dot_generation__pb2.ResumeGenerationRequest.SerializeToString,
+            memlm_dot_v1_dot_generation__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelGeneration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memlm.v1.Generation/CancelGeneration',
+            memlm_dot_v1_dot_generation__pb2.CancelGenerationRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,

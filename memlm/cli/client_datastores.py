@@ -1,0 +1,266 @@
+"""`memlm client datastore` and `memlm client operation`: a server's datastores, and the long work on them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memlm.cli import options
+from memlm.cli.connection import HERE, Target, Timeout, client_of
+from memlm.cli.console import ConsoleProgress, emit_json, err, jsonable, out, table, tell_problem
+from memlm.cli.options import asked
+from memlm.errors import DeadlineExceeded
+
+if TYPE_CHECKING:
+    from memlm.operations import Operation, OperationInfo
+
+datastore = typer.Typer(help="The datastores that a server has loaded.", no_args_is_help=True)
+operation = typer.Typer(help="Long work on a server: building, adding, compacting.", no_args_is_help=True)
+
+FOLLOW_S = 0.5
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A datastore's name.")]
+OperationName = Annotated[str, typer.Argument(metavar="NAME", help="An operation's name.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Watch it to its end, or only print its name.")]
+RequestId = Annotated[str | None, typer.Option(help="Asked again with the same id, it is the same operation.")]
+
+
+@datastore.command("list", epilog="Example: memlm client datastore list --target localhost:50051")
+def list_datastores(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
+    """Show the loaded datastores."""
+    with client_of(target, timeout) as client:
+        loaded = client.datastores.list()
+    if json:
+        emit_json({"datastores": loaded})
+        return
+    shown = table("name", "entries", "documents", "index", "k", "lam", "temperature")
+    for store in loaded:
+        counts = (f"{store.num_entries:,}", f"{store.num_documents:,}")
+        shown.add_row(
+            store.name, *counts, store.index, str(store.k), f"{store.lam:.3f}", f"{store.knn_temperature:.4g}"
+        )
+    out.print(shown)
+
+
+@datastore.command("delete", epilog="Example: memlm client datastore delete store chapter-3.txt")
+def delete_documents(
+    store: Annotated[str, typer.Argument(metavar="NAME", help="Name of a loaded datastore.")],
+    document_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of documents.")],
+    target: Target = HERE,
+    timeout: Timeout = 60.0,
+    json: options.Json = False,
+) -> None:
+    """Delete documents: once this is done, they contribute to no answer."""
+    with client_of(target, timeout) as client:
+        deleted = client.datastores.delete_documents(store, document_ids)
+    if json:
+        emit_json(deleted)
+    else:
+        out.print(f"deleted {deleted.num_documents:,} documents, {deleted.num_entries:,} entries from {deleted.store}")
+
+
+@datastore.command("info", epilog="Example: memlm client datastore info docs --target localhost:50051")
+def get_datastore(name: Name, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
+    """Show all that is known of a loaded datastore."""
+    with client_of(target, timeout) as client:
+        _tell_store(client.datastores.get(name), json=json)
+
+
+@datastore.command("build", epilog="Example: memlm client datastore build docs /srv/texts --target localhost:50051")
+def build(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is to be called.")],
+    corpus: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files and folders, on the server.")],
+    glob: Annotated[str | None, typer.Option(help="Which files of a folder.")] = None,
+    index: Annotated[str | None, typer.Option(metavar="auto|FACTORY", help="Which index.")] = None,
+    share: Annotated[float | None, typer.Option("--share", help="Softmax mass that the index should find.")] = None,
+    max_memory: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="What searching may want in memory, such as 2GiB.")
+    ] = None,
+    drop_keys: Annotated[bool, typer.Option("--no-keep-keys", help="Keep codes alone.")] = False,
+    prune: Annotated[
+        float | None, typer.Option(help="Leave out of the index what the model gives this probability.")
+    ] = None,
+    stride: Annotated[int | None, typer.Option(help="Tokens that each further window adds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of all that is drawn.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Take the place of one of that name.")] = False,
+    request_id: RequestId = None,
+    wait: Wait = True,
+    target: Target = HERE,
+    timeout: Timeout = 60.0,
+    json: options.Json = False,
+) -> None:
+    """Build a datastore of texts that lie on the server; the old one answers until it is complete."""
+    wanted = asked(glob=glob, index=index, target=share, max_memory=options.num_bytes(max_memory), prune=prune)
+    wanted |= asked(stride=stride, seed=seed, request_id=request_id)
+    with client_of(target, timeout) as client:
+        job = client.datastores.build(name, corpus, replace=replace, drop_keys=drop_keys, **wanted)
+        _follow(job, wait=wait, json=json)
+
+
+@datastore.command("add", epilog="Example: memlm client datastore add docs notes.jsonl --target localhost:50051")
+def add(
+    name: Name,
+    corpus: Annotated[list[Path], typer.Argument(metavar="CORPUS...", help="Files and folders here, to be sent.")],
+    glob: options.Glob = "**/*",
+    on_error: options.OnError = "skip",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Documents whose ids are there take the old ones' places.")
+    ] = False,
+    request_id: RequestId = None,
+    wait: Wait = True,
+    target: Target = HERE,
+    timeout: Timeout = 3600.0,
+    json: options.Json = False,
+) -> None:
+    """Send documents, and add them to a datastore."""
+    from memlm.corpus import Corpus
+
+    with client_of(target, timeout) as client:
+        documents = Corpus(corpus, glob, on_error, tell_problem)
+        job = client.datastores.add(name, documents, replace=replace, request_id=request_id)
+        _follow(job, wait=wait, json=json)
+
+
+@datastore.command("compact", epilog="Example: memlm client datastore compact docs --target localhost:50051")
+def compact(
+    name: Name,
+    request_id: RequestId = None,
+    wait: Wait = True,
+    target: Target = HERE,
+    timeout: Timeout = 60.0,
+    json: options.Json = False,
+) -> None:
+    """Merge what was added to a datastore, and drop what was deleted."""
+    with client_of(target, timeout) as client:
+        _follow(client.datastores.compact(name, request_id=request_id), wait=wait, json=json)
+
+
+@datastore.command("load", epilog="Example: memlm client datastore load /srv/stores/docs --target localhost:50051")
+def load(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Where it lies on the server.")],
+    name: Annotated[str | None, typer.Option("--name", help="What to call it, if not as its folder.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Take the place of one of that name.")] = False,
+    target: Target = HERE,
+    timeout: Timeout = 60.0,
+    json: options.Json = False,
+) -> None:
+    """Take a datastore on the server's disk into service."""
+    with client_of(target, timeout) as client:
+        _tell_store(client.datastores.load(path, name, replace=replace), json=json)
+
+
+@datastore.command("unload", epilog="Example: memlm client datastore unload docs --target localhost:50051")
+def unload(name: Name, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
+    """Take a datastore out of service; its files stay."""
+    with client_of(target, timeout) as client:
+        _tell_store(client.datastores.unload(name), json=json)
+
+
+@operation.command("list", epilog="Example: memlm client operation list --target localhost:50051")
+def list_operations(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
+    """Show your operations, the latest first."""
+    with client_of(target, timeout) as client:
+        found = client.operations.list()
+    if json:
+        emit_json({"operations": [_jsonable(info) for info in found]})
+        return
+    shown = table("name", "kind", "datastore", "state", "phase", "done")
+    for info in found:
+        share = f"{info.done / info.total:.0%}" if info.total else ""
+        shown.add_row(info.name, info.kind, info.store, info.state, info.phase, share)
+    out.print(shown)
+
+
+@operation.command("get", epilog="Example: memlm client operation get operations/0123 --target localhost:50051")
+def get_operation(
+    name: OperationName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False
+) -> None:
+    """Show how far an operation is."""
+    with client_of(target, timeout) as client:
+        _tell_operation(client.operations.get(name), json=json)
+
+
+@operation.command("wait", epilog="Example: memlm client operation wait operations/0123 --target localhost:50051")
+def wait_operation(
+    name: OperationName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False
+) -> None:
+    """Watch an operation to its end; its failure is this command's."""
+    with client_of(target, timeout) as client:
+        _follow(client.operations.open(name), wait=True, json=json)
+
+
+@operation.command("cancel", epilog="Example: memlm client operation cancel operations/0123")
+def cancel_operation(
+    name: OperationName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False
+) -> None:
+    """Stop an operation, and remove what it had done."""
+    with client_of(target, timeout) as client:
+        client.operations.cancel(name)
+        _tell_operation(client.operations.get(name), json=json)
+
+
+@operation.command("delete", epilog="Example: memlm client operation delete operations/0123")
+def delete_operation(
+    name: OperationName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False
+) -> None:
+    """Forget an operation that has ended."""
+    with client_of(target, timeout) as client:
+        info = client.operations.get(name)
+        client.operations.delete(name)
+    _tell_operation(info, json=json)
+
+
+def _follow(job: Operation, *, wait: bool, json: bool) -> None:
+    """Shows an operation until it ends, and raises its error. It goes on also where nobody watches."""
+    if not wait:
+        _tell_operation(job.progress(), json=json)
+        return
+    try:
+        with ConsoleProgress() as progress:
+            while not (info := job.progress()).has_ended:
+                if info.phase:
+                    progress(info.phase, info.done, info.total or None)
+                with suppress(DeadlineExceeded):
+                    job.wait(FOLLOW_S)
+    except KeyboardInterrupt:
+        err.print(f"{job.name} goes on; `memlm client operation cancel {job.name}` stops it", markup=False)
+        raise
+    info.outcome()
+    _tell_operation(info, json=json)
+
+
+def _tell_operation(info: OperationInfo, *, json: bool) -> None:
+    if json:
+        emit_json(_jsonable(info))
+        return
+    share = f", {info.phase}: {info.done:,} of {info.total:,}" if info.phase and info.total else ""
+    left = f", {info.left_s:,.0f} s left" if info.left_s is not None else ""
+    out.print(f"{info.name}: {info.kind} {info.store}, {info.state}{share}{left}", markup=False)
+    if report := info.report:
+        out.print(
+            f"{report.num_entries:,} entries of {report.num_documents:,} documents, {report.index},"
+            f" {report.bytes_per_entry:,.0f} bytes an entry, {report.seconds:,.1f} s",
+            markup=False,
+        )
+    if info.skipped:
+        err.print(f"{info.skipped:,} documents could not be used; the server's log names them", markup=False)
+    if info.error:
+        err.print(str(info.error), markup=False)
+
+
+def _jsonable(info: OperationInfo) -> dict[str, Any]:
+    told = jsonable(info)
+    return {**told, "error": None if info.error is None else str(info.error)}
+
+
+def _tell_store(info: Any, *, json: bool) -> None:
+    if json:
+        emit_json(info)
+        return
+    shown = table("", "", title=info.name)
+    shown.show_header = False
+    for name in info.__slots__[1:]:
+        shown.add_row(name.replace("_", " "), str(getattr(info, name)))
+    out.print(shown)

@@ -1,0 +1,366 @@
+"""A server's datastores and the long work on them, as clients hold them: `client.datastores`, `client.operations`.
+
+job = client.datastores.build("docs", corpus="docs/")
+job.progress(); job.result()
+"""
+
+from __future__ import annotations
+
+import builtins
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, cast
+
+from google.protobuf.message import Message
+
+from memlm import wire
+from memlm.api import DeleteReport, StoreInfo
+from memlm.connection import additions_of, our_errors
+from memlm.corpus import Document
+from memlm.errors import InvalidInput
+from memlm.operations import JobReport, Operation, OperationInfo, OperationPage, check_deadline, slice_of
+from memlm.questions import (
+    AddDocumentsRequest,
+    BuildDatastoreRequest,
+    CancelOperationRequest,
+    CompactDatastoreRequest,
+    DeleteDocumentsRequest,
+    DeleteOperationRequest,
+    GetDatastoreRequest,
+    GetOperationRequest,
+    ListDatastoresRequest,
+    ListOperationsRequest,
+    LoadDatastoreRequest,
+    NewDocument,
+    UnloadDatastoreRequest,
+    WaitOperationRequest,
+)
+
+if TYPE_CHECKING:
+    from memlm.async_client import AsyncClient
+    from memlm.client import Client
+
+WAIT_SPARE_S = 10.0  # beyond what a call waits for an operation's end, before the server is given up
+_OPTIONS = {field.name for field in fields(BuildDatastoreRequest)} - {"store", "corpus", "replace", "request_id"}
+
+
+class Datastores:
+    """The datastores of a server."""
+
+    def __init__(self, client: Client) -> None:
+        """`Client.datastores` is one."""
+        self._client = client
+
+    def list(self, *, timeout_s: float | None = None) -> tuple[StoreInfo, ...]:
+        """All that are loaded, with their defaults."""
+        return tuple(self._client._ask(ListDatastoresRequest(), timeout_s))
+
+    def get(self, store: str | None = None, *, timeout_s: float | None = None) -> StoreInfo:
+        """One of them (None: the only one). Raises NotFound where it is not loaded."""
+        return cast(StoreInfo, self._client._ask(GetDatastoreRequest(store), timeout_s))
+
+    def build(
+        self,
+        store: str,
+        corpus: str | Sequence[str],
+        *,
+        replace: bool = False,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> Operation:
+        """Begins to build a datastore of files and folders on the server, under the folders that it may read from.
+
+        The options are `glob`, `index`, `target`, `max_memory`, `drop_keys`, `prune`, `stride` and `seed`; see
+        `memlm.build_index`. With `replace` it takes the place of one of that name, once it is complete. Asked again
+        with the same `request_id`, it is the same operation.
+        """
+        return self._begin(build_request(store, corpus, replace, request_id, options), timeout_s)
+
+    def add(
+        self,
+        store: str | None,
+        documents: Iterable[NewDocument | Document],
+        *,
+        replace: bool = False,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Operation:
+        """Sends documents, then begins to add them to a datastore (None: the only one).
+
+        With `replace`, a document whose id is there takes the old one's place; the operation fails otherwise.
+        """
+        client, request = self._client, AddDocumentsRequest(store, replace, request_id or token_hex(16))
+        messages = Sending(additions_of(request, documents, client.max_message_bytes))
+        with messages.watched(client.target):
+            call = client._rpc(AddDocumentsRequest).future(
+                messages, timeout=client._allowed_s(timeout_s), metadata=client._metadata
+            )
+            messages.travel_by(call)
+            reply = call.result()
+        return Operation(client.operations, wire.from_wire(reply).name)
+
+    def compact(
+        self, store: str | None = None, *, request_id: str | None = None, timeout_s: float | None = None
+    ) -> Operation:
+        """Begins to merge what was added to a datastore (None: the only one), and to drop what was deleted."""
+        return self._begin(CompactDatastoreRequest(store, request_id or token_hex(16)), timeout_s)
+
+    def load(
+        self, path: str, store: str | None = None, *, replace: bool = False, timeout_s: float | None = None
+    ) -> StoreInfo:
+        """Takes a datastore on the server's disk into service: one that it built, or was started with."""
+        return cast(StoreInfo, self._client._ask(LoadDatastoreRequest(path, store, replace), timeout_s))
+
+    def unload(self, store: str, *, timeout_s: float | None = None) -> StoreInfo:
+        """Takes one out of service; its files stay."""
+        return cast(StoreInfo, self._client._ask(UnloadDatastoreRequest(store), timeout_s))
+
+    def delete_documents(
+        self, store: str | None, document_ids: Sequence[str], *, timeout_s: float | None = None
+    ) -> DeleteReport:
+        """Deletes documents of a datastore (None: the only one); once this returns, they contribute to no answer.
+
+        Raises NotFound, naming them, where some are not there: then none is deleted. Never tried twice by itself.
+        """
+        question = DeleteDocumentsRequest.of(document_ids, store)
+        return cast(DeleteReport, self._client._ask(question, timeout_s))
+
+    def _begin(self, request: BuildDatastoreRequest | CompactDatastoreRequest, timeout_s: float | None) -> Operation:
+        return Operation(self._client.operations, self._client._ask(request, timeout_s).name)
+
+
+class Operations:
+    """Long work on a server, by the names of its operations."""
+
+    def __init__(self, client: Client) -> None:
+        """`Client.operations` is one."""
+        self._client = client
+
+    def list(self, *, timeout_s: float | None = None) -> tuple[OperationInfo, ...]:
+        """All of the caller's, the latest first."""
+        found, token = list[OperationInfo](), ""
+        while True:
+            page: OperationPage = self._client._ask(ListOperationsRequest(page_token=token), timeout_s)
+            found += page.operations
+            if not (token := page.next_page_token):
+                return tuple(found)
+
+    def open(self, name: str) -> Operation:
+        """One that was begun before, to be followed."""
+        return Operation(self, name)
+
+    def get(self, name: str, *, timeout_s: float | None = None) -> OperationInfo:
+        """How far one is. Raises NotFound where it is not the caller's."""
+        return cast(OperationInfo, self._client._ask(GetOperationRequest(name), timeout_s))
+
+    def wait(self, name: str, timeout_s: float) -> OperationInfo:
+        """The same, once it has ended or the time is over."""
+        return cast(OperationInfo, self._client._ask(WaitOperationRequest(name, timeout_s), timeout_s + WAIT_SPARE_S))
+
+    def cancel(self, name: str, *, timeout_s: float | None = None) -> None:
+        """Stops one and removes what it had done; one that has ended stays as it is."""
+        self._client._ask(CancelOperationRequest(name), timeout_s)
+
+    def delete(self, name: str, *, timeout_s: float | None = None) -> None:
+        """Forgets one that has ended. Raises Incompatible for one that has not."""
+        self._client._ask(DeleteOperationRequest(name), timeout_s)
+
+
+class AsyncDatastores:
+    """The same as `Datastores`, awaited."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        """`AsyncClient.datastores` is one."""
+        self._client = client
+
+    async def list(self, *, timeout_s: float | None = None) -> tuple[StoreInfo, ...]:
+        """See `Datastores.list`."""
+        return tuple(await self._client._ask(ListDatastoresRequest(), timeout_s))
+
+    async def get(self, store: str | None = None, *, timeout_s: float | None = None) -> StoreInfo:
+        """See `Datastores.get`."""
+        return cast(StoreInfo, await self._client._ask(GetDatastoreRequest(store), timeout_s))
+
+    async def build(
+        self,
+        store: str,
+        corpus: str | Sequence[str],
+        *,
+        replace: bool = False,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> AsyncOperation:
+        """See `Datastores.build`."""
+        return await self._begin(build_request(store, corpus, replace, request_id, options), timeout_s)
+
+    async def add(
+        self,
+        store: str | None,
+        documents: Iterable[NewDocument | Document],
+        *,
+        replace: bool = False,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncOperation:
+        """See `Datastores.add`."""
+        client, request = self._client, AddDocumentsRequest(store, replace, request_id or token_hex(16))
+        messages = Sending(additions_of(request, documents, client.max_message_bytes))
+        with messages.watched(client.target):
+            call = client._rpc(AddDocumentsRequest)(
+                messages, timeout=client._allowed_s(timeout_s), metadata=client._metadata
+            )
+            messages.travel_by(call)
+            reply = await call
+        return AsyncOperation(client.operations, wire.from_wire(reply).name)
+
+    async def compact(
+        self, store: str | None = None, *, request_id: str | None = None, timeout_s: float | None = None
+    ) -> AsyncOperation:
+        """See `Datastores.compact`."""
+        return await self._begin(CompactDatastoreRequest(store, request_id or token_hex(16)), timeout_s)
+
+    async def load(
+        self, path: str, store: str | None = None, *, replace: bool = False, timeout_s: float | None = None
+    ) -> StoreInfo:
+        """See `Datastores.load`."""
+        return cast(StoreInfo, await self._client._ask(LoadDatastoreRequest(path, store, replace), timeout_s))
+
+    async def unload(self, store: str, *, timeout_s: float | None = None) -> StoreInfo:
+        """See `Datastores.unload`."""
+        return cast(StoreInfo, await self._client._ask(UnloadDatastoreRequest(store), timeout_s))
+
+    async def delete_documents(
+        self, store: str | None, document_ids: Sequence[str], *, timeout_s: float | None = None
+    ) -> DeleteReport:
+        """See `Datastores.delete_documents`."""
+        question = DeleteDocumentsRequest.of(document_ids, store)
+        return cast(DeleteReport, await self._client._ask(question, timeout_s))
+
+    async def _begin(
+        self, request: BuildDatastoreRequest | CompactDatastoreRequest, timeout_s: float | None
+    ) -> AsyncOperation:
+        return AsyncOperation(self._client.operations, (await self._client._ask(request, timeout_s)).name)
+
+
+class AsyncOperations:
+    """The same as `Operations`, awaited."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        """`AsyncClient.operations` is one."""
+        self._client = client
+
+    async def list(self, *, timeout_s: float | None = None) -> tuple[OperationInfo, ...]:
+        """See `Operations.list`."""
+        found, token = builtins.list[OperationInfo](), ""
+        while True:
+            page: OperationPage = await self._client._ask(ListOperationsRequest(page_token=token), timeout_s)
+            found += page.operations
+            if not (token := page.next_page_token):
+                return tuple(found)
+
+    def open(self, name: str) -> AsyncOperation:
+        """See `Operations.open`."""
+        return AsyncOperation(self, name)
+
+    async def get(self, name: str, *, timeout_s: float | None = None) -> OperationInfo:
+        """See `Operations.get`."""
+        return cast(OperationInfo, await self._client._ask(GetOperationRequest(name), timeout_s))
+
+    async def wait(self, name: str, timeout_s: float) -> OperationInfo:
+        """See `Operations.wait`."""
+        question = WaitOperationRequest(name, timeout_s)
+        return cast(OperationInfo, await self._client._ask(question, timeout_s + WAIT_SPARE_S))
+
+    async def cancel(self, name: str, *, timeout_s: float | None = None) -> None:
+        """See `Operations.cancel`."""
+        await self._client._ask(CancelOperationRequest(name), timeout_s)
+
+    async def delete(self, name: str, *, timeout_s: float | None = None) -> None:
+        """See `Operations.delete`."""
+        await self._client._ask(DeleteOperationRequest(name), timeout_s)
+
+
+class AsyncOperation:
+    """The same as `memlm.operations.Operation`, awaited."""
+
+    def __init__(self, host: AsyncOperations, name: str) -> None:
+        """What begins an operation makes one; an old one is taken up by its name."""
+        self._host, self.name = host, name
+
+    async def progress(self) -> OperationInfo:
+        """See `Operation.progress`."""
+        return await self._host.get(self.name)
+
+    async def wait(self, timeout_s: float | None = None) -> OperationInfo:
+        """See `Operation.wait`."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            info = await self._host.wait(self.name, slice_of(deadline_s))
+            if info.has_ended:
+                return info
+            check_deadline(deadline_s, info)
+
+    async def result(self, timeout_s: float | None = None) -> JobReport:
+        """See `Operation.result`."""
+        return (await self.wait(timeout_s)).outcome()
+
+    async def cancel(self) -> None:
+        """See `Operation.cancel`."""
+        await self._host.cancel(self.name)
+
+
+def build_request(
+    store: str, corpus: str | Sequence[str], replace: bool, request_id: str | None, options: dict[str, Any]
+) -> BuildDatastoreRequest:
+    """What `build` asks for. Raises InvalidInput for an option that there is not."""
+    if unknown := sorted(set(options) - _OPTIONS):
+        raise InvalidInput(
+            f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(_OPTIONS))}", field=unknown[0]
+        )
+    paths = (corpus,) if isinstance(corpus, str) else tuple(map(str, corpus))
+    return BuildDatastoreRequest(store, paths, replace=replace, request_id=request_id or token_hex(16), **options)
+
+
+class Sending(Iterator[Message]):
+    """Messages on their way. What goes wrong while they are made ends their call, and is raised as it is: gRPC would
+    log it, and tell that the call was cancelled.
+    """
+
+    def __init__(self, messages: Iterator[Message]) -> None:
+        """Takes what makes them."""
+        self._messages, self._failure = messages, list[Exception]()
+        self._call, self._travels = cast(Any, None), threading.Event()
+
+    def travel_by(self, call: Any) -> None:
+        """Takes the call that carries them, which may have begun to ask for them already."""
+        self._call = call
+        self._travels.set()
+
+    def __next__(self) -> Message:
+        """The next one."""
+        try:
+            return next(self._messages)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._failure.append(error)
+            self._travels.wait()
+            self._call.cancel()
+            raise StopIteration from None
+
+    @contextmanager
+    def watched(self, target: str) -> Iterator[None]:
+        """Raises what went wrong here, or else what the call ended with."""
+        try:
+            with our_errors(target):
+                yield
+        except BaseException:
+            if self._failure:
+                raise self._failure[0] from None
+            raise
