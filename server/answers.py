@@ -17,6 +17,7 @@ from memlm.questions import (
     DeleteSessionRequest,
     DetokenizeRequest,
     ForkSessionRequest,
+    GetDatastoreRequest,
     GetModelRequest,
     GetSessionRequest,
     ListDatastoresRequest,
@@ -25,6 +26,7 @@ from memlm.questions import (
     ScoreRequest,
     SearchRequest,
     TokenizeRequest,
+    UnloadDatastoreRequest,
 )
 from memlm.server.messages import Answer, Ask, Events, Result
 
@@ -34,14 +36,18 @@ Steps: TypeAlias = Generator[None, None, None]
 # A message costs two processes about a tenth of a millisecond each, which a fast model's next token would wait for;
 # what comes within a fiftieth of a second looks simultaneous to a reader.
 COALESCE_S = 0.02
+# And all together no more often than that: under load a message carries several tokens, not the server's time.
+MESSAGES_PER_S = 250
 
 
 class Telling:
-    """Tells of one generation: the first token at once, then what has come whenever COALESCE_S have passed."""
+    """Tells of one generation: the first token at once, then what has come whenever COALESCE_S have passed, or longer
+    where many are told of.
+    """
 
-    def __init__(self, ask: Ask, generation: Generation, send: Send) -> None:
+    def __init__(self, ask: Ask, generation: Generation, send: Send, num_running: Callable[[], int]) -> None:
         """Its time in the queue ends here: tells that it is accepted."""
-        self._id, self._generation, self._send = ask.id, generation, send
+        self._id, self._generation, self._send, self._num_running = ask.id, generation, send, num_running
         self._queue_ms = 1000 * (time.monotonic() - ask.asked_s)
         self._told_s, self._untold = 0.0, list[Token]()
         send(Events(ask.id, (generation.accepted,)))
@@ -51,7 +57,7 @@ class Telling:
         self._untold += tokens
         if finished := self._generation.finished:
             self._tell(self._with_queue_time(finished))
-        elif self._untold and time.monotonic() - self._told_s >= COALESCE_S:
+        elif self._untold and time.monotonic() - self._told_s >= max(COALESCE_S, self._num_running() / MESSAGES_PER_S):
             self._tell()
 
     def _tell(self, *last: Finished) -> None:
@@ -67,6 +73,12 @@ def scored(ask: Ask, request: ScoreRequest, lm: LanguageModel, send: Send) -> St
     """The steps in which a text is scored, a few windows each."""
     score = yield from lm.score_steps(request.text, request.memory, token_scores=request.token_scores)
     send(Result(ask.id, score))
+
+
+def searched(ask: Ask, request: SearchRequest, lm: LanguageModel, send: Send) -> Steps:
+    """The steps in which a text is read whose likes are sought; most texts take one."""
+    told = lm.search_steps(request.text, k=request.k, store=request.store, nprobe=request.nprobe)
+    send(Result(ask.id, (yield from told)))
 
 
 def appended(ask: Ask, request: AppendToSessionRequest, lm: LanguageModel, send: Send) -> Steps:
@@ -91,10 +103,12 @@ def answer_to(lm: LanguageModel, question: Question, owner: str) -> Any:
             return lm.detokenize(token_ids)
         case GetModelRequest():
             return lm.info
-        case SearchRequest(text, store, k, nprobe):
-            return lm.search(text, k=k, store=store, nprobe=nprobe)
         case ListDatastoresRequest():
             return lm.stores
+        case GetDatastoreRequest(store):
+            return lm.get_datastore(store)
+        case UnloadDatastoreRequest(store):
+            return lm.unload_datastore(store)
         case DeleteDocumentsRequest(document_ids, store):
             return lm.delete_documents(document_ids, store=store)
         case CreateSessionRequest(ttl_s):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from memlm.connection import DEFAULT_MAX_MESSAGE_BYTES
 from memlm.errors import InvalidInput
+from memlm.server.logs import FORMATS
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -20,8 +21,11 @@ class ServerConfig:
     `session_ttl_s` after their last use, or when all together hold more than `max_session_bytes`; with a `session_dir`
     they survive a restart. One append may bring `max_append_bytes`. With a `tls_cert` and its `tls_key` the server
     speaks TLS, with a `tls_client_ca` to clients alone whose certificates that one signed; an `auth_file` has the
-    tokens that may call. At a `metrics_port` Prometheus is answered, over HTTP. `drain_s` bounds how long running
-    requests may go on once the server was told to stop.
+    tokens that may call. What clients build is kept in a `store_dir`; `index_workers` processes of `index_threads`
+    threads (0: all cores) build there, at the lowest priority; at most `max_jobs` run or wait, and texts are read from
+    under `corpus_roots` alone, or uploaded, `max_upload_bytes` at a time. At a `metrics_port` Prometheus is answered,
+    over HTTP. At `log_level` info each call is logged in a line, with its prompt only if `log_prompts`; an `otlp`
+    collector gets its spans. `drain_s` bounds how long running requests may go on once the server was told to stop.
     """
 
     model: Path
@@ -38,6 +42,12 @@ class ServerConfig:
     session_dir: Path | None = None
     session_ttl_s: float = 3600.0
     max_session_bytes: int = 4 << 30
+    store_dir: Path | None = None
+    corpus_roots: tuple[Path, ...] = ()
+    index_workers: int = 1
+    index_threads: int = 0
+    max_jobs: int = 64
+    max_upload_bytes: int = 4 << 30
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
@@ -45,6 +55,9 @@ class ServerConfig:
     metrics_port: int | None = None
     drain_s: float = 30.0
     log_level: str = "warning"
+    log_format: str = "text"
+    log_prompts: bool = False
+    otlp: str | None = None
 
     def __post_init__(self) -> None:
         """Checks ranges."""
@@ -58,6 +71,10 @@ class ServerConfig:
             ("max_append_bytes", 1 << 10, 1 << 40),
             ("session_ttl_s", 1, 30 * 86_400),
             ("max_session_bytes", 1 << 20, 1 << 50),
+            ("index_workers", 0, 64),
+            ("index_threads", 0, 4096),
+            ("max_jobs", 0, 10_000),
+            ("max_upload_bytes", 1 << 10, 1 << 50),
             ("drain_s", 0, 3600),
         ):
             value = getattr(self, name)
@@ -67,6 +84,10 @@ class ServerConfig:
             raise InvalidInput(f"metrics_port is {self.metrics_port}; expected 0 to 65535", field="metrics_port")
         if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_client_ca and not self.tls_cert):
             raise InvalidInput("TLS takes tls_cert and tls_key; tls_client_ca goes with both", field="tls_cert")
+        if self.log_format not in FORMATS:
+            raise InvalidInput(f"log_format is {self.log_format!r}; expected text or json", field="log_format")
+        if self.otlp is not None and not self.otlp.startswith(("http://", "https://")):
+            raise InvalidInput(f"otlp is {self.otlp!r}; expected http://HOST:PORT or https://HOST:PORT", field="otlp")
         if self.log_level not in LOG_LEVELS:
             raise InvalidInput(
                 f"log_level is {self.log_level!r}; expected one of {', '.join(LOG_LEVELS)}", field="log_level"

@@ -6,37 +6,64 @@ service is two functions: one for calls with one answer, one for streams.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
-from secrets import token_hex
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
+from google.longrunning import operations_pb2
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from memlm import __version__, wire
-from memlm.api import Finished, GenerationEvent, ServerInfo, Token
-from memlm.errors import InternalError, InvalidInput, MemlmError, Unavailable
-from memlm.questions import AppendToSessionRequest, GetServerInfoRequest
+from memlm.api import Accepted, Finished, GenerationEvent, ServerInfo, Token
+from memlm.errors import Cancelled, InternalError, InvalidInput, MemlmError, Unavailable
+from memlm.questions import (
+    AddDocumentsRequest,
+    AppendToSessionRequest,
+    CancelGenerationRequest,
+    CancelOperationRequest,
+    DeleteOperationRequest,
+    GetOperationRequest,
+    GetServerInfoRequest,
+    JobRequest,
+    ListOperationsRequest,
+    LoadDatastoreRequest,
+    OperationQuestion,
+    ResumeGenerationRequest,
+    UnloadDatastoreRequest,
+    WaitOperationRequest,
+)
+from memlm.server.calls import Call, Calls
 from memlm.server.config import ServerConfig
+from memlm.server.jobs import Jobs
 from memlm.server.messages import Answer, Events, Failed, Result
 from memlm.server.metrics import Metrics
+from memlm.server.runs import Run, Runs
 from memlm.server.security import Caller, Guard
+from memlm.server.stores import Stores
+from memlm.server.tracing import Tracer
 from memlm.server.worker_link import WorkerLink
 from memlm.status import trailer_of
 from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
 
 SERVICES = tuple(
     service
-    for file in (generation_pb2, datastores_pb2, sessions_pb2)
+    for file in (generation_pb2, datastores_pb2, sessions_pb2, operations_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 )
 
 # Tokens are merged up to about half a megabyte, far from the limit of a message, however far behind a client is.
 MAX_WEIGHT = 2048
+
+MAX_WAIT_S = 3600.0  # for an operation's end, where the call has no deadline
+LOOK_S = 0.5  # between looks for whether anybody still follows a generation
+ANSWER_S = 0.5  # of a deadline that is left for the answer
 
 log = logging.getLogger("memlm.server")
 
@@ -44,9 +71,21 @@ log = logging.getLogger("memlm.server")
 class Front:
     """The calls of the service. While `draining`, what is new is refused."""
 
-    def __init__(self, worker: WorkerLink, config: ServerConfig, guard: Guard, metrics: Metrics) -> None:
-        """Takes the link to a worker, who knows the callers, and what counts the calls."""
+    def __init__(
+        self,
+        worker: WorkerLink,
+        config: ServerConfig,
+        guard: Guard,
+        metrics: Metrics,
+        stores: Stores,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """Takes the link to a worker, who knows the callers, what counts the calls, the datastores in service, and what
+        traces.
+        """
         self._worker, self._config, self._guard, self._metrics = worker, config, guard, metrics
+        self._stores, self._calls = stores, Calls(metrics, tracer)
+        self._jobs, self._runs = Jobs(config, stores, metrics, worker), Runs()
         self.draining = False
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
@@ -75,9 +114,9 @@ class Front:
         self, call: str, request_type: type[Message], data: bytes, context: grpc.aio.ServicerContext
     ) -> Any:
         """A call with one answer."""
-        async with _telling(context), self._counted(call):
-            caller = self._admitted(call, context)
-            return await self._ask(caller, self._question(request_type, data), context)
+        async with self._watched(call, context) as watched:
+            caller = self._admitted(watched, context)
+            return await self._ask(watched, caller, self._question(request_type, data), context)
 
     async def _collect(
         self,
@@ -86,29 +125,78 @@ class Front:
         messages: AsyncIterator[bytes],
         context: grpc.aio.ServicerContext,
     ) -> Any:
-        """A call that brings a text in pieces: they are joined, and then asked as one question."""
-        async with _telling(context), self._counted(call):
-            caller = self._admitted(call, context)
+        """A call that brings in pieces what is to be read, or added."""
+        async with self._watched(call, context) as watched:
+            caller = self._admitted(watched, context)
+            questions = (self._question(request_type, data) async for data in messages)
+            if request_type is datastores_pb2.AddDocumentsRequest:
+                return wire.to_wire(await self._added(caller, questions))
             self._worker.check_room()  # before anything is read
-            return await self._ask(caller, await self._joined(request_type, messages), context)
+            return await self._ask(watched, caller, await self._joined(questions), context)
 
-    async def _ask(self, caller: Caller, question: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def _ask(self, call: Call, caller: Caller, question: Any, context: grpc.aio.ServicerContext) -> Any:
         """The reply to a question with one answer."""
         if isinstance(question, GetServerInfoRequest):
             return wire.answer_to_wire(question, self._info())
         question = caller.restricted(question)
-        turn = caller.name or context.peer()
-        with self._worker.ask(question, context.time_remaining(), caller=turn, owner=caller.name) as asked:
+        if isinstance(question, JobRequest | OperationQuestion):
+            return wire.answer_to_wire(question, await self._about_jobs(question, caller, context))
+        if isinstance(question, CancelGenerationRequest):
+            self._runs.stop(question.request_id, self._runs.find(question.request_id, caller.name))
+            return wire.answer_to_wire(question, None)
+        if isinstance(question, LoadDatastoreRequest):
+            question = replace(question, path=str(self._stores.permitted(question.path)))
+        turn, left_s = caller.name or context.peer(), context.time_remaining()
+        with self._worker.ask(question, left_s, id_=call.id, caller=turn, owner=caller.name) as asked:
             (answer,) = await asked.take()
-        if isinstance(answer, Result):
-            return wire.answer_to_wire(question, caller.visible(question, answer.value))
-        raise _failure(answer)
+        if not isinstance(answer, Result):
+            raise _failure(answer)
+        if isinstance(question, LoadDatastoreRequest):
+            self._stores.put(answer.value.name, Path(question.path))
+        elif isinstance(question, UnloadDatastoreRequest):
+            self._stores.take_out(question.store)
+        return wire.answer_to_wire(question, caller.visible(question, answer.value))
 
-    async def _joined(self, request_type: type[Message], messages: AsyncIterator[bytes]) -> AppendToSessionRequest:
+    async def _about_jobs(
+        self, question: JobRequest | OperationQuestion, caller: Caller, context: grpc.aio.ServicerContext
+    ) -> Any:
+        """What begins long work, or asks after it."""
+        jobs, owner = self._jobs, caller.name
+        match question:
+            case GetOperationRequest(name):
+                return jobs.get(name, owner)
+            case ListOperationsRequest(page_size, page_token):
+                return jobs.list(owner, page_size, page_token)
+            case WaitOperationRequest(name, timeout_s):
+                left_s = context.time_remaining()
+                longest_s = MAX_WAIT_S if left_s is None else max(0.0, left_s - ANSWER_S)
+                return await jobs.wait(name, owner, min(timeout_s or longest_s, longest_s))
+            case CancelOperationRequest(name):
+                return await jobs.cancel(name, owner)
+            case DeleteOperationRequest(name):
+                return await jobs.delete(name, owner)
+            case _:
+                return await jobs.submit(question, owner)
+
+    async def _added(self, caller: Caller, questions: AsyncIterator[AddDocumentsRequest]) -> Any:
+        """Documents go to the disk as they come: there may be more of them than memory."""
+        first = await anext(questions, None)
+        if first is None:
+            raise InvalidInput("nothing was sent; the first message says which datastore", field="store")
+        about = caller.restricted(replace(first, documents=()))
+        self._jobs.check(about)  # before anything is read
+        with self._jobs.upload() as upload:
+            await asyncio.to_thread(upload.add, first.documents)
+            async for question in questions:
+                await asyncio.to_thread(upload.add, question.documents)
+            await asyncio.to_thread(upload.finish)
+            return await self._jobs.submit(about, caller.name, upload)
+
+    async def _joined(self, questions: AsyncIterator[AppendToSessionRequest]) -> AppendToSessionRequest:
         parts, size = list[AppendToSessionRequest](), 0
-        async for data in messages:
-            parts.append(self._question(request_type, data))
-            size += len(data)
+        async for part in questions:
+            parts.append(part)
+            size += len(part.text.encode()) + 4 * len(part.token_ids)
             if size > self._config.max_append_bytes:
                 raise InvalidInput(
                     f"more than {self._config.max_append_bytes:,} bytes in one append; append in several calls",
@@ -125,25 +213,97 @@ class Front:
         self, call: str, request_type: type[Message], data: bytes, context: grpc.aio.ServicerContext
     ) -> None:
         """A generation. What comes while an event is being sent goes out together in the next one."""
-        async with _telling(context), self._counted(call):
-            caller = self._admitted(call, context)
+        async with self._watched(call, context) as watched:
+            caller = self._admitted(watched, context)
             question = caller.restricted(self._question(request_type, data))
-            turn = caller.name or context.peer()
-            with self._worker.ask(question, context.time_remaining(), caller=turn, owner=caller.name) as asked:
-                event, watched = cast("GenerationEvent", ()), self._metrics.generation()
-                while not isinstance(event, Finished):
-                    for event in merged(await asked.take()):
-                        watched.event(event)
-                        await context.write(wire.event_to_wire(event))
+            watched.asks(question, prompts=self._config.log_prompts)
+            async with aclosing(self._events(watched, question, caller, context)) as events:
+                async for event in events:
+                    watched.hears(event, self._metrics)
+                    await context.write(wire.event_to_wire(event))
+
+    async def _events(
+        self, call: Call, question: Any, caller: Caller, context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """What a generation tells; of one that can be resumed, by way of what is kept of it."""
+        if isinstance(question, ResumeGenerationRequest):
+            run, offset = self._runs.find(question.request_id, caller.name), question.offset
+        elif question.resume_s is not None:
+            run, offset = Run(caller.name, question.resume_s), 0
+            run.work = asyncio.create_task(self._go_on(run, self._drawn(call, question, caller, context)))
+        else:
+            async with aclosing(self._drawn(call, question, caller, context)) as events:
+                async for event in events:
+                    yield event
+            return
+        async with aclosing(run.follow(offset)) as events:
+            async for event in events:
+                yield event
+
+    async def _drawn(
+        self, call: Call, question: Any, caller: Caller, context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """A generation's events, as they come. Who closes this tells the worker that nobody waits any more."""
+        turn, left_s, event = caller.name or context.peer(), context.time_remaining(), cast("GenerationEvent", ())
+        with self._worker.ask(question, left_s, id_=call.id, caller=turn, owner=caller.name) as asked:
+            while not isinstance(event, Finished):
+                for event in merged(await asked.take()):
+                    yield event
+
+    async def _go_on(self, run: Run, events: AsyncGenerator[GenerationEvent, None]) -> None:
+        """Task: a generation goes on, whoever follows it, until nobody has come back for too long."""
+        run.keeper = asyncio.create_task(self._look_after(run))
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    run.add(event)
+                    if isinstance(event, Accepted):
+                        self._runs.keep(run)
+        except MemlmError as error:
+            run.fail(error)
+        except asyncio.CancelledError:
+            run.fail(Cancelled("the generation was cancelled"))
+        except Exception:
+            log.exception("a generation failed")
+            run.fail(InternalError("a bug in the server; its log tells more"))
+
+    async def _look_after(self, run: Run) -> None:
+        """Task: forgets a generation that nobody came back to, ended or not."""
+        while not run.is_given_up:
+            await asyncio.sleep(min(LOOK_S, run.keep_s))
+        if run.accepted is not None:
+            self._runs.stop(run.accepted.request_id, run)
+        elif run.work is not None:
+            run.work.cancel()
+
+    @property
+    def jobs(self) -> Jobs:
+        """Long work on datastores."""
+        return self._jobs
 
     @asynccontextmanager
-    async def _counted(self, call: str) -> AsyncIterator[None]:
-        with self._metrics.call(call):
-            yield
+    async def _watched(self, name: str, context: grpc.aio.ServicerContext) -> AsyncIterator[Call]:
+        """Whatever goes wrong inside becomes the status of the call: one place for all of them."""
+        try:
+            with self._calls.watch(name, context) as call:
+                try:
+                    yield call
+                except (MemlmError, grpc.aio.AbortError):
+                    raise
+                except Exception as error:
+                    log.exception("call %s failed", call.id)
+                    bug = f"a bug in the server; its log tells more under call {call.id}"
+                    raise InternalError(bug) from error
+        except MemlmError as error:
+            try:
+                await context.abort(*trailer_of(error))
+            except grpc.aio.InternalError:  # the call's own deadline was there first: nobody is left to tell
+                raise asyncio.CancelledError from None
 
-    def _admitted(self, call: str, context: grpc.aio.ServicerContext) -> Caller:
+    def _admitted(self, call: Call, context: grpc.aio.ServicerContext) -> Caller:
         caller = self._guard.caller(context.invocation_metadata())
-        caller.check(call)
+        call.caller = caller.name
+        caller.check(call.name)
         return caller
 
     def _info(self) -> ServerInfo:
@@ -158,6 +318,8 @@ class Front:
             max_queued_tokens=config.max_queued_tokens,
             max_session_bytes=config.max_session_bytes,
             session_ttl_s=config.session_ttl_s,
+            max_upload_bytes=config.max_upload_bytes,
+            max_jobs=config.max_jobs if config.store_dir and config.index_workers else 0,
         )
 
     def _question(self, request_type: type[Message], data: bytes) -> Any:
@@ -188,21 +350,6 @@ def merged(answers: Sequence[Answer]) -> Iterator[GenerationEvent]:
 def _weight(tokens: Sequence[Token]) -> int:
     """How many records a message of these tokens holds."""
     return sum(1 + len(token.neighbors) + len(token.top_logprobs) for token in tokens)
-
-
-@asynccontextmanager
-async def _telling(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    """Whatever goes wrong inside becomes the status of the call: one place for all of them."""
-    try:
-        yield
-    except MemlmError as error:
-        await context.abort(*trailer_of(error))
-    except grpc.aio.AbortError:
-        raise
-    except Exception:
-        id_ = token_hex(8)
-        log.exception("call %s failed", id_)
-        await context.abort(*trailer_of(InternalError(f"a bug in the server; its log tells more under call {id_}")))
 
 
 def _failure(answer: Answer) -> MemlmError:

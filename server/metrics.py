@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 
 from memlm.api import Finished, GenerationEvent
-from memlm.errors import InvalidInput, MemlmError
+from memlm.errors import InvalidInput
+from memlm.operations import JobState, OperationInfo
 from memlm.server.messages import Stats
-from memlm.status import CODES
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -22,6 +23,7 @@ class Metrics:
     def __init__(self) -> None:
         """Counts from nothing."""
         self.registry = made = CollectorRegistry()
+        ProcessCollector(registry=made)  # of the front: processor time, memory, open files
         self._requests = Counter("memlm_requests", "Calls that ended, by how.", ["call", "code"], registry=made)
         self._open = Gauge("memlm_requests_open", "Calls that somebody waits for.", registry=made)
         self._seconds = Histogram("memlm_request_seconds", "Of a call.", ["call"], buckets=SECONDS, registry=made)
@@ -33,6 +35,10 @@ class Metrics:
         self._searches = Counter("memlm_searches", "Tokens for which a datastore was searched.", registry=made)
         self._beat = Gauge(
             "memlm_heartbeat_age_seconds", "Since the worker's loop last told that it moves.", registry=made
+        )
+        self._jobs = Gauge("memlm_operations", "Long work on datastores, by state.", ["state"], registry=made)
+        self._job_progress = Gauge(
+            "memlm_operation_progress", "Share of its phase that the one that runs has done.", registry=made
         )
         self._gauges = {
             name: Gauge(f"memlm_{name}", help_, registry=made)
@@ -58,33 +64,42 @@ class Metrics:
         """Takes what tells how old the last heartbeat is."""
         self._beat.set_function(age_s)
 
+    def watch_jobs(self, jobs: Callable[[], Sequence[OperationInfo]]) -> None:
+        """Takes what tells of all operations."""
+        for state in JobState:
+            count = partial(_count, jobs, state)
+            self._jobs.labels(state.value).set_function(count)
+        self._job_progress.set_function(lambda: _progress(jobs()))
+
     def take(self, stats: Stats) -> None:
         """What the worker says of itself."""
         for name, gauge in self._gauges.items():
             gauge.set(getattr(stats, name))
 
     @contextmanager
-    def call(self, name: str) -> Iterator[None]:
-        """Counts a call in, and out with how it ended."""
-        begin_s, code = time.monotonic(), "OK"
+    def call(self, name: str) -> Iterator[Callable[[str], None]]:
+        """Counts a call in, and out with how it ended, once that is told."""
+        begin_s, ended = time.monotonic(), ["INTERNAL"]
         self._open.inc()
         try:
-            yield
-        except MemlmError as error:
-            kind = next((kind for kind in type(error).__mro__ if kind in CODES), None)
-            code = CODES[kind].name if kind else "INTERNAL"
-            raise
-        except BaseException as error:
-            code = "INTERNAL" if isinstance(error, Exception) else "CANCELLED"
-            raise
+            yield lambda code: ended.__setitem__(0, code)
         finally:
             self._open.dec()
-            self._requests.labels(name, code).inc()
+            self._requests.labels(name, ended[0]).inc()
             self._seconds.labels(name).observe(time.monotonic() - begin_s)
 
     def generation(self) -> Generation:
         """Watches one generation."""
         return Generation(self)
+
+
+def _count(jobs: Callable[[], Sequence[OperationInfo]], state: JobState) -> float:
+    return float(sum(job.state == state for job in jobs()))
+
+
+def _progress(jobs: Sequence[OperationInfo]) -> float:
+    running = [job for job in jobs if job.state == JobState.RUNNING and job.total]
+    return running[0].done / running[0].total if running else 0.0
 
 
 class Generation:

@@ -29,11 +29,32 @@ import grpc
 
 from memlm.api import GenerateRequest, MemoryParams, StoreInfo, StoreWeight
 from memlm.errors import InvalidInput, Overloaded, PermissionDenied, Unauthenticated
-from memlm.questions import DeleteDocumentsRequest, ListDatastoresRequest, Question, ScoreRequest, SearchRequest
+from memlm.questions import (
+    AddDocumentsRequest,
+    BuildDatastoreRequest,
+    CompactDatastoreRequest,
+    DeleteDocumentsRequest,
+    GetDatastoreRequest,
+    ListDatastoresRequest,
+    LoadDatastoreRequest,
+    ScoreRequest,
+    SearchRequest,
+    UnloadDatastoreRequest,
+)
 from memlm.server.config import ServerConfig
 
 BURST_S = 10.0  # of its rate that a caller may use at once
 LEAST_SECRET = 16
+ABOUT_ONE_STORE = (
+    SearchRequest
+    | DeleteDocumentsRequest
+    | GetDatastoreRequest
+    | BuildDatastoreRequest
+    | AddDocumentsRequest
+    | CompactDatastoreRequest
+    | LoadDatastoreRequest
+    | UnloadDatastoreRequest
+)
 FIELDS = {"name", "secret", "sha256", "calls", "stores", "requests_per_minute"}
 
 log = logging.getLogger("memlm.server")
@@ -59,19 +80,19 @@ class Caller:
         if self.requests_per_minute is not None:
             self._take_one(self.requests_per_minute / 60)
 
-    def restricted(self, question: Question) -> Question:
+    def restricted(self, question: Any) -> Any:
         """A question, about no other stores than its own. Raises PermissionDenied where others are named."""
         if self.stores is None:
             return question
         if isinstance(question, GenerateRequest | ScoreRequest):
             return replace(question, memory=self._own_memory(question.memory))
-        if isinstance(question, SearchRequest | DeleteDocumentsRequest):
+        if isinstance(question, ABOUT_ONE_STORE):
             if question.store is None and len(self.stores) == 1:
                 return replace(question, store=next(iter(self.stores)))
             self._check_stores([question.store or "(any)"])
         return question
 
-    def visible(self, question: Question, answer: Any) -> Any:
+    def visible(self, question: Any, answer: Any) -> Any:
         """What of an answer it may see."""
         if self.stores is None or not isinstance(question, ListDatastoresRequest):
             return answer

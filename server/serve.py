@@ -18,8 +18,11 @@ from memlm.connection import KEEPALIVE_S
 from memlm.errors import InvalidInput, MemlmError
 from memlm.server.config import ServerConfig
 from memlm.server.front import SERVICES, Front
+from memlm.server.logs import start_logging
 from memlm.server.metrics import Metrics
 from memlm.server.security import Guard, server_credentials, warning_of
+from memlm.server.stores import Stores
+from memlm.server.tracing import Tracer
 from memlm.server.worker_link import JOIN_S, WorkerLink
 from memlm.status import trailer_of
 
@@ -38,7 +41,7 @@ def serve(config: ServerConfig, on_ready: Callable[[str], None]) -> int:
     `on_ready` is told the address once requests are taken. Raises InvalidInput where the address cannot be had, and
     whatever keeps the model or a datastore from loading: NotFound, Incompatible, Corrupt.
     """
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    start_logging(config.log_level, config.log_format)
     return asyncio.run(_Server(config).run(on_ready))
 
 
@@ -49,11 +52,13 @@ class _Server:
         """Starts nothing yet."""
         self._config = config
         self._metrics = Metrics()
-        self._worker = WorkerLink(config, self._metrics)
+        self._stores = Stores(config.stores, config.store_dir)
+        self._worker = WorkerLink(config, self._metrics, lambda: self._stores.paths)
         self._metrics.watch(lambda: self._worker.beat_age_s)
         self._guard = Guard(config.auth_file)
         self._credentials = server_credentials(config)
-        self._front = Front(self._worker, config, self._guard, self._metrics)
+        self._tracer = None if config.otlp is None else Tracer(config.otlp)
+        self._front = Front(self._worker, config, self._guard, self._metrics, self._stores, self._tracer)
         self._health = health.aio.HealthServicer()
         self._told_to_stop, self._told_again = asyncio.Event(), asyncio.Event()
 
@@ -72,11 +77,15 @@ class _Server:
             await server.start()
             await self._tell_health()
             watching = asyncio.create_task(self._watch_health())
+            self._front.jobs.start()
             on_ready(address)
             await self._told_to_stop.wait()
             watching.cancel()
             return await self._drain(server)
         finally:
+            await self._front.jobs.stop()
+            if self._tracer is not None:
+                await asyncio.to_thread(self._tracer.close)
             await self._worker.stop(0 if self._told_again.is_set() else JOIN_S)
 
     def _listen_to_signals(self) -> None:

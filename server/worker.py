@@ -14,10 +14,12 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 
@@ -27,9 +29,11 @@ from memlm.checkpoint import load_checkpoint
 from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded
 from memlm.generate import Generation
 from memlm.language_model import LanguageModel
-from memlm.questions import AppendToSessionRequest, ScoreRequest
-from memlm.server.answers import Steps, Telling, alone, answer_to, appended, scored
+from memlm.memory import Memory
+from memlm.questions import AppendToSessionRequest, LoadDatastoreRequest, ScoreRequest, SearchRequest
+from memlm.server.answers import Steps, Telling, alone, answer_to, appended, scored, searched
 from memlm.server.config import ServerConfig
+from memlm.server.logs import start_logging
 from memlm.server.messages import (
     Ask,
     Cancel,
@@ -48,34 +52,37 @@ from memlm.sessions import Sessions
 log = logging.getLogger("memlm.server.worker")
 
 HEARTBEAT_S = 0.5
+OPENING_S = 0.01
 RETRY_AFTER_S = 1.0
 
 
-def run_worker(pipe: Connection, config: ServerConfig) -> None:
+def run_worker(pipe: Connection, config: ServerConfig, stores: Mapping[str, Path]) -> None:
     """The worker process, from loading to its end, which comes with `Stop` or with the front's own end."""
     # A terminal and a service manager signal the whole group; it is for the front to say what that means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    start_logging(config.log_level, config.log_format)
     inbox, outbox = Inbox(pipe), Outbox(pipe)
     # Said even where nothing changes: what torch was never told, Faiss's own setting would change under it.
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
     try:
-        lm = _loaded(config)
+        lm = _loaded(config, stores)
     except MemlmError as error:
         outbox.send(NotLoaded(error))
+        outbox.flush()
         return
     with lm:
         outbox.send(Loaded())
-        Worker(lm, inbox, outbox.send, config.max_running, config.max_queued_tokens).run()
+        outbox.flush()
+        Worker(lm, inbox, outbox.send, config.max_running, config.max_queued_tokens, outbox.flush).run()
 
 
-def _loaded(config: ServerConfig) -> LanguageModel:
+def _loaded(config: ServerConfig, stores: Mapping[str, Path]) -> LanguageModel:
     checkpoint = load_checkpoint(config.model, dtype=config.dtype)
     sessions = Sessions(
         checkpoint, folder=config.session_dir, ttl_s=config.session_ttl_s, max_bytes=config.max_session_bytes
     )
-    return LanguageModel(checkpoint, config.stores, sessions)
+    return LanguageModel(checkpoint, stores, sessions)
 
 
 class Inbox:
@@ -106,18 +113,25 @@ class Inbox:
 
 
 class Outbox:
-    """What the front is told."""
+    """What the front is told: all that a turn of the loop has to say in one message, since each costs both sides."""
 
     def __init__(self, pipe: Connection) -> None:
         """Takes the worker's end of the pipe."""
-        self._pipe = pipe
+        self._pipe, self._untold = pipe, list[FromWorker]()
 
     def send(self, message: FromWorker) -> None:
-        """Tells it."""
+        """Tells it with the next `flush`."""
+        self._untold.append(message)
+
+    def flush(self) -> None:
+        """Tells what there is to tell."""
+        if not self._untold:
+            return
         try:
-            self._pipe.send(message)
+            self._pipe.send(self._untold)
         except OSError:
             _leave()
+        self._untold = []
 
 
 def _leave() -> None:
@@ -153,27 +167,36 @@ class Worker:
         send: Callable[[FromWorker], None],
         max_running: int,
         max_queued_tokens: int = 1 << 20,
+        flush: Callable[[], None] = lambda: None,
     ) -> None:
-        """Takes a loaded model, and where to hear and to answer."""
-        self._lm, self._inbox, self._send = lm, inbox, send
+        """Takes a loaded model, and where to hear and to answer; `flush` follows whatever should not wait."""
+        self._lm, self._inbox, self._send, self._flush = lm, inbox, send, flush
         self._max_running, self._max_queued_tokens = max_running, max_queued_tokens
         self._batch = Batch(lm.checkpoint, most=max_running)
         self._waiting: list[Job] = []
         self._running: list[Job] = []
         self._beat_s = 0.0
+        # Opening a large datastore takes a while, for which nobody else's tokens need wait.
+        self._opener = ThreadPoolExecutor(1, "opener")
+        self._opening: list[tuple[Job, LoadDatastoreRequest, Future[Memory]]] = []
+        self._newer: Future[list[Callable[[], bool]]] | None = None
 
     def run(self) -> None:
         """Goes round until `Stop`."""
         while self._listen():
+            self._take_in()
             self._expire()
             self._admit()
+            self._flush()  # nobody's answer waits for the others' step
             self._step_batch()
             self._step_next()
             self._beat()
+            self._flush()
 
     def _listen(self) -> bool:
         """Takes what the front says; False for `Stop`. Sleeps where there is nothing to do."""
-        for message in self._inbox.take(wait_s=0.0 if self._running else HEARTBEAT_S):
+        idle_s = OPENING_S if self._opening else HEARTBEAT_S
+        for message in self._inbox.take(wait_s=0.0 if self._running else idle_s):
             if isinstance(message, Stop):
                 return False
             if isinstance(message, Cancel):
@@ -195,11 +218,35 @@ class Worker:
             elif isinstance(question, ScoreRequest):
                 job.steps = scored(job.ask, question, self._lm, self._send)
                 self._waiting.append(job)
+            elif isinstance(question, SearchRequest):
+                self._begin_search(job, question)
             elif isinstance(question, AppendToSessionRequest):
                 job.steps = appended(job.ask, question, self._lm, self._send)
                 self._waiting.append(job)
+            elif isinstance(question, LoadDatastoreRequest):
+                opening = self._opener.submit(Memory.open, question.path, self._lm.checkpoint, question.store or "")
+                self._opening.append((job, question, opening))
             else:
                 self._send(Result(job.ask.id, answer_to(self._lm, question, job.ask.owner)))
+
+    def _begin_search(self, job: Job, question: SearchRequest) -> None:
+        """Its first step at once; a text that takes more waits for its turn with the others."""
+        job.steps = searched(job.ask, question, self._lm, self._send)
+        with suppress(StopIteration):
+            next(job.steps)
+            self._waiting.append(job)
+
+    def _take_in(self) -> None:
+        """Takes into service what has been opened, in one step."""
+        for opened in [each for each in self._opening if each[2].done()]:
+            self._opening.remove(opened)
+            job, question, memory = opened
+            with self._answering(job):
+                self._send(Result(job.ask.id, self._lm.take_in(memory.result(), replace=question.replace)))
+        if self._newer is not None and self._newer.done():
+            for take in self._newer.result():
+                take()
+            self._newer = None
 
     def _check_queue(self, question: GenerateRequest) -> None:
         """A prompt has at most as many tokens as bytes, and mostly a third: that is near enough for a bound."""
@@ -262,7 +309,7 @@ class Worker:
             try:
                 if not generation.goes_alone:
                     job.member = self._batch.join(generation)
-                job.telling = Telling(job.ask, generation, self._send)
+                job.telling = Telling(job.ask, generation, self._send, lambda: len(self._running))
                 if generation.goes_alone:
                     job.steps = alone(generation, job.telling)
             except BaseException:
@@ -327,7 +374,8 @@ class Worker:
         now_s = time.monotonic()
         if now_s - self._beat_s >= HEARTBEAT_S:
             self._beat_s = now_s
-            self._lm.refresh()
+            if self._newer is None:
+                self._newer = self._opener.submit(self._lm.newer)
             self._lm.sessions.expire()
             self._send(Heartbeat(self._stats()))
 

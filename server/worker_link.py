@@ -13,12 +13,13 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from secrets import token_hex
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from memlm.api import Finished
 from memlm.errors import MemlmError, Overloaded, Unavailable
@@ -34,6 +35,7 @@ from memlm.server.messages import (
     Heartbeat,
     Loaded,
     NotLoaded,
+    Result,
     Stop,
     ToWorker,
 )
@@ -74,9 +76,9 @@ class Call:
 class WorkerLink:
     """The worker process, and the questions that it has not answered yet."""
 
-    def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
-        """Starts nothing yet."""
-        self._config, self._metrics = config, metrics
+    def __init__(self, config: ServerConfig, metrics: Metrics, stores: Callable[[], Mapping[str, Path]]) -> None:
+        """Starts nothing yet. `stores` tells what a worker that starts is to load."""
+        self._config, self._metrics, self._stores = config, metrics, stores
         self._calls: dict[str, Call] = {}
         self._ended_s: deque[float] = deque(maxlen=ENDS_KEPT)
         self._outgoing: Outgoing = queue.SimpleQueue()
@@ -123,14 +125,22 @@ class WorkerLink:
 
     @contextmanager
     def ask(
-        self, question: Question, time_left_s: float | None, *, caller: str = "", owner: str = ""
+        self,
+        question: Question,
+        time_left_s: float | None,
+        *,
+        id_: str = "",
+        caller: str = "",
+        owner: str = "",
+        ours: bool = False,
     ) -> Iterator[Call]:
-        """Asks. Leaving before the last answer has come tells the worker that nobody waits any more.
+        """Asks, under an id. Leaving before the last answer has come tells the worker that nobody waits any more.
 
-        Raises Overloaded at once where there is too much to do already, Unavailable while there is no worker.
+        Raises Overloaded at once where there is too much to do already, unless the question is the server's own;
+        Unavailable while there is no worker.
         """
-        self.check_room()
-        id_, call, now_s = token_hex(8), Call(), time.monotonic()
+        self.check_room(ours=ours)
+        id_, call, now_s = id_ or token_hex(8), Call(), time.monotonic()
         self._calls[id_] = call
         deadline_s = None if time_left_s is None else now_s + time_left_s
         self._outgoing.put(Ask(id_, question, now_s, deadline_s, caller, owner))
@@ -140,11 +150,20 @@ class WorkerLink:
             if self._calls.pop(id_, None) is not None:
                 self._outgoing.put(Cancel(id_))
 
-    def check_room(self) -> None:
+    async def answer(self, question: Question) -> Any:
+        """The answer to a question of the server's own. Raises its error."""
+        with self.ask(question, None, ours=True) as asked:
+            (answer,) = await asked.take()
+        if isinstance(answer, Result):
+            return answer.value
+        assert isinstance(answer, Failed)  # one answer is one of the two
+        raise answer.error
+
+    def check_room(self, *, ours: bool = False) -> None:
         """Raises Overloaded where there is too much to do already, Unavailable while there is no worker."""
         if not self._is_up:
             raise Unavailable("the inference worker is being started again; try again in a moment")
-        if self.num_open >= self._config.max_running + self._config.max_queued:
+        if not ours and self.num_open >= self._config.max_running + self._config.max_queued:
             wait_s = self._wait_s()
             raise Overloaded(
                 f"{self.num_open} requests are running or waiting, which is all that this server takes; try again in"
@@ -164,7 +183,8 @@ class WorkerLink:
         spawn, loop = multiprocessing.get_context("spawn"), asyncio.get_running_loop()
         ours, theirs = spawn.Pipe()
         self._loaded, self._gone, self._outgoing = loop.create_future(), asyncio.Event(), queue.SimpleQueue()
-        self._process = spawn.Process(target=_run_worker, args=(theirs, self._config), name="worker", daemon=True)
+        arguments = (theirs, self._config, dict(self._stores()))
+        self._process = spawn.Process(target=_run_worker, args=arguments, name="worker", daemon=True)
         self._process.start()
         theirs.close()
         threading.Thread(target=_write, args=(ours, self._outgoing), name="to worker", daemon=True).start()
@@ -196,12 +216,16 @@ class WorkerLink:
         with suppress(RuntimeError), pipe:
             try:
                 while True:
-                    loop.call_soon_threadsafe(self._hear, pipe.recv())
+                    loop.call_soon_threadsafe(self._hear, pipe.recv())  # all that a turn of its loop had to say
             except (EOFError, OSError):
                 loop.call_soon_threadsafe(self._lose)
 
-    def _hear(self, message: FromWorker) -> None:
+    def _hear(self, messages: Sequence[FromWorker]) -> None:
         self._beat_s = time.monotonic()
+        for message in messages:
+            self._hear_one(message)
+
+    def _hear_one(self, message: FromWorker) -> None:
         if isinstance(message, Heartbeat):
             self._metrics.take(message.stats)
         elif isinstance(message, Loaded):
@@ -245,8 +269,8 @@ def _write(pipe: Connection, outgoing: Outgoing) -> None:
             pipe.send(message)
 
 
-def _run_worker(pipe: Connection, config: ServerConfig) -> None:
+def _run_worker(pipe: Connection, config: ServerConfig, stores: Mapping[str, Path]) -> None:
     """What the worker's process runs. Only there is torch loaded."""
     from memlm.server.worker import run_worker
 
-    run_worker(pipe, config)
+    run_worker(pipe, config, stores)

@@ -1,0 +1,164 @@
+"""One job, and what is written down of it; and the documents that are uploaded for one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import time
+from dataclasses import dataclass, field, fields
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from memlm.errors import InternalError, InvalidInput, MemlmError, NotFound
+from memlm.index.durable import remove
+from memlm.index.manifest import sign
+from memlm.operations import JobReport, JobState, OperationInfo
+from memlm.questions import NewDocument
+from memlm.server.index_worker import Progressed
+from memlm.status import CODES
+
+PREFIX = "operations/"
+_ERRORS = {kind.__name__: kind for kind in CODES}
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One job. What is written down comes first; the rest is of the attempt that runs."""
+
+    id: str
+    owner: str
+    kind: str
+    store: str
+    path: str
+    request: dict[str, Any]
+    digest: str
+    request_id: str = ""
+    documents: str = ""
+    since: int = 0
+    state: str = JobState.QUEUED
+    created_s: float = field(default_factory=time.time)
+    started_s: float | None = None
+    ended_s: float | None = None
+    attempts: int = 0
+    deaths: int = 0
+    has_begun: bool = False
+    skipped: int = 0
+    report: dict[str, Any] | None = None
+    error: dict[str, str] | None = None
+
+    phase: str = field(default="", metadata={"kept": False})
+    done: int = field(default=0, metadata={"kept": False})
+    total: int = field(default=0, metadata={"kept": False})
+    phase_s: float = field(default=0.0, metadata={"kept": False})
+    phase_done: int = field(default=0, metadata={"kept": False})
+    not_before_s: float = field(default=0.0, metadata={"kept": False})
+    is_cancelled: bool = field(default=False, metadata={"kept": False})
+    process: SpawnProcess | None = field(default=None, metadata={"kept": False})
+    ended: asyncio.Event = field(default_factory=asyncio.Event, metadata={"kept": False})
+
+    @property
+    def name(self) -> str:
+        """What its owner knows it by."""
+        return PREFIX + self.id
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it waits or runs."""
+        return self.state in (JobState.QUEUED, JobState.RUNNING)
+
+    def encode(self) -> bytes:
+        """What is written down."""
+        return sign({each.name: getattr(self, each.name) for each in KEPT_FIELDS})
+
+    def hear(self, message: Progressed) -> None:
+        """Takes in how far it is."""
+        if message.phase != self.phase:
+            self.phase, self.phase_s, self.phase_done = message.phase, time.monotonic(), message.done
+        self.done, self.total = message.done, message.total
+
+    def info(self) -> OperationInfo:
+        """What its owner is told."""
+        passed_s = time.monotonic() - self.phase_s
+        per_s = (self.done - self.phase_done) / passed_s if self.phase and passed_s > 0 else 0.0
+        runs = self.state == JobState.RUNNING
+        return OperationInfo(
+            name=self.name,
+            kind=self.kind,
+            store=self.store,
+            state=JobState(self.state),
+            phase=self.phase,
+            done=self.done,
+            total=self.total,
+            per_s=per_s if runs else 0.0,
+            left_s=max(0, self.total - self.done) / per_s if runs and per_s > 0 and self.total else None,
+            created_s=self.created_s,
+            started_s=self.started_s,
+            ended_s=self.ended_s,
+            attempts=self.attempts,
+            skipped=self.skipped,
+            report=None if self.report is None else JobReport(**self.report),
+            error=None if self.error is None else _error_of(self.error),
+        )
+
+
+KEPT_FIELDS = tuple(each for each in fields(Job) if each.metadata.get("kept", True))
+
+
+class Upload:
+    """Documents that are being sent, on their way to a file of JSON Lines. What is not kept is removed."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        """Begins a file in a folder, of at most `limit` bytes."""
+        self.path = folder / f"{token_hex(8)}.jsonl"
+        self.num_documents, self.num_bytes, self.is_kept = 0, 0, False
+        self._limit, self._digest, self._ids = limit, hashlib.sha256(), set[str]()
+        self._file = self.path.open("wb")
+
+    def add(self, documents: tuple[NewDocument, ...]) -> None:
+        """Some more. Raises InvalidInput for an id that came before, and beyond the limit."""
+        for document in documents:
+            if document.id in self._ids:
+                raise InvalidInput(f"document {document.id!r} came twice; send each once", field="documents.id")
+            self._ids.add(document.id)
+            told = {**document.metadata, "id": document.id, "title": document.title, "text": document.text}
+            line = json.dumps(told, ensure_ascii=False).encode() + b"\n"
+            self.num_documents += 1
+            self.num_bytes += len(line)
+            if self.num_bytes > self._limit:
+                raise InvalidInput(
+                    f"more than {self._limit:,} bytes in one upload; add in several calls", field="documents"
+                )
+            self._digest.update(line)
+            self._file.write(line)
+
+    def finish(self) -> None:
+        """Makes it last. Raises InvalidInput where nothing came."""
+        if not self.num_documents:
+            raise InvalidInput("no document was sent; send at least one", field="documents")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    @property
+    def digest(self) -> str:
+        """Of all that came."""
+        return self._digest.hexdigest()
+
+    def __enter__(self) -> Upload:
+        """Removes what is not kept at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Removes what is not kept."""
+        self._file.close()
+        if not self.is_kept:
+            remove(self.path)
+
+
+def _error_of(said: dict[str, str]) -> MemlmError:
+    kind, message = _ERRORS.get(said["kind"], InternalError), said["message"]
+    return NotFound(message, kind="", name="") if kind is NotFound else kind(message)

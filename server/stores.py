@@ -1,0 +1,116 @@
+"""Which datastores are in service, and under which names: those the server was started with, and those it built.
+
+What was built is kept in the folder for datastores, a folder each; `stores.json` there says which of them counts under
+which name. It is written whole, so that one datastore takes the place of another in one step, and a restart serves the
+same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from memlm.corpus import lies_under
+from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound, PermissionDenied
+from memlm.index.durable import remove, write_whole
+from memlm.index.manifest import sign, signed
+
+NAMES = "stores.json"
+
+log = logging.getLogger("memlm.server")
+
+
+class Stores:
+    """Names and folders. Only the front changes them."""
+
+    def __init__(self, given: Sequence[Path], folder: Path | None) -> None:
+        """Raises InvalidInput where two have one name, Corrupt for a damaged list."""
+        self.folder = folder
+        self._given = {path.resolve().name: path for path in given}
+        if len(self._given) < len(given):
+            raise InvalidInput("two datastores have the same name; rename the folder of one", field="stores")
+        self._built = {} if folder is None else _read(folder / NAMES)
+        self._loaded: dict[str, Path] = {}
+        if twice := sorted(set(self._given) & set(self._built)):
+            raise InvalidInput(
+                f"{', '.join(twice)} was given and is in {folder} too; rename one folder, or leave it out",
+                field="stores",
+            )
+        self._loaded = {**self._given, **self._built}
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """What is to be loaded, by name."""
+        return dict(self._loaded)
+
+    def path_of(self, name: str | None) -> tuple[str, Path]:
+        """The name and folder of one that is in service; of no name, the only one.
+
+        Raises NotFound for a name that is not, InvalidInput where there is not just one to choose.
+        """
+        names = ", ".join(self._loaded) or "none"
+        if name is None and len(self._loaded) != 1:
+            raise InvalidInput(
+                f"store was left out, but not just one datastore is loaded; loaded: {names}", field="store"
+            )
+        name = next(iter(self._loaded)) if name is None else name
+        if name not in self._loaded:
+            raise NotFound(f"no datastore {name!r} is loaded; loaded: {names}", kind="datastore", name=name)
+        return name, self._loaded[name]
+
+    def permitted(self, path: str) -> Path:
+        """A path that may be taken into service. Raises PermissionDenied for any other."""
+        roots = [*self._given.values(), *([] if self.folder is None else [self.folder])]
+        if not lies_under(Path(path), roots):
+            raise PermissionDenied(f"{path} is none of the datastores that this server was started with, or built")
+        return Path(path)
+
+    def put(self, name: str, path: Path) -> None:
+        """One more in service, or one in another's place; kept over a restart where it lies in the own folder.
+
+        Raises Incompatible where the server is started with one of that name: which one counted then?
+        """
+        self.check_put(name, path)
+        self._loaded[name] = path
+        if self.folder is not None and lies_under(path, [self.folder]):
+            self._built[name] = path
+            self._write()
+
+    def check_put(self, name: str, path: Path) -> None:
+        """Raises what `put` would raise."""
+        if name in self._given and path != self._given[name]:
+            raise Incompatible(
+                f"the server was started with a datastore {name!r} (--store) and cannot replace it; choose another name"
+            )
+
+    def take_out(self, name: str) -> None:
+        """One less in service, also after a restart, unless the server is started with it again."""
+        self._loaded.pop(name, None)
+        if self._built.pop(name, None):
+            self._write()
+
+    def discard(self, path: Path) -> None:
+        """Removes the files of one that was built here and is in service under no name."""
+        if self.folder is not None and lies_under(path, [self.folder]) and path not in self._loaded.values():
+            remove(path)
+
+    def _write(self) -> None:
+        assert self.folder is not None  # something was built
+        home = self.folder.resolve()
+        body = {name: path.resolve().relative_to(home).as_posix() for name, path in self._built.items()}
+        write_whole(self.folder / NAMES, sign({"stores": body}))
+
+
+def _read(path: Path) -> dict[str, Path]:
+    if not path.exists():
+        return {}
+    try:
+        body = signed(path.read_bytes())["stores"]
+    except (OSError, ValueError) as error:
+        raise Corrupt(f"{path} {error}; restore it from a backup, or remove it and load the datastores anew") from error
+    there = {name: path.parent / folder for name, folder in body.items()}
+    for name, folder in there.items():
+        if not folder.is_dir():
+            log.error("the datastore %s has gone from %s; the server goes on without it", name, folder)
+    return {name: folder for name, folder in there.items() if folder.is_dir()}
