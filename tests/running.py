@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -45,7 +51,9 @@ class RunningServer:
 
     @property
     def worker_pid(self) -> int:
-        (pid,) = [pid for pid in children_of(self.process.pid) if "spawn_main" in command_of(pid)]
+        """The inference worker; index workers give way to all others."""
+        spawned = [pid for pid in children_of(self.process.pid) if "spawn_main" in command_of(pid)]
+        (pid,) = [pid for pid in spawned if os.sched_getscheduler(pid) != os.SCHED_IDLE]
         return pid
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
@@ -65,6 +73,73 @@ class RunningServer:
         assert "Traceback" not in self.said, self.said
 
 
+class Wire:
+    """A way to a server that can be cut."""
+
+    def __init__(self, target: str) -> None:
+        host, port = target.split(":")
+        self._target, self._open = (host, int(port)), list[socket.socket]()
+        self._carriers = list[threading.Thread]()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.is_cut = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def cut(self) -> None:
+        """Breaks what is open; what comes next finds nobody until `mend`."""
+        self.is_cut = True
+        for each in self._open:
+            with suppress(OSError):  # gone already
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._carriers:
+            thread.join()
+        self._open.clear()
+
+    def mend(self) -> None:
+        self.is_cut = False
+
+    def close(self) -> None:
+        self.cut()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                here, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.is_cut:
+                here.close()
+                continue
+            there = socket.create_connection(self._target)
+            self._open += [here, there]
+            self._carriers.append(threading.Thread(target=self._carry, args=(here, there), daemon=True))
+            self._carriers[-1].start()
+
+    def _carry(self, here: socket.socket, there: socket.socket) -> None:
+        with here, there, suppress(OSError, ValueError):
+            while True:
+                for ready in select.select([here, there], [], [])[0]:
+                    if not (data := ready.recv(1 << 16)):
+                        return
+                    (there if ready is here else here).sendall(data)
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def figures_at(port: int) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
+        text = reply.read().decode()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in re.findall(r"^memlm.*$", text, re.M)}
+
+
 def wait_until(holds: Callable[[], object], timeout_s: float) -> None:
     """Fails where it does not come to hold in time."""
     deadline_s = time.monotonic() + timeout_s
@@ -74,10 +149,13 @@ def wait_until(holds: Callable[[], object], timeout_s: float) -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+    """In the order in which they were started; each belongs to the thread that started it."""
+    found = list[int]()
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for thread in list(Path(f"/proc/{pid}/task").iterdir()):
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+                found += map(int, (thread / "children").read_text().split())
+    return sorted(found)
 
 
 def command_of(pid: int) -> str:
@@ -93,6 +171,12 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Memory of a process that no file stands behind."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
 def cpu_seconds(pid: int) -> float:

@@ -8,21 +8,26 @@ import time
 from typing import Any
 
 import pytest
+from google.longrunning import operations_pb2
 
-from memlm.async_client import AsyncClient, AsyncDatastores, AsyncSession
-from memlm.client import Client, Datastores
+from memlm.async_client import AsyncClient, AsyncSession
+from memlm.client import Client
 from memlm.connection import RETRIED, rpcs_of
+from memlm.datastores import AsyncDatastores, AsyncOperation, AsyncOperations, Datastores, Operations
 from memlm.errors import InvalidInput, Unavailable
+from memlm.operations import Operation
 from memlm.session import Session
 from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
 
 SERVICES = [
     service
-    for file in (generation_pb2, datastores_pb2, sessions_pb2)
+    for file in (generation_pb2, datastores_pb2, sessions_pb2, operations_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
 ]
 METHOD_OF = {
     "Generate": "generate",
+    "ResumeGeneration": "generate",  # by itself, where a stream breaks
+    "CancelGeneration": "generate",  # by closing its stream
     "Score": "score",
     "Tokenize": "tokenize",
     "Detokenize": "detokenize",
@@ -37,8 +42,33 @@ METHOD_OF = {
     "ListSessions": "list_sessions",
     "ForkSession": "fork_session",
     "DeleteSession": "delete_session",
+    "GetDatastore": "get",
+    "BuildDatastore": "build",
+    "AddDocuments": "add",
+    "CompactDatastore": "compact",
+    "LoadDatastore": "load",
+    "UnloadDatastore": "unload",
+    "GetOperation": "get",
+    "ListOperations": "list",
+    "WaitOperation": "wait",
+    "CancelOperation": "cancel",
+    "DeleteOperation": "delete",
 }
-NEVER_TWICE = {"Generate", "DeleteDocuments", "CreateSession", "AppendToSession", "ForkSession", "DeleteSession"}
+NEVER_TWICE = {
+    *(
+        "Generate",
+        "ResumeGeneration",
+        "CancelGeneration",
+        "DeleteDocuments",
+        "CreateSession",
+        "AppendToSession",
+        "ForkSession",
+        "DeleteSession",
+    ),
+    *("BuildDatastore", "AddDocuments", "CompactDatastore", "LoadDatastore", "UnloadDatastore"),
+    *("CancelOperation", "DeleteOperation"),
+}
+FACES = {"Datastores": Datastores, "Operations": Operations}
 
 
 def methods_of(face: type) -> dict[str, Any]:
@@ -53,7 +83,14 @@ def test_importing_the_client_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("face", "awaited"), [(Client, AsyncClient), (Datastores, AsyncDatastores), (Session, AsyncSession)]
+    ("face", "awaited"),
+    [
+        (Client, AsyncClient),
+        (Datastores, AsyncDatastores),
+        (Operations, AsyncOperations),
+        (Operation, AsyncOperation),
+        (Session, AsyncSession),
+    ],
 )
 def test_both_clients_have_the_same_methods(face: type, awaited: type) -> None:
     """Name for name and parameter for parameter; what they return differs only by being awaited."""
@@ -64,13 +101,13 @@ def test_both_clients_have_the_same_methods(face: type, awaited: type) -> None:
         for mine, other in zip(here[name].parameters.values(), there[name].parameters.values(), strict=True):
             assert (mine.kind, mine.default, mine.annotation) == (other.kind, other.default, other.annotation), name
         returned = here[name].return_annotation
-        expected = f"Async{returned}" if returned in ("TokenStream", "Session") else returned
+        expected = f"Async{returned}" if returned in ("TokenStream", "Session", "Operation") else returned
         assert there[name].return_annotation == expected, name
 
 
 def test_every_call_has_a_method_with_a_time_limit() -> None:
-    methods = methods_of(Client) | methods_of(Datastores)
     for service in SERVICES:
+        methods = methods_of(Client) | methods_of(FACES.get(service.name, Client))
         for rpc in service.methods:
             assert "timeout_s" in methods[METHOD_OF[rpc.name]].parameters
     assert len(rpcs_of(Client("localhost:1")._channel)) == len(METHOD_OF)

@@ -1,5 +1,6 @@
 """Nothing is lost or invented on the wire: requests, answers and errors come out as they went in."""
 
+import dataclasses
 import math
 from dataclasses import fields
 
@@ -9,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memlm import api, errors, questions, wire
-from memlm.errors import InternalError, InvalidInput, MemlmError, NotFound, Overloaded
+from memlm.errors import Incompatible, InternalError, InvalidInput, MemlmError, NotFound, Overloaded
+from memlm.operations import JobReport, JobState, OperationInfo, OperationPage
 from memlm.status import CODES, MAX_MESSAGE_BYTES, error_of, trailer_of
 from memlm.v1 import generation_pb2
 
@@ -53,8 +55,18 @@ generate = st.builds(
     sampling=sampling,
     memory=memory | st.builds(api.MemoryParams, stores=stores),
     session=maybe(text),
+    resume_s=maybe(st.floats(1e-3, api.MAX_RESUME_S)),
     neighbors=st.integers(0, api.MAX_NEIGHBOURS),
     top_logprobs=st.integers(0, api.MAX_TOP_LOGPROBS),
+)
+store_name = st.from_regex(questions.STORE_NAME, fullmatch=True)
+share = st.floats(1e-6, 1, exclude_max=True)
+document = st.builds(
+    questions.NewDocument,
+    text.filter(bool),
+    text.filter(lambda said: said.strip() and "\0" not in said),
+    text,
+    st.dictionaries(text, st.integers() | text, max_size=2),
 )
 requests = st.one_of(
     generate,
@@ -73,6 +85,35 @@ requests = st.one_of(
     st.builds(
         questions.SearchRequest, text, maybe(text), st.integers(1, api.MAX_NEIGHBOURS), maybe(st.integers(1, 2**31 - 1))
     ),
+    st.builds(questions.ResumeGenerationRequest, text, int32),
+    st.builds(questions.CancelGenerationRequest, text),
+    st.builds(questions.GetDatastoreRequest, maybe(text)),
+    st.builds(
+        questions.BuildDatastoreRequest,
+        store=store_name,
+        corpus=st.lists(text, min_size=1, max_size=3).map(tuple),
+        glob=maybe(text),
+        index=maybe(text),
+        target=maybe(share),
+        max_memory=maybe(st.integers(1, 2**60)),
+        drop_keys=st.booleans(),
+        prune=maybe(share),
+        stride=maybe(st.integers(1, 2**30)),
+        seed=maybe(st.integers(0, 2**31 - 2)),
+        replace=st.booleans(),
+        request_id=text,
+    ),
+    st.builds(
+        questions.AddDocumentsRequest, maybe(text), st.booleans(), text, st.lists(document, max_size=2).map(tuple)
+    ),
+    st.builds(questions.CompactDatastoreRequest, maybe(text), text),
+    st.builds(questions.LoadDatastoreRequest, text, maybe(store_name), st.booleans()),
+    st.builds(questions.UnloadDatastoreRequest, text),
+    st.builds(questions.GetOperationRequest, text),
+    st.builds(questions.ListOperationsRequest, st.integers(0, 2**31 - 1), text),
+    st.builds(questions.WaitOperationRequest, text, st.integers(0, 10**6).map(lambda ms: ms / 1000)),
+    st.builds(questions.CancelOperationRequest, text),
+    st.builds(questions.DeleteOperationRequest, text),
     st.builds(questions.DeleteDocumentsRequest, st.lists(text, min_size=1, max_size=5).map(tuple), maybe(text)),
 )
 
@@ -125,6 +166,45 @@ model_info = st.builds(api.ModelInfo, text, int32, int32, int32, int32, int32, t
 delete_report = st.builds(api.DeleteReport, text, int32, int32, int32)
 
 
+time_s = st.floats(0, 1e10)
+operation_info = (
+    st.builds(
+        OperationInfo,
+        name=text,
+        kind=text,
+        store=text,
+        state=st.sampled_from(JobState),
+        phase=text,
+        done=int32,
+        total=int32,
+        per_s=time_s,
+        left_s=maybe(time_s),
+        created_s=time_s,
+        started_s=maybe(time_s),
+        ended_s=maybe(time_s),
+        attempts=int32,
+        skipped=int32,
+    )
+    | st.builds(
+        OperationInfo,
+        name=text,
+        kind=text,
+        store=text,
+        state=st.just(JobState.DONE),
+        report=maybe(st.builds(JobReport, text, int32, int32, int32, text, time_s, time_s)),
+        error=st.none(),
+    )
+    | st.builds(
+        OperationInfo,
+        name=text,
+        kind=text,
+        store=text,
+        state=st.just(JobState.FAILED),
+        error=st.builds(Incompatible, text) | st.builds(InvalidInput, text),
+    )
+)
+
+
 def over_the_wire(question: questions.Question, answer: object) -> object:
     reply = wire.answer_to_wire(question, answer)
     return wire.answer_from_wire(type(reply).FromString(reply.SerializeToString()))
@@ -155,6 +235,17 @@ def test_other_answers_come_out_as_they_went_in(
     assert over_the_wire(questions.GetModelRequest(), model) == model
     assert over_the_wire(questions.DeleteDocumentsRequest(("a",)), deleted) == deleted
     assert over_the_wire(questions.SearchRequest("text"), found) == found
+
+
+@given(operation_info, st.text("abc", max_size=3))
+def test_an_operation_comes_out_as_it_went_in(info: OperationInfo, token: str) -> None:
+    told = over_the_wire(questions.GetOperationRequest("x"), info)
+    assert (type(told.error), str(told.error)) == (type(info.error), str(info.error))
+    assert dataclasses.replace(told, error=None) == dataclasses.replace(info, error=None)
+    if info.error is None:
+        page = OperationPage((info, info), token)
+        assert over_the_wire(questions.ListOperationsRequest(), page) == page
+    assert over_the_wire(questions.DeleteOperationRequest("x"), None) is None
 
 
 @given(st.lists(int32, max_size=5), text)

@@ -1,28 +1,13 @@
 """What Prometheus is told, after calls that went well and calls that did not."""
 
-import re
-import socket
-import urllib.request
 from pathlib import Path
 
 import pytest
-from running import RunningServer, wait_until
+from running import RunningServer, figures_at, free_port, wait_until
 
 from memlm.client import Client
 from memlm.errors import InvalidInput
 from memlm.index.datastore import Datastore
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
-def figures_at(port: int) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
-        text = reply.read().decode()
-    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in re.findall(r"^memlm.*$", text, re.M)}
 
 
 def test_calls_tokens_sessions_and_the_heartbeat_are_counted(

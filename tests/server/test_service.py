@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -264,3 +266,29 @@ def test_reflection_lists_the_services(channel: grpc.Channel) -> None:
 
 def test_the_stream_is_the_librarys_own(client: Client) -> None:
     assert type(client.generate(PROMPT, max_tokens=1)) is TokenStream
+
+
+def test_a_client_goes_on_after_a_fork(server: RunningServer) -> None:
+    """In the child and in the parent, each over its own connection."""
+    code = f"""
+import multiprocessing as mp
+from memlm import Client
+def ask(client, told):
+    told.put((client.tokenize("the memory"), len(list(client.generate("a", max_tokens=3, temperature=0)))))
+with Client({server.address!r}, timeout_s=20) as client:
+    client.tokenize("the memory")
+    fork = mp.get_context("fork")
+    told = fork.Queue()
+    children = [fork.Process(target=ask, args=(client, told)) for _ in range(2)]
+    for child in children:
+        child.start()
+    answers = [told.get(timeout=30) for _ in children]
+    for child in children:
+        child.join(10)
+    ask(client, told)
+    answers.append(told.get(timeout=10))
+    assert answers == [answers[0]] * 3, answers
+    assert [child.exitcode for child in children] == [0, 0]
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr

@@ -77,6 +77,7 @@ def test_tokens_that_come_fast_are_told_together(lm: LanguageModel, monkeypatch:
 
 def test_the_running_take_turns(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "COALESCE_S", 0.0)
+    monkeypatch.setattr(answers, "MESSAGES_PER_S", float("inf"))
     told = Script([generate("a"), generate("b")], 6).play(lm)
     tokens = [message.id for message in told if isinstance(message.events[0], tuple)]
     assert tokens == ["a", "b"] * 5
@@ -147,7 +148,7 @@ def test_a_question_that_fails_harms_no_other(lm: LanguageModel, monkeypatch: py
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(lm, "search", fail)
+    monkeypatch.setattr(lm, "search_steps", fail)
     told = Script([ask("bug", SearchRequest("a"))], [generate("a"), ask("text", ScoreRequest(""))], 6).play(lm)
     failed = {message.id: message.error for message in told if isinstance(message, Failed)}
     assert isinstance(failed["bug"], InternalError)

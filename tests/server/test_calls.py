@@ -1,0 +1,123 @@
+"""What an operator learns of each call: a line under its id, and a span; nothing that people wrote unless asked for."""
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from running import RunningServer, wait_until
+
+from memlm.client import Client
+from memlm.errors import InvalidInput, NotFound
+from memlm.server.calls import Call
+from memlm.server.config import ServerConfig
+from memlm.server.logs import JsonLines
+from memlm.server.tracing import Tracer
+
+PROMPT = "the memory of nobody"
+
+
+def lines_of(server: RunningServer) -> list[dict]:
+    """The lines that are JSON: only what was said before the log was set up is not."""
+    return [json.loads(line) for line in server.said.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("prompts", [False, True])
+def test_each_call_is_a_line_under_its_id(
+    model_folder: Path, store_folder: Path, tmp_path: Path, prompts: bool
+) -> None:
+    options = ("--threads", "1", "--log-format", "json", *(["--log-prompts"] if prompts else []))
+    with RunningServer(tmp_path / "log", model_folder, store_folder, options=options) as server:
+        with Client(server.address) as client:
+            with client.generate(PROMPT, max_tokens=3, temperature=0) as stream:
+                tokens = list(stream)
+            with pytest.raises(NotFound):
+                client.search("nowhere", "a secret text")
+            with client.generate("given up", temperature=0) as early:
+                next(early)
+        wait_until(lambda: len([line for line in lines_of(server) if "call" in line]) >= 3, 10)
+        told = {(line["call"], line["code"]): line for line in lines_of(server) if "call" in line}
+    generated, failed = told["Generate", "OK"], told["Search", "NOT_FOUND"]
+    assert generated["id"] == stream.accepted.request_id
+    assert (generated["generated_tokens"], generated["reason"]) == (len(tokens), "length")
+    assert (generated["searches"], generated["caller"], generated["level"]) == (len(tokens), "", "info")
+    assert generated["ms"] >= generated["prefill_ms"] + generated["decode_ms"] > 0
+    assert "nowhere" in failed["error"]
+    assert generated.get("prompt") == (PROMPT if prompts else None)
+    assert (PROMPT in server.said) == prompts
+    assert "a secret text" not in server.said
+
+
+def test_a_line_stays_one_line_whatever_is_in_it() -> None:
+    record = logging.makeLogRecord(
+        {"name": "n", "levelno": 20, "levelname": "INFO", "msg": "a\nb %s", "args": ("c\n",)}
+    )
+    record.fields = {"x": "y\nz"}
+    said = JsonLines().format(record)
+    assert "\n" not in said
+    assert json.loads(said) | {"message": "a\nb c\n", "x": "y\nz", "level": "info", "logger": "n"} == json.loads(said)
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Takes spans, as a collector does."""
+
+    def __init__(self) -> None:
+        self.spans: dict[str, list] = {}
+        self.lock = threading.Lock()
+
+    def Export(self, request, context):
+        with self.lock:
+            for resource in request.resource_spans:
+                for scope in resource.scope_spans:
+                    for span in scope.spans:
+                        self.spans.setdefault(span.name, []).append(span)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[Collector, str]]:
+    server, collector = grpc.server(futures.ThreadPoolExecutor(2)), Collector()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield collector, f"http://127.0.0.1:{port}"
+    server.stop(None)
+
+
+def test_a_call_is_a_span_of_its_callers_trace(collector, model_folder: Path, tmp_path: Path) -> None:
+    taken, endpoint = collector
+    trace, above = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    options = ("--threads", "1", "--otlp", endpoint)
+    with RunningServer(tmp_path / "log", model_folder, options=options) as server, Client(server.address) as client:
+        client._metadata = (("traceparent", f"00-{trace}-{above}-01"),)
+        with client.generate(PROMPT, max_tokens=3, temperature=0) as stream:
+            list(stream)
+        with pytest.raises(NotFound):
+            client.search("nowhere", "a")
+    (span,), (failed,) = taken.spans["Generate"], taken.spans["Search"]
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (trace, above)
+    told = {each.key: each.value for each in span.attributes}
+    assert told["memlm.request_id"].string_value == stream.accepted.request_id
+    assert told["memlm.generated_tokens"].int_value == 3
+    assert "memlm.prompt" not in told
+    assert {each.key: each.value.string_value for each in failed.attributes}["rpc.grpc.status_code"] == "NOT_FOUND"
+    for phase in ("queue", "prefill", "decode"):
+        (part,) = taken.spans[phase]
+        assert (part.trace_id, part.parent_span_id) == (span.trace_id, span.span_id)
+        assert span.start_time_unix_nano <= part.start_time_unix_nano <= part.end_time_unix_nano
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(InvalidInput, match=r"pip install 'memlm\[otel\]'"):
+        Tracer("http://127.0.0.1:1")
+    with pytest.raises(InvalidInput, match="http://HOST:PORT"):
+        ServerConfig(Path("model"), otlp="127.0.0.1:4317")
+    with pytest.raises(InvalidInput, match="text or json"):
+        ServerConfig(Path("model"), log_format="xml")
+    assert Call("Generate").id != Call("Generate").id

@@ -1,0 +1,497 @@
+"""Long work behind the service: it survives, it can be stopped, and what is served goes on being served."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import pytest
+from google.longrunning import operations_pb2
+from google.longrunning.operations_grpc_pb2 import OperationsStub
+from running import RunningServer, alike, children_of, command_of, wait_until
+from texts import make_text
+from typer.testing import CliRunner
+
+from memlm.async_client import AsyncClient
+from memlm.build import build_index
+from memlm.cli.app import app
+from memlm.client import Client
+from memlm.corpus import Corpus
+from memlm.errors import (
+    AlreadyExists,
+    Cancelled,
+    Incompatible,
+    InvalidInput,
+    Locked,
+    MemlmError,
+    NotFound,
+    PermissionDenied,
+    Unavailable,
+)
+from memlm.index.datastore import Datastore
+from memlm.index.lock import writing
+from memlm.index.manifest import sign, signed
+from memlm.language_model import LanguageModel
+from memlm.operations import JobState, Operation
+from memlm.questions import NewDocument
+
+NEW = [NewDocument(f"new-{n}", make_text(100 + n, 60), metadata={"number": n}) for n in range(3)]
+
+
+class Place:
+    """A folder for datastores, a corpus that may be read, and servers over them, one after another."""
+
+    def __init__(self, folder: Path, model: Path, corpus: Path) -> None:
+        self.folder, self.model, self.corpus = folder, model, corpus
+        self.stores = folder / "stores"
+        self.count = 0
+
+    def serve(self, *stores: Path, options: tuple[str, ...] = ()) -> RunningServer:
+        self.count += 1
+        own = ("--threads", "1", "--store-dir", str(self.stores), "--corpus-root", str(self.corpus))
+        return RunningServer(self.folder / f"log-{self.count}", self.model, *stores, options=(*own, *options))
+
+    def left(self, name: str) -> list[str]:
+        """Folders of that datastore, one at most of which is in service."""
+        return sorted(path.name for path in self.stores.glob(f"{name}-*"))
+
+
+@pytest.fixture
+def place(tmp_path: Path, model_folder: Path, corpus_folder: Path) -> Place:
+    """One of its own, for what starts and stops servers."""
+    return Place(tmp_path, model_folder, corpus_folder)
+
+
+@pytest.fixture(scope="module")
+def shared(
+    tmp_path_factory: pytest.TempPathFactory, model_folder: Path, corpus_folder: Path
+) -> Iterator[tuple[Place, RunningServer]]:
+    place = Place(tmp_path_factory.mktemp("jobs"), model_folder, corpus_folder)
+    with place.serve() as server:
+        yield place, server
+
+
+@pytest.fixture
+def served(shared: tuple[Place, RunningServer]) -> Iterator[tuple[Place, RunningServer, Client]]:
+    """For what needs a server that goes on; whatever is left in service is taken out afterwards."""
+    place, server = shared
+    with Client(server.address) as client:
+        yield place, server, client
+        for store in client.datastores.list():
+            client.datastores.unload(store.name)
+
+
+def index_workers_of(server: RunningServer) -> list[int]:
+    """The processes of a server that are no inference worker: it is the oldest, where it never died."""
+    spawned = [pid for pid in children_of(server.process.pid) if "spawn_main" in command_of(pid)]
+    return spawned[1:]
+
+
+def halted(server: RunningServer, job: Operation) -> int:
+    """Stops a job's process in its midst; gives its number."""
+    wait_until(lambda: index_workers_of(server), 20)
+    (pid,) = index_workers_of(server)
+    wait_until(lambda: job.progress().phase or job.progress().has_ended, 30)
+    os.kill(pid, signal.SIGSTOP)
+    assert not job.progress().has_ended
+    return pid
+
+
+def loaded_by(client: Client) -> list[str]:
+    """Names of what is in service; nothing while there is no worker."""
+    with suppress(Unavailable):
+        return [store.name for store in client.datastores.list()]
+    return []
+
+
+def large(folder: Path, documents: int = 120) -> Path:
+    """A corpus that takes a while."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "large.jsonl").open("w") as file:
+        for number in range(documents):
+            file.write(json.dumps({"id": f"large-{number}", "text": make_text(number, 400)}) + "\n")
+    return folder
+
+
+def test_a_datastore_is_built_served_extended_and_compacted(served, lm: LanguageModel) -> None:
+    place, _, client = served
+    job = client.datastores.build("docs", str(place.corpus), request_id="first")
+    report = job.result(60)
+    info = job.progress()
+    assert (info.state, info.kind, info.store, info.attempts) == (JobState.DONE, "build", "docs", 1)
+    assert info.created_s <= info.started_s <= info.ended_s
+    assert (report.num_entries, report.num_documents) == (lm.stores[0].num_entries, lm.stores[0].num_documents)
+    assert client.datastores.get("docs").num_entries == report.num_entries
+    text = "the memory of a"
+    found = [(n.document_id, n.token_offset) for n in client.search("docs", text, k=5)]
+    assert found == [(n.document_id, n.token_offset) for n in lm.search(text, k=5)]
+    assert alike(client.generate(text, temperature=0, max_tokens=5), lm.generate(text, temperature=0, max_tokens=5))
+
+    added = client.datastores.add("docs", NEW).result(60)
+    assert added.num_documents == report.num_documents + len(NEW)
+    found = client.search("docs", NEW[1].text[:60], k=64)
+    assert ("new-1", {"number": 1}) in [(n.document_id, n.metadata) for n in found]
+    with pytest.raises(AlreadyExists, match="new-0"):
+        client.datastores.add("docs", NEW[:1]).result(60)
+    again = client.datastores.add("docs", NEW[:1], replace=True).result(60)
+    assert again.num_documents == added.num_documents
+    client.datastores.delete_documents("docs", ["doc-0.txt"])
+    compacted = client.datastores.compact("docs").result(60)
+    assert compacted.num_documents == added.num_documents - 1
+    assert client.datastores.get().num_deleted_documents == 0
+    with Datastore.open(client.datastores.get("docs").path) as store:
+        assert store.verify() == []
+        assert len(store.segments) == 1
+    assert Path(client.datastores.get("docs").path).name in place.left("docs")
+    assert [info.kind for info in client.operations.list()][:5] == ["compact", "add", "add", "add", "build"]
+    assert [info.state for info in client.operations.list()][:5].count(JobState.FAILED) == 1
+    client.operations.delete(job.name)
+    with pytest.raises(NotFound, match="no operation"):
+        job.progress()
+
+
+def test_who_finds_the_datastore_being_written_to_waits(served) -> None:
+    place, _, client = served
+    client.datastores.build("docs", str(place.corpus)).result(60)
+    with writing(Path(client.datastores.get("docs").path)):
+        job = client.datastores.add("docs", NEW)
+        wait_until(lambda: job.progress().phase == "wait for another writer", 30)
+        with pytest.raises(Locked):
+            client.datastores.delete_documents("docs", ["doc-0.txt"])
+    assert job.result(60).num_documents == 11
+
+
+def test_a_request_id_means_one_operation(served) -> None:
+    place, _, client = served
+    first = client.datastores.build("docs", str(place.corpus), request_id="mine")
+    assert client.datastores.build("docs", str(place.corpus), request_id="mine").name == first.name
+    with pytest.raises(AlreadyExists, match="another request"):
+        client.datastores.build("other", str(place.corpus), request_id="mine")
+    with pytest.raises(AlreadyExists, match="'docs' already"):
+        client.datastores.build("docs", str(place.corpus))
+    first.result(60)
+    added = client.datastores.add("docs", NEW, request_id="added")
+    assert client.datastores.add("docs", NEW, request_id="added").name == added.name
+    with pytest.raises(AlreadyExists, match="another request"):
+        client.datastores.add("docs", NEW[1:], request_id="added")
+    added.result(60)
+    assert client.datastores.build("docs", str(place.corpus), request_id="mine").result(5) == first.result(5)
+    assert not list((place.stores / "jobs").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("kind", ["build", "add", "compact"])
+def test_a_cancelled_job_leaves_things_as_they_were(served, kind: str, tmp_path: Path) -> None:
+    place, server, client = served
+    client.datastores.build("docs", str(place.corpus)).result(60)
+    client.datastores.add("docs", NEW).result(60)
+    before, left = client.datastores.get("docs"), place.left("docs")
+    job = {
+        "build": lambda: client.datastores.build("docs", str(place.corpus), replace=True),
+        "add": lambda: client.datastores.add("docs", Corpus([large(tmp_path / "more")])),
+        "compact": lambda: client.datastores.compact("docs"),
+    }[kind]()
+    pid = halted(server, job)
+    job.cancel()
+    with pytest.raises(Cancelled, match=r"operations/.* was cancelled; 'docs' is as it was before"):
+        job.result(10)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10)
+    assert client.datastores.get("docs") == before
+    assert place.left("docs") == left
+    with Datastore.open(before.path) as store:
+        assert store.verify() == []
+    assert not list((place.stores / "jobs").glob("*.jsonl"))
+    assert client.datastores.compact("docs").result(60).num_documents == before.num_documents
+    job.cancel()  # nothing more to stop
+
+
+def test_a_waiting_job_can_be_cancelled_and_waits_its_turn(served) -> None:
+    place, server, client = served
+    first = client.datastores.build("one", str(place.corpus))
+    halted(server, first)
+    second, third = (client.datastores.build(name, str(place.corpus)) for name in ("two", "three"))
+    assert second.progress().state == JobState.QUEUED
+    second.cancel()
+    with pytest.raises(Cancelled):
+        second.result(5)
+    with pytest.raises(Incompatible, match="cancel it first"):
+        client.operations.delete(third.name)
+    os.kill(index_workers_of(server)[0], signal.SIGCONT)
+    assert third.result(60).num_entries == first.result(60).num_entries
+    assert [store.name for store in client.datastores.list()] == ["one", "three"]
+
+
+@pytest.mark.parametrize("who", ["index worker", "server", "server at once"])
+def test_what_dies_goes_on(place: Place, who: str) -> None:
+    corpus = large(place.folder / "large")
+    place.corpus = corpus
+    with place.serve() as server, Client(server.address) as client:
+        job = client.datastores.build("docs", str(corpus))
+        pid = halted(server, job)
+        if who == "index worker":
+            os.kill(pid, signal.SIGKILL)
+            report = job.result(120)
+        elif who == "server":
+            assert server.stop() == 0
+        else:
+            server.process.kill()
+            server.process.wait(10)
+            os.kill(pid, signal.SIGCONT)  # to see that the server has gone
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10)
+    if who != "index worker":
+        with place.serve() as server, Client(server.address) as client:
+            report = client.operations.open(job.name).result(120)
+            assert client.operations.get(job.name).attempts == 2
+            assert [store.name for store in client.datastores.list()] == ["docs"]
+    build_index(place.model, Corpus([corpus]), place.folder / "whole")
+    path = next(place.stores.glob("docs-*"))
+    with Datastore.open(place.folder / "whole") as whole, Datastore.open(path) as store:
+        assert store.verify() == []
+        assert report.num_entries == whole.num_entries == store.num_entries
+        assert list(store.documents()) == list(whole.documents())
+
+
+def test_an_index_worker_that_keeps_dying_fails_its_job(served) -> None:
+    place, server, client = served
+    job = client.datastores.build("dying", str(place.corpus))
+    killed = set[int]()
+    while not job.progress().has_ended:
+        for pid in set(index_workers_of(server)) - killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        time.sleep(0.01)
+    assert len(killed) == job.progress().attempts == 3
+    with pytest.raises(Unavailable, match="died 3 times"):
+        job.result(5)
+    assert place.left("dying") == []
+
+
+def test_an_addition_that_was_committed_before_its_process_died_is_not_done_twice(place: Place) -> None:
+    """As if the kill had come after the commit and before anybody was told."""
+    with place.serve() as server, Client(server.address) as client:
+        client.datastores.build("docs", str(place.corpus)).result(60)
+        job = client.datastores.add("docs", NEW)
+        report = job.result(60)
+    (record,) = [file for file in (place.stores / "jobs").glob("*.json") if file.stem in job.name]
+    told = signed(record.read_bytes())
+    documents = place.stores / "jobs" / "again.jsonl"
+    documents.write_text("".join(json.dumps({"id": d.id, "text": d.text, **d.metadata}) + "\n" for d in NEW))
+    told |= {"state": "running", "report": None, "ended_s": None, "documents": str(documents)}
+    record.write_bytes(sign(told))
+    with place.serve() as server, Client(server.address) as client:
+        again = client.operations.open(job.name).result(60)
+        assert (again.num_documents, again.manifest) == (report.num_documents, report.manifest)
+
+
+def test_one_takes_the_others_place_while_streams_go_on(served) -> None:
+    """Nobody who asks meanwhile is refused, and each answer is of the old one or of the new one."""
+    place, server, client = served
+    client.datastores.build("docs", str(place.corpus)).result(60)
+    old = client.datastores.get("docs")
+    failures, asked, stop = list[BaseException](), [0], threading.Event()
+
+    def ask() -> None:
+        with Client(server.address) as own:
+            while not stop.is_set():
+                try:
+                    list(own.generate("the memory", max_tokens=8, temperature=0, neighbors=2))
+                    own.search("docs", "the memory", k=2)
+                    asked[0] += 1
+                except MemlmError as error:
+                    failures.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    job = client.datastores.build("docs", str(place.corpus), replace=True, glob="doc-[0-3].txt")
+    report = job.result(60)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+    assert asked[0] > 2
+    new = client.datastores.get("docs")
+    assert new.num_documents == report.num_documents == 4
+    assert new.path != old.path
+    assert not Path(old.path).exists()
+
+
+def test_only_what_is_allowed_is_read(served, tmp_path: Path) -> None:
+    place, _, client = served
+    secret = tmp_path / "secret.txt"
+    secret.write_text("nobody may read this here\n" * 20)
+    with pytest.raises(PermissionDenied, match="under none of the folders"):
+        client.datastores.build("docs", str(secret))
+    with pytest.raises(PermissionDenied):
+        client.datastores.build("docs", f"{place.corpus}/../{secret.name}")
+    with pytest.raises(NotFound):
+        client.datastores.build("docs", f"{place.corpus}/not-there")
+    with pytest.raises(PermissionDenied, match="none of the datastores"):
+        client.datastores.load(str(tmp_path))
+    for name in ("", "../docs", ".hidden", "a/b", "x" * 101):
+        with pytest.raises(InvalidInput, match="store"):
+            client.datastores.build(name, str(place.corpus))
+    link = place.corpus / "link.txt"
+    link.symlink_to(secret)
+    try:
+        report = client.datastores.build("docs", str(place.corpus)).result(60)
+        assert client.operations.list()[0].skipped == 1
+    finally:
+        link.unlink()
+    with Datastore.open(client.datastores.get("docs").path) as store:
+        assert report.num_documents == 8
+        assert not store.has_document("link.txt")
+
+
+def test_uploads_that_are_no_good_leave_nothing(place: Place) -> None:
+    with place.serve(options=("--upload-bytes", "4096")) as server, Client(server.address) as client:
+        client.datastores.build("docs", str(place.corpus)).result(60)
+        with pytest.raises(NotFound, match="'other' is loaded"):
+            client.datastores.add("other", NEW)
+        with pytest.raises(InvalidInput, match="came twice"):
+            client.datastores.add("docs", [NEW[0], NEW[0]])
+        with pytest.raises(InvalidInput, match="no document was sent"):
+            client.datastores.add("docs", [])
+        with pytest.raises(InvalidInput, match="more than 4,096 bytes"):
+            client.datastores.add("docs", [NewDocument("long", make_text(1, 3000))])
+        with pytest.raises(InvalidInput, match="has no text"):
+            client.datastores.add("docs", (NewDocument("empty", text) for text in ("some text", " ")))
+        with pytest.raises(ZeroDivisionError):
+            client.datastores.add("docs", (NewDocument(str(1 // n), "text") for n in (1, 0)))
+        with (
+            Client(server.address, max_message_bytes=10_000) as small,
+            pytest.raises(InvalidInput, match="takes 10,000"),
+        ):
+            small.datastores.add("docs", [NewDocument("long", make_text(1, 3000))])
+        wait_until(lambda: not list((place.stores / "jobs").glob("*.jsonl")), 5)
+        assert client.get_server_info().max_upload_bytes == 4096
+        assert client.get_server_info().max_jobs == 64
+        assert [info.kind for info in client.operations.list()] == ["build"]
+
+
+def test_a_server_without_a_folder_builds_nothing(server: RunningServer, client: Client) -> None:
+    with pytest.raises(Incompatible, match="--store-dir"):
+        client.datastores.build("docs", "somewhere")
+    with pytest.raises(Incompatible, match="--store-dir"):
+        client.datastores.add(None, NEW)
+    assert client.get_server_info().max_jobs == 0
+    assert client.operations.list() == ()
+
+
+def test_datastores_are_taken_in_and_out_of_service(place: Place, own_store: Path) -> None:
+    with place.serve(own_store) as server, Client(server.address) as client:
+        client.datastores.build("docs", str(place.corpus)).result(60)
+        path = client.datastores.get("docs").path
+        assert {store.name for store in client.datastores.list()} == {"store", "docs"}
+        with pytest.raises(AlreadyExists, match="is loaded already"):
+            client.datastores.load(path, "docs")
+        with pytest.raises(Incompatible, match="cannot replace"):
+            client.datastores.build("store", str(place.corpus), replace=True)
+        assert client.datastores.unload("docs").path == path
+        assert client.datastores.unload("store").name == "store"
+        assert client.datastores.list() == ()
+        with pytest.raises(NotFound, match="loaded: none"):
+            client.search("docs", "a")
+        assert client.datastores.load(path, "again").name == "again"
+        os.kill(server.worker_pid, signal.SIGKILL)
+        wait_until(lambda: "starting another" in server.said, 10)
+        wait_until(lambda: loaded_by(client) == ["again"], 30)
+    with place.serve(own_store) as server, Client(server.address) as client:
+        assert {store.name for store in client.datastores.list()} == {"store", "again"}
+
+
+def test_operations_are_their_owners_alone(place: Place, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(
+        '[[token]]\nname = "ann"\nsecret = "ann has a long secret"\n'
+        '[[token]]\nname = "bob"\nsecret = "bob has a long secret"\nstores = ["other"]\n'
+    )
+    with (
+        place.serve(options=("--auth-file", str(tokens))) as server,
+        Client(server.address, token="ann has a long secret") as ann,
+        Client(server.address, token="bob has a long secret") as bob,
+    ):
+        job = ann.datastores.build("docs", str(place.corpus))
+        for call in (bob.operations.get, bob.operations.cancel, bob.operations.delete):
+            with pytest.raises(NotFound, match="no operation"):
+                call(job.name)
+        assert bob.operations.list() == ()
+        with pytest.raises(PermissionDenied, match="may not use the datastore 'docs'"):
+            bob.datastores.build("docs", str(place.corpus))
+        assert job.result(60).num_documents == 8
+        for change in (
+            lambda: bob.datastores.add("docs", NEW),
+            lambda: bob.datastores.compact("docs"),
+            lambda: bob.datastores.get("docs"),
+            lambda: bob.datastores.unload("docs"),
+        ):
+            with pytest.raises(PermissionDenied):
+                change()
+        assert bob.datastores.build("other", str(place.corpus)).result(60).num_documents == 8
+
+
+async def test_the_async_client_does_the_same(place: Place) -> None:
+    with place.serve() as server:
+        async with AsyncClient(server.address) as client:
+            job = await client.datastores.build("docs", [str(place.corpus)])
+            report = await job.result(60)
+            added = await (await client.datastores.add("docs", NEW)).result(60)
+            assert added.num_documents == report.num_documents + 3
+            with pytest.raises(ZeroDivisionError):
+                await client.datastores.add("docs", (NewDocument(str(1 // n), "text") for n in (1, 0)))
+            gone = await client.datastores.compact("docs")
+            await gone.cancel()
+            assert (await gone.wait(60)).has_ended
+            assert [info.kind for info in await client.operations.list()] == ["compact", "add", "build"]
+            await client.operations.delete(job.name)
+
+
+def test_pages_and_filters_of_the_standard_service(served) -> None:
+    place, server, client = served
+    jobs = [client.datastores.build(f"docs-{n}", str(place.corpus)) for n in range(3)]
+    with grpc.insecure_channel(server.address) as channel:
+        stub = OperationsStub(channel)
+        first = stub.ListOperations(operations_pb2.ListOperationsRequest(name="operations", page_size=2))
+        rest = stub.ListOperations(operations_pb2.ListOperationsRequest(page_token=first.next_page_token))
+        names = [operation.name for page in (first, rest) for operation in page.operations]
+        assert (len(first.operations), rest.next_page_token) == (2, "")
+        assert names[:3] == [job.name for job in reversed(jobs)]
+        assert names == [info.name for info in client.operations.list()]
+        with pytest.raises(grpc.RpcError, match="filter"):
+            stub.ListOperations(operations_pb2.ListOperationsRequest(filter="done"))
+        with pytest.raises(grpc.RpcError, match="page_token"):
+            stub.ListOperations(operations_pb2.ListOperationsRequest(page_token="x"))
+    for job in jobs:
+        job.result(60)
+
+
+def test_the_shell_does_it_all(served, tmp_path: Path) -> None:
+    place, server, _ = served
+    at = ["--target", server.address, "--json"]
+
+    def run(*words: str) -> dict:
+        done = CliRunner().invoke(app, ["client", *words, *at])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    report = run("datastore", "build", "docs", str(place.corpus))
+    assert report["report"]["num_documents"] == 8
+    more = tmp_path / "more.jsonl"
+    more.write_text("".join(json.dumps({"id": d.id, "text": d.text}) + "\n" for d in NEW))
+    started = run("datastore", "add", "docs", str(more), "--no-wait")
+    assert run("operation", "wait", started["name"])["report"]["num_documents"] == 11
+    assert run("datastore", "compact", "docs")["report"]["store"] == "docs"
+    info = run("datastore", "info", "docs")
+    assert info["num_documents"] == 11
+    assert run("operation", "get", started["name"])["state"] == "done"
+    assert len(run("operation", "list")["operations"]) >= 3
+    assert run("datastore", "unload", "docs")["name"] == "docs"
+    assert run("datastore", "load", info["path"], "--name", "docs")["num_documents"] == 11
+    run("operation", "cancel", started["name"])
+    run("operation", "delete", started["name"])
+    failed = CliRunner().invoke(app, ["client", "operation", "get", started["name"], "--target", server.address])
+    assert isinstance(failed.exception, NotFound)

@@ -1,0 +1,253 @@
+"""Whatever happens to whatever call, afterwards places, queue, locks, files, threads and memory are what they were."""
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import (
+    RunningServer,
+    Wire,
+    anonymous_bytes,
+    children_of,
+    command_of,
+    figures_at,
+    free_port,
+    is_alive,
+    wait_until,
+)
+from texts import make_text
+
+from memlm.client import Client
+from memlm.errors import Cancelled, DeadlineExceeded, MemlmError, Unavailable
+from memlm.index.lock import writing
+from memlm.questions import NewDocument
+
+LONG_TEXT = make_text(1, 20_000)
+SPARE_FILES, SPARE_THREADS = 3, 8
+ROUNDS, LEAKED_BYTES = 6, 16 << 20  # less than two of the long model's caches
+
+
+class Ground:
+    """A server with every kind of thing to lose, and how to see whether it lost any."""
+
+    def __init__(self, folder: Path, model: Path, corpus: Path) -> None:
+        self.port, self.corpus, self.stores = free_port(), corpus, folder / "stores"
+        options = ("--threads", "1", "--metrics-port", str(self.port), "--store-dir", str(self.stores), "--drain", "30")
+        self.server = RunningServer(folder / "log", model, options=(*options, "--corpus-root", str(corpus)))
+        with Client(self.server.address) as client:
+            client.datastores.build("docs", str(corpus)).result(60)
+            self.path = Path(client.datastores.get("docs").path)
+            session = client.session().name
+            for call in CALLS.values():  # allocators and pools grow to their size, once
+                with Client(self.server.address, timeout_s=1.0) as hasty, suppress(MemlmError):
+                    call(hasty, self, session)
+            clean(client)
+            client.delete_session(session)
+
+    def used(self) -> dict[str, list[int]]:
+        """Open files and threads of front and worker."""
+        pids = [self.server.process.pid, self.server.worker_pid]
+        return {
+            "files": [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids],
+            "threads": [len(os.listdir(f"/proc/{pid}/task")) for pid in pids],
+        }
+
+    def is_settled(self, before: dict[str, list[int]]) -> bool:
+        """Whether nothing goes on any more, and nothing is held that was not held before."""
+        told = figures_at(self.port)
+        if any(told[f"memlm_{name}"] for name in ("requests_open", "running", "waiting", "waiting_tokens")):
+            return False
+        spawned = [pid for pid in children_of(self.server.process.pid) if "spawn_main" in command_of(pid)]
+        if len(spawned) != 1 or list((self.stores / "jobs").glob("*.jsonl")):
+            return False
+        now, spare = self.used(), {"files": SPARE_FILES, "threads": SPARE_THREADS}
+        return all(
+            here <= there + spare[what] for what in now for here, there in zip(now[what], before[what], strict=True)
+        )
+
+    def check(self, before: dict[str, list[int]], session: str) -> None:
+        """Fails where something is not what it was."""
+        try:
+            wait_until(lambda: self.is_settled(before), 30)
+        except AssertionError:
+            told = {name: value for name, value in figures_at(self.port).items() if "{" not in name}
+            raise AssertionError(f"before {before}, now {self.used()}, told {told}") from None
+        with writing(self.path), Client(self.server.address) as client:
+            assert client.get_session(session).num_tokens == 0
+            assert not client.get_session(session).busy
+            assert {store.name: store.num_documents for store in client.datastores.list()} == {"docs": 8}
+            assert len(list(client.generate("a", max_tokens=3, temperature=0))) == 3
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory, long_model: Path, corpus_folder: Path) -> Iterator[Ground]:
+    made = Ground(tmp_path_factory.mktemp("ground"), long_model, corpus_folder)
+    with made.server:
+        yield made
+
+
+ENOUGH = threading.Event()
+
+
+def slow_documents() -> Iterator[NewDocument]:
+    """They never come to a good end."""
+    for number in itertools.count():
+        if ENOUGH.wait(0.02):
+            raise Cancelled("enough")
+        yield NewDocument(f"slow-{number}", "text " * 10_000)
+
+
+def built_and_stopped(client: Client, ground: Ground) -> None:
+    """A caller that waits for what it has begun; the operation itself goes on without it."""
+    job = client.datastores.build("more", str(ground.corpus), replace=True)
+    job.wait(client.timeout_s)
+
+
+CALLS: dict[str, Callable[[Client, Ground, str], Any]] = {
+    "Generate": lambda client, ground, session: list(client.generate("a", temperature=0, session=session)),
+    "Score": lambda client, ground, session: client.score(LONG_TEXT * 20),
+    "AppendToSession": lambda client, ground, session: client.append_to_session(session, LONG_TEXT[:60_000]),
+    "AddDocuments": lambda client, ground, session: client.datastores.add("docs", slow_documents()),
+    "Search": lambda client, ground, session: [client.search("docs", LONG_TEXT, k=64) for _ in range(10_000)],
+    "BuildDatastore": lambda client, ground, session: built_and_stopped(client, ground),
+}
+
+
+OF_THE_WORKER = {"Generate", "Score", "AppendToSession", "Search"}
+
+
+def cancel(client: Client, way: Wire) -> None:
+    """The call is cancelled; the connection is closed in good order."""
+    client.close()
+
+
+def cut(client: Client, way: Wire) -> None:
+    """As if the client had been killed."""
+    way.cut()
+
+
+def wait(client: Client, way: Wire) -> None:
+    """Nothing happens, until the call's time is over."""
+
+
+def clean(client: Client) -> None:
+    """Stops the operations that outlive their callers, and takes out of service what they built."""
+    for info in client.operations.list():
+        client.operations.cancel(info.name)
+    for store in client.datastores.list():
+        if store.name == "more":
+            client.datastores.unload("more")
+
+
+@pytest.mark.parametrize("event", [cancel, cut, wait])
+@pytest.mark.parametrize("call", CALLS)
+def test_what_is_broken_off_leaves_nothing(ground: Ground, call: str, event: Callable[[Client, Wire], None]) -> None:
+    way, ended, before = Wire(ground.server.address), list[BaseException](), ground.used()
+    with Client(ground.server.address) as steady:
+        session = steady.session().name
+        client = Client(way.address, timeout_s=1.0 if event is wait else 60.0)
+
+        def ask() -> None:
+            try:
+                CALLS[call](client, ground, session)
+            except (MemlmError, RuntimeError, ValueError) as error:
+                ended.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        time.sleep(0.4)
+        event(client, way)
+        asking.join(20)
+        assert not asking.is_alive()
+        if event is wait:
+            assert not ended or isinstance(ended[0], DeadlineExceeded), ended
+        client.close()
+        way.close()
+        clean(steady)
+        ground.check(before, session)
+        steady.delete_session(session)
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if call != "BuildDatastore"])
+def test_what_is_broken_off_again_and_again_leaks_nothing(ground: Ground, call: str) -> None:
+    """What an allocator keeps, it keeps once; what leaks grows with every round."""
+    seen, pids = list[list[int]](), (ground.server.process.pid, ground.server.worker_pid)
+    with Client(ground.server.address) as steady:
+        session = steady.session().name
+        for _ in range(ROUNDS):
+            with Client(ground.server.address, timeout_s=0.4) as hasty, suppress(MemlmError):
+                CALLS[call](hasty, ground, session)
+            assert len(list(steady.generate("a", max_tokens=3, temperature=0))) == 3
+            seen.append([anonymous_bytes(pid) for pid in pids])
+        steady.delete_session(session)
+    early, late = seen[: ROUNDS // 2], seen[ROUNDS // 2 :]
+    for place in range(len(pids)):
+        assert min(each[place] for each in late) < max(each[place] for each in early) + LEAKED_BYTES, seen
+
+
+def all_at_once(ground: Ground, address: str) -> tuple[list[threading.Thread], dict[str, BaseException | None]]:
+    """Every kind of call, going on."""
+    ended = dict[str, BaseException | None]()
+
+    def ask(call: str) -> None:
+        with Client(address, timeout_s=60) as client:
+            try:
+                session = client.session().name
+                CALLS[call](client, ground, session)
+                ended[call] = None
+            except MemlmError as error:
+                ended[call] = error
+
+    threads = [threading.Thread(target=ask, args=(call,)) for call in CALLS]
+    for thread in threads:
+        thread.start()
+    time.sleep(1.0)
+    return threads, ended
+
+
+def test_a_worker_that_is_killed_amid_all_calls(ground: Ground) -> None:
+    before, address = ground.used(), ground.server.address
+    threads, ended = all_at_once(ground, address)
+    os.kill(ground.server.worker_pid, signal.SIGKILL)
+    wait_until(lambda: set(ended) >= OF_THE_WORKER, 20)
+    assert all(isinstance(ended[call], Unavailable) for call in OF_THE_WORKER), ended
+    with Client(address) as client:
+        wait_until(lambda: "starting another" in ground.server.said, 5)
+        client.wait_until_ready(30)
+        for info in client.operations.list():
+            if not info.has_ended:
+                assert client.operations.open(info.name).result(60).num_documents == 8
+        clean(client)
+        ENOUGH.set()
+        for thread in threads:
+            thread.join(20)
+        ENOUGH.clear()
+        session = client.session().name
+    ground.check({what: [max(each)] * 2 for what, each in before.items()}, session)
+
+
+def test_a_server_that_stops_amid_all_calls_answers_each(tmp_path: Path, long_model: Path, corpus_folder: Path) -> None:
+    ground = Ground(tmp_path, long_model, corpus_folder)
+    with ground.server as server:
+        family = [server.process.pid, *children_of(server.process.pid)]
+        threads, ended = all_at_once(ground, server.address)
+        family += children_of(server.process.pid)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 1
+        ENOUGH.set()
+        for thread in threads:
+            thread.join(20)
+        ENOUGH.clear()
+        assert set(ended) == set(CALLS)
+        wait_until(lambda: not any(map(is_alive, family)), 10)
+    with writing(ground.path):
+        pass
