@@ -41,8 +41,13 @@ format: $(STAMP)  ## rewrite the code as the formatter likes it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+OUT := proto
 proto: $(STAMP)  ## generate the code of proto/ with the oldest toolchain that the bounds allow
-	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/memlm/v1/*.proto
+	mkdir -p build/protos/google/longrunning  # its package ships operations.proto under another name
+	cp $$($(BIN)/python -c "import google.longrunning.operations_pb2 as m; print(m.__file__.replace('_pb2.py', '_proto.proto'))") \
+		build/protos/google/longrunning/operations.proto
+	$(BIN)/python -m grpc_tools.protoc -Iproto -Ibuild/protos -I$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
+		--python_out=$(OUT) --pyi_out=$(OUT) --grpc_python_out=$(OUT) proto/memlm/v1/*.proto
 
 bench: $(STAMP)  ## measure speed and memory
 	$(BIN)/memlm bench build

@@ -1,27 +1,44 @@
-"""What the server adds to the time of a token, at one stream."""
+"""What the server adds to the time of a token, at one stream and at many, and how soon it is gone when told to go."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import statistics
+import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from memlm.api import TokenStream
-from memlm.bench.texts import alternately, library_texts, median_ratio, model_for, time_per_token, workplace
+from memlm.async_client import AsyncClient
+from memlm.bench.texts import (
+    PROMPT,
+    TOKENS,
+    alternately,
+    library_texts,
+    median_ratio,
+    model_for,
+    time_per_token,
+    workplace,
+)
 from memlm.client import Client
 from memlm.demo import started_server
 from memlm.language_model import load
 from memlm.progress import Progress
 
 CORPUS_BYTES = 900_000
+STREAMS = 32
+CPU_SECONDS = "process_cpu_seconds_total "
 
 
 def bench_serve(model: Path | None, *, repeats: int, progress: Progress) -> dict[str, Any]:
     """`grpc_over_in_process` is the time per token through gRPC over the time per token in process, without a
-    datastore.
+    datastore; the first token is left out on both sides, and while one side is measured the other is idle.
 
-    The first token is left out on both sides. While one side is measured the other is idle.
+    `front_us_per_token` is the processor time that the front takes for a token while 32 streams go on, and
+    `tokens_per_event` how many tokens came together then. `exit_idle_s` is how long an idle server takes to be gone.
     """
     with workplace() as folder:
         texts = library_texts(folder / "texts", CORPUS_BYTES)
@@ -39,6 +56,8 @@ def bench_serve(model: Path | None, *, repeats: int, progress: Progress) -> dict
                 return time_per_token(generate, next(seeds) // 2)
 
             remote, local = alternately(repeats, lambda: measured(client.generate), lambda: measured(lm.generate))
+        many = [asyncio.run(_at_many(path, number, repeats, progress)) for number in range(repeats)]
+        exits_s = [_exit_s(path) for _ in range(3)]
     ratio, least, most = median_ratio(remote, local)
     return {
         "grpc_over_in_process": ratio,
@@ -46,4 +65,53 @@ def bench_serve(model: Path | None, *, repeats: int, progress: Progress) -> dict
         "grpc_over_in_process_most": most,
         "ms_per_token_grpc": statistics.median(remote),
         "ms_per_token_in_process": statistics.median(local),
+        "streams": STREAMS,
+        "front_us_per_token": statistics.median(us for us, _ in many),
+        "tokens_per_event": statistics.median(tokens for _, tokens in many),
+        "exit_idle_s": statistics.median(exits_s),
     }
+
+
+async def _at_many(model: Path, number: int, repeats: int, progress: Progress) -> tuple[float, float]:
+    """Microseconds of the front's processor time for a token of 32 streams, and tokens an event."""
+    port = _free_port()
+    with started_server(model, options=("--metrics-port", str(port))) as target:
+        async with AsyncClient(target) as client:
+            await client.wait_until_ready()
+            await asyncio.gather(*(_drawn(client, seed) for seed in range(STREAMS)))
+            before_s = await asyncio.to_thread(_cpu_seconds, port)
+            counts = await asyncio.gather(*(_drawn(client, seed) for seed in range(STREAMS, 2 * STREAMS)))
+            spent_s = await asyncio.to_thread(_cpu_seconds, port) - before_s
+    progress("many streams", number + 1, repeats)
+    tokens, events = (sum(each) for each in zip(*counts, strict=True))
+    return 1e6 * spent_s / tokens, tokens / events
+
+
+async def _drawn(client: AsyncClient, seed: int) -> tuple[int, int]:
+    """Tokens of some answers, and the events in which they came."""
+    tokens = events = 0
+    while tokens < TOKENS:
+        async with await client.generate(PROMPT, seed=seed, max_tokens=TOKENS) as stream:
+            while (coming := await stream.take()) is not None:
+                tokens, events = tokens + len(coming), events + 1
+        seed += 1_000_000
+    return tokens, events
+
+
+def _cpu_seconds(port: int) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        told = answer.read().decode()
+    return float(next(line for line in told.splitlines() if line.startswith(CPU_SECONDS)).split()[1])
+
+
+def _exit_s(model: Path) -> float:
+    with started_server(model) as target, Client(target) as client:
+        client.wait_until_ready()
+        begin_s = time.perf_counter()
+    return time.perf_counter() - begin_s
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])

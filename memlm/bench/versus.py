@@ -1,0 +1,94 @@
+"""Our server against a plain loop of `transformers`' `generate`, on one checkpoint: GPT-2 small with random weights."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memlm.async_client import AsyncClient
+from memlm.bench.texts import PROMPT, alternately, library_texts, median_ratio, workplace
+from memlm.corpus import Corpus
+from memlm.demo import started_server
+from memlm.errors import InvalidInput
+from memlm.progress import Progress
+from memlm.tokenizer import Tokenizer
+
+CORPUS_BYTES = 900_000
+VOCAB_SIZE = 8192  # of the tokenizer; the model has rows for all of GPT-2's, as theirs
+NEW_TOKENS = 64
+STREAMS = (1, 16)
+
+
+def bench_versus(*, repeats: int, progress: Progress) -> dict[str, Any]:
+    """`<dtype>_<streams>_over_transformers` is our tokens/s over theirs, prompts included, greedy on both sides.
+
+    Their side takes all prompts as one batch, which is more than a service of one `generate` at a time could. Raises
+    InvalidInput where `transformers` is missing.
+    """
+    if find_spec("transformers") is None:
+        raise InvalidInput("bench versus needs `transformers`; install it (pip install transformers)")
+    figures: dict[str, Any] = {}
+    with workplace() as folder, asyncio.Runner() as runner:
+        theirs = _made(folder)
+        for dtype in ("float32", "bfloat16"):
+            model = theirs.to(getattr(torch, dtype)).eval()
+            with started_server(folder / "model", options=("--dtype", dtype)) as target:
+                for number, streams in enumerate(STREAMS):
+                    runner.run(_ours(target, streams))  # pages, pools and caches are there from here on, on both sides
+                    _theirs(model, folder, streams)
+                    ours, others = alternately(
+                        repeats,
+                        lambda streams=streams, target=target: runner.run(_ours(target, streams)),  # type: ignore[misc]
+                        lambda streams=streams, model=model: _theirs(model, folder, streams),  # type: ignore[misc]
+                    )
+                    key, (ratio, least, most) = f"{dtype}_{streams}", median_ratio(ours, others)
+                    figures |= {f"{key}_over_transformers": ratio, f"{key}_tokens_per_s": statistics.median(ours)}
+                    figures |= {f"{key}_over_transformers_least": least, f"{key}_over_transformers_most": most}
+                    progress(dtype, number + 1, len(STREAMS))
+    return figures
+
+
+def _made(folder: Path) -> Any:
+    """A model of GPT-2's shape, saved as theirs are, with a tokenizer of our own."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    texts = library_texts(folder / "texts", CORPUS_BYTES)
+    model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config())
+    model.save_pretrained(folder / "model")
+    tokenizer = Tokenizer.train((document.text for document in Corpus([texts])), vocab_size=VOCAB_SIZE)
+    tokenizer.save(folder / "model")
+    return model
+
+
+async def _ours(target: str, streams: int) -> float:
+    """Tokens/s of so many requests at once."""
+
+    async def ask(client: AsyncClient) -> int:
+        async with await client.generate(PROMPT, temperature=0, max_tokens=NEW_TOKENS) as stream:
+            return len([token async for token in stream])
+
+    async with AsyncClient(target, timeout_s=600) as client:
+        await client.wait_until_ready()
+        begin_s = time.perf_counter()
+        tokens = sum(await asyncio.gather(*(ask(client) for _ in range(streams))))
+        return tokens / (time.perf_counter() - begin_s)
+
+
+def _theirs(model: Any, folder: Path, streams: int) -> float:
+    """Tokens/s of as many prompts in one batch."""
+    prompt = Tokenizer.load(folder / "model").prompt(PROMPT)
+    options = {"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
+    prompts_BT = torch.tensor([prompt] * streams)
+    begin_s = time.perf_counter()
+    with torch.inference_mode():
+        model.generate(prompts_BT, attention_mask=torch.ones_like(prompts_BT), **options)
+    return streams * NEW_TOKENS / (time.perf_counter() - begin_s)
