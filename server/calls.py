@@ -11,6 +11,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from grpc._cython import cygrpc
 
 from memlm.api import Finished, GenerateRequest, GenerationEvent
 from memlm.errors import MemlmError
@@ -61,6 +62,7 @@ class Calls:
     def __init__(self, metrics: Metrics, tracer: Tracer | None) -> None:
         """Takes what counts, and what traces."""
         self._metrics, self._tracer = metrics, tracer
+        logging.getLogger(cygrpc.__name__).addFilter(tell_who_left)
 
     @contextmanager
     def watch(self, name: str, context: grpc.aio.ServicerContext) -> Iterator[Call]:
@@ -87,6 +89,15 @@ class Calls:
         fields: dict[str, Any] = {"call": call.name, "id": call.id, "caller": call.caller, "peer": call.peer}
         fields |= {"code": call.code, "ms": round(ms, 3), **call.told}
         log.info(" ".join(f"{name}={_plain(value)}" for name, value in fields.items()), extra={"fields": fields})
+
+
+def tell_who_left(record: logging.LogRecord) -> bool:
+    """Filter of gRPC's own log: that a caller left just as its answer went out is no error; one line says it."""
+    if record.exc_info and isinstance(record.exc_info[1], cygrpc.ExecuteBatchError):
+        record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+        record.msg, record.args = f"nobody was left to answer: {record.getMessage()}", ()
+        record.exc_info = record.exc_text = None
+    return logging.getLogger(record.name).isEnabledFor(record.levelno)
 
 
 def _plain(value: Any) -> str:

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc._cython import cygrpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from running import RunningServer, wait_until
 
 from memlm.client import Client
 from memlm.errors import InvalidInput, NotFound
-from memlm.server.calls import Call
+from memlm.server.calls import Call, Calls
 from memlm.server.config import ServerConfig
 from memlm.server.logs import JsonLines
+from memlm.server.metrics import Metrics
 from memlm.server.tracing import Tracer
 
 PROMPT = "the memory of nobody"
@@ -61,6 +63,30 @@ def test_a_line_stays_one_line_whatever_is_in_it() -> None:
     said = JsonLines().format(record)
     assert "\n" not in said
     assert json.loads(said) | {"message": "a\nb c\n", "x": "y\nz", "level": "info", "logger": "n"} == json.loads(said)
+
+
+def test_a_caller_that_left_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """gRPC calls it one, with a traceback, and gives no place to catch it; all else that it tells stays as it is."""
+    Calls(Metrics(), None)
+    theirs = logging.getLogger(cygrpc.__name__)
+    caplog.set_level(logging.INFO)
+    for error in (cygrpc.ExecuteBatchError("SendStatusFromServerOperation"), ValueError("a bug")):
+        try:
+            raise error
+        except (cygrpc.ExecuteBatchError, ValueError):
+            theirs.exception("%s raised in Generate", type(error).__name__)
+    left, bug = caplog.records
+    assert (left.levelname, left.exc_info) == ("INFO", None)
+    assert left.getMessage() == "nobody was left to answer: ExecuteBatchError raised in Generate"
+    assert bug.levelname == "ERROR"
+    assert bug.exc_info is not None
+    caplog.clear()
+    caplog.set_level(logging.WARNING)
+    try:
+        raise cygrpc.ExecuteBatchError("SendStatusFromServerOperation")
+    except cygrpc.ExecuteBatchError:
+        theirs.exception("raised in Generate")
+    assert not caplog.records
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
