@@ -1,24 +1,31 @@
 """Files and folders -> documents, one at a time.
 
-Takes paths of plain text (one document a file), JSON Lines (`id`, `text`, `title`, anything else kept as metadata),
-each also as `.gz`, and folders of these. Gives documents in a fixed order under stable ids: a file in a folder is
-called by its path within that folder, a line of a JSON Lines file by its `id`, or by file and line number. Holds
-one document at a time.
+Takes paths of plain text (one document a file), JSON Lines and Parquet (`id`, `text`, `title`, anything else kept as
+metadata), text also as `.gz` and `.zst`, folders of these, and `-` for standard input, which is JSON Lines where its
+first line is a JSON object. Gives documents in a fixed order under stable ids: a file in a folder is called by its path
+within that folder, a line or row by its `id`, or by file and number. Holds one document at a time, of Parquet a few.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from memlm.corpus_files import (
+    JSON_LINES,
+    PARQUET,
+    STANDARD_INPUT,
+    UNREADABLE,
+    layout_of,
+    open_unpacked,
+    rows_of,
+    standard_input,
+    unpacked_size,
+)
 from memlm.errors import InvalidInput, MemlmError, NotFound
-
-JSON_LINES = (".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,7 @@ class Corpus:
         if not self.paths:
             raise InvalidInput("no corpus was given; name at least one file or folder", field="corpus")
         for path in self.paths:
-            if not Path(path).exists():
+            if str(path) != STANDARD_INPUT and not Path(path).exists():
                 raise NotFound(f"no file or folder at {path}; check the path", kind="corpus", name=str(path))
 
     def __iter__(self) -> Iterator[Document]:
@@ -97,7 +104,9 @@ class Corpus:
     def files(self) -> Iterator[tuple[str, Path]]:
         """Each file with the name its documents go by."""
         for path in map(Path, self.paths):
-            if path.is_dir():
+            if str(path) == STANDARD_INPUT:
+                yield standard_input().name, standard_input()
+            elif path.is_dir():
                 for file in sorted(file for file in path.glob(self.glob) if file.is_file()):
                     yield file.relative_to(path).as_posix(), file
             else:
@@ -106,19 +115,20 @@ class Corpus:
     @property
     def num_bytes(self) -> int:
         """Size of all the files once unpacked: what a progress bar counts towards, not a promise."""
-        return sum(_unpacked_size(path) for _, path in self.files())
+        return sum(unpacked_size(path) for _, path in self.files())
 
     def _read(self, name: str, path: Path) -> Iterator[Document]:
         if self.roots and not lies_under(path, self.roots):
             self._tell(Problem(name, "a link to a place outside of what may be read"))
             return
+        layout = layout_of(name)
         try:
-            with _open(path) as stream:
-                if Path(_without_gz(name)).suffix in JSON_LINES:
-                    yield from self._read_json_lines(name, stream)
-                else:
-                    yield from self._read_text(name, stream)
-        except (OSError, EOFError) as error:
+            if layout == PARQUET:
+                yield from self._read_rows(name, path)
+                return
+            with open_unpacked(path) as stream:
+                yield from (self._read_json_lines if layout in JSON_LINES else self._read_text)(name, stream)
+        except UNREADABLE as error:
             self._tell(Problem(name, f"cannot be read ({error})"))
 
     def _read_text(self, name: str, stream: IO[bytes]) -> Iterator[Document]:
@@ -143,6 +153,16 @@ class Corpus:
             except (ValueError, RecursionError) as error:
                 self._tell(Problem(where, f"not a JSON document ({error})"))
         if empty:
+            self._tell(Problem(name, "empty"))
+
+    def _read_rows(self, name: str, path: Path) -> Iterator[Document]:
+        number = 0
+        for number, row in enumerate(rows_of(path), start=1):
+            try:
+                yield _document_of(row, f"{name}:{number}")
+            except ValueError as error:
+                self._tell(Problem(f"{name}:{number}", f"not a document ({error})"))
+        if not number:
             self._tell(Problem(name, "empty"))
 
     def _decode(self, where: str, raw: bytes, first_line: int = 1) -> str | None:
@@ -192,21 +212,3 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
-
-
-def _without_gz(name: str) -> str:
-    return name.removesuffix(".gz")
-
-
-def _unpacked_size(path: Path) -> int:
-    """A gzip file ends with its unpacked size, modulo 2^32 (RFC 1952)."""
-    size = path.stat().st_size
-    if path.suffix != ".gz" or size < 4:
-        return size
-    with path.open("rb") as file:
-        file.seek(-4, 2)
-        return int(struct.unpack("<I", file.read(4))[0])

@@ -357,7 +357,7 @@ class Jobs:
         }
         return Task(
             **common,
-            corpus=tuple(map(Path, request["corpus"])),
+            corpus=tuple(Path(path).absolute() for path in request["corpus"]),  # a "-" is a file of that name here
             glob=request["glob"],
             roots=config.corpus_roots,
             options={**options, "keep_keys": not request["drop_keys"]},

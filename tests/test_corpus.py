@@ -1,11 +1,23 @@
+import datetime
 import gzip
+import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
+from memlm import corpus_files
 from memlm.corpus import Corpus, Problem, UnusableText
 from memlm.errors import InvalidInput, NotFound
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 
 def ids_of(*paths: Path, **options) -> list[str]:
@@ -42,6 +54,105 @@ def test_gz_is_read_as_it_is(tmp_path):
     corpus = Corpus([tmp_path])
     assert [document.text for document in corpus] == ["packed", "text"]
     assert corpus.num_bytes == len('{"id": "x", "text": "packed"}\n') + len("text")
+
+
+def test_zst_is_read_as_it_is(tmp_path):
+    """Also in several frames, as parallel packers write it."""
+    (tmp_path / "c.jsonl.zst").write_bytes(zstd.compress(b'{"id": "x", "text": "packed"}\n'))
+    (tmp_path / "t.txt.zst").write_bytes(zstd.compress(b"te") + zstd.compress(b"xt"))
+    corpus = Corpus([tmp_path])
+    assert [document.text for document in corpus] == ["packed", "text"]
+    assert corpus.num_bytes == len('{"id": "x", "text": "packed"}\n') + len("text")
+
+
+def test_size_of_a_large_packed_file_is_guessed(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus_files, "SAMPLE_BYTES", 300_000)
+    text = "".join(f"{number * 7919 % 1000003} " for number in range(500_000)).encode()
+    (tmp_path / "t.txt.zst").write_bytes(zstd.compress(text))
+    assert abs(Corpus([tmp_path]).num_bytes / len(text) - 1) < 0.3
+
+
+PARQUET_ROWS = [
+    {"id": "x", "text": "hello", "title": "T", "day": datetime.date(2026, 11, 22), "tags": ["a", "b"]},
+    {"id": None, "text": "no id", "title": None, "day": None, "tags": None},
+    {"id": "empty", "text": "", "title": None, "day": None, "tags": None},
+    {"id": "nul", "text": "a\0", "title": None, "day": None, "tags": None},
+]
+
+
+def test_parquet_keeps_id_title_and_metadata(tmp_path):
+    parquet.write_table(pyarrow.Table.from_pylist(PARQUET_ROWS * 50), tmp_path / "c.parquet", row_group_size=70)
+    problems = list[Problem]()
+    corpus = Corpus([tmp_path], on_problem=problems.append)
+    first, second, *rest = corpus
+    assert (first.id, first.text, first.title) == ("x", "hello", "T")
+    assert first.metadata == {"day": "2026-11-22", "tags": ["a", "b"]}
+    assert (second.id, second.text, second.title) == ("c.parquet:2", "no id", "")
+    assert len(rest) == 98
+    assert [problem.where for problem in problems[:3]] == ["c.parquet:3", "c.parquet:4", "c.parquet:7"]
+    assert corpus.num_bytes > 0
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    parquet.write_table(pyarrow.Table.from_pylist(PARQUET_ROWS), tmp_path / "c.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UnusableText, match=r"pip install 'memlm\[parquet\]'"):
+        list(Corpus([tmp_path], on_error="fail"))
+
+
+GOOD = {
+    "t.txt.gz": gzip.compress(b"some text " * 100),
+    "t.txt.zst": zstd.compress(b"some text " * 100, options={zstd.CompressionParameter.checksum_flag: 1}),
+}
+
+
+@pytest.mark.parametrize("name", [*GOOD, "t.parquet"])
+@pytest.mark.parametrize("damage", ["cut", "other", "changed"])
+def test_damaged_files_are_named(tmp_path, name, damage):
+    if name not in GOOD:
+        rows = [{"text": "some text " * 100 + str(number)} for number in range(10)]
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / name, use_dictionary=False, write_page_checksum=True)
+    raw = GOOD.get(name) or (tmp_path / name).read_bytes()
+    middle = len(raw) // 2
+    early = len(raw) // 4  # in what is packed, not in what describes it
+    changed = raw[:early] + b"\xff\xff" + raw[early + 2 :]
+    (tmp_path / name).write_bytes({"cut": raw[:middle], "other": b"nonsense " * 9, "changed": changed}[damage])
+    (tmp_path / "z.txt").write_text("fine")
+    problems = list[Problem]()
+    corpus = Corpus([tmp_path], on_problem=problems.append)
+    assert corpus.num_bytes > 0
+    assert [document.id for document in corpus] == ["z.txt"]
+    assert [problem.where for problem in problems] == [name]
+
+
+@pytest.mark.parametrize(
+    ("piped", "told"),
+    [
+        (b"some text\nin lines\n", [["stdin", "some text\nin lines\n"]]),
+        (b"\n[1, 2]\n", [["stdin", "\n[1, 2]\n"]]),
+        (b'\n{"id": "x", "text": "one"}\n{"text": "two"}\n', [["x", "one"], ["stdin.jsonl:3", "two"]]),
+    ],
+)
+def test_standard_input_may_be_read_again(piped, told):
+    script = (
+        "import json; from memlm.corpus import Corpus; corpus = Corpus(['-'])\n"
+        "print(json.dumps([corpus.num_bytes] + [[[d.id, d.text] for d in corpus] for _ in range(2)]))\n"
+        "from memlm.corpus_files import standard_input; print(standard_input())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], input=piped, capture_output=True, check=True)
+    first, kept = done.stdout.decode().splitlines()
+    assert json.loads(first) == [len(piped), told, told]
+    assert not Path(kept).parent.exists()  # gone with the process
+
+
+def test_a_terminal_is_no_corpus(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    with pytest.raises(InvalidInput, match="nothing is piped in"):
+        list(Corpus(["-"]))
 
 
 @pytest.mark.parametrize(

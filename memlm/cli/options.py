@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 Corpora = Annotated[
-    list[str], typer.Argument(metavar="CORPUS...", help="Files or folders: text, JSON Lines, also .gz.")
+    list[str],
+    typer.Argument(metavar="CORPUS...", help="Files or folders: text, JSON Lines, Parquet, .gz, .zst; or - for stdin."),
 ]
 Texts = Annotated[list[str], typer.Argument(metavar="TEXT...", help="Held-out files or folders, as a corpus.")]
 Glob = Annotated[str, typer.Option(help="Which files of a folder are read.")]

@@ -1,0 +1,133 @@
+"""What a corpus is read from: files, plain or packed (`.gz`, `.zst`), tables (`.parquet`), and standard input (`-`)."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shutil
+import struct
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+from memlm.errors import InvalidInput
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+STANDARD_INPUT = "-"
+JSON_LINES = (".jsonl", ".ndjson")
+PARQUET = ".parquet"
+PACKED = {".gz": gzip.open, ".zst": zstd.open}
+UNREADABLE = (OSError, EOFError, zlib.error, zstd.ZstdError)  # what reading a file may raise
+
+SAMPLE_BYTES = 1 << 20  # of a packed file, which tell how far the whole unpacks
+ROWS = 64  # of a table at a time: a row may be a book
+
+
+@cache
+def standard_input() -> Path:
+    """A file of all that was piped in: a corpus may be read several times. It goes with the process.
+
+    It is called `stdin`, or `stdin.jsonl` where its first line is a JSON object. Raises InvalidInput on a terminal.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        raise InvalidInput("nothing is piped in; the corpus '-' is standard input", field="corpus")
+    path = Path(_folder().name, "stdin")
+    with path.open("w+b") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        file.seek(0)
+        first = next((line for line in file if line.strip()), b"")
+    return path.rename(path.with_suffix(JSON_LINES[0])) if _is_object(first) else path
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="memlm-")
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def layout_of(name: str) -> str:
+    """The suffix that tells how a file is laid out, whatever it is packed in."""
+    path = Path(name)
+    return (path.with_suffix("") if path.suffix in PACKED else path).suffix
+
+
+def open_unpacked(path: Path) -> IO[bytes]:
+    """A file's bytes, unpacked as they are read. Raises one of UNREADABLE, here or then."""
+    return PACKED[path.suffix](path, "rb") if path.suffix in PACKED else path.open("rb")
+
+
+def rows_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file, one by one, with values that JSON can tell.
+
+    Raises OSError where it cannot be read, or pyarrow is missing.
+    """
+    with _open_table(path) as table:
+        try:
+            for batch in table.iter_batches(batch_size=ROWS):
+                for row in json.loads(json.dumps(batch.to_pylist(), default=str)):
+                    yield {name: value for name, value in row.items() if value is not None}
+        except ValueError as error:  # pyarrow's of damaged pages is one
+            raise OSError(error) from error
+
+
+def _open_table(path: Path) -> Any:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise OSError("reading Parquet takes pyarrow: pip install 'memlm[parquet]'") from None
+    try:
+        return parquet.ParquetFile(path, page_checksum_verification=True)
+    except ValueError as error:
+        raise OSError(error) from error
+
+
+def unpacked_size(path: Path) -> int:
+    """How many bytes a file holds once unpacked: told by itself, or guessed from how its beginning unpacks."""
+    size = path.stat().st_size
+    try:
+        if path.suffix == PARQUET:
+            return _text_size(path)
+        if path.suffix == ".zst":
+            return _guessed_size(path, size)
+    except UNREADABLE:
+        return size
+    if path.suffix == ".gz" and size >= 4:  # the last four bytes tell it, modulo 2^32 (RFC 1952)
+        with path.open("rb") as file:
+            file.seek(-4, io.SEEK_END)
+            return int(struct.unpack("<I", file.read(4))[0])
+    return size
+
+
+def _guessed_size(path: Path, size: int) -> int:
+    with path.open("rb") as file:
+        sample = file.read(SAMPLE_BYTES)
+    unpacked = 0
+    with zstd.open(io.BytesIO(sample)) as stream:
+        try:
+            while part := stream.read1():
+                unpacked += len(part)
+        except EOFError:  # the sample ends within a frame
+            pass
+    return unpacked * size // max(1, len(sample))
+
+
+def _text_size(path: Path) -> int:
+    with _open_table(path) as table:
+        groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
+    columns = [group.column(place) for group in groups for place in range(group.num_columns)]
+    return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == "text")
