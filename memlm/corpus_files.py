@@ -10,7 +10,7 @@ import struct
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -25,7 +25,7 @@ else:
 STANDARD_INPUT = "-"
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = ".parquet"
-PACKED = {".gz": gzip.open, ".zst": zstd.open}
+PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".zst": zstd.open}
 UNREADABLE = (OSError, EOFError, zlib.error, zstd.ZstdError)  # what reading a file may raise
 
 SAMPLE_BYTES = 1 << 20  # of a packed file, which tell how far the whole unpacks
@@ -68,7 +68,7 @@ def layout_of(name: str) -> str:
 
 def open_unpacked(path: Path) -> IO[bytes]:
     """A file's bytes, unpacked as they are read. Raises one of UNREADABLE, here or then."""
-    return PACKED[path.suffix](path, "rb") if path.suffix in PACKED else path.open("rb")
+    return PACKED.get(path.suffix, open)(path, "rb")
 
 
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:
