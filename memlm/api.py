@@ -473,14 +473,16 @@ class StoreInfo:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """One session: how much text it holds, in how many bytes of memory, and when it goes unless it is used (seconds
-    since 1970). While it is `busy`, `reading_done` of `reading` tokens that were appended have been read.
+    """One session: how much text it holds, in how many bytes of memory, when it was made and last used, and when it
+    goes unless it is used (seconds since 1970). While it is `busy`, `reading_done` of `reading` tokens that were
+    appended have been read.
     """
 
     name: str
     num_tokens: int
     num_bytes: int
     created_s: float
+    used_s: float
     expires_s: float
     busy: bool = False
     reading: int = 0

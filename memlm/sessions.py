@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -98,15 +98,20 @@ class Sessions:
         folder: str | Path | None = None,
         ttl_s: float = DEFAULT_TTL_S,
         max_bytes: int = DEFAULT_MAX_BYTES,
+        is_ours: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        """Takes up what an earlier run left in `folder`. A file of another model, or a damaged one, is refused."""
-        self._checkpoint, self._ttl_s, self._max_bytes = checkpoint, ttl_s, max_bytes
+        """Takes up what an earlier run left in `folder`. A file of another model, or a damaged one, is refused. Where
+        several processes share the folder, `is_ours` tells by their names which sessions are this one's.
+        """
+        self._checkpoint, self._ttl_s, self._max_bytes, self._is_ours = checkpoint, ttl_s, max_bytes, is_ours
         self._folder = None if folder is None else Path(folder)
         self._sessions: dict[str, _Session] = {}
         self._gone: dict[str, tuple[str, str]] = {}  # name -> owner, and why
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+                if not is_ours(path.stem):
+                    continue
                 session = self._restore(path)
                 self._sessions[session.name] = session
 
@@ -124,7 +129,7 @@ class Sessions:
         ttl_s = self._ttl_s if ttl_s is None else ttl_s
         CreateSessionRequest(ttl_s)
         now_s = time.time()
-        session = _Session(secrets.token_hex(16), owner, ttl_s, now_s, now_s)
+        session = _Session(self._new_name(), owner, ttl_s, now_s, now_s)
         self._keep(session)
         self._sessions[session.name] = session
         return self._info(session)
@@ -143,7 +148,7 @@ class Sessions:
         """A copy that goes its own way. States are never changed in place, so it shares what the first has read."""
         source = self._idle(name, owner)
         now_s = time.time()
-        twin = replace(source, name=secrets.token_hex(16), created_s=now_s, used_s=now_s)
+        twin = replace(source, name=self._new_name(), created_s=now_s, used_s=now_s)
         self._keep(twin)
         self._sessions[twin.name] = twin
         return self._info(twin)
@@ -208,6 +213,11 @@ class Sessions:
             if not session.busy and session.used_s + session.ttl_s < now_s:
                 self._drop(session, f"was not used for {session.ttl_s:g} s")
 
+    def _new_name(self) -> str:
+        while not self._is_ours(name := secrets.token_hex(16)):
+            pass
+        return name
+
     def _give_back(self, name: str, past: Past | None) -> None:
         session = self._sessions[name]
         session.busy, session.used_s = False, time.time()
@@ -253,6 +263,7 @@ class Sessions:
             num_tokens=session.past.num_tokens,
             num_bytes=session.past.num_bytes,
             created_s=session.created_s,
+            used_s=session.used_s,
             expires_s=session.used_s + session.ttl_s,
             busy=session.busy,
             reading=session.reading,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
@@ -49,7 +50,7 @@ class Telling:
         """Its time in the queue ends here: tells that it is accepted."""
         self._id, self._generation, self._send, self._num_running = ask.id, generation, send, num_running
         self._queue_ms = 1000 * (time.monotonic() - ask.asked_s)
-        self._told_s, self._untold = 0.0, list[Token]()
+        self._told_s, self._untold = -math.inf, list[Token]()
         send(Events(ask.id, (generation.accepted,)))
 
     def add(self, tokens: Sequence[Token]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from memlm.connection import DEFAULT_MAX_MESSAGE_BYTES
 from memlm.errors import InvalidInput
 from memlm.server.logs import FORMATS
 
+LEAST_SESSION_BYTES = 1 << 20
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -16,7 +19,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 class ServerConfig:
     """What is served, where, and how much of it at once. Raises InvalidInput for what cannot be.
 
-    `port=0` takes any free port; `num_threads=0` all cores. At most `max_running` requests run side by side and
+    `port=0` takes any free port. `num_workers` processes own the model and its datastores, each its own copy, and share
+    the work; each has `num_threads`, 0 shares all cores out. At most `max_running` requests run side by side and
     `max_queued` wait, with no more than `max_queued_tokens` of prompts; what is more is refused. Sessions go
     `session_ttl_s` after their last use, or when all together hold more than `max_session_bytes`; with a `session_dir`
     they survive a restart. One append may bring `max_append_bytes`. With a `tls_cert` and its `tls_key` the server
@@ -33,6 +37,7 @@ class ServerConfig:
     dtype: str = "float32"
     host: str = "127.0.0.1"
     port: int = 50051
+    num_workers: int = 1
     num_threads: int = 0
     max_running: int = 32
     max_queued: int = 256
@@ -63,6 +68,7 @@ class ServerConfig:
         """Checks ranges."""
         for name, low, high in (
             ("port", 0, 65_535),
+            ("num_workers", 1, 256),
             ("num_threads", 0, 4096),
             ("max_running", 1, 4096),
             ("max_queued", 0, 1 << 20),
@@ -70,7 +76,7 @@ class ServerConfig:
             ("max_message_bytes", 1 << 10, 1 << 30),
             ("max_append_bytes", 1 << 10, 1 << 40),
             ("session_ttl_s", 1, 30 * 86_400),
-            ("max_session_bytes", 1 << 20, 1 << 50),
+            ("max_session_bytes", LEAST_SESSION_BYTES, 1 << 50),
             ("index_workers", 0, 64),
             ("index_threads", 0, 4096),
             ("max_jobs", 0, 10_000),
@@ -92,3 +98,22 @@ class ServerConfig:
             raise InvalidInput(
                 f"log_level is {self.log_level!r}; expected one of {', '.join(LOG_LEVELS)}", field="log_level"
             )
+
+    def share(self, num_cores: int) -> Self:
+        """What each of the workers may take on of what all of them may."""
+        count = self.num_workers
+        if count == 1:
+            return self
+        return replace(
+            self,
+            num_threads=self.num_threads or max(1, num_cores // count),
+            max_running=-(-self.max_running // count),
+            max_queued=-(-self.max_queued // count),
+            max_queued_tokens=-(-self.max_queued_tokens // count),
+            max_session_bytes=max(LEAST_SESSION_BYTES, self.max_session_bytes // count),
+        )
+
+
+def place_of(session: str, num_workers: int) -> int:
+    """Which worker has a session: told by its name alone, also after a restart, and with more or fewer workers."""
+    return zlib.crc32(session.encode(errors="replace")) % num_workers

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -42,13 +41,13 @@ from memlm.questions import (
 from memlm.server.calls import Call, Calls
 from memlm.server.config import ServerConfig
 from memlm.server.jobs import Jobs
-from memlm.server.messages import Answer, Events, Failed, Result
+from memlm.server.messages import Answer, Events, Failed
 from memlm.server.metrics import Metrics
 from memlm.server.runs import Run, Runs
 from memlm.server.security import Caller, Guard
 from memlm.server.stores import Stores
 from memlm.server.tracing import Tracer
-from memlm.server.worker_link import WorkerLink
+from memlm.server.workers import Workers
 from memlm.status import trailer_of
 from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
 
@@ -73,19 +72,19 @@ class Front:
 
     def __init__(
         self,
-        worker: WorkerLink,
+        workers: Workers,
         config: ServerConfig,
         guard: Guard,
         metrics: Metrics,
         stores: Stores,
         tracer: Tracer | None = None,
     ) -> None:
-        """Takes the link to a worker, who knows the callers, what counts the calls, the datastores in service, and what
-        traces.
+        """Takes the inference workers, who knows the callers, what counts the calls, the datastores in service, and
+        what traces.
         """
-        self._worker, self._config, self._guard, self._metrics = worker, config, guard, metrics
+        self._workers, self._config, self._guard, self._metrics = workers, config, guard, metrics
         self._stores, self._calls = stores, Calls(metrics, tracer)
-        self._jobs, self._runs = Jobs(config, stores, metrics, worker), Runs()
+        self._jobs, self._runs = Jobs(config, stores, metrics, workers), Runs()
         self.draining = False
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
@@ -131,7 +130,7 @@ class Front:
             questions = (self._question(request_type, data) async for data in messages)
             if request_type is datastores_pb2.AddDocumentsRequest:
                 return wire.to_wire(await self._added(caller, questions))
-            self._worker.check_room()  # before anything is read
+            self._workers.check_room()  # before anything is read
             return await self._ask(watched, caller, await self._joined(questions), context)
 
     async def _ask(self, call: Call, caller: Caller, question: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -144,18 +143,22 @@ class Front:
         if isinstance(question, CancelGenerationRequest):
             self._runs.stop(question.request_id, self._runs.find(question.request_id, caller.name))
             return wire.answer_to_wire(question, None)
-        if isinstance(question, LoadDatastoreRequest):
-            question = replace(question, path=str(self._stores.permitted(question.path)))
-        turn, left_s = caller.name or context.peer(), context.time_remaining()
-        with self._worker.ask(question, left_s, id_=call.id, caller=turn, owner=caller.name) as asked:
-            (answer,) = await asked.take()
-        if not isinstance(answer, Result):
-            raise _failure(answer)
-        if isinstance(question, LoadDatastoreRequest):
-            self._stores.put(answer.value.name, Path(question.path))
-        elif isinstance(question, UnloadDatastoreRequest):
-            self._stores.take_out(question.store)
-        return wire.answer_to_wire(question, caller.visible(question, answer.value))
+        if isinstance(question, LoadDatastoreRequest | UnloadDatastoreRequest):
+            answer = await self._load(question, call, caller)
+        else:
+            turn = caller.name or context.peer()
+            about = {"id_": call.id, "caller": turn, "owner": caller.name}
+            answer = await self._workers.answer(question, context.time_remaining(), **about)
+        return wire.answer_to_wire(question, caller.visible(question, answer))
+
+    async def _load(self, question: LoadDatastoreRequest | UnloadDatastoreRequest, call: Call, caller: Caller) -> Any:
+        """Takes a datastore into service, or out of it."""
+        if isinstance(question, UnloadDatastoreRequest):
+            name = question.store
+            return await self._workers.everywhere(question, lambda _: self._stores.take_out(name), id_=call.id)
+        path = self._stores.permitted(question.path)
+        question = replace(question, path=str(path))
+        return await self._workers.everywhere(question, lambda told: self._stores.put(told.name, path), id_=call.id)
 
     async def _about_jobs(
         self, question: JobRequest | OperationQuestion, caller: Caller, context: grpc.aio.ServicerContext
@@ -245,7 +248,7 @@ class Front:
     ) -> AsyncGenerator[GenerationEvent, None]:
         """A generation's events, as they come. Who closes this tells the worker that nobody waits any more."""
         turn, left_s, event = caller.name or context.peer(), context.time_remaining(), cast("GenerationEvent", ())
-        with self._worker.ask(question, left_s, id_=call.id, caller=turn, owner=caller.name) as asked:
+        with self._workers.ask(question, left_s, id_=call.id, caller=turn, owner=caller.name) as asked:
             while not isinstance(event, Finished):
                 for event in merged(await asked.take()):
                     yield event

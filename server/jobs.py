@@ -52,7 +52,7 @@ from memlm.server.index_worker import ADD, BUILD, COMPACT, Ended, FromIndexWorke
 from memlm.server.job import PREFIX, Job, Upload
 from memlm.server.metrics import Metrics
 from memlm.server.stores import Stores
-from memlm.server.worker_link import WorkerLink
+from memlm.server.workers import Workers
 from memlm.status import kind_of
 
 JOBS = "jobs"
@@ -76,10 +76,10 @@ class Jobs:
         config: ServerConfig,
         stores: Stores,
         metrics: Metrics,
-        worker: WorkerLink,
+        workers: Workers,
     ) -> None:
         """Reads what an earlier server wrote down; starts nothing yet."""
-        self._config, self._stores, self._worker = config, stores, worker
+        self._config, self._stores, self._workers = config, stores, workers
         self._jobs: dict[str, Job] = {}
         self._news, self._runners = asyncio.Event(), list[asyncio.Task[None]]()
         self._folder = None if config.store_dir is None else config.store_dir / JOBS
@@ -372,7 +372,8 @@ class Jobs:
         self._stores.put(job.store, path)
         try:
             with suppress(Unavailable):
-                await self._worker.answer(LoadDatastoreRequest(job.path, job.store, replace=True))
+                load = LoadDatastoreRequest(job.path, job.store, replace=True)
+                await self._workers.everywhere(load, lambda _: None, ours=True)
         except MemlmError:
             if before is None:
                 self._stores.take_out(job.store)
@@ -383,11 +384,11 @@ class Jobs:
             await asyncio.to_thread(self._stores.discard, before)
 
     async def _until_served(self, store: str, manifest: int) -> None:
-        """The worker looks for what was committed at every beat."""
+        """The workers look for what was committed at every beat."""
         deadline_s = time.monotonic() + SERVED_S
         while time.monotonic() < deadline_s:
             with suppress(Unavailable, NotFound):
-                if (await self._worker.answer(GetDatastoreRequest(store))).manifest >= manifest:
+                if await self._workers.manifest(GetDatastoreRequest(store)) >= manifest:
                     return
             await asyncio.sleep(POLL_S)
         log.error("what was committed to %s is not served yet", store)

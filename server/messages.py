@@ -1,4 +1,4 @@
-"""What the front and its worker tell each other: small frozen dataclasses, pickled over one pipe.
+"""What the front and each inference worker tell each other: small frozen dataclasses, pickled over one pipe.
 
 The front asks (`Ask`, `Cancel`, `Stop`); the worker answers every `Ask` with any number of `Events` and then exactly
 one `Result`, one `Failed`, or, for a generation, one `Events` that ends with `Finished`. A cancelled `Ask` gets no
@@ -16,6 +16,14 @@ from memlm.questions import Question
 
 
 @dataclass(frozen=True, slots=True)
+class CatchUp:
+    """The front's own question: move on to what others have committed, of `store` up to `manifest` at least."""
+
+    store: str | None = None
+    manifest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """A question, under the id that its answers carry, which is also the one that logs and clients know it by.
 
@@ -24,7 +32,7 @@ class Ask:
     """
 
     id: str
-    question: Question
+    question: Question | CatchUp
     asked_s: float
     deadline_s: float | None
     caller: str = ""

@@ -34,7 +34,7 @@ class Metrics:
         self._tokens = Counter("memlm_tokens", "Prompt tokens read, and tokens generated.", ["kind"], registry=made)
         self._searches = Counter("memlm_searches", "Tokens for which a datastore was searched.", registry=made)
         self._beat = Gauge(
-            "memlm_heartbeat_age_seconds", "Since the worker's loop last told that it moves.", registry=made
+            "memlm_heartbeat_age_seconds", "Since the stillest worker's loop told that it moves.", registry=made
         )
         self._jobs = Gauge("memlm_operations", "Long work on datastores, by state.", ["state"], registry=made)
         self._job_progress = Gauge(
@@ -60,9 +60,11 @@ class Metrics:
                 f"cannot tell metrics at {host}:{port} ({error.strerror}); choose another port", field="metrics_port"
             ) from error
 
-    def watch(self, age_s: Callable[[], float]) -> None:
-        """Takes what tells how old the last heartbeat is."""
+    def watch(self, age_s: Callable[[], float], stats: Callable[[], Stats]) -> None:
+        """Takes what tells how old the last heartbeat is, and what the workers say of themselves."""
         self._beat.set_function(age_s)
+        for name, gauge in self._gauges.items():
+            gauge.set_function(partial(_figure, stats, name))
 
     def watch_jobs(self, jobs: Callable[[], Sequence[OperationInfo]]) -> None:
         """Takes what tells of all operations."""
@@ -70,11 +72,6 @@ class Metrics:
             count = partial(_count, jobs, state)
             self._jobs.labels(state.value).set_function(count)
         self._job_progress.set_function(lambda: _progress(jobs()))
-
-    def take(self, stats: Stats) -> None:
-        """What the worker says of itself."""
-        for name, gauge in self._gauges.items():
-            gauge.set(getattr(stats, name))
 
     @contextmanager
     def call(self, name: str) -> Iterator[Callable[[str], None]]:
@@ -91,6 +88,10 @@ class Metrics:
     def generation(self) -> Generation:
         """Watches one generation."""
         return Generation(self)
+
+
+def _figure(stats: Callable[[], Stats], name: str) -> float:
+    return float(getattr(stats(), name))
 
 
 def _count(jobs: Callable[[], Sequence[OperationInfo]], state: JobState) -> float:

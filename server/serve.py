@@ -23,7 +23,8 @@ from memlm.server.metrics import Metrics
 from memlm.server.security import Guard, server_credentials, warning_of
 from memlm.server.stores import Stores
 from memlm.server.tracing import Tracer
-from memlm.server.worker_link import JOIN_S, WorkerLink
+from memlm.server.worker_link import JOIN_S
+from memlm.server.workers import Workers
 from memlm.status import trailer_of
 
 HEALTH_PERIOD_S = 0.25
@@ -46,19 +47,19 @@ def serve(config: ServerConfig, on_ready: Callable[[str], None]) -> int:
 
 
 class _Server:
-    """One server: a worker, a front, health."""
+    """One server: workers, a front, health."""
 
     def __init__(self, config: ServerConfig) -> None:
         """Starts nothing yet."""
         self._config = config
         self._metrics = Metrics()
         self._stores = Stores(config.stores, config.store_dir)
-        self._worker = WorkerLink(config, self._metrics, lambda: self._stores.paths)
-        self._metrics.watch(lambda: self._worker.beat_age_s)
+        self._workers = Workers(config, lambda: self._stores.paths)
+        self._metrics.watch(lambda: self._workers.beat_age_s, lambda: self._workers.stats)
         self._guard = Guard(config.auth_file)
         self._credentials = server_credentials(config)
         self._tracer = None if config.otlp is None else Tracer(config.otlp)
-        self._front = Front(self._worker, config, self._guard, self._metrics, self._stores, self._tracer)
+        self._front = Front(self._workers, config, self._guard, self._metrics, self._stores, self._tracer)
         self._health = health.aio.HealthServicer()
         self._told_to_stop, self._told_again = asyncio.Event(), asyncio.Event()
 
@@ -69,7 +70,7 @@ class _Server:
             log.warning(warning)
         _check_address(self._config)
         try:
-            if not await _unless(self._told_to_stop, self._worker.start()):
+            if not await _unless(self._told_to_stop, self._workers.start()):
                 return 0
             server, address = self._bind()
             if (port := self._config.metrics_port) is not None:
@@ -86,7 +87,7 @@ class _Server:
             await self._front.jobs.stop()
             if self._tracer is not None:
                 await asyncio.to_thread(self._tracer.close)
-            await self._worker.stop(0 if self._told_again.is_set() else JOIN_S)
+            await self._workers.stop(0 if self._told_again.is_set() else JOIN_S)
 
     def _listen_to_signals(self) -> None:
         def hear(number: signal.Signals) -> None:
@@ -129,9 +130,9 @@ class _Server:
             await self._tell_health()
 
     async def _tell_health(self) -> None:
-        """Serving means that the worker's loop has moved of late, not that a process exists."""
+        """Serving means that a worker's loop has moved of late, not that a process exists."""
         answer = health_pb2.HealthCheckResponse
-        status = answer.SERVING if self._worker.is_serving else answer.NOT_SERVING
+        status = answer.SERVING if self._workers.is_serving else answer.NOT_SERVING
         for name in ("", *_service_names()):
             await self._health.set(name, status)
 
@@ -139,15 +140,15 @@ class _Server:
         """Refuses what is new, then lets what runs come to its end: within `drain_s`, or until a second signal."""
         self._front.draining = True
         await self._health.enter_graceful_shutdown()
-        log.info("draining: %d requests are open", self._worker.num_open)
+        log.info("draining: %d requests are open", self._workers.num_open)
         with suppress(TimeoutError):
             await asyncio.wait_for(_unless(self._told_again, self._idle()), self._config.drain_s)
-        log.info("stopping: %d requests are cut off", self._worker.num_open)
-        await server.stop(0 if self._worker.num_open else GRACE_S)
+        log.info("stopping: %d requests are cut off", self._workers.num_open)
+        await server.stop(0 if self._workers.num_open else GRACE_S)
         return STOPPED_AT_ONCE if self._told_again.is_set() else 0
 
     async def _idle(self) -> None:
-        while self._worker.num_open:
+        while self._workers.num_open:
             await asyncio.sleep(POLL_S)
 
 

@@ -1,4 +1,4 @@
-"""The inference worker: the process that owns the model and its stores.
+"""An inference worker: a process that owns a model and its stores.
 
 One loop takes what the front asks, drops what is cancelled or too late before it costs anything, and goes on with all
 that runs: every generation by one token, side by side, and one of the texts that are scored by a few windows. What
@@ -18,25 +18,29 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from memlm.api import GenerateRequest
 from memlm.batch import Batch, Member
 from memlm.checkpoint import load_checkpoint
-from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded
+from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded, Unavailable
 from memlm.generate import Generation
+from memlm.index.threads import use_cores
 from memlm.language_model import LanguageModel
 from memlm.memory import Memory
 from memlm.questions import AppendToSessionRequest, LoadDatastoreRequest, ScoreRequest, SearchRequest
 from memlm.server.answers import Steps, Telling, alone, answer_to, appended, scored, searched
-from memlm.server.config import ServerConfig
+from memlm.server.config import ServerConfig, place_of
 from memlm.server.logs import start_logging
 from memlm.server.messages import (
     Ask,
     Cancel,
+    CatchUp,
     Failed,
     FromWorker,
     Heartbeat,
@@ -56,8 +60,10 @@ OPENING_S = 0.01
 RETRY_AFTER_S = 1.0
 
 
-def run_worker(pipe: Connection, config: ServerConfig, stores: Mapping[str, Path]) -> None:
-    """The worker process, from loading to its end, which comes with `Stop` or with the front's own end."""
+def run_worker(pipe: Connection, config: ServerConfig, stores: Mapping[str, Path], place: int = 0) -> None:
+    """A worker process, from loading to its end, which comes with `Stop` or with the front's own end. Of the sessions,
+    those are its own that have their `place` here.
+    """
     # A terminal and a service manager signal the whole group; it is for the front to say what that means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -65,8 +71,10 @@ def run_worker(pipe: Connection, config: ServerConfig, stores: Mapping[str, Path
     inbox, outbox = Inbox(pipe), Outbox(pipe)
     # Said even where nothing changes: what torch was never told, Faiss's own setting would change under it.
     torch.set_num_threads(config.num_threads or torch.get_num_threads())
+    if config.num_workers > 1:
+        use_cores(config.num_threads)
     try:
-        lm = _loaded(config, stores)
+        lm = _loaded(config, stores, place)
     except MemlmError as error:
         outbox.send(NotLoaded(error))
         outbox.flush()
@@ -77,10 +85,14 @@ def run_worker(pipe: Connection, config: ServerConfig, stores: Mapping[str, Path
         Worker(lm, inbox, outbox.send, config.max_running, config.max_queued_tokens, outbox.flush).run()
 
 
-def _loaded(config: ServerConfig, stores: Mapping[str, Path]) -> LanguageModel:
+def _loaded(config: ServerConfig, stores: Mapping[str, Path], place: int) -> LanguageModel:
     checkpoint = load_checkpoint(config.model, dtype=config.dtype)
     sessions = Sessions(
-        checkpoint, folder=config.session_dir, ttl_s=config.session_ttl_s, max_bytes=config.max_session_bytes
+        checkpoint,
+        folder=config.session_dir,
+        ttl_s=config.session_ttl_s,
+        max_bytes=config.max_session_bytes,
+        is_ours=lambda name: place_of(name, config.num_workers) == place,
     )
     return LanguageModel(checkpoint, stores, sessions)
 
@@ -178,7 +190,7 @@ class Worker:
         self._beat_s = 0.0
         # Opening a large datastore takes a while, for which nobody else's tokens need wait.
         self._opener = ThreadPoolExecutor(1, "opener")
-        self._opening: list[tuple[Job, LoadDatastoreRequest, Future[Memory]]] = []
+        self._opening: list[tuple[Job, Future[Any], Callable[[Any], Any]]] = []
         self._newer: Future[list[Callable[[], bool]]] | None = None
 
     def run(self) -> None:
@@ -225,7 +237,9 @@ class Worker:
                 self._waiting.append(job)
             elif isinstance(question, LoadDatastoreRequest):
                 opening = self._opener.submit(Memory.open, question.path, self._lm.checkpoint, question.store or "")
-                self._opening.append((job, question, opening))
+                self._opening.append((job, opening, partial(self._lm.take_in, replace=question.replace)))
+            elif isinstance(question, CatchUp):
+                self._opening.append((job, self._opener.submit(self._lm.newer), partial(self._catch_up, question)))
             else:
                 self._send(Result(job.ask.id, answer_to(self._lm, question, job.ask.owner)))
 
@@ -238,15 +252,21 @@ class Worker:
 
     def _take_in(self) -> None:
         """Takes into service what has been opened, in one step."""
-        for opened in [each for each in self._opening if each[2].done()]:
+        for opened in [each for each in self._opening if each[1].done()]:
             self._opening.remove(opened)
-            job, question, memory = opened
+            job, opening, use = opened
             with self._answering(job):
-                self._send(Result(job.ask.id, self._lm.take_in(memory.result(), replace=question.replace)))
+                self._send(Result(job.ask.id, use(opening.result())))
         if self._newer is not None and self._newer.done():
             for take in self._newer.result():
                 take()
             self._newer = None
+
+    def _catch_up(self, question: CatchUp, newer: list[Callable[[], bool]]) -> None:
+        for take in newer:
+            take()
+        if question.store is not None and self._lm.get_datastore(question.store).manifest < question.manifest:
+            raise Unavailable(f"manifest {question.manifest} of {question.store} could not be read")
 
     def _check_queue(self, question: GenerateRequest) -> None:
         """A prompt has at most as many tokens as bytes, and mostly a third: that is near enough for a bound."""

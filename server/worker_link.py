@@ -1,4 +1,4 @@
-"""The front's end of the pipe: starts the worker, asks it, hears it, and starts another when it dies.
+"""The front's end of a pipe: starts an inference worker, asks it, hears it, and starts another when it dies.
 
 Two threads keep the pipe off the event loop: one writes what is asked, one reads what is answered and hands it over.
 All else happens on the loop.
@@ -29,6 +29,7 @@ from memlm.server.messages import (
     Answer,
     Ask,
     Cancel,
+    CatchUp,
     Events,
     Failed,
     FromWorker,
@@ -36,10 +37,10 @@ from memlm.server.messages import (
     Loaded,
     NotLoaded,
     Result,
+    Stats,
     Stop,
     ToWorker,
 )
-from memlm.server.metrics import Metrics
 
 RETRY_AFTER_S, LEAST_RETRY_S, MOST_RETRY_S = 1.0, 0.05, 60.0
 ENDS_KEPT = 16
@@ -74,19 +75,24 @@ class Call:
 
 
 class WorkerLink:
-    """The worker process, and the questions that it has not answered yet."""
+    """A worker process, and the questions that it has not answered yet."""
 
-    def __init__(self, config: ServerConfig, metrics: Metrics, stores: Callable[[], Mapping[str, Path]]) -> None:
-        """Starts nothing yet. `stores` tells what a worker that starts is to load."""
-        self._config, self._metrics, self._stores = config, metrics, stores
+    def __init__(self, config: ServerConfig, place: int, stores: Callable[[], Mapping[str, Path]]) -> None:
+        """Starts nothing yet. Takes what each worker may take on, its place among them, and what tells of the
+        datastores that one that starts is to load.
+        """
+        self._config, self.place, self._stores = config, place, stores
+        self.stats = Stats()
         self._calls: dict[str, Call] = {}
         self._ended_s: deque[float] = deque(maxlen=ENDS_KEPT)
         self._outgoing: Outgoing = queue.SimpleQueue()
         self._process: SpawnProcess | None = None
         self._loaded: asyncio.Future[None] | None = None
+        self._given: Mapping[str, Path] = {}
+        self._catching_up: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
-        self._is_up = False
+        self.is_loaded = self.is_up = False
         self._beat_s = 0.0
 
     async def start(self) -> None:
@@ -100,7 +106,7 @@ class WorkerLink:
             self._keeper.cancel()
         if self._process is None:
             return
-        if self._is_up:
+        if self.is_up:
             self._outgoing.put(Stop())
             await asyncio.to_thread(self._process.join, patience_s)
         if self._process.is_alive():
@@ -108,10 +114,16 @@ class WorkerLink:
             await asyncio.to_thread(self._process.join, JOIN_S)
         self._outgoing.put(None)
 
+    def restart(self, why: str) -> None:
+        """Ends the worker, so that another takes its place, with the datastores that are in service now."""
+        log.error("inference worker %d is started again: %s", self.place, why)
+        if self._process is not None:
+            self._process.kill()
+
     @property
     def is_serving(self) -> bool:
         """Whether the worker has loaded and its loop has moved of late."""
-        return self._is_up and time.monotonic() - self._beat_s < STALE_BEAT_S
+        return self.is_up and time.monotonic() - self._beat_s < STALE_BEAT_S
 
     @property
     def beat_age_s(self) -> float:
@@ -126,7 +138,7 @@ class WorkerLink:
     @contextmanager
     def ask(
         self,
-        question: Question,
+        question: Question | CatchUp,
         time_left_s: float | None,
         *,
         id_: str = "",
@@ -150,18 +162,17 @@ class WorkerLink:
             if self._calls.pop(id_, None) is not None:
                 self._outgoing.put(Cancel(id_))
 
-    async def answer(self, question: Question) -> Any:
-        """The answer to a question of the server's own. Raises its error."""
-        with self.ask(question, None, ours=True) as asked:
+    async def answer(self, question: Question | CatchUp, time_left_s: float | None = None, **about: Any) -> Any:
+        """The one answer to a question; `about` as of `ask`. Raises its error."""
+        with self.ask(question, time_left_s, **about) as asked:
             (answer,) = await asked.take()
         if isinstance(answer, Result):
             return answer.value
-        assert isinstance(answer, Failed)  # one answer is one of the two
-        raise answer.error
+        raise answer.error if isinstance(answer, Failed) else TypeError(f"{type(answer).__name__} is no answer")
 
     def check_room(self, *, ours: bool = False) -> None:
         """Raises Overloaded where there is too much to do already, Unavailable while there is no worker."""
-        if not self._is_up:
+        if not (self.is_up or (ours and self.is_loaded)):
             raise Unavailable("the inference worker is being started again; try again in a moment")
         if not ours and self.num_open >= self._config.max_running + self._config.max_queued:
             wait_s = self._wait_s()
@@ -183,8 +194,9 @@ class WorkerLink:
         spawn, loop = multiprocessing.get_context("spawn"), asyncio.get_running_loop()
         ours, theirs = spawn.Pipe()
         self._loaded, self._gone, self._outgoing = loop.create_future(), asyncio.Event(), queue.SimpleQueue()
-        arguments = (theirs, self._config, dict(self._stores()))
-        self._process = spawn.Process(target=_run_worker, args=arguments, name="worker", daemon=True)
+        self._given = dict(self._stores())
+        arguments = (theirs, self._config, self._given, self.place)
+        self._process = spawn.Process(target=_run_worker, args=arguments, name=f"worker {self.place}", daemon=True)
         self._process.start()
         theirs.close()
         threading.Thread(target=_write, args=(ours, self._outgoing), name="to worker", daemon=True).start()
@@ -201,7 +213,7 @@ class WorkerLink:
                 await self._launch()
                 pause_s = FIRST_PAUSE_S
             except MemlmError as error:
-                log.error("the inference worker could not be started again: %s", error)
+                log.error("inference worker %d could not be started again: %s", self.place, error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -209,7 +221,7 @@ class WorkerLink:
         assert self._process is not None  # there was one that is gone
         await asyncio.to_thread(self._process.join, JOIN_S)
         self._process.kill()
-        log.error("the inference worker died (exit code %s); starting another", self._process.exitcode)
+        log.error("inference worker %d died (exit code %s); starting another", self.place, self._process.exitcode)
 
     def _read(self, pipe: Connection, loop: asyncio.AbstractEventLoop) -> None:
         """Thread: hands over what the worker says, until it is gone or the loop is closed."""
@@ -227,10 +239,9 @@ class WorkerLink:
 
     def _hear_one(self, message: FromWorker) -> None:
         if isinstance(message, Heartbeat):
-            self._metrics.take(message.stats)
+            self.stats = message.stats
         elif isinstance(message, Loaded):
-            self._is_up = True
-            self._settle(None)
+            self._come_up()
         elif isinstance(message, NotLoaded):
             self._settle(message.error)
         elif call := self._calls.get(message.id):
@@ -239,9 +250,27 @@ class WorkerLink:
                 self._ended_s.append(self._beat_s)
             call.put(message)
 
+    def _come_up(self) -> None:
+        """It has loaded. What changed meanwhile comes before anybody else's question."""
+        if self._given != self._stores():
+            self.restart("the datastores in service changed while it loaded")
+            return
+        self.is_loaded = True
+        self._catching_up = asyncio.create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        try:
+            await self.answer(CatchUp(), ours=True)
+        except MemlmError as error:
+            self.restart(str(error))
+        else:
+            self.is_up = True
+            self._settle(None)
+
     def _lose(self) -> None:
         """The worker is gone: whoever waits for it is told so."""
-        self._is_up = False
+        self.is_loaded = self.is_up = False
+        self.stats = Stats()
         self._settle(Unavailable("the inference worker died while it was loading; the server's log may say why"))
         for id_, call in self._calls.items():
             call.put(Failed(id_, Unavailable("the inference worker died at this request or another; ask again")))
@@ -269,8 +298,8 @@ def _write(pipe: Connection, outgoing: Outgoing) -> None:
             pipe.send(message)
 
 
-def _run_worker(pipe: Connection, config: ServerConfig, stores: Mapping[str, Path]) -> None:
-    """What the worker's process runs. Only there is torch loaded."""
+def _run_worker(pipe: Connection, config: ServerConfig, stores: Mapping[str, Path], place: int) -> None:
+    """What a worker's process runs. Only there is torch loaded."""
     from memlm.server.worker import run_worker
 
-    run_worker(pipe, config, stores)
+    run_worker(pipe, config, stores, place)

@@ -50,10 +50,15 @@ class RunningServer:
         return self.log.read_text()
 
     @property
-    def worker_pid(self) -> int:
-        """The inference worker; index workers give way to all others."""
+    def worker_pids(self) -> list[int]:
+        """The inference workers, the oldest first; index workers give way to all others."""
         spawned = [pid for pid in children_of(self.process.pid) if "spawn_main" in command_of(pid)]
-        (pid,) = [pid for pid in spawned if os.sched_getscheduler(pid) != os.SCHED_IDLE]
+        return [pid for pid in spawned if os.sched_getscheduler(pid) != os.SCHED_IDLE]
+
+    @property
+    def worker_pid(self) -> int:
+        """The only inference worker."""
+        (pid,) = self.worker_pids
         return pid
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:

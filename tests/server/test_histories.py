@@ -26,7 +26,7 @@ def at(
     tmp_path_factory: pytest.TempPathFactory, model_folder: Path, corpus_folder: Path
 ) -> Iterator[tuple[RunningServer, Path]]:
     stores = tmp_path_factory.mktemp("histories") / "stores"
-    options = ("--threads", "1", "--store-dir", str(stores), "--corpus-root", str(corpus_folder))
+    options = ("--threads", "1", "--workers", "2", "--store-dir", str(stores), "--corpus-root", str(corpus_folder))
     options += ("--session-dir", str(stores.parent / "sessions"))
     with RunningServer(stores.parent / "log", model_folder, options=options) as server:
         yield server, corpus_folder

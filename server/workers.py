@@ -1,0 +1,142 @@
+"""All inference workers, as the front sees them: whom a question goes to, and what has to happen on every one.
+
+A session lives where its name says; what has none goes to whoever has least to do. Datastores come and go, and
+documents are deleted, on all workers before the caller hears of it; a worker that could not follow is started again,
+and loads what is in service then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import astuple
+from itertools import chain
+from pathlib import Path
+from random import random
+from typing import Any
+
+from memlm.errors import MemlmError, Unavailable
+from memlm.index.threads import num_cores
+from memlm.questions import DeleteDocumentsRequest, GetDatastoreRequest, ListSessionsRequest, Question
+from memlm.server.config import ServerConfig, place_of
+from memlm.server.messages import CatchUp, Stats
+from memlm.server.worker_link import Call, WorkerLink
+
+
+class Workers:
+    """The workers of a server."""
+
+    def __init__(self, config: ServerConfig, stores: Callable[[], Mapping[str, Path]]) -> None:
+        """Starts nothing yet. `stores` tells what a worker that starts is to load."""
+        share = config.share(num_cores())
+        self._links = tuple(WorkerLink(share, place, stores) for place in range(config.num_workers))
+
+    async def start(self) -> None:
+        """Starts all and waits until they are loaded. Raises what kept one from loading."""
+        await asyncio.gather(*(link.start() for link in self._links))
+
+    async def stop(self, patience_s: float) -> None:
+        """Tells all to stop, and waits for them; those that do not stop are killed."""
+        await asyncio.gather(*(link.stop(patience_s) for link in self._links))
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether there is one that has loaded and whose loop has moved of late."""
+        return any(link.is_serving for link in self._links)
+
+    @property
+    def beat_age_s(self) -> float:
+        """Seconds since the stillest loop last told that it moves."""
+        return max(link.beat_age_s for link in self._links)
+
+    @property
+    def stats(self) -> Stats:
+        """How much all of them have to do, and hold."""
+        return Stats(*map(sum, zip(*(astuple(link.stats) for link in self._links), strict=True)))
+
+    @property
+    def num_open(self) -> int:
+        """Questions that somebody waits for the answers of."""
+        return sum(link.num_open for link in self._links)
+
+    def check_room(self) -> None:
+        """Raises Overloaded where there is too much to do already, Unavailable while there is no worker."""
+        self._freest().check_room()
+
+    @contextmanager
+    def ask(self, question: Question, time_left_s: float | None, **about: Any) -> Iterator[Call]:
+        """Asks one, as `WorkerLink.ask` does."""
+        with self._link_for(question).ask(question, time_left_s, **about) as call:
+            yield call
+
+    async def answer(self, question: Question, time_left_s: float | None = None, **about: Any) -> Any:
+        """The one answer to a question, from whom it takes. Raises its error."""
+        if isinstance(question, ListSessionsRequest):
+            found = await self._answers(question, time_left_s, **about)
+            return tuple(sorted(chain(*found), key=lambda session: session.used_s, reverse=True))
+        if isinstance(question, DeleteDocumentsRequest):
+            return await asyncio.shield(self._delete(question, time_left_s, **about))
+        return await self._link_for(question).answer(question, time_left_s, **about)
+
+    async def everywhere(self, question: Question, then: Callable[[Any], None], **about: Any) -> Any:
+        """One answer of all workers, to what each has to do; `then` is told of it before anybody is asked anything
+        else. It is done to its end, whoever waits for it. Raises the error, where none could do it.
+        """
+        return await asyncio.shield(self._everywhere(question, then, **about))
+
+    async def manifest(self, question: GetDatastoreRequest) -> int:
+        """The oldest manifest of a datastore that one of them goes by. Raises Unavailable while one is not there."""
+        return min(info.manifest for info in await self._answers(question, ours=True))
+
+    async def _everywhere(self, question: Question, then: Callable[[Any], None], **about: Any) -> Any:
+        links = [link for link in self._links if link.is_loaded]
+        if not links:
+            raise Unavailable("the inference worker is being started again; try again in a moment")
+        told = dict(zip(links, await self._tried(links, question, **about), strict=True))
+        done = {link: value for link, value in told.items() if not isinstance(value, BaseException)}
+        if not done:
+            raise next(iter(told.values()))
+        value = next(iter(done.values()))
+        then(value)
+        for link in self._links:
+            if link.is_loaded and link not in done:
+                link.restart(f"it could not do what the others did ({told.get(link, 'it came up meanwhile')})")
+        return value
+
+    async def _delete(self, question: DeleteDocumentsRequest, time_left_s: float | None, **about: Any) -> Any:
+        """One writes, always the same; the others move on to what it wrote, and then it is done."""
+        leader = self._leader()
+        report = await leader.answer(question, time_left_s, **about)
+        others = [link for link in self._links if link.is_loaded and link is not leader]
+        moved = await self._tried(others, CatchUp(report.store, report.manifest), ours=True)
+        for link, value in zip(others, moved, strict=True):
+            if isinstance(value, BaseException):
+                link.restart(f"it could not follow a deletion ({value})")
+        return report
+
+    async def _answers(self, question: Question, time_left_s: float | None = None, **about: Any) -> list[Any]:
+        """Of each its answer. Raises an error of one."""
+        return await asyncio.gather(*(link.answer(question, time_left_s, **about) for link in self._links))
+
+    async def _tried(self, links: list[WorkerLink], question: Question | CatchUp, **about: Any) -> list[Any]:
+        """Of each its answer, or its error."""
+        asking: list[Awaitable[Any]] = [link.answer(question, **about) for link in links]
+        return [_expected(value) for value in await asyncio.gather(*asking, return_exceptions=True)]
+
+    def _link_for(self, question: Question) -> WorkerLink:
+        session = getattr(question, "session", None)
+        return self._links[place_of(session, len(self._links))] if session else self._freest()
+
+    def _freest(self) -> WorkerLink:
+        """Who has least to do, of those that move; any one of several."""
+        return min(self._links, key=lambda link: (not link.is_serving, not link.is_up, link.num_open, random()))
+
+    def _leader(self) -> WorkerLink:
+        return next((link for link in self._links if link.is_up), self._links[0])
+
+
+def _expected(value: Any) -> Any:
+    if isinstance(value, BaseException) and not isinstance(value, MemlmError):
+        raise value
+    return value

@@ -1,0 +1,224 @@
+"""Several inference workers: each does its share, all change together, and one that dies is missed by nobody else."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running import RunningServer, alike, wait_until
+from texts import make_text
+
+from memlm.client import Client
+from memlm.errors import NotFound, Unavailable
+from memlm.language_model import LanguageModel
+from memlm.questions import NewDocument
+from memlm.server.config import ServerConfig, place_of
+
+PROMPTS = [make_text(number, 6) for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, store_folder: Path) -> Iterator[RunningServer]:
+    """Three workers, for tests that change nothing that others see."""
+    options = ("--threads", "1", "--workers", "3")
+    with RunningServer(tmp_path_factory.mktemp("trio") / "log", model_folder, store_folder, options=options) as server:
+        yield server
+
+
+def in_session(client: Client, name: str) -> list:
+    with client.generate("", session=name, temperature=0, max_tokens=3, use_store=False) as stream:
+        return list(stream)
+
+
+def test_all_answer_as_the_library_does(trio: RunningServer, lm: LanguageModel) -> None:
+    """One at a time, so that no two stand in one batch: each of the three has its turn, and all give the same bits."""
+    with Client(trio.address) as client:
+        for prompt in PROMPTS:
+            tokens = list(client.generate(prompt, max_tokens=12, temperature=0))
+            assert [(token.id, token.logprob) for token in tokens] == [
+                (token.id, token.logprob) for token in lm.generate(prompt, max_tokens=12, temperature=0)
+            ]
+
+
+def test_who_stands_still_gets_no_more_to_do(trio: RunningServer) -> None:
+    """The first few that came its way wait for it, all others go to those that have less to do."""
+    still, ended = trio.worker_pids[1], list[int]()
+
+    def ask() -> None:
+        with Client(trio.address) as client:
+            ended.append(len(list(client.generate(PROMPTS[0], max_tokens=6, temperature=0))))
+
+    askers = [threading.Thread(target=ask) for _ in range(12)]
+    os.kill(still, signal.SIGSTOP)
+    try:
+        for asker in askers:
+            asker.start()
+            time.sleep(0.05)
+        wait_until(lambda: len(ended) >= 10, 8)
+    finally:
+        os.kill(still, signal.SIGCONT)
+    for asker in askers:
+        asker.join(20)
+    assert ended == [6] * 12
+
+
+def test_a_session_lives_where_its_name_says(trio: RunningServer) -> None:
+    with Client(trio.address) as client:
+        names = [client.session().name for _ in range(24)]
+        assert {place_of(name, 3) for name in names} == {0, 1, 2}
+        for name, prompt in zip(names, PROMPTS, strict=False):
+            client.append_to_session(name, prompt)
+        forks = [client.fork_session(name).name for name in names[: len(PROMPTS)]]
+        assert [place_of(name, 3) for name in forks] == [place_of(name, 3) for name in names[: len(PROMPTS)]]
+        for name, fork in zip(names, forks, strict=False):
+            assert alike(in_session(client, name), in_session(client, fork))
+        listed = client.list_sessions()
+        assert sorted(session.name for session in listed) == sorted([*names, *forks])
+        assert [session.used_s for session in listed] == sorted((each.used_s for each in listed), reverse=True)
+        for name in (*names, *forks):
+            client.delete_session(name)
+        assert client.list_sessions() == ()
+        with pytest.raises(NotFound):
+            client.get_session("no such name, and not hexadecimal")
+
+
+def test_sessions_survive_a_restart_with_another_number_of_workers(model_folder: Path, tmp_path: Path) -> None:
+    drawn = dict[str, list]()
+    for count in (3, 2):
+        options = ("--threads", "1", "--workers", str(count), "--session-dir", str(tmp_path / "sessions"))
+        with RunningServer(tmp_path / "log", model_folder, options=options) as server, Client(server.address) as client:
+            if not drawn:
+                for prompt in PROMPTS:
+                    with client.session() as session:
+                        session.append(prompt)
+                        drawn[session.fork().name] = []
+            assert {session.name for session in client.list_sessions()} == set(drawn)
+            for name, before in drawn.items():
+                with client.session() as _, Client(server.address) as other:
+                    twin = other.fork_session(name).name
+                    tokens = in_session(other, twin)
+                    other.delete_session(twin)
+                assert not before or [token.logprob for token in tokens] == [token.logprob for token in before]
+                drawn[name] = tokens
+
+
+def test_what_is_deleted_speaks_on_none_of_them(model_folder: Path, own_store: Path, tmp_path: Path) -> None:
+    """From when the call returns: each worker has seen the datastore, and would answer from what it has open."""
+    with RunningServer(
+        tmp_path / "log", model_folder, own_store, options=("--threads", "1", "--workers", "3")
+    ) as server:
+        deleted, stop, wrong = set[str](), threading.Event(), list[str]()
+
+        def ask() -> None:
+            with Client(server.address) as client:
+                while not stop.is_set():
+                    gone = set(deleted)
+                    found = client.search("store", PROMPTS[0], k=400)
+                    wrong.extend(neighbor.document_id for neighbor in found if neighbor.document_id in gone)
+
+        askers = [threading.Thread(target=ask) for _ in range(4)]
+        for asker in askers:
+            asker.start()
+        with Client(server.address) as client:
+            for number in range(7):
+                client.datastores.delete_documents("store", [f"doc-{number}.txt"])
+                deleted.add(f"doc-{number}.txt")
+                time.sleep(0.1)
+        stop.set()
+        for asker in askers:
+            asker.join()
+        assert not wrong
+
+
+def test_one_dies_and_the_others_go_on(model_folder: Path, store_folder: Path, tmp_path: Path) -> None:
+    options = ("--threads", "1", "--workers", "2")
+    with (
+        RunningServer(tmp_path / "log", model_folder, store_folder, options=options) as server,
+        Client(server.address) as client,
+    ):
+        names = [client.session().name for _ in range(12)]
+        kept, lost = ({name for name in names if place_of(name, 2) == place} for place in (0, 1))
+        first, second = server.worker_pids
+        os.kill(second, signal.SIGKILL)
+        wait_until(lambda: "inference worker 1 died" in server.said, 5)
+        for prompt in PROMPTS:  # at once, from who is left
+            assert len(list(client.generate(prompt, max_tokens=4, temperature=0))) == 4
+        assert all(client.get_session(name).name == name for name in kept)
+        for name in lost:
+            with pytest.raises((Unavailable, NotFound)):  # while it is started again, and after
+                client.get_session(name)
+        wait_until(lambda: is_back(client, min(lost)), 60)
+        assert {session.name for session in client.list_sessions()} == kept
+        assert len(server.worker_pids) == 2
+        assert first in server.worker_pids
+
+
+def is_back(client: Client, lost: str) -> bool:
+    """Whether the worker where a session lay is there again, which has forgotten it."""
+    try:
+        client.get_session(lost)
+    except (Unavailable, NotFound) as error:
+        return isinstance(error, NotFound)
+    return False
+
+
+def test_who_dies_while_a_datastore_is_loaded_has_it_when_it_is_back(
+    model_folder: Path, store_folder: Path, tmp_path: Path
+) -> None:
+    options = ("--threads", "1", "--workers", "2", "--store-dir", str(tmp_path / "stores"), "--index-workers", "1")
+    with (
+        RunningServer(tmp_path / "log", model_folder, store_folder, options=options) as server,
+        Client(server.address) as client,
+    ):
+        client.datastores.unload("store")
+        assert all(client.datastores.list() == () for _ in range(8))
+        stopped = server.worker_pids[1]
+        os.kill(stopped, signal.SIGSTOP)
+        loading = threading.Thread(target=client.datastores.load, args=(str(store_folder),))
+        loading.start()
+        time.sleep(0.3)
+        assert loading.is_alive()  # one has it, the other cannot say so
+        os.kill(stopped, signal.SIGKILL)
+        loading.join(10)
+        assert not loading.is_alive()
+        name = session_at(client, 1)
+        with client.generate("", session=name, max_tokens=2, store="store", neighbors=1) as stream:
+            assert all(token.neighbors for token in stream)
+
+
+def session_at(client: Client, place: int) -> str:
+    """A new session at a worker that may be starting still."""
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        if place_of(name := client.session().name, 2) == place:
+            return name
+        client.delete_session(name)
+        time.sleep(0.05)
+    raise AssertionError(f"no worker came up at place {place}")
+
+
+def test_what_is_built_speaks_on_all_of_them(model_folder: Path, corpus_folder: Path, tmp_path: Path) -> None:
+    options = ("--threads", "1", "--workers", "2", "--store-dir", str(tmp_path / "stores"))
+    options += ("--corpus-root", str(corpus_folder))
+    with (
+        RunningServer(tmp_path / "log", model_folder, options=options) as server,
+        Client(server.address) as client,
+    ):
+        client.datastores.build("docs", str(corpus_folder)).result(60)
+        assert {client.datastores.get("docs").num_documents for _ in range(20)} == {8}
+        client.datastores.add("docs", [NewDocument("new", make_text(99, 40))]).result(60)
+        assert {client.datastores.get("docs").num_documents for _ in range(20)} == {9}
+        client.datastores.delete_documents("docs", ["new"])
+        assert {client.datastores.get("docs").num_deleted_documents for _ in range(20)} == {1}
+
+
+def test_what_the_server_may_take_on_is_shared_out() -> None:
+    config = ServerConfig(Path("model"), num_workers=3, max_running=32, max_queued=0, max_session_bytes=3 << 30)
+    share = config.share(num_cores=8)
+    assert (share.max_running, share.max_queued, share.max_session_bytes, share.num_threads) == (11, 0, 1 << 30, 2)
+    assert config.share(num_cores=2).num_threads == 1
+    alone = ServerConfig(Path("model"))
+    assert alone.share(8) is alone
