@@ -1,10 +1,13 @@
 """Several inference workers: each does its share, all change together, and one that dies is missed by nobody else."""
 
+import asyncio
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,9 @@ from texts import make_text
 from memlm.client import Client
 from memlm.errors import NotFound, Unavailable
 from memlm.language_model import LanguageModel
-from memlm.questions import NewDocument
+from memlm.questions import ListDatastoresRequest, NewDocument
 from memlm.server.config import ServerConfig, place_of
+from memlm.server.worker_link import WorkerLink
 
 PROMPTS = [make_text(number, 6) for number in range(12)]
 
@@ -222,3 +226,22 @@ def test_what_the_server_may_take_on_is_shared_out() -> None:
     assert config.share(num_cores=2).num_threads == 1
     alone = ServerConfig(Path("model"))
     assert alone.share(8) is alone
+
+
+async def test_who_loaded_what_is_no_longer_in_service_is_started_again(model_folder: Path, store_folder: Path) -> None:
+    """A datastore that was taken into service while a worker was loading: too late for it to be told so."""
+    told: Iterator[dict[str, Path]] = chain([{}, {}, {}], repeat({"store": store_folder}))
+    link = WorkerLink(ServerConfig(model_folder, num_threads=1), 0, lambda: next(told))
+    await link.start()
+    try:
+        assert await link.answer(ListDatastoresRequest()) == ()
+        link.restart("so that another loads nothing, once more")
+        stores = []
+        async with asyncio.timeout(60):
+            while not stores:
+                await asyncio.sleep(0.05)
+                with suppress(Unavailable):
+                    stores = [info.name for info in await link.answer(ListDatastoresRequest())]
+        assert stores == ["store"]
+    finally:
+        await link.stop(5)
