@@ -7,8 +7,9 @@ set takes the dataclass's default; 0 is 0. Importing this loads no torch, no Fai
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from operator import not_
 from typing import Any, NamedTuple, cast
 
 from google.protobuf import empty_pb2
@@ -86,9 +87,9 @@ def to_wire(record: Any) -> Message:
     if special := wire_operations.TO_WIRE.get(type(record)):
         return special(record)
     wanted = {
-        field.wire: _value_to_wire(value, field)
-        for field in _FIELDS[type(record)]
-        if (value := getattr(record, field.name)) is not None
+        wire: value if pack is None else pack(value)
+        for name, wire, _, _, pack, _ in _FIELDS[type(record)]
+        if (value := getattr(record, name)) is not None and value != ()
     }
     message_type = _MESSAGE_OF[type(record)]
     try:
@@ -102,18 +103,19 @@ def from_wire(message: Message) -> Any:
     if special := wire_operations.FROM_WIRE.get(type(message)):
         return special(message)
     record_type, values = _RECORD_OF[type(message)], {}
-    for field in _FIELDS[record_type]:
-        if not field.optional or message.HasField(field.wire):
-            values[field.name] = _value_from_wire(getattr(message, field.wire), field)
-        elif field.required:
-            values[field.name] = None
+    for name, wire, required, optional, _, unpack in _FIELDS[record_type]:
+        if not optional or message.HasField(wire):
+            value = getattr(message, wire)
+            values[name] = value if unpack is None else unpack(value)
+        elif required:
+            values[name] = None
     return record_type(**values)
 
 
 def event_to_wire(event: api.GenerationEvent) -> generation_pb2.GenerateEvent:
     """One event of a generation's stream."""
     if isinstance(event, tuple):
-        return generation_pb2.GenerateEvent(tokens=generation_pb2.Tokens(tokens=[to_wire(token) for token in event]))  # type: ignore[misc]  # to_wire gives the message of its record
+        return generation_pb2.GenerateEvent(tokens=generation_pb2.Tokens(tokens=map(_token_to_wire, event)))
     if isinstance(event, api.Accepted):
         return generation_pb2.GenerateEvent(accepted=cast(generation_pb2.Accepted, to_wire(event)))
     return generation_pb2.GenerateEvent(finished=cast(generation_pb2.Finished, to_wire(event)))
@@ -125,8 +127,41 @@ def event_from_wire(message: generation_pb2.GenerateEvent) -> api.GenerationEven
     if kind is None:
         raise InternalError("the server sent an event that this client does not know; install the server's version")
     if kind == "tokens":
-        return tuple(from_wire(token) for token in message.tokens.tokens)
+        return tuple(map(_token_from_wire, message.tokens.tokens))
     return cast("api.Accepted | api.Finished", from_wire(getattr(message, kind)))
+
+
+def _token_to_wire(token: api.Token) -> generation_pb2.Token:
+    """As `to_wire`, in a fifth of its time: of no other record are there so many."""
+    message = generation_pb2.Token(
+        id=token.id,
+        text=token.text,
+        raw=token.bytes,
+        logprob=token.logprob,
+        lm_logprob=token.lm_logprob,
+        knn_logprob=token.knn_logprob,
+        lam=token.lam,
+    )
+    if token.neighbors:
+        message.neighbors.extend(_each_to_wire(token.neighbors))
+    if token.top_logprobs:
+        message.top_logprobs.extend(_each_to_wire(token.top_logprobs))
+    return message
+
+
+def _token_from_wire(token: generation_pb2.Token) -> api.Token:
+    """As `from_wire`."""
+    return api.Token(
+        token.id,
+        token.text,
+        token.raw,
+        token.logprob,
+        token.lm_logprob,
+        token.knn_logprob if token.HasField("knn_logprob") else None,
+        token.lam,
+        tuple(map(from_wire, token.neighbors)),
+        tuple(map(from_wire, token.top_logprobs)),
+    )
 
 
 def answer_to_wire(question: Any, answer: Any) -> Message:
@@ -169,18 +204,17 @@ def read_request(request_type: type[Message], data: bytes) -> Message:
 
 
 class _Field(NamedTuple):
+    """How a field travels. What is packed or unpacked by None is what it is."""
+
     name: str
     wire: str
     required: bool
     optional: bool
-    repeated: bool
-    nested: bool
-    negated: bool
-    as_json: bool
+    pack: Callable[[Any], Any] | None
+    unpack: Callable[[Any], Any] | None
 
 
 def _fields_of(record_type: type) -> tuple[_Field, ...]:
-    """How each field of a record travels."""
     on_wire = _MESSAGE_OF[record_type].DESCRIPTOR.fields_by_name
     return tuple(
         _Field(
@@ -188,37 +222,28 @@ def _fields_of(record_type: type) -> tuple[_Field, ...]:
             wire=(wire := _RENAMED.get((record_type, field.name), field.name)),
             required=field.default is MISSING and field.default_factory is MISSING,
             optional=on_wire[wire].has_presence,
-            repeated=str(field.type).startswith("tuple"),
-            nested=on_wire[wire].message_type is not None or on_wire[wire].enum_type is not None,
-            negated=wire == "without_store",
-            as_json=(record_type, wire) in _AS_JSON,
+            pack=(ways := _ways(record_type, field, on_wire[wire]))[0],
+            unpack=ways[1],
         )
         for field in fields(record_type)
     )
 
 
-def _value_to_wire(value: Any, field: _Field) -> Any:
-    if field.repeated:
-        return _each_to_wire(value)
-    if field.negated:
-        return not value
-    if field.as_json:
-        return _json_of(value)
-    if not field.nested:
-        return value
-    return _REASONS[value] if isinstance(value, api.FinishReason) else to_wire(value)
+def _ways(record_type: type, field: Any, on_wire: Any) -> tuple[Callable[[Any], Any] | None, ...]:
+    """How a field is packed, and unpacked."""
+    if str(field.type).startswith("tuple"):
+        return _each_to_wire, _tuple_from_wire
+    if on_wire.name == "without_store":
+        return not_, not_
+    if (record_type, on_wire.name) in _AS_JSON:
+        return _json_of, _metadata
+    if on_wire.enum_type is not None:
+        return _REASONS.__getitem__, _reason_of
+    return (to_wire, from_wire) if on_wire.message_type is not None else (None, None)
 
 
-def _value_from_wire(value: Any, field: _Field) -> Any:
-    if field.repeated:
-        return tuple(_each_from_wire(value))
-    if field.negated:
-        return not value
-    if field.as_json:
-        return _metadata(value)
-    if not field.nested:
-        return value
-    return from_wire(value) if isinstance(value, Message) else _reason_of(value)
+def _tuple_from_wire(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(_each_from_wire(values))
 
 
 def _each_to_wire(values: Sequence[Any]) -> list[Any]:
