@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from broken import BREAK, FAILS
 from running import (
     RunningServer,
     Wire,
@@ -25,7 +26,7 @@ from running import (
 from texts import make_text
 
 from memlm.client import Client
-from memlm.errors import Cancelled, DeadlineExceeded, MemlmError, Unavailable
+from memlm.errors import Cancelled, DeadlineExceeded, InternalError, MemlmError, Unavailable
 from memlm.index.lock import writing
 from memlm.questions import NewDocument
 
@@ -37,10 +38,10 @@ ROUNDS, LEAKED_BYTES = 6, 16 << 20  # less than two of the long model's caches
 class Ground:
     """A server with every kind of thing to lose, and how to see whether it lost any."""
 
-    def __init__(self, folder: Path, model: Path, corpus: Path) -> None:
+    def __init__(self, folder: Path, model: Path, corpus: Path, **how: Any) -> None:
         self.port, self.corpus, self.stores = free_port(), corpus, folder / "stores"
         options = ("--threads", "1", "--metrics-port", str(self.port), "--store-dir", str(self.stores), "--drain", "30")
-        self.server = RunningServer(folder / "log", model, options=(*options, "--corpus-root", str(corpus)))
+        self.server = RunningServer(folder / "log", model, options=(*options, "--corpus-root", str(corpus)), **how)
         with Client(self.server.address) as client:
             client.datastores.build("docs", str(corpus)).result(60)
             self.path = Path(client.datastores.get("docs").path)
@@ -190,6 +191,48 @@ def test_what_is_broken_off_again_and_again_leaks_nothing(ground: Ground, call: 
     early, late = seen[: ROUNDS // 2], seen[ROUNDS // 2 :]
     for place in range(len(pids)):
         assert min(each[place] for each in late) < max(each[place] for each in early) + LEAKED_BYTES, seen
+
+
+def added(client: Client, document: NewDocument) -> None:
+    client.datastores.add("docs", [document]).result(60)
+
+
+ENGINE_CALLS: dict[str, Callable[[Client, Ground, str], Any]] = {
+    **CALLS,
+    "AddDocuments": lambda client, ground, session: client.datastores.add("docs", [NewDocument("x", "text")]).result(
+        60
+    ),
+    "BuildDatastore": lambda client, ground, session: client.datastores.build("more", str(ground.corpus)).result(60),
+}
+
+
+@pytest.fixture(scope="module")
+def breaking_ground(
+    tmp_path_factory: pytest.TempPathFactory, long_model: Path, corpus_folder: Path
+) -> Iterator[tuple[Ground, Path]]:
+    """One whose engine fails while a file is there."""
+    folder = tmp_path_factory.mktemp("breaking")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FAILS, str(folder / "fails"))
+        made = Ground(folder, long_model, corpus_folder, first=BREAK, fails=True)
+    with made.server:
+        yield made, folder / "fails"
+
+
+@pytest.mark.parametrize("call", ENGINE_CALLS)
+def test_an_engine_that_fails_fails_who_asked_and_nobody_else(breaking_ground: tuple[Ground, Path], call: str) -> None:
+    ground, fails = breaking_ground
+    before, worker, said = ground.used(), ground.server.worker_pid, ground.server.said
+    with Client(ground.server.address) as client:
+        session = client.session().name
+        fails.touch()
+        with pytest.raises(InternalError, match="its log tells more"):
+            ENGINE_CALLS[call](client, ground, session)
+        fails.unlink()
+        ground.check(before, session)
+        client.delete_session(session)
+    assert ground.server.worker_pid == worker
+    assert "the engine failed" in ground.server.said.removeprefix(said)
 
 
 def all_at_once(ground: Ground, address: str) -> tuple[list[threading.Thread], dict[str, BaseException | None]]:
