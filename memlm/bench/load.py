@@ -52,11 +52,18 @@ class Seen:
 
 
 def bench_load(
-    model: Path, stores: Sequence[Path], *, streams: Sequence[int], seconds: float, repeats: int, progress: Progress
+    model: Path,
+    stores: Sequence[Path],
+    *,
+    streams: Sequence[int],
+    seconds: float,
+    repeats: int,
+    workers: int = 1,
+    progress: Progress,
 ) -> dict[str, Any]:
     """`speedup` is the tokens/s of the most streams over that of one; medians of `repeats` turns."""
     figures: dict[str, Any] = {}
-    with started_server(model, *stores) as target:
+    with started_server(model, *stores, options=("--workers", str(workers))) as target:
         kinds = {"plain": False, "store": True} if stores else {"plain": False}
         for kind, use_store in kinds.items():
             figures |= asyncio.run(_closed(target, kind, use_store, streams, seconds, repeats, progress))

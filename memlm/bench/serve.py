@@ -8,8 +8,11 @@ import statistics
 import time
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from memlm.api import TokenStream
 from memlm.async_client import AsyncClient
@@ -23,13 +26,20 @@ from memlm.bench.texts import (
     time_per_token,
     workplace,
 )
+from memlm.checkpoint import load_checkpoint, save_checkpoint
 from memlm.client import Client
+from memlm.corpus import Corpus
 from memlm.demo import started_server
 from memlm.language_model import load
+from memlm.model import Decoder, decoding_threads
+from memlm.model.pool import UNBOUNDED
 from memlm.progress import Progress
+from memlm.sessions import PIECE_TOKENS
+from memlm.train_config import PRESETS
 
 CORPUS_BYTES = 900_000
 STREAMS = 32
+LONG_CHARACTERS = 200_000
 CPU_SECONDS = "process_cpu_seconds_total "
 
 
@@ -38,7 +48,9 @@ def bench_serve(model: Path | None, *, repeats: int, progress: Progress) -> dict
     datastore; the first token is left out on both sides, and while one side is measured the other is idle.
 
     `front_us_per_token` is the processor time that the front takes for a token while 32 streams go on, and
-    `tokens_per_event` how many tokens came together then. `exit_idle_s` is how long an idle server takes to be gone.
+    `tokens_per_event` how many tokens came together then. `append_over_prefill` is the tokens/s at which a session
+    reads a long text over those of the bare decoder, which gets the same tokens in the same pieces. `exit_idle_s` is
+    how long an idle server takes to be gone.
     """
     with workplace() as folder:
         texts = library_texts(folder / "texts", CORPUS_BYTES)
@@ -58,7 +70,9 @@ def bench_serve(model: Path | None, *, repeats: int, progress: Progress) -> dict
             remote, local = alternately(repeats, lambda: measured(client.generate), lambda: measured(lm.generate))
         many = [asyncio.run(_at_many(path, number, repeats, progress)) for number in range(repeats)]
         exits_s = [_exit_s(path) for _ in range(3)]
+        appended, prefilled = _read_long(folder, texts, repeats, progress)
     ratio, least, most = median_ratio(remote, local)
+    reading, reading_least, reading_most = median_ratio(appended, prefilled)
     return {
         "grpc_over_in_process": ratio,
         "grpc_over_in_process_least": least,
@@ -68,6 +82,10 @@ def bench_serve(model: Path | None, *, repeats: int, progress: Progress) -> dict
         "streams": STREAMS,
         "front_us_per_token": statistics.median(us for us, _ in many),
         "tokens_per_event": statistics.median(tokens for _, tokens in many),
+        "append_over_prefill": reading,
+        "append_over_prefill_least": reading_least,
+        "append_over_prefill_most": reading_most,
+        "append_tokens_per_s": statistics.median(appended),
         "exit_idle_s": statistics.median(exits_s),
     }
 
@@ -96,6 +114,39 @@ async def _drawn(client: AsyncClient, seed: int) -> tuple[int, int]:
                 tokens, events = tokens + len(coming), events + 1
         seed += 1_000_000
     return tokens, events
+
+
+def _read_long(folder: Path, texts: Path, repeats: int, progress: Progress) -> list[list[float]]:
+    """Tokens/s of appends to a session, and of the bare decoder, for a model that reads any length."""
+    path = folder / "long"
+    made = load_checkpoint(model_for(None, folder / "short", texts))
+    torch.manual_seed(0)
+    decoder = Decoder(replace(PRESETS["tiny"], model_fields={"xl_length": 256}).model(made.tokenizer.vocab_size))
+    save_checkpoint(path, decoder, made.tokenizer)
+    decoder = load_checkpoint(path).decoder
+    text = "".join(document.text for document in Corpus([texts]))[:LONG_CHARACTERS]
+    tokens = torch.from_numpy(made.tokenizer.encode(text).astype("int64"))[None]
+
+    def prefilled() -> float:
+        state, begin_s = decoder.new_state(capacity=UNBOUNDED), time.perf_counter()
+        for piece in tokens.split(PIECE_TOKENS, 1):
+            with torch.inference_mode(), decoding_threads(decoder, piece.shape[1]):
+                decoder.keys(piece, state)
+        return tokens.shape[1] / (time.perf_counter() - begin_s)
+
+    with started_server(path) as target, Client(target) as client:
+        client.wait_until_ready()
+
+        def appended() -> float:
+            with client.session() as session:
+                begin_s = time.perf_counter()
+                session.append(text)
+                return tokens.shape[1] / (time.perf_counter() - begin_s)
+
+        alternately(1, appended, prefilled)
+        figures = alternately(repeats, appended, prefilled)
+    progress("long texts", repeats, repeats)
+    return figures
 
 
 def _cpu_seconds(port: int) -> float:

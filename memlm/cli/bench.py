@@ -67,6 +67,7 @@ def load(
     store: options.Stores = None,
     streams: Annotated[list[int] | None, typer.Option(help="Streams at once (default: 1, 8 and 32).")] = None,
     seconds: Annotated[float, typer.Option(help="How long each lasts.")] = 8.0,
+    workers: Annotated[int, typer.Option(help="Inference workers.")] = 1,
     repeats: Repeats = 3,
     json: options.Json = False,
 ) -> None:
@@ -76,8 +77,9 @@ def load(
 
     with ConsoleProgress() as progress, workplace() as folder:
         path = model or model_for(None, folder / "model", library_texts(folder / "texts", 900_000))
+        counts = streams or (1, 8, 32)
         figures = bench_load(
-            path, store or (), streams=streams or (1, 8, 32), seconds=seconds, repeats=repeats, progress=progress
+            path, store or (), streams=counts, seconds=seconds, repeats=repeats, workers=workers, progress=progress
         )
     _tell("bench load", figures, json=json)
 
