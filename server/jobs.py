@@ -11,12 +11,11 @@ import asyncio
 import hashlib
 import json
 import logging
-import multiprocessing
 import time
 from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -51,6 +50,7 @@ from memlm.server.config import ServerConfig
 from memlm.server.index_worker import ADD, BUILD, COMPACT, Ended, FromIndexWorker, Skipped, Task, run_task
 from memlm.server.job import PREFIX, Job, Upload
 from memlm.server.metrics import Metrics
+from memlm.server.processes import forking
 from memlm.server.stores import Stores
 from memlm.server.workers import Workers
 from memlm.status import kind_of
@@ -307,9 +307,9 @@ class Jobs:
 
     async def _run(self, job: Job) -> Ended | None:
         """One process, from its start to its end; None where it died or was killed."""
-        spawn = multiprocessing.get_context("spawn")
-        ours, theirs = spawn.Pipe()
-        process = spawn.Process(target=run_task, args=(theirs, self._task(job)), name="index worker", daemon=True)
+        context = forking()
+        ours, theirs = context.Pipe()
+        process = context.Process(target=run_task, args=(theirs, self._task(job)), name="index worker", daemon=True)
         await asyncio.to_thread(process.start)
         theirs.close()
         job.process = process
@@ -477,7 +477,7 @@ def _receive(pipe: Connection) -> FromIndexWorker | None:
         return None
 
 
-def _reap(process: SpawnProcess) -> None:
+def _reap(process: ForkServerProcess) -> None:
     process.join(JOIN_S)
     if process.is_alive():
         process.kill()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import multiprocessing
 import queue
 import threading
 import time
@@ -16,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeAlias
@@ -41,6 +40,7 @@ from memlm.server.messages import (
     Stop,
     ToWorker,
 )
+from memlm.server.processes import forking
 
 RETRY_AFTER_S, LEAST_RETRY_S, MOST_RETRY_S = 1.0, 0.05, 60.0
 ENDS_KEPT = 16
@@ -86,7 +86,7 @@ class WorkerLink:
         self._calls: dict[str, Call] = {}
         self._ended_s: deque[float] = deque(maxlen=ENDS_KEPT)
         self._outgoing: Outgoing = queue.SimpleQueue()
-        self._process: SpawnProcess | None = None
+        self._process: ForkServerProcess | None = None
         self._loaded: asyncio.Future[None] | None = None
         self._given: Mapping[str, Path] = {}
         self._catching_up: asyncio.Task[None] | None = None
@@ -191,15 +191,15 @@ class WorkerLink:
 
     async def _launch(self) -> None:
         """One worker, from its start until it is loaded."""
-        spawn, loop = multiprocessing.get_context("spawn"), asyncio.get_running_loop()
-        ours, theirs = spawn.Pipe()
+        context, loop = forking(), asyncio.get_running_loop()
+        ours, theirs = context.Pipe()
         self._loaded, self._gone, self._outgoing = loop.create_future(), asyncio.Event(), queue.SimpleQueue()
         self._given = dict(self._stores())
         arguments = (theirs, self._config, self._given, self.place)
-        self._process = spawn.Process(target=_run_worker, args=arguments, name=f"worker {self.place}", daemon=True)
-        self._process.start()
-        theirs.close()
-        threading.Thread(target=_write, args=(ours, self._outgoing), name="to worker", daemon=True).start()
+        process = context.Process(target=_run_worker, args=arguments, name=f"worker {self.place}", daemon=True)
+        self._process = process
+        to_worker = process, theirs, ours, self._outgoing
+        threading.Thread(target=_start_and_write, args=to_worker, name="to worker", daemon=True).start()
         threading.Thread(target=self._read, args=(ours, loop), name="from worker", daemon=True).start()
         await self._loaded
 
@@ -219,8 +219,9 @@ class WorkerLink:
 
     async def _bury(self) -> None:
         assert self._process is not None  # there was one that is gone
-        await asyncio.to_thread(self._process.join, JOIN_S)
-        self._process.kill()
+        if self._process.pid is not None:
+            await asyncio.to_thread(self._process.join, JOIN_S)
+            self._process.kill()
         log.error("inference worker %d died (exit code %s); starting another", self.place, self._process.exitcode)
 
     def _read(self, pipe: Connection, loop: asyncio.AbstractEventLoop) -> None:
@@ -291,8 +292,10 @@ def _is_last(answer: Answer) -> bool:
     return not isinstance(answer, Events) or isinstance(answer.events[-1], Finished)
 
 
-def _write(pipe: Connection, outgoing: Outgoing) -> None:
-    """Thread: sends what is asked, until there is nothing more to ask or nobody to ask it."""
+def _start_and_write(process: ForkServerProcess, theirs: Connection, pipe: Connection, outgoing: Outgoing) -> None:
+    """Thread: starts the worker, and sends what it is asked, until there is nothing more to ask or nobody to ask it."""
+    with theirs:  # the first start of all waits until torch is loaded
+        process.start()
     with suppress(OSError):
         while (message := outgoing.get()) is not None:
             pipe.send(message)

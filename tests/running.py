@@ -59,8 +59,12 @@ class RunningServer:
     @property
     def worker_pids(self) -> list[int]:
         """The inference workers, the oldest first; index workers give way to all others."""
-        spawned = [pid for pid in children_of(self.process.pid) if "spawn_main" in command_of(pid)]
-        return [pid for pid in spawned if os.sched_getscheduler(pid) != os.SCHED_IDLE]
+        return [pid for pid in forked_by(self.process.pid) if os.sched_getscheduler(pid) != os.SCHED_IDLE]
+
+    @property
+    def index_worker_pids(self) -> list[int]:
+        """The oldest first."""
+        return [pid for pid in forked_by(self.process.pid) if os.sched_getscheduler(pid) == os.SCHED_IDLE]
 
     @property
     def worker_pid(self) -> int:
@@ -78,7 +82,7 @@ class RunningServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        family = [self.process.pid, *children_of(self.process.pid)]
+        family = [self.process.pid, *family_of(self.process.pid)]
         if self.process.poll() is None:
             self.stop()
         wait_until(lambda: not any(map(is_alive, family)), 5.0)
@@ -168,6 +172,16 @@ def children_of(pid: int) -> list[int]:
             with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
                 found += map(int, (thread / "children").read_text().split())
     return sorted(found)
+
+
+def family_of(pid: int) -> list[int]:
+    """The children of a process, and theirs."""
+    return [each for child in children_of(pid) for each in (child, *family_of(child))]
+
+
+def forked_by(server: int) -> list[int]:
+    """The workers of a server, forked by the one child of it that has loaded torch."""
+    return [pid for child in children_of(server) if "forkserver" in command_of(child) for pid in children_of(child)]
 
 
 def command_of(pid: int) -> str:

@@ -94,7 +94,6 @@ def serve(
 ) -> None:
     """Serve a model and its datastores over gRPC, until SIGTERM or Ctrl-C."""
     from memlm.server.config import ServerConfig
-    from memlm.server.serve import serve as run
 
     config = ServerConfig(
         model=model,
@@ -130,4 +129,11 @@ def serve(
     if print_config:
         emit_json(config)
         return
+
+    from memlm.server.processes import forking
+
+    forking()  # loads while the front does
+
+    from memlm.server.serve import serve as run
+
     raise typer.Exit(run(config, lambda address: err.print(f"serving {model} at {address}", markup=False)))

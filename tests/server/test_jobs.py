@@ -13,7 +13,7 @@ import grpc
 import pytest
 from google.longrunning import operations_pb2
 from google.longrunning.operations_grpc_pb2 import OperationsStub
-from running import RunningServer, alike, children_of, command_of, wait_until
+from running import RunningServer, alike, wait_until
 from texts import make_text
 from typer.testing import CliRunner
 
@@ -86,16 +86,10 @@ def served(shared: tuple[Place, RunningServer]) -> Iterator[tuple[Place, Running
             client.datastores.unload(store.name)
 
 
-def index_workers_of(server: RunningServer) -> list[int]:
-    """The processes of a server that are no inference worker: it is the oldest, where it never died."""
-    spawned = [pid for pid in children_of(server.process.pid) if "spawn_main" in command_of(pid)]
-    return spawned[1:]
-
-
 def halted(server: RunningServer, job: Operation) -> int:
     """Stops a job's process in its midst; gives its number."""
-    wait_until(lambda: index_workers_of(server), 20)
-    (pid,) = index_workers_of(server)
+    wait_until(lambda: server.index_worker_pids, 20)
+    (pid,) = server.index_worker_pids
     wait_until(lambda: job.progress().phase or job.progress().has_ended, 30)
     os.kill(pid, signal.SIGSTOP)
     assert not job.progress().has_ended
@@ -220,7 +214,7 @@ def test_a_waiting_job_can_be_cancelled_and_waits_its_turn(served) -> None:
         second.result(5)
     with pytest.raises(Incompatible, match="cancel it first"):
         client.operations.delete(third.name)
-    os.kill(index_workers_of(server)[0], signal.SIGCONT)
+    os.kill(server.index_worker_pids[0], signal.SIGCONT)
     assert third.result(60).num_entries == first.result(60).num_entries
     assert [store.name for store in client.datastores.list()] == ["one", "three"]
 
@@ -260,7 +254,7 @@ def test_an_index_worker_that_keeps_dying_fails_its_job(served) -> None:
     job = client.datastores.build("dying", str(place.corpus))
     killed = set[int]()
     while not job.progress().has_ended:
-        for pid in set(index_workers_of(server)) - killed:
+        for pid in set(server.index_worker_pids) - killed:
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
         time.sleep(0.01)

@@ -16,9 +16,9 @@ from running import (
     RunningServer,
     Wire,
     anonymous_bytes,
-    children_of,
-    command_of,
+    family_of,
     figures_at,
+    forked_by,
     free_port,
     is_alive,
     wait_until,
@@ -65,8 +65,8 @@ class Ground:
         told = figures_at(self.port)
         if any(told[f"memlm_{name}"] for name in ("requests_open", "running", "waiting", "waiting_tokens")):
             return False
-        spawned = [pid for pid in children_of(self.server.process.pid) if "spawn_main" in command_of(pid)]
-        if len(spawned) != 1 or list((self.stores / "jobs").glob("*.jsonl")):
+        working = forked_by(self.server.process.pid)
+        if len(working) != 1 or list((self.stores / "jobs").glob("*.jsonl")):
             return False
         now, spare = self.used(), {"files": SPARE_FILES, "threads": SPARE_THREADS}
         return all(
@@ -279,9 +279,9 @@ def test_a_worker_that_is_killed_amid_all_calls(ground: Ground) -> None:
 def test_a_server_that_stops_amid_all_calls_answers_each(tmp_path: Path, long_model: Path, corpus_folder: Path) -> None:
     ground = Ground(tmp_path, long_model, corpus_folder)
     with ground.server as server:
-        family = [server.process.pid, *children_of(server.process.pid)]
+        family = [server.process.pid, *family_of(server.process.pid)]
         threads, ended = all_at_once(ground, server.address)
-        family += children_of(server.process.pid)
+        family += family_of(server.process.pid)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         server.process.send_signal(signal.SIGTERM)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running import RunningServer, alike, children_of, wait_until
+from running import RunningServer, alike, family_of, wait_until
 from typer.testing import CliRunner
 
 from memlm.async_client import AsyncClient
@@ -108,7 +108,7 @@ def test_what_was_acknowledged_survives_a_killed_worker_and_a_restart(
         expected = list(session.fork().generate(temperature=0, max_tokens=4))
         stream = session.generate(temperature=0)
         next(stream)
-        for child in children_of(server.process.pid):
+        for child in family_of(server.process.pid):
             os.kill(child, signal.SIGKILL)
         with pytest.raises(MemlmError):
             list(stream)
