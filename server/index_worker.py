@@ -96,7 +96,7 @@ def run_task(pipe: Connection, task: Task) -> None:
 
 
 def _run(task: Task, tell: _Teller) -> JobReport:
-    """Does it, or finds that it was done. Only here is torch loaded."""
+    """Does it, or finds that it was done."""
     import torch
 
     from memlm.build import add_to_index, build_index, compact_index

@@ -302,7 +302,7 @@ def _start_and_write(process: ForkServerProcess, theirs: Connection, pipe: Conne
 
 
 def _run_worker(pipe: Connection, config: ServerConfig, stores: Mapping[str, Path], place: int) -> None:
-    """What a worker's process runs. Only there is torch loaded."""
+    """What a worker's process runs. The front never loads torch."""
     from memlm.server.worker import run_worker
 
     run_worker(pipe, config, stores, place)

@@ -79,10 +79,15 @@ class Workers:
             return await asyncio.shield(self._delete(question, time_left_s, **about))
         return await self._link_for(question).answer(question, time_left_s, **about)
 
-    async def everywhere(self, question: Question, then: Callable[[Any], None], **about: Any) -> Any:
+    async def everywhere(
+        self, question: Question, then: Callable[[Any], None], *, ours: bool = False, **about: Any
+    ) -> Any:
         """One answer of all workers, to what each has to do; `then` is told of it before anybody is asked anything
-        else. It is done to its end, whoever waits for it. Raises the error, where none could do it.
+        else. It is done to its end, whoever waits for it. Raises Overloaded as `check_room` does, unless it is the
+        server's own doing, and the error where none could do it.
         """
+        if not ours:
+            self.check_room()
         return await asyncio.shield(self._everywhere(question, then, **about))
 
     async def manifest(self, question: GetDatastoreRequest) -> int:
@@ -93,7 +98,7 @@ class Workers:
         links = [link for link in self._links if link.is_loaded]
         if not links:
             raise Unavailable("the inference worker is being started again; try again in a moment")
-        told = dict(zip(links, await self._tried(links, question, **about), strict=True))
+        told = dict(zip(links, await self._tried(links, question, ours=True, **about), strict=True))
         done = {link: value for link, value in told.items() if not isinstance(value, BaseException)}
         if not done:
             raise next(iter(told.values()))

@@ -15,7 +15,7 @@ from running import RunningServer, alike, wait_until
 from texts import make_text
 
 from memlm.client import Client
-from memlm.errors import NotFound, Unavailable
+from memlm.errors import NotFound, Overloaded, Unavailable
 from memlm.language_model import LanguageModel
 from memlm.questions import ListDatastoresRequest, NewDocument
 from memlm.server.config import ServerConfig, place_of
@@ -226,6 +226,27 @@ def test_what_the_server_may_take_on_is_shared_out() -> None:
     assert config.share(num_cores=2).num_threads == 1
     alone = ServerConfig(Path("model"))
     assert alone.share(8) is alone
+
+
+def test_who_is_full_still_does_what_all_do(long_model: Path, corpus_folder: Path, tmp_path: Path) -> None:
+    """And what it is at goes on."""
+    options = ("--threads", "1", "--workers", "2", "--max-running", "2", "--max-queued", "0")
+    options += ("--store-dir", str(tmp_path / "stores"), "--corpus-root", str(corpus_folder))
+    with (
+        RunningServer(tmp_path / "log", long_model, options=options) as server,
+        Client(server.address) as client,
+    ):
+        client.datastores.build("docs", str(corpus_folder)).result(60)
+        pids = server.worker_pids
+        busy = session_at(client, 0)
+        with client.generate("a", session=busy, temperature=0, use_store=False) as stream:
+            next(stream)
+            with pytest.raises(Overloaded):
+                client.fork_session(busy)
+            client.datastores.unload("docs")
+            assert client.datastores.list() == ()
+            assert len([token for _, token in zip(range(20), stream, strict=False)]) == 20
+        assert server.worker_pids == pids
 
 
 async def test_who_loaded_what_is_no_longer_in_service_is_started_again(model_folder: Path, store_folder: Path) -> None:
