@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import faiss
 
+from memlm.index.cores import num_cores
+
 PARALLEL_QUERIES = 8
 BY_PRODUCTS_FROM = 800  # queries times dimensions times threads (facebookresearch/faiss pull request 5109)
 _FAISS_DEFAULT = faiss.cvar.distance_compute_blas_threshold
-
-
-_cores: int | None = None
-
-
-def use_cores(number: int) -> None:
-    """Leaves the other cores to other processes; 0 takes all again."""
-    global _cores
-    _cores = number or None
-
-
-def num_cores() -> int:
-    """How many cores this process may use."""
-    if _cores is not None:
-        return _cores
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @contextmanager

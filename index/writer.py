@@ -27,6 +27,7 @@ from jaxtyping import Bool, Float, Int64
 
 from memlm.index.arrays import HEADER_BYTES, GrowingArray, Picked
 from memlm.index.choice import Trial, Tried, choose
+from memlm.index.cores import num_cores
 from memlm.index.datastore import Datastore
 from memlm.index.deletion import bury
 from memlm.index.documents import DocumentTableWriter
@@ -51,7 +52,6 @@ from memlm.index.manifest import (
 )
 from memlm.index.progress import Progress, silent
 from memlm.index.segment import DOCUMENTS, INDEX, KEYS, PRUNED, STARTS, VALUES
-from memlm.index.threads import num_cores
 
 BEYOND_FLOAT16 = 65_520.0  # what rounds to infinity
 ABOUT_INDEX = ("index", "seed", "target", "max_memory", "keep_keys")

@@ -31,7 +31,7 @@ from memlm.generate import Generation
 from memlm.keys import PIECE_TOKENS
 from memlm.memory import Memory
 from memlm.retrieval import Retrieval
-from memlm.scoring import score_steps, score_text
+from memlm.scoring import outcome_of, score_steps, score_text
 from memlm.session import Session
 from memlm.sessions import Sessions
 
@@ -130,13 +130,7 @@ class LanguageModel:
 
     def append_to_session(self, name: str, text: str = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:
         """Reads a text, or tokens, into a session: all of it, or nothing."""
-        steps = self.sessions.append(name, text, token_ids=tuple(token_ids))
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                info: SessionInfo = end.value
-                return info
+        return outcome_of(self.sessions.append(name, text, token_ids=tuple(token_ids)))
 
     def get_session(self, name: str) -> SessionInfo:
         """What is known of a session. Raises NotFound where it has gone."""
@@ -171,13 +165,7 @@ class LanguageModel:
 
         Of a long text the last `context_length - 1` tokens count. Raises InvalidInput where no datastore is loaded.
         """
-        steps = self.search_steps(text, k=k, store=store, nprobe=nprobe)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                found: tuple[Neighbor, ...] = end.value
-                return found
+        return outcome_of(self.search_steps(text, k=k, store=store, nprobe=nprobe))
 
     def search_steps(
         self, text: str, *, k: int = 8, store: str | None = None, nprobe: int | None = None

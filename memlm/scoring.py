@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from memlm.keys import document_windows as windows_for
 from memlm.model.spalm import MemoryGate
 from memlm.retrieval import NO_POINTERS, Retrieval, Retrieved
 from memlm.windows import Window, blocks_of
+
+Outcome = TypeVar("Outcome")
 
 BLOCK_WINDOWS = 64
 STEP_WINDOWS = 4  # so that whoever takes steps has its turn soon
@@ -85,13 +87,17 @@ def document_windows(checkpoint: Checkpoint, text: str) -> Iterator[Window]:
 
 def score_text(checkpoint: Checkpoint, text: str, retrieval: Retrieval | None, *, token_scores: bool = False) -> Score:
     """Scores one text. Raises InvalidInput for an empty one, whose perplexity nobody knows."""
-    steps = score_steps(checkpoint, text, retrieval, token_scores=token_scores)
+    return outcome_of(score_steps(checkpoint, text, retrieval, token_scores=token_scores))
+
+
+def outcome_of(steps: Generator[None, None, Outcome]) -> Outcome:
+    """What comes of some steps, all taken at once."""
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            score: Score = end.value
-            return score
+            outcome: Outcome = end.value
+            return outcome
 
 
 def score_steps(

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from dataclasses import dataclass, field, fields
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -57,7 +57,7 @@ class Job:
     phase_done: int = field(default=0, metadata={"kept": False})
     not_before_s: float = field(default=0.0, metadata={"kept": False})
     is_cancelled: bool = field(default=False, metadata={"kept": False})
-    process: ForkServerProcess | None = field(default=None, metadata={"kept": False})
+    process: BaseProcess | None = field(default=None, metadata={"kept": False})
     ended: asyncio.Event = field(default_factory=asyncio.Event, metadata={"kept": False})
 
     @property

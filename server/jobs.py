@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -477,7 +477,7 @@ def _receive(pipe: Connection) -> FromIndexWorker | None:
         return None
 
 
-def _reap(process: ForkServerProcess) -> None:
+def _reap(process: BaseProcess) -> None:
     process.join(JOIN_S)
     if process.is_alive():
         process.kill()

@@ -30,7 +30,7 @@ from memlm.batch import Batch, Member
 from memlm.checkpoint import load_checkpoint
 from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded, Unavailable
 from memlm.generate import Generation
-from memlm.index.threads import use_cores
+from memlm.index.cores import use_cores
 from memlm.language_model import LanguageModel
 from memlm.memory import Memory
 from memlm.questions import AppendToSessionRequest, LoadDatastoreRequest, ScoreRequest, SearchRequest

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeAlias
@@ -86,7 +86,7 @@ class WorkerLink:
         self._calls: dict[str, Call] = {}
         self._ended_s: deque[float] = deque(maxlen=ENDS_KEPT)
         self._outgoing: Outgoing = queue.SimpleQueue()
-        self._process: ForkServerProcess | None = None
+        self._process: BaseProcess | None = None
         self._loaded: asyncio.Future[None] | None = None
         self._given: Mapping[str, Path] = {}
         self._catching_up: asyncio.Task[None] | None = None
@@ -292,7 +292,7 @@ def _is_last(answer: Answer) -> bool:
     return not isinstance(answer, Events) or isinstance(answer.events[-1], Finished)
 
 
-def _start_and_write(process: ForkServerProcess, theirs: Connection, pipe: Connection, outgoing: Outgoing) -> None:
+def _start_and_write(process: BaseProcess, theirs: Connection, pipe: Connection, outgoing: Outgoing) -> None:
     """Thread: starts the worker, and sends what it is asked, until there is nothing more to ask or nobody to ask it."""
     with theirs:  # the first start of all waits until torch is loaded
         process.start()

@@ -17,7 +17,7 @@ from random import random
 from typing import Any
 
 from memlm.errors import MemlmError, Unavailable
-from memlm.index.threads import num_cores
+from memlm.index.cores import num_cores
 from memlm.questions import DeleteDocumentsRequest, GetDatastoreRequest, ListSessionsRequest, Question
 from memlm.server.config import ServerConfig, place_of
 from memlm.server.messages import CatchUp, Stats

@@ -179,9 +179,15 @@ def family_of(pid: int) -> list[int]:
     return [each for child in children_of(pid) for each in (child, *family_of(child))]
 
 
+def forker_of(server: int) -> int:
+    """The one child of a server that has loaded torch, and forks its workers."""
+    (pid,) = [child for child in children_of(server) if "forkserver" in command_of(child)]
+    return pid
+
+
 def forked_by(server: int) -> list[int]:
-    """The workers of a server, forked by the one child of it that has loaded torch."""
-    return [pid for child in children_of(server) if "forkserver" in command_of(child) for pid in children_of(child)]
+    """The workers of a server."""
+    return children_of(forker_of(server))
 
 
 def command_of(pid: int) -> str:

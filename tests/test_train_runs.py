@@ -76,7 +76,7 @@ def test_the_last_step_is_scored_and_its_weights_are_kept_if_they_are_the_best(c
 
 
 def test_without_patience_the_last_weights_stay(corpus, held, tmp_path):
-    config = replace(TINY, steps=40, valid_every=2, learning_rate=0.3, schedule="constant")
+    config = replace(TINY, steps=40, valid_every=2, learning_rate=1.0, schedule="constant")  # far too fast: it diverges
     report = train(corpus, tmp_path / "m", config, valid=held)
     scores = [float(row["valid_loss"]) for row in metrics_of(tmp_path / "m") if row["valid_loss"]]
     assert scores[-1] > min(scores)

@@ -19,6 +19,7 @@ from running import (
     family_of,
     figures_at,
     forked_by,
+    forker_of,
     free_port,
     is_alive,
     wait_until,
@@ -258,8 +259,10 @@ def all_at_once(ground: Ground, address: str) -> tuple[list[threading.Thread], d
 def test_a_worker_that_is_killed_amid_all_calls(ground: Ground) -> None:
     before, address = ground.used(), ground.server.address
     threads, ended = all_at_once(ground, address)
+    os.kill(forker_of(ground.server.process.pid), signal.SIGSTOP)  # else another is there before they have tried twice
     os.kill(ground.server.worker_pid, signal.SIGKILL)
     wait_until(lambda: set(ended) >= OF_THE_WORKER, 20)
+    os.kill(forker_of(ground.server.process.pid), signal.SIGCONT)
     assert all(isinstance(ended[call], Unavailable) for call in OF_THE_WORKER), ended
     with Client(address) as client:
         wait_until(lambda: "starting another" in ground.server.said, 5)
