@@ -16,7 +16,7 @@ import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from running import RunningServer, cpu_seconds, family_of, is_alive, wait_until
+from running import RunningServer, cpu_seconds, family_of, forker_of, is_alive, wait_until
 
 from memlm.api import FinishReason, TokenStream
 from memlm.async_client import AsyncClient
@@ -217,6 +217,22 @@ def test_a_worker_that_is_killed_is_started_again(tmp_path: Path, model_folder: 
         client.wait_until_ready(30)
         is_free(client, within_s=10)
         assert server.worker_pid != old
+
+
+def test_the_process_that_workers_come_from_may_die(tmp_path: Path, model_folder: Path) -> None:
+    """Those it made go on, and the next ones come from another."""
+    with RunningServer(tmp_path / "log", model_folder, options=PATIENT) as server, Client(server.address) as client:
+        worker, forker = server.worker_pid, forker_of(server.process.pid)
+        os.kill(forker, signal.SIGKILL)
+        wait_until(lambda: not is_alive(forker), 5)
+        assert len(list(client.generate("a", max_tokens=3, temperature=0))) == 3
+        assert is_alive(worker)
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: "starting another" in server.said, 10)
+        time.sleep(0.3)  # health looks four times a second
+        client.wait_until_ready(30)
+        assert len(list(client.generate("a", max_tokens=3, temperature=0))) == 3
+        assert forker_of(server.process.pid) != forker
 
 
 def test_a_worker_does_not_outlive_a_front_that_is_killed(tmp_path: Path, long_model: Path) -> None:
