@@ -157,6 +157,7 @@ class Front:
             name = question.store
             return await self._workers.everywhere(question, lambda _: self._stores.take_out(name), id_=call.id)
         path = self._stores.permitted(question.path)
+        self._stores.check_put(question.store or path.resolve().name, path)  # before a worker has it
         question = replace(question, path=str(path))
         return await self._workers.everywhere(question, lambda told: self._stores.put(told.name, path), id_=call.id)
 

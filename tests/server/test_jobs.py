@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -489,3 +490,17 @@ def test_the_shell_does_it_all(served, tmp_path: Path) -> None:
     run("operation", "delete", started["name"])
     failed = CliRunner().invoke(app, ["client", "operation", "get", started["name"], "--target", server.address])
     assert isinstance(failed.exception, NotFound)
+
+
+def test_what_the_server_was_started_with_is_not_replaced(
+    model_folder: Path, store_folder: Path, tmp_path: Path
+) -> None:
+    """And still answers after the refusal."""
+    first, second = (Path(shutil.copytree(store_folder, tmp_path / name)) for name in ("first", "second"))
+    with (
+        RunningServer(tmp_path / "log", model_folder, first, second, options=("--threads", "1")) as server,
+        Client(server.address) as client,
+    ):
+        with pytest.raises(Incompatible, match="choose another name"):
+            client.datastores.load(str(second), "first", replace=True)
+        assert Path(client.datastores.get("first").path) == first
