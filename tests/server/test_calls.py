@@ -44,7 +44,7 @@ def test_each_call_is_a_line_under_its_id(
                 next(early)
         wait_until(lambda: len([line for line in lines_of(server) if "call" in line]) >= 3, 10)
         lines = [line for line in lines_of(server) if "call" in line]
-        told = {(line["call"], line["code"]): line for line in reversed(lines)}  # what was given up may have ended first
+        told = {(line["call"], line["code"]): line for line in reversed(lines)}  # the first Generate counts
     generated, failed = told["Generate", "OK"], told["Search", "NOT_FOUND"]
     assert generated["id"] == stream.accepted.request_id
     assert (generated["generated_tokens"], generated["reason"]) == (len(tokens), "length")
