@@ -46,14 +46,15 @@ def test_a_shut_gate_makes_every_memory_worth_nothing(corpus_folder, tokenizer, 
 def test_an_open_gate_shows_what_each_change_costs(corpus_folder, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "FAISS_FROM", 300)
     monkeypatch.setattr("memlm.model.knn_memory.FAISS_FROM", 300)
+    monkeypatch.setattr("memlm.model.knn_memory.CELL_SIZE", 16)  # many cells, of which few are read: some are missed
+    monkeypatch.setattr("memlm.model.knn_memory.NPROBE", 2)
     decoder = planted(tmp_path / "m", tokenizer, gate=2.0)
     told = bench_memory(tmp_path / "m", Corpus([corpus_folder]))
     assert len({told[f"nats_more_{kind}"] for kind in KINDS}) == 4  # each is another memory
-    assert all(told[f"nats_more_{kind}_error"] > 0 for kind in KINDS if kind != "faiss")
-    assert told["nats_more_faiss_error"] > 0 or told["faiss_recall"] > 0.99  # what it finds depends on the processor
+    assert all(told[f"nats_more_{kind}_error"] > 0 for kind in KINDS)
     assert told["faiss_searches"] > 0
-    assert 0.3 < told["faiss_recall"] <= 1
-    assert 0.3 < told["faiss_softmax_mass"] <= 1
+    assert 0.3 < told["faiss_recall"] < 1
+    assert 0.3 < told["faiss_softmax_mass"] < 1
     encoded = sorted((tokenizer.encode(document.text) for document in Corpus([corpus_folder])), key=len)
     nats = tokens = 0
     for shorter, longer in zip(encoded[0::2], encoded[1::2], strict=True):
