@@ -27,6 +27,7 @@ from memlm.model.pool import UNBOUNDED, StatePool, copied
 from memlm.retrieval import Retrieval, Retrieved
 
 PIECE_TOKENS = 256
+READING_TOKENS = 16  # calculating so many takes as long as reading the weights (docs/log.md, 2026-11-21)
 
 
 @dataclass(eq=False, slots=True)
@@ -46,11 +47,16 @@ class Member:
 
 @dataclass(slots=True)
 class _Reading:
-    """A member whose prompt is being read, and how many of its tokens were."""
+    """A member whose prompt is being read, how many of its tokens were, and what was made of them."""
 
     member: Member
-    state: DecoderState
+    state: DecoderState | None = None
     done: int = 0
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens that are left."""
+        return len(self.member.generation.unread) - self.done
 
 
 _Last: TypeAlias = tuple[Member, Tensor, Tensor]  # a member, and the final state and the key of its last token
@@ -75,10 +81,13 @@ class Batch:
     def join(self, generation: Generation) -> Member:
         """One more, from the next step on."""
         member = Member(generation, since=time.perf_counter())
-        # A window that moves must have as many places as the rows that it will be one of.
-        places = self._capacity if self._decoder.config.is_windowed else generation.num_places
-        self._reading.append(_Reading(member, generation.beginning(places)))
+        state = generation.beginning(self._places_for(generation.num_places)) if generation.continues else None
+        self._reading.append(_Reading(member, state))
         return member
+
+    def _places_for(self, num_tokens: int) -> int:
+        """A window that moves must have as many places as the rows that it will be one of."""
+        return self._capacity if self._decoder.config.is_windowed else num_tokens
 
     def leave(self, member: Member) -> None:
         """One less: its place is free at once. Nothing happens where it has left already."""
@@ -126,18 +135,49 @@ class Batch:
         """Reads on in the prompts, the oldest first; those that end become rows."""
         room, ended = self._piece_tokens, list[_Last]()
         while self._reading and room > 0:
-            reading = self._reading[0]
-            unread = reading.member.generation.unread
-            piece = unread[reading.done : reading.done + room]
-            with decoding_threads(self._decoder, len(piece)):
-                hidden_1TD, keys_1TD = self._decoder(torch.tensor([piece]), reading.state)
-            reading.done, room = reading.done + len(piece), room - len(piece)
-            if reading.done == len(unread):
-                self._reading.popleft()
-                self._pool.join(reading.state)
-                self._rows.append(reading.member)
-                ended.append((reading.member, hidden_1TD[0, -1], keys_1TD[0, -1]))
+            together = self._begin_together(room)
+            size = min(room, max(reading.num_unread for reading in together))
+            hidden_BTD, keys_BTD, state = self._read_pieces(together, size)
+            room -= len(together) * size
+            for row, reading in enumerate(together):
+                last = min(size, reading.num_unread) - 1
+                reading.done += last + 1
+                if not reading.num_unread:
+                    self._reading.popleft()
+                    self._pool.join(state, row)
+                    self._rows.append(reading.member)
+                    ended.append((reading.member, hidden_BTD[row, last], keys_BTD[row, last]))
         return ended
+
+    def _begin_together(self, room: int) -> list[_Reading]:
+        """The oldest prompt; where all of it fits, with those behind it for which the weights need not be read again.
+        Each saves a reading, and costs the padding that makes all of them as long as the longest.
+        """
+        first, *others = self._reading
+        together, longest, total = [first], first.num_unread, first.num_unread
+        if first.state is not None or longest > room:
+            return together
+        for reading in others:
+            longest, total = max(longest, reading.num_unread), total + reading.num_unread
+            padded = (len(together) + 1) * longest
+            if reading.state is not None or padded > room or padded - total > READING_TOKENS * len(together):
+                break
+            together.append(reading)
+        return together
+
+    def _read_pieces(self, together: Sequence[_Reading], size: int) -> tuple[Tensor, Tensor, DecoderState]:
+        """Reads up to `size` tokens of each; gives the final states, the keys, and the state, which has a row for each.
+        """
+        pieces = [reading.member.generation.unread[reading.done : reading.done + size] for reading in together]
+        if (state := together[0].state) is None:
+            capacity = self._places_for(max(reading.num_unread for reading in together))
+            state = self._decoder.new_state(batch_size=len(together), capacity=capacity)
+            if len(together) == 1:
+                together[0].state = state
+        padded = [[*piece, *[0] * (size - len(piece))] for piece in pieces]
+        with decoding_threads(self._decoder, len(together) * size):
+            hidden_BTD, keys_BTD = self._decoder(torch.tensor(padded), state, new_B=[len(piece) for piece in pieces])
+        return hidden_BTD, keys_BTD, state
 
     def _draw(self, drawn: Sequence[_Last]) -> None:
         """Asks the memories, all of one kind at once, and draws a token for each."""
@@ -180,7 +220,8 @@ def _by_retrieval(drawn: Sequence[_Last]) -> dict[Retrieval, list[int]]:
 
 def complete_all(checkpoint: Checkpoint, generations: Sequence[Generation]) -> tuple[Completion, ...]:
     """Drives all generations to their ends. Raises what goes wrong with any."""
-    batch = Batch(checkpoint, most=len(generations), piece_tokens=sum(len(each.unread) for each in generations))
+    longest = max((len(each.unread) for each in generations), default=0)
+    batch = Batch(checkpoint, most=len(generations), piece_tokens=len(generations) * longest)
     members = [batch.join(generation) for generation in generations]
     told: dict[Member, list[Token]] = {member: [] for member in members}
     try:

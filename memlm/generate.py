@@ -147,6 +147,11 @@ class Generation:
         return copied(self._past.state, 0, self._decoder, capacity=capacity)
 
     @property
+    def continues(self) -> bool:
+        """Whether something was read before its prompt."""
+        return self._past.state is not None
+
+    @property
     def has_session(self) -> bool:
         """Whether what was read stays with somebody."""
         return self._lease is not None

@@ -6,7 +6,8 @@ is in the order of the windows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from memlm.model import Decoder, DecoderState
 from memlm.windows import Window, segments_of, windows_of
 
-BATCH_TOKENS = 8192
+BATCH_TOKENS = 1024  # what lies between two layers of a narrow model fits into a core's cache
 PIECE_TOKENS = 1024  # of a longer window that is read in turn with other work
 LOGITS_ROWS = 1024  # whose log-probabilities over the vocabulary are held at once
 
@@ -36,23 +37,27 @@ class Prediction(NamedTuple):
 def keys_of(decoder: Decoder, windows: Sequence[Window]) -> list[Float32[np.ndarray, "N D"]]:
     """The keys of every window's new positions: what a datastore is built from. The cheapest pass there is."""
     keys: list[np.ndarray] = [np.empty(0)] * len(windows)
-    with torch.inference_mode():
-        for places, tokens_BT in _batches(windows):
-            for place, keys_TD in zip(places, decoder.keys(tokens_BT), strict=True):
-                keys[place] = _new_positions(keys_TD, windows[place]).float().numpy()
+
+    def read(places: list[int], tokens_BT: Int64[Tensor, "B T"]) -> None:
+        for place, keys_TD in zip(places, decoder.keys(tokens_BT), strict=True):
+            keys[place] = _new_positions(keys_TD, windows[place]).float().numpy()
+
+    _side_by_side(read, batches_of(windows))
     return keys
 
 
 def predictions_of(decoder: Decoder, windows: Sequence[Window], *, hidden: bool = False) -> list[Prediction]:
     """Keys and log-probabilities of every window's targets, in float32, and final `hidden` states if asked for."""
     predictions: list[Prediction | None] = [None] * len(windows)
-    with torch.inference_mode():
-        for places, tokens_BT in _batches(windows):
-            hidden_BTD, keys_BTD = decoder(tokens_BT)
-            for row, place in enumerate(places):
-                window = windows[place]
-                hidden_ND, keys_ND = (_new_positions(each[row], window) for each in (hidden_BTD, keys_BTD))
-                predictions[place] = _prediction(decoder, hidden_ND, keys_ND, window.targets_N, hidden=hidden)
+
+    def read(places: list[int], tokens_BT: Int64[Tensor, "B T"]) -> None:
+        hidden_BTD, keys_BTD = decoder(tokens_BT)
+        for row, place in enumerate(places):
+            window = windows[place]
+            hidden_ND, keys_ND = (_new_positions(each[row], window) for each in (hidden_BTD, keys_BTD))
+            predictions[place] = _prediction(decoder, hidden_ND, keys_ND, window.targets_N, hidden=hidden)
+
+    _side_by_side(read, batches_of(windows))
     return [prediction for prediction in predictions if prediction is not None]
 
 
@@ -187,18 +192,47 @@ def score_tokens(decoder: Decoder, tokens_N: Int64[np.ndarray, " N"], start_id: 
     return np.concatenate([np.empty(0, np.float32), *scores])
 
 
-def _batches(windows: Sequence[Window]) -> Iterator[tuple[list[int], Int64[Tensor, "B T"]]]:
-    """Places of windows of like length, longest first, and their inputs padded to the longest."""
+def batches_of(
+    windows: Sequence[Window], num_tokens: int | None = None
+) -> Iterator[tuple[list[int], Int64[Tensor, "B T"]]]:
+    """Places of windows of like length, longest first, and their inputs padded to the longest: `num_tokens` of them
+    (`BATCH_TOKENS` if not given), or one window.
+    """
     order = sorted(range(len(windows)), key=lambda place: -len(windows[place].inputs_T))
     while order:
         longest = len(windows[order[0]].inputs_T)
-        size = max(1, BATCH_TOKENS // longest)
+        size = max(1, (num_tokens or BATCH_TOKENS) // longest)
         places, order = order[:size], order[size:]
         tokens_BT = torch.zeros(len(places), longest, dtype=torch.int64)
         for row, place in enumerate(places):
             inputs_T = windows[place].inputs_T
             tokens_BT[row, : len(inputs_T)] = torch.from_numpy(inputs_T)
         yield places, tokens_BT
+
+
+def _side_by_side(
+    read: Callable[[list[int], Tensor], None], batches: Iterable[tuple[list[int], Int64[Tensor, "B T"]]]
+) -> None:
+    """Reads as many batches at a time as torch has threads, each on a core of its own: they share no product, and so
+    never wait for each other (docs/log.md, 2026-11-22).
+    """
+    todo, threads = list(batches), torch.get_num_threads()
+    together = min(threads, len(todo))
+
+    @torch.inference_mode()
+    def alone(batch: tuple[list[int], Tensor]) -> None:
+        torch.set_num_threads(threads // together)
+        read(*batch)
+
+    if together < 2:
+        for batch in todo:
+            alone(batch)
+        return
+    try:
+        with ThreadPoolExecutor(together) as pool:
+            list(pool.map(alone, todo))
+    finally:
+        torch.set_num_threads(threads)  # MKL has one number for all threads
 
 
 def _new_positions(states_TD: Float[Tensor, "T D"], window: Window) -> Float[Tensor, "N D"]:

@@ -16,13 +16,14 @@ from jaxtyping import Int, Int64
 from torch import Tensor
 
 from memlm.corpus import Document
-from memlm.keys import BATCH_TOKENS, document_windows
+from memlm.keys import document_windows
 from memlm.model import Decoder
 from memlm.progress import Progress, silent
 from memlm.tokenizer import Tokenizer
 from memlm.train_team import Team
 
 PADDING = -100  # a target that is none
+BATCH_TOKENS = 8192
 MOST_PADDING = 1.25
 Row = tuple[Int64[np.ndarray, " T"], Int64[np.ndarray, " N"]]  # inputs, and the targets of the last N of them
 

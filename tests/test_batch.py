@@ -163,3 +163,18 @@ def test_a_store_that_fails_harms_only_those_that_ask_it(lm: LanguageModel, monk
     assert isinstance(asking.failure, InternalError)
     monkeypatch.undo()
     assert alike(told, lm.generate("the", seed=1, max_tokens=4, use_store=False))
+
+
+def test_prompts_that_come_together_are_read_together(checkpoint):
+    reads = []
+    handle = checkpoint.decoder.register_forward_pre_hook(lambda decoder, inputs: reads.append(tuple(inputs[0].shape)))
+    batch = Batch(checkpoint, most=8)
+    texts = ["the", "the memory of a", "", "a model can be read", "the memory " * 9]
+    sizes = [len(started(checkpoint, text, 0).unread) for text in texts]
+    try:
+        for text in texts:
+            batch.join(started(checkpoint, text, 0))
+        assert len(batch.step()) == len(texts)
+    finally:
+        handle.remove()
+    assert reads == [(4, max(sizes[:4])), (1, sizes[4])], "all that are about as long, and the long one by itself"

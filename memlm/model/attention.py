@@ -184,9 +184,8 @@ class Attention(nn.Module):
         fifth of the fused kernel's time (docs/log.md, 2026-11-21).
         """
         B, H, T, d = query_BHTd.shape
-        if T == 1 and step.bias_RHTS is None and step.sight.is_plain(self.window):
-            query_BGrd = query_BHTd.reshape(B, self.config.num_kv_heads, self.repeats, d) * (1 / math.sqrt(d))
-            return ((query_BGrd @ key_BGSd.mT).softmax(dim=3) @ value_BGSd).view(B, H, 1, d)
+        if T == 1:
+            return self._attend_once(query_BHTd, key_BGSd, value_BGSd, step)
         S, groups = key_BGSd.shape[2], (self.config.num_kv_heads, self.repeats)
         query_BGrTd = query_BHTd.unflatten(1, groups) / math.sqrt(d)
         mixed = []
@@ -201,6 +200,19 @@ class Attention(nn.Module):
             weights_BGQS = scores.softmax(dim=-1).flatten(2, 3)
             mixed.append((weights_BGQS @ value_BGSd[:, :, :seen]).view(B, H, size, d))
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
+
+    def _attend_once(
+        self, query_BH1d: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, step: Step
+    ) -> Float[Tensor, "B H 1 d"]:
+        """The same for a single query of each row, in as few steps as there can be."""
+        B, H, _, d = query_BH1d.shape
+        query_BGrd = query_BH1d.reshape(B, self.config.num_kv_heads, self.repeats, d) * (1 / math.sqrt(d))
+        scores_BGrS = query_BGrd @ key_BGSd.mT
+        if step.bias_RHTS is not None:
+            scores_BGrS = scores_BGrS + step.bias_RHTS.to(scores_BGrS.dtype).view(-1, *scores_BGrS.shape[1:])
+        if (hidden_RS := step.sight.hidden_from_last(self.window)) is not None:
+            scores_BGrS.masked_fill_(hidden_RS[:, None, None], -torch.inf)
+        return (scores_BGrS.softmax(dim=3) @ value_BGSd).view(B, H, 1, d)
 
     def _attend_explicitly(
         self,

@@ -32,6 +32,7 @@ class Sight:
     plain: bool = False
     continues_RT: Bool[Tensor, "R T"] | None = None  # whether a query's document began before this step; None: all
     _masks: dict[int, Tensor | None] = field(default_factory=dict)
+    _hidden: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def num_new(self) -> int:
@@ -70,6 +71,14 @@ class Sight:
             later_QQ = torch.ones(size, size, dtype=torch.bool, device=scores.device).triu(1)
             scores[..., seen - size :].masked_fill_(later_QQ, -torch.inf)
         return scores
+
+    def hidden_from_last(self, window: int) -> Bool[Tensor, "R S"] | None:
+        """True where the last query may not look; None where it may look everywhere."""
+        if self.is_plain(window):
+            return None
+        if window not in self._hidden:
+            self._hidden[window] = ~self.visible(window)[:, 0, -1]
+        return self._hidden[window]
 
     def visible(self, window: int) -> Bool[Tensor, "R 1 T S"]:
         """The same, always spelt out."""
