@@ -166,7 +166,7 @@ class Batch:
         return together
 
     def _read_pieces(self, together: Sequence[_Reading], size: int) -> tuple[Tensor, Tensor, DecoderState]:
-        """Reads up to `size` tokens of each; gives the final states, the keys, and the state, which has a row for each."""
+        """Reads up to `size` tokens of each; gives the final states, the keys, and the state with a row for each."""
         pieces = [reading.member.generation.unread[reading.done : reading.done + size] for reading in together]
         if (state := together[0].state) is None:
             capacity = self._places_for(max(reading.num_unread for reading in together))

@@ -8,7 +8,7 @@ import torch
 from memory_twins import Twin
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput
-from memlm.model import Compression, Decoder, DecoderState, Memorizing, ModelConfig, RopeScaling
+from memlm.model import Compression, Decoder, DecoderState, Memorizing, ModelConfig, RopeScaling, attention
 from memlm.model.config import POSITIONS
 from memlm.model.sight import Sight
 
@@ -103,6 +103,13 @@ def test_it_equals_its_float64_twin(decoder):
     np.testing.assert_allclose(logits(decoder, tokens).numpy(), Twin(decoder).logits(tokens), atol=2e-6, rtol=1e-6)
 
 
+@pytest.fixture(params=["fused", "products"])
+def multiplied(request, monkeypatch) -> None:
+    """Both ways to attend, each the faster one on some processor."""
+    monkeypatch.setattr(attention, "_products_are_faster", lambda query: request.param == "products")
+
+
+@pytest.mark.usefixtures("multiplied")
 @pytest.mark.parametrize("pieces", [[1] * 33, [6] * 5 + [3], [12, 1, 12, 8], [1, 32], [7, 19, 7]])
 def test_the_pieces_a_text_comes_in_change_nothing(decoder, pieces):
     tokens, state, read, place = tokens_of(33), decoder.new_state(), [], 0
@@ -133,6 +140,7 @@ def test_rows_of_a_batch_neither_see_nor_need_each_other(decoder):
         torch.testing.assert_close(backwards[2 - row], together[row], atol=1e-12, rtol=0)
 
 
+@pytest.mark.usefixtures("multiplied")
 def test_rows_of_unequal_lengths_read_as_if_they_were_alone(decoder):
     lengths, more = [3, 17, 9], [tokens_of(9, seed + 10) for seed in range(3)]
     rows = [tokens_of(17, seed) for seed in range(3)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -161,7 +162,7 @@ class Attention(nn.Module):
 
     def _attend(self, query_BHTd: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, step: Step) -> Float[Tensor, "B H T d"]:
         """The fast way: no score depends on more than query, key, and a number for their distance."""
-        if not torch.is_grad_enabled() and (query_BHTd.shape[2] == 1 or _products_are_faster(query_BHTd)):
+        if not torch.is_grad_enabled() and _products_are_faster(query_BHTd):
             return self._attend_in_blocks(query_BHTd, key_BGSd, value_BGSd, step)
         mask = step.sight.mask(self.window)
         if step.bias_RHTS is not None:
@@ -180,8 +181,7 @@ class Attention(nn.Module):
         self, query_BHTd: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, step: Step
     ) -> Float[Tensor, "B H T d"]:
         """The same by plain products, a block of queries at a time, the heads that share keys side by side. A block
-        leaves out the places that are later than all of it. In bfloat16, and for a single query, this takes half to a
-        fifth of the fused kernel's time (docs/log.md, 2026-11-21).
+        leaves out the places that are later than all of it.
         """
         B, H, T, d = query_BHTd.shape
         if T == 1:
@@ -273,4 +273,12 @@ def held_fixed(module: nn.Module) -> Iterator[None]:
 
 
 def _products_are_faster(query: Tensor) -> bool:
-    return query.dtype == torch.bfloat16 and query.device.type == "cpu"
+    """Without matrix units the fused kernel takes two to five times as long in bfloat16; with them, products by
+    themselves do, since they first copy what they read (docs/log.md, 2026-11-21 and 22).
+    """
+    return query.dtype == torch.bfloat16 and query.device.type == "cpu" and not _has_matrix_units()
+
+
+@cache
+def _has_matrix_units() -> bool:
+    return bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16"))
