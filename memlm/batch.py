@@ -63,13 +63,17 @@ _Last: TypeAlias = tuple[Member, Tensor, Tensor]  # a member, and the final stat
 
 
 class Batch:
-    """Generations of one model, up to `most` of them at a time; `piece_tokens` of prompts are read in a step."""
+    """Generations of one model, up to `most` of them at a time; `piece_tokens` of prompts are read in a step, and each
+    generation has room for `capacity` tokens: for as many as the model reads, if not given.
+    """
 
-    def __init__(self, checkpoint: Checkpoint, *, most: int, piece_tokens: int = PIECE_TOKENS) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, *, most: int, piece_tokens: int = PIECE_TOKENS, capacity: int | None = None
+    ) -> None:
         """Nobody is in it yet."""
         self._decoder, self._piece_tokens = checkpoint.decoder, piece_tokens
         config = checkpoint.decoder.config
-        self._capacity = config.max_length or UNBOUNDED
+        self._capacity = capacity or config.max_length or UNBOUNDED
         self._pool = StatePool(checkpoint.decoder, most_rows=most, capacity=self._capacity)
         self._reading: deque[_Reading] = deque()
         self._rows: list[Member] = []
@@ -220,7 +224,12 @@ def _by_retrieval(drawn: Sequence[_Last]) -> dict[Retrieval, list[int]]:
 def complete_all(checkpoint: Checkpoint, generations: Sequence[Generation]) -> tuple[Completion, ...]:
     """Drives all generations to their ends. Raises what goes wrong with any."""
     longest = max((len(each.unread) for each in generations), default=0)
-    batch = Batch(checkpoint, most=len(generations), piece_tokens=len(generations) * longest)
+    batch = Batch(
+        checkpoint,
+        most=len(generations),
+        piece_tokens=len(generations) * longest,
+        capacity=max((each.num_places for each in generations), default=None),
+    )
     members = [batch.join(generation) for generation in generations]
     told: dict[Member, list[Token]] = {member: [] for member in members}
     try:

@@ -281,4 +281,4 @@ def _products_are_faster(query: Tensor) -> bool:
 
 @cache
 def _has_matrix_units() -> bool:
-    return bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16"))
+    return hasattr(torch.cpu, "get_capabilities") and bool(torch.cpu.get_capabilities().get("amx_bf16"))

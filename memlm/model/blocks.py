@@ -37,10 +37,7 @@ class FeedForward(nn.Module):
         if self.activation == "swiglu":
             gate, up = self.gate_up(hidden_BTD).chunk(2, dim=-1)
             return self.down(F.silu(gate) * up)
-        up = self.up(hidden_BTD)
-        if self.activation == "relu":
-            return self.down(up.relu())
-        return self.down(F.gelu(up, approximate="tanh" if self.activation == "gelu_tanh" else "none"))
+        return self.down(self.up(hidden_BTD, self.activation))
 
 
 class Block(nn.Module):

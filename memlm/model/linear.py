@@ -6,6 +6,10 @@ many (docs/log.md, 2026-11-21); oneDNN's product with weights laid out in its ow
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, TypeAlias
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -15,6 +19,14 @@ PACKED_DTYPES = (torch.float32, torch.bfloat16)
 ROWS_HINT = 16  # the layout that is best for 16 rows is best, or nearly, for one and for many
 SMALL_WEIGHT = 1 << 19  # below this many numbers, and for a row or two, calling oneDNN costs more than it saves
 FEW_ROWS = 4
+
+Activation: TypeAlias = Literal["relu", "gelu", "gelu_tanh"]
+# Each as oneDNN names it and its algorithm, and as torch does it by itself.
+ACTIVATIONS: dict[Activation, tuple[str, str, Callable[[Tensor], Tensor]]] = {
+    "relu": ("relu", "", F.relu),
+    "gelu": ("gelu", "none", F.gelu),
+    "gelu_tanh": ("gelu", "tanh", partial(F.gelu, approximate="tanh")),
+}
 
 
 class Linear(nn.Linear):
@@ -45,11 +57,13 @@ class Linear(nn.Linear):
             p.numel() for name, p in self.named_parameters() if name == "bias"
         )
 
-    def forward(self, x: Float[Tensor, "*P I"]) -> Float[Tensor, "*P O"]:
-        """x W' + b."""
+    def forward(self, x: Float[Tensor, "*P I"], activation: Activation | None = None) -> Float[Tensor, "*P O"]:
+        """x W' + b, behind which an activation costs nothing where weights are packed."""
         if self.packed is None or (self.weight.numel() and x.numel() < FEW_ROWS * self.in_features):
-            return F.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+            y = F.linear(x, self.weight, self.bias)
+            return y if activation is None else ACTIVATIONS[activation][2](y)
+        name, algorithm, _ = ("none", "", None) if activation is None else ACTIVATIONS[activation]
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, name, [], algorithm)
 
 
 def can_pack(weight: Tensor) -> bool:
