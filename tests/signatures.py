@@ -1,0 +1,36 @@
+"""Shapes and types in signatures, checked while a test runs: its first calls, since a check costs more than most calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import jaxtyping
+from beartype import beartype
+
+CHECKED_CALLS = 2000  # of each test; most make fewer, and a loop's later rounds are like its first
+
+_left = CHECKED_CALLS
+
+
+def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What jaxtyping's import hook decorates with (pyproject.toml)."""
+    check = beartype(function)
+
+    @wraps(function)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        global _left
+        _left -= 1
+        if _left < 0:
+            jaxtyping.config.update("jaxtyping_disable", True)
+        return check(*args, **kwargs)
+
+    return counted
+
+
+def check_again() -> None:
+    """For the next test."""
+    global _left
+    _left = CHECKED_CALLS
+    jaxtyping.config.update("jaxtyping_disable", False)
