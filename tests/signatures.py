@@ -1,4 +1,4 @@
-"""Shapes and types in signatures, checked while a test runs: its first calls, since a check costs more than most calls."""
+"""Shapes and types in signatures, checked in the first calls of each test: a check costs more than most calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import jaxtyping
 from beartype import beartype
 
-CHECKED_CALLS = 2000  # of each test; most make fewer, and a loop's later rounds are like its first
+CHECKED_CALLS = 2000  # most tests make fewer, and a loop goes on as it begins
 
 _left = CHECKED_CALLS
 
