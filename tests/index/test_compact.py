@@ -1,6 +1,7 @@
 """Compaction, replacing and deleting by metadata: what is left is what a store built from the rest would hold."""
 
 import errno
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -99,14 +100,14 @@ def test_a_reader_keeps_what_it_opened_while_others_compact(tmp_path):
 
 def test_a_crash_at_every_step_of_a_compaction_leaves_the_old_state_or_the_new(tmp_path, monkeypatch):
     monkeypatch.setattr("memlm.index.compact.CHECKPOINT_ROWS", 100)
-    grown(tmp_path / "counted")
-    steps = count_of(lambda: compact(tmp_path / "counted"))
+    original = grown(tmp_path / "grown")
+    steps = count_of(lambda: compact(Path(shutil.copytree(original, tmp_path / "counted"))))
     with fresh(tmp_path / "fresh") as expected:
         wanted = files_of(expected)
     assert steps > 20
     resumed = 0
     for step in range(1, steps + 1):
-        path = grown(tmp_path / f"crash-{step}")
+        path = Path(shutil.copytree(original, tmp_path / f"crash-{step}"))
         with pytest.raises(Crash), failing_at(step, Crash()):
             compact(path)
         with Datastore.open(path) as store:
@@ -123,12 +124,12 @@ def test_a_crash_at_every_step_of_a_compaction_leaves_the_old_state_or_the_new(t
 
 def test_a_disk_that_fills_while_compacting_is_reported_and_harms_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("memlm.index.compact.CHECKPOINT_ROWS", 100)
-    grown(tmp_path / "counted")
-    steps, reported = count_of(lambda: compact(tmp_path / "counted")), 0
+    original = grown(tmp_path / "grown")
+    steps, reported = count_of(lambda: compact(Path(shutil.copytree(original, tmp_path / "counted")))), 0
     with fresh(tmp_path / "fresh") as expected:
         wanted = files_of(expected)
     for step in range(1, steps + 1):
-        path = grown(tmp_path / f"full-{step}")
+        path = Path(shutil.copytree(original, tmp_path / f"full-{step}"))
         with (
             failing_at(step, OSError(errno.ENOSPC, "No space left on device")),
             pytest.raises((StorageFull, OSError)) as told,

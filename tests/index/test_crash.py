@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,12 +94,11 @@ def test_a_crash_at_every_step_of_a_change_leaves_the_old_state_or_the_new(corpu
             store.delete(["doc-1"])
             store.save_defaults(KnnDefaults(5, 0.5, 3.0, "x"))
 
-    build(tmp_path / "counted", corpus, IVF).close()
-    steps = count_of(lambda: change(tmp_path / "counted"))
+    build(tmp_path / "built", corpus, IVF).close()
+    steps = count_of(lambda: change(shutil.copytree(tmp_path / "built", tmp_path / "counted")))
     seen = set()
     for step in range(1, steps + 1):
-        path = tmp_path / f"crash-{step}"
-        build(path, corpus, IVF).close()
+        path = Path(shutil.copytree(tmp_path / "built", tmp_path / f"crash-{step}"))
         with pytest.raises(Crash), failing_at(step, Crash()):
             change(path)
         with Datastore.open(path) as store:
@@ -120,11 +120,10 @@ def test_a_crash_at_every_step_of_adding_leaves_the_old_documents_or_all(corpus,
             fill(writer, more)
             writer.commit(defaults=DEFAULTS).close()
 
-    build(tmp_path / "counted", corpus).close()
-    steps = count_of(lambda: add(tmp_path / "counted"))
+    build(tmp_path / "built", corpus).close()
+    steps = count_of(lambda: add(shutil.copytree(tmp_path / "built", tmp_path / "counted")))
     for step in range(1, steps + 1):
-        path = tmp_path / f"crash-{step}"
-        build(path, corpus).close()
+        path = Path(shutil.copytree(tmp_path / "built", tmp_path / f"crash-{step}"))
         with pytest.raises(Crash), failing_at(step, Crash()):
             add(path)
         with Datastore.open(path) as store:
@@ -145,11 +144,10 @@ def test_a_disk_that_fills_at_any_write_is_reported_and_harms_nothing(corpus, tm
             fill(writer, more)
             writer.commit(defaults=DEFAULTS).close()
 
-    build(tmp_path / "counted", corpus).close()
+    build(tmp_path / "built", corpus).close()
     reported = 0
-    for step in range(1, count_of(lambda: add(tmp_path / "counted")) + 1):
-        path = tmp_path / f"full-{step}"
-        build(path, corpus).close()
+    for step in range(1, count_of(lambda: add(shutil.copytree(tmp_path / "built", tmp_path / "counted"))) + 1):
+        path = Path(shutil.copytree(tmp_path / "built", tmp_path / f"full-{step}"))
         with (
             failing_at(step, OSError(errno.ENOSPC, "No space left on device")),
             pytest.raises((StorageFull, OSError)) as told,
