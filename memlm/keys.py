@@ -192,16 +192,12 @@ def score_tokens(decoder: Decoder, tokens_N: Int64[np.ndarray, " N"], start_id: 
     return np.concatenate([np.empty(0, np.float32), *scores])
 
 
-def batches_of(
-    windows: Sequence[Window], num_tokens: int | None = None
-) -> Iterator[tuple[list[int], Int64[Tensor, "B T"]]]:
-    """Places of windows of like length, longest first, and their inputs padded to the longest: `num_tokens` of them
-    (`BATCH_TOKENS` if not given), or one window.
-    """
+def batches_of(windows: Sequence[Window]) -> Iterator[tuple[list[int], Int64[Tensor, "B T"]]]:
+    """Places of windows of like length, longest first, and their inputs padded to the longest."""
     order = sorted(range(len(windows)), key=lambda place: -len(windows[place].inputs_T))
     while order:
         longest = len(windows[order[0]].inputs_T)
-        size = max(1, (num_tokens or BATCH_TOKENS) // longest)
+        size = max(1, BATCH_TOKENS // longest)
         places, order = order[:size], order[size:]
         tokens_BT = torch.zeros(len(places), longest, dtype=torch.int64)
         for row, place in enumerate(places):
