@@ -172,7 +172,7 @@ def test_help_is_quick(tmp_path):
 
 def test_an_interrupt_exits_with_130_and_leaves_a_resumable_build(model_folder, tmp_path):
     (tmp_path / "texts").mkdir()
-    for number in range(30):
+    for number in range(12):
         (tmp_path / "texts" / f"{number:02}.txt").write_text("the memory of a model can be read " * 800)
     command = [sys.executable, "-m", "memlm", "index", "build", "texts", "--model", model_folder, "--out", "s"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)

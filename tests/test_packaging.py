@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ MAY_IMPORT = {
 }
 
 
+@cache
 def modules() -> dict[str, Path]:
     found = {}
     for package, folder in FOLDERS.items():

@@ -103,13 +103,6 @@ def test_it_equals_its_float64_twin(decoder):
     np.testing.assert_allclose(logits(decoder, tokens).numpy(), Twin(decoder).logits(tokens), atol=2e-6, rtol=1e-6)
 
 
-@pytest.fixture(params=["fused", "products"])
-def multiplied(request, monkeypatch) -> None:
-    """Both ways to attend, each the faster one on some processor."""
-    monkeypatch.setattr(attention, "_products_are_faster", lambda query: request.param == "products")
-
-
-@pytest.mark.usefixtures("multiplied")
 @pytest.mark.parametrize("pieces", [[1] * 33, [6] * 5 + [3], [12, 1, 12, 8], [1, 32], [7, 19, 7]])
 def test_the_pieces_a_text_comes_in_change_nothing(decoder, pieces):
     tokens, state, read, place = tokens_of(33), decoder.new_state(), [], 0
@@ -138,6 +131,12 @@ def test_rows_of_a_batch_neither_see_nor_need_each_other(decoder):
     for row, tokens in enumerate(rows):
         torch.testing.assert_close(together[row], logits(decoder, tokens), atol=1e-6, rtol=1e-6)
         torch.testing.assert_close(backwards[2 - row], together[row], atol=1e-12, rtol=0)
+
+
+@pytest.fixture(params=["fused", "products"])
+def multiplied(request, monkeypatch) -> None:
+    """Both ways to attend, each the faster one on some processor."""
+    monkeypatch.setattr(attention, "_products_are_faster", lambda query: request.param == "products")
 
 
 @pytest.mark.usefixtures("multiplied")

@@ -71,6 +71,7 @@ def test_tokens_that_come_fast_are_told_together(lm: LanguageModel, monkeypatch:
     events = events_of(Script([generate("a")], 6).play(lm), "a")
     assert [len(event) for event in events if isinstance(event, tuple)] == [1, 4]
     monkeypatch.setattr(answers, "COALESCE_S", 0.0)
+    monkeypatch.setattr(answers, "MESSAGES_PER_S", float("inf"))
     events = events_of(Script([generate("a")], 6).play(lm), "a")
     assert [len(event) for event in events if isinstance(event, tuple)] == [1] * 5
 
