@@ -5,6 +5,7 @@ from reference import decode_plainly
 
 from memlm.errors import InvalidInput
 from memlm.model import Decoder, ModelConfig
+from memlm.model.linear import ACTIVATIONS, Linear, can_pack
 
 SHAPES = {
     "grouped": ModelConfig(50, 16, 2, 4, 2, 24, 32),
@@ -97,3 +98,15 @@ def test_shapes_that_do_not_fit_together_are_refused(change):
     shape = {"vocab_size": 50, "dim": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim": 24}
     with pytest.raises(InvalidInput):
         ModelConfig(**{**shape, "context_length": 32, **change})
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this torch packs no weights")
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_packed_weights_multiply_and_activate_as_plain_ones_do(activation, dtype, tolerance):
+    torch.manual_seed(0)
+    linear, inputs_RI = Linear(24, 40).to(dtype), torch.randn(7, 24).to(dtype)
+    with torch.inference_mode():
+        plain_RO = linear(inputs_RI, activation)
+        linear.pack()
+        torch.testing.assert_close(linear(inputs_RI, activation), plain_RO, atol=tolerance, rtol=tolerance)
