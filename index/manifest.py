@@ -7,6 +7,7 @@ names them.
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from collections.abc import Mapping
@@ -132,7 +133,7 @@ def read_manifest(path: Path) -> Manifest:
     """
     current = path / CURRENT
     for _ in range(10):  # a commit may replace the manifest between reading its name and opening it
-        if not current.is_file():
+        if not _is_file(current):
             raise _no_store(path)
         said = current.read_bytes()
         name, _, expected = said.decode("ascii", errors="replace").strip().partition(" ")
@@ -146,6 +147,15 @@ def read_manifest(path: Path) -> Manifest:
             raise Corrupt(f"{path / name} is not what {current} says it is (wrong checksum); {RESTORE}")
         return _decode(content, path / name)
     raise Corrupt(f"{current} does not come to rest; try again when nobody writes to the store")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # there can be none of that name
+            return False
+        raise
 
 
 def commit_manifest(path: Path, manifest: Manifest) -> None:
@@ -211,7 +221,7 @@ def _decode(content: bytes, path: Path) -> Manifest:
 
 
 def _no_store(path: Path) -> Exception:
-    if (path / JOURNAL).exists():
+    if _is_file(path / JOURNAL):
         return NotFound(
             f"{path} is an unfinished build; run `memlm index build` with the same corpus again to go on with it",
             kind="datastore",

@@ -186,8 +186,13 @@ class Corpus:
 
 
 def lies_under(path: Path, roots: Sequence[Path]) -> bool:
-    """Whether a path is under one of some folders, or one of them, once links are followed."""
-    real = path.resolve()
+    """Whether a path is under one of some folders, or one of them, once links are followed. What can be no path, as
+    with a NUL in it or links in a circle, is under none.
+    """
+    try:
+        real = path.resolve()
+    except (ValueError, RuntimeError):
+        return False
     return any(real.is_relative_to(root.resolve()) for root in roots)
 
 

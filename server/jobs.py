@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -222,7 +223,7 @@ class Jobs:
                     f"{path} is under none of the folders that this server may read from (--corpus-root); upload the"
                     " documents instead"
                 )
-            if not Path(path).exists():
+            if not os.path.exists(path):  # Path's would raise for a name that is too long
                 raise NotFound(f"no file or folder at {path} on the server", kind="corpus", name=path)
 
     def _job_of(self, question: JobRequest, owner: str, digest: str, upload: Upload | None) -> Job:

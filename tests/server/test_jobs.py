@@ -327,6 +327,16 @@ def test_only_what_is_allowed_is_read(served, tmp_path: Path) -> None:
         client.datastores.build("docs", f"{place.corpus}/not-there")
     with pytest.raises(PermissionDenied, match="none of the datastores"):
         client.datastores.load(str(tmp_path))
+    for path in ("\0", "a\0b"):
+        with pytest.raises(PermissionDenied):
+            client.datastores.build("docs", path)
+        with pytest.raises(PermissionDenied):
+            client.datastores.load(path)
+    too_long = "a" * 300
+    with pytest.raises(NotFound):
+        client.datastores.build("docs", f"{place.corpus}/{too_long}")
+    with pytest.raises(NotFound):
+        client.datastores.load(f"{place.stores}/{too_long}")
     for name in ("", "../docs", ".hidden", "a/b", "x" * 101):
         with pytest.raises(InvalidInput, match="store"):
             client.datastores.build(name, str(place.corpus))
