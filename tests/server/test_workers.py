@@ -99,7 +99,7 @@ def test_sessions_survive_a_restart_with_another_number_of_workers(model_folder:
                     with client.session() as session:
                         session.append(prompt)
                         drawn[session.fork().name] = []
-            assert {session.name for session in client.list_sessions()} == set(drawn)
+            assert sorted(session.name for session in client.list_sessions()) == sorted(drawn)
             for name, before in drawn.items():
                 with client.session() as _, Client(server.address) as other:
                     twin = other.fork_session(name).name
