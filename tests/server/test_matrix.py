@@ -33,7 +33,7 @@ from memlm.questions import NewDocument
 
 LONG_TEXT = make_text(1, 20_000)
 SPARE_FILES, SPARE_THREADS = 3, 8
-ROUNDS, LEAKED_BYTES = 6, 16 << 20  # less than two of the long model's caches
+ROUNDS, LEAKED_BYTES = 7, 16 << 20  # less than two of the long model's caches
 
 
 class Ground:
@@ -189,7 +189,7 @@ def test_what_is_broken_off_again_and_again_leaks_nothing(ground: Ground, call: 
             assert len(list(steady.generate("a", max_tokens=3, temperature=0))) == 3
             seen.append([anonymous_bytes(pid) for pid in pids])
         steady.delete_session(session)
-    early, late = seen[: ROUNDS // 2], seen[ROUNDS // 2 :]
+    early, late = seen[:3], seen[-2:]  # at least three rounds apart: one of these caches a round is found
     for place in range(len(pids)):
         assert min(each[place] for each in late) < max(each[place] for each in early) + LEAKED_BYTES, seen
 
