@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import jaxtyping
 from beartype import beartype
 
-CHECKED_CALLS = 2000  # most tests make fewer, and a loop goes on as it begins
+CHECKED_CALLS = int(os.environ.get("CHECKED_CALLS", "2000"))  # most tests make fewer; a loop goes on as it begins
 
 _left = CHECKED_CALLS
 
