@@ -1,4 +1,4 @@
-"""Shapes and types in signatures, checked in the first calls of each test: a check costs more than most calls."""
+"""Shapes and types in signatures, checked while tests run: all calls, or, for a quick look, the first of each test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import jaxtyping
 from beartype import beartype
 
-CHECKED_CALLS = int(os.environ.get("CHECKED_CALLS", "2000"))  # most tests make fewer; a loop goes on as it begins
+CHECKED_CALLS = float(os.environ.get("CHECKED_CALLS", "inf"))  # of each test; a check costs more than most calls
 
 _left = CHECKED_CALLS
 
