@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from operator import not_
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from google.protobuf import empty_pb2
 from google.protobuf.descriptor import FieldDescriptor
@@ -71,6 +71,9 @@ _RENAMED = {(api.Token, "bytes"): "raw", (api.MemoryParams, "use_store"): "witho
 _REASONS = {reason: generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in api.FinishReason}
 _REASON_OF = {number: reason for reason, number in _REASONS.items()}
 
+# An event of a generation, its tokens each as `token_to_wire` makes them.
+WireEvent: TypeAlias = api.Accepted | tuple[bytes, ...] | api.Finished
+
 # Replies that wrap a single value, which is what the library returns.
 _WRAPPED: dict[type, tuple[type[Message], str]] = {
     questions.TokenizeRequest: (generation_pb2.TokenizeResponse, "token_ids"),
@@ -112,10 +115,15 @@ def from_wire(message: Message) -> Any:
     return record_type(**values)
 
 
-def event_to_wire(event: api.GenerationEvent) -> generation_pb2.GenerateEvent:
+def token_to_wire(token: api.Token) -> bytes:
+    """A token's place in an event's `tokens`, in bytes; those of several tokens, joined, are all their places."""
+    return generation_pb2.Tokens(tokens=(_token_to_wire(token),)).SerializeToString()
+
+
+def event_to_wire(event: WireEvent) -> generation_pb2.GenerateEvent:
     """One event of a generation's stream."""
     if isinstance(event, tuple):
-        return generation_pb2.GenerateEvent(tokens=generation_pb2.Tokens(tokens=map(_token_to_wire, event)))
+        return generation_pb2.GenerateEvent(tokens=generation_pb2.Tokens.FromString(b"".join(event)))
     if isinstance(event, api.Accepted):
         return generation_pb2.GenerateEvent(accepted=cast(generation_pb2.Accepted, to_wire(event)))
     return generation_pb2.GenerateEvent(finished=cast(generation_pb2.Finished, to_wire(event)))

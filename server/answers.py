@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from memlm.api import Finished, GenerationEvent, Token
+from memlm.api import Finished, Token
 from memlm.generate import Generation
 from memlm.language_model import LanguageModel
 from memlm.questions import (
@@ -30,6 +30,7 @@ from memlm.questions import (
     UnloadDatastoreRequest,
 )
 from memlm.server.messages import Answer, Ask, Events, Result
+from memlm.wire import WireEvent, token_to_wire
 
 Send: TypeAlias = Callable[[Answer], None]
 Steps: TypeAlias = Generator[None, None, None]
@@ -62,7 +63,7 @@ class Telling:
             self._tell()
 
     def _tell(self, *last: Finished) -> None:
-        events: tuple[GenerationEvent, ...] = (tuple(self._untold), *last) if self._untold else last
+        events: tuple[WireEvent, ...] = (tuple(map(token_to_wire, self._untold)), *last) if self._untold else last
         self._told_s, self._untold = time.monotonic(), []
         self._send(Events(self._id, events))
 

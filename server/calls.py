@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc._cython import cygrpc
 
-from memlm.api import Finished, GenerateRequest, GenerationEvent
+from memlm.api import Finished, GenerateRequest
 from memlm.errors import MemlmError
 from memlm.server.metrics import Generation, Metrics
 from memlm.status import CODES, kind_of
+from memlm.wire import WireEvent
 
 if TYPE_CHECKING:
     from memlm.server.tracing import Tracer
@@ -44,7 +45,7 @@ class Call:
             if prompts:
                 self.told["prompt"] = question.prompt
 
-    def hears(self, event: GenerationEvent, metrics: Metrics) -> None:
+    def hears(self, event: WireEvent, metrics: Metrics) -> None:
         """Takes in what a generation tells."""
         self._watched = self._watched or metrics.generation()
         self._watched.event(event)

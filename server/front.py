@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from memlm import __version__, wire
-from memlm.api import Accepted, Finished, GenerationEvent, ServerInfo, Token
+from memlm.api import Accepted, Finished, ServerInfo
 from memlm.errors import Cancelled, InternalError, InvalidInput, MemlmError, Unavailable
 from memlm.questions import (
     AddDocumentsRequest,
@@ -50,6 +50,7 @@ from memlm.server.tracing import Tracer
 from memlm.server.workers import Workers
 from memlm.status import trailer_of
 from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
+from memlm.wire import WireEvent
 
 SERVICES = tuple(
     service
@@ -57,8 +58,8 @@ SERVICES = tuple(
     for service in file.DESCRIPTOR.services_by_name.values()
 )
 
-# Tokens are merged up to about half a megabyte, far from the limit of a message, however far behind a client is.
-MAX_WEIGHT = 2048
+# However far behind a client is, tokens are merged up to this, which is far from the limit of a message.
+MAX_EVENT_BYTES = 1 << 19
 
 MAX_WAIT_S = 3600.0  # for an operation's end, where the call has no deadline
 LOOK_S = 0.5  # between looks for whether anybody still follows a generation
@@ -228,7 +229,7 @@ class Front:
 
     async def _events(
         self, call: Call, question: Any, caller: Caller, context: grpc.aio.ServicerContext
-    ) -> AsyncGenerator[GenerationEvent, None]:
+    ) -> AsyncGenerator[WireEvent, None]:
         """What a generation tells; of one that can be resumed, by way of what is kept of it."""
         if isinstance(question, ResumeGenerationRequest):
             run, offset = self._runs.find(question.request_id, caller.name), question.offset
@@ -246,15 +247,15 @@ class Front:
 
     async def _drawn(
         self, call: Call, question: Any, caller: Caller, context: grpc.aio.ServicerContext
-    ) -> AsyncGenerator[GenerationEvent, None]:
+    ) -> AsyncGenerator[WireEvent, None]:
         """A generation's events, as they come. Who closes this tells the worker that nobody waits any more."""
-        turn, left_s, event = caller.name or context.peer(), context.time_remaining(), cast("GenerationEvent", ())
+        turn, left_s, event = caller.name or context.peer(), context.time_remaining(), cast("WireEvent", ())
         with self._workers.ask(question, left_s, id_=call.id, caller=turn, owner=caller.name) as asked:
             while not isinstance(event, Finished):
                 for event in merged(await asked.take()):
                     yield event
 
-    async def _go_on(self, run: Run, events: AsyncGenerator[GenerationEvent, None]) -> None:
+    async def _go_on(self, run: Run, events: AsyncGenerator[WireEvent, None]) -> None:
         """Task: a generation goes on, whoever follows it, until nobody has come back for too long."""
         run.keeper = asyncio.create_task(self._look_after(run))
         try:
@@ -332,28 +333,23 @@ class Front:
         return wire.from_wire(wire.read_request(request_type, data))
 
 
-def merged(answers: Sequence[Answer]) -> Iterator[GenerationEvent]:
+def merged(answers: Sequence[Answer]) -> Iterator[WireEvent]:
     """The events in some answers, with tokens that follow each other in one. Raises the failure that ends them."""
-    tokens: list[Token] = []
+    tokens, size = list[bytes](), 0
     for answer in answers:
         for event in answer.events if isinstance(answer, Events) else ():
-            if isinstance(event, tuple) and _weight(tokens) < MAX_WEIGHT:
-                tokens += event
-                continue
-            if tokens:
+            if tokens and (size >= MAX_EVENT_BYTES or not isinstance(event, tuple)):
                 yield tuple(tokens)
-            tokens = list(event) if isinstance(event, tuple) else []
-            if not tokens:
+                tokens, size = [], 0
+            if isinstance(event, tuple):
+                tokens += event
+                size += sum(map(len, event))
+            else:
                 yield event
     if tokens:
         yield tuple(tokens)
     if not isinstance(answers[-1], Events):
         raise _failure(answers[-1])
-
-
-def _weight(tokens: Sequence[Token]) -> int:
-    """How many records a message of these tokens holds."""
-    return sum(1 + len(token.neighbors) + len(token.top_logprobs) for token in tokens)
 
 
 def _failure(answer: Answer) -> MemlmError:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from memlm.api import GenerationEvent
 from memlm.errors import MemlmError
 from memlm.questions import Question
+from memlm.wire import WireEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,12 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What a generation did since the last message."""
+    """What a generation did since the last message, its tokens as they go out: the front, whose time all share, need
+    not read them.
+    """
 
     id: str
-    events: tuple[GenerationEvent, ...]
+    events: tuple[WireEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)

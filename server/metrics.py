@@ -9,10 +9,11 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 
-from memlm.api import Finished, GenerationEvent
+from memlm.api import Finished
 from memlm.errors import InvalidInput
 from memlm.operations import JobState, OperationInfo
 from memlm.server.messages import Stats
+from memlm.wire import WireEvent
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -110,7 +111,7 @@ class Generation:
         """From now on."""
         self._metrics, self._last_s, self._begun = metrics, time.monotonic(), False
 
-    def event(self, event: GenerationEvent) -> None:
+    def event(self, event: WireEvent) -> None:
         """One that goes out."""
         now_s = time.monotonic()
         if isinstance(event, Finished):

@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 
-from memlm.api import Accepted, Finished, GenerationEvent, Token
+from memlm.api import Accepted, Finished
 from memlm.errors import InvalidInput, MemlmError, NotFound
+from memlm.wire import WireEvent
 
 KEPT = 8192  # more than may run at once; the oldest goes first
 
@@ -25,7 +26,7 @@ class Run:
         self.followers = 0
         self.work: asyncio.Task[None] | None = None
         self.keeper: asyncio.Task[None] | None = None
-        self._tokens = list[Token]()
+        self._tokens = list[bytes]()
         self._news = asyncio.Event()
 
     @property
@@ -38,7 +39,7 @@ class Run:
         """Whether nobody follows it any more, and nobody came back in time."""
         return not self.followers and time.monotonic() - self.left_s > self.keep_s
 
-    def add(self, event: GenerationEvent) -> None:
+    def add(self, event: WireEvent) -> None:
         """What the worker tells."""
         if isinstance(event, Accepted):
             self.accepted = event
@@ -53,7 +54,7 @@ class Run:
         self.failure = error
         self._wake()
 
-    async def follow(self, offset: int) -> AsyncGenerator[GenerationEvent, None]:
+    async def follow(self, offset: int) -> AsyncGenerator[WireEvent, None]:
         """What comes, from a token on; what has come already first. Raises its failure, and InvalidInput for a token
         that has not been drawn.
         """

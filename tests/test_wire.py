@@ -218,7 +218,7 @@ def test_a_request_comes_out_as_it_went_in(request: questions.Question) -> None:
 
 @given(events)
 def test_an_event_comes_out_as_it_went_in(event: api.GenerationEvent) -> None:
-    message = wire.event_to_wire(event)
+    message = wire.event_to_wire(tuple(map(wire.token_to_wire, event)) if isinstance(event, tuple) else event)
     data = message.SerializeToString()
     assert wire.event_from_wire(generation_pb2.GenerateEvent.FromString(data)) == event
     if isinstance(event, tuple):  # tokens have a shorter way of their own

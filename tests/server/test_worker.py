@@ -12,9 +12,10 @@ from memlm.errors import DeadlineExceeded, InternalError, NotFound, Overloaded
 from memlm.language_model import LanguageModel
 from memlm.questions import GetModelRequest, ScoreRequest, SearchRequest
 from memlm.server import answers
-from memlm.server.front import merged
+from memlm.server.front import MAX_EVENT_BYTES, merged
 from memlm.server.messages import Ask, Cancel, Events, Failed, Heartbeat, Result, Stop
 from memlm.server.worker import Worker
+from memlm.wire import token_to_wire
 
 PROMPT = "the memory of"
 
@@ -195,7 +196,8 @@ def test_what_piled_up_goes_out_together(lm: LanguageModel) -> None:
 
 def test_what_piled_up_is_cut_before_it_is_too_large(lm: LanguageModel) -> None:
     stream = lm.generate(PROMPT, max_tokens=6, temperature=0, neighbors=50, k=50)
-    heavy = tuple(stream) * 20
+    heavy = tuple(map(token_to_wire, stream)) * 40
     cut = list(merged([Events("a", (heavy[i : i + 6],)) for i in range(0, len(heavy), 6)]))
-    assert tuple(token for event in cut for token in event) == heavy  # type: ignore[union-attr]
+    assert tuple(token for event in cut for token in event) == heavy
     assert len(cut) > 2
+    assert max(sum(map(len, event)) for event in cut) < 1.2 * MAX_EVENT_BYTES
