@@ -16,56 +16,36 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "true")  # grpc looks when it is first imported: see memlm.Client
 
 if TYPE_CHECKING:
-    from memlm.api import (
-        Accepted,
-        Alternative,
-        Completion,
-        DeleteReport,
-        Figures,
-        Finished,
-        FinishReason,
-        GenerateRequest,
-        MemoryParams,
-        ModelInfo,
-        Neighbor,
-        SamplingParams,
-        Score,
-        ServerInfo,
-        SessionInfo,
-        StoreInfo,
-        StoreWeight,
-        Token,
-        TokenScore,
-        Usage,
-    )
     from memlm.async_client import AsyncClient
     from memlm.build import add_to_index, build_index, compact_index
     from memlm.client import Client
     from memlm.corpus import Corpus, Document
     from memlm.errors import MemlmError
     from memlm.evaluate import evaluate
+    from memlm.events import Accepted, Alternative, Completion, Finished, FinishReason, Neighbor, Token, Usage
     from memlm.index.datastore import Datastore
     from memlm.language_model import LanguageModel, load
     from memlm.operations import JobReport, JobState, Operation, OperationInfo
+    from memlm.params import GenerateRequest, MemoryParams, SamplingParams, StoreWeight
+    from memlm.reports import DeleteReport, Figures, ModelInfo, Score, ServerInfo, SessionInfo, StoreInfo, TokenScore
     from memlm.train import train
     from memlm.tune import tune
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "memlm.api": (
-        "Accepted Alternative Completion DeleteReport Figures FinishReason Finished GenerateRequest MemoryParams"
-        " ModelInfo Neighbor SamplingParams Score ServerInfo SessionInfo StoreInfo StoreWeight Token TokenScore Usage"
-    ),
     "memlm.build": "add_to_index build_index compact_index",
     "memlm.async_client": "AsyncClient",
     "memlm.client": "Client",
     "memlm.corpus": "Corpus Document",
     "memlm.errors": "MemlmError",
     "memlm.evaluate": "evaluate",
+    "memlm.events": "Accepted Alternative Completion Finished FinishReason Neighbor Token Usage",
     "memlm.index.datastore": "Datastore",
     "memlm.language_model": "LanguageModel load",
     "memlm.operations": "JobReport JobState Operation OperationInfo",
+    "memlm.params": "GenerateRequest MemoryParams SamplingParams StoreWeight",
+    "memlm.reports": "DeleteReport Figures ModelInfo Score ServerInfo SessionInfo StoreInfo TokenScore",
     "memlm.train": "train",
     "memlm.tune": "tune",
 }

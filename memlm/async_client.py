@@ -19,19 +19,6 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from memlm import wire
-from memlm.api import (
-    Accepted,
-    Finished,
-    GenerateRequest,
-    GenerationEvent,
-    MemoryParams,
-    ModelInfo,
-    Neighbor,
-    Score,
-    ServerInfo,
-    SessionInfo,
-    Token,
-)
 from memlm.connection import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_TIMEOUT_S,
@@ -48,6 +35,8 @@ from memlm.connection import (
 )
 from memlm.datastores import AsyncDatastores, AsyncOperations
 from memlm.errors import InternalError, MemlmError, NotFound, Unavailable
+from memlm.events import Accepted, Finished, GenerationEvent, Neighbor, Token
+from memlm.params import GenerateRequest, MemoryParams
 from memlm.questions import (
     AppendToSessionRequest,
     CancelGenerationRequest,
@@ -63,6 +52,7 @@ from memlm.questions import (
     SearchRequest,
     TokenizeRequest,
 )
+from memlm.reports import ModelInfo, Score, ServerInfo, SessionInfo
 from memlm.session import Text, whole
 
 

@@ -18,8 +18,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from memlm.api import Completion, Token
 from memlm.checkpoint import Checkpoint
+from memlm.events import Completion, Token
 from memlm.gate import gated
 from memlm.generate import Generation
 from memlm.model import DecoderState, decoding_threads

@@ -21,12 +21,12 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from memlm.api import SamplingParams
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.foreign import Source, family_of, read_config
 from memlm.hub import find_model
 from memlm.model import Decoder, ModelConfig
 from memlm.model.linear import Linear
+from memlm.params import SamplingParams
 from memlm.tokenizer import GENERATION_FILE, Tokenizer
 from memlm.weights import WEIGHTS_FILE, WeightFiles
 

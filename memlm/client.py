@@ -21,18 +21,6 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from memlm import wire
-from memlm.api import (
-    Finished,
-    GenerateRequest,
-    GenerationEvent,
-    MemoryParams,
-    ModelInfo,
-    Neighbor,
-    Score,
-    ServerInfo,
-    SessionInfo,
-    TokenStream,
-)
 from memlm.connection import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_TIMEOUT_S,
@@ -49,6 +37,8 @@ from memlm.connection import (
 )
 from memlm.datastores import Datastores, Operations
 from memlm.errors import MemlmError, NotFound, Unavailable
+from memlm.events import Finished, GenerationEvent, Neighbor, TokenStream
+from memlm.params import GenerateRequest, MemoryParams
 from memlm.questions import (
     AppendToSessionRequest,
     CancelGenerationRequest,
@@ -64,6 +54,7 @@ from memlm.questions import (
     SearchRequest,
     TokenizeRequest,
 )
+from memlm.reports import ModelInfo, Score, ServerInfo, SessionInfo
 from memlm.session import Session
 
 

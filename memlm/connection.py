@@ -15,9 +15,10 @@ from google.longrunning.operations_grpc_pb2 import OperationsStub
 from google.protobuf.message import Message
 
 from memlm import wire
-from memlm.api import Accepted, GenerateRequest, GenerationEvent
 from memlm.corpus import Document
 from memlm.errors import InvalidInput, MemlmError, NotFound, Unavailable
+from memlm.events import Accepted, GenerationEvent
+from memlm.params import GenerateRequest
 from memlm.questions import (
     AddDocumentsRequest,
     AppendToSessionRequest,

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, cast
 from google.protobuf.message import Message
 
 from memlm import wire
-from memlm.api import DeleteReport, StoreInfo
 from memlm.connection import additions_of, our_errors
 from memlm.corpus import Document
 from memlm.errors import InvalidInput
@@ -39,6 +38,7 @@ from memlm.questions import (
     UnloadDatastoreRequest,
     WaitOperationRequest,
 )
+from memlm.reports import DeleteReport, StoreInfo
 
 if TYPE_CHECKING:
     from memlm.async_client import AsyncClient

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from memlm.api import Score, Token
 from memlm.build import BuildReport, build_index
 from memlm.cli import render
 from memlm.cli.console import ConsoleProgress, emit_json, err, out, table
@@ -28,7 +27,9 @@ from memlm.client import Client
 from memlm.corpus import Corpus
 from memlm.errors import AlreadyExists, Unavailable
 from memlm.evaluate import evaluate
+from memlm.events import Token
 from memlm.language_model import load
+from memlm.reports import Score
 from memlm.train import PRESETS, TrainReport, train
 from memlm.tune import TuneReport, tune
 

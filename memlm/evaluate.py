@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from memlm.api import MemoryParams, Score
 from memlm.corpus import Corpus
 from memlm.language_model import LanguageModel
+from memlm.params import MemoryParams
 from memlm.progress import Progress, silent
+from memlm.reports import Score
 from memlm.scoring import Tally, document_windows, score_windows
 
 

@@ -16,25 +16,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from memlm.api import (
-    Accepted,
-    Alternative,
-    Finished,
-    FinishReason,
-    GenerateRequest,
-    GenerationEvent,
-    Neighbor,
-    Token,
-    Usage,
-)
 from memlm.calibrate import load_rule
 from memlm.checkpoint import Checkpoint
 from memlm.errors import InvalidInput
+from memlm.events import Accepted, Alternative, Finished, FinishReason, GenerationEvent, Neighbor, Token, Usage
 from memlm.gate import gated
 from memlm.interpolation import memory_logprobs, mix
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.early_exit import ExitRule, read_until_sure
 from memlm.model.pool import copied
+from memlm.params import GenerateRequest
 from memlm.retrieval import NO_POINTERS, Retrieval, Retrieved
 from memlm.sampling import sample
 from memlm.sessions import Lease, Past

@@ -12,24 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from memlm.api import (
-    Completion,
-    DeleteReport,
-    GenerateRequest,
-    MemoryParams,
-    ModelInfo,
-    Neighbor,
-    Score,
-    SessionInfo,
-    StoreInfo,
-    TokenStream,
-)
 from memlm.batch import complete_all
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.errors import AlreadyExists, InvalidInput, MemlmError, NotFound
+from memlm.events import Completion, Neighbor, TokenStream
 from memlm.generate import Generation
 from memlm.keys import PIECE_TOKENS
 from memlm.memory import Memory
+from memlm.params import GenerateRequest, MemoryParams
+from memlm.reports import DeleteReport, ModelInfo, Score, SessionInfo, StoreInfo
 from memlm.retrieval import Retrieval
 from memlm.scoring import outcome_of, score_steps, score_text
 from memlm.session import Session

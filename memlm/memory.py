@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from memlm.api import Neighbor, StoreInfo
 from memlm.checkpoint import Checkpoint
 from memlm.errors import Incompatible
+from memlm.events import Neighbor
 from memlm.index.datastore import Datastore, Place
+from memlm.reports import StoreInfo
 
 SNIPPET_TOKENS = 12
 MARK_TOKENS = 1024

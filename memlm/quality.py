@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
-from memlm.api import MemoryParams
 from memlm.checkpoint import Checkpoint
 from memlm.index.choice import agreement, mean_and_error
 from memlm.index.datastore import Datastore
@@ -25,6 +24,7 @@ from memlm.index.neighbours import Neighbours, Searcher
 from memlm.interpolation import mix_targets, neighbor_logweights, target_logprobs
 from memlm.keys import Reader, document_windows, predictions_of
 from memlm.memory import Memory
+from memlm.params import MemoryParams
 from memlm.retrieval import Retrieval
 from memlm.windows import Window
 

@@ -1,6 +1,6 @@
 """What a server is asked besides generation: the dataclasses that the client, the server and its worker share.
 
-Like `memlm.api.GenerateRequest`, each refuses values that mean nothing as it is made, so a bad request fails in the
+Like `memlm.params.GenerateRequest`, each refuses values that mean nothing as it is made, so a bad request fails in the
 client before it travels, and in the server if another client sent it.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from memlm.api import GenerateRequest, MemoryParams
 from memlm.errors import InvalidInput
+from memlm.params import GenerateRequest, MemoryParams
 
 MAX_DOCUMENT_IDS = 10_000
 MAX_TTL_S = 30 * 86_400.0

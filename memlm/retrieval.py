@@ -17,13 +17,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
 
 from memlm.adaptive import AdaptiveLam, features_of
-from memlm.api import MemoryParams, Neighbor
 from memlm.errors import InvalidInput
+from memlm.events import Neighbor
 from memlm.gate import load_gate
 from memlm.index.neighbours import Neighbours
 from memlm.interpolation import neighbor_logweights
 from memlm.memory import Memory
 from memlm.model.spalm import MemoryGate
+from memlm.params import MemoryParams
 
 NO_POINTERS = np.empty(0, np.int64)
 

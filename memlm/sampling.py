@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from memlm.api import SamplingParams
+from memlm.params import SamplingParams
 
 
 def sample(

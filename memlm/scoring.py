@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int64
 
-from memlm.api import Figures, Score, TokenScore
 from memlm.checkpoint import Checkpoint
 from memlm.errors import InvalidInput
 from memlm.gate import gated
@@ -18,6 +17,7 @@ from memlm.interpolation import mix_targets, target_logprobs
 from memlm.keys import Prediction, Reader
 from memlm.keys import document_windows as windows_for
 from memlm.model.spalm import MemoryGate
+from memlm.reports import Figures, Score, TokenScore
 from memlm.retrieval import NO_POINTERS, Retrieval, Retrieved
 from memlm.windows import Window, blocks_of
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import IO, Any, Protocol, TypeAlias
 
-from memlm.api import SessionInfo, TokenStream
+from memlm.events import TokenStream
+from memlm.reports import SessionInfo
 
 Text: TypeAlias = "str | IO[str] | Iterable[str]"
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from memlm.api import SessionInfo
 from memlm.checkpoint import Checkpoint
 from memlm.errors import Corrupt, Incompatible, InvalidInput, Locked, NotFound
 from memlm.index.durable import checksum_of, remove, write_whole
@@ -25,6 +24,7 @@ from memlm.index.manifest import sign, signed
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.pool import UNBOUNDED, copied
 from memlm.questions import CreateSessionRequest
+from memlm.reports import SessionInfo
 
 PIECE_TOKENS = 512
 DEFAULT_TTL_S = 3600.0

@@ -17,7 +17,6 @@ from jaxtyping import Float, Int64
 from safetensors.torch import save
 from torch import Tensor
 
-from memlm.api import MemoryParams
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus
 from memlm.errors import InvalidInput
@@ -26,6 +25,7 @@ from memlm.index.durable import write_whole
 from memlm.keys import Reader
 from memlm.memory import Memory
 from memlm.model.spalm import MemoryGate
+from memlm.params import MemoryParams
 from memlm.progress import Progress, silent
 from memlm.retrieval import Retrieval
 from memlm.scoring import document_windows

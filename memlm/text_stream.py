@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from memlm.api import Token
+from memlm.events import Token
 
 
 @dataclass

@@ -21,7 +21,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
 
 from memlm.adaptive import AdaptiveLam, features_of, fit, skipped
-from memlm.api import MemoryParams
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus
 from memlm.errors import InvalidInput
@@ -31,6 +30,7 @@ from memlm.index.neighbours import Neighbours
 from memlm.interpolation import mix_targets, neighbor_logweights, target_logprobs
 from memlm.keys import Prediction, Reader
 from memlm.memory import Memory
+from memlm.params import MemoryParams
 from memlm.progress import Progress, silent
 from memlm.retrieval import NO_POINTERS, Retrieval
 from memlm.scoring import BLOCK_WINDOWS, document_windows

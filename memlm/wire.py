@@ -17,29 +17,29 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from memlm import api, questions, wire_operations
+from memlm import events, params, questions, reports, wire_operations
 from memlm.errors import InternalError, InvalidInput
 from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
 
 _MESSAGE_OF: dict[type, type[Message]] = {
-    api.SamplingParams: generation_pb2.SamplingParams,
-    api.StoreWeight: generation_pb2.StoreWeight,
-    api.MemoryParams: generation_pb2.MemoryParams,
-    api.GenerateRequest: generation_pb2.GenerateRequest,
-    api.Accepted: generation_pb2.Accepted,
-    api.Token: generation_pb2.Token,
-    api.Alternative: generation_pb2.Alternative,
-    api.Neighbor: generation_pb2.Neighbor,
-    api.Finished: generation_pb2.Finished,
-    api.Usage: generation_pb2.Usage,
-    api.Score: generation_pb2.ScoreResponse,
-    api.Figures: generation_pb2.Figures,
-    api.TokenScore: generation_pb2.TokenScore,
-    api.ModelInfo: generation_pb2.Model,
-    api.ServerInfo: generation_pb2.ServerInfo,
+    params.SamplingParams: generation_pb2.SamplingParams,
+    params.StoreWeight: generation_pb2.StoreWeight,
+    params.MemoryParams: generation_pb2.MemoryParams,
+    params.GenerateRequest: generation_pb2.GenerateRequest,
+    events.Accepted: generation_pb2.Accepted,
+    events.Token: generation_pb2.Token,
+    events.Alternative: generation_pb2.Alternative,
+    events.Neighbor: generation_pb2.Neighbor,
+    events.Finished: generation_pb2.Finished,
+    events.Usage: generation_pb2.Usage,
+    reports.Score: generation_pb2.ScoreResponse,
+    reports.Figures: generation_pb2.Figures,
+    reports.TokenScore: generation_pb2.TokenScore,
+    reports.ModelInfo: generation_pb2.Model,
+    reports.ServerInfo: generation_pb2.ServerInfo,
     questions.GetServerInfoRequest: generation_pb2.GetServerInfoRequest,
-    api.StoreInfo: datastores_pb2.Datastore,
-    api.DeleteReport: datastores_pb2.DeleteDocumentsResponse,
+    reports.StoreInfo: datastores_pb2.Datastore,
+    reports.DeleteReport: datastores_pb2.DeleteDocumentsResponse,
     questions.ResumeGenerationRequest: generation_pb2.ResumeGenerationRequest,
     questions.CancelGenerationRequest: generation_pb2.CancelGenerationRequest,
     questions.ScoreRequest: generation_pb2.ScoreRequest,
@@ -56,7 +56,7 @@ _MESSAGE_OF: dict[type, type[Message]] = {
     questions.CompactDatastoreRequest: datastores_pb2.CompactDatastoreRequest,
     questions.LoadDatastoreRequest: datastores_pb2.LoadDatastoreRequest,
     questions.UnloadDatastoreRequest: datastores_pb2.UnloadDatastoreRequest,
-    api.SessionInfo: sessions_pb2.Session,
+    reports.SessionInfo: sessions_pb2.Session,
     questions.CreateSessionRequest: sessions_pb2.CreateSessionRequest,
     questions.AppendToSessionRequest: sessions_pb2.AppendToSessionRequest,
     questions.GetSessionRequest: sessions_pb2.GetSessionRequest,
@@ -64,15 +64,15 @@ _MESSAGE_OF: dict[type, type[Message]] = {
     questions.ForkSessionRequest: sessions_pb2.ForkSessionRequest,
     questions.DeleteSessionRequest: sessions_pb2.DeleteSessionRequest,
 }
-_AS_JSON = {(api.Neighbor, "metadata"), (questions.NewDocument, "metadata")}
+_AS_JSON = {(events.Neighbor, "metadata"), (questions.NewDocument, "metadata")}
 _RECORD_OF = {message: record for record, message in _MESSAGE_OF.items()}
 # `bytes` is a type's name in the .proto; a bool that is not set is false, so the wire asks for the exception.
-_RENAMED = {(api.Token, "bytes"): "raw", (api.MemoryParams, "use_store"): "without_store"}
-_REASONS = {reason: generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in api.FinishReason}
+_RENAMED = {(events.Token, "bytes"): "raw", (params.MemoryParams, "use_store"): "without_store"}
+_REASONS = {reason: generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in events.FinishReason}
 _REASON_OF = {number: reason for reason, number in _REASONS.items()}
 
 # An event of a generation, its tokens each as `token_to_wire` makes them.
-WireEvent: TypeAlias = api.Accepted | tuple[bytes, ...] | api.Finished
+WireEvent: TypeAlias = events.Accepted | tuple[bytes, ...] | events.Finished
 
 # Replies that wrap a single value, which is what the library returns.
 _WRAPPED: dict[type, tuple[type[Message], str]] = {
@@ -115,7 +115,7 @@ def from_wire(message: Message) -> Any:
     return record_type(**values)
 
 
-def token_to_wire(token: api.Token) -> bytes:
+def token_to_wire(token: events.Token) -> bytes:
     """A token's place in an event's `tokens`, in bytes; those of several tokens, joined, are all their places."""
     return generation_pb2.Tokens(tokens=(_token_to_wire(token),)).SerializeToString()
 
@@ -124,22 +124,22 @@ def event_to_wire(event: WireEvent) -> generation_pb2.GenerateEvent:
     """One event of a generation's stream."""
     if isinstance(event, tuple):
         return generation_pb2.GenerateEvent(tokens=generation_pb2.Tokens.FromString(b"".join(event)))
-    if isinstance(event, api.Accepted):
+    if isinstance(event, events.Accepted):
         return generation_pb2.GenerateEvent(accepted=cast(generation_pb2.Accepted, to_wire(event)))
     return generation_pb2.GenerateEvent(finished=cast(generation_pb2.Finished, to_wire(event)))
 
 
-def event_from_wire(message: generation_pb2.GenerateEvent) -> api.GenerationEvent:
+def event_from_wire(message: generation_pb2.GenerateEvent) -> events.GenerationEvent:
     """One event of a generation's stream. Raises InternalError for one that this version does not know."""
     kind = message.WhichOneof("event")
     if kind is None:
         raise InternalError("the server sent an event that this client does not know; install the server's version")
     if kind == "tokens":
         return tuple(map(_token_from_wire, message.tokens.tokens))
-    return cast("api.Accepted | api.Finished", from_wire(getattr(message, kind)))
+    return cast("events.Accepted | events.Finished", from_wire(getattr(message, kind)))
 
 
-def _token_to_wire(token: api.Token) -> generation_pb2.Token:
+def _token_to_wire(token: events.Token) -> generation_pb2.Token:
     """As `to_wire`, in a fifth of its time: of no other record are there so many."""
     message = generation_pb2.Token(
         id=token.id,
@@ -157,9 +157,9 @@ def _token_to_wire(token: api.Token) -> generation_pb2.Token:
     return message
 
 
-def _token_from_wire(token: generation_pb2.Token) -> api.Token:
+def _token_from_wire(token: generation_pb2.Token) -> events.Token:
     """As `from_wire`."""
-    return api.Token(
+    return events.Token(
         token.id,
         token.text,
         token.raw,
@@ -279,7 +279,7 @@ def _metadata(said: str) -> dict[str, Any]:
     return told
 
 
-def _reason_of(number: int) -> api.FinishReason:
+def _reason_of(number: int) -> events.FinishReason:
     if number not in _REASON_OF:
         raise InternalError(f"the server sent the unknown finish reason {number}; install the server's version")
     return _REASON_OF[number]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from memlm.api import Finished, Token
+from memlm.events import Finished, Token
 from memlm.generate import Generation
 from memlm.language_model import LanguageModel
 from memlm.questions import (

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc._cython import cygrpc
 
-from memlm.api import Finished, GenerateRequest
 from memlm.errors import MemlmError
+from memlm.events import Finished
+from memlm.params import GenerateRequest
 from memlm.server.metrics import Generation, Metrics
 from memlm.status import CODES, kind_of
 from memlm.wire import WireEvent

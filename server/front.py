@@ -20,8 +20,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from memlm import __version__, wire
-from memlm.api import Accepted, Finished, ServerInfo
 from memlm.errors import Cancelled, InternalError, InvalidInput, MemlmError, Unavailable
+from memlm.events import Accepted, Finished
 from memlm.questions import (
     AddDocumentsRequest,
     AppendToSessionRequest,
@@ -38,6 +38,7 @@ from memlm.questions import (
     UnloadDatastoreRequest,
     WaitOperationRequest,
 )
+from memlm.reports import ServerInfo
 from memlm.server.calls import Call, Calls
 from memlm.server.config import ServerConfig
 from memlm.server.jobs import Jobs

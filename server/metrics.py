@@ -9,8 +9,8 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 
-from memlm.api import Finished
 from memlm.errors import InvalidInput
+from memlm.events import Finished
 from memlm.operations import JobState, OperationInfo
 from memlm.server.messages import Stats
 from memlm.wire import WireEvent

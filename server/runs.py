@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 
-from memlm.api import Accepted, Finished
 from memlm.errors import InvalidInput, MemlmError, NotFound
+from memlm.events import Accepted, Finished
 from memlm.wire import WireEvent
 
 KEPT = 8192  # more than may run at once; the oldest goes first

@@ -27,8 +27,8 @@ from typing import Any
 
 import grpc
 
-from memlm.api import GenerateRequest, MemoryParams, StoreInfo, StoreWeight
 from memlm.errors import InvalidInput, Overloaded, PermissionDenied, Unauthenticated
+from memlm.params import GenerateRequest, MemoryParams, StoreWeight
 from memlm.questions import (
     AddDocumentsRequest,
     BuildDatastoreRequest,
@@ -41,6 +41,7 @@ from memlm.questions import (
     SearchRequest,
     UnloadDatastoreRequest,
 )
+from memlm.reports import StoreInfo
 from memlm.server.config import ServerConfig
 
 BURST_S = 10.0  # of its rate that a caller may use at once

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-from memlm.api import GenerateRequest
 from memlm.batch import Batch, Member
 from memlm.checkpoint import load_checkpoint
 from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded, Unavailable
@@ -33,6 +32,7 @@ from memlm.generate import Generation
 from memlm.index.cores import use_cores
 from memlm.language_model import LanguageModel
 from memlm.memory import Memory
+from memlm.params import GenerateRequest
 from memlm.questions import AppendToSessionRequest, LoadDatastoreRequest, ScoreRequest, SearchRequest
 from memlm.server.answers import Steps, Telling, alone, answer_to, appended, scored, searched
 from memlm.server.config import ServerConfig, place_of

@@ -20,8 +20,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeAlias
 
-from memlm.api import Finished
 from memlm.errors import MemlmError, Overloaded, Unavailable
+from memlm.events import Finished
 from memlm.questions import Question
 from memlm.server.config import ServerConfig
 from memlm.server.messages import (

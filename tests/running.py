@@ -20,7 +20,7 @@ from typing import Self
 
 import pytest
 
-from memlm.api import Token
+from memlm.events import Token
 
 START_S, STOP_S = 60.0, 20.0
 

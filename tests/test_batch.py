@@ -7,13 +7,13 @@ import torch
 from conftest import SHAPE
 from running import alike
 
-from memlm.api import GenerateRequest
 from memlm.batch import Batch, Member
 from memlm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from memlm.errors import InternalError
 from memlm.generate import Generation
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig
+from memlm.params import GenerateRequest
 
 KINDS = {
     "rotary": {},

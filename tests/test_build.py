@@ -11,7 +11,6 @@ from conftest import SHAPE
 from reference import decode_plainly
 
 from memlm import build as build_module
-from memlm.api import MemoryParams
 from memlm.build import UNTUNED, add_to_index, build_index, compact_index
 from memlm.corpus import Corpus
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, StorageFull
@@ -24,6 +23,7 @@ from memlm.index.segment import Segment
 from memlm.language_model import load
 from memlm.memory import Memory
 from memlm.model import Decoder, Memorizing, ModelConfig
+from memlm.params import MemoryParams
 from memlm.quality import agreement, check_keys, make_trial, measure_quality, sample_queries, scale_free_temperature
 from memlm.tune import best_lam, tune
 

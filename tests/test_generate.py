@@ -1,10 +1,11 @@
 import pytest
 from reference import decode_plainly, generate_uncached
 
-from memlm.api import FinishReason, GenerateRequest, SamplingParams
 from memlm.checkpoint import Checkpoint
 from memlm.errors import InvalidInput
+from memlm.events import FinishReason
 from memlm.generate import Generation
+from memlm.params import GenerateRequest, SamplingParams
 
 PROMPT = "the memory of a"
 

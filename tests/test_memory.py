@@ -10,12 +10,12 @@ import pytest
 import torch
 from reference import decode_plainly, mix_plainly
 
-from memlm.api import GenerateRequest, MemoryParams
 from memlm.build import build_index
 from memlm.checkpoint import load_checkpoint, save_checkpoint
 from memlm.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput, NotFound
 from memlm.language_model import LanguageModel, load
+from memlm.params import GenerateRequest, MemoryParams
 
 PROMPT = "the memory of a model can"
 ASK = {"k": 16, "lam": 0.4, "knn_temperature": 3.0}

@@ -6,13 +6,13 @@ import shutil
 import numpy as np
 import pytest
 
-from memlm.api import MemoryParams
 from memlm.build import build_index
 from memlm.corpus import Corpus
 from memlm.errors import InvalidInput, NotFound
 from memlm.index.datastore import Datastore
 from memlm.keys import predictions_of
 from memlm.language_model import load
+from memlm.params import MemoryParams
 from memlm.retrieval import Retrieval
 from memlm.scoring import document_windows, score_windows
 from memlm.tune import tune
@@ -175,7 +175,7 @@ def test_pointers_into_a_deleted_document_are_not_followed(model_folder, halves,
 
 
 def request_for(lm):
-    from memlm.api import GenerateRequest
+    from memlm.params import GenerateRequest
 
     return GenerateRequest.of(PROMPT, {**ASK, "follow": 1, "temperature": 0.0, "max_tokens": 20})
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from memlm.api import SamplingParams
 from memlm.errors import InvalidInput
+from memlm.params import SamplingParams
 from memlm.sampling import keep_min_p, keep_top_k, keep_top_p, penalize_repetition, sample
 
 PROBS = torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03])

@@ -114,7 +114,7 @@ def test_sessions_go_on_side_by_side(model):
     sessions = [model.session() for _ in texts]
     for session, text in zip(sessions, texts, strict=True):
         session.append(text)
-    from memlm.api import GenerateRequest
+    from memlm.params import GenerateRequest
 
     batch, told = Batch(model.checkpoint, most=4), {}
     for session in sessions:

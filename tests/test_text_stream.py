@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import stop_plainly
 
-from memlm.api import Token
+from memlm.events import Token
 from memlm.text_stream import TextStream
 
 

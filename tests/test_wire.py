@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlm import api, errors, questions, wire
+from memlm import errors, events, params, questions, reports, wire
 from memlm.errors import Incompatible, InternalError, InvalidInput, MemlmError, NotFound, Overloaded
 from memlm.operations import JobReport, JobState, OperationInfo, OperationPage
 from memlm.status import CODES, MAX_MESSAGE_BYTES, error_of, trailer_of
@@ -26,7 +26,7 @@ def maybe(values: st.SearchStrategy) -> st.SearchStrategy:
 
 
 sampling = st.builds(
-    api.SamplingParams,
+    params.SamplingParams,
     max_tokens=maybe(st.integers(1, 2**31 - 1)),
     temperature=st.floats(0, 1e6),
     top_k=maybe(st.integers(1, 2**31 - 1)),
@@ -37,27 +37,27 @@ sampling = st.builds(
     stop=st.lists(text.filter(bool), max_size=4).map(tuple),
     time_limit_s=maybe(st.floats(1e-3, 1e6)),
 )
-weights = st.builds(api.StoreWeight, text, st.floats(1e-6, 1e6))
+weights = st.builds(params.StoreWeight, text, st.floats(1e-6, 1e6))
 stores = st.lists(weights, max_size=3, unique_by=lambda each: each.name).map(tuple)
 memory = st.builds(
-    api.MemoryParams,
+    params.MemoryParams,
     store=maybe(text),
     follow=maybe(st.integers(0, 2**31 - 1)),
     use_store=st.booleans(),
-    k=maybe(st.integers(1, api.MAX_NEIGHBOURS)),
+    k=maybe(st.integers(1, params.MAX_NEIGHBOURS)),
     lam=maybe(st.floats(0, 1)),
     knn_temperature=maybe(st.floats(1e-6, 1e6)),
     nprobe=maybe(st.integers(1, 2**31 - 1)),
 )
 generate = st.builds(
-    api.GenerateRequest,
+    params.GenerateRequest,
     prompt=prompts,
     sampling=sampling,
-    memory=memory | st.builds(api.MemoryParams, stores=stores),
+    memory=memory | st.builds(params.MemoryParams, stores=stores),
     session=maybe(text),
-    resume_s=maybe(st.floats(1e-3, api.MAX_RESUME_S)),
-    neighbors=st.integers(0, api.MAX_NEIGHBOURS),
-    top_logprobs=st.integers(0, api.MAX_TOP_LOGPROBS),
+    resume_s=maybe(st.floats(1e-3, params.MAX_RESUME_S)),
+    neighbors=st.integers(0, params.MAX_NEIGHBOURS),
+    top_logprobs=st.integers(0, params.MAX_TOP_LOGPROBS),
 )
 store_name = st.from_regex(questions.STORE_NAME, fullmatch=True)
 share = st.floats(1e-6, 1, exclude_max=True)
@@ -83,7 +83,11 @@ requests = st.one_of(
     st.builds(questions.DeleteSessionRequest, text),
     st.builds(questions.ListDatastoresRequest),
     st.builds(
-        questions.SearchRequest, text, maybe(text), st.integers(1, api.MAX_NEIGHBOURS), maybe(st.integers(1, 2**31 - 1))
+        questions.SearchRequest,
+        text,
+        maybe(text),
+        st.integers(1, params.MAX_NEIGHBOURS),
+        maybe(st.integers(1, 2**31 - 1)),
     ),
     st.builds(questions.ResumeGenerationRequest, text, int32),
     st.builds(questions.CancelGenerationRequest, text),
@@ -118,7 +122,7 @@ requests = st.one_of(
 )
 
 neighbor = st.builds(
-    api.Neighbor,
+    events.Neighbor,
     *(text, text, text, int32, int32, int32, int32, text),
     distance=number,
     weight=number,
@@ -126,7 +130,7 @@ neighbor = st.builds(
     metadata=st.dictionaries(text, st.integers() | text | st.lists(st.booleans()), max_size=2),
 )
 token = st.builds(
-    api.Token,
+    events.Token,
     id=int32,
     text=text,
     bytes=st.binary(max_size=8),
@@ -135,19 +139,19 @@ token = st.builds(
     knn_logprob=maybe(number | st.just(-math.inf)),
     lam=st.floats(0, 1),
     neighbors=st.lists(neighbor, max_size=2).map(tuple),
-    top_logprobs=st.lists(st.builds(api.Alternative, int32, text, number), max_size=2).map(tuple),
+    top_logprobs=st.lists(st.builds(events.Alternative, int32, text, number), max_size=2).map(tuple),
 )
-usage = st.builds(api.Usage, int32, int32, int32, int32, number, number, number)
-events = st.one_of(
-    st.builds(api.Accepted, text, st.integers(0, 2**63 - 1), maybe(text), int32, number, number),
+usage = st.builds(events.Usage, int32, int32, int32, int32, number, number, number)
+told_events = st.one_of(
+    st.builds(events.Accepted, text, st.integers(0, 2**63 - 1), maybe(text), int32, number, number),
     st.lists(token, min_size=1, max_size=3).map(tuple),
-    st.builds(api.Finished, st.sampled_from(api.FinishReason), maybe(text), usage),
+    st.builds(events.Finished, st.sampled_from(events.FinishReason), maybe(text), usage),
 )
 
-figures = st.builds(api.Figures, number, number, number, number)
-token_score = st.builds(api.TokenScore, int32, text, number, number, maybe(number))
+figures = st.builds(reports.Figures, number, number, number, number)
+token_score = st.builds(reports.TokenScore, int32, text, number, number, maybe(number))
 score = st.builds(
-    api.Score,
+    reports.Score,
     tokens=int32,
     words=int32,
     bytes=int32,
@@ -160,10 +164,10 @@ score = st.builds(
     token_scores=st.lists(token_score, max_size=3).map(tuple),
 )
 store_info = st.builds(
-    api.StoreInfo, text, text, int32, int32, int32, int32, int32, text, number, int32, number, number, maybe(text)
+    reports.StoreInfo, text, text, int32, int32, int32, int32, int32, text, number, int32, number, number, maybe(text)
 )
-model_info = st.builds(api.ModelInfo, text, int32, int32, int32, int32, int32, text, text, text)
-delete_report = st.builds(api.DeleteReport, text, int32, int32, int32)
+model_info = st.builds(reports.ModelInfo, text, int32, int32, int32, int32, int32, text, text, text)
+delete_report = st.builds(reports.DeleteReport, text, int32, int32, int32)
 
 
 time_s = st.floats(0, 1e10)
@@ -216,8 +220,8 @@ def test_a_request_comes_out_as_it_went_in(request: questions.Question) -> None:
     assert wire.from_wire(wire.read_request(type(message), message.SerializeToString())) == request
 
 
-@given(events)
-def test_an_event_comes_out_as_it_went_in(event: api.GenerationEvent) -> None:
+@given(told_events)
+def test_an_event_comes_out_as_it_went_in(event: events.GenerationEvent) -> None:
     message = wire.event_to_wire(tuple(map(wire.token_to_wire, event)) if isinstance(event, tuple) else event)
     data = message.SerializeToString()
     assert wire.event_from_wire(generation_pb2.GenerateEvent.FromString(data)) == event
@@ -227,13 +231,16 @@ def test_an_event_comes_out_as_it_went_in(event: api.GenerationEvent) -> None:
 
 
 @given(score)
-def test_a_score_comes_out_as_it_went_in(answer: api.Score) -> None:
+def test_a_score_comes_out_as_it_went_in(answer: reports.Score) -> None:
     assert over_the_wire(questions.ScoreRequest("text"), answer) == answer
 
 
 @given(st.lists(store_info, max_size=3), model_info, delete_report, st.lists(neighbor, max_size=3))
 def test_other_answers_come_out_as_they_went_in(
-    stores: list[api.StoreInfo], model: api.ModelInfo, deleted: api.DeleteReport, found: list[api.Neighbor]
+    stores: list[reports.StoreInfo],
+    model: reports.ModelInfo,
+    deleted: reports.DeleteReport,
+    found: list[events.Neighbor],
 ) -> None:
     assert over_the_wire(questions.ListDatastoresRequest(), stores) == stores
     assert over_the_wire(questions.GetModelRequest(), model) == model
@@ -261,11 +268,11 @@ def test_tokens_and_texts_come_out_as_they_went_in(token_ids: list[int], plain: 
 def test_not_set_and_zero_differ() -> None:
     """Sampling scalars are optional on the wire: 0 is greedy, not set is the model's own."""
     nothing = wire.from_wire(generation_pb2.GenerateRequest(prompt="a"))
-    assert nothing == api.GenerateRequest("a")
+    assert nothing == params.GenerateRequest("a")
     assert nothing.sampling.temperature is None
     zero = generation_pb2.SamplingParams(temperature=0, min_p=0, seed=0)
-    assert wire.from_wire(zero) == api.SamplingParams(temperature=0, min_p=0, seed=0)
-    assert wire.from_wire(generation_pb2.MemoryParams(lam=0)) == api.MemoryParams(lam=0.0)
+    assert wire.from_wire(zero) == params.SamplingParams(temperature=0, min_p=0, seed=0)
+    assert wire.from_wire(generation_pb2.MemoryParams(lam=0)) == params.MemoryParams(lam=0.0)
 
 
 def test_no_field_is_forgotten() -> None:
@@ -285,9 +292,9 @@ def test_nan_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("record", "field"),
     [
-        (api.SamplingParams(max_tokens=2**40), "max_tokens"),
-        (api.SamplingParams(top_k=1.5), "top_k"),  # type: ignore[arg-type]
-        (api.MemoryParams(store="\ud800"), "store"),
+        (params.SamplingParams(max_tokens=2**40), "max_tokens"),
+        (params.SamplingParams(top_k=1.5), "top_k"),  # type: ignore[arg-type]
+        (params.MemoryParams(store="\ud800"), "store"),
         (questions.TokenizeRequest(5), "text"),  # type: ignore[arg-type]
         (questions.DetokenizeRequest((2**40,)), "token_ids"),
     ],

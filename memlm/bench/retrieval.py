@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from memlm.api import MemoryParams
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus
 from memlm.errors import InvalidInput
@@ -25,6 +24,7 @@ from memlm.index.datastore import Datastore
 from memlm.interpolation import mix_targets, target_logprobs
 from memlm.keys import Reader
 from memlm.memory import Memory
+from memlm.params import MemoryParams
 from memlm.progress import Progress, silent
 from memlm.retrieval import NO_POINTERS, Retrieval
 from memlm.scoring import document_windows

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from memlm.api import TokenStream
 from memlm.async_client import AsyncClient
 from memlm.bench.texts import (
     PROMPT,
@@ -30,6 +29,7 @@ from memlm.checkpoint import load_checkpoint, save_checkpoint
 from memlm.client import Client
 from memlm.corpus import Corpus
 from memlm.demo import started_server
+from memlm.events import TokenStream
 from memlm.language_model import load
 from memlm.model import Decoder, decoding_threads
 from memlm.model.pool import UNBOUNDED

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from memlm.api import TokenStream
 from memlm.checkpoint import save_checkpoint
 from memlm.corpus import Corpus
+from memlm.events import TokenStream
 from memlm.model import Decoder
 from memlm.tokenizer import Tokenizer
 from memlm.train_config import PRESETS

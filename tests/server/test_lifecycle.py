@@ -18,10 +18,10 @@ from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from running import RunningServer, cpu_seconds, family_of, forker_of, is_alive, wait_until
 
-from memlm.api import FinishReason, TokenStream
 from memlm.async_client import AsyncClient
 from memlm.client import Client
 from memlm.errors import DeadlineExceeded, InvalidInput, NotFound, Overloaded, Unavailable
+from memlm.events import FinishReason, TokenStream
 from memlm.language_model import load
 from memlm.server.config import ServerConfig
 

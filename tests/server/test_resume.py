@@ -10,11 +10,12 @@ import pytest
 from running import RunningServer, Wire, alike, wait_until
 
 from memlm import wire
-from memlm.api import Accepted, Finished, GenerateRequest
 from memlm.async_client import AsyncClient
 from memlm.client import Client
 from memlm.errors import InvalidInput, NotFound, Unavailable
+from memlm.events import Accepted, Finished
 from memlm.language_model import LanguageModel
+from memlm.params import GenerateRequest
 from memlm.questions import ResumeGenerationRequest
 from memlm.v1.generation_pb2_grpc import GenerationStub
 

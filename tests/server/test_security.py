@@ -12,11 +12,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from running import RunningServer, wait_until
 from typer.testing import CliRunner
 
-from memlm.api import GenerateRequest, MemoryParams, StoreWeight
 from memlm.cli.app import app
 from memlm.client import Client
 from memlm.connection import Tls
 from memlm.errors import InvalidInput, MemlmError, NotFound, Overloaded, PermissionDenied, Unauthenticated, Unavailable
+from memlm.params import GenerateRequest, MemoryParams, StoreWeight
 from memlm.questions import ScoreRequest, SearchRequest
 from memlm.server.config import ServerConfig
 from memlm.server.security import Caller, Guard, read_callers, warning_of

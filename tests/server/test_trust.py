@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from memlm.api import Finished, GenerateRequest
+from memlm.events import Finished
 from memlm.language_model import LanguageModel
+from memlm.params import GenerateRequest
 from memlm.questions import AppendToSessionRequest, ScoreRequest
 from memlm.server.messages import Ask, Cancel, Events, Failed, Heartbeat, Result, Stop
 from memlm.server.worker import Worker

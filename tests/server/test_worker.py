@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from memlm.api import Accepted, Finished, GenerateRequest, SamplingParams
 from memlm.errors import DeadlineExceeded, InternalError, NotFound, Overloaded
+from memlm.events import Accepted, Finished
 from memlm.language_model import LanguageModel
+from memlm.params import GenerateRequest, SamplingParams
 from memlm.questions import GetModelRequest, ScoreRequest, SearchRequest
 from memlm.server import answers
 from memlm.server.front import MAX_EVENT_BYTES, merged
