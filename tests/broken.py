@@ -7,8 +7,8 @@ from typing import Any
 FAILS = "MEMLM_TEST_FAILS"  # the file, in the environment
 BREAK = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-    "import broken, memlm.server.jobs as jobs, memlm.server.worker_link as link\n"
-    "link._run_worker, jobs.run_task = broken.run_worker, broken.run_task\n"
+    "import broken, memlm.server.job_runner as runner, memlm.server.worker_link as link\n"
+    "link._run_worker, runner.run_task = broken.run_worker, broken.run_task\n"
 )
 
 
