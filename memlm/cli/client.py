@@ -13,7 +13,7 @@ import typer
 from memlm.cli import client_datastores, options, render
 from memlm.cli.connection import HERE, Target, Timeout, client_of, connect_with
 from memlm.cli.console import emit_json, out, table
-from memlm.cli.index import print_neighbors
+from memlm.cli.index_reports import print_neighbors
 from memlm.cli.options import asked
 
 if TYPE_CHECKING:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, err, out, table, tell_problem
+from memlm.cli.console import ConsoleProgress, emit_json, err, out, tell_problem
+from memlm.cli.index_reports import facts_of, print_build, print_doomed, print_facts, print_neighbors, print_tuning
 
 app = typer.Typer(help="Build a datastore, change it, look into it.", no_args_is_help=True)
 
@@ -47,14 +49,14 @@ def build(
 
     documents = Corpus(corpus, glob, on_error, tell_problem)
     if dry_run:
-        _print_estimate(model, documents, out_folder, index=index, stride=stride, dtype=dtype, json=json)
+        _estimate(model, documents, out_folder, index=index, stride=stride, dtype=dtype, json=json)
         return
     with ConsoleProgress() as progress:
         report = build_index(
             model, documents, out_folder, index=index, target=target, max_memory=options.num_bytes(max_memory),
             keep_keys=keep_keys, prune=prune, stride=stride, seed=seed, dtype=dtype, progress=progress,
         )  # fmt: skip
-    _print_build(report, json=json)
+    print_build(report, json=json)
 
 
 @app.command(epilog="Example: memlm index add store more/ --model model")
@@ -75,7 +77,7 @@ def add(
     documents = Corpus(corpus, glob, on_error, tell_problem)
     with ConsoleProgress() as progress:
         report = add_to_index(model, documents, store, replace=replace, dtype=dtype, progress=progress)
-    _print_build(report, json=json)
+    print_build(report, json=json)
 
 
 @app.command(epilog="Example: memlm index delete store --where license=unknown")
@@ -97,7 +99,7 @@ def delete(
     fields = dict(_field(each) for each in where or ())
     with Datastore.open(store) as datastore:
         if dry_run:
-            _print_doomed(datastore.matching(fields) if fields else list(document_ids or ()), json=json)
+            print_doomed(datastore.matching(fields) if fields else list(document_ids or ()), json=json)
             return
         deleted = datastore.delete_where(fields) if fields else datastore.delete(document_ids or ())
         number = datastore.manifest.number
@@ -162,15 +164,8 @@ def info(store: options.StoreArgument, json: options.Json = False) -> None:
     from memlm.index.datastore import Datastore
 
     with Datastore.open(store) as datastore:
-        facts = _facts(datastore)
-    if json:
-        emit_json(facts)
-        return
-    shown = table("", "", title=str(store))
-    shown.show_header = False
-    for name, value in facts.items():
-        shown.add_row(name.replace("_", " "), _readable(value))
-    out.print(shown)
+        told = facts_of(datastore)
+    print_facts(told, str(store), json=json)
 
 
 @app.command(epilog="Example: memlm index spalm store heldout/ --model model")
@@ -246,46 +241,7 @@ def tune(
             model, store, documents, max_tokens=max_tokens, skip_loss=skip_loss, follow_loss=follow_loss,
             progress=progress,
         )  # fmt: skip
-    if json:
-        emit_json(report)
-        return
-    out.print(
-        f"k {report.k}, lam {report.lam:.3f}, temperature {report.temperature:.4g}, from {report.tokens:,} tokens"
-    )
-    out.print(
-        f"nats per token: model {report.base_nats:.4f}, with datastore {report.knn_nats:.4f}"
-        f" (gain {report.gain:.4f} ± {report.gain_error:.4f})"
-    )
-    verdict = "kept" if report.adaptive_kept else "not kept: not better by twice the error"
-    out.print(
-        f"with a lam that adapts {report.adaptive_nats:.4f} (gain over one lam {report.adaptive_gain:.4f} ±"
-        f" {report.adaptive_gain_error:.4f}; {verdict})"
-    )
-    verdict = "kept" if report.skip_kept else "not kept; see --skip-loss"
-    out.print(
-        f"{report.skipped:.0%} of searches could be left out for {report.skip_loss:.4f} nats per token ({verdict})"
-    )
-    verdict = "kept" if report.follow_kept else "not kept; see --follow-loss"
-    if report.follow is not None:
-        out.print(
-            f"{report.followed:.0%} of searches could be replaced by {report.follow} or more pointers for"
-            f" {report.follow_loss:.4f} nats per token ({verdict})"
-        )
-    if report.nprobe is not None:
-        out.print(f"{report.nprobe} lists are searched; more would gain {report.nprobe_loss:.4f} nats per token")
-
-
-def print_neighbors(neighbors: tuple[Any, ...], *, json: bool) -> None:
-    """A table of places, nearest first."""
-    if json:
-        emit_json({"neighbors": neighbors})
-        return
-    shown = table("place", "distance", "next", "text")
-    shown.columns[3].justify = "left"
-    for neighbor in neighbors:
-        place = f"{neighbor.document_id}:{neighbor.line}"
-        shown.add_row(place, f"{neighbor.distance:.4g}", repr(neighbor.token_text), " ".join(neighbor.snippet.split()))
-    out.print(shown)
+    print_tuning(report, json=json)
 
 
 def _field(said: str) -> tuple[str, str]:
@@ -293,15 +249,6 @@ def _field(said: str) -> tuple[str, str]:
     if not (name and equals):
         raise typer.BadParameter(f"--where is {said!r}; expected FIELD=VALUE, as license=unknown")
     return name, value
-
-
-def _print_doomed(document_ids: list[str], *, json: bool) -> None:
-    if json:
-        emit_json({"documents": document_ids})
-        return
-    for document_id in document_ids:
-        out.print(document_id, markup=False)
-    out.print(f"{len(document_ids):,} documents would be deleted")
 
 
 def _key_problems(datastore: Any, model: Path) -> list[str]:
@@ -314,7 +261,7 @@ def _key_problems(datastore: Any, model: Path) -> list[str]:
     return check_keys(datastore, checkpoint).problems(str(datastore.path))
 
 
-def _print_estimate(
+def _estimate(
     model: Path, documents: Any, out_folder: Path, *, index: str, stride: int | None, dtype: str, json: bool
 ) -> None:
     from memlm.checkpoint import load_checkpoint
@@ -322,86 +269,5 @@ def _print_estimate(
 
     checkpoint = load_checkpoint(model, dtype=dtype)
     told = estimate_build(checkpoint, documents, out_folder, index=index, stride=stride)
-    if json:
-        emit_json(told)
-    else:
-        shown = table("", "", title=f"what {out_folder} would take")
-        shown.show_header = False
-        for name in told.__slots__:
-            shown.add_row(name.replace("_", " "), _readable(getattr(told, name)))
-        out.print(shown)
+    print_facts(asdict(told), f"what {out_folder} would take", json=json)
     told.check(out_folder)
-
-
-def _print_build(report: Any, *, json: bool) -> None:
-    from memlm.index.choice import Tried
-
-    if json:
-        emit_json(report)
-        return
-    quality = report.quality
-    for number, tried in enumerate(report.tried):
-        out.print(f"{'chosen' if number == len(report.tried) - 1 else 'tried'}: {Tried(**tried)}")
-    out.print(
-        f"{report.entries:,} entries from {report.documents:,} documents, {report.bytes_per_entry:,.0f} bytes each;"
-        f" {report.tokens_per_s:,.0f} tokens/s, index {report.index}"
-    )
-    if report.resumed_entries:
-        out.print(f"{report.resumed_entries:,} of them were there from the interrupted build")
-    out.print(
-        f"against exact search: recall@{quality.k} {quality.recall:.3f} ± {quality.recall_error:.3f}, softmax mass"
-        f" {quality.softmax_mass:.3f} ± {quality.softmax_mass_error:.3f}, {quality.nats_change:+.4f} ±"
-        f" {quality.nats_change_error:.4f} nats per token"
-    )
-    if quality.pruning_nats_change is not None:
-        out.print(
-            f"{report.pruned:.0%} of the entries are pruned: {quality.pruning_nats_change:+.4f} ±"
-            f" {quality.pruning_nats_change_error:.4f} nats per token against all of them"
-        )
-    checked = report.key_check
-    out.print(
-        f"{checked.positions:,} positions read again: {checked.found:.1%} find themselves, {checked.aligned:.1%} have"
-        " the token that follows"
-    )
-    for problem in checked.problems(str(report.path)):
-        err.print(problem, markup=False)
-    out.print(f"The datastore is in {report.path}.", markup=False)
-
-
-def _facts(datastore: Any) -> dict[str, Any]:
-    manifest, defaults = datastore.manifest, datastore.defaults
-    return {
-        "entries": datastore.num_entries,
-        "pruned_entries": datastore.num_pruned_entries,
-        "documents": datastore.num_documents,
-        "deleted_documents": datastore.num_deleted_documents,
-        "index": datastore.index_kind,
-        "distances": datastore.distances,
-        "dim": datastore.dim,
-        "bytes": datastore.bytes_on_disk,
-        "manifest": manifest.number,
-        "segments": len(manifest.segments),
-        "model_fingerprint": manifest.spec.model_fingerprint,
-        "tokenizer_fingerprint": manifest.spec.tokenizer_fingerprint,
-        "context": manifest.spec.context,
-        "stride": manifest.spec.stride,
-        "k": defaults.k,
-        "lam": defaults.lam,
-        "temperature": defaults.temperature,
-        "tuned_on": defaults.tuned_on,
-        "gain": defaults.gain,
-        "gain_error": defaults.gain_error,
-        "adaptive": defaults.adaptive is not None,
-        "skip_above": defaults.skip_above,
-        "follow": defaults.follow,
-        "nprobe": defaults.nprobe,
-        "quality": manifest.quality,
-    }
-
-
-def _readable(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_readable(item)}" for name, item in value.items())
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
