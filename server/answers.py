@@ -42,16 +42,30 @@ COALESCE_S = 0.02
 MESSAGES_PER_S = 250
 
 
-class Telling:
-    """Tells of one generation: the first token at once, then what has come whenever COALESCE_S have passed, or longer
-    where many are told of.
+class Pace:
+    """When what was drawn is told: of all generations at one beat, since front and clients take less over many
+    messages that come at once than over as many that come one by one.
     """
 
-    def __init__(self, ask: Ask, generation: Generation, send: Send, num_running: Callable[[], int]) -> None:
+    def __init__(self, num_running: Callable[[], int]) -> None:
+        """Takes what tells how many are told of."""
+        self._num_running, self._last_s, self.beats = num_running, -math.inf, 0
+
+    def turn(self) -> None:
+        """One more turn of the loop: a beat where COALESCE_S have passed, or longer where many are told of."""
+        now_s = time.monotonic()
+        if now_s - self._last_s >= max(COALESCE_S, self._num_running() / MESSAGES_PER_S):
+            self._last_s, self.beats = now_s, self.beats + 1
+
+
+class Telling:
+    """Tells of one generation: the first token at once, then once a beat what has come."""
+
+    def __init__(self, ask: Ask, generation: Generation, send: Send, pace: Pace) -> None:
         """Its time in the queue ends here: tells that it is accepted."""
-        self._id, self._generation, self._send, self._num_running = ask.id, generation, send, num_running
+        self._id, self._generation, self._send, self._pace = ask.id, generation, send, pace
         self._queue_ms = 1000 * (time.monotonic() - ask.asked_s)
-        self._told_s, self._untold = -math.inf, list[Token]()
+        self._told_beat, self._untold = -1, list[Token]()
         send(Events(ask.id, (generation.accepted,)))
 
     def add(self, tokens: Sequence[Token]) -> None:
@@ -59,12 +73,12 @@ class Telling:
         self._untold += tokens
         if finished := self._generation.finished:
             self._tell(self._with_queue_time(finished))
-        elif self._untold and time.monotonic() - self._told_s >= max(COALESCE_S, self._num_running() / MESSAGES_PER_S):
+        elif self._untold and self._told_beat != self._pace.beats:
             self._tell()
 
     def _tell(self, *last: Finished) -> None:
         events: tuple[WireEvent, ...] = (tuple(map(token_to_wire, self._untold)), *last) if self._untold else last
-        self._told_s, self._untold = time.monotonic(), []
+        self._told_beat, self._untold = self._pace.beats, []
         self._send(Events(self._id, events))
 
     def _with_queue_time(self, finished: Finished) -> Finished:

@@ -31,7 +31,7 @@ from memlm.language_model import LanguageModel
 from memlm.memory import Memory
 from memlm.params import GenerateRequest
 from memlm.questions import AppendToSessionRequest, LoadDatastoreRequest, ScoreRequest, SearchRequest
-from memlm.server.answers import Steps, Telling, alone, answer_to, appended, scored, searched
+from memlm.server.answers import Pace, Steps, Telling, alone, answer_to, appended, scored, searched
 from memlm.server.config import ServerConfig, place_of
 from memlm.server.logs import start_logging
 from memlm.server.messages import (
@@ -131,6 +131,7 @@ class Worker:
         self._waiting: list[Job] = []
         self._running: list[Job] = []
         self._beat_s = 0.0
+        self._pace = Pace(lambda: len(self._running))
         # Opening a large datastore takes a while, for which nobody else's tokens need wait.
         self._opener = ThreadPoolExecutor(1, "opener")
         self._opening: list[tuple[Job, Future[Any], Callable[[Any], Any]]] = []
@@ -143,6 +144,7 @@ class Worker:
             self._expire()
             self._admit()
             self._flush()  # nobody's answer waits for the others' step
+            self._pace.turn()
             self._step_batch()
             self._step_next()
             self._beat()
@@ -272,7 +274,7 @@ class Worker:
             try:
                 if not generation.goes_alone:
                     job.member = self._batch.join(generation)
-                job.telling = Telling(job.ask, generation, self._send, lambda: len(self._running))
+                job.telling = Telling(job.ask, generation, self._send, self._pace)
                 if generation.goes_alone:
                     job.steps = alone(generation, job.telling)
             except BaseException:

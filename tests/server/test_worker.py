@@ -1,5 +1,6 @@
 """The work loop by itself, with a real model and no processes: each question gets one answer, and nothing else does."""
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -64,7 +65,7 @@ def test_a_generation_is_accepted_told_and_finished(lm: LanguageModel) -> None:
     assert first.request_id == "a"
     assert isinstance(last, Finished)
     expected = list(lm.generate(PROMPT, max_tokens=5, temperature=0))
-    assert [token for event in tokens for token in event] == expected
+    assert [token for event in tokens for token in event] == list(map(token_to_wire, expected))
 
 
 def test_tokens_that_come_fast_are_told_together(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +77,15 @@ def test_tokens_that_come_fast_are_told_together(lm: LanguageModel, monkeypatch:
     monkeypatch.setattr(answers, "MESSAGES_PER_S", float("inf"))
     events = events_of(Script([generate("a")], 6).play(lm), "a")
     assert [len(event) for event in events if isinstance(event, tuple)] == [1] * 5
+
+
+def test_all_are_told_of_at_one_beat(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also who joined between two: that one's first token comes at once, as everybody's."""
+    turns = itertools.count()
+    monkeypatch.setattr(answers.Pace, "turn", lambda pace: setattr(pace, "beats", next(turns) // 3))
+    told = Script([generate("a", 9)], [generate("b", 9)], 12).play(lm)
+    for id_, sizes in (("a", [1, 3, 3, 2]), ("b", [1, 2, 3, 3])):
+        assert [len(event) for event in events_of(told, id_) if isinstance(event, tuple)] == sizes
 
 
 def test_the_running_take_turns(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
