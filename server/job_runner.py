@@ -168,6 +168,7 @@ class JobRunner:
             "model": config.model,
             "dtype": config.dtype,
             "num_threads": config.index_threads,
+            "nice": config.index_nice,
             "log_level": config.log_level,
             "log_format": config.log_format,
             "is_resumed": job.attempts > 1,

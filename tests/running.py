@@ -59,12 +59,12 @@ class RunningServer:
     @property
     def worker_pids(self) -> list[int]:
         """The inference workers, the oldest first; index workers give way to all others."""
-        return [pid for pid in forked_by(self.process.pid) if os.sched_getscheduler(pid) != os.SCHED_IDLE]
+        return [pid for pid in forked_by(self.process.pid) if not gives_way(pid)]
 
     @property
     def index_worker_pids(self) -> list[int]:
         """The oldest first."""
-        return [pid for pid in forked_by(self.process.pid) if os.sched_getscheduler(pid) == os.SCHED_IDLE]
+        return [pid for pid in forked_by(self.process.pid) if gives_way(pid)]
 
     @property
     def worker_pid(self) -> int:
@@ -188,6 +188,15 @@ def forker_of(server: int) -> int:
 def forked_by(server: int) -> list[int]:
     """The workers of a server."""
     return children_of(forker_of(server))
+
+
+def gives_way(pid: int) -> bool:
+    """Whether a process lets others go first."""
+    return os.sched_getscheduler(pid) == os.SCHED_IDLE or niceness_of(pid) > niceness_of(0)
+
+
+def niceness_of(pid: int) -> int:
+    return os.getpriority(os.PRIO_PROCESS, pid)
 
 
 def command_of(pid: int) -> str:

@@ -65,8 +65,11 @@ def serve(
         list[Path] | None,
         typer.Option(metavar="FOLDER", help="Datastores may be built of texts in here; may be given again."),
     ] = None,
-    index_workers: Annotated[int, typer.Option(help="Processes that build, at the lowest priority.")] = 1,
+    index_workers: Annotated[int, typer.Option(help="Processes that build.")] = 1,
     index_threads: Annotated[int, typer.Option(help="Threads of each; 0 takes all cores.")] = 0,
+    index_nice: Annotated[
+        int | None, typer.Option(help="Their priority, as nice's: 0 to 19 (default: only when nobody else wants to).")
+    ] = None,
     max_jobs: Annotated[int, typer.Option(help="Operations that may run or wait.")] = 64,
     upload_bytes: Annotated[
         str | None, typer.Option(metavar="BYTES", help="What one upload of documents may bring (default: 4GiB).")
@@ -111,6 +114,7 @@ def serve(
         corpus_roots=tuple(corpus_root or ()),
         index_workers=index_workers,
         index_threads=index_threads,
+        index_nice=index_nice,
         max_jobs=max_jobs,
         max_upload_bytes=options.num_bytes(upload_bytes) or 4 << 30,
         tls_cert=tls_cert,

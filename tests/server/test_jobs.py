@@ -14,7 +14,7 @@ import grpc
 import pytest
 from google.longrunning import operations_pb2
 from google.longrunning.operations_grpc_pb2 import OperationsStub
-from running import RunningServer, alike, wait_until
+from running import RunningServer, alike, niceness_of, wait_until
 from texts import make_text
 from typer.testing import CliRunner
 
@@ -248,6 +248,17 @@ def test_what_dies_goes_on(place: Place, who: str) -> None:
         assert store.verify() == []
         assert report.num_entries == whole.num_entries == store.num_entries
         assert list(store.documents()) == list(whole.documents())
+
+
+@pytest.mark.parametrize("nice", [None, 7])
+def test_an_index_worker_gives_way_as_far_as_it_is_told(place: Place, nice: int | None) -> None:
+    options = () if nice is None else ("--index-nice", str(nice))
+    with place.serve(options=options) as server, Client(server.address) as client:
+        job = client.datastores.build("docs", str(place.corpus))
+        pid = halted(server, job)
+        assert niceness_of(pid) == niceness_of(0) + (nice or 0)
+        assert os.sched_getscheduler(pid) == (os.SCHED_IDLE if nice is None else os.SCHED_OTHER)
+        job.cancel()
 
 
 def test_an_index_worker_that_keeps_dying_fails_its_job(served) -> None:
