@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import grpc
 from google.longrunning import operations_pb2
@@ -20,8 +20,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from memlm import __version__, wire
-from memlm.errors import Cancelled, InternalError, InvalidInput, MemlmError, Unavailable
-from memlm.events import Accepted, Finished
+from memlm.errors import InternalError, InvalidInput, MemlmError, Unavailable
 from memlm.questions import (
     AddDocumentsRequest,
     AppendToSessionRequest,
@@ -34,7 +33,6 @@ from memlm.questions import (
     ListOperationsRequest,
     LoadDatastoreRequest,
     OperationQuestion,
-    ResumeGenerationRequest,
     UnloadDatastoreRequest,
     WaitOperationRequest,
 )
@@ -42,16 +40,14 @@ from memlm.reports import ServerInfo
 from memlm.server.calls import Call, Calls
 from memlm.server.config import ServerConfig
 from memlm.server.jobs import Jobs
-from memlm.server.messages import Answer, Events, Failed
 from memlm.server.metrics import Metrics
-from memlm.server.runs import Run, Runs
 from memlm.server.security import Caller, Guard
 from memlm.server.stores import Stores
+from memlm.server.streams import Streams
 from memlm.server.tracing import Tracer
 from memlm.server.workers import Workers
 from memlm.status import trailer_of
 from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
-from memlm.wire import WireEvent
 
 SERVICES = tuple(
     service
@@ -59,11 +55,7 @@ SERVICES = tuple(
     for service in file.DESCRIPTOR.services_by_name.values()
 )
 
-# However far behind a client is, tokens are merged up to this, which is far from the limit of a message.
-MAX_EVENT_BYTES = 1 << 19
-
 MAX_WAIT_S = 3600.0  # for an operation's end, where the call has no deadline
-LOOK_S = 0.5  # between looks for whether anybody still follows a generation
 ANSWER_S = 0.5  # of a deadline that is left for the answer
 
 log = logging.getLogger("memlm.server")
@@ -86,7 +78,7 @@ class Front:
         """
         self._workers, self._config, self._guard, self._metrics = workers, config, guard, metrics
         self._stores, self._calls = stores, Calls(metrics, tracer)
-        self._jobs, self._runs = Jobs(config, stores, metrics, workers), Runs()
+        self._jobs, self._streams = Jobs(config, stores, metrics, workers), Streams(workers)
         self.draining = False
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
@@ -143,13 +135,12 @@ class Front:
         if isinstance(question, JobRequest | OperationQuestion):
             return wire.answer_to_wire(question, await self._about_jobs(question, caller, context))
         if isinstance(question, CancelGenerationRequest):
-            self._runs.stop(question.request_id, self._runs.find(question.request_id, caller.name))
+            self._streams.cancel(question.request_id, caller.name)
             return wire.answer_to_wire(question, None)
         if isinstance(question, LoadDatastoreRequest | UnloadDatastoreRequest):
             answer = await self._load(question, call, caller)
         else:
-            turn = caller.name or context.peer()
-            about = {"id_": call.id, "caller": turn, "owner": caller.name}
+            about = {"id_": call.id, "caller": _turn(caller, context), "owner": caller.name}
             answer = await self._workers.answer(question, context.time_remaining(), **about)
         return wire.answer_to_wire(question, caller.visible(question, answer))
 
@@ -223,64 +214,12 @@ class Front:
             caller = self._admitted(watched, context)
             question = caller.restricted(self._question(request_type, data))
             watched.asks(question, prompts=self._config.log_prompts)
-            async with aclosing(self._events(watched, question, caller, context)) as events:
+            about = {"id_": watched.id, "caller": _turn(caller, context), "owner": caller.name}
+            left_s = context.time_remaining()
+            async with aclosing(self._streams.events(question, left_s, **about)) as events:
                 async for event in events:
                     watched.hears(event, self._metrics)
                     await context.write(wire.event_to_wire(event))
-
-    async def _events(
-        self, call: Call, question: Any, caller: Caller, context: grpc.aio.ServicerContext
-    ) -> AsyncGenerator[WireEvent, None]:
-        """What a generation tells; of one that can be resumed, by way of what is kept of it."""
-        if isinstance(question, ResumeGenerationRequest):
-            run, offset = self._runs.find(question.request_id, caller.name), question.offset
-        elif question.resume_s is not None:
-            run, offset = Run(caller.name, question.resume_s), 0
-            run.work = asyncio.create_task(self._go_on(run, self._drawn(call, question, caller, context)))
-        else:
-            async with aclosing(self._drawn(call, question, caller, context)) as events:
-                async for event in events:
-                    yield event
-            return
-        async with aclosing(run.follow(offset)) as events:
-            async for event in events:
-                yield event
-
-    async def _drawn(
-        self, call: Call, question: Any, caller: Caller, context: grpc.aio.ServicerContext
-    ) -> AsyncGenerator[WireEvent, None]:
-        """A generation's events, as they come. Who closes this tells the worker that nobody waits any more."""
-        turn, left_s, event = caller.name or context.peer(), context.time_remaining(), cast("WireEvent", ())
-        with self._workers.ask(question, left_s, id_=call.id, caller=turn, owner=caller.name) as asked:
-            while not isinstance(event, Finished):
-                for event in merged(await asked.take()):
-                    yield event
-
-    async def _go_on(self, run: Run, events: AsyncGenerator[WireEvent, None]) -> None:
-        """Task: a generation goes on, whoever follows it, until nobody has come back for too long."""
-        run.keeper = asyncio.create_task(self._look_after(run))
-        try:
-            async with aclosing(events):
-                async for event in events:
-                    run.add(event)
-                    if isinstance(event, Accepted):
-                        self._runs.keep(run)
-        except MemlmError as error:
-            run.fail(error)
-        except asyncio.CancelledError:
-            run.fail(Cancelled("the generation was cancelled"))
-        except Exception:
-            log.exception("a generation failed")
-            run.fail(InternalError("a bug in the server; its log tells more"))
-
-    async def _look_after(self, run: Run) -> None:
-        """Task: forgets a generation that nobody came back to, ended or not."""
-        while not run.is_given_up:
-            await asyncio.sleep(min(LOOK_S, run.keep_s))
-        if run.accepted is not None:
-            self._runs.stop(run.accepted.request_id, run)
-        elif run.work is not None:
-            run.work.cancel()
 
     @property
     def jobs(self) -> Jobs:
@@ -334,27 +273,9 @@ class Front:
         return wire.from_wire(wire.read_request(request_type, data))
 
 
-def merged(answers: Sequence[Answer]) -> Iterator[WireEvent]:
-    """The events in some answers, with tokens that follow each other in one. Raises the failure that ends them."""
-    tokens, size = list[bytes](), 0
-    for answer in answers:
-        for event in answer.events if isinstance(answer, Events) else ():
-            if tokens and (size >= MAX_EVENT_BYTES or not isinstance(event, tuple)):
-                yield tuple(tokens)
-                tokens, size = [], 0
-            if isinstance(event, tuple):
-                tokens += event
-                size += sum(map(len, event))
-            else:
-                yield event
-    if tokens:
-        yield tuple(tokens)
-    if not isinstance(answers[-1], Events):
-        raise _failure(answers[-1])
-
-
-def _failure(answer: Answer) -> MemlmError:
-    return answer.error if isinstance(answer, Failed) else InternalError(f"the worker answered {type(answer).__name__}")
+def _turn(caller: Caller, context: grpc.aio.ServicerContext) -> str:
+    """Whose turn a question takes: the one who asks, as far as anybody knows."""
+    return caller.name or str(context.peer())
 
 
 def _serialize(message: Message) -> bytes:

@@ -14,8 +14,8 @@ from memlm.language_model import LanguageModel
 from memlm.params import GenerateRequest, SamplingParams
 from memlm.questions import GetModelRequest, ScoreRequest, SearchRequest
 from memlm.server import answers
-from memlm.server.front import MAX_EVENT_BYTES, merged
 from memlm.server.messages import Ask, Cancel, Events, Failed, Heartbeat, Result, Stop
+from memlm.server.streams import MAX_EVENT_BYTES, merged
 from memlm.server.worker import Worker
 from memlm.wire import token_to_wire
 
