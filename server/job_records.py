@@ -33,7 +33,7 @@ class JobRecords:
             self._read(folder)
 
     def __iter__(self) -> Iterator[Job]:
-        """In the order in which they came."""
+        """All of them, also while some come and go."""
         return iter(tuple(self._jobs.values()))
 
     @property
@@ -53,7 +53,6 @@ class JobRecords:
         except BaseException:
             del self._jobs[job.id]
             raise
-        self._forget_old()
 
     async def write(self, job: Job) -> None:
         """Writes down where a job stands."""
@@ -63,6 +62,13 @@ class JobRecords:
         """Leaves no trace of one that has ended."""
         del self._jobs[job.id]
         remove(self._file(job))
+
+    def forget_old(self) -> None:
+        """Leaves no trace of what ended long ago, nor of more than so many."""
+        ended = sorted((job for job in self if not job.is_open), key=lambda job: -(job.ended_s or 0))
+        for place, job in enumerate(ended):
+            if place >= KEPT or (job.ended_s or 0) < time.time() - KEPT_S:
+                self.forget(job)
 
     def _read(self, folder: Path) -> None:
         for file in sorted(folder.glob("*.json")):
@@ -80,12 +86,6 @@ class JobRecords:
         for left in (*folder.glob("*.jsonl"), *folder.glob("*.tmp")):
             if str(left) not in kept:
                 remove(left)
-
-    def _forget_old(self) -> None:
-        ended = sorted((job for job in self if not job.is_open), key=lambda job: -(job.ended_s or 0))
-        for place, job in enumerate(ended):
-            if place >= KEPT or (job.ended_s or 0) < time.time() - KEPT_S:
-                self.forget(job)
 
     def _file(self, job: Job) -> Path:
         assert self.folder is not None  # there is a job

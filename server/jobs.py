@@ -104,6 +104,7 @@ class Jobs:
         if upload is not None:
             upload.is_kept = True
         self._runner.wake()
+        self._records.forget_old()
         return job.info()
 
     def get(self, name: str, owner: str) -> OperationInfo:
