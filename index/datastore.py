@@ -24,7 +24,7 @@ from memlm.index.documents import DocumentRow
 from memlm.index.errors import Corrupt, InvalidInput, NotFound
 from memlm.index.exact import refined
 from memlm.index.ivf import FLAT, nlist_of
-from memlm.index.lock import writing
+from memlm.index.lock import committing, writing
 from memlm.index.manifest import (
     KnnDefaults,
     Manifest,
@@ -269,43 +269,48 @@ class Datastore:
         picks = np.sort(np.random.default_rng(seed).choice(len(live), min(n, len(live)), replace=False))
         return [_span(*live[pick]) for pick in picks]
 
+    def gone_in(self, later: Datastore) -> Iterator[str]:
+        """The ids of documents that speak here, and do not in a later manifest of the same segments."""
+        for before, after in zip(self._segments, later.segments, strict=True):
+            yield from (before.documents.at(row).id for row in np.flatnonzero(after.dead & ~before.dead).tolist())
+
     def delete(self, document_ids: Sequence[str]) -> Deleted:
         """Deletes documents: at the commit they stop speaking, here and in whatever opens or refreshes later.
 
-        Raises NotFound, naming them, where some are not there: then none is deleted. Raises Locked while another
-        writes.
+        Raises NotFound, naming them, where some are not there: then none is deleted. Somebody may be adding to the
+        store, or compacting it, meanwhile: what is deleted stays deleted.
         """
-        with writing(self.path):
+        with committing(self.path):
             self.refresh()
             return self._delete(document_ids)
 
     def delete_where(self, where: Mapping[str, str]) -> Deleted:
-        """Deletes the documents that `matching` tells, which may be none. Raises InvalidInput where no field is given,
-        Locked while another writes.
+        """Deletes the documents that `matching` tells, which may be none; see `delete`. Raises InvalidInput where no
+        field is given.
         """
         if not where:
             raise InvalidInput("no field is given, which would delete everything; give field=value", field="where")
-        with writing(self.path):
+        with committing(self.path):
             self.refresh()
             return self._delete(self.matching(where))
 
     def save_defaults(self, defaults: KnnDefaults) -> None:
-        """Commits other defaults. Raises Locked while another writes."""
-        with writing(self.path):
+        """Commits other defaults."""
+        with committing(self.path):
             self.refresh()
             self._commit(self.manifest.next(defaults=defaults))
 
     def save_quality(self, quality: Mapping[str, Any]) -> None:
-        """Commits what was measured of the index. Raises Locked while another writes."""
-        with writing(self.path):
+        """Commits what was measured of the index."""
+        with committing(self.path):
             self.refresh()
             self._commit(self.manifest.next(quality=dict(quality)))
 
     def drop_keys(self) -> None:
         """Gives up the stored keys where an index answers without them: no exact search, no re-ranking, no compaction
-        from then on. Raises Locked while another writes.
+        from then on. Raises Locked while another writes, who may need them.
         """
-        with writing(self.path):
+        with writing(self.path), committing(self.path):
             self.refresh()
             segments = tuple(
                 record

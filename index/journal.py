@@ -7,7 +7,7 @@ from pathlib import Path
 
 from memlm.index.durable import remove
 from memlm.index.errors import Corrupt
-from memlm.index.lock import writing
+from memlm.index.lock import committing, writing
 from memlm.index.manifest import JOURNAL, StoreSpec, read_manifest, sign, signed, sweep
 
 BUILDING = "building"
@@ -42,7 +42,7 @@ def give_up(path: str | Path) -> bool:
     already, there is not, and it stays. Raises Locked while somebody writes.
     """
     path = Path(path)
-    with writing(path):
+    with writing(path), committing(path):
         manifest, journal = read_manifest(path), path / JOURNAL
         if not journal.exists():
             return False

@@ -1,4 +1,4 @@
-"""One writer at a time: the lock of a store."""
+"""The two locks of a store: one writer of segments at a time, and one commit at a time, which takes a moment."""
 
 from __future__ import annotations
 
@@ -10,19 +10,36 @@ from filelock import FileLock, Timeout
 
 from memlm.index.errors import Locked
 
-LOCK = "lock"
+LOCK, COMMIT_LOCK = "lock", "commit.lock"
+COMMIT_S = 5.0  # more than a commit takes
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Holds the store's lock, which the system lets go of when the process ends, however it ends. Raises Locked at
-    once.
+    """Holds a store for who writes a segment of it, however long that takes. Raises Locked at once where another does.
+
+    The system lets go of a lock when its process ends, however it ends.
     """
-    lock = FileLock(path / LOCK)
+    with _held(path / LOCK, 0.0, f"another process is writing to {path}; wait until it is done, and try again"):
+        yield
+
+
+@contextmanager
+def committing(path: Path) -> Iterator[None]:
+    """Holds a store for a change of its manifest: also while another writes, whose own commit then starts from there.
+    Raises Locked where others' commits do not come to an end.
+    """
+    with _held(path / COMMIT_LOCK, COMMIT_S, f"another process has been committing to {path} for {COMMIT_S:g} s"):
+        yield
+
+
+@contextmanager
+def _held(path: Path, patience_s: float, problem: str) -> Iterator[None]:
+    lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=patience_s)
     except Timeout:
-        raise Locked(f"another process is writing to {path}; wait until it is done, and try again") from None
+        raise Locked(problem) from None
     try:
         yield
     finally:

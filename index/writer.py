@@ -36,7 +36,7 @@ from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, InvalidInpu
 from memlm.index.ivf import FLAT, VALUE_BITS, Ivf, choose_index, open_index, train_ivf
 from memlm.index.ivf_file import write_ivf
 from memlm.index.journal import ADD, BUILD, BUILDING, COMPACT, Journal
-from memlm.index.lock import LOCK, writing
+from memlm.index.lock import COMMIT_LOCK, LOCK, committing, writing
 from memlm.index.manifest import (
     CURRENT,
     JOURNAL,
@@ -51,11 +51,11 @@ from memlm.index.manifest import (
     sweep,
 )
 from memlm.index.progress import Progress, silent
-from memlm.index.segment import DOCUMENTS, INDEX, KEYS, PRUNED, STARTS, VALUES
+from memlm.index.segment import DOCUMENTS, INDEX, KEYS, PRUNED, STARTS, VALUES, Segment
 
 BEYOND_FLOAT16 = 65_520.0  # what rounds to infinity
 ABOUT_INDEX = ("index", "seed", "target", "max_memory", "keep_keys")
-OURS = re.compile(rf"({CURRENT}|{JOURNAL}|manifest-\d+\.json)(\.tmp)?|{SEGMENTS}|{BUILDING}|{LOCK}")
+OURS = re.compile(rf"({CURRENT}|{JOURNAL}|manifest-\d+\.json)(\.tmp)?|{SEGMENTS}|{BUILDING}|{LOCK}|{COMMIT_LOCK}")
 
 
 class StoreWriter:
@@ -63,7 +63,7 @@ class StoreWriter:
 
     def __init__(self, path: Path, spec: StoreSpec, manifest: Manifest | None, held: ExitStack, task: str) -> None:
         """`create`, `extend` and `compacting` check the place, take the lock, and come here."""
-        self.path, self.spec, self._manifest, self._held, self._task = path, spec, manifest, held, task
+        self.path, self.spec, self._held, self._task = path, spec, held, task
         self._work = path / BUILDING
         self.base = held.enter_context(Datastore(path, manifest)) if manifest else None
         self._replaced: list[str] = []
@@ -125,10 +125,11 @@ class StoreWriter:
     def _holding(cls, path: Path, spec: StoreSpec, task: str) -> StoreWriter:
         with ExitStack() as held:
             held.enter_context(writing(path))
-            manifest = None if task == BUILD else read_manifest(path)  # what counts now that nobody else writes
-            if manifest and task == COMPACT:
-                task = f"{COMPACT} {manifest.number}"
-            writer = cls(path, spec, manifest, held, task)
+            with committing(path):  # so that nobody sweeps away what is being opened, or brought back
+                manifest = None if task == BUILD else read_manifest(path)  # what counts now that nobody else writes
+                if manifest and task == COMPACT:
+                    task = f"{COMPACT} {manifest.number}"
+                writer = cls(path, spec, manifest, held, task)
             writer._held = held.pop_all()
             return writer
 
@@ -195,7 +196,8 @@ class StoreWriter:
         write_whole(self.path / JOURNAL, Journal(self._task, self._number, self._keys.rows, self.spec).encode())
 
     def commit(self, progress: Progress = silent, *, defaults: KnnDefaults) -> Datastore:
-        """Builds the index and makes the segment count; gives the store, open. A store's own defaults stay as they are.
+        """Builds the index and makes the segment count; gives the store, open. A store's own defaults stay as they are,
+        and what was committed while this was written stands: what is deleted stays deleted.
 
         Raises InvalidInput where there is no entry, Incompatible where a resumed corpus ended early.
         """
@@ -204,11 +206,12 @@ class StoreWriter:
         self.checkpoint()
         record = self._finish_files(progress)
         (self.path / SEGMENTS).mkdir(exist_ok=True)
-        move(self._work, self.path / record.folder)
-        manifest = self._successor(record, defaults)
-        commit_manifest(self.path, manifest)
-        remove(self.path / JOURNAL)
-        sweep(self.path, manifest)
+        with committing(self.path):
+            move(self._work, self.path / record.folder)
+            manifest = self._successor(record, defaults)
+            commit_manifest(self.path, manifest)
+            remove(self.path / JOURNAL)
+            sweep(self.path, manifest)
         self._held.close()
         return Datastore.open(self.path)
 
@@ -313,12 +316,19 @@ class StoreWriter:
         return {"index": factory, "nprobe": settled.nprobe, "rerank": settled.rerank, "tried": told}
 
     def _successor(self, record: SegmentRecord, defaults: KnnDefaults) -> Manifest:
-        if self._manifest is None or self.base is None:
+        """What follows the manifest of now, which may be a later one than that of the beginning."""
+        if self.base is None:
             return Manifest(1, self.spec, (record,), defaults)
-        if self._task != ADD:
-            return self._manifest.next(segments=(record,), quality=None)
-        kept = bury(self.path, self.base.segments, self.base.find_each(self._replaced), self._manifest.number + 1)
-        return self._manifest.next(segments=(*kept, record))
+        with Datastore.open(self.path) as now:
+            number = now.manifest.number + 1
+            if self._task == ADD:
+                replaced = now.find_each([name for name in self._replaced if now.has_document(name)])
+                return now.manifest.next(segments=(*bury(self.path, now.segments, replaced, number), record))
+            with closing(Segment(self.path, record, self.spec.dim)) as merged:
+                rows = [merged.documents.row_of(name) for name in self.base.gone_in(now)]
+                copies = [(merged, row) for row in rows if row is not None]
+                segments = bury(self.path, [merged], copies, number)
+            return now.manifest.next(segments=segments, quality=None)
 
     def _check(self, keys_ND: np.ndarray, values_N: np.ndarray) -> None:
         if not self._starts:

@@ -9,7 +9,7 @@ from memlm.index.datastore import Datastore
 from memlm.index.manifest import KnnDefaults, StoreSpec
 from memlm.index.writer import StoreWriter
 
-DIM = 12
+DIM, IVF = 12, "IVF4,SQfp16"
 DEFAULTS = KnnDefaults(k=8, lam=0.25, temperature=1.0, tuned_on=None)
 
 
@@ -55,3 +55,15 @@ def build(path: Path, corpus: Corpus, index: str = "auto") -> Datastore:
     with StoreWriter.create(path, spec(index)) as writer:
         fill(writer, corpus)
         return writer.commit(defaults=DEFAULTS)
+
+
+def add(path: Path, corpus: Corpus, *, index: str = IVF, stop_after: int | None = None, replace: bool = False) -> None:
+    """Adds a corpus, or replaces what it names; stopped early, it is left uncommitted."""
+    with StoreWriter.extend(path, spec(index)) as writer:
+        if not replace:
+            fill(writer, corpus, stop_after=stop_after)
+        for name, keys_ND, values_N in corpus.blocks() if replace else ():
+            writer.begin_document(name, title=name.upper(), metadata={"number": 0}, replace=True)
+            writer.append(keys_ND, values_N)
+        if stop_after is None:
+            writer.commit(defaults=DEFAULTS).close()

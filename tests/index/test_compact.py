@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from crashes import Crash, count_of, failing_at
-from random_stores import DEFAULTS, Corpus, build, fill, spec
+from random_stores import DEFAULTS, IVF, Corpus, add, build, spec
 
 from memlm.index.compact import compact
 from memlm.index.datastore import Datastore
@@ -15,19 +15,6 @@ from memlm.index.errors import Incompatible, InvalidInput, Locked, NotFound, Sto
 from memlm.index.lock import writing
 from memlm.index.manifest import read_manifest
 from memlm.index.writer import StoreWriter
-
-IVF = "IVF4,SQfp16"
-
-
-def add(path: Path, corpus: Corpus, *, index: str = IVF, stop_after: int | None = None, replace: bool = False) -> None:
-    with StoreWriter.extend(path, spec(index)) as writer:
-        if not replace:
-            fill(writer, corpus, stop_after=stop_after)
-        for name, keys_ND, values_N in corpus.blocks() if replace else ():
-            writer.begin_document(name, title=name.upper(), metadata={"number": 0}, replace=True)
-            writer.append(keys_ND, values_N)
-        if stop_after is None:
-            writer.commit(defaults=DEFAULTS).close()
 
 
 def grown(path: Path) -> Path:

@@ -11,15 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from crashes import Crash, count_of, failing_at
-from random_stores import DEFAULTS, Corpus, build, fill, spec
+from random_stores import DEFAULTS, IVF, Corpus, build, fill, spec
 
 from memlm.index import arrays, durable
 from memlm.index.datastore import Datastore
 from memlm.index.errors import Incompatible, StorageFull
 from memlm.index.manifest import KnnDefaults
 from memlm.index.writer import StoreWriter
-
-IVF = "IVF4,SQfp16"
 
 
 def finish(path: Path, corpus: Corpus, index: str = IVF) -> Datastore:

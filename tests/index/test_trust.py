@@ -11,13 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import store_history
-from random_stores import Corpus, build, fill, spec
+from random_stores import IVF, Corpus, build, fill, spec
 
 from memlm.index.datastore import Datastore
 from memlm.index.errors import Corrupt, MemlmError, NotFound
 from memlm.index.writer import StoreWriter
-
-IVF = "IVF4,SQfp16"
 
 
 def started(what: str, path: Path) -> subprocess.Popen:

@@ -28,7 +28,6 @@ from memlm.errors import (
     Cancelled,
     Incompatible,
     InvalidInput,
-    Locked,
     MemlmError,
     NotFound,
     PermissionDenied,
@@ -156,9 +155,22 @@ def test_who_finds_the_datastore_being_written_to_waits(served) -> None:
     with writing(Path(client.datastores.get("docs").path)):
         job = client.datastores.add("docs", NEW)
         wait_until(lambda: job.progress().phase == "wait for another writer", 30)
-        with pytest.raises(Locked):
-            client.datastores.delete_documents("docs", ["doc-0.txt"])
-    assert job.result(60).num_documents == 11
+        assert client.datastores.delete_documents("docs", ["doc-0.txt"]).num_documents == 1
+    assert job.result(60).num_documents == 10
+
+
+def test_who_deletes_need_not_wait_for_a_job(served, tmp_path: Path) -> None:
+    """And the job does not bring back what was deleted while it went on."""
+    place, server, client = served
+    client.datastores.build("docs", str(place.corpus)).result(60)
+    job = client.datastores.add("docs", Corpus([large(tmp_path / "more")]))
+    pid = halted(server, job)
+    client.datastores.delete_documents("docs", ["doc-1.txt"])
+    os.kill(pid, signal.SIGCONT)
+    assert job.result(60).num_documents == 7 + 120
+    with Datastore.open(client.datastores.get("docs").path) as store:
+        assert not store.has_document("doc-1.txt")
+        assert store.verify() == []
 
 
 def test_a_request_id_means_one_operation(served) -> None:
