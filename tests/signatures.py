@@ -17,7 +17,7 @@ from inspect import isclass
 from types import CodeType, ModuleType
 from typing import Any, get_args, get_type_hints
 
-from beartype import beartype
+from beartype import BeartypeConf, beartype
 from jaxtyping import AbstractArray, jaxtyped
 
 PACKAGES = (
@@ -44,6 +44,7 @@ PACKAGES = (
     "memlm.evaluate",
 )
 NAME = "checked_signature"
+AS_TYPE_ERRORS = BeartypeConf(violation_type=TypeError)
 
 
 def checked(made: Any) -> Any:
@@ -54,7 +55,7 @@ def checked(made: Any) -> Any:
         return made
     hints = {name: _resolved(hint, made.__globals__) for name, hint in made.__annotations__.items()}
     made.__annotations__ = hints
-    check: Callable[..., Any] = beartype(made)
+    check: Callable[..., Any] = beartype(made, conf=AS_TYPE_ERRORS)
     if not any(map(_names_an_array, hints.values())):
         return check
 

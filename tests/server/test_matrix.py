@@ -140,9 +140,12 @@ def wait(client: Client, way: Wire) -> None:
 
 
 def clean(client: Client) -> None:
-    """Stops the operations that outlive their callers, and takes out of service what they built."""
+    """Stops the operations that outlive their callers, and takes out of service what they built, even if it was just going
+    into service, which no cancel stops.
+    """
     for info in client.operations.list():
         client.operations.cancel(info.name)
+        client.operations.open(info.name).wait(30)
     for store in client.datastores.list():
         if store.name == "more":
             client.datastores.unload("more")
