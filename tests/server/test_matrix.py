@@ -140,8 +140,8 @@ def wait(client: Client, way: Wire) -> None:
 
 
 def clean(client: Client) -> None:
-    """Stops the operations that outlive their callers, and takes out of service what they built. What was just going into
-    service is not stopped by a cancel, but waited for.
+    """Stops the operations that outlive their callers, and takes out of service what they built. What was just going
+    into service is not stopped by a cancel, but waited for.
     """
     for info in client.operations.list():
         client.operations.cancel(info.name)
