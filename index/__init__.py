@@ -13,14 +13,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memlm.index.datastore import Datastore, Place
+    from memlm.index.datastore import Datastore
     from memlm.index.manifest import KnnDefaults, Manifest, StoreSpec
     from memlm.index.neighbours import Neighbours, Searcher
+    from memlm.index.view import Place
     from memlm.index.writer import StoreWriter
 
 _HOME_OF = {
     "Datastore": "memlm.index.datastore",
-    "Place": "memlm.index.datastore",
+    "Place": "memlm.index.view",
     "KnnDefaults": "memlm.index.manifest",
     "Manifest": "memlm.index.manifest",
     "StoreSpec": "memlm.index.manifest",

@@ -1,4 +1,4 @@
-"""A store, open for reading: search it, locate what it found, delete from it.
+"""A store, open: search it, locate what it found, delete from it.
 
     with Datastore.open("store") as datastore:
         found = datastore.search(queries_QD, k=8)
@@ -10,76 +10,29 @@ A reader keeps the manifest it opened until `refresh`, or until it commits one i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import numpy as np
-from jaxtyping import Bool, Float32, Int64
-
-from memlm.index.deletion import Deleted, bury, has_field
-from memlm.index.documents import DocumentRow
-from memlm.index.errors import Corrupt, InvalidInput, NotFound
-from memlm.index.exact import refined
-from memlm.index.ivf import FLAT, nlist_of
+from memlm.index.deletion import Deleted, bury
+from memlm.index.errors import Corrupt, InvalidInput
+from memlm.index.ivf import FLAT
 from memlm.index.lock import committing, writing
-from memlm.index.manifest import (
-    KnnDefaults,
-    Manifest,
-    StoreSpec,
-    commit_manifest,
-    read_manifest,
-    sweep,
-)
-from memlm.index.neighbours import Neighbours, nearest_of
-from memlm.index.segment import KEYS, ROW_BITS, Segment
+from memlm.index.manifest import KnnDefaults, Manifest, StoreSpec, commit_manifest, read_manifest, sweep
+from memlm.index.segment import KEYS
+from memlm.index.view import Place, View
 
 T = TypeVar("T")
-SELF_QUERIES, SELF_K, MOST_LOST = 256, 32, 0.25
 
 __all__ = ["Datastore", "Deleted", "KnnDefaults", "Place", "StoreSpec"]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an entry came from: `token_offset` counts from the start of the document, whose first entry is `first_id`
-    and which has `num_tokens`.
+class Datastore(View):
+    """A store at one manifest, which moves to newer ones and makes them. Searching is safe from several threads; the
+    rest is for one at a time.
     """
-
-    document_id: str
-    title: str
-    metadata: Mapping[str, Any]
-    token_offset: int
-    first_id: int
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Where a document's entries are: their ids follow one another."""
-
-    document_id: str
-    first_id: int
-    num_entries: int
-
-
-@dataclass(frozen=True, slots=True)
-class Newer:
-    """A manifest, and its segments, open."""
-
-    manifest: Manifest
-    segments: list[Segment]
-
-
-class Datastore:
-    """One store at one manifest. Searching is safe from several threads; the rest is for one at a time."""
-
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        """Opens the segments of a manifest; `open` finds it."""
-        self.path, self.manifest, self._segments = path, manifest, list[Segment]()
-        self.adopt(self._opened(manifest))
 
     @classmethod
     def open(cls, path: str | Path) -> Datastore:
@@ -90,199 +43,27 @@ class Datastore:
         """
         return _settled(Path(path), lambda manifest: cls(Path(path), manifest))
 
-    @property
-    def segments(self) -> Sequence[Segment]:
-        """What it is made of, oldest first."""
-        return self._segments
-
-    @property
-    def dim(self) -> int:
-        """Width of a key."""
-        return self.manifest.spec.dim
-
-    @property
-    def defaults(self) -> KnnDefaults:
-        """How it is asked where a request leaves it open."""
-        return self.manifest.defaults
-
-    @property
-    def num_entries(self) -> int:
-        """Entries that may speak."""
-        return sum(segment.num_live_entries for segment in self._segments)
-
-    @property
-    def num_pruned_entries(self) -> int:
-        """Entries that the index leaves out, since the model alone knows them."""
-        return sum(segment.record.entries - segment.num_indexed for segment in self._segments)
-
-    @property
-    def num_documents(self) -> int:
-        """Documents that may speak."""
-        return sum(len(segment.dead) for segment in self._segments) - self.num_deleted_documents
-
-    @property
-    def num_deleted_documents(self) -> int:
-        """Documents that are deleted but still take room."""
-        return sum(int(segment.dead.sum()) for segment in self._segments)
-
-    @property
-    def index_kind(self) -> str:
-        """The Faiss factory string, or Flat; of several segments, each kind once."""
-        return " + ".join(dict.fromkeys(segment.record.index for segment in self._segments))
-
-    @property
-    def nlist(self) -> int:
-        """How many inverted lists the largest of its indexes has; 0 where all are searched exactly."""
-        return max((nlist_of(segment.record.index) for segment in self._segments), default=0)
-
-    @property
-    def distances(self) -> str:
-        """What distances are those of: "exact" (float16 keys), "re-ranked" (codes find, float16 keys rank), or
-        "approximate" (codes alone).
-        """
-        kinds = {segment.distances for segment in self._segments}
-        return next(kind for kind in ("approximate", "re-ranked", "exact") if kind in kinds)
-
-    @property
-    def bytes_on_disk(self) -> int:
-        """Size of all segments' files."""
-        return sum(file.bytes for segment in self._segments for file in segment.record.files.values())
-
-    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, nprobe: int | None = None) -> Neighbours:
-        """The k nearest entries to each query; `nprobe` lists are searched, the index's own number if not given."""
-        queries_QD = self._rounded(queries_QD, k)
-        return nearest_of([segment.search(queries_QD, k, nprobe) for segment in self._segments], k)
-
-    def exact(self, *, pruned: bool = False) -> Exact:
-        """Exact search over the same entries; with `pruned`, also over those that are pruned."""
-        return Exact(self, pruned=pruned)
-
-    def locate(self, ids: Int64[np.ndarray, " K"]) -> list[Place]:
-        """Where some entries came from. Raises NotFound for an id that is not of this store."""
-        found: list[Place | None] = [None] * len(ids)
-        for segment, mine in self._parted(ids):
-            rows = ids[mine] - segment.base_id
-            there = (rows >= 0) & (rows < segment.record.entries)
-            numbers = segment.document_at(np.where(there, rows, 0)).tolist()
-            documents = segment.documents.at_each(numbers)
-            for place, row, number, is_there in zip(np.flatnonzero(mine), rows.tolist(), numbers, there, strict=True):
-                if is_there:
-                    found[place] = _place(segment, documents[number], row)
-        for id_, told in zip(ids.tolist(), found, strict=True):
-            if told is None:
-                raise NotFound(
-                    f"no entry {id_} in {self.path}; it may be of another manifest", kind="entry", name=str(id_)
-                )
-        return cast("list[Place]", found)
-
-    def run(self, first_id: int, num_entries: int) -> Int64[np.ndarray, " N"]:
-        """The values of entries that follow one another. Raises NotFound for an id that is not of this store."""
-        for segment in self._segments:
-            if 0 <= (row := first_id - segment.base_id) < segment.record.entries:
-                return segment.values_N[row : row + num_entries].astype(np.int64)
-        raise NotFound(f"no entry {first_id} in {self.path}", kind="entry", name=str(first_id))
-
-    def tokens(self, document_id: str, start: int = 0, stop: int | None = None) -> Int64[np.ndarray, " N"]:
-        """The stored values of a document from token `start` to `stop`. Raises NotFound for a document that is not
-        there.
-        """
-        segment, row = self._find(document_id)
-        first, last = segment.starts[row : row + 2]
-        stop = last - first if stop is None else min(stop, last - first)
-        return segment.values_N[first + max(0, start) : first + stop].astype(np.int64)
-
-    @property
-    def has_keys(self) -> bool:
-        """Whether the keys were kept."""
-        return all(segment.has_keys for segment in self._segments)
-
-    def successors(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
-        """The entries that follow some entries in their documents; of the last of a document there is none."""
-        nexts = [
-            segment.base_id + segment.successors(ids[mine] - segment.base_id) for segment, mine in self._parted(ids)
-        ]
-        return np.concatenate([ids[:0], *nexts])
-
-    def live(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
-        """Those of some entries that are of this store, and may speak."""
-        return np.concatenate(
-            [ids[:0], *(ids[mine][segment.is_live(ids[mine] - segment.base_id)] for segment, mine in self._parted(ids))]
-        )
-
-    def nearest_among(self, query_1D: Float32[np.ndarray, "1 D"], ids: Int64[np.ndarray, " N"], k: int) -> Neighbours:
-        """The k nearest of some entries to one query, by their stored keys."""
-        rows_1N = np.arange(len(ids))[None]
-        distances_1N = refined(self._rounded(query_1D, k), self.keys(ids), rows_1N)
-        nearest = Neighbours(distances_1N, ids[None], self.values(ids)[None])
-        return nearest.take(np.argsort(distances_1N, axis=1, kind="stable")[:, :k])
-
-    def values(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
-        """The values of some entries of this store."""
-        values_N = np.empty(len(ids), np.int64)
-        for segment, mine in self._parted(ids):
-            values_N[mine] = segment.values_N[ids[mine] - segment.base_id]
-        return values_N
-
-    def document_of(self, ids: Int64[np.ndarray, "*S"]) -> Int64[np.ndarray, "*S"]:
-        """A number for each entry's document, different for each document of the store; -1 for missing ids."""
-        documents = np.full(ids.shape, -1, np.int64)
-        for segment, mine in self._parted(ids):
-            documents[mine] = segment.base_id + segment.document_at(ids[mine] - segment.base_id)
-        return documents
-
-    def documents(self) -> Iterator[DocumentRow]:
-        """The documents that may speak, in order."""
-        for segment in self._segments:
-            yield from (document for document in segment.documents if not segment.dead[document.row])
-
-    def has_document(self, document_id: str) -> bool:
-        """Whether a document of this id may speak."""
-        return self._seek(document_id) is not None
-
-    def sample(self, n: int, seed: int) -> Int64[np.ndarray, " N"]:
-        """Ids of n live entries drawn without replacement (of all, where there are fewer)."""
-        total = self.num_entries
-        picks = np.sort(np.random.default_rng(seed).choice(total, min(n, total), replace=False))
-        ids, before = [], 0
-        for segment in self._segments:
-            mine = picks[(picks >= before) & (picks < before + segment.num_live_entries)] - before
-            before += segment.num_live_entries
-            ids.append(segment.base_id + segment.live_rows(mine))
-        return np.concatenate(ids)
-
-    def matching(self, where: Mapping[str, str]) -> list[str]:
-        """The ids of the documents whose metadata has all of these: a field's text, its JSON, or an item of its list.
-
-        `title` is a field too, where the metadata has none of that name.
-        """
-        return [
-            document.id
-            for document in self.documents()
-            if all(
-                has_field({"title": document.title, **document.metadata}, name, value) for name, value in where.items()
-            )
-        ]
-
-    def sample_documents(self, n: int, seed: int) -> list[Span]:
-        """n live documents drawn without replacement (all, where there are fewer), in order."""
-        live = [(segment, row) for segment in self._segments for row in np.flatnonzero(~segment.dead).tolist()]
-        picks = np.sort(np.random.default_rng(seed).choice(len(live), min(n, len(live)), replace=False))
-        return [_span(*live[pick]) for pick in picks]
-
-    def gone_in(self, later: Datastore) -> Iterator[str]:
-        """The ids of documents that speak here, and do not in a later manifest of the same segments."""
-        for before, after in zip(self._segments, later.segments, strict=True):
-            yield from (before.documents.at(row).id for row in np.flatnonzero(after.dead & ~before.dead).tolist())
-
     def delete(self, document_ids: Sequence[str]) -> Deleted:
         """Deletes documents: at the commit they stop speaking, here and in whatever opens or refreshes later.
 
         Raises NotFound, naming them, where some are not there: then none is deleted. Somebody may be adding to the
         store, or compacting it, meanwhile: what is deleted stays deleted.
         """
+        deleted, newer = self.deleting(document_ids)
+        self.adopt(newer)
+        return deleted
+
+    def deleting(self, document_ids: Sequence[str]) -> tuple[Deleted, View]:
+        """The same, in any thread, while others search. They find the deleted until `adopt` moves to what it gives."""
         with committing(self.path):
-            self.refresh()
-            return self._delete(document_ids)
+            now = self.newer() or View(self.path, self.manifest, self._segments)
+            kept = self._segments
+            try:
+                deleted, newer = self._deleted(now, document_ids)
+                kept = [*kept, *newer.segments]
+                return deleted, newer
+            finally:
+                now.close(but=kept)
 
     def delete_where(self, where: Mapping[str, str]) -> Deleted:
         """Deletes the documents that `matching` tells, which may be none; see `delete`. Raises InvalidInput where no
@@ -292,7 +73,9 @@ class Datastore:
             raise InvalidInput("no field is given, which would delete everything; give field=value", field="where")
         with committing(self.path):
             self.refresh()
-            return self._delete(self.matching(where))
+            deleted, newer = self._deleted(self, self.matching(where))
+            self.adopt(newer)
+            return deleted
 
     def save_defaults(self, defaults: KnnDefaults) -> None:
         """Commits other defaults."""
@@ -326,42 +109,20 @@ class Datastore:
         newer = self.newer()
         return newer is not None and self.adopt(newer)
 
-    def newer(self) -> Newer | None:
+    def newer(self) -> View | None:
         """The newest manifest, opened, where it is newer than this one: in any thread, while others search."""
         if read_manifest(self.path).number == self.manifest.number:
             return None
-        return _settled(self.path, self._opened)
+        return _settled(self.path, lambda manifest: View(self.path, manifest, self._segments))
 
-    def adopt(self, newer: Newer) -> bool:
+    def adopt(self, newer: View) -> bool:
         """Moves to what `newer` opened; tells whether that is still newer."""
-        before, known = self.manifest, self._segments
-        moved = newer.manifest is before or newer.manifest.number > before.number
-        kept = newer.segments if moved else known
-        for segment in (*known, *newer.segments):
-            if segment not in kept:
-                segment.close()
-        self._segments = kept
-        self.manifest = newer.manifest if moved else before
-        return moved
-
-    def verify(self) -> list[str]:
-        """Checks every byte against its checksum, the counts, and whether stored positions find themselves; each
-        problem names the file and what to do.
-        """
-        problems = [problem for segment in self._segments for problem in segment.problems()]
-        return problems or self._lost()
-
-    def keys(self, ids: Int64[np.ndarray, " N"]) -> Float32[np.ndarray, "N D"]:
-        """The stored keys of some entries of this store."""
-        keys_ND = np.empty((len(ids), self.dim), np.float32)
-        for segment, mine in self._parted(ids):
-            keys_ND[mine] = segment.stored_keys()[ids[mine] - segment.base_id]
-        return keys_ND
-
-    def close(self) -> None:
-        """Closes the files."""
-        for segment in self._segments:
-            segment.close()
+        if newer.manifest.number <= self.manifest.number:
+            newer.close(but=self._segments)
+            return False
+        self.close(but=newer.segments)
+        self._segments, self.manifest = list(newer.segments), newer.manifest
+        return True
 
     def __enter__(self) -> Datastore:
         """Closes at the end of the block."""
@@ -373,84 +134,24 @@ class Datastore:
         """Closes."""
         self.close()
 
-    def _lost(self) -> list[str]:
-        """The self-query test: a position is its own nearest neighbour, or as near as it, if the index is sound. Where
-        codes lose something, most must be among the nearest few; without keys there is nothing to ask.
-        """
-        if not self.num_entries or not self.has_keys:
-            return []
-        ids = self.sample(SELF_QUERIES, 0)
-        exact = self.distances == "exact"
-        nearest_Q = self.search(self.keys(ids), 1 if exact else SELF_K).distances_QK[:, 0]
-        lost = int((nearest_Q > 0).sum())
-        if lost <= (0 if exact else MOST_LOST * len(ids)):
-            return []
-        return [f"{self.path}: {lost} of {len(ids)} stored positions do not find themselves; build the store anew"]
-
-    def _opened(self, manifest: Manifest) -> Newer:
-        """A manifest's segments; those that have not changed are the ones that are open."""
-        known = {segment.record.number: segment for segment in self._segments}
-        opened = []
-        for record in manifest.segments:
-            segment = known.get(record.number)
-            same = segment is not None and segment.record == record
-            opened.append(segment if segment and same else Segment(self.path, record, manifest.spec.dim))
-        return Newer(manifest, opened)
-
     def _commit(self, manifest: Manifest) -> None:
+        self.adopt(self._committed(manifest, self))
+
+    def _committed(self, manifest: Manifest, now: View) -> View:
+        """What follows `now`: a manifest that counts from here on, opened."""
         commit_manifest(self.path, manifest)
-        self.adopt(self._opened(manifest))
+        newer = View(self.path, manifest, now.segments)
         sweep(self.path, manifest)
+        return newer
 
-    def _delete(self, document_ids: Sequence[str]) -> Deleted:
-        places = self.find_each(document_ids)
+    def _deleted(self, now: View, document_ids: Sequence[str]) -> tuple[Deleted, View]:
+        """Deletes documents of the newest manifest, and gives the one that follows."""
+        places = now.find_each(document_ids)
         deleted = Deleted(len(places), sum(int(segment.sizes[row]) for segment, row in places))
-        if places:
-            self._commit(self.manifest.next(segments=bury(self.path, self._segments, places, self.manifest.number + 1)))
-        return deleted
-
-    def _parted(self, ids: Int64[np.ndarray, "*S"]) -> Iterator[tuple[Segment, Bool[np.ndarray, "*S"]]]:
-        """The segments that some entries are of, and which of them are of each."""
-        for segment in self._segments:
-            mine = (ids >> ROW_BITS) == segment.record.number
-            if mine.any():
-                yield segment, mine
-
-    def find_each(self, document_ids: Sequence[str]) -> list[tuple[Segment, int]]:
-        """The segments and rows of some documents, each once. Raises NotFound, naming it, for one that is not there."""
-        return [self._find(document_id) for document_id in dict.fromkeys(document_ids)]
-
-    def _find(self, document_id: str) -> tuple[Segment, int]:
-        if found := self._seek(document_id):
-            return found
-        raise NotFound(
-            f"no document {document_id!r} in {self.path}; nothing was changed", kind="document", name=document_id
-        )
-
-    def _seek(self, document_id: str) -> tuple[Segment, int] | None:
-        for segment in self._segments:
-            row = segment.documents.row_of(document_id)
-            if row is not None and not segment.dead[row]:
-                return segment, row
-        return None
-
-    def _rounded(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Float32[np.ndarray, "Q D"]:
-        """The queries, rounded to float16 as the keys were."""
-        if k < 1:
-            raise InvalidInput(f"k is {k}; expected at least 1", field="k")
-        if queries_QD.ndim != 2 or queries_QD.shape[1] != self.dim:
-            raise InvalidInput(f"queries of shape {queries_QD.shape}; expected (Q, {self.dim})", field="queries")
-        return queries_QD.astype(np.float16).astype(np.float32)
-
-
-def _place(segment: Segment, document: DocumentRow, row: int) -> Place:
-    first, last = segment.starts[document.row : document.row + 2].tolist()
-    return Place(document.id, document.title, document.metadata, row - first, segment.base_id + first, last - first)
-
-
-def _span(segment: Segment, row: int) -> Span:
-    first, last = segment.starts[row : row + 2].tolist()
-    return Span(segment.documents.at(row).id, segment.base_id + first, last - first)
+        if not places:
+            return deleted, now
+        records = bury(self.path, now.segments, places, now.manifest.number + 1)
+        return deleted, self._committed(now.manifest.next(segments=records), now)
 
 
 def _settled(path: Path, use: Callable[[Manifest], T]) -> T:
@@ -462,17 +163,3 @@ def _settled(path: Path, use: Callable[[Manifest], T]) -> T:
         except (Corrupt, OSError):
             if read_manifest(path).number == manifest.number:
                 raise
-
-
-class Exact:
-    """Exact search over a store's live entries: slow, sure, and in bounded memory."""
-
-    def __init__(self, datastore: Datastore, *, pruned: bool = False) -> None:
-        """Takes an open store."""
-        self._datastore, self._pruned = datastore, pruned
-
-    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
-        """The k nearest entries to each query."""
-        queries_QD = self._datastore._rounded(queries_QD, k)
-        segments = self._datastore.segments
-        return nearest_of([segment.search_exactly(queries_QD, k, pruned=self._pruned) for segment in segments], k)

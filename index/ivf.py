@@ -70,7 +70,7 @@ def is_lossless(factory: str) -> bool:
 
 def code_bytes(factory: str, dim: int) -> int:
     """Bytes of one key's code, in memory."""
-    return 4 * dim if factory == FLAT else int(inner(_create(factory, dim)).code_size)
+    return 4 * dim if factory == FLAT else int(inner(create_index(factory, dim)).code_size)
 
 
 def inner(index: Any) -> Any:
@@ -132,7 +132,7 @@ class Ivf:
 
 def train_ivf(factory: str, keys_ND: Float16[np.ndarray, "N D"] | Picked, *, seed: int, progress: Progress) -> Any:
     """An index that knows its lists and codes, and holds nothing. Trains on a random sample of all the keys."""
-    index = _create(factory, keys_ND.shape[1])
+    index = create_index(factory, keys_ND.shape[1])
     lists = inner(index)
     wanted = lists.nlist * POINTS_PER_LIST
     sample = min(len(keys_ND), wanted if is_lossless(factory) else max(wanted, POINTS_FOR_CODES))
@@ -195,7 +195,8 @@ def _touch(index: Any) -> None:
             faiss.rev_swig_ptr(lists.get_ids(number), size)[:: PAGE_BYTES // 8].sum()
 
 
-def _create(factory: str, dim: int) -> Any:
+def create_index(factory: str, dim: int) -> Any:
+    """An index that knows nothing yet. Raises InvalidInput where Faiss makes none, or none that can be mapped."""
     try:
         index: Any = faiss.index_factory(dim, factory)
     except RuntimeError as error:

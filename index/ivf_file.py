@@ -15,16 +15,17 @@ from typing import IO, Any
 
 import faiss
 import numpy as np
-from jaxtyping import Float16, Int64
+from jaxtyping import Float16, Float32, Int64, UInt8
 
 from memlm.index.arrays import GrowingArray, Picked, rows_of
 from memlm.index.durable import remove, storage, sync
 from memlm.index.errors import Corrupt
-from memlm.index.ivf import VALUE_BITS, inner, keys_are_codes, transformed
+from memlm.index.ivf import VALUE_BITS, create_index, inner, keys_are_codes, transformed
 from memlm.index.progress import Progress
 
-BLOCK_ROWS = 65_536
+BLOCK_ROWS = 16_384  # the memory of larger blocks is new each time, and its pages cost a fifth of the time
 GROUP_ROWS = 131_072
+LIST_BYTES = 4
 EMPTY_LISTS_BYTES = 32  # "ilar", number of lists, code size, "sprs", no sizes: how an index without entries ends
 
 
@@ -37,23 +38,60 @@ def write_ivf(
     progress: Progress,
 ) -> None:
     """Writes and syncs an index of all the keys, whose ids hold rows on disk and values; `index` is trained and empty.
-    `path` has a neighbour meanwhile.
+    `path` has neighbours meanwhile: the list of each key, and its code.
     """
-    lists_path = path.with_suffix(".lists")
-    with closing(GrowingArray(lists_path, "<i4", None)) as lists:
-        for begin, end in _blocks(len(keys_ND)):
-            _, nearest_N1 = inner(index).quantizer.search(transformed(index, keys_ND[begin:end]), 1)
-            lists.append(nearest_N1[:, 0])
-            progress("assign to lists", end, len(keys_ND))
-        lists.flush()
+    lists_path, codes_path = path.with_suffix(".lists"), path.with_suffix(".codes")
+    _assign(index, keys_ND, lists_path, codes_path, progress)
     lists_N = np.load(lists_path, mmap_mode="r")
+    codes_NC = keys_ND if keys_are_codes(index) else np.load(codes_path, mmap_mode="r")
     sizes = _sizes_of(lists_N, inner(index).nlist)
     with storage(path), path.open("wb") as file:
         _write_head(file, index, sizes)
-        _write_lists(file, index, keys_ND, values_N, lists_N, sizes, progress)
+        _write_lists(file, codes_NC, keys_ND, values_N, lists_N, sizes, progress)
         file.flush()
         sync(file.fileno())
     remove(lists_path)
+    remove(codes_path)
+
+
+def beside_bytes(factory: str, dim: int) -> int:
+    """Bytes a key that stand beside the file while it is written."""
+    index = create_index(factory, dim)
+    return LIST_BYTES + (0 if keys_are_codes(index) else int(inner(index).code_size))
+
+
+def _assign(
+    index: Any,
+    keys_ND: Float16[np.ndarray, "N D"] | Picked,
+    lists_path: Path,
+    codes_path: Path,
+    progress: Progress,
+) -> None:
+    """Writes the list of each key, and its code; the latter only where that is not the key itself."""
+    ivf = inner(index)
+    with (
+        closing(GrowingArray(lists_path, "<i4", None)) as lists,
+        closing(GrowingArray(codes_path, "u1", ivf.code_size)) as codes,
+    ):
+        for begin, end in _blocks(len(keys_ND)):
+            exact_ND = transformed(index, keys_ND[begin:end])
+            _, nearest_N1 = ivf.quantizer.search(exact_ND, 1)
+            lists.append(nearest_N1[:, 0])
+            if not keys_are_codes(index):
+                codes.append(_encoded(ivf, exact_ND, nearest_N1[:, 0]))
+            progress("assign to lists", end, len(keys_ND))
+        lists.flush()
+        codes.flush()
+
+
+def _encoded(
+    ivf: Any, exact_ND: Float32[np.ndarray, "N D"], lists_N: Int64[np.ndarray, " N"]
+) -> UInt8[np.ndarray, "N C"]:
+    """The codes of some keys in their lists."""
+    codes_NC = np.zeros((len(exact_ND), ivf.code_size), np.uint8)
+    numbers_N = np.ascontiguousarray(lists_N)
+    ivf.encode_vectors(len(exact_ND), *map(faiss.swig_ptr, (exact_ND, numbers_N, codes_NC)))
+    return codes_NC
 
 
 def _sizes_of(lists_N: np.ndarray, num_lists: int) -> Int64[np.ndarray, " L"]:
@@ -77,7 +115,7 @@ def _write_head(file: IO[bytes], index: Any, sizes: Int64[np.ndarray, " L"]) -> 
 
 def _write_lists(
     file: IO[bytes],
-    index: Any,
+    codes_NC: np.ndarray | Picked,
     keys_ND: Float16[np.ndarray, "N D"] | Picked,
     values_N: np.ndarray,
     lists_N: np.ndarray,
@@ -87,15 +125,14 @@ def _write_lists(
     done = 0
     for first, last in _groups(sizes):
         rows = _rows_between(lists_N, first, last)
-        codes = _encode(index, keys_ND[rows], lists_N[rows])
-        packed = (rows_of(keys_ND, rows) << VALUE_BITS) | values_N[rows].astype(np.int64)
         order = np.argsort(lists_N[rows], kind="stable")
+        codes = np.ascontiguousarray(codes_NC[rows]).view(np.uint8)[order]
+        packed = (rows_of(keys_ND, rows) << VALUE_BITS | values_N[rows])[order].astype("<i8", copy=False)
         begin = 0
-        for size in sizes[first:last]:
-            mine = order[begin : begin + size]
-            file.write(codes[mine].tobytes())
-            file.write(packed[mine].astype("<i8").tobytes())
-            begin += size
+        for end in np.cumsum(sizes[first:last]):
+            file.write(codes[begin:end].data)
+            file.write(packed[begin:end].data)
+            begin = end
         done += len(rows)
         progress("add to index", done, len(lists_N))
 
@@ -107,17 +144,6 @@ def _rows_between(lists_N: np.ndarray, first: int, last: int) -> Int64[np.ndarra
         numbers = lists_N[begin:end]
         parts.append(begin + np.flatnonzero((numbers >= first) & (numbers < last)))
     return np.concatenate(parts)
-
-
-def _encode(index: Any, keys_ND: Float16[np.ndarray, "N D"], lists_N: np.ndarray) -> np.ndarray:
-    """The codes (N, code_size) of some keys in their lists. Float16 codes are the keys themselves."""
-    if keys_are_codes(index):
-        return np.ascontiguousarray(keys_ND, "<f2").view(np.uint8)
-    exact_ND, ivf = transformed(index, keys_ND), inner(index)
-    codes = np.zeros((len(keys_ND), ivf.code_size), np.uint8)
-    numbers_N = np.ascontiguousarray(lists_N, np.int64)
-    ivf.encode_vectors(len(keys_ND), faiss.swig_ptr(exact_ND), faiss.swig_ptr(numbers_N), faiss.swig_ptr(codes))
-    return codes
 
 
 def _groups(sizes: Int64[np.ndarray, " L"]) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 from memlm.index.errors import Locked
 
 LOCK, COMMIT_LOCK = "lock", "commit.lock"
-COMMIT_S = 5.0  # more than a commit takes
+COMMIT_S = 30.0  # more than a commit takes, even to a process that gets what others leave
 
 
 @contextmanager

@@ -116,6 +116,11 @@ class Manifest:
         """Its file's name."""
         return f"manifest-{self.number:06d}.json"
 
+    @property
+    def last_segment(self) -> int:
+        """The number of its newest segment; 0 where there is none."""
+        return max((segment.number for segment in self.segments), default=0)
+
     def next(self, **changes: Any) -> Manifest:
         """The one that follows, with these changes."""
         return replace(self, number=self.number + 1, created=time.time(), **changes)

@@ -67,7 +67,7 @@ class StoreWriter:
         self._work = path / BUILDING
         self.base = held.enter_context(Datastore(path, manifest)) if manifest else None
         self._replaced: list[str] = []
-        self._number = 1 + max((segment.number for segment in manifest.segments), default=0) if manifest else 1
+        self._number = 1 + manifest.last_segment if manifest else 1
         self.num_resumed_entries = self._recover()
         self._work.mkdir(exist_ok=True)
         rows = self.num_resumed_entries

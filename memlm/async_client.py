@@ -19,6 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from memlm import wire
+from memlm.async_datastores import AsyncDatastores, AsyncOperations
 from memlm.connection import (
     DEFAULT_MAX_MESSAGE_BYTES,
     DEFAULT_TIMEOUT_S,
@@ -33,7 +34,6 @@ from memlm.connection import (
     our_errors,
     rpcs_of,
 )
-from memlm.datastores import AsyncDatastores, AsyncOperations
 from memlm.errors import InternalError, MemlmError, NotFound, Unavailable
 from memlm.events import Accepted, Finished, GenerationEvent, Neighbor, Token
 from memlm.params import GenerateRequest, MemoryParams

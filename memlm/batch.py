@@ -103,6 +103,11 @@ class Batch:
         else:
             self._reading = deque(each for each in self._reading if each.member is not member)
 
+    def rest(self) -> None:
+        """Gives up the room for more than one, where nobody is in it."""
+        if not len(self):
+            self._pool.shrink()
+
     def step(self) -> list[Member]:
         """One token more for each whose prompt has been read. Gives those that it drew for; the ones that are done have
         left.
@@ -143,6 +148,8 @@ class Batch:
             size = min(room, max(reading.num_unread for reading in together))
             hidden_BTD, keys_BTD, state = self._read_pieces(together, size)
             room -= len(together) * size
+            ending = [reading.member.generation.num_places for reading in together if reading.num_unread <= size]
+            self._pool.reserve(len(ending), max(ending, default=0))
             for row, reading in enumerate(together):
                 last = min(size, reading.num_unread) - 1
                 reading.done += last + 1

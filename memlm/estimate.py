@@ -14,7 +14,7 @@ from memlm.checkpoint import Checkpoint
 from memlm.corpus import Corpus
 from memlm.errors import InvalidInput, StorageFull
 from memlm.index.ivf import FLAT, POINTS_FOR_CODES, POINTS_PER_LIST, choose_index, code_bytes, is_lossless, nlist_of
-from memlm.index.ivf_file import GROUP_ROWS
+from memlm.index.ivf_file import GROUP_ROWS, beside_bytes
 from memlm.index.threads import faiss_threads
 from memlm.keys import Reader, document_windows
 
@@ -26,8 +26,8 @@ BASE_BYTES = 300 << 20  # Python, torch and Faiss themselves
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a build will take. `memory_bytes` is the build's own, `search_bytes` what searching the store will want in
-    memory; `seconds` is None where nothing was measured.
+    """What a build will take. `disk_bytes` is the most that it has on the disk at any time, `memory_bytes` the build's
+    own, `search_bytes` what searching the store will want in memory; `seconds` is None where nothing was measured.
     """
 
     documents_read: int
@@ -74,8 +74,9 @@ def estimate_build(
     dim, factory = checkpoint.decoder.config.dim, choose_index(index, entries)
     documents = round(len(texts) * entries / sampled)
     code = 0 if factory == FLAT else code_bytes(factory, dim) + ID_BYTES
+    beside = 0 if factory == FLAT else beside_bytes(factory, dim)
     lists = 0 if factory == FLAT else nlist_of(factory)
-    disk = entries * (2 * dim + VALUE_BYTES + code) + documents * DOCUMENT_BYTES + 4 * dim * lists
+    disk = entries * (2 * dim + VALUE_BYTES + code + beside) + documents * DOCUMENT_BYTES + 4 * dim * lists
     trained = min(entries, max(lists * POINTS_PER_LIST, 0 if is_lossless(factory) else POINTS_FOR_CODES))
     working = 4 * dim * trained + min(entries, GROUP_ROWS) * (6 * dim + code)
     place = next(folder for folder in (Path(out), *Path(out).absolute().parents) if folder.is_dir())

@@ -181,10 +181,18 @@ class LanguageModel:
 
         Raises NotFound, naming them, where some are not there; then none is deleted.
         """
+        return self.deleting(document_ids, store=store)()
+
+    def deleting(self, document_ids: Sequence[str], *, store: str | None = None) -> Callable[[], DeleteReport]:
+        """The same, in any thread; what it gives moves on to what was committed, in one step."""
         memory = self.memory(store)
-        deleted = memory.datastore.delete(document_ids)
-        number = memory.datastore.manifest.number
-        return DeleteReport(memory.name, number, deleted.num_documents, deleted.num_entries)
+        deleted, newer = memory.datastore.deleting(document_ids)
+
+        def move() -> DeleteReport:
+            memory.datastore.adopt(newer)
+            return DeleteReport(memory.name, newer.manifest.number, deleted.num_documents, deleted.num_entries)
+
+        return move
 
     def load_datastore(self, path: str | Path, *, name: str | None = None, replace: bool = False) -> StoreInfo:
         """Opens one more datastore; with `replace`, in the place of the one of that name.

@@ -14,7 +14,6 @@ from memlm.language_model import LanguageModel
 from memlm.questions import (
     AppendToSessionRequest,
     CreateSessionRequest,
-    DeleteDocumentsRequest,
     DeleteSessionRequest,
     DetokenizeRequest,
     ForkSessionRequest,
@@ -125,8 +124,6 @@ def answer_to(lm: LanguageModel, question: Question, owner: str) -> Any:
             return lm.get_datastore(store)
         case UnloadDatastoreRequest(store):
             return lm.unload_datastore(store)
-        case DeleteDocumentsRequest(document_ids, store):
-            return lm.delete_documents(document_ids, store=store)
         case CreateSessionRequest(ttl_s):
             return lm.sessions.create(owner=owner, ttl_s=ttl_s)
         case GetSessionRequest(session):

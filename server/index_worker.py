@@ -29,7 +29,7 @@ log = logging.getLogger("memlm.server.index_worker")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be done to which datastore. `since` is the manifest that an addition started from; `is_resumed` tells
+    """What is to be done to which datastore. `since` is the newest segment before an addition; `is_resumed` tells
     that it may have been begun, or even committed, before.
     """
 
@@ -131,15 +131,17 @@ def _run(task: Task, tell: _Teller) -> JobReport:
 
 
 def _was_added(task: Task, corpus: Any) -> bool:
-    """Whether an addition was committed before its process died: then all its documents are there, which before it
-    none was. One that replaces changes nothing by being done again.
+    """Whether an addition was committed before its process died: then a newer segment holds all its documents, though
+    some may have been deleted since, or a compaction has merged everything; replacing is then done again.
     """
     from memlm.index.datastore import Datastore
 
     with Datastore.open(task.path) as store:
-        if task.replace or store.manifest.number == task.since:
+        newer = [segment for segment in store.segments if segment.record.number > task.since]
+        if task.replace and len(newer) == len(store.segments):
             return False
-        return all(store.has_document(document.id) for document in corpus)
+        names = [document.id for document in corpus] if newer else []
+        return any(all(segment.documents.row_of(name) is not None for name in names) for segment in newer)
 
 
 class _Teller:

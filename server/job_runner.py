@@ -93,7 +93,7 @@ class JobRunner:
         job.state, job.started_s = JobState.RUNNING, job.started_s or time.time()
         job.attempts += 1
         if job.kind == ADD and not job.has_begun:
-            job.since = await asyncio.to_thread(lambda: read_manifest(Path(job.path)).number)
+            job.since = await asyncio.to_thread(lambda: read_manifest(Path(job.path)).last_segment)
         await self._records.write(job)
         await self._conclude(job, None if job.is_cancelled else await self._run(job))
 

@@ -30,7 +30,14 @@ from memlm.index.cores import use_cores
 from memlm.language_model import LanguageModel
 from memlm.memory import Memory
 from memlm.params import GenerateRequest
-from memlm.questions import AppendToSessionRequest, LoadDatastoreRequest, ScoreRequest, SearchRequest
+from memlm.questions import (
+    AppendToSessionRequest,
+    DeleteDocumentsRequest,
+    LoadDatastoreRequest,
+    ScoreRequest,
+    SearchRequest,
+)
+from memlm.server.allocator import give_back
 from memlm.server.answers import Pace, Steps, Telling, alone, answer_to, appended, scored, searched
 from memlm.server.config import ServerConfig, place_of
 from memlm.server.logs import start_logging
@@ -54,6 +61,7 @@ log = logging.getLogger("memlm.server.worker")
 
 HEARTBEAT_S = 0.5
 OPENING_S = 0.01
+REST_S = 5.0  # without work, until the memory of what was done is given back
 RETRY_AFTER_S = 1.0
 
 
@@ -131,8 +139,9 @@ class Worker:
         self._waiting: list[Job] = []
         self._running: list[Job] = []
         self._beat_s = 0.0
+        self._worked_s: float | None = None
         self._pace = Pace(lambda: len(self._running))
-        # Opening a large datastore takes a while, for which nobody else's tokens need wait.
+        # Opening a large datastore takes a while, and so may a deletion: nobody else's tokens need wait for either.
         self._opener = ThreadPoolExecutor(1, "opener")
         self._opening: list[tuple[Job, Future[Any], Callable[[Any], Any]]] = []
         self._newer: Future[list[Callable[[], bool]]] | None = None
@@ -166,6 +175,7 @@ class Worker:
         """Queues what takes many steps; answers the rest at once, so that it never waits behind a long text."""
         if self._is_late(job):
             return
+        self._worked_s = time.monotonic()
         with self._answering(job):
             question = job.ask.question
             if isinstance(question, GenerateRequest):
@@ -183,6 +193,9 @@ class Worker:
             elif isinstance(question, LoadDatastoreRequest):
                 opening = self._opener.submit(Memory.open, question.path, self._lm.checkpoint, question.store or "")
                 self._opening.append((job, opening, partial(self._lm.take_in, replace=question.replace)))
+            elif isinstance(question, DeleteDocumentsRequest):
+                deleting = self._opener.submit(self._lm.deleting, question.document_ids, store=question.store)
+                self._opening.append((job, deleting, lambda move: move()))
             elif isinstance(question, CatchUp):
                 self._opening.append((job, self._opener.submit(self._lm.newer), partial(self._catch_up, question)))
             else:
@@ -343,6 +356,16 @@ class Worker:
                 self._newer = self._opener.submit(self._lm.newer)
             self._lm.sessions.expire()
             self._send(Heartbeat(self._stats()))
+            self._rest(now_s)
+
+    def _rest(self, now_s: float) -> None:
+        """Once nothing has been done for a while, gives the system the memory that it took."""
+        if self._running or self._waiting:
+            self._worked_s = now_s
+        elif self._worked_s is not None and now_s - self._worked_s >= REST_S:
+            self._worked_s = None
+            self._batch.rest()
+            give_back()
 
     def _stats(self) -> Stats:
         sessions = self._lm.sessions

@@ -12,7 +12,7 @@ from memlm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from memlm.errors import InternalError
 from memlm.generate import Generation
 from memlm.language_model import LanguageModel
-from memlm.model import Decoder, ModelConfig
+from memlm.model import Decoder, ModelConfig, pool
 from memlm.params import GenerateRequest
 
 KINDS = {
@@ -28,6 +28,12 @@ KINDS = {
     },
     "memorizing": {"memorizing": {"layers": [1], "top_k": 4, "capacity": 40}},
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rooms are small at first, so that they grow in every test."""
+    monkeypatch.setattr(pool, "FIRST_PLACES", 4)
 
 
 @pytest.fixture(scope="module", params=sorted(KINDS))
@@ -145,6 +151,31 @@ def test_places_that_become_free_are_used_again(checkpoint):
             batch.leave(member)
         assert len(batch) == 0
     assert batch._pool._reserved["cache_L2BGSd"].shape[2] == 3
+
+
+def test_room_is_reserved_for_what_is_asked_and_given_up_when_nobody_is_there(checkpoint):
+    batch, places = Batch(checkpoint, most=8), list[tuple[int, int]]()
+    for prompt, count in (("a", 3), ("the memory", 20), ("a", 2), ("", 43)):
+        batch.join(Generation(checkpoint, GenerateRequest.of(prompt, {"seed": 1, "max_tokens": count}), None))
+        batch.step()
+        reserved = batch._pool._reserved["cache_L2BGSd"].shape
+        places.append((reserved[2], reserved[4]))
+    first, second, *_ = (len(started(checkpoint, prompt, 1).unread) for prompt in ("a", "the memory"))
+    rooms = [max(4, first + 2)]
+    rooms.append(max(second + 19, 2 * rooms[0]))
+    assert places == [(1, rooms[0]), (2, rooms[1]), (4, rooms[1]), (4, min(48, 2 * rooms[1]))]
+    batch.rest()
+    assert batch._pool._reserved["cache_L2BGSd"].shape[2] == 4
+    while len(batch):
+        batch.step()
+    batch.rest()
+    reserved = batch._pool._reserved["cache_L2BGSd"].shape
+    assert (reserved[2], reserved[4]) == (1, 4)
+    member, told = batch.join(started(checkpoint, "the", 3)), []
+    while len(batch):
+        batch.step()
+        told += member.tokens
+    assert alike(told, alone(checkpoint, "the", 3))
 
 
 def test_a_store_that_fails_harms_only_those_that_ask_it(lm: LanguageModel, monkeypatch):

@@ -11,9 +11,10 @@ import pytest
 from google.longrunning import operations_pb2
 
 from memlm.async_client import AsyncClient, AsyncSession
+from memlm.async_datastores import AsyncDatastores, AsyncOperation, AsyncOperations
 from memlm.client import Client
 from memlm.connection import RETRIED, rpcs_of
-from memlm.datastores import AsyncDatastores, AsyncOperation, AsyncOperations, Datastores, Operations
+from memlm.datastores import Datastores, Operations
 from memlm.errors import InvalidInput, Unavailable
 from memlm.operations import Operation
 from memlm.session import Session

@@ -24,6 +24,7 @@ from memlm.model.state import DecoderState
 from memlm.model.step import Step
 
 QUERY_BLOCK = 256
+WIDENED_BYTES = 8 << 20
 
 
 class Heads(NamedTuple):
@@ -137,7 +138,7 @@ class Attention(nn.Module):
         S = step.sight.num_places
         learning = torch.is_grad_enabled() and key_BGTd.requires_grad
         past = self._past(state, S - step.sight.num_new, step) if learning else None
-        state.write(self.layer, key_BGTd, value_BGTd, step.new_B)
+        state.write(self.layer, key_BGTd, value_BGTd, step.new_B, step.ends)
         state.write_inputs(self.layer, hidden_BTD, step.new_B)
         if past is None:
             cache_2BGSd = state.cache_L2BGSd[self.layer, :, :, :, :S]
@@ -204,15 +205,28 @@ class Attention(nn.Module):
     def _attend_once(
         self, query_BH1d: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, step: Step
     ) -> Float[Tensor, "B H 1 d"]:
-        """The same for a single query of each row, in as few steps as there can be."""
+        """The same for a single query of each row. Products of bfloat16 would copy the keys and values that they read;
+        these are widened instead, as many rows at a time as stay in the processor's cache.
+        """
         B, H, _, d = query_BH1d.shape
-        query_BGrd = query_BH1d.reshape(B, self.config.num_kv_heads, self.repeats, d) * (1 / math.sqrt(d))
-        scores_BGrS = query_BGrd @ key_BGSd.mT
-        if step.bias_RHTS is not None:
-            scores_BGrS = scores_BGrS + step.bias_RHTS.to(scores_BGrS.dtype).view(-1, *scores_BGrS.shape[1:])
-        if (hidden_RS := step.sight.hidden_from_last(self.window)) is not None:
-            scores_BGrS.masked_fill_(hidden_RS[:, None, None], -torch.inf)
-        return (scores_BGrS.softmax(dim=3) @ value_BGSd).view(B, H, 1, d)
+        S, groups = key_BGSd.shape[2], (self.config.num_kv_heads, self.repeats)
+        wide = torch.promote_types(query_BH1d.dtype, torch.float32)
+        query_BGrd = query_BH1d.reshape(B, *groups, d).to(wide) * (1 / math.sqrt(d))
+        bias_BGrS = step.bias_RHTS
+        if bias_BGrS is not None:
+            bias_BGrS = bias_BGrS.to(wide).view(-1, *groups, S).expand(B, *groups, S)
+        if (hidden_BS := step.sight.hidden_from_last(self.window)) is not None:
+            hidden_BS = hidden_BS.expand(B, S)
+        size, mixed = max(1, WIDENED_BYTES // (2 * 4 * groups[0] * S * d)), []
+        for begin in range(0, B, size):
+            rows = slice(begin, begin + size)
+            scores_BGrS = query_BGrd[rows] @ key_BGSd[rows].to(wide).mT
+            if bias_BGrS is not None:
+                scores_BGrS += bias_BGrS[rows]
+            if hidden_BS is not None:
+                scores_BGrS.masked_fill_(hidden_BS[rows, None, None], -torch.inf)
+            mixed.append(scores_BGrS.softmax(dim=3) @ value_BGSd[rows].to(wide))
+        return torch.cat(mixed).to(query_BH1d.dtype).view(B, H, 1, d)
 
     def _attend_explicitly(
         self,

@@ -1,7 +1,7 @@
 """Sequences that come and go, side by side in one state: rows are appended, and the last one fills a gap.
 
-Places are reserved for twice as many rows whenever they run out, up to `most_rows`; a step reads the rows in use and
-no others.
+Twice as many rows, or places in each, are reserved whenever they run out, so that a context of which little is used
+takes little; a step reads the rows in use and no others.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from memlm.model.decoder import Decoder
 from memlm.model.state import DecoderState, zeros
 
 UNBOUNDED = 1 << 40  # tokens of a row whose places older ones make free
+FIRST_PLACES = 128
 MARKS = ("length_B", "start_B", "floor_B", "base_B", "compressed_B")
 # Of each kept tensor, the axis of its rows and that of its places.
 AXES = {"cache_L2BGSd": (2, 4), "inputs_LBSD": (1, 2), "usage_LBS": (1, 2)}
@@ -23,8 +24,14 @@ class StatePool:
 
     def __init__(self, decoder: Decoder, *, most_rows: int, capacity: int) -> None:
         """Reserves one row."""
-        self.most_rows, self.capacity = most_rows, capacity
-        self.state = decoder.new_state(capacity=capacity)
+        self._decoder, self.most_rows, self.capacity = decoder, most_rows, capacity
+        self._begin()
+
+    def _begin(self) -> None:
+        # What moves on, or is read in segments, has its places from the beginning.
+        self._grows = not (self._decoder.config.is_windowed or self._decoder.config.is_segmented)
+        first = min(self.capacity, FIRST_PLACES) if self._grows else self.capacity
+        self.state = self._decoder.new_state(capacity=first)
         self._reserved: dict[str, Tensor] = {
             name: tensor for name in AXES if (tensor := getattr(self.state, name)) is not None
         }
@@ -41,9 +48,12 @@ class StatePool:
 
     @torch.inference_mode()
     def join(self, other: DecoderState, row: int = 0) -> int:
-        """Takes a row of another state over; gives its number here. The other must not be used afterwards."""
+        """Takes a row of another state over; gives its number here. The other must not be used afterwards. What is to
+        come needs a place of its own: see `reserve`.
+        """
         mine = self.num_rows
         used = other.num_front + other.length_B[row] - other.base_B[row]
+        self.reserve(1, used)
         self._use(mine + 1)
         for name, reserved in self._reserved.items():
             batch, places = AXES[name]
@@ -74,18 +84,33 @@ class StatePool:
         part = source.select(batch, row).narrow(places - 1, 0, used)
         target.select(batch, place).narrow(places - 1, 0, used).copy_(part)
 
-    def _use(self, rows: int) -> None:
-        """Shows the state so many rows; reserves more where there are not enough."""
+    @torch.inference_mode()
+    def reserve(self, more: int, num_tokens: int) -> None:
+        """Has room for so many more rows, and for so many tokens in each; what is there moves."""
+        rows = self.num_rows + more
         for name, reserved in self._reserved.items():
-            batch, _ = AXES[name]
-            if rows > reserved.shape[batch]:
-                shape = [*reserved.shape]
-                shape[batch] = min(self.most_rows, max(rows, 2 * reserved.shape[batch]))
+            (batch, places), shape = AXES[name], [*reserved.shape]
+            if rows > shape[batch]:
+                shape[batch] = min(self.most_rows, max(rows, 2 * shape[batch]))
+            if self._grows and num_tokens > shape[places]:
+                shape[places] = min(self.capacity, max(num_tokens, 2 * shape[places]))
+            if shape != [*reserved.shape]:
                 grown = zeros(shape, reserved.dtype, reserved.device)
                 for row in range(self.num_rows):
                     self._copy_row(reserved, row, grown, row, name)
                 self._reserved[name] = grown
-            setattr(self.state, name, self._reserved[name].narrow(batch, 0, rows))
+                self.state.num_local = shape[places] - self.state.num_front
+        self._use(self.num_rows)
+
+    def shrink(self) -> None:
+        """Gives up what was reserved since the beginning; only where no row is in use."""
+        if not self.num_rows:
+            self._begin()
+
+    def _use(self, rows: int) -> None:
+        """Shows the state so many rows."""
+        for name, reserved in self._reserved.items():
+            setattr(self.state, name, reserved.narrow(AXES[name][0], 0, rows))
         self.state.batch_size = rows
 
 

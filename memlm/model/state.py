@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput
@@ -184,10 +184,28 @@ class DecoderState:
             continues_RT=None if document_BT is None else document_BT == start_RT,
         )
 
-    def write(self, layer: int, key_BGTd: Tensor, value_BGTd: Tensor, new_B: list[int]) -> None:
-        """Keeps the keys and values of new tokens."""
-        self._write(self.cache_L2BGSd[layer, 0], key_BGTd, new_B, dim=2)
-        self._write(self.cache_L2BGSd[layer, 1], value_BGTd, new_B, dim=2)
+    def ends(self, new_B: list[int], num_new: int) -> tuple[Int64[Tensor, " B"], Int64[Tensor, " B"]] | None:
+        """Rows, and where each one's only new token goes; None where there are more, or all go to the same place."""
+        begins = self._begins()
+        if num_new > 1 or 0 in new_B or len(set(begins)) == 1:
+            return None
+        device = self.cache_L2BGSd.device
+        return torch.arange(len(begins), device=device), torch.tensor(begins, device=device)
+
+    def write(
+        self,
+        layer: int,
+        key_BGTd: Tensor,
+        value_BGTd: Tensor,
+        new_B: list[int],
+        ends: tuple[Int64[Tensor, " B"], Int64[Tensor, " B"]] | None = None,
+    ) -> None:
+        """Keeps the keys and values of new tokens. Their `ends` are the same for all layers."""
+        for places_BGSd, new_BGTd in zip(self.cache_L2BGSd[layer], (key_BGTd, value_BGTd), strict=True):
+            if ends is None:
+                self._write(places_BGSd, new_BGTd, new_B, dim=2)
+            else:
+                places_BGSd[ends[0], :, ends[1]] = new_BGTd[:, :, 0].detach()
 
     def write_inputs(self, layer: int, inputs_BTD: Float[Tensor, "B T D"], new_B: list[int]) -> None:
         """Keeps a layer's inputs, where they are kept."""
@@ -245,10 +263,13 @@ class DecoderState:
                 row.restore({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
         return state
 
+    def _begins(self) -> list[int]:
+        """The place of each row's next token."""
+        return [self.num_front + length - base for length, base in zip(self.length_B, self.base_B, strict=True)]
+
     def _write(self, places: Tensor, new: Tensor, new_B: list[int], *, dim: int) -> None:
         """Writes B x g x T x n behind what each row holds."""
-        T = new.shape[dim]
-        begins = [self.num_front + length - base for length, base in zip(self.length_B, self.base_B, strict=True)]
+        T, begins = new.shape[dim], self._begins()
         if len(set(begins)) == 1 and set(new_B) == {T}:
             places[:, :, begins[0] : begins[0] + T] = new.detach()
             return
@@ -301,8 +322,8 @@ def _read_state(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Zeros whose pages the system makes as they are first written to, where it can: room for a whole context takes the
-    time and the memory of what is read of it.
+    """Zeros whose pages the system makes as they are first written to, where it can. numpy asks for huge pages, among
+    which a step finds its way sooner, but of which a token of each layer and head may touch a whole one.
     """
     size = math.prod(shape) * dtype.itemsize
     if torch.device(device).type != "cpu" or size < LAZY_BYTES:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from memlm.model.positions import RelativeBias, Rotary
@@ -25,6 +26,11 @@ class Step:
     relative_bias: RelativeBias | None = None
     _turns: dict[str, Tensor] = field(default_factory=dict)
     _bias: Tensor | None = None
+
+    @cached_property
+    def ends(self) -> tuple[Int64[Tensor, " B"], Int64[Tensor, " B"]] | None:
+        """See `DecoderState.ends`."""
+        return None if self.state is None else self.state.ends(self.new_B, self.sight.num_new)
 
     @property
     def query_turn(self) -> Float[Tensor, "2 *R T r"] | None:

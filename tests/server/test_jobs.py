@@ -288,12 +288,14 @@ def test_an_index_worker_that_keeps_dying_fails_its_job(served) -> None:
     assert place.left("dying") == []
 
 
-def test_an_addition_that_was_committed_before_its_process_died_is_not_done_twice(place: Place) -> None:
-    """As if the kill had come after the commit and before anybody was told."""
+@pytest.mark.parametrize("replace", [False, True])
+def test_an_addition_that_was_committed_before_its_process_died_is_not_done_twice(place: Place, replace: bool) -> None:
+    """As if the kill had come after the commit and before anybody was told. What was deleted since stays deleted."""
     with place.serve() as server, Client(server.address) as client:
         client.datastores.build("docs", str(place.corpus)).result(60)
-        job = client.datastores.add("docs", NEW)
+        job = client.datastores.add("docs", NEW, replace=replace)
         report = job.result(60)
+        deleted = client.datastores.delete_documents("docs", ["new-1"])
     (record,) = [file for file in (place.stores / "jobs").glob("*.json") if file.stem in job.name]
     told = signed(record.read_bytes())
     documents = place.stores / "jobs" / "again.jsonl"
@@ -302,7 +304,7 @@ def test_an_addition_that_was_committed_before_its_process_died_is_not_done_twic
     record.write_bytes(sign(told))
     with place.serve() as server, Client(server.address) as client:
         again = client.operations.open(job.name).result(60)
-        assert (again.num_documents, again.manifest) == (report.num_documents, report.manifest)
+        assert (again.num_documents, again.manifest) == (report.num_documents - 1, deleted.manifest)
 
 
 def test_one_takes_the_others_place_while_streams_go_on(served) -> None:

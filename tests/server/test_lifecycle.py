@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as StillWaiting
 from pathlib import Path
 
 import grpc
@@ -22,6 +24,7 @@ from memlm.async_client import AsyncClient
 from memlm.client import Client
 from memlm.errors import DeadlineExceeded, InvalidInput, NotFound, Overloaded, Unavailable
 from memlm.events import FinishReason, TokenStream
+from memlm.index.lock import committing
 from memlm.language_model import load
 from memlm.server.config import ServerConfig
 
@@ -276,6 +279,22 @@ def test_deleting_is_effective_at_once(tmp_path: Path, model_folder: Path, own_s
             client.datastores.delete_documents("store", [gone])
     with load(model_folder, [own_store]) as lm:
         assert lm.stores[0].num_deleted_documents == 1
+
+
+def test_who_deletes_while_another_commits_waits_and_nobody_else_does(
+    tmp_path: Path, model_folder: Path, own_store: Path
+) -> None:
+    with RunningServer(tmp_path / "log", model_folder, own_store) as server, Client(server.address) as client:
+        stored = client.search("store", "the memory of a model", k=1)[0].document_id
+        with ThreadPoolExecutor(1) as pool, committing(own_store):
+            deleting = pool.submit(client.datastores.delete_documents, "store", [stored])
+            for _ in range(3):
+                assert list(client.generate("the memory", max_tokens=20, temperature=0, neighbors=1))
+                assert client.search("store", "the memory of a model", k=1)[0].document_id == stored
+            with pytest.raises(StillWaiting):
+                deleting.result(0.2)
+        assert deleting.result(30).num_documents == 1
+        assert client.search("store", "the memory of a model", k=1)[0].document_id != stored
 
 
 def run_serve(*options: str, model: Path) -> subprocess.CompletedProcess[str]:

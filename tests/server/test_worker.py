@@ -1,19 +1,22 @@
 """The work loop by itself, with a real model and no processes: each question gets one answer, and nothing else does."""
 
 import itertools
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from running import anonymous_bytes
 
 from memlm.errors import DeadlineExceeded, InternalError, NotFound, Overloaded
 from memlm.events import Accepted, Finished
 from memlm.language_model import LanguageModel
 from memlm.params import GenerateRequest, SamplingParams
 from memlm.questions import GetModelRequest, ScoreRequest, SearchRequest
-from memlm.server import answers
+from memlm.server import answers, worker
+from memlm.server.allocator import give_back
 from memlm.server.messages import Ask, Cancel, Events, Failed, Heartbeat, Result, Stop
 from memlm.server.streams import MAX_EVENT_BYTES, merged
 from memlm.server.worker import Worker
@@ -212,3 +215,25 @@ def test_what_piled_up_is_cut_before_it_is_too_large(lm: LanguageModel) -> None:
     assert tuple(token for event in cut for token in event) == heavy
     assert len(cut) > 2
     assert max(sum(map(len, event)) for event in cut) < 1.2 * MAX_EVENT_BYTES
+
+
+def test_who_has_nothing_to_do_gives_back_what_it_took(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and not before there was work."""
+    given = list[str | int]()
+    monkeypatch.setattr(worker, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(worker, "REST_S", 0.0)
+    monkeypatch.setattr(worker, "give_back", lambda: given.append(len(script.told)))
+    monkeypatch.setattr(worker.Batch, "rest", lambda batch: given.append("room"))
+    script = Script(3, [generate("a", 2)], 9)
+    answered = len(script.play(lm))
+    assert given == ["room", answered]
+
+
+def test_what_is_given_back_is_the_systems() -> None:
+    blocks = [bytearray(b"x") * 60_000 for _ in range(4_000)]
+    last = blocks.pop()  # the heap cannot shrink below it by itself
+    blocks.clear()
+    held = anonymous_bytes(os.getpid())
+    give_back()
+    assert anonymous_bytes(os.getpid()) < held - 200_000_000
+    assert last

@@ -1,0 +1,179 @@
+"""The same as `memlm.datastores`, awaited: what `AsyncClient.datastores` and `AsyncClient.operations` are."""
+
+from __future__ import annotations
+
+import builtins
+import time
+from collections.abc import Iterable, Sequence
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, cast
+
+from memlm import wire
+from memlm.connection import additions_of
+from memlm.corpus import Document
+from memlm.datastores import WAIT_SPARE_S, Sending, build_request
+from memlm.operations import JobReport, OperationInfo, OperationPage, check_deadline, slice_of
+from memlm.questions import (
+    AddDocumentsRequest,
+    BuildDatastoreRequest,
+    CancelOperationRequest,
+    CompactDatastoreRequest,
+    DeleteDocumentsRequest,
+    DeleteOperationRequest,
+    GetDatastoreRequest,
+    GetOperationRequest,
+    ListDatastoresRequest,
+    ListOperationsRequest,
+    LoadDatastoreRequest,
+    NewDocument,
+    UnloadDatastoreRequest,
+    WaitOperationRequest,
+)
+from memlm.reports import DeleteReport, StoreInfo
+
+if TYPE_CHECKING:
+    from memlm.async_client import AsyncClient
+
+
+class AsyncDatastores:
+    """The same as `Datastores`, awaited."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        """`AsyncClient.datastores` is one."""
+        self._client = client
+
+    async def list(self, *, timeout_s: float | None = None) -> tuple[StoreInfo, ...]:
+        """See `Datastores.list`."""
+        return tuple(await self._client._ask(ListDatastoresRequest(), timeout_s))
+
+    async def get(self, store: str | None = None, *, timeout_s: float | None = None) -> StoreInfo:
+        """See `Datastores.get`."""
+        return cast(StoreInfo, await self._client._ask(GetDatastoreRequest(store), timeout_s))
+
+    async def build(
+        self,
+        store: str,
+        corpus: str | Sequence[str],
+        *,
+        replace: bool = False,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> AsyncOperation:
+        """See `Datastores.build`."""
+        return await self._begin(build_request(store, corpus, replace, request_id, options), timeout_s)
+
+    async def add(
+        self,
+        store: str | None,
+        documents: Iterable[NewDocument | Document],
+        *,
+        replace: bool = False,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncOperation:
+        """See `Datastores.add`."""
+        client, request = self._client, AddDocumentsRequest(store, replace, request_id or token_hex(16))
+        messages = Sending(additions_of(request, documents, client.max_message_bytes))
+        with messages.watched(client.target):
+            call = client._rpc(AddDocumentsRequest)(
+                messages, timeout=client._allowed_s(timeout_s), metadata=client._metadata
+            )
+            messages.travel_by(call)
+            reply = await call
+        return AsyncOperation(client.operations, wire.from_wire(reply).name)
+
+    async def compact(
+        self, store: str | None = None, *, request_id: str | None = None, timeout_s: float | None = None
+    ) -> AsyncOperation:
+        """See `Datastores.compact`."""
+        return await self._begin(CompactDatastoreRequest(store, request_id or token_hex(16)), timeout_s)
+
+    async def load(
+        self, path: str, store: str | None = None, *, replace: bool = False, timeout_s: float | None = None
+    ) -> StoreInfo:
+        """See `Datastores.load`."""
+        return cast(StoreInfo, await self._client._ask(LoadDatastoreRequest(path, store, replace), timeout_s))
+
+    async def unload(self, store: str, *, timeout_s: float | None = None) -> StoreInfo:
+        """See `Datastores.unload`."""
+        return cast(StoreInfo, await self._client._ask(UnloadDatastoreRequest(store), timeout_s))
+
+    async def delete_documents(
+        self, store: str | None, document_ids: Sequence[str], *, timeout_s: float | None = None
+    ) -> DeleteReport:
+        """See `Datastores.delete_documents`."""
+        question = DeleteDocumentsRequest.of(document_ids, store)
+        return cast(DeleteReport, await self._client._ask(question, timeout_s))
+
+    async def _begin(
+        self, request: BuildDatastoreRequest | CompactDatastoreRequest, timeout_s: float | None
+    ) -> AsyncOperation:
+        return AsyncOperation(self._client.operations, (await self._client._ask(request, timeout_s)).name)
+
+
+class AsyncOperations:
+    """The same as `Operations`, awaited."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        """`AsyncClient.operations` is one."""
+        self._client = client
+
+    async def list(self, *, timeout_s: float | None = None) -> tuple[OperationInfo, ...]:
+        """See `Operations.list`."""
+        found, token = builtins.list[OperationInfo](), ""
+        while True:
+            page: OperationPage = await self._client._ask(ListOperationsRequest(page_token=token), timeout_s)
+            found += page.operations
+            if not (token := page.next_page_token):
+                return tuple(found)
+
+    def open(self, name: str) -> AsyncOperation:
+        """See `Operations.open`."""
+        return AsyncOperation(self, name)
+
+    async def get(self, name: str, *, timeout_s: float | None = None) -> OperationInfo:
+        """See `Operations.get`."""
+        return cast(OperationInfo, await self._client._ask(GetOperationRequest(name), timeout_s))
+
+    async def wait(self, name: str, timeout_s: float) -> OperationInfo:
+        """See `Operations.wait`."""
+        question = WaitOperationRequest(name, timeout_s)
+        return cast(OperationInfo, await self._client._ask(question, timeout_s + WAIT_SPARE_S))
+
+    async def cancel(self, name: str, *, timeout_s: float | None = None) -> None:
+        """See `Operations.cancel`."""
+        await self._client._ask(CancelOperationRequest(name), timeout_s)
+
+    async def delete(self, name: str, *, timeout_s: float | None = None) -> None:
+        """See `Operations.delete`."""
+        await self._client._ask(DeleteOperationRequest(name), timeout_s)
+
+
+class AsyncOperation:
+    """The same as `memlm.operations.Operation`, awaited."""
+
+    def __init__(self, host: AsyncOperations, name: str) -> None:
+        """What begins an operation makes one; an old one is taken up by its name."""
+        self._host, self.name = host, name
+
+    async def progress(self) -> OperationInfo:
+        """See `Operation.progress`."""
+        return await self._host.get(self.name)
+
+    async def wait(self, timeout_s: float | None = None) -> OperationInfo:
+        """See `Operation.wait`."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            info = await self._host.wait(self.name, slice_of(deadline_s))
+            if info.has_ended:
+                return info
+            check_deadline(deadline_s, info)
+
+    async def result(self, timeout_s: float | None = None) -> JobReport:
+        """See `Operation.result`."""
+        return (await self.wait(timeout_s)).outcome()
+
+    async def cancel(self) -> None:
+        """See `Operation.cancel`."""
+        await self._host.cancel(self.name)
