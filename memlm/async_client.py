@@ -208,6 +208,8 @@ class AsyncClient:
                     raise broken_off(self.target)
                 event = wire.event_from_wire(message)
                 yield event
+            with suppress(grpc.RpcError):  # the status says no more than the event did; not to wait for it is to cancel
+                await call.read()
         finally:
             call.cancel()
 

@@ -228,5 +228,7 @@ class Client:
                     raise broken_off(self.target)
                 event = wire.event_from_wire(message)
                 yield event
+            with suppress(grpc.RpcError):  # the status says no more than the event did; not to wait for it is to cancel
+                next(call, None)
         finally:
             call.cancel()

@@ -37,6 +37,7 @@ class Call:
     code: str = "OK"
     begun_s: float = field(default_factory=time.time)
     told: dict[str, Any] = field(default_factory=dict)
+    has_finished: bool = False
     _watched: Generation | None = None
 
     def asks(self, question: Any, *, prompts: bool) -> None:
@@ -51,7 +52,7 @@ class Call:
         self._watched = self._watched or metrics.generation()
         self._watched.event(event)
         if isinstance(event, Finished):
-            usage = event.usage
+            self.has_finished, usage = True, event.usage
             self.told |= {"reason": event.reason.value}
             self.told |= {name: getattr(usage, name) for name in ("prompt_tokens", "generated_tokens", "searches")}
             for name in ("queue_ms", "prefill_ms", "decode_ms"):
@@ -78,8 +79,11 @@ class Calls:
                 call.code = CODES[kind_of(error)].name
                 call.told["error"] = str(error)
                 raise
-            except BaseException as error:
-                call.code = "INTERNAL" if isinstance(error, Exception) else "CANCELLED"
+            except Exception:
+                call.code = "INTERNAL"
+                raise
+            except BaseException:  # a caller that heard the last event may leave before the status: it had all it asked
+                call.code = "OK" if call.has_finished else "CANCELLED"
                 raise
             finally:
                 ended(call.code)

@@ -5,20 +5,24 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent import futures
 from typing import Any
 
+import grpc
 import pytest
 from google.longrunning import operations_pb2
 
+from memlm import wire
 from memlm.async_client import AsyncClient, AsyncSession
 from memlm.async_datastores import AsyncDatastores, AsyncOperation, AsyncOperations
 from memlm.client import Client
 from memlm.connection import RETRIED, rpcs_of
 from memlm.datastores import Datastores, Operations
 from memlm.errors import InvalidInput, Unavailable
+from memlm.events import Accepted, Finished, FinishReason, Usage
 from memlm.operations import Operation
 from memlm.session import Session
-from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
+from memlm.v1 import datastores_pb2, generation_pb2, generation_pb2_grpc, sessions_pb2
 
 SERVICES = [
     service
@@ -158,6 +162,32 @@ async def test_a_closed_client_says_so(nobody: str) -> None:
     for ask_awaited in (awaited.get_model, lambda: awaited.generate("a")):
         with pytest.raises(InvalidInput, match="closed"):
             await ask_awaited()
+
+
+class Slow(generation_pb2_grpc.GenerationServicer):
+    """A server that takes its time between the last event and the status, and sees who does not wait for it."""
+
+    def __init__(self) -> None:
+        self.waited: list[bool] = []
+
+    def Generate(self, request, context):
+        yield wire.event_to_wire(Accepted("id", 1, None, 8, 0.25, 1.0))
+        yield wire.event_to_wire(Finished(FinishReason.LENGTH, None, Usage()))
+        time.sleep(0.2)
+        self.waited.append(context.is_active())
+
+
+async def test_a_stream_that_was_heard_to_its_end_is_not_cancelled() -> None:
+    server, slow = grpc.server(futures.ThreadPoolExecutor(1)), Slow()
+    generation_pb2_grpc.add_GenerationServicer_to_server(slow, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    with Client(address) as client, client.generate("a") as stream:
+        assert list(stream) == []
+    async with AsyncClient(address) as awaited, await awaited.generate("a") as tokens:
+        assert [token async for token in tokens] == []
+    server.stop(None).wait()
+    assert slow.waited == [True, True]
 
 
 def test_waiting_for_a_server_ends_in_time(nobody: str) -> None:

@@ -1,10 +1,12 @@
 """What an operator learns of each call: a line under its id, and a span; nothing that people wrote unless asked for."""
 
+import asyncio
 import json
 import logging
 import threading
 from collections.abc import Iterator
 from concurrent import futures
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -15,6 +17,7 @@ from running import RunningServer, wait_until
 
 from memlm.client import Client
 from memlm.errors import InvalidInput, NotFound
+from memlm.events import Accepted, Finished, FinishReason, Usage
 from memlm.server.calls import Call, Calls
 from memlm.server.config import ServerConfig
 from memlm.server.logs import JsonLines
@@ -88,6 +91,28 @@ def test_a_caller_that_left_is_no_error(caplog: pytest.LogCaptureFixture) -> Non
     except cygrpc.ExecuteBatchError:
         theirs.exception("raised in Generate")
     assert not caplog.records
+
+
+def test_who_leaves_after_the_last_event_had_all_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Any client may hang up there, before the status is sent; only one that left earlier was cancelled."""
+    caplog.set_level(logging.INFO)
+    metrics = Metrics()
+    calls = Calls(metrics, None)
+    for event in (Accepted("id", 1, None, 8, 0.25, 1.0), Finished(FinishReason.LENGTH, None, Usage())):
+        with suppress(asyncio.CancelledError), calls.watch("Generate", Nobody()) as call:
+            call.hears(event, metrics)
+            raise asyncio.CancelledError
+    assert [record.fields["code"] for record in caplog.records] == ["CANCELLED", "OK"]
+
+
+class Nobody:
+    """A caller's context that tells nothing."""
+
+    def peer(self) -> str:
+        return ""
+
+    def invocation_metadata(self) -> None:
+        return None
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
