@@ -93,3 +93,13 @@ def exact_search(queries_QD: np.ndarray, keys_ND: np.ndarray, k: int) -> tuple[n
     distances_QN = ((queries_QD[:, None] - keys_ND[None]) ** 2).sum(axis=-1)
     order_QK = np.argsort(distances_QN, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(distances_QN, order_QK, axis=1), order_QK
+
+
+def orthogonal_plainly(matrix: np.ndarray, coefficients: tuple[float, float, float], steps: int) -> np.ndarray:
+    """What Newton and Schulz' iteration does, told by singular values: each goes through a polynomial."""
+    a, b, c = coefficients
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    values = values / np.linalg.norm(values)
+    for _ in range(steps):
+        values = a * values + b * values**3 + c * values**5
+    return left * values @ right
