@@ -64,11 +64,12 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Stored positions, and their exact neighbours in other documents."""
+    """Stored positions, and their exact neighbours in other documents, whose keys are `keys_QKD`."""
 
     queries_QD: Float32[np.ndarray, "Q D"]
     documents_Q: Int64[np.ndarray, " Q"]
     exact: Neighbours
+    keys_QKD: Float16[np.ndarray, "Q K D"]
     temperature: float
     starts: Int64[np.ndarray, " E"]
 
@@ -87,21 +88,17 @@ class Trial:
         queries_QD = keys_ND[rows_Q].astype(np.float32)
         documents_Q = np.searchsorted(starts, rows_of(keys_ND, rows_Q), side="right") - 1
         near = exact_neighbours(queries_QD, keys_ND, values_N, min(SPARE * TRIAL_K, len(keys_ND)))
-        found = Neighbours(near.distances_QK, rows_of(keys_ND, near.ids_QK), near.values_QK)
-        trial = cls(queries_QD, documents_Q, found, 1.0, starts)
-        exact = trial.elsewhere(found)
+        found = Neighbours(near.distances_QK, rows_of(keys_ND, near.ids_QK), near.ids_QK)
+        exact = _elsewhere(found, documents_Q, starts)
         nearest_Q = exact.distances_QK[:, 0]
         nearest_Q = nearest_Q[np.isfinite(nearest_Q) & (nearest_Q > 0)]
         temperature = float(np.median(nearest_Q)) / 2 if len(nearest_Q) else 1.0
-        return cls(queries_QD, documents_Q, exact, temperature, starts)
+        keys_QKD = keys_ND[np.maximum(exact.values_QK, 0).ravel()].reshape(*exact.ids_QK.shape, -1)
+        return cls(queries_QD, documents_Q, exact, keys_QKD, temperature, starts)
 
     def elsewhere(self, found: Neighbours) -> Neighbours:
         """The nearest of what was found in other documents than the queries' own; of one document alone, of all."""
-        if len(self.starts) <= 2:
-            return found.first(min(TRIAL_K, found.ids_QK.shape[1]))
-        documents_QK = np.searchsorted(self.starts, np.maximum(found.ids_QK, 0), side="right") - 1
-        kept = found.keep((found.ids_QK >= 0) & (documents_QK != self.documents_Q[:, None]))
-        return kept.first(min(TRIAL_K, found.ids_QK.shape[1]))
+        return _elsewhere(found, self.documents_Q, self.starts)
 
     def judge(self, index: Ivf, nprobe: int, rerank: int) -> Tried:
         """How much an index finds, asked in one way."""
@@ -117,11 +114,12 @@ class Trial:
         """The cheapest way of asking an index that finds the wanted softmax mass, or the one that finds most."""
         rerank = 0 if is_lossless(index.factory) or index.keys_ND is None else RERANKS[-1]
         best: Tried | None = None
-        for nprobe in sorted({min(nprobe, index.nlist) for nprobe in PROBES}):
+        probes, enough = self._worth_trying(index, target)
+        for nprobe in probes:
             tried = self.judge(index, nprobe, rerank)
             if best is None or tried.softmax_mass > best.softmax_mass:
                 best = tried
-            if tried.softmax_mass >= target:
+            if tried.softmax_mass >= enough:
                 break
         assert best is not None
         for fewer in RERANKS[:-1] if rerank else ():
@@ -129,6 +127,28 @@ class Trial:
             if tried.softmax_mass >= min(target, best.softmax_mass):
                 return tried
         return best
+
+    def _worth_trying(self, index: Ivf, target: float) -> tuple[list[int], float]:
+        """How many lists may be probed, the fewest first, from as many on as hold enough of the exact neighbours' mass:
+        no codes find what is in no probed list. Enough is the target, or the most that any number holds.
+        """
+        probes = sorted({min(nprobe, index.nlist) for nprobe in PROBES})
+        places_QK = index.places_of_lists(self.queries_QD, self.keys_QKD, probes[-1])
+        held = [self._mass(self.exact.keep(places_QK < nprobe)) for nprobe in probes]
+        enough = min(target, max(held))
+        return [nprobe for nprobe, mass in zip(probes, held, strict=True) if mass >= enough], enough
+
+    def _mass(self, found: Neighbours) -> float:
+        _, mass_Q = agreement(found, self.exact, self.temperature)
+        return mean_and_error(mass_Q)[0]
+
+
+def _elsewhere(found: Neighbours, documents_Q: Int64[np.ndarray, " Q"], starts: Int64[np.ndarray, " E"]) -> Neighbours:
+    if len(starts) <= 2:
+        return found.first(min(TRIAL_K, found.ids_QK.shape[1]))
+    documents_QK = np.searchsorted(starts, np.maximum(found.ids_QK, 0), side="right") - 1
+    kept = found.keep((found.ids_QK >= 0) & (documents_QK != documents_Q[:, None]))
+    return kept.first(min(TRIAL_K, found.ids_QK.shape[1]))
 
 
 def agreement(

@@ -15,7 +15,7 @@ from typing import Any
 
 import faiss
 import numpy as np
-from jaxtyping import Float, Float16, Float32
+from jaxtyping import Float, Float16, Float32, Int64
 
 from memlm.index.arrays import Picked
 from memlm.index.errors import Corrupt, InvalidInput
@@ -128,6 +128,19 @@ class Ivf:
         distances_QK[found.ids_QK < 0] = np.inf
         order_QK = np.argsort(distances_QK, axis=1, kind="stable")[:, :k]
         return Neighbours(distances_QK, found.ids_QK, found.values_QK).take(order_QK)
+
+    def places_of_lists(
+        self, queries_QD: Float32[np.ndarray, "Q D"], keys_QKD: Float16[np.ndarray, "Q K D"], most: int
+    ) -> Int64[np.ndarray, "Q K"]:
+        """Where the list that holds a key stands among the `most` nearest lists of its query; `most` where it does not.
+        A key is found from one list more on.
+        """
+        quantizer, flat_ND = inner(self.index).quantizer, keys_QKD.reshape(-1, self.dim)
+        with faiss_threads(len(flat_ND)):
+            _, lists_N1 = quantizer.search(transformed(self.index, flat_ND), 1)
+            _, probed_QP = quantizer.search(transformed(self.index, queries_QD), most)
+        here_QKP = probed_QP[:, None] == lists_N1.reshape(*keys_QKD.shape[:2], 1)
+        return np.where(here_QKP.any(axis=2), here_QKP.argmax(axis=2), most)
 
 
 def train_ivf(factory: str, keys_ND: Float16[np.ndarray, "N D"] | Picked, *, seed: int, progress: Progress) -> Any:

@@ -10,7 +10,7 @@ from memlm.index.compact import compact
 from memlm.index.datastore import Datastore
 from memlm.index.errors import Incompatible, InvalidInput
 from memlm.index.exact import exact_neighbours, refined
-from memlm.index.ivf import Ivf, code_bytes, is_lossless, lists_for
+from memlm.index.ivf import PROBES, Ivf, code_bytes, is_lossless, lists_for
 from memlm.index.neighbours import Neighbours
 from memlm.index.progress import silent
 from memlm.index.writer import StoreWriter
@@ -89,6 +89,25 @@ def test_settling_takes_the_fewest_lists_and_the_least_reranking_that_do():
     assert reranked == sorted(reranked)
     assert reranked[0] < reranked[-1]
     assert trial.settle(filled("IVF4,PQ4x4", keep_keys=False), 1.0).rerank == 0
+
+
+def settle_plainly(trial: Trial, index: Ivf, target: float) -> int:
+    """How many lists: every number is tried, the fewest first."""
+    rerank = 8 if index.keys_ND is not None else 0
+    tried = [trial.judge(index, nprobe, rerank) for nprobe in sorted({min(each, index.nlist) for each in PROBES})]
+    enough = [each for each in tried if each.softmax_mass >= target]
+    return (enough or [max(tried, key=lambda each: each.softmax_mass)])[0].nprobe
+
+
+@pytest.mark.parametrize("factory", ["IVF200,SQfp16", "IVF40,SQ8", "PCA6,IVF60,SQ8", "IVF4,SQfp16"])
+def test_what_cannot_find_enough_is_passed_over_and_nothing_else(factory, monkeypatch):
+    trial, index, judged = Trial.of(KEYS_ND, LARGE.values_N, STARTS, seed=0), filled(factory), []
+    monkeypatch.setattr(Trial, "judge", lambda *asked, judge=Trial.judge: judged.append(asked[2]) or judge(*asked))
+    for target in (0.3, 0.6, 0.9, 0.99, 1.0, 1.1):
+        expected, begun = settle_plainly(trial, index, target), len(judged)
+        assert trial.settle(index, target).nprobe == expected
+        if index.keys_ND is None:
+            assert judged[begun:] == [expected]  # without codes that lose something, one is tried
 
 
 @pytest.fixture
