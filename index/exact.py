@@ -6,16 +6,25 @@ force; their distances are then computed anew as sums of squared differences, wh
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any, TypeAlias
+
 import faiss
 import numpy as np
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float16, Float32, Int64
 
 from memlm.index.arrays import Picked
+from memlm.index.cores import num_cores
 from memlm.index.neighbours import Neighbours, nearest_of
-from memlm.index.threads import faiss_threads, matrix_products
+from memlm.index.threads import PARALLEL_QUERIES, faiss_threads, matrix_products
 
 BLOCK_ROWS = 65_536
 SPARE = 8  # candidates beyond k, for near ties that rounding may swap
+PART_BYTES = 4 << 20  # what it pays to share
+BY_QUERIES_AND_LISTS = 2  # Faiss' parallel_mode
+
+Candidates: TypeAlias = tuple[Float32[np.ndarray, "Q X"], Int64[np.ndarray, "Q X"]]
 
 
 def exact_neighbours(
@@ -25,16 +34,85 @@ def exact_neighbours(
     k: int,
 ) -> Neighbours:
     """The k nearest rows of `keys_ND`; ids are row numbers."""
-    best = Neighbours.none(len(queries_QD), k)
-    for begin in range(0, len(keys_ND), BLOCK_ROWS):
-        block_ND = widened(keys_ND[begin : begin + BLOCK_ROWS])
-        wanted = min(k + SPARE, len(block_ND))
+    begins = range(0, len(keys_ND), BLOCK_ROWS)
+    return _nearest(queries_QD, ((b, widened(keys_ND[b : b + BLOCK_ROWS])) for b in begins), values_N, k)
+
+
+class Resident:
+    """Keys in memory, in float32, for exact search. They lie in parts, so that cores share even a single query: Faiss'
+    brute force shares none, and takes twice as long for it on two threads as on one (1.15).
+    """
+
+    def __init__(self, keys_ND: Float16[np.ndarray, "N D"] | Picked, values_N: np.ndarray) -> None:
+        """Copies the keys."""
+        self._keys_ND, self._values_N = keys_ND, values_N
+        num_keys, dim = keys_ND.shape
+        parts = max(1, min(num_cores(), 4 * dim * num_keys // PART_BYTES))
+        self._quantizer = faiss.IndexFlatL2(dim)  # Faiss wants one; nobody asks it
+        self._index: Any = faiss.IndexIVFFlat(self._quantizer, dim, parts)
+        self._index.is_trained, self._index.parallel_mode = True, BY_QUERIES_AND_LISTS
+        self._parts: list[tuple[int, Float32[np.ndarray, "P D"]]] = []
+        lists: Any = self._index.invlists
+        for part, (begin, end) in enumerate(pairwise(np.linspace(0, num_keys, parts + 1).astype(int).tolist())):
+            rows_P, codes = np.arange(begin, end), widened(keys_ND[begin:end]).view(np.uint8)
+            lists.add_entries(part, len(rows_P), faiss.swig_ptr(rows_P), faiss.swig_ptr(codes))
+            held = faiss.rev_swig_ptr(lists.get_codes(part), codes.size)
+            self._parts.append((begin, held.view(np.float32).reshape(-1, dim)))
+        self._index.ntotal = num_keys
+
+    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
+        """The same as `exact_neighbours`."""
+        if len(self._parts) == 1:
+            return _nearest(queries_QD, self._parts, self._values_N, k)
+        wanted = min(k + SPARE, len(self._keys_ND))
+        by_products = len(queries_QD) >= PARALLEL_QUERIES
+        distances_QX, rows_QX = (self._by_products if by_products else self._by_parts)(queries_QD, wanted)
+        order_QK = np.argsort(distances_QX, axis=1, kind="stable")[:, :wanted]
+        found = _found(queries_QD, self._keys_ND, np.take_along_axis(rows_QX, order_QK, axis=1), self._values_N)
+        return nearest_of([Neighbours.none(len(queries_QD), k), found], k)
+
+    def _by_products(self, queries_QD: Float32[np.ndarray, "Q D"], wanted: int) -> Candidates:
         with faiss_threads(len(queries_QD)), matrix_products():
-            _, rows_QK = faiss.knn(queries_QD, block_ND, wanted)
-        distances_QK = refined(queries_QD, block_ND, rows_QK)
-        ids_QK = rows_QK + begin
-        best = nearest_of([best, Neighbours(distances_QK, ids_QK, values_N[ids_QK].astype(np.int64))], k)
+            found = [faiss.knn(queries_QD, part_PD, min(wanted, len(part_PD))) for _, part_PD in self._parts]
+        rows = [rows_QK + begin for (begin, _), (_, rows_QK) in zip(self._parts, found, strict=True)]
+        return np.concatenate([distances_QK for distances_QK, _ in found], axis=1), np.concatenate(rows, axis=1)
+
+    def _by_parts(self, queries_QD: Float32[np.ndarray, "Q D"], wanted: int) -> Candidates:
+        """Each query once for each part. Where threads filled one list of nearest together, entries that are equal
+        would be there or not by chance.
+        """
+        queries, parts = len(queries_QD), len(self._parts)
+        parts_X1 = np.tile(np.arange(parts), queries)[:, None]
+        with faiss_threads(queries, shared=True):
+            found = self._index.search_preassigned(np.repeat(queries_QD, parts, axis=0), wanted, parts_X1, None)
+        return found[0].reshape(queries, -1), found[1].reshape(queries, -1)
+
+
+def _nearest(
+    queries_QD: Float32[np.ndarray, "Q D"],
+    blocks: Iterable[tuple[int, Float32[np.ndarray, "N D"]]],
+    values_N: np.ndarray,
+    k: int,
+) -> Neighbours:
+    """The k nearest rows of some blocks of keys, each told with the number of its first row."""
+    best = Neighbours.none(len(queries_QD), k)
+    for begin, block_ND in blocks:
+        with faiss_threads(len(queries_QD)), matrix_products():
+            _, rows_QK = faiss.knn(queries_QD, block_ND, min(k + SPARE, len(block_ND)))
+        best = nearest_of([best, _found(queries_QD, block_ND, rows_QK, values_N, begin)], k)
     return best
+
+
+def _found(
+    queries_QD: Float32[np.ndarray, "Q D"],
+    keys_ND: Float[np.ndarray, "N D"] | Picked,
+    rows_QK: Int64[np.ndarray, "Q K"],
+    values_N: np.ndarray,
+    first: int = 0,
+) -> Neighbours:
+    """Some rows of keys, the first of which is row `first` of all, with their exact distances."""
+    ids_QK = rows_QK + first
+    return Neighbours(refined(queries_QD, keys_ND, rows_QK), ids_QK, values_N[ids_QK].astype(np.int64))
 
 
 def widened(keys_ND: Float[np.ndarray, "N D"]) -> Float32[np.ndarray, "N D"]:
@@ -46,7 +124,9 @@ def widened(keys_ND: Float[np.ndarray, "N D"]) -> Float32[np.ndarray, "N D"]:
 
 
 def refined(
-    queries_QD: Float32[np.ndarray, "Q D"], keys_ND: Float[np.ndarray, "N D"], rows_QK: Int64[np.ndarray, "Q K"]
+    queries_QD: Float32[np.ndarray, "Q D"],
+    keys_ND: Float[np.ndarray, "N D"] | Picked,
+    rows_QK: Int64[np.ndarray, "Q K"],
 ) -> Float32[np.ndarray, "Q K"]:
     """Squared L2 distances of some rows, as sums of squared differences."""
     distances_QK = np.empty(rows_QK.shape, np.float32)

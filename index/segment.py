@@ -12,7 +12,7 @@ from memlm.index.arrays import Picked
 from memlm.index.documents import DocumentTable
 from memlm.index.durable import checksum
 from memlm.index.errors import Corrupt, Incompatible
-from memlm.index.exact import exact_neighbours
+from memlm.index.exact import Resident, exact_neighbours
 from memlm.index.ivf import FLAT, Ivf, is_lossless, open_index
 from memlm.index.manifest import RESTORE, FileRecord, SegmentRecord
 from memlm.index.neighbours import Neighbours, RawSearch, search_kept
@@ -169,9 +169,8 @@ class Segment:
         return ~self.dead[self.document_at(np.maximum(rows_QK, 0))]
 
     def _search_flat(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
-        if self.pruned_N is None:
-            return exact_neighbours(queries_QD, self._resident_ND, self.values_N, k)
-        return self._at_kept(exact_neighbours(queries_QD, self._resident_ND, self.values_N[self.kept], k))
+        found = self._resident.search(queries_QD, k)
+        return found if self.pruned_N is None else self._at_kept(found)
 
     def _at_kept(self, found: Neighbours) -> Neighbours:
         """Neighbours among the entries that are not pruned, as rows of all."""
@@ -179,10 +178,12 @@ class Segment:
         return Neighbours(found.distances_QK, rows_QK, found.values_QK)
 
     @cached_property
-    def _resident_ND(self) -> Float32[np.ndarray, "N D"]:
-        """A small segment's keys, kept in memory as searching wants them."""
+    def _resident(self) -> Resident:
+        """A small segment's keys, as searching wants them."""
         keys_ND = self.stored_keys()
-        return (keys_ND if self.pruned_N is None else keys_ND[self.kept]).astype(np.float32)
+        if self.pruned_N is None:
+            return Resident(keys_ND, self.values_N)
+        return Resident(Picked(keys_ND, self.kept), self.values_N[self.kept])
 
     def _problem_of(self, name: str, expected: FileRecord, *, whole: bool) -> str | None:
         path = self._folder / name

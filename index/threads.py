@@ -21,9 +21,6 @@ def faiss_threads(num_queries: int, *, shared: bool = False) -> Iterator[None]:
     The number is put back because torch would go by it too, where nobody has told torch its own: a search would leave
     all of torch on one thread.
     """
-    if num_queries == 1 and not shared:  # without being told to, Faiss shares no work within a query
-        yield
-        return
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(num_cores() if shared or num_queries >= PARALLEL_QUERIES else 1)
     try:

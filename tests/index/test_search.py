@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 from random_stores import DIM, Corpus
 from reference import exact_search
 
+from memlm.index import exact
+from memlm.index.arrays import Picked
 from memlm.index.errors import InvalidInput, NotFound
 from memlm.index.ivf import choose_index
 from memlm.index.neighbours import Neighbours, nearest_of
@@ -153,3 +155,35 @@ def test_one_query_finds_the_same_on_all_cores(make, corpus, monkeypatch):
         for one, other in zip(alone, shared, strict=True):
             np.testing.assert_array_equal(one.ids_QK, other.ids_QK)
             np.testing.assert_array_equal(one.distances_QK, other.distances_QK)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 64])
+@pytest.mark.parametrize("k", [1, 7, 50])
+def test_cores_share_exact_search_and_nothing_changes(monkeypatch, cores, k):
+    monkeypatch.setattr(exact, "num_cores", lambda: cores)
+    monkeypatch.setattr(exact, "PART_BYTES", 4 * DIM)
+    rng = np.random.default_rng(cores)
+    stored_ND, values_N = rng.normal(size=(80, DIM)).astype(np.float16), rng.integers(0, 500, 80)
+    kept = np.flatnonzero(rng.random(80) < 0.5)
+    for keys_ND, values in (
+        (stored_ND, values_N),
+        (Picked(stored_ND, kept), values_N[kept]),
+        (stored_ND[:3], values_N),
+    ):
+        resident = exact.Resident(keys_ND, values)
+        for queries in (1, 2, 7, 8, 20):
+            queries_QD = rng.normal(size=(queries, DIM)).astype(np.float32)
+            found, expected = resident.search(queries_QD, k), exact.exact_neighbours(queries_QD, keys_ND, values, k)
+            for mine, other in zip(vars(found).values(), vars(expected).values(), strict=True):
+                np.testing.assert_array_equal(mine, other)
+
+
+def test_the_same_question_has_the_same_answer_among_entries_that_are_equal(monkeypatch):
+    monkeypatch.setattr(exact, "PART_BYTES", 4 * DIM)
+    rng = np.random.default_rng(0)
+    keys_ND = np.repeat(rng.normal(size=(400, DIM)).astype(np.float16), 50, axis=0)
+    resident = exact.Resident(keys_ND, np.arange(len(keys_ND)))
+    query_1D = rng.normal(size=(1, DIM)).astype(np.float32)
+    first = resident.search(query_1D, 16)
+    for _ in range(50):
+        np.testing.assert_array_equal(resident.search(query_1D, 16).values_QK, first.values_QK)
