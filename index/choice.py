@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float16, Float32, Int64
+from jaxtyping import Bool, Float16, Float32, Int64
 
 from memlm.index.arrays import Picked, rows_of
 from memlm.index.errors import InvalidInput
@@ -134,13 +134,10 @@ class Trial:
         """
         probes = sorted({min(nprobe, index.nlist) for nprobe in PROBES})
         places_QK = index.places_of_lists(self.queries_QD, self.keys_QKD, probes[-1])
-        held = [self._mass(self.exact.keep(places_QK < nprobe)) for nprobe in probes]
+        shares = (_shares(places_QK < nprobe, self.exact, self.temperature) for nprobe in probes)
+        held = [mean_and_error(mass_Q)[0] for _, mass_Q in shares]
         enough = min(target, max(held))
         return [nprobe for nprobe, mass in zip(probes, held, strict=True) if mass >= enough], enough
-
-    def _mass(self, found: Neighbours) -> float:
-        _, mass_Q = agreement(found, self.exact, self.temperature)
-        return mean_and_error(mass_Q)[0]
 
 
 def _elsewhere(found: Neighbours, documents_Q: Int64[np.ndarray, " Q"], starts: Int64[np.ndarray, " E"]) -> Neighbours:
@@ -155,15 +152,20 @@ def agreement(
     found: Neighbours, exact: Neighbours, temperature: float
 ) -> tuple[Float32[np.ndarray, " Q"], Float32[np.ndarray, " Q"]]:
     """recall@k, and the share of the exact softmax mass that was found, of each query that has any neighbour."""
+    pairs = zip(exact.ids_QK, found.ids_QK, strict=True)
+    return _shares(np.stack([np.isin(there, here) for there, here in pairs]), exact, temperature)
+
+
+def _shares(
+    hit_QK: Bool[np.ndarray, "Q K"], exact: Neighbours, temperature: float
+) -> tuple[Float32[np.ndarray, " R"], Float32[np.ndarray, " R"]]:
     any_Q = np.isfinite(exact.distances_QK[:, 0])
-    distances_QK, ids_QK = exact.distances_QK[any_Q], exact.ids_QK[any_Q]
-    there_QK = ids_QK >= 0
-    pairs = zip(ids_QK, found.ids_QK[any_Q], strict=True)
-    hit_QK = there_QK & np.stack([np.isin(e, f) for e, f in pairs]) if len(ids_QK) else there_QK
-    beyond_QK = np.where(there_QK, distances_QK, np.inf) - distances_QK[:, :1]
-    weights_QK = np.exp(-beyond_QK / np.float32(temperature))
-    mass_Q = np.where(hit_QK, weights_QK, 0).sum(axis=1) / weights_QK.sum(axis=1)
-    return (hit_QK.sum(axis=1) / there_QK.sum(axis=1)).astype(np.float32), mass_Q.astype(np.float32)
+    distances_RK, there_RK = exact.distances_QK[any_Q], exact.ids_QK[any_Q] >= 0
+    hit_RK = hit_QK[any_Q] & there_RK
+    beyond_RK = np.where(there_RK, distances_RK, np.inf) - distances_RK[:, :1]
+    weights_RK = np.exp(-beyond_RK / np.float32(temperature))
+    mass_R = np.where(hit_RK, weights_RK, 0).sum(axis=1) / weights_RK.sum(axis=1)
+    return (hit_RK.sum(axis=1) / there_RK.sum(axis=1)).astype(np.float32), mass_R.astype(np.float32)
 
 
 def mean_and_error(each_Q: Float32[np.ndarray, " Q"]) -> tuple[float, float]:

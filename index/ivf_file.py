@@ -126,7 +126,7 @@ def _write_lists(
     for first, last in _groups(sizes):
         rows = _rows_between(lists_N, first, last)
         order = np.argsort(lists_N[rows], kind="stable")
-        codes = np.ascontiguousarray(codes_NC[rows]).view(np.uint8)[order]
+        codes = np.ascontiguousarray(codes_NC[rows]).view(np.uint8).take(order, axis=0)
         packed = (rows_of(keys_ND, rows) << VALUE_BITS | values_N[rows])[order].astype("<i8", copy=False)
         begin = 0
         for end in np.cumsum(sizes[first:last]):

@@ -26,7 +26,7 @@ from memlm.corpus import Corpus
 from memlm.errors import InvalidInput
 from memlm.index.arrays import GrowingArray
 from memlm.index.choice import RERANKS, agreement, mean_and_error
-from memlm.index.exact import exact_neighbours
+from memlm.index.exact import Resident, exact_neighbours
 from memlm.index.ivf import FLAT, PROBES, VALUE_BITS, Ivf, code_bytes, is_lossless, lists_for, open_index, train_ivf
 from memlm.index.ivf_file import write_ivf
 from memlm.index.neighbours import Neighbours
@@ -179,9 +179,10 @@ def _figures(
     codes_only, dim = kind.startswith("codes:"), keys_ND.shape[1]
     factory = kind.removeprefix("codes:").replace("*", str(lists_for(len(keys_ND))))
     if factory == FLAT:
-        resident_ND = np.asarray(keys_ND, np.float32) if len(keys_ND) <= 1_000_000 else keys_ND
         costs: dict[str, Any] = {"bytes_per_entry": 4 * dim}
-        search: Search = lambda queries_QD, k: exact_neighbours(queries_QD, resident_ND, values_N, k)  # noqa: E731
+        search: Search = lambda queries_QD, k: exact_neighbours(queries_QD, keys_ND, values_N, k)  # noqa: E731
+        if len(keys_ND) <= 1_000_000:
+            search = Resident(keys_ND, values_N).search
     else:
         if factory not in last:
             last.clear()
