@@ -4,7 +4,7 @@ import pytest
 from random_stores import Corpus
 
 from memlm.index import ivf_file
-from memlm.index.ivf import VALUE_BITS, open_index, search_ivf, train_ivf
+from memlm.index.ivf import VALUE_BITS, create_index, inner, open_index, search_ivf, train_ivf, transformed
 from memlm.index.ivf_file import write_ivf
 from memlm.index.progress import silent
 
@@ -41,3 +41,13 @@ def test_the_file_is_the_one_that_faiss_writes_from_memory(tmp_path, monkeypatch
     found, expected = (search_ivf(each, queries_QD, 6, 3) for each in (mapped, index))
     np.testing.assert_array_equal(found.ids_QK, expected.ids_QK)
     np.testing.assert_array_equal(found.values_QK, expected.values_QK)
+
+
+@pytest.mark.parametrize("factory", ["IVF40,SQfp16", "IVF40_HNSW8,SQfp16", "PCA6,IVF40,SQ8", "OPQ4,IVF40,PQ4x4"])
+def test_lists_are_as_close_to_their_keys_as_faiss_makes_them(factory):
+    ours, theirs = train_ivf(factory, KEYS_ND, seed=0, progress=silent), create_index(factory, KEYS_ND.shape[1])
+    inner(theirs).cp.niter = 4
+    theirs.train(KEYS_ND.astype(np.float32))
+    lost = [inner(index).quantizer.search(transformed(index, KEYS_ND), 1)[0].mean() for index in (ours, theirs)]
+    assert inner(ours).quantizer.ntotal == 40
+    assert lost[0] < 1.05 * lost[1]
