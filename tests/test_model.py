@@ -4,7 +4,7 @@ import torch
 from reference import decode_plainly
 
 from memlm.errors import InvalidInput
-from memlm.model import Decoder, ModelConfig
+from memlm.model import Decoder, ModelConfig, linear
 from memlm.model.linear import ACTIVATIONS, Linear, can_pack
 
 SHAPES = {
@@ -100,13 +100,24 @@ def test_shapes_that_do_not_fit_together_are_refused(change):
         ModelConfig(**{**shape, "context_length": 32, **change})
 
 
-@pytest.mark.skipif(not can_pack(torch.zeros(1)), reason="this torch packs no weights")
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_packed_weights_multiply_and_activate_as_plain_ones_do(activation, dtype, tolerance):
+    if not can_pack(torch.zeros(1, dtype=dtype)):
+        pytest.skip("this torch packs no such weights on this processor")
     torch.manual_seed(0)
-    linear, inputs_RI = Linear(24, 40).to(dtype), torch.randn(7, 24).to(dtype)
+    layer, inputs_RI = Linear(24, 40).to(dtype), torch.randn(7, 24).to(dtype)
     with torch.inference_mode():
-        plain_RO = linear(inputs_RI, activation)
-        linear.pack()
-        torch.testing.assert_close(linear(inputs_RI, activation), plain_RO, atol=tolerance, rtol=tolerance)
+        plain_RO = layer(inputs_RI, activation)
+        layer.pack()
+        torch.testing.assert_close(layer(inputs_RI, activation), plain_RO, atol=tolerance, rtol=tolerance)
+
+
+def test_what_the_processor_cannot_pack_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(linear, "_knows_bfloat16", lambda: False)
+    layer, inputs_RI = Linear(24, 40).to(torch.bfloat16), torch.randn(7, 24).to(torch.bfloat16)
+    with torch.inference_mode():
+        before_RO = layer(inputs_RI)
+        layer.pack()
+        assert layer.packed is None
+        torch.testing.assert_close(layer(inputs_RI), before_RO, atol=0, rtol=0)
