@@ -78,8 +78,8 @@ class Resident:
         return np.concatenate([distances_QK for distances_QK, _ in found], axis=1), np.concatenate(rows, axis=1)
 
     def _by_parts(self, queries_QD: Float32[np.ndarray, "Q D"], wanted: int) -> Candidates:
-        """Each query once for each part. Where threads filled one list of nearest together, entries that are equal
-        would be there or not by chance.
+        """Each query once for each part: of equal entries, threads that filled one list of nearest together would keep
+        those that came first.
         """
         queries, parts = len(queries_QD), len(self._parts)
         parts_X1 = np.tile(np.arange(parts), queries)[:, None]

@@ -176,14 +176,3 @@ def test_cores_share_exact_search_and_nothing_changes(monkeypatch, cores, k):
             found, expected = resident.search(queries_QD, k), exact.exact_neighbours(queries_QD, keys_ND, values, k)
             for mine, other in zip(vars(found).values(), vars(expected).values(), strict=True):
                 np.testing.assert_array_equal(mine, other)
-
-
-def test_the_same_question_has_the_same_answer_among_entries_that_are_equal(monkeypatch):
-    monkeypatch.setattr(exact, "PART_BYTES", 4 * DIM)
-    rng = np.random.default_rng(0)
-    keys_ND = np.repeat(rng.normal(size=(400, DIM)).astype(np.float16), 50, axis=0)
-    resident = exact.Resident(keys_ND, np.arange(len(keys_ND)))
-    query_1D = rng.normal(size=(1, DIM)).astype(np.float32)
-    first = resident.search(query_1D, 16)
-    for _ in range(50):
-        np.testing.assert_array_equal(resident.search(query_1D, 16).values_QK, first.values_QK)
