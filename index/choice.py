@@ -22,6 +22,7 @@ from memlm.index.ivf import (
     PROBES,
     VALUE_BITS,
     Ivf,
+    add,
     code_bytes,
     is_lossless,
     lists_for,
@@ -30,7 +31,6 @@ from memlm.index.ivf import (
 )
 from memlm.index.neighbours import Neighbours
 from memlm.index.progress import Progress, silent
-from memlm.index.threads import faiss_threads
 
 NUM_QUERIES, TRIAL_K, SPARE = 128, 32, 4
 SAMPLE_ROWS = 200_000
@@ -245,7 +245,5 @@ def _filled(
 ) -> Ivf:
     """A small index, in memory."""
     index = train_ivf(factory, keys_ND, seed=seed, progress=silent)
-    packed_N = (np.arange(len(keys_ND)) << VALUE_BITS) | values_N.astype(np.int64)
-    with faiss_threads(len(keys_ND)):
-        index.add_with_ids(keys_ND.astype(np.float32), packed_N)
+    add(index, keys_ND, (np.arange(len(keys_ND)) << VALUE_BITS) | values_N.astype(np.int64))
     return Ivf(index, factory, keys_ND if keep_keys else None)

@@ -20,6 +20,7 @@ from jaxtyping import Float, Float16, Float32, Int64
 from memlm.index.arrays import Picked
 from memlm.index.errors import Corrupt, InvalidInput
 from memlm.index.exact import refined, widened
+from memlm.index.list_finder import ListFinder
 from memlm.index.neighbours import Neighbours
 from memlm.index.progress import Progress
 from memlm.index.threads import faiss_threads
@@ -135,11 +136,11 @@ class Ivf:
         """Where the list that holds a key stands among the `most` nearest lists of its query; `most` where it does not.
         A key is found from one list more on.
         """
-        quantizer, flat_ND = inner(self.index).quantizer, keys_QKD.reshape(-1, self.dim)
+        lists, flat_ND = inner(self.index), keys_QKD.reshape(-1, self.dim)
         with faiss_threads(len(flat_ND)):
-            _, lists_N1 = quantizer.search(transformed(self.index, flat_ND), 1)
-            _, probed_QP = quantizer.search(transformed(self.index, queries_QD), most)
-        here_QKP = probed_QP[:, None] == lists_N1.reshape(*keys_QKD.shape[:2], 1)
+            lists_N = ListFinder(lists).find(transformed(self.index, flat_ND))
+            _, probed_QP = lists.quantizer.search(transformed(self.index, queries_QD), most)
+        here_QKP = probed_QP[:, None] == lists_N.reshape(*keys_QKD.shape[:2], 1)
         return np.where(here_QKP.any(axis=2), here_QKP.argmax(axis=2), most)
 
 
@@ -175,6 +176,15 @@ def _find_lists(lists: Any, sample_ND: Float32[np.ndarray, "N D"], seed: int) ->
     for points, clustering.niter in KMEANS_ROUNDS:
         clustering.train(sample_ND[order[: points * lists.nlist]], nearest)
     lists.quantizer.add(faiss.vector_to_array(clustering.centroids).reshape(lists.nlist, lists.d))
+
+
+def add(index: Any, keys_ND: Float16[np.ndarray, "N D"], packed_N: Int64[np.ndarray, " N"]) -> None:
+    """Fills a trained index in memory, each key into the list that a file would have it in."""
+    lists, exact_ND = inner(index), transformed(index, keys_ND)
+    with faiss_threads(len(keys_ND)):
+        lists_N = np.ascontiguousarray(ListFinder(lists).find(exact_ND))
+        lists.add_core(len(exact_ND), *map(faiss.swig_ptr, (exact_ND, packed_N, lists_N)), None)
+    index.ntotal = lists.ntotal
 
 
 def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int) -> Neighbours:

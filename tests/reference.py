@@ -103,3 +103,12 @@ def orthogonal_plainly(matrix: np.ndarray, coefficients: tuple[float, float, flo
     for _ in range(steps):
         values = a * values + b * values**3 + c * values**5
     return left * values @ right
+
+
+def list_by_groups(
+    key: np.ndarray, centroids: np.ndarray, groups: list[np.ndarray], middles: list[np.ndarray], looked_at: int
+) -> int:
+    """The number of the nearest centroid among those of the groups whose middles are nearest."""
+    nearest = sorted(range(len(groups)), key=lambda group: ((key - middles[group]) ** 2).sum())[:looked_at]
+    lists = [number for group in nearest for number in groups[group].tolist()]
+    return min(lists, key=lambda number: ((key - centroids[number]) ** 2).sum())
