@@ -1,7 +1,8 @@
 """How good is the index? Three numbers against exact search, on queries from the store's own documents.
 
 A query is a position of a stored document, read in its own context; that whole document is left out of the answer,
-since a store that is asked about its own text finds itself. recall@k is the share of the k exact neighbours that
+since a store that is asked about its own text finds itself. Where hardly anything else is near, as in a store of one
+long document, the position alone is left out. recall@k is the share of the k exact neighbours that
 were found; softmax mass the share of exact p_kNN that they carry; the change in nats per token is what a user would
 notice.
 
@@ -12,7 +13,7 @@ again, as building read them, and looks for both.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
@@ -33,6 +34,7 @@ QUERIES_PER_WINDOW = 8
 NUM_DOCUMENTS, WINDOWS_PER_DOCUMENT = 16, 2
 ALIGNED, FOUND, FOUND_BY_CODES = 0.99, 0.95, 0.75
 SELF_K = 32
+ASKED = (2, 8, 32)  # times as many as wanted, until as many are left: a long document has all that are nearer
 SLACK, TINY = 1.001, 1e-6
 
 
@@ -82,8 +84,11 @@ class KeyCheck:
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Positions of stored documents: keys, tokens that follow, the model's log-probability of these, documents."""
+    """Positions of stored documents: ids, keys, tokens that follow, the model's log-probability of these, and the
+    documents that are to be left out; -1 where only the position itself is.
+    """
 
+    ids_Q: Int64[np.ndarray, " Q"]
     keys_QD: Float32[np.ndarray, "Q D"]
     targets_Q: Int64[np.ndarray, " Q"]
     lm_logprobs_Q: Float32[np.ndarray, " Q"]
@@ -92,7 +97,7 @@ class Queries:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Queries, and their exact neighbours in other documents than their own: what an index is judged by. `unpruned` are
+    """Queries, and their exact neighbours without what is left out: what an index is judged by. `unpruned` are
     those among all entries, where some are pruned.
     """
 
@@ -106,6 +111,10 @@ def make_trial(memory: Memory, checkpoint: Checkpoint, *, seed: int = 0) -> Tria
     datastore, k = memory.datastore, memory.datastore.defaults.k
     queries = sample_queries(datastore, checkpoint, seed=seed)
     exact = _leave_one_out(datastore, datastore.exact(), queries, k)
+    alone_Q = ~(exact.ids_QK >= 0).any(axis=1)
+    if alone_Q.any():
+        queries = replace(queries, documents_Q=np.where(alone_Q, -1, queries.documents_Q))
+        exact = _leave_one_out(datastore, datastore.exact(), queries, k)
     if not datastore.num_pruned_entries:
         return Trial(queries, exact)
     return Trial(queries, exact, _leave_one_out(datastore, datastore.exact(pruned=True), queries, k))
@@ -207,15 +216,13 @@ def sample_queries(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 
         for place in datastore.locate(ids)
     ]
     predictions = predictions_of(checkpoint.decoder, windows)
-    documents = [
-        np.full(len(window.targets_N), document)
-        for window, document in zip(windows, datastore.document_of(ids), strict=True)
-    ]
+    sizes = [len(window.targets_N) for window in windows]
     return Queries(
+        ids_Q=np.concatenate([np.arange(last + 1 - size, last + 1) for last, size in zip(ids, sizes, strict=True)]),
         keys_QD=np.concatenate([prediction.keys_ND for prediction in predictions]),
         targets_Q=np.concatenate([window.targets_N for window in windows]),
         lm_logprobs_Q=np.concatenate([prediction.logprobs_N for prediction in predictions]),
-        documents_Q=np.concatenate(documents),
+        documents_Q=np.repeat(datastore.document_of(ids), sizes),
     )
 
 
@@ -231,20 +238,23 @@ def _window_ending_at(datastore: Datastore, checkpoint: Checkpoint, document_id:
 
 
 def _leave_one_out(datastore: Datastore, searcher: Searcher, queries: Queries, k: int) -> Neighbours:
-    """Neighbours in other documents than the query's own: asks for more until k are left, or there are no more."""
+    """Neighbours without the query itself and the document that it leaves out: asks for more until k are left."""
     distances_QK = np.full((len(queries.targets_Q), k), np.inf, np.float32)
     ids_QK, values_QK = (np.full(distances_QK.shape, -1, np.int64) for _ in range(2))
-    rows_R, asked = np.arange(len(queries.targets_Q)), 2 * k
-    while len(rows_R):
-        found = searcher.search(queries.keys_QD[rows_R], asked)
-        other_RK = (found.ids_QK >= 0) & (datastore.document_of(found.ids_QK) != queries.documents_Q[rows_R, None])
+    rows_R = np.arange(len(queries.targets_Q))
+    for times in ASKED:
+        found = searcher.search(queries.keys_QD[rows_R], times * k)
+        left_out_RK = datastore.document_of(found.ids_QK) == queries.documents_Q[rows_R, None]
+        left_out_RK |= found.ids_QK == queries.ids_Q[rows_R, None]
+        other_RK = (found.ids_QK >= 0) & ~left_out_RK
         for row, own_row in enumerate(rows_R):
             kept = np.flatnonzero(other_RK[row])[:k]
             distances_QK[own_row, : len(kept)] = found.distances_QK[row, kept]
             ids_QK[own_row, : len(kept)] = found.ids_QK[row, kept]
             values_QK[own_row, : len(kept)] = found.values_QK[row, kept]
         rows_R = rows_R[(other_RK.sum(axis=1) < k) & (found.ids_QK[:, -1] >= 0)]
-        asked *= 4
+        if not len(rows_R):
+            break
     return Neighbours(distances_QK, ids_QK, values_QK)
 
 

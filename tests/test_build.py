@@ -137,6 +137,42 @@ def test_a_query_never_finds_its_own_document(store_folder, checkpoint):
         assert (nearest_Q == queries.documents_Q).mean() > 0.5  # as it would, if it were let
 
 
+def test_a_store_of_one_document_is_judged_by_its_other_positions(checkpoint, tmp_path):
+    (tmp_path / "long.txt").write_text("".join(f"The {n}th of many lines, {n * n % 97} words on. " for n in range(300)))
+    built = build_index(checkpoint, Corpus([tmp_path / "long.txt"]), tmp_path / "s", index="IVF32,SQfp16")
+    assert (built.documents, built.entries > 32 * built.quality.k) == (1, True)
+    assert built.quality.softmax_mass_error > 0  # of what was found, not of nothing
+    with Datastore.open(tmp_path / "s") as store:
+        trial = make_trial(Memory(store, checkpoint), checkpoint)
+        ids_QK, queries = trial.exact.ids_QK, trial.queries
+        offsets = [place.token_offset for place in store.locate(queries.ids_Q)]
+        np.testing.assert_array_equal(store.tokens("long.txt")[offsets], queries.targets_Q)
+        assert (ids_QK >= 0).all()
+        assert (ids_QK != queries.ids_Q[:, None]).all()
+        nearest_QK = store.exact().search(queries.keys_QD, ids_QK.shape[1] + 1).ids_QK
+        for query, own in enumerate(queries.ids_Q):
+            others = [id_ for id_ in nearest_QK[query].tolist() if id_ != own]
+            assert ids_QK[query].tolist() == others[: ids_QK.shape[1]]
+
+
+def test_what_is_left_out_costs_a_bounded_search(monkeypatch, checkpoint, store_folder):
+    """A long document has all that are near: no search asks for the whole store."""
+    from memlm import quality
+
+    monkeypatch.setattr(quality, "ASKED", (1, 2))
+    with Datastore.open(store_folder) as store:
+        asked, searcher = [], store.exact()
+        plain = type(searcher).search
+        monkeypatch.setattr(
+            type(searcher), "search", lambda self, keys_QD, k: (asked.append(k), plain(self, keys_QD, k))[1]
+        )
+        queries = sample_queries(store, checkpoint)
+        found = quality._leave_one_out(store, searcher, queries, 4)
+        assert asked == [4, 8]
+        assert (found.ids_QK < 0).any()
+        assert (store.document_of(found.ids_QK) != queries.documents_Q[:, None]).all()
+
+
 def test_agreement_counts_ids_and_weighs_mass():
     exact = Neighbours(np.array([[0.0, 0.0, 50.0]], np.float32), np.array([[1, 2, 3]]), np.zeros((1, 3), int))
     found = Neighbours(np.array([[0.0, 50.0, 60.0]], np.float32), np.array([[2, 3, 9]]), np.zeros((1, 3), int))

@@ -15,56 +15,93 @@ from typing import Any
 import torch
 
 from memlm.bench.texts import alternately, library_texts, median_ratio, model_for, workplace
-from memlm.build import BLOCK_WINDOWS, build_index
+from memlm.build import BLOCK_WINDOWS, BuildReport, build_index
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus
+from memlm.errors import InvalidInput
 from memlm.keys import batches_of
-from memlm.progress import Progress
+from memlm.progress import Progress, silent
 from memlm.scoring import document_windows
+from memlm.tokenizer import Tokenizer
 from memlm.windows import blocks_of
 
 CORPUS_BYTES = 900_000
 POLL_S = 0.02
 
 
-def bench_build(model: Path | None, *, repeats: int, progress: Progress) -> dict[str, Any]:
-    """`build_over_forward` is tokens/s of the whole build over tokens/s of the same windows' bare forward pass."""
+def bench_build(
+    model: Path | None,
+    given: Corpus | None = None,
+    *,
+    entries: int | None = None,
+    repeats: int,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """`build_over_forward` is tokens/s of the whole build over tokens/s of the same windows' bare forward pass, both
+    with the first documents of the `given` corpus that have so many `entries`, or with some of the standard library:
+    then memory is measured as well.
+
+    Raises InvalidInput where the corpus has fewer.
+    """
     with workplace() as folder:
         texts = library_texts(folder / "texts", CORPUS_BYTES)
-        more = library_texts(folder / "more", 4 * CORPUS_BYTES)
         path = model_for(model, folder / "model", texts)
-        checkpoint, count = load_checkpoint(path), 0
-        check_seconds: list[float] = []
+        checkpoint = load_checkpoint(path)
+        if given is not None:
+            texts = _first_documents(given, checkpoint.tokenizer, entries, folder / "given.jsonl")
+        figures = _rates(checkpoint, texts, folder / "store", repeats, progress)
+        return figures if given is not None else figures | _memory(path, texts, folder, progress)
 
-        def bare() -> float:
-            nonlocal count
-            count += 1
-            progress("forward and build", count, 2 * repeats)
-            return _forward_rate(checkpoint, texts)
 
-        def whole() -> float:
-            nonlocal count
-            count += 1
-            progress("forward and build", count, 2 * repeats)
-            shutil.rmtree(folder / "store", ignore_errors=True)
-            report = build_index(checkpoint, Corpus([texts]), folder / "store")
-            check_seconds.append(report.check_seconds)
-            return report.tokens_per_s
+def _first_documents(corpus: Corpus, tokenizer: Tokenizer, entries: int | None, path: Path) -> Path:
+    """The first documents that have so many tokens together, or all, in one file."""
+    found = 0
+    with path.open("w") as file:
+        for document in corpus:
+            file.write(json.dumps({"id": document.id, "text": document.text}) + "\n")
+            found += len(tokenizer.encode(document.text))
+            if entries is not None and found >= entries:
+                break
+    if found < (entries or 0):
+        raise InvalidInput(f"entries is {entries:,}; the texts have {found:,} tokens: give more text", field="entries")
+    return path
 
-        forward, build = alternately(repeats, bare, whole)
-        ratio, least, most = median_ratio(build, forward)
-        progress("memory at 1x and 4x", 0, 2)
-        small, small_entries = _peak_memory(path, texts, folder / "store-1x")
-        progress("memory at 1x and 4x", 1, 2)
-        large, large_entries = _peak_memory(path, more, folder / "store-4x")
-        progress("memory at 1x and 4x", 2, 2)
+
+def _rates(checkpoint: Checkpoint, texts: Path, store: Path, repeats: int, progress: Progress) -> dict[str, Any]:
+    reports: list[BuildReport] = []
+    count = itertools.count(1)
+
+    def bare() -> float:
+        progress("forward and build", next(count), 2 * repeats)
+        return _forward_rate(checkpoint, texts)
+
+    def whole() -> float:
+        progress("forward and build", next(count), 2 * repeats)
+        shutil.rmtree(store, ignore_errors=True)
+        reports.append(build_index(checkpoint, Corpus([texts]), store))
+        return reports[-1].tokens_per_s
+
+    forward, build = alternately(repeats, bare, whole)
+    ratio, least, most = median_ratio(build, forward)
     return {
+        "entries": reports[-1].entries,
         "build_over_forward": ratio,
         "build_over_forward_least": least,
         "build_over_forward_most": most,
         "forward_tokens_per_s": statistics.median(forward),
         "build_tokens_per_s": statistics.median(build),
-        "check_seconds_not_counted": statistics.median(check_seconds),
+        "check_seconds_not_counted": statistics.median(report.check_seconds for report in reports),
+    }
+
+
+def _memory(model: Path, texts: Path, folder: Path, progress: Progress) -> dict[str, Any]:
+    progress("memory at 1x and 4x", 0, 2)
+    small, small_entries = _peak_memory(model, texts, folder / "store-1x")
+    progress("memory at 1x and 4x", 1, 2)
+    more = library_texts(folder / "more", 4 * CORPUS_BYTES)
+    large, large_entries = _peak_memory(model, more, folder / "store-4x")
+    progress("memory at 1x and 4x", 2, 2)
+    return {
         "entries_1x": small_entries,
         "entries_4x": large_entries,
         "peak_memory_mib_1x": small / 2**20,

@@ -20,13 +20,29 @@ SomeModel = Annotated[
 ]
 
 
-@app.command(epilog="Example: memlm bench build --json")
-def build(model: SomeModel = None, repeats: Repeats = 3, json: options.Json = False) -> None:
-    """Tokens/s of a whole build over tokens/s of the bare forward pass; peak memory at 1x and 4x the corpus."""
+@app.command(epilog="Example: memlm bench build docs/ --model model --entries 1000000 --json")
+def build(
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT...]", help="A corpus (default: some of the standard library).")
+    ] = None,
+    model: SomeModel = None,
+    entries: Annotated[
+        int | None, typer.Option(help="As many of its first documents as have so many tokens (default: all).")
+    ] = None,
+    repeats: Repeats = 3,
+    json: options.Json = False,
+) -> None:
+    """Tokens/s of a whole build over tokens/s of the bare forward pass; without TEXT, peak memory at 1x and 4x too."""
     from memlm.bench.build import bench_build
+    from memlm.corpus import Corpus
 
+    if entries is not None and not texts:
+        raise InvalidInput("entries are counted in texts of yours; give TEXT", field="entries")
     with ConsoleProgress() as progress:
-        _tell("bench build", bench_build(model, repeats=repeats, progress=progress), json=json)
+        figures = bench_build(
+            model, Corpus(texts) if texts else None, entries=entries, repeats=repeats, progress=progress
+        )
+    _tell("bench build", figures, json=json)
 
 
 @app.command(epilog="Example: memlm bench generate --json")
