@@ -28,8 +28,9 @@ from memlm.index.list_finder import ListFinder
 from memlm.index.progress import Progress
 from memlm.index.threads import faiss_threads
 
-BLOCK_ROWS = 16_384  # the memory of larger blocks is new each time, and its pages cost a fifth of the time
-GROUP_ROWS = 131_072
+BLOCK_ROWS, GROUP_ROWS = 32_768, 131_072  # in work at a time, shared out among the cores
+LEAST_SHARES = 2  # the memory of larger parts is new each time, and its pages cost a fifth of the time
+MOST_SHARES = 8  # smaller parts would take longer; with more cores more rows are in work
 LIST_BYTES = 4
 EMPTY_LISTS_BYTES = 32  # "ilar", number of lists, code size, "sprs", no sizes: how an index without entries ends
 
@@ -88,7 +89,7 @@ def _assign(
         closing(GrowingArray(lists_path, "<i4", None)) as lists,
         closing(GrowingArray(codes_path, "u1", ivf.code_size)) as codes,
     ):
-        for (_, end), (lists_N, codes_NC) in _side_by_side(assign, _blocks(len(keys_ND))):
+        for (_, end), (lists_N, codes_NC) in _side_by_side(assign, _blocks(len(keys_ND), _share(BLOCK_ROWS))):
             lists.append(lists_N)
             if codes_NC is not None:
                 codes.append(codes_NC)
@@ -110,7 +111,8 @@ def _encoded(
 def _sizes_of(lists_N: np.ndarray, num_lists: int) -> Int64[np.ndarray, " L"]:
     """How many rows each list has."""
     return sum(
-        (np.bincount(lists_N[b:e], minlength=num_lists) for b, e in _blocks(len(lists_N))), np.zeros(num_lists, int)
+        (np.bincount(lists_N[b:e], minlength=num_lists) for b, e in _blocks(len(lists_N), BLOCK_ROWS)),
+        np.zeros(num_lists, int),
     )
 
 
@@ -143,7 +145,7 @@ def _write_lists(
         return codes, packed
 
     done = 0
-    for (first, last), (codes, packed) in _side_by_side(sort, _groups(sizes)):
+    for (first, last), (codes, packed) in _side_by_side(sort, _groups(sizes, _share(GROUP_ROWS))):
         begin = 0
         for end in np.cumsum(sizes[first:last]):
             file.write(codes[begin:end].data)
@@ -175,26 +177,31 @@ def _side_by_side(work: Callable[[Rows], Done], parts: Iterable[Rows]) -> Iterat
             yield told(ahead.popleft())
 
 
+def _share(rows: int) -> int:
+    """How many rows each core has in work at a time."""
+    return max(1, rows // min(max(num_cores(), LEAST_SHARES), MOST_SHARES))
+
+
 def _rows_between(lists_N: np.ndarray, first: int, last: int) -> Int64[np.ndarray, " R"]:
     """The rows that are assigned to the lists from `first` to before `last`, in order."""
     parts = []
-    for begin, end in _blocks(len(lists_N)):
+    for begin, end in _blocks(len(lists_N), BLOCK_ROWS):
         numbers = lists_N[begin:end]
         parts.append(begin + np.flatnonzero((numbers >= first) & (numbers < last)))
     return np.concatenate(parts)
 
 
-def _groups(sizes: Int64[np.ndarray, " L"]) -> Iterator[Rows]:
-    """Ranges of lists that hold about `GROUP_ROWS` rows together; a list is never split."""
+def _groups(sizes: Int64[np.ndarray, " L"], rows: int) -> Iterator[Rows]:
+    """Ranges of lists that hold about so many rows together; a list is never split."""
     first, held = 0, 0
     for number, size in enumerate(sizes):
-        if held and held + size > GROUP_ROWS:
+        if held and held + size > rows:
             yield first, number
             first, held = number, 0
         held += int(size)
     yield first, len(sizes)
 
 
-def _blocks(num_rows: int) -> Iterator[Rows]:
-    for begin in range(0, num_rows, BLOCK_ROWS):
-        yield begin, min(begin + BLOCK_ROWS, num_rows)
+def _blocks(num_rows: int, size: int) -> Iterator[Rows]:
+    for begin in range(0, num_rows, size):
+        yield begin, min(begin + size, num_rows)

@@ -20,6 +20,11 @@ GROUPING = 300  # putting keys in the order of groups takes as long as comparing
 KMEANS_ROUNDS = 10
 
 
+def num_compared(nlist: int) -> int:
+    """With how many centroids a key is compared, or what takes as long, where groups are about the same size."""
+    return min(nlist, GROUPING + round((LOOKED_AT + 1) * nlist**0.5))
+
+
 class ListFinder:
     """Finds the list of a key, the same one each time. May be asked by several threads at once."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,8 +25,7 @@ from torch.overrides import TorchFunctionMode
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.foreign import Source, family_of, read_config
 from memlm.hub import find_model
-from memlm.model import Decoder, ModelConfig
-from memlm.model.linear import Linear
+from memlm.model import Decoder, ModelConfig, linear
 from memlm.params import SamplingParams
 from memlm.tokenizer import GENERATION_FILE, Tokenizer
 from memlm.weights import WEIGHTS_FILE, WeightFiles
@@ -34,6 +34,8 @@ MODEL_TYPE = "memlm"
 FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+log = logging.getLogger("memlm.checkpoint")
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,11 @@ def load_checkpoint(
     together.
     """
     dtype = _dtype(dtype)
+    if dtype == torch.bfloat16 and not linear.multiplies_bfloat16():
+        log.warning(
+            "dtype is bfloat16, which this processor does not multiply: weights take half the memory of float32,"
+            " products many times as long; auto takes what is faster"
+        )
     folder = find_model(model)
     given = _read_json(folder)
     is_ours = given.get("model_type") == MODEL_TYPE
@@ -228,7 +235,7 @@ def _fill(
         module = modules[prefix]
         for name in names:
             setattr(module, name, read(f"{prefix}.{name}".lstrip(".")))
-        if isinstance(module, Linear) and not trainable:
+        if isinstance(module, linear.Linear) and not trainable:
             module.pack()
     if decoder.config.tied_embeddings:
         decoder.head.weight = decoder.embedding.weight

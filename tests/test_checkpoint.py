@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from memlm.checkpoint import load_checkpoint, save_checkpoint
 from memlm.errors import Corrupt, Incompatible, NotFound
+from memlm.model import linear
 
 
 @pytest.fixture
@@ -35,6 +36,17 @@ def test_two_fine_tunes_of_one_shape_have_two_fingerprints(checkpoint, folder):
     weights["norm.weight"][0] += 1e-6
     save_file(weights, folder / "model.safetensors")
     assert load_checkpoint(folder).fingerprint != checkpoint.fingerprint
+
+
+def test_bfloat16_is_warned_of_where_it_is_slow(folder, monkeypatch, caplog):
+    load_checkpoint(folder, dtype="bfloat16")
+    assert bool(caplog.records) == (not linear.multiplies_bfloat16())
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
+    caplog.clear()
+    load_checkpoint(folder, dtype="float32")
+    assert not caplog.records
+    load_checkpoint(folder, dtype="bfloat16")
+    assert "auto takes what is faster" in caplog.text
 
 
 def test_a_missing_folder_is_not_found(tmp_path):

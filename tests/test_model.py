@@ -114,7 +114,7 @@ def test_packed_weights_multiply_and_activate_as_plain_ones_do(activation, dtype
 
 
 def test_what_the_processor_cannot_pack_stays_as_it_is(monkeypatch):
-    monkeypatch.setattr(linear, "_knows_bfloat16", lambda: False)
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
     layer, inputs_RI = Linear(24, 40).to(torch.bfloat16), torch.randn(7, 24).to(torch.bfloat16)
     with torch.inference_mode():
         before_RO = layer(inputs_RI)

@@ -72,13 +72,13 @@ def can_pack(weight: Tensor) -> bool:
         weight.device.type == "cpu"
         and weight.dtype in PACKED_DTYPES
         and torch.backends.mkldnn.is_available()
-        and (weight.dtype != torch.bfloat16 or _knows_bfloat16())
+        and (weight.dtype != torch.bfloat16 or multiplies_bfloat16())
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
 
 
-def _knows_bfloat16() -> bool:
+def multiplies_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this processor; where it does not, it refuses to lay such weights out."""
     known = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return bool(known and known())
