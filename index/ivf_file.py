@@ -1,9 +1,9 @@
 """Keys -> an inverted file on disk, in bounded memory.
 
 Faiss fills its lists in memory and writes them at the end, which takes as much memory as there are codes. Here the
-keys are assigned to lists in one pass, and then written list by list, a group of lists at a time, in the layout of
-Faiss' own "ilar" records (faiss/impl/index_write.cpp): a trained index without entries, the sizes of the lists,
-then codes and ids of each. What was written is opened by Faiss and checked before it counts.
+keys are assigned to lists in one pass, and then written list by list, a few lists for each core at a time, in the
+layout of Faiss' own "ilar" records (faiss/impl/index_write.cpp): a trained index without entries, the sizes of the
+lists, then codes and ids of each. What was written is opened by Faiss and checked before it counts.
 """
 
 from __future__ import annotations
