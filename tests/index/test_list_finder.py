@@ -7,7 +7,7 @@ from reference import list_by_groups
 
 from memlm.index.ivf import VALUE_BITS, add, create_index, inner, search_ivf
 from memlm.index.ivf_file import write_ivf
-from memlm.index.list_finder import LOOKED_AT, ListFinder
+from memlm.index.list_finder import GROUPING, LOOKED_AT, ListFinder, num_compared
 from memlm.index.progress import silent
 
 DIM, LISTS = 12, 600
@@ -42,6 +42,15 @@ def test_a_key_is_compared_with_the_lists_of_the_nearest_groups():
     middles = [finder._middles.reconstruct(number) for number in range(len(groups))]
     expected = [list_by_groups(key, CENTROIDS_LD, groups, middles, LOOKED_AT) for key in KEYS_ND[:500]]
     np.testing.assert_array_equal(finder.find(KEYS_ND[:500]), expected)
+
+
+def test_how_many_are_compared_is_told_before_there_are_groups():
+    index = trained(CENTROIDS_LD)
+    finder = ListFinder(inner(index))
+    sizes = np.array([len(lists) for lists in finder.lists_of_groups])
+    looked_at = sizes[finder._middles.search(KEYS_ND, LOOKED_AT)[1]].sum(axis=1).mean() + len(sizes)
+    assert num_compared(LISTS) - GROUPING == pytest.approx(looked_at, rel=0.5)
+    assert num_compared(200) == 200
 
 
 def test_nearly_all_come_into_the_nearest_list_and_the_rest_into_one_hardly_farther():
