@@ -1,5 +1,5 @@
 """What a server's processes run in place of their own: workers whose engine fails for as long as a file is there, and
-workers that give back what they have freed when they are told to.
+processes that tell how much they hold when they are asked.
 """
 
 import ctypes
@@ -14,7 +14,19 @@ BREAK = (
     f"{HERE}import broken, memlm.server.job_runner as runner, memlm.server.worker_link as link\n"
     "link._run_worker, runner.run_task = broken.run_worker, broken.run_task\n"
 )
-TRIM = f"{HERE}import broken, memlm.server.worker_link as link; link._run_worker = broken.run_trimming_worker\n"
+HOLDING = "MEMLM_TEST_HOLDING"  # the folder, in the environment
+TELL = (
+    f"{HERE}import broken, memlm.server.worker_link as link\n"
+    "broken.tell_what_is_held()\n"
+    "link._run_worker = broken.run_telling_worker\n"
+)
+
+
+class Mallinfo(ctypes.Structure):
+    """What glibc's allocator tells of itself (malloc.h)."""
+
+    NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = tuple((name, ctypes.c_size_t) for name in NAMES.split(" "))
 
 
 def run_worker(*arguments: Any) -> None:
@@ -24,13 +36,24 @@ def run_worker(*arguments: Any) -> None:
     run(*arguments)
 
 
-def run_trimming_worker(*arguments: Any) -> None:
-    """On SIGUSR1 it gives back what the allocator keeps, so that what its memory holds is what it uses."""
+def run_telling_worker(*arguments: Any) -> None:
     from memlm.server.worker import run_worker as run
 
-    trim = ctypes.CDLL(None).malloc_trim
-    signal.signal(signal.SIGUSR1, lambda *_: trim(0))
+    tell_what_is_held()
     run(*arguments)
+
+
+def tell_what_is_held() -> None:
+    """On SIGUSR1 this process writes how many bytes it has allocated and not freed."""
+    allocator = ctypes.CDLL(None)
+    allocator.mallinfo2.restype = Mallinfo
+    told = Path(os.environ[HOLDING]) / str(os.getpid())
+
+    def tell(*_: Any) -> None:
+        now = allocator.mallinfo2()
+        told.write_text(str(now.uordblks + now.hblkhd))
+
+    signal.signal(signal.SIGUSR1, tell)
 
 
 def run_task(*arguments: Any) -> None:
