@@ -1,12 +1,12 @@
 """Exact search over stored keys: the oracle of every index, and the index of small stores.
 
-Keys are read in blocks, so that memory stays bounded whatever the store's size. Candidates come from Faiss' brute
-force; their distances are then computed anew as sums of squared differences, which do not cancel.
+Keys are read in blocks, so that memory stays bounded whatever the store's size, and each core has a block of its own.
+Candidates come from Faiss' brute force; their distances are then computed anew as sums of squared differences, which
+do not cancel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -17,9 +17,9 @@ from jaxtyping import Float, Float16, Float32, Int64
 from memlm.index.arrays import Picked
 from memlm.index.cores import num_cores
 from memlm.index.neighbours import Neighbours, nearest_of
-from memlm.index.threads import PARALLEL_QUERIES, faiss_threads, matrix_products
+from memlm.index.threads import PARALLEL_QUERIES, Rows, blocks, faiss_threads, matrix_products, share, side_by_side
 
-BLOCK_ROWS = 65_536
+BLOCK_ROWS = 65_536  # in work at a time, shared out among the cores
 SPARE = 8  # candidates beyond k, for near ties that rounding may swap
 PART_BYTES = 4 << 20  # what it pays to share
 BY_QUERIES_AND_LISTS = 2  # Faiss' parallel_mode
@@ -34,8 +34,17 @@ def exact_neighbours(
     k: int,
 ) -> Neighbours:
     """The k nearest rows of `keys_ND`; ids are row numbers."""
-    begins = range(0, len(keys_ND), BLOCK_ROWS)
-    return _nearest(queries_QD, ((b, widened(keys_ND[b : b + BLOCK_ROWS])) for b in begins), values_N, k)
+
+    def search(rows: Rows) -> Neighbours:
+        return _nearest(queries_QD, widened(keys_ND[slice(*rows)]), values_N, k, rows[0])
+
+    if len(keys_ND) <= share(BLOCK_ROWS):
+        return _nearest_by_all(queries_QD, widened(keys_ND[:]), values_N, k)
+    best = Neighbours.none(len(queries_QD), k)
+    with matrix_products():
+        for _, found in side_by_side(search, blocks(len(keys_ND), share(BLOCK_ROWS))):
+            best = nearest_of([best, found], k)
+    return best
 
 
 class Resident:
@@ -63,7 +72,7 @@ class Resident:
     def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
         """The same as `exact_neighbours`."""
         if len(self._parts) == 1:
-            return _nearest(queries_QD, self._parts, self._values_N, k)
+            return _nearest_by_all(queries_QD, self._parts[0][1], self._values_N, k)
         wanted = min(k + SPARE, len(self._keys_ND))
         by_products = len(queries_QD) >= PARALLEL_QUERIES
         distances_QX, rows_QX = (self._by_products if by_products else self._by_parts)(queries_QD, wanted)
@@ -88,19 +97,24 @@ class Resident:
         return found[0].reshape(queries, -1), found[1].reshape(queries, -1)
 
 
+def _nearest_by_all(
+    queries_QD: Float32[np.ndarray, "Q D"], keys_ND: Float32[np.ndarray, "N D"], values_N: np.ndarray, k: int
+) -> Neighbours:
+    """The k nearest rows, which all cores look for together."""
+    with faiss_threads(len(queries_QD)), matrix_products():
+        return _nearest(queries_QD, keys_ND, values_N, k)
+
+
 def _nearest(
     queries_QD: Float32[np.ndarray, "Q D"],
-    blocks: Iterable[tuple[int, Float32[np.ndarray, "N D"]]],
+    keys_ND: Float32[np.ndarray, "N D"],
     values_N: np.ndarray,
     k: int,
+    first: int = 0,
 ) -> Neighbours:
-    """The k nearest rows of some blocks of keys, each told with the number of its first row."""
-    best = Neighbours.none(len(queries_QD), k)
-    for begin, block_ND in blocks:
-        with faiss_threads(len(queries_QD)), matrix_products():
-            _, rows_QK = faiss.knn(queries_QD, block_ND, min(k + SPARE, len(block_ND)))
-        best = nearest_of([best, _found(queries_QD, block_ND, rows_QK, values_N, begin)], k)
-    return best
+    """The k nearest rows of some keys, the first of which is row `first` of all."""
+    _, rows_QK = faiss.knn(queries_QD, keys_ND, min(k + SPARE, len(keys_ND)))
+    return nearest_of([Neighbours.none(len(queries_QD), k), _found(queries_QD, keys_ND, rows_QK, values_N, first)], k)
 
 
 def _found(

@@ -8,34 +8,26 @@ lists, then codes and ids of each. What was written is opened by Faiss and check
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import faiss
 import numpy as np
 from jaxtyping import Float16, Float32, Int64, UInt8
 
 from memlm.index.arrays import GrowingArray, Picked, rows_of
-from memlm.index.cores import num_cores
 from memlm.index.durable import remove, storage, sync
 from memlm.index.errors import Corrupt
 from memlm.index.ivf import VALUE_BITS, create_index, inner, keys_are_codes, transformed
 from memlm.index.list_finder import ListFinder
 from memlm.index.progress import Progress
-from memlm.index.threads import faiss_threads
+from memlm.index.threads import Rows, blocks, share, side_by_side
 
 BLOCK_ROWS, GROUP_ROWS = 32_768, 131_072  # in work at a time, shared out among the cores
-LEAST_SHARES = 2  # the memory of larger parts is new each time, and its pages cost a fifth of the time
-MOST_SHARES = 8  # smaller parts would take longer; with more cores more rows are in work
 LIST_BYTES = 4
 EMPTY_LISTS_BYTES = 32  # "ilar", number of lists, code size, "sprs", no sizes: how an index without entries ends
-
-Rows = tuple[int, int]  # the first, and the one behind the last
-Done = TypeVar("Done")
 
 
 def write_ivf(
@@ -89,7 +81,7 @@ def _assign(
         closing(GrowingArray(lists_path, "<i4", None)) as lists,
         closing(GrowingArray(codes_path, "u1", ivf.code_size)) as codes,
     ):
-        for (_, end), (lists_N, codes_NC) in _side_by_side(assign, _blocks(len(keys_ND), _share(BLOCK_ROWS))):
+        for (_, end), (lists_N, codes_NC) in side_by_side(assign, blocks(len(keys_ND), share(BLOCK_ROWS))):
             lists.append(lists_N)
             if codes_NC is not None:
                 codes.append(codes_NC)
@@ -111,7 +103,7 @@ def _encoded(
 def _sizes_of(lists_N: np.ndarray, num_lists: int) -> Int64[np.ndarray, " L"]:
     """How many rows each list has."""
     return sum(
-        (np.bincount(lists_N[b:e], minlength=num_lists) for b, e in _blocks(len(lists_N), BLOCK_ROWS)),
+        (np.bincount(lists_N[b:e], minlength=num_lists) for b, e in blocks(len(lists_N), BLOCK_ROWS)),
         np.zeros(num_lists, int),
     )
 
@@ -145,7 +137,7 @@ def _write_lists(
         return codes, packed
 
     done = 0
-    for (first, last), (codes, packed) in _side_by_side(sort, _groups(sizes, _share(GROUP_ROWS))):
+    for (first, last), (codes, packed) in side_by_side(sort, _groups(sizes, share(GROUP_ROWS))):
         begin = 0
         for end in np.cumsum(sizes[first:last]):
             file.write(codes[begin:end].data)
@@ -155,37 +147,10 @@ def _write_lists(
         progress("add to index", done, len(lists_N))
 
 
-def _side_by_side(work: Callable[[Rows], Done], parts: Iterable[Rows]) -> Iterator[tuple[Rows, Done]]:
-    """What each part's work gives, in their order. Each core has a part of its own, which takes less time than sharing
-    one; no more of them are in memory than that, and one besides.
-    """
-
-    def alone(part: Rows) -> Done:
-        with faiss_threads(1):
-            return work(part)
-
-    def told(begun: tuple[Rows, Future[Done]]) -> tuple[Rows, Done]:
-        return begun[0], begun[1].result()
-
-    with ThreadPoolExecutor(num_cores()) as pool:
-        ahead: deque[tuple[Rows, Future[Done]]] = deque()
-        for part in parts:
-            ahead.append((part, pool.submit(alone, part)))
-            if len(ahead) > num_cores():
-                yield told(ahead.popleft())
-        while ahead:
-            yield told(ahead.popleft())
-
-
-def _share(rows: int) -> int:
-    """How many rows each core has in work at a time."""
-    return max(1, rows // min(max(num_cores(), LEAST_SHARES), MOST_SHARES))
-
-
 def _rows_between(lists_N: np.ndarray, first: int, last: int) -> Int64[np.ndarray, " R"]:
     """The rows that are assigned to the lists from `first` to before `last`, in order."""
     parts = []
-    for begin, end in _blocks(len(lists_N), BLOCK_ROWS):
+    for begin, end in blocks(len(lists_N), BLOCK_ROWS):
         numbers = lists_N[begin:end]
         parts.append(begin + np.flatnonzero((numbers >= first) & (numbers < last)))
     return np.concatenate(parts)
@@ -200,8 +165,3 @@ def _groups(sizes: Int64[np.ndarray, " L"], rows: int) -> Iterator[Rows]:
             first, held = number, 0
         held += int(size)
     yield first, len(sizes)
-
-
-def _blocks(num_rows: int, size: int) -> Iterator[Rows]:
-    for begin in range(0, num_rows, size):
-        yield begin, min(begin + size, num_rows)

@@ -1,9 +1,12 @@
-"""How many threads Faiss gets, said around each search and never left to chance."""
+"""How many threads Faiss gets, said around each search and never left to chance; long work, a part for each core."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import faiss
 
@@ -11,7 +14,12 @@ from memlm.index.cores import num_cores
 
 PARALLEL_QUERIES = 8
 BY_PRODUCTS_FROM = 800  # queries times dimensions times threads (facebookresearch/faiss pull request 5109)
+LEAST_SHARES = 2  # the memory of larger parts is new each time, and its pages cost a fifth of the time
+MOST_SHARES = 8  # smaller parts would take longer; with more cores more rows are in work
 _FAISS_DEFAULT = faiss.cvar.distance_compute_blas_threshold
+
+Rows = tuple[int, int]  # the first, and the one behind the last
+Done = TypeVar("Done")
 
 
 @contextmanager
@@ -42,3 +50,36 @@ def matrix_products() -> Iterator[None]:
         yield
     finally:
         faiss.cvar.distance_compute_blas_threshold = _FAISS_DEFAULT
+
+
+def side_by_side(work: Callable[[Rows], Done], parts: Iterable[Rows]) -> Iterator[tuple[Rows, Done]]:
+    """What each part's work gives, in their order. Each core has a part of its own, which takes less time than sharing
+    one; no more of them are in memory than that, and one besides.
+    """
+
+    def alone(part: Rows) -> Done:
+        with faiss_threads(1):
+            return work(part)
+
+    def told(begun: tuple[Rows, Future[Done]]) -> tuple[Rows, Done]:
+        return begun[0], begun[1].result()
+
+    with ThreadPoolExecutor(num_cores()) as pool:
+        ahead: deque[tuple[Rows, Future[Done]]] = deque()
+        for part in parts:
+            ahead.append((part, pool.submit(alone, part)))
+            if len(ahead) > num_cores():
+                yield told(ahead.popleft())
+        while ahead:
+            yield told(ahead.popleft())
+
+
+def share(rows: int) -> int:
+    """How many rows each core has in work at a time."""
+    return max(1, rows // min(max(num_cores(), LEAST_SHARES), MOST_SHARES))
+
+
+def blocks(num_rows: int, size: int) -> Iterator[Rows]:
+    """All rows, so many at a time."""
+    for begin in range(0, num_rows, size):
+        yield begin, min(begin + size, num_rows)

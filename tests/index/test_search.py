@@ -176,3 +176,18 @@ def test_cores_share_exact_search_and_nothing_changes(monkeypatch, cores, k):
             found, expected = resident.search(queries_QD, k), exact.exact_neighbours(queries_QD, keys_ND, values, k)
             for mine, other in zip(vars(found).values(), vars(expected).values(), strict=True):
                 np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 64])
+@pytest.mark.parametrize("rows", [1, 7, 50, 1000])
+def test_exact_search_in_blocks_equals_its_plain_twin(monkeypatch, cores, rows):
+    monkeypatch.setattr("memlm.index.threads.num_cores", lambda: cores)
+    monkeypatch.setattr(exact, "BLOCK_ROWS", rows)
+    rng = np.random.default_rng(rows)
+    keys_ND, values_N = rng.normal(size=(80, DIM)).astype(np.float16), rng.integers(0, 500, 80)
+    queries_QD = rng.normal(size=(9, DIM)).astype(np.float16).astype(np.float32)
+    found = exact.exact_neighbours(queries_QD, keys_ND, values_N, 20)
+    distances_QK, rows_QK = exact_search(queries_QD, keys_ND, 20)
+    np.testing.assert_array_equal(found.ids_QK, rows_QK)
+    np.testing.assert_array_equal(found.values_QK, values_N[rows_QK])
+    np.testing.assert_allclose(found.distances_QK, distances_QK, rtol=1e-5)
