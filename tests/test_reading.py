@@ -1,5 +1,6 @@
 """A model that remembers, through everything that reads documents: scoring, building, searching, generating."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from memlm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from memlm.corpus import Corpus
 from memlm.errors import InvalidInput
 from memlm.index.datastore import Datastore
+from memlm.index.progress import Progress
 from memlm.keys import Reader, document_windows, score_tokens
 from memlm.language_model import load
 from memlm.model import Decoder, Memorizing, ModelConfig
@@ -86,7 +88,7 @@ def test_every_document_is_read_from_an_empty_memory(remembering, corpus_folder)
 def test_a_store_holds_the_keys_of_documents_read_whole(remembering, checkpoint, corpus_folder, tmp_path):
     report = build_index(remembering, Corpus([corpus_folder]), tmp_path / "store")
     with Datastore.open(tmp_path / "store") as store:
-        stored = np.load(next((tmp_path / "store" / "segments").glob("*/keys.npy")))
+        stored = keys_of(tmp_path / "store")
     expected = [
         plain_logprobs(checkpoint, checkpoint.tokenizer.encode(document.text))[1]
         for document in Corpus([corpus_folder])
@@ -96,26 +98,30 @@ def test_a_store_holds_the_keys_of_documents_read_whole(remembering, checkpoint,
     assert store.manifest.spec.stride == store.manifest.spec.context == 16
 
 
-@pytest.mark.parametrize("killed_at", [1, 2, 3])
-def test_a_build_killed_within_a_document_goes_on_with_its_memory(
-    remembering, corpus_folder, tmp_path, monkeypatch, killed_at
-):
+def test_a_build_killed_within_a_document_goes_on_with_its_memory(remembering, corpus_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("memlm.build.BLOCK_WINDOWS", 7)  # blocks that end within documents
     build_index(remembering, Corpus([corpus_folder]), tmp_path / "whole")
-    blocks = 0
+    for killed_at in (2, 4, 6):
+        name = f"killed-{killed_at}"
+        with pytest.raises(Killed):
+            build_index(remembering, Corpus([corpus_folder]), tmp_path / name, progress=kill_at_block(killed_at))
+        report = build_index(remembering, Corpus([corpus_folder]), tmp_path / name)
+        assert report.resumed_entries > 0
+        assert np.array_equal(*(keys_of(tmp_path / each) for each in ("whole", name)))
+
+
+def kill_at_block(number: int) -> Progress:
+    blocks = itertools.count(1)
 
     def kill(phase: str, done: int, total: int | None, note: str = "") -> None:
-        nonlocal blocks
-        blocks += phase == "read"
-        if blocks == 2 * killed_at:
+        if phase == "read" and next(blocks) == number:
             raise Killed
 
-    with pytest.raises(Killed):
-        build_index(remembering, Corpus([corpus_folder]), tmp_path / "killed", progress=kill)
-    report = build_index(remembering, Corpus([corpus_folder]), tmp_path / "killed")
-    assert report.resumed_entries > 0
-    keys = [np.load(next((tmp_path / name / "segments").glob("*/keys.npy"))) for name in ("whole", "killed")]
-    assert np.array_equal(*keys)
+    return kill
+
+
+def keys_of(store: Path) -> np.ndarray:
+    return np.load(next((store / "segments").glob("*/keys.npy")))
 
 
 def test_skipping_windows_changes_nothing_that_follows(checkpoint):

@@ -83,17 +83,18 @@ def test_without_patience_the_last_weights_stay(corpus, held, tmp_path):
     assert report.valid_loss == pytest.approx(scores[-1], rel=1e-5)
 
 
-@pytest.mark.parametrize("killed_at", [4, 7])
-def test_everything_at_once_resumes_to_the_bit(corpus, held, tmp_path, killed_at):
+def test_everything_at_once_resumes_to_the_bit(corpus, held, tmp_path):
     config = replace(
         REMEMBERING, batch_size=2, accumulate=2, dtype="bfloat16", valid_every=2, patience=4, checkpoint_every=3
     )
     whole = train(corpus, tmp_path / "whole", config, valid=held)
-    with pytest.raises(Killed):
-        train(corpus, tmp_path / "killed", config, valid=held, progress=kill_at(killed_at))
-    resumed = train(corpus, tmp_path / "killed", valid=held, resume=True)
-    assert (resumed.losses, resumed.valid_loss) == (whole.losses, whole.valid_loss)
-    assert load_checkpoint(tmp_path / "killed").fingerprint == load_checkpoint(tmp_path / "whole").fingerprint
+    for killed_at in (4, 7):
+        folder = tmp_path / f"killed-{killed_at}"
+        with pytest.raises(Killed):
+            train(corpus, folder, config, valid=held, progress=kill_at(killed_at))
+        resumed = train(corpus, folder, valid=held, resume=True)
+        assert (resumed.losses, resumed.valid_loss) == (whole.losses, whole.valid_loss)
+        assert load_checkpoint(folder).fingerprint == load_checkpoint(tmp_path / "whole").fingerprint
 
 
 def test_tensorboard_has_no_step_twice_after_a_resume(corpus, tmp_path):
