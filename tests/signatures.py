@@ -1,7 +1,7 @@
 """Shapes and types in signatures, checked while tests run: every call, of what is imported after this.
 
 As jaxtyping's own import hook does it, in a fraction of its time: most functions name no array, for which beartype
-alone will do; and each argument is looked at once, not twice.
+alone will do; each argument is looked at once, not twice; and an array that is what it should be is passed at a glance.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, get_args, get_type_hints
 
 from beartype import BeartypeConf, beartype
 from jaxtyping import AbstractArray, jaxtyped
+from jaxtyping._storage import get_shape_memo
 
 PACKAGES = (
     "memlm.index",
@@ -123,4 +124,47 @@ def _names_an_array(hint: Any) -> bool:
     return (isclass(hint) and issubclass(hint, AbstractArray)) or any(map(_names_an_array, get_args(hint)))
 
 
+def _glance(hint: Any) -> Callable[[Any], bool]:
+    """Whether an array surely is what a hint allows, lengths included that are known in this call; those that are not
+    become known. What is not sure is for jaxtyping to judge, as is any length that is neither a letter nor a number.
+    """
+    dims = [int(each) if each.isdigit() else each for each in hint.dim_str.split()]
+    if not all(isinstance(dim, int) or dim.isalpha() for dim in dims) or not isinstance(hint.dtypes, (list, tuple)):
+        return lambda array: False
+    count, of_type, sure_kind = len(dims), hint.array_type, None
+
+    def is_sure(array: Any) -> bool:
+        nonlocal sure_kind
+        if not isinstance(array, of_type):
+            return False
+        shape, kind = array.shape, array.dtype
+        if kind is not sure_kind:  # to look one up takes longer
+            if str(kind).removeprefix("torch.") not in hint.dtypes:
+                return False
+            sure_kind = kind
+        if len(shape) != count:
+            return False
+        known = get_shape_memo()[0]
+        before = known.copy()
+        for dim, length in zip(dims, shape):  # noqa: B905 - of one length
+            if length != (dim if dim.__class__ is int else known.setdefault(dim, length)):
+                known.clear()
+                known.update(before)
+                return False
+        return True
+
+    return is_sure
+
+
+GLANCES: dict[Any, Callable[[Any], bool]] = {}
+JUDGED = type(AbstractArray).__instancecheck__
+
+
+def _is_allowed(hint: Any, array: Any) -> bool:
+    if hint not in GLANCES:
+        GLANCES[hint] = _glance(hint)
+    return GLANCES[hint](array) or JUDGED(hint, array)
+
+
+type(AbstractArray).__instancecheck__ = _is_allowed  # type: ignore[method-assign]
 sys.meta_path.insert(0, Finder())

@@ -1,11 +1,16 @@
 """What stands in a signature is checked while tests run: types, shapes, and that one letter is one length."""
 
+import itertools
 from dataclasses import FrozenInstanceError
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
-from signatures import PACKAGES, checked
+import torch
+from jaxtyping import Bool, Float, Float32, Int64, jaxtyped
+from jaxtyping._storage import get_shape_memo
+from signatures import JUDGED, PACKAGES, checked
 
 from memlm.index.neighbours import Neighbours
 from memlm.interpolation import neighbor_logweights, target_logprobs
@@ -61,3 +66,24 @@ def test_all_packages_are_there() -> None:
     """A name that is none would be checked nowhere."""
     for package in PACKAGES:
         assert import_module(package).__dict__["checked_signature"] is checked
+
+
+HINTS = (
+    Float32[np.ndarray, "Q K"], Float[np.ndarray, "Q Q"], Int64[np.ndarray, "Q 3"], Float[np.ndarray, "*S K"],
+    Float32[torch.Tensor, "Q K"], Bool[np.ndarray, " Q"],
+)  # fmt: skip
+ARRAYS = (
+    DISTANCES_QK, VALUES_QK, DISTANCES_QK.astype(np.float16), np.ones((3, 3), np.float32), np.ones((4, 2, 3)),
+    torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bfloat16), np.ones(2, bool), np.ones((2, 3), bool), 3, None,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("hint", HINTS, ids=str)
+def test_a_glance_sees_what_jaxtyping_sees(hint: Any) -> None:
+    """One array after another in the same call, and what is known of lengths then."""
+    for pair in itertools.product(ARRAYS, ARRAYS):
+        seen = []
+        for allows in (lambda array: isinstance(array, hint), lambda array: JUDGED(hint, array)):
+            with jaxtyped("context"):
+                seen.append(([allows(array) for array in pair], dict(get_shape_memo()[0])))
+        assert seen[0] == seen[1], pair
