@@ -126,12 +126,17 @@ def _names_an_array(hint: Any) -> bool:
 
 def _glance(hint: Any) -> Callable[[Any], bool]:
     """Whether an array surely is what a hint allows, lengths included that are known in this call; those that are not
-    become known. What is not sure is for jaxtyping to judge, as is any length that is neither a letter nor a number.
+    become known. What is not sure is for jaxtyping to judge, and so are lengths that have to be worked out.
     """
-    dims = [int(each) if each.isdigit() else each for each in hint.dim_str.split()]
-    if not all(isinstance(dim, int) or dim.isalpha() for dim in dims) or not isinstance(hint.dtypes, (list, tuple)):
+    words = hint.dim_str.split()
+    runs = [place for place, word in enumerate(words) if word.startswith("*")]
+    lengths = [int(word) if word.isdigit() else word for word in words if not word.startswith("*")]
+    named = (word.removeprefix("*") for word in words if not word.isdigit())
+    if len(runs) > 1 or not all(map(str.isalpha, named)) or not isinstance(hint.dtypes, (list, tuple)):
         return lambda array: False
-    count, of_type, sure_kind = len(dims), hint.array_type, None
+    count, of_type, sure_kind = len(lengths), hint.array_type, None
+    run, begin = (words[runs[0]][1:], runs[0]) if runs else ("", count)
+    behind = count - begin
 
     def is_sure(array: Any) -> bool:
         nonlocal sure_kind
@@ -142,15 +147,25 @@ def _glance(hint: Any) -> Callable[[Any], bool]:
             if str(kind).removeprefix("torch.") not in hint.dtypes:
                 return False
             sure_kind = kind
-        if len(shape) != count:
+        known, known_runs, *_ = get_shape_memo()
+        if run:
+            end = len(shape) - behind
+            if end < begin:
+                return False
+            held = (False, shape[begin:end])  # as jaxtyping keeps it: not to be broadcast
+            if known_runs.get(run, held) != held:
+                return False
+            shape = shape[:begin] + shape[end:]
+        elif len(shape) != count:
             return False
-        known = get_shape_memo()[0]
         before = known.copy()
-        for dim, length in zip(dims, shape):  # noqa: B905 - of one length
-            if length != (dim if dim.__class__ is int else known.setdefault(dim, length)):
+        for mine, length in zip(lengths, shape):  # noqa: B905 - of one length
+            if length != (mine if mine.__class__ is int else known.setdefault(mine, length)):
                 known.clear()
                 known.update(before)
                 return False
+        if run:
+            known_runs[run] = held
         return True
 
     return is_sure

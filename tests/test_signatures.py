@@ -69,13 +69,19 @@ def test_all_packages_are_there() -> None:
 
 
 HINTS = (
-    Float32[np.ndarray, "Q K"], Float[np.ndarray, "Q Q"], Int64[np.ndarray, "Q 3"], Float[np.ndarray, "*S K"],
-    Float32[torch.Tensor, "Q K"], Bool[np.ndarray, " Q"],
-)  # fmt: skip
+    *(Float[np.ndarray, lengths] for lengths in ("Q K", "Q Q", "Q 3", "*S K", "Q *S", "Q *S 3", "... K", "Q Q+1")),
+    *(Float32[torch.Tensor, lengths] for lengths in ("Q K", "*S K")),
+    Int64[np.ndarray, "Q K"],
+    Bool[np.ndarray, " Q"],
+)
 ARRAYS = (
-    DISTANCES_QK, VALUES_QK, DISTANCES_QK.astype(np.float16), np.ones((3, 3), np.float32), np.ones((4, 2, 3)),
-    torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bfloat16), np.ones(2, bool), np.ones((2, 3), bool), 3, None,
-)  # fmt: skip
+    *(np.ones(shape, np.float32) for shape in ((2,), (2, 3), (3, 3), (3, 4), (4, 2, 3), (4, 5, 3))),
+    *(np.ones((2, 3), kind) for kind in (np.float16, np.int64, bool)),
+    *(torch.ones(2, 3, dtype=kind) for kind in (torch.float32, torch.bfloat16)),
+    np.ones(2, bool),
+    3,
+    None,
+)
 
 
 @pytest.mark.parametrize("hint", HINTS, ids=str)
@@ -85,5 +91,5 @@ def test_a_glance_sees_what_jaxtyping_sees(hint: Any) -> None:
         seen = []
         for allows in (lambda array: isinstance(array, hint), lambda array: JUDGED(hint, array)):
             with jaxtyped("context"):
-                seen.append(([allows(array) for array in pair], dict(get_shape_memo()[0])))
+                seen.append(([allows(array) for array in pair], [dict(each) for each in get_shape_memo()[:2]]))
         assert seen[0] == seen[1], pair
