@@ -20,6 +20,7 @@ from jaxtyping import Float, Float16, Float32, Int64
 from memlm.index.arrays import Picked
 from memlm.index.errors import Corrupt, InvalidInput
 from memlm.index.exact import refined, widened
+from memlm.index.kmeans import POINTS_PER_LIST, centroids_of
 from memlm.index.list_finder import ListFinder
 from memlm.index.neighbours import Neighbours
 from memlm.index.progress import Progress
@@ -28,9 +29,7 @@ from memlm.index.threads import faiss_threads
 FLAT = "Flat"
 FLAT_BELOW = 100_000
 VALUE_BITS = 24
-POINTS_PER_LIST = 39  # Faiss warns below that and drops what is above 256
 POINTS_FOR_CODES = 65_536  # as many as Faiss' product quantizers learn from
-KMEANS_ROUNDS = ((10, 2), (20, 2), (POINTS_PER_LIST, 1))  # points a list, and rounds with so many
 PROBES = (4, 8, 16, 32, 64, 128, 256)
 SHARED_ENTRIES = 65_536  # from so many entries on the lists of a single query are searched by all cores
 BY_QUERIES, BY_LISTS = 0, 1  # Faiss' parallel_mode
@@ -138,7 +137,7 @@ class Ivf:
         """
         lists, flat_ND = inner(self.index), keys_QKD.reshape(-1, self.dim)
         with faiss_threads(len(flat_ND)):
-            lists_N = ListFinder(lists).find(transformed(self.index, flat_ND))
+            lists_N = ListFinder(lists.quantizer).find(transformed(self.index, flat_ND))
             _, probed_QP = lists.quantizer.search(transformed(self.index, queries_QD), most)
         here_QKP = probed_QP[:, None] == lists_N.reshape(*keys_QKD.shape[:2], 1)
         return np.where(here_QKP.any(axis=2), here_QKP.argmax(axis=2), most)
@@ -155,7 +154,7 @@ def train_ivf(factory: str, keys_ND: Float16[np.ndarray, "N D"] | Picked, *, see
     with faiss_threads(sample):
         if isinstance(index, faiss.IndexPreTransform):
             _train_transforms(index, sample_ND)
-        _find_lists(inner(index), transformed(index, sample_ND), seed)
+        inner(index).quantizer.add(centroids_of(transformed(index, sample_ND), inner(index).nlist, seed=seed + 1))
         index.train(sample_ND)  # what is trained stays
     progress("train index", sample, sample)
     return index
@@ -168,21 +167,11 @@ def _train_transforms(index: Any, sample_ND: Float32[np.ndarray, "N D"]) -> None
         sample_ND = transform.apply(sample_ND)
 
 
-def _find_lists(lists: Any, sample_ND: Float32[np.ndarray, "N D"], seed: int) -> None:
-    """k-means whose first rounds go by a part of the sample: as good as four rounds by all of it, for two thirds."""
-    clustering, nearest = faiss.Clustering(lists.d, lists.nlist), faiss.IndexFlatL2(lists.d)
-    clustering.seed, clustering.min_points_per_centroid = seed + 1, 1
-    order = np.random.default_rng(seed + 1).permutation(len(sample_ND))
-    for points, clustering.niter in KMEANS_ROUNDS:
-        clustering.train(sample_ND[order[: points * lists.nlist]], nearest)
-    lists.quantizer.add(faiss.vector_to_array(clustering.centroids).reshape(lists.nlist, lists.d))
-
-
 def add(index: Any, keys_ND: Float16[np.ndarray, "N D"], packed_N: Int64[np.ndarray, " N"]) -> None:
     """Fills a trained index in memory, each key into the list that a file would have it in."""
     lists, exact_ND = inner(index), transformed(index, keys_ND)
     with faiss_threads(len(keys_ND)):
-        lists_N = np.ascontiguousarray(ListFinder(lists).find(exact_ND))
+        lists_N = np.ascontiguousarray(ListFinder(lists.quantizer).find(exact_ND))
         lists.add_core(len(exact_ND), *map(faiss.swig_ptr, (exact_ND, packed_N, lists_N)), None)
     index.ntotal = lists.ntotal
 

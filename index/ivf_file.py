@@ -69,7 +69,7 @@ def _assign(
     progress: Progress,
 ) -> None:
     """Writes the list of each key, and its code; the latter only where that is not the key itself."""
-    ivf, finder = inner(index), ListFinder(inner(index))
+    ivf, finder = inner(index), ListFinder(inner(index).quantizer)
     is_code = keys_are_codes(index)
 
     def assign(rows: Rows) -> tuple[Int64[np.ndarray, " N"], UInt8[np.ndarray, "N C"] | None]:

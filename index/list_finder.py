@@ -28,14 +28,14 @@ def num_compared(nlist: int) -> int:
 class ListFinder:
     """Finds the list of a key, the same one each time. May be asked by several threads at once."""
 
-    def __init__(self, ivf: Any) -> None:
-        """Takes a trained inverted file. Its own quantizer is asked where groups would spare nothing: where there are
-        few lists, where most keys are near a few large groups, and where the quantizer is more than a table.
+    def __init__(self, quantizer: Any) -> None:
+        """Takes what holds the centroids, which must outlive this. It is asked itself where groups would spare nothing:
+        where there are few lists, where most keys are near a few large groups, and where it is more than a table.
         """
-        self._quantizer = faiss.downcast_index(ivf.quantizer)
+        self._quantizer = faiss.downcast_index(quantizer)
         self._groups: list[tuple[Int64[np.ndarray, " L"], Any]] = []
-        if isinstance(self._quantizer, faiss.IndexFlat) and ivf.nlist > GROUPING:
-            self._form_groups(self._quantizer.reconstruct_n(0, ivf.nlist))
+        if isinstance(self._quantizer, faiss.IndexFlat) and quantizer.ntotal > GROUPING:
+            self._form_groups(self._quantizer.reconstruct_n(0, quantizer.ntotal))
 
     @property
     def lists_of_groups(self) -> list[Int64[np.ndarray, " L"]]:
@@ -43,7 +43,7 @@ class ListFinder:
         return [lists_L for lists_L, _ in self._groups]
 
     def find(self, keys_ND: Float32[np.ndarray, "N D"]) -> Int64[np.ndarray, " N"]:
-        """The list of each key; keys are as the inverted file sees them."""
+        """The list of each key; keys are as the inverted file sees them, behind its transforms."""
         if not self._groups:
             return self._quantizer.search(keys_ND, 1)[1][:, 0]
         _, groups_NP = self._middles.search(keys_ND, min(LOOKED_AT, len(self._groups)))
@@ -70,12 +70,13 @@ class ListFinder:
         if looked_at + middles.ntotal + GROUPING >= nlist:
             return
         used = np.flatnonzero(sizes)
-        self._middles = _table(middles.reconstruct_n(0, middles.ntotal)[used])
+        self._middles = table_of(middles.reconstruct_n(0, middles.ntotal)[used])
         members = [np.flatnonzero(nearest_LP[:, 0] == group) for group in used]
-        self._groups = [(lists_L, _table(centroids_LD[lists_L])) for lists_L in members]
+        self._groups = [(lists_L, table_of(centroids_LD[lists_L])) for lists_L in members]
 
 
-def _table(vectors_ND: Float32[np.ndarray, "N D"]) -> Any:
+def table_of(vectors_ND: Float32[np.ndarray, "N D"]) -> Any:
+    """An index that compares with all of some vectors."""
     index = faiss.IndexFlatL2(vectors_ND.shape[1])
     index.add(vectors_ND)
     return index

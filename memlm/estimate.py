@@ -13,8 +13,9 @@ import numpy as np
 from memlm.checkpoint import Checkpoint
 from memlm.corpus import Corpus
 from memlm.errors import InvalidInput, StorageFull
-from memlm.index.ivf import FLAT, POINTS_FOR_CODES, POINTS_PER_LIST, choose_index, code_bytes, is_lossless, nlist_of
+from memlm.index.ivf import FLAT, POINTS_FOR_CODES, choose_index, code_bytes, is_lossless, nlist_of
 from memlm.index.ivf_file import GROUP_ROWS, beside_bytes
+from memlm.index.kmeans import POINTS_PER_LIST
 from memlm.index.list_finder import num_compared
 from memlm.index.threads import faiss_threads
 from memlm.keys import Reader, document_windows

@@ -112,3 +112,12 @@ def list_by_groups(
     nearest = sorted(range(len(groups)), key=lambda group: ((key - middles[group]) ** 2).sum())[:looked_at]
     lists = [number for group in nearest for number in groups[group].tolist()]
     return min(lists, key=lambda number: ((key - centroids[number]) ** 2).sum())
+
+
+def moved_centroids(centroids: np.ndarray, points: np.ndarray, lists: list[int] | None = None) -> np.ndarray:
+    """A round of Lloyd's: the mean of each list's points, where it has any; a list has the points nearest to it."""
+    lists = lists or [int(((centroids - point) ** 2).sum(axis=1).argmin()) for point in points]
+    moved = centroids.astype(np.float64)
+    for number in set(lists):
+        moved[number] = np.mean([point for point, own in zip(points, lists, strict=True) if own == number], axis=0)
+    return moved
