@@ -137,7 +137,7 @@ def test_rows_of_a_batch_neither_see_nor_need_each_other(decoder):
 def multiplied(request, monkeypatch) -> None:
     """Both ways to attend, each the faster one on some processor."""
     monkeypatch.setattr(attention, "_products_are_faster", lambda query: request.param == "products")
-    monkeypatch.setattr(attention, "WIDENED_BYTES", 1)  # a row at a time
+    monkeypatch.setattr(attention, "WIDENED_BYTES", 1)  # a head at a time
 
 
 @pytest.mark.usefixtures("multiplied")

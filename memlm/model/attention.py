@@ -6,6 +6,7 @@ Shapes: B batch, T new tokens, S places, H query heads, G key-value heads, d wid
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -206,27 +207,27 @@ class Attention(nn.Module):
         self, query_BH1d: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, step: Step
     ) -> Float[Tensor, "B H 1 d"]:
         """The same for a single query of each row. Products of bfloat16 would copy the keys and values that they read;
-        these are widened instead, as many rows at a time as stay in the processor's cache.
+        these are widened instead, as many heads (N = B G) at a time as stay in the processor's cache.
         """
         B, H, _, d = query_BH1d.shape
         S, groups = key_BGSd.shape[2], (self.config.num_kv_heads, self.repeats)
         wide = torch.promote_types(query_BH1d.dtype, torch.float32)
-        query_BGrd = query_BH1d.reshape(B, *groups, d).to(wide) * (1 / math.sqrt(d))
-        bias_BGrS = step.bias_RHTS
-        if bias_BGrS is not None:
-            bias_BGrS = bias_BGrS.to(wide).view(-1, *groups, S).expand(B, *groups, S)
-        if (hidden_BS := step.sight.hidden_from_last(self.window)) is not None:
-            hidden_BS = hidden_BS.expand(B, S)
-        size, mixed = max(1, WIDENED_BYTES // (2 * 4 * groups[0] * S * d)), []
-        for begin in range(0, B, size):
-            rows = slice(begin, begin + size)
-            scores_BGrS = query_BGrd[rows] @ key_BGSd[rows].to(wide).mT
-            if bias_BGrS is not None:
-                scores_BGrS += bias_BGrS[rows]
-            if hidden_BS is not None:
-                scores_BGrS.masked_fill_(hidden_BS[rows, None, None], -torch.inf)
-            mixed.append(scores_BGrS.softmax(dim=3) @ value_BGSd[rows].to(wide))
-        return torch.cat(mixed).to(query_BH1d.dtype).view(B, H, 1, d)
+        query_Nrd = query_BH1d.reshape(-1, self.repeats, d).to(wide) * (1 / math.sqrt(d))
+        key_NSd, value_NSd = key_BGSd.flatten(0, 1), value_BGSd.flatten(0, 1)
+        size = max(1, WIDENED_BYTES // (S * d * wide.itemsize))
+        blocks = [slice(begin, begin + size) for begin in range(0, len(query_Nrd), size)]
+        scores_NrS, mixed_Nrd = query_Nrd.new_empty(*query_Nrd.shape[:2], S), torch.empty_like(query_Nrd)
+        for heads in blocks:
+            torch.bmm(query_Nrd[heads], _widened(key_NSd[heads], wide).mT, out=scores_NrS[heads])
+        scores_BGrS = scores_NrS.view(B, *groups, S)
+        if step.bias_RHTS is not None:
+            scores_BGrS += step.bias_RHTS.to(wide).view(-1, *groups, S)
+        if (hidden_RS := step.sight.hidden_from_last(self.window)) is not None:
+            scores_BGrS.masked_fill_(hidden_RS[:, None, None], -torch.inf)
+        weights_NrS = scores_NrS.softmax(dim=2)
+        for heads in blocks:
+            torch.bmm(weights_NrS[heads], _widened(value_NSd[heads], wide), out=mixed_Nrd[heads])
+        return mixed_Nrd.to(query_BH1d.dtype).view(B, H, 1, d)
 
     def _attend_explicitly(
         self,
@@ -271,6 +272,25 @@ class Attention(nn.Module):
             return
         for row, count in enumerate(step.new_B):
             state.usage_LBS[self.layer, row, :S] += weights_BHTS[row, :, :count].detach().float().sum(dim=(0, 1))
+
+
+class _Widened(threading.local):
+    """Keys or values in a wider type, until the next ones: in memory that each thread keeps: the system would have
+    to clear new memory for every layer.
+    """
+
+    def __init__(self) -> None:
+        self._kept = torch.empty(0, dtype=torch.uint8)
+
+    def __call__(self, some_NSd: Float[Tensor, "N S d"], wide: torch.dtype) -> Float[Tensor, "N S d"]:
+        size = some_NSd.numel() * wide.itemsize
+        if self._kept.numel() < size:
+            with torch.inference_mode(False):  # else nobody could write to it outside of that mode
+                self._kept = torch.empty(max(WIDENED_BYTES, 1 << size.bit_length()), dtype=torch.uint8)
+        return self._kept[:size].view(wide).view(some_NSd.shape).copy_(some_NSd)
+
+
+_widened = _Widened()
 
 
 @contextmanager
