@@ -1,5 +1,6 @@
 """Every kind of position, block and memory against its float64 twin, and the rules that all of them keep."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -153,6 +154,21 @@ def test_rows_of_unequal_lengths_read_as_if_they_were_alone(decoder):
         torch.testing.assert_close(padded[row, :length], alone[:length], atol=1e-6, rtol=1e-6)
         torch.testing.assert_close(torch.cat(steps, dim=1)[row], alone[length:], atol=1e-6, rtol=1e-6)
     assert state.length_B == [12, 26, 18]
+
+
+@pytest.mark.usefixtures("multiplied")
+def test_what_is_read_in_inference_mode_hinders_nobody_who_reads_without_it():
+    decoder, tokens = Decoder(plain("rotary")).eval(), torch.tensor([tokens_of(6)])
+
+    def read(mode) -> torch.Tensor:
+        with mode:
+            state = decoder.new_state(capacity=8)
+            decoder(tokens[:, :5], state)
+            return decoder(tokens[:, 5:], state)[0]
+
+    with ThreadPoolExecutor(1) as fresh:  # a thread that keeps nothing yet
+        inferred, plainly = fresh.submit(read, torch.inference_mode()), fresh.submit(read, torch.no_grad())
+    assert torch.equal(inferred.result(), plainly.result())
 
 
 def test_a_reset_row_is_as_good_as_new_and_the_others_do_not_notice(decoder):
