@@ -285,8 +285,7 @@ class _Widened(threading.local):
     def __call__(self, some_NSd: Float[Tensor, "N S d"], wide: torch.dtype) -> Float[Tensor, "N S d"]:
         size = some_NSd.numel() * wide.itemsize
         if self._kept.numel() < size:
-            with torch.inference_mode(False):  # else nobody could write to it outside of that mode
-                self._kept = torch.empty(max(WIDENED_BYTES, 1 << size.bit_length()), dtype=torch.uint8)
+            self._kept = torch.empty(max(WIDENED_BYTES, 1 << size.bit_length()), dtype=torch.uint8)
         return self._kept[:size].view(wide).view(some_NSd.shape).copy_(some_NSd)
 
 
