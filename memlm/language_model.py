@@ -190,6 +190,9 @@ class LanguageModel:
 
         def move() -> DeleteReport:
             memory.datastore.adopt(newer)
+            for other in self._memories.values():  # the same folder by another name, or opened anew meanwhile
+                if other is not memory and other.datastore.path.samefile(memory.datastore.path):
+                    other.datastore.refresh()
             return DeleteReport(memory.name, newer.manifest.number, deleted.num_documents, deleted.num_entries)
 
         return move
@@ -202,10 +205,11 @@ class LanguageModel:
         return self.take_in(Memory.open(path, self.checkpoint, name or ""), replace=replace)
 
     def take_in(self, memory: Memory, *, replace: bool = False) -> StoreInfo:
-        """The same, for one that was opened elsewhere. What runs goes on with what it began with."""
+        """The same, for one that was opened elsewhere, with what was committed since. What runs goes on as it began."""
         if memory.name in self._memories and not replace:
             memory.datastore.close()
             raise AlreadyExists(f"a datastore {memory.name!r} is loaded already; ask for its replacement (replace)")
+        memory.datastore.refresh()
         self._memories[memory.name] = memory
         return memory.info
 

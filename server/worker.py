@@ -141,8 +141,9 @@ class Worker:
         self._beat_s = 0.0
         self._worked_s: float | None = None
         self._pace = Pace(lambda: len(self._running))
-        # Opening a large datastore takes a while, and so may a deletion: nobody else's tokens need wait for either.
-        self._opener = ThreadPoolExecutor(1, "opener")
+        # Opening a large datastore takes a while, and so may a deletion: nobody else's tokens need wait for either, nor
+        # they for each other.
+        self._opener, self._deleter = ThreadPoolExecutor(1, "opener"), ThreadPoolExecutor(1, "deleter")
         self._opening: list[tuple[Job, Future[Any], Callable[[Any], Any]]] = []
         self._newer: Future[list[Callable[[], bool]]] | None = None
 
@@ -194,10 +195,10 @@ class Worker:
                 opening = self._opener.submit(Memory.open, question.path, self._lm.checkpoint, question.store or "")
                 self._opening.append((job, opening, partial(self._lm.take_in, replace=question.replace)))
             elif isinstance(question, DeleteDocumentsRequest):
-                deleting = self._opener.submit(self._lm.deleting, question.document_ids, store=question.store)
+                deleting = self._deleter.submit(self._lm.deleting, question.document_ids, store=question.store)
                 self._opening.append((job, deleting, lambda move: move()))
             elif isinstance(question, CatchUp):
-                self._opening.append((job, self._opener.submit(self._lm.newer), partial(self._catch_up, question)))
+                self._opening.append((job, self._deleter.submit(self._lm.newer), partial(self._catch_up, question)))
             else:
                 self._send(Result(job.ask.id, answer_to(self._lm, question, job.ask.owner)))
 

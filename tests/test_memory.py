@@ -15,6 +15,7 @@ from memlm.checkpoint import load_checkpoint, save_checkpoint
 from memlm.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput, NotFound
 from memlm.language_model import LanguageModel, load
+from memlm.memory import Memory
 from memlm.params import GenerateRequest, MemoryParams
 
 PROMPT = "the memory of a model can"
@@ -117,6 +118,28 @@ def test_a_deleted_document_contributes_to_no_answer(model_folder, own_store):
         assert token.logprob == pytest.approx(expected_V.max(), abs=2e-3)
         with pytest.raises(NotFound, match=loud):
             lm.delete_documents([loud])
+
+
+def test_what_was_deleted_stays_silent_in_a_store_that_was_opened_before(model_folder, own_store):
+    with load(model_folder, [own_store]) as lm:
+        opened, loud = Memory.open(own_store, lm.checkpoint), lm.search(PROMPT, k=1)[0].document_id
+        lm.delete_documents([loud])
+        lm.take_in(opened, replace=True)
+        assert loud not in {neighbor.document_id for neighbor in lm.search(PROMPT, k=4000)}
+
+
+@pytest.mark.parametrize("name", ["store", "twin"])
+def test_what_is_deleted_is_silent_in_a_store_that_is_loaded_meanwhile(model_folder, own_store, monkeypatch, name):
+    with load(model_folder, [own_store]) as lm:
+        loud, deleting = lm.search(PROMPT, k=1)[0].document_id, lm.memory().datastore.deleting
+
+        def slowly(document_ids):
+            lm.take_in(Memory.open(own_store, lm.checkpoint, name), replace=True)
+            return deleting(document_ids)
+
+        monkeypatch.setattr(lm.memory().datastore, "deleting", slowly)
+        lm.delete_documents([loud])
+        assert loud not in {neighbor.document_id for neighbor in lm.search(PROMPT, k=4000, store=name)}
 
 
 def test_a_store_whose_documents_are_all_deleted_leaves_the_model(model_folder, own_store):

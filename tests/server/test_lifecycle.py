@@ -22,9 +22,10 @@ from running import RunningServer, cpu_seconds, family_of, forker_of, is_alive, 
 
 from memlm.async_client import AsyncClient
 from memlm.client import Client
-from memlm.errors import DeadlineExceeded, InvalidInput, NotFound, Overloaded, Unavailable
+from memlm.errors import Corrupt, DeadlineExceeded, InvalidInput, NotFound, Overloaded, Unavailable
 from memlm.events import FinishReason, TokenStream
 from memlm.index.lock import committing
+from memlm.index.manifest import CURRENT
 from memlm.language_model import load
 from memlm.server.config import ServerConfig
 
@@ -295,6 +296,30 @@ def test_who_deletes_while_another_commits_waits_and_nobody_else_does(
                 deleting.result(0.2)
         assert deleting.result(30).num_documents == 1
         assert client.search("store", "the memory of a model", k=1)[0].document_id != stored
+
+
+def test_who_deletes_need_not_wait_until_another_datastore_is_open(
+    tmp_path: Path, model_folder: Path, own_store: Path
+) -> None:
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    os.mkfifo(slow / "manifest")  # opens once somebody writes to it
+    (slow / CURRENT).write_text("manifest 0")
+    with (
+        RunningServer(tmp_path / "log", model_folder, own_store, options=("--store-dir", str(tmp_path))) as server,
+        Client(server.address) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        loading = pool.submit(client.datastores.load, str(slow))
+        with pytest.raises(StillWaiting):
+            loading.result(0.5)
+        stored = client.search("store", "the memory of a model", k=1)[0].document_id
+        try:
+            assert client.datastores.delete_documents("store", [stored], timeout_s=30).num_documents == 1
+        finally:
+            (slow / "manifest").write_bytes(b"")
+        with pytest.raises(Corrupt):
+            loading.result(30)
 
 
 def run_serve(*options: str, model: Path) -> subprocess.CompletedProcess[str]:
