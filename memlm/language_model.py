@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -52,6 +53,7 @@ class LanguageModel:
         self.checkpoint = checkpoint
         self.sessions = Sessions(checkpoint) if sessions is None else sessions
         self._memories: dict[str, Memory] = {}
+        self._retired: list[weakref.ref[Memory]] = []
         for name, path in stores.items() if isinstance(stores, Mapping) else (("", path) for path in stores):
             memory = Memory.open(path, checkpoint, name)
             if memory.name in self._memories:
@@ -190,8 +192,8 @@ class LanguageModel:
 
         def move() -> DeleteReport:
             memory.datastore.adopt(newer)
-            for other in self._memories.values():  # the same folder by another name, or opened anew meanwhile
-                if other is not memory and other.datastore.path.samefile(memory.datastore.path):
+            for other in self._asked():  # the same folder by another name, or opened anew meanwhile
+                if other.datastore.path.resolve() == memory.datastore.path.resolve():
                     other.datastore.refresh()
             return DeleteReport(memory.name, newer.manifest.number, deleted.num_documents, deleted.num_entries)
 
@@ -210,14 +212,17 @@ class LanguageModel:
             memory.datastore.close()
             raise AlreadyExists(f"a datastore {memory.name!r} is loaded already; ask for its replacement (replace)")
         memory.datastore.refresh()
+        if memory.name in self._memories:
+            self._retire(self._memories[memory.name])
         self._memories[memory.name] = memory
         return memory.info
 
     def unload_datastore(self, name: str) -> StoreInfo:
         """Lets go of a datastore, once what runs has come to its end. Its files stay."""
-        info = self.memory(name).info
+        memory = self.memory(name)
+        self._retire(memory)
         del self._memories[name]
-        return info
+        return memory.info
 
     def get_datastore(self, name: str | None = None) -> StoreInfo:
         """What is known of a loaded datastore; of no name, the only one."""
@@ -232,11 +237,21 @@ class LanguageModel:
     def newer(self) -> list[Callable[[], bool]]:
         """Opens what others have committed, in any thread; what it gives moves on to it, each in one step."""
         found: list[Callable[[], bool]] = []
-        for memory in tuple(self._memories.values()):
+        for memory in self._asked():
             with suppress(MemlmError, OSError):
                 if newer := memory.datastore.newer():
                     found.append(partial(memory.datastore.adopt, newer))
         return found
+
+    def _retire(self, memory: Memory) -> None:
+        """Nobody new asks it; what runs may go on asking it, so it follows what is committed as long as it is held."""
+        held = [retired for retired in self._retired if retired() is not None]
+        self._retired = [*held, weakref.ref(memory)]
+
+    def _asked(self) -> tuple[Memory, ...]:
+        """The datastores in service, and those that something may have begun with; in any thread."""
+        retired = [retired() for retired in tuple(self._retired)]
+        return (*tuple(self._memories.values()), *(memory for memory in retired if memory is not None))
 
     def memory(self, name: str | None = None) -> Memory:
         """The loaded datastore of that name; of no name, the only one.

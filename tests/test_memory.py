@@ -14,6 +14,7 @@ from memlm.build import build_index
 from memlm.checkpoint import load_checkpoint, save_checkpoint
 from memlm.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput, NotFound
+from memlm.index.datastore import Datastore
 from memlm.language_model import LanguageModel, load
 from memlm.memory import Memory
 from memlm.params import GenerateRequest, MemoryParams
@@ -140,6 +141,25 @@ def test_what_is_deleted_is_silent_in_a_store_that_is_loaded_meanwhile(model_fol
         monkeypatch.setattr(lm.memory().datastore, "deleting", slowly)
         lm.delete_documents([loud])
         assert loud not in {neighbor.document_id for neighbor in lm.search(PROMPT, k=4000, store=name)}
+
+
+def test_what_is_deleted_is_silent_in_a_generation_whose_store_was_replaced_meanwhile(model_folder, own_store):
+    with load(model_folder, [own_store]) as lm:
+        stream = lm.generate(PROMPT, temperature=0, max_tokens=4, k=50, neighbors=50)
+        loud = next(stream).neighbors[0].document_id
+        lm.load_datastore(own_store, replace=True)
+        lm.delete_documents([loud])
+        assert loud not in {neighbor.document_id for token in stream for neighbor in token.neighbors}
+
+
+def test_what_another_process_deletes_is_silent_in_a_generation_whose_store_was_unloaded(model_folder, own_store):
+    with load(model_folder, [own_store]) as lm:
+        stream = lm.generate(PROMPT, temperature=0, max_tokens=4, k=50, neighbors=50)
+        loud = next(stream).neighbors[0].document_id
+        lm.unload_datastore("store")
+        Datastore.open(own_store).delete([loud])
+        lm.refresh()
+        assert loud not in {neighbor.document_id for token in stream for neighbor in token.neighbors}
 
 
 def test_a_store_whose_documents_are_all_deleted_leaves_the_model(model_folder, own_store):
