@@ -275,8 +275,8 @@ class Attention(nn.Module):
 
 
 class _Widened(threading.local):
-    """Keys or values in a wider type, until the next ones: in memory that each thread keeps: the system would have
-    to clear new memory for every layer.
+    """Keys or values in a wider type, until the next ones. Each thread keeps the memory that they lie in: new memory
+    the system would have to clear for every layer.
     """
 
     def __init__(self) -> None:
