@@ -1,7 +1,7 @@
 """k-means for the lists of an inverted file.
 
 A round puts each point of a sample to its nearest centroid, and moves the centroids into the middle of their points.
-The first rounds go by a part of the sample, which is as good as four rounds by all of it, for two thirds of the time.
+The first rounds go by a part of the sample, which is hardly worse than four rounds by all of it, for less of the time.
 Once the centroids are near their places, points find them by groups of centroids (`ListFinder`): at two million
 entries training takes half as long, and its lists are as good (docs/log.md, 2026-11-23).
 """

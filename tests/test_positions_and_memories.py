@@ -156,19 +156,12 @@ def test_rows_of_unequal_lengths_read_as_if_they_were_alone(decoder):
     assert state.length_B == [12, 26, 18]
 
 
-@pytest.mark.usefixtures("multiplied")
-def test_what_is_read_in_inference_mode_hinders_nobody_who_reads_without_it():
-    decoder, tokens = Decoder(plain("rotary")).eval(), torch.tensor([tokens_of(6)])
-
-    def read(mode) -> torch.Tensor:
-        with mode:
-            state = decoder.new_state(capacity=8)
-            decoder(tokens[:, :5], state)
-            return decoder(tokens[:, 5:], state)[0]
-
-    with ThreadPoolExecutor(1) as fresh:  # a thread that keeps nothing yet
-        inferred, plainly = fresh.submit(read, torch.inference_mode()), fresh.submit(read, torch.no_grad())
-    assert torch.equal(inferred.result(), plainly.result())
+def test_threads_that_read_at_once_do_not_widen_into_the_same_memory():
+    mine_NSd, theirs_NSd = torch.ones(2, 3, 4).bfloat16(), torch.zeros(2, 3, 4).bfloat16()
+    widened_NSd = attention._widened(mine_NSd, torch.float32)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(attention._widened, theirs_NSd, torch.float32).result()
+    assert torch.equal(widened_NSd, mine_NSd.float())
 
 
 def test_a_reset_row_is_as_good_as_new_and_the_others_do_not_notice(decoder):
