@@ -17,7 +17,7 @@ from jaxtyping import Float, Float16, Float32, Int64
 from memlm.index.arrays import Picked
 from memlm.index.cores import num_cores
 from memlm.index.neighbours import Neighbours, nearest_of
-from memlm.index.threads import PARALLEL_QUERIES, Rows, blocks, faiss_threads, matrix_products, share, side_by_side
+from memlm.index.threads import PARALLEL_QUERIES, Rows, faiss_threads, matrix_products, share, shares, side_by_side
 
 BLOCK_ROWS = 65_536  # in work at a time, shared out among the cores
 SPARE = 8  # candidates beyond k, for near ties that rounding may swap
@@ -42,7 +42,7 @@ def exact_neighbours(
         return _nearest_by_all(queries_QD, widened(keys_ND[:]), values_N, k)
     best = Neighbours.none(len(queries_QD), k)
     with matrix_products():
-        for _, found in side_by_side(search, blocks(len(keys_ND), share(BLOCK_ROWS))):
+        for _, found in side_by_side(search, shares(len(keys_ND), BLOCK_ROWS)):
             best = nearest_of([best, found], k)
     return best
 

@@ -23,7 +23,7 @@ from memlm.index.errors import Corrupt
 from memlm.index.ivf import VALUE_BITS, create_index, inner, keys_are_codes, transformed
 from memlm.index.list_finder import ListFinder
 from memlm.index.progress import Progress
-from memlm.index.threads import Rows, blocks, share, side_by_side
+from memlm.index.threads import Rows, blocks, share, shares, side_by_side
 
 BLOCK_ROWS, GROUP_ROWS = 32_768, 131_072  # in work at a time, shared out among the cores
 LIST_BYTES = 4
@@ -81,7 +81,7 @@ def _assign(
         closing(GrowingArray(lists_path, "<i4", None)) as lists,
         closing(GrowingArray(codes_path, "u1", ivf.code_size)) as codes,
     ):
-        for (_, end), (lists_N, codes_NC) in side_by_side(assign, blocks(len(keys_ND), share(BLOCK_ROWS))):
+        for (_, end), (lists_N, codes_NC) in side_by_side(assign, shares(len(keys_ND), BLOCK_ROWS)):
             lists.append(lists_N)
             if codes_NC is not None:
                 codes.append(codes_NC)

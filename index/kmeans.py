@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from memlm.index.list_finder import ListFinder, table_of
-from memlm.index.threads import Rows, blocks, share, side_by_side
+from memlm.index.threads import Rows, shares, side_by_side
 
 POINTS_PER_LIST = 39  # Faiss warns below that and drops what is above 256
 FIRST_POINTS, FIRST_ROUNDS = 10, 2  # points a list, and rounds with so many, each point compared with all centroids
@@ -61,7 +61,7 @@ def moved(
         return sums_LD, counts_L
 
     total_LD, totals_L1 = np.zeros_like(centroids_LD), np.zeros((nlist, 1), np.float32)
-    for _, (sums_LD, counts_L) in side_by_side(added_up, blocks(len(points_ND), share(BLOCK_ROWS))):
+    for _, (sums_LD, counts_L) in side_by_side(added_up, shares(len(points_ND), BLOCK_ROWS)):
         total_LD += sums_LD
         totals_L1[:, 0] += counts_L
     return np.where(totals_L1 > 0, total_LD / np.maximum(totals_L1, 1), centroids_LD)

@@ -15,6 +15,7 @@ from memlm.index.cores import num_cores
 PARALLEL_QUERIES = 8
 BY_PRODUCTS_FROM = 800  # queries times dimensions times threads (facebookresearch/faiss pull request 5109)
 LEAST_SHARES = 2  # the memory of larger parts is new each time, and its pages cost a fifth of the time
+LEAST_ROWS = 1024  # what is less is not shared out
 MOST_SHARES = 8  # smaller parts would take longer; with more cores more rows are in work
 _FAISS_DEFAULT = faiss.cvar.distance_compute_blas_threshold
 
@@ -77,6 +78,15 @@ def side_by_side(work: Callable[[Rows], Done], parts: Iterable[Rows]) -> Iterato
 def share(rows: int) -> int:
     """How many rows each core has in work at a time."""
     return max(1, rows // min(max(num_cores(), LEAST_SHARES), MOST_SHARES))
+
+
+def shares(num_rows: int, in_work: int) -> Iterator[Rows]:
+    """All rows, a part for each core in turn, no larger than its share of what may be in work: parts of one size, so
+    that no core is left to wait while another has the last.
+    """
+    most = share(in_work)
+    parts = num_cores() * -(-num_rows // (most * num_cores()))
+    return blocks(num_rows, max(-(-num_rows // max(1, parts)), min(most, LEAST_ROWS)))
 
 
 def blocks(num_rows: int, size: int) -> Iterator[Rows]:

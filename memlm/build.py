@@ -9,15 +9,17 @@ interrupted.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32
+from jaxtyping import Bool, Float
 
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus, Document
@@ -35,7 +37,7 @@ from memlm.progress import Progress, silent
 from memlm.quality import KeyCheck, Quality, check_keys, make_trial, measure_quality, scale_free_temperature
 from memlm.windows import Window, blocks_of, check_stride
 
-BLOCK_WINDOWS = 128
+BLOCK_WINDOWS, BLOCK_TOKENS = 128, 32_768  # at most: after so much of reading it survives a kill
 TOKENIZED_DOCUMENTS, TOKENIZED_CHARACTERS = 64, 1 << 18
 TARGET, TARGET_IN_MEMORY = 0.95, 0.99
 UNTUNED = KnnDefaults(k=64, lam=0.25, temperature=1.0, tuned_on=None)
@@ -225,23 +227,22 @@ def _write_entries(
     progress: Progress,
 ) -> int:
     """Streams the corpus through the model into the writer; gives the number of entries."""
-    entries, bytes_read, total, reader = 0, 0, corpus.num_bytes, Reader(checkpoint.decoder)
-    for block in blocks_of(_placed_windows(checkpoint, corpus, spec), BLOCK_WINDOWS):
-        size = sum(len(placed.window.targets_N) for placed in block)
-        if writer.is_resumed(size):
-            reader.skip([placed.window for placed in block])
-            for placed in block:
+    entries, bytes_read, total = 0, 0, corpus.num_bytes
+    windows = max(1, min(BLOCK_WINDOWS, BLOCK_TOKENS // spec.context))
+    blocks, ahead = itertools.tee(blocks_of(_placed_windows(checkpoint, corpus, spec), windows))
+    with closing(_read(Reader(checkpoint.decoder), ahead, writer.num_resumed_entries, spec.prune)) as reads:
+        for block, read in zip(blocks, reads, strict=True):
+            for placed, new in zip(block, read, strict=True):
                 _begin(placed, writer, replace=replace)
-                writer.replay(placed.window.targets_N)
-        else:
-            read = _read(reader, [placed.window for placed in block], spec.prune)
-            for placed, (keys_ND, pruned_N) in zip(block, read, strict=True):
-                _begin(placed, writer, replace=replace)
-                writer.append(keys_ND, placed.window.targets_N, pruned_N)
-            writer.checkpoint()
-        entries += size
-        bytes_read += sum(placed.starts.num_bytes for placed in block if placed.starts)
-        progress("read", bytes_read, max(total, bytes_read), f"{entries:,} entries")
+                if new is None:
+                    writer.replay(placed.window.targets_N)
+                else:
+                    writer.append(new.keys_ND, placed.window.targets_N, new.pruned_N)
+            if read[-1] is not None:
+                writer.checkpoint()
+            entries += _size(block)
+            bytes_read += sum(placed.starts.num_bytes for placed in block if placed.starts)
+            progress("read", bytes_read, max(total, bytes_read), f"{entries:,} entries")
     return entries
 
 
@@ -275,15 +276,37 @@ def _together(corpus: Corpus) -> Iterator[list[Document]]:
         yield documents
 
 
+class _New(NamedTuple):
+    """The keys of a window, and which of its entries are pruned, where any are to be."""
+
+    keys_ND: Float[np.ndarray, "N D"]
+    pruned_N: Bool[np.ndarray, " N"] | None
+
+
 def _read(
-    reader: Reader, windows: list[Window], prune: float | None
-) -> Iterator[tuple[Float32[np.ndarray, "N D"], Bool[np.ndarray, " N"] | None]]:
-    """The keys of windows, and which entries are pruned, where any are to be."""
+    reader: Reader, blocks: Iterator[list[_Placed]], num_resumed_entries: int, prune: float | None
+) -> Generator[list[_New] | list[None], None, None]:
+    """What is new of each window, block by block: nothing where an interrupted build has left the entries."""
+    entries = 0
+    for block in blocks:
+        entries += _size(block)
+        if entries > num_resumed_entries:
+            blocks = itertools.chain([block], blocks)
+            break
+        reader.skip([placed.window for placed in block])
+        yield [None] * len(block)
+    windows = ([placed.window for placed in block] for block in blocks)
     if prune is None:
-        yield from ((keys_ND, None) for keys_ND in reader.keys(windows))
+        for keys in reader.keys_of_blocks(windows):
+            yield [_New(keys_ND, None) for keys_ND in keys]
         return
-    for read in reader.predictions(windows):
-        yield read.keys_ND, read.logprobs_N >= np.float32(math.log(prune))
+    for predictions in map(reader.predictions, windows):
+        yield [_New(read.keys_ND, read.logprobs_N >= np.float32(math.log(prune))) for read in predictions]
+
+
+def _size(block: list[_Placed]) -> int:
+    """How many entries a block makes."""
+    return sum(len(placed.window.targets_N) for placed in block)
 
 
 def _begin(placed: _Placed, writer: StoreWriter, *, replace: bool) -> None:

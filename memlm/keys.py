@@ -6,13 +6,15 @@ is in the order of the windows.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float16, Float32, Int64
 from torch import Tensor
 
 from memlm.model import Decoder, DecoderState
@@ -21,6 +23,9 @@ from memlm.windows import Window, segments_of, windows_of
 BATCH_TOKENS = 1024  # what lies between two layers of a narrow model fits into a core's cache
 PIECE_TOKENS = 1024  # of a longer window that is read in turn with other work
 LOGITS_ROWS = 1024  # whose log-probabilities over the vocabulary are held at once
+
+_T = TypeVar("_T")
+_Begun = tuple[list[int], Callable[[], list[_T]]]  # places of windows, and what waits for what is read of them
 
 
 class Prediction(NamedTuple):
@@ -34,31 +39,26 @@ class Prediction(NamedTuple):
     hidden_ND: Float[Tensor, "N D"] | None = None
 
 
-def keys_of(decoder: Decoder, windows: Sequence[Window]) -> list[Float32[np.ndarray, "N D"]]:
-    """The keys of every window's new positions: what a datastore is built from. The cheapest pass there is."""
-    keys: list[np.ndarray] = [np.empty(0)] * len(windows)
-
-    def read(places: list[int], tokens_BT: Int64[Tensor, "B T"]) -> None:
-        for place, keys_TD in zip(places, decoder.keys(tokens_BT), strict=True):
-            keys[place] = _new_positions(keys_TD, windows[place]).float().numpy()
-
-    _side_by_side(read, batches_of(windows))
-    return keys
+def _keys(decoder: Decoder, windows: list[Window], tokens_BT: Int64[Tensor, "B T"]) -> list[np.ndarray]:
+    keys_BTD = decoder.keys(tokens_BT).half()
+    return [_new_positions(*each).numpy() for each in zip(keys_BTD, windows, strict=True)]
 
 
 def predictions_of(decoder: Decoder, windows: Sequence[Window], *, hidden: bool = False) -> list[Prediction]:
     """Keys and log-probabilities of every window's targets, in float32, and final `hidden` states if asked for."""
-    predictions: list[Prediction | None] = [None] * len(windows)
+    return next(_side_by_side(partial(_predictions, decoder, hidden=hidden), [windows]))
 
-    def read(places: list[int], tokens_BT: Int64[Tensor, "B T"]) -> None:
-        hidden_BTD, keys_BTD = decoder(tokens_BT)
-        for row, place in enumerate(places):
-            window = windows[place]
-            hidden_ND, keys_ND = (_new_positions(each[row], window) for each in (hidden_BTD, keys_BTD))
-            predictions[place] = _prediction(decoder, hidden_ND, keys_ND, window.targets_N, hidden=hidden)
 
-    _side_by_side(read, batches_of(windows))
-    return [prediction for prediction in predictions if prediction is not None]
+def _predictions(
+    decoder: Decoder, windows: list[Window], tokens_BT: Int64[Tensor, "B T"], *, hidden: bool
+) -> list[Prediction]:
+    hidden_BTD, keys_BTD = decoder(tokens_BT)
+    return [
+        _prediction(
+            decoder, _new_positions(hidden_TD, window), _new_positions(keys_TD, window), window.targets_N, hidden=hidden
+        )
+        for window, hidden_TD, keys_TD in zip(windows, hidden_BTD, keys_BTD, strict=True)
+    ]
 
 
 def _prediction(
@@ -91,12 +91,19 @@ class Reader:
         self._state: DecoderState | None = None
         self._skipped: list[Window] = []
 
-    def keys(self, windows: Sequence[Window]) -> list[Float32[np.ndarray, "N D"]]:
-        """The keys of every window's new positions: what a datastore is built from. The cheapest pass there is."""
+    def keys(self, windows: Sequence[Window]) -> list[Float16[np.ndarray, "N D"]]:
+        """The keys of every window's new positions, as a datastore keeps them. The cheapest pass there is."""
+        return next(self.keys_of_blocks([windows]))
+
+    def keys_of_blocks(self, blocks: Iterable[Sequence[Window]]) -> Iterator[list[Float16[np.ndarray, "N D"]]]:
+        """The same, of one block of windows after another; the next ones are read while those of one are used."""
         if not self._decoder.config.is_segmented:
-            return keys_of(self._decoder, windows)
-        with torch.inference_mode():
-            return [self._decoder.keys(*self._next(window))[0].float().numpy() for window in windows]
+            yield from _side_by_side(partial(_keys, self._decoder), blocks)
+            return
+        for windows in blocks:
+            with torch.inference_mode():
+                keys = [self._decoder.keys(*self._next(window))[0].half().numpy() for window in windows]
+            yield keys
 
     def predictions(self, windows: Sequence[Window], *, hidden: bool = False) -> list[Prediction]:
         """Keys and log-probabilities of every window's targets, in float32, and final `hidden` states if asked for."""
@@ -207,28 +214,43 @@ def batches_of(windows: Sequence[Window]) -> Iterator[tuple[list[int], Int64[Ten
 
 
 def _side_by_side(
-    read: Callable[[list[int], Tensor], None], batches: Iterable[tuple[list[int], Int64[Tensor, "B T"]]]
-) -> None:
-    """Reads as many batches at a time as torch has threads, each on a core of its own: they share no product, and so
-    never wait for each other (docs/log.md, 2026-11-22).
+    read: Callable[[list[Window], Tensor], list[_T]], blocks: Iterable[Sequence[Window]]
+) -> Iterator[list[_T]]:
+    """What is read of every window, block by block; the next block is read while one is used. As many batches at a time
+    as torch has threads, each on a core of its own: they share no product, and so never wait for each other
+    (docs/log.md, 2026-11-22).
     """
-    todo, threads = list(batches), torch.get_num_threads()
-    together = min(threads, len(todo))
+    threads, ahead = torch.get_num_threads(), deque[tuple[int, list[_Begun[_T]]]]()
 
     @torch.inference_mode()
-    def alone(batch: tuple[list[int], Tensor]) -> None:
-        torch.set_num_threads(threads // together)
-        read(*batch)
+    def alone(windows: list[Window], tokens_BT: Tensor, share: int) -> list[_T]:
+        torch.set_num_threads(share)
+        return read(windows, tokens_BT)
 
-    if together < 2:
-        for batch in todo:
-            alone(batch)
-        return
+    def begun(windows: Sequence[Window]) -> Iterator[_Begun[_T]]:
+        batches = list(batches_of(windows))
+        share = threads // max(1, min(threads, len(batches)))
+        for places, tokens_BT in batches:
+            work = partial(alone, [windows[place] for place in places], tokens_BT, share)
+            yield places, work if len(batches) == 1 else pool.submit(work).result
+
+    pool = ThreadPoolExecutor(threads)
     try:
-        with ThreadPoolExecutor(together) as pool:
-            list(pool.map(alone, todo))
+        for windows in blocks:
+            ahead.append((len(windows), list(begun(windows))))
+            if len(ahead) > 1:
+                yield _in_order(*ahead.popleft())
+        while ahead:
+            yield _in_order(*ahead.popleft())
     finally:
+        pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)  # MKL has one number for all threads
+
+
+def _in_order(count: int, begun: list[_Begun[_T]]) -> list[_T]:
+    """What was read of so many windows, as soon as all of it is."""
+    read = {place: each for places, result in begun for place, each in zip(places, result(), strict=True)}
+    return [read[place] for place in range(count)]
 
 
 def _new_positions(states_TD: Float[Tensor, "T D"], window: Window) -> Float[Tensor, "N D"]:

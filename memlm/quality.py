@@ -160,7 +160,8 @@ def check_keys(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0) -
         places_N = np.arange(len(tokens_n))
         ids.append(first + places_N)
         sides.append(np.stack([first + np.maximum(places_N - 1, 0), first + np.minimum(places_N + 1, size - 1)]))
-    keys_ND, ids_N, sides_2N = np.concatenate(keys), np.concatenate(ids), np.concatenate(sides, axis=1)
+    keys_ND = np.concatenate(keys, dtype=np.float32)
+    ids_N, sides_2N = np.concatenate(ids), np.concatenate(sides, axis=1)
     own_N = _distances(keys_ND, datastore.keys(ids_N))
     beside_2N = np.stack([_distances(keys_ND, datastore.keys(each_N)) for each_N in sides_2N])
     beside_2N[sides_2N == ids_N] = np.inf

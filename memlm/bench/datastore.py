@@ -7,6 +7,7 @@ as temperature and a lam of a quarter, for every index alike.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -131,9 +132,10 @@ def _compute_keys(
                 checkpoint.decoder, checkpoint.tokenizer.encode(document.text), checkpoint.tokenizer.start_id
             )
         )
-        for block in blocks_of(windows, BLOCK_WINDOWS):
-            for window, keys_ND in zip(block, reader.keys(block), strict=True):
-                keys.append(keys_ND.astype(np.float16))
+        blocks, ahead = itertools.tee(blocks_of(windows, BLOCK_WINDOWS))
+        for block, read in zip(blocks, reader.keys_of_blocks(ahead), strict=True):
+            for window, keys_ND in zip(block, read, strict=True):
+                keys.append(keys_ND)
                 values.append(window.targets_N)
             progress("compute keys", min(keys.rows, wanted), wanted)
             if keys.rows >= wanted:
