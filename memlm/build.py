@@ -228,8 +228,7 @@ def _write_entries(
 ) -> int:
     """Streams the corpus through the model into the writer; gives the number of entries."""
     entries, bytes_read, total = 0, 0, corpus.num_bytes
-    windows = max(1, min(BLOCK_WINDOWS, BLOCK_TOKENS // spec.context))
-    blocks, ahead = itertools.tee(blocks_of(_placed_windows(checkpoint, corpus, spec), windows))
+    blocks, ahead = itertools.tee(blocks_of(_placed_windows(checkpoint, corpus, spec), windows_at_once(spec.context)))
     with closing(_read(Reader(checkpoint.decoder), ahead, writer.num_resumed_entries, spec.prune)) as reads:
         for block, read in zip(blocks, reads, strict=True):
             for placed, new in zip(block, read, strict=True):
@@ -244,6 +243,11 @@ def _write_entries(
             bytes_read += sum(placed.starts.num_bytes for placed in block if placed.starts)
             progress("read", bytes_read, max(total, bytes_read), f"{entries:,} entries")
     return entries
+
+
+def windows_at_once(context: int) -> int:
+    """How many windows of a model a block has."""
+    return max(1, min(BLOCK_WINDOWS, BLOCK_TOKENS // context))
 
 
 @dataclass(frozen=True, slots=True)

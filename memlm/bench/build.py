@@ -1,4 +1,4 @@
-"""How much of the bare forward pass a whole build keeps, and whether its memory grows with the corpus."""
+"""How much of a bare pass over the same windows a whole build keeps, and whether its memory grows with the corpus."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from memlm.bench.texts import alternately, library_texts, median_ratio, model_for, workplace
-from memlm.build import BLOCK_WINDOWS, BuildReport, build_index
+from memlm.build import BuildReport, build_index, windows_at_once
 from memlm.checkpoint import Checkpoint, load_checkpoint
 from memlm.corpus import Corpus
 from memlm.errors import InvalidInput
-from memlm.keys import batches_of
+from memlm.keys import Reader, batches_of
 from memlm.progress import Progress, silent
 from memlm.scoring import document_windows
 from memlm.tokenizer import Tokenizer
-from memlm.windows import blocks_of
+from memlm.windows import Window, blocks_of
 
 CORPUS_BYTES = 900_000
 POLL_S = 0.02
@@ -37,14 +39,17 @@ def bench_build(
     repeats: int,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """`build_over_forward` is tokens/s of the whole build over tokens/s of the same windows' bare forward pass, both
-    with the first documents of the `given` corpus that have so many `entries`, or with some of the standard library:
-    then memory is measured as well.
+    """Tokens/s of the whole build over tokens/s of two bare passes that throw the keys away: `build_over_forward`, of
+    the model's forward pass in batches that torch spreads over the cores; `build_over_reading`, of the build's own way
+    to read, with a batch on each core. All with the first documents of the `given` corpus that have so many `entries`,
+    or with some of the standard library: then memory is measured as well.
 
     Raises InvalidInput where the corpus has fewer.
     """
     with workplace() as folder:
-        texts = library_texts(folder / "texts", CORPUS_BYTES)
+        texts = folder / "texts"
+        if given is None or model is None:
+            library_texts(texts, CORPUS_BYTES)
         path = model_for(model, folder / "model", texts)
         checkpoint = load_checkpoint(path)
         if given is not None:
@@ -71,24 +76,27 @@ def _rates(checkpoint: Checkpoint, texts: Path, store: Path, repeats: int, progr
     reports: list[BuildReport] = []
     count = itertools.count(1)
 
-    def bare() -> float:
-        progress("forward and build", next(count), 2 * repeats)
-        return _forward_rate(checkpoint, texts)
+    def bare(work: Callable[[Checkpoint, list[list[Window]]], float]) -> float:
+        progress("passes and builds", next(count), 3 * repeats)
+        return _pace(checkpoint, texts, work)
 
     def whole() -> float:
-        progress("forward and build", next(count), 2 * repeats)
+        progress("passes and builds", next(count), 3 * repeats)
         shutil.rmtree(store, ignore_errors=True)
         reports.append(build_index(checkpoint, Corpus([texts]), store))
         return reports[-1].tokens_per_s
 
-    forward, build = alternately(repeats, bare, whole)
-    ratio, least, most = median_ratio(build, forward)
-    return {
-        "entries": reports[-1].entries,
-        "build_over_forward": ratio,
-        "build_over_forward_least": least,
-        "build_over_forward_most": most,
-        "forward_tokens_per_s": statistics.median(forward),
+    forward, reading, build = alternately(repeats, partial(bare, _forward), partial(bare, _read), whole)
+    figures: dict[str, Any] = {"entries": reports[-1].entries}
+    for name, alone in (("forward", forward), ("reading", reading)):
+        ratio, least, most = median_ratio(build, alone)
+        figures |= {
+            f"build_over_{name}": ratio,
+            f"build_over_{name}_least": least,
+            f"build_over_{name}_most": most,
+            f"{name}_tokens_per_s": statistics.median(alone),
+        }
+    return figures | {
         "build_tokens_per_s": statistics.median(build),
         "check_seconds_not_counted": statistics.median(report.check_seconds for report in reports),
     }
@@ -110,17 +118,29 @@ def _memory(model: Path, texts: Path, folder: Path, progress: Progress) -> dict[
     }
 
 
-def _forward_rate(checkpoint: Checkpoint, texts: Path) -> float:
-    """Tokens/s of the keys of the very windows that a build reads, in batches that torch spreads over the cores, and
-    thrown away.
-    """
+def _pace(checkpoint: Checkpoint, texts: Path, work: Callable[[Checkpoint, list[list[Window]]], float]) -> float:
+    """Tokens/s of a pass over the very windows that a build reads, in its blocks."""
     windows = [window for document in Corpus([texts]) for window in document_windows(checkpoint, document.text)]
-    blocks = [[tokens_BT for _, tokens_BT in batches_of(block)] for block in blocks_of(windows, BLOCK_WINDOWS)]
+    seconds = work(checkpoint, list(blocks_of(windows, windows_at_once(checkpoint.decoder.config.context_length))))
+    return sum(len(window.targets_N) for window in windows) / seconds
+
+
+def _forward(checkpoint: Checkpoint, blocks: list[list[Window]]) -> float:
+    """Seconds of computing all keys, in batches that torch spreads over the cores."""
+    batches = [[tokens_BT for _, tokens_BT in batches_of(block)] for block in blocks]
     begin = time.perf_counter()
     with torch.inference_mode():
-        for tokens_BT in itertools.chain.from_iterable(blocks):
+        for tokens_BT in itertools.chain.from_iterable(batches):
             checkpoint.decoder.keys(tokens_BT)
-    return sum(len(window.targets_N) for window in windows) / (time.perf_counter() - begin)
+    return time.perf_counter() - begin
+
+
+def _read(checkpoint: Checkpoint, blocks: list[list[Window]]) -> float:
+    """Seconds of computing all keys as a build does."""
+    begin = time.perf_counter()
+    for _ in Reader(checkpoint.decoder).keys_of_blocks(blocks):
+        pass
+    return time.perf_counter() - begin
 
 
 def _peak_memory(model: Path, texts: Path, store: Path) -> tuple[int, int]:

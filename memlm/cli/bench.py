@@ -32,7 +32,7 @@ def build(
     repeats: Repeats = 3,
     json: options.Json = False,
 ) -> None:
-    """Tokens/s of a whole build over tokens/s of the bare forward pass; without TEXT, peak memory at 1x and 4x too."""
+    """Tokens/s of a whole build over those of bare passes of the model; without TEXT, peak memory at 1x and 4x too."""
     from memlm.bench.build import bench_build
     from memlm.corpus import Corpus
 
