@@ -17,7 +17,7 @@ from memlm.index.exact import refined
 from memlm.index.ivf import nlist_of
 from memlm.index.manifest import KnnDefaults, Manifest
 from memlm.index.neighbours import Neighbours, nearest_of
-from memlm.index.segment import ROW_BITS, Segment
+from memlm.index.segment import Segment
 
 SELF_QUERIES, SELF_K, MOST_LOST = 256, 32, 0.25
 
@@ -130,12 +130,10 @@ class View:
         found: list[Place | None] = [None] * len(ids)
         for segment, mine in self._parted(ids):
             rows = ids[mine] - segment.base_id
-            there = (rows >= 0) & (rows < segment.record.entries)
-            numbers = segment.document_at(np.where(there, rows, 0)).tolist()
+            numbers = segment.document_at(rows).tolist()
             documents = segment.documents.at_each(numbers)
-            for place, row, number, is_there in zip(np.flatnonzero(mine), rows.tolist(), numbers, there, strict=True):
-                if is_there:
-                    found[place] = _place(segment, documents[number], row)
+            for place, row, number in zip(np.flatnonzero(mine), rows.tolist(), numbers, strict=True):
+                found[place] = _place(segment, documents[number], row)
         for id_, told in zip(ids.tolist(), found, strict=True):
             if told is None:
                 raise NotFound(
@@ -148,7 +146,7 @@ class View:
         for segment in self._segments:
             if 0 <= (row := first_id - segment.base_id) < segment.record.entries:
                 return segment.values_N[row : row + num_entries].astype(np.int64)
-        raise NotFound(f"no entry {first_id} in {self.path}", kind="entry", name=str(first_id))
+        raise self._no_entry(first_id)
 
     def tokens(self, document_id: str, start: int = 0, stop: int | None = None) -> Int64[np.ndarray, " N"]:
         """The stored values of a document from token `start` to `stop`. Raises NotFound for a document that is not
@@ -185,9 +183,9 @@ class View:
         return nearest.take(np.argsort(distances_1N, axis=1, kind="stable")[:, :k])
 
     def values(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
-        """The values of some entries of this store."""
+        """The values of some entries. Raises NotFound, naming it, for one that is not of this store."""
         values_N = np.empty(len(ids), np.int64)
-        for segment, mine in self._parted(ids):
+        for segment, mine in self._parted(ids, every=True):
             values_N[mine] = segment.values_N[ids[mine] - segment.base_id]
         return values_N
 
@@ -247,9 +245,9 @@ class View:
             yield from (before.documents.at(row).id for row in np.flatnonzero(after.dead & ~before.dead).tolist())
 
     def keys(self, ids: Int64[np.ndarray, " N"]) -> Float32[np.ndarray, "N D"]:
-        """The stored keys of some entries of this store."""
+        """The stored keys of some entries. Raises NotFound, naming it, for one that is not of this store."""
         keys_ND = np.empty((len(ids), self.dim), np.float32)
-        for segment, mine in self._parted(ids):
+        for segment, mine in self._parted(ids, every=True):
             keys_ND[mine] = segment.stored_keys()[ids[mine] - segment.base_id]
         return keys_ND
 
@@ -280,12 +278,23 @@ class View:
             return []
         return [f"{self.path}: {lost} of {len(ids)} stored positions do not find themselves; build the store anew"]
 
-    def _parted(self, ids: Int64[np.ndarray, "*S"]) -> Iterator[tuple[Segment, Bool[np.ndarray, "*S"]]]:
-        """The segments that some entries are of, and which of them are of each."""
+    def _parted(
+        self, ids: Int64[np.ndarray, "*S"], *, every: bool = False
+    ) -> Iterator[tuple[Segment, Bool[np.ndarray, "*S"]]]:
+        """The segments that some entries are of, and which of them are of each. Raises NotFound where `every` one is
+        to be of this store, and is not.
+        """
+        strange = np.ones(ids.shape, bool)
         for segment in self._segments:
-            mine = (ids >> ROW_BITS) == segment.record.number
+            mine = (ids >= segment.base_id) & (ids < segment.base_id + segment.record.entries)
             if mine.any():
+                strange &= ~mine
                 yield segment, mine
+        if every and strange.any():
+            raise self._no_entry(int(ids[strange][0]))
+
+    def _no_entry(self, entry_id: int) -> NotFound:
+        return NotFound(f"no entry {entry_id} in {self.path}", kind="entry", name=str(entry_id))
 
     def _rounded(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Float32[np.ndarray, "Q D"]:
         """The queries, rounded to float16 as the keys were."""

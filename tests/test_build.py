@@ -1,6 +1,7 @@
 """From a corpus to a datastore, and what is measured of it."""
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from conftest import SHAPE
 from reference import decode_plainly
 
 from memlm import build as build_module
-from memlm.build import UNTUNED, add_to_index, build_index, compact_index
+from memlm.build import UNTUNED, add_to_index, build_index, compact_index, windows_at_once
 from memlm.corpus import Corpus
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, StorageFull
 from memlm.estimate import estimate_build
@@ -78,6 +79,22 @@ def test_a_killed_build_goes_on_and_ends_with_the_same_entries(model_folder, cor
     assert 0 < resumed.resumed_entries < resumed.entries == whole.entries
     for name in ("keys.npy", "values.npy", "starts.npy"):
         np.testing.assert_array_equal(read(tmp_path / "cut", name), read(tmp_path / "whole", name))
+
+
+def test_a_build_that_is_stopped_leaves_no_thread_at_work(model_folder, corpus_folder, tmp_path):
+    def stop(phase: str, done: int, total: int | None, note: str = "") -> None:
+        raise Killed
+
+    before = threading.enumerate()
+    with pytest.raises(Killed) as stopped:  # who holds what was raised holds all that was begun
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s", progress=stop)
+    assert threading.enumerate() == before, stopped
+
+
+@pytest.mark.parametrize(("context", "windows"), [(16, 128), (256, 128), (1024, 32), (2048, 16), (131_072, 1)])
+def test_what_a_kill_may_cost_is_bounded_in_tokens_too(monkeypatch, context, windows):
+    monkeypatch.setattr(build_module, "BLOCK_WINDOWS", 128)
+    assert windows_at_once(context) == windows
 
 
 def test_a_smaller_stride_gives_more_context_and_the_same_values(model_folder, corpus_folder, tmp_path):

@@ -1,3 +1,6 @@
+import threading
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -24,6 +27,54 @@ def test_keys_in_batches_equal_keys_one_by_one(checkpoint, monkeypatch, batch_to
         rounding_ND = np.abs(np.spacing(keys_ND)).astype(np.float32) / 2
         assert keys_ND.dtype == np.float16
         assert (np.abs(keys_ND - expected_ND) <= rounding_ND + 2e-4 + 2e-4 * np.abs(expected_ND)).all()
+
+
+def test_blocks_are_read_in_their_order_and_the_next_one_while_one_is_used(checkpoint, monkeypatch):
+    monkeypatch.setattr(keys_module, "BATCH_TOKENS", 30)
+    blocks = [windows_for(checkpoint, length) for length in (40, 3, 61, 1, 25)]  # also ones of a single batch
+    pulled = []
+
+    def pull():
+        for block in blocks:
+            pulled.append(block)
+            yield block
+
+    reader = Reader(checkpoint.decoder)
+    for number, keys in enumerate(reader.keys_of_blocks(pull()), start=1):
+        assert len(pulled) == min(number + 1, len(blocks))
+        for read, expected in zip(keys, reader.keys(blocks[number - 1]), strict=True):
+            np.testing.assert_array_equal(read, expected)
+    assert number == len(blocks)
+
+
+def test_who_stops_does_not_wait_for_what_has_not_begun(checkpoint, monkeypatch):
+    monkeypatch.setattr(keys_module, "BATCH_TOKENS", 1)  # a window a batch
+    decoder, threads, begun, go_on = checkpoint.decoder, torch.get_num_threads(), [], threading.Event()
+    first, second = windows_for(checkpoint, 20), windows_for(checkpoint, 200)
+
+    def keys(tokens_BT, keys=decoder.keys):
+        begun.append(tokens_BT)
+        assert len(begun) <= len(first) or go_on.wait(10)
+        return keys(tokens_BT)
+
+    monkeypatch.setattr(decoder, "keys", keys)
+    reads = Reader(decoder).keys_of_blocks([first, second])
+    next(reads)
+    timer = threading.Timer(0.5, go_on.set)
+    timer.start()
+    reads.close()
+    timer.join()
+    assert len(begun) <= len(first) + threads < len(first) + len(second)
+    assert torch.get_num_threads() == threads
+
+
+def test_what_fails_in_a_batch_is_told_and_the_threads_are_given_back(checkpoint, monkeypatch):
+    monkeypatch.setattr(keys_module, "BATCH_TOKENS", 1)
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(checkpoint.decoder, "keys", partial(checkpoint.decoder.keys, wrong=True))
+    with pytest.raises(TypeError, match="wrong"):
+        Reader(checkpoint.decoder).keys(windows_for(checkpoint, 40))
+    assert torch.get_num_threads() == threads
 
 
 def test_predictions_are_keys_and_the_targets_logprobs(checkpoint):

@@ -36,13 +36,14 @@ def bench_build(
     given: Corpus | None = None,
     *,
     entries: int | None = None,
+    dtype: str = "float32",
     repeats: int,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Tokens/s of the whole build over tokens/s of two bare passes that throw the keys away: `build_over_forward`, of
     the model's forward pass in batches that torch spreads over the cores; `build_over_reading`, of the build's own way
     to read, with a batch on each core. All with the first documents of the `given` corpus that have so many `entries`,
-    or with some of the standard library: then memory is measured as well.
+    or with some of the standard library: then memory is measured as well, in float32.
 
     Raises InvalidInput where the corpus has fewer.
     """
@@ -51,7 +52,7 @@ def bench_build(
         if given is None or model is None:
             library_texts(texts, CORPUS_BYTES)
         path = model_for(model, folder / "model", texts)
-        checkpoint = load_checkpoint(path)
+        checkpoint = load_checkpoint(path, dtype=dtype)
         if given is not None:
             texts = _first_documents(given, checkpoint.tokenizer, entries, folder / "given.jsonl")
         figures = _rates(checkpoint, texts, folder / "store", repeats, progress)

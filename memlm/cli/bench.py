@@ -29,6 +29,7 @@ def build(
     entries: Annotated[
         int | None, typer.Option(help="As many of its first documents as have so many tokens (default: all).")
     ] = None,
+    dtype: options.Dtype = "float32",
     repeats: Repeats = 3,
     json: options.Json = False,
 ) -> None:
@@ -40,7 +41,7 @@ def build(
         raise InvalidInput("entries are counted in texts of yours; give TEXT", field="entries")
     with ConsoleProgress() as progress:
         figures = bench_build(
-            model, Corpus(texts) if texts else None, entries=entries, repeats=repeats, progress=progress
+            model, Corpus(texts) if texts else None, entries=entries, dtype=dtype, repeats=repeats, progress=progress
         )
     _tell("bench build", figures, json=json)
 

@@ -3,12 +3,13 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from random_stores import DEFAULTS, IVF, Corpus, fill, spec
+from random_stores import DEFAULTS, DIM, IVF, Corpus, fill, spec
 
 from memlm.index.datastore import Datastore
 from memlm.index.durable import checksum_of
-from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, Locked, NotFound
+from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, Locked, NotFound
 from memlm.index.lock import writing
 from memlm.index.manifest import KnnDefaults
 from memlm.index.writer import StoreWriter
@@ -61,6 +62,31 @@ def test_two_documents_of_one_name_are_refused(tmp_path):
         writer.begin_document("twice")
         with pytest.raises(AlreadyExists, match="twice"):
             writer.begin_document("twice")
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2"])
+@pytest.mark.parametrize("key", [np.nan, np.inf, -np.inf, 65_520, -65_520])
+def test_a_key_that_float16_cannot_hold_is_refused(tmp_path, key, dtype):
+    keys_ND = np.ones((3, DIM))
+    with StoreWriter.create(tmp_path / "s", spec()) as writer:
+        writer.begin_document("doc")
+        keys_ND[1, 2] = key
+        with pytest.raises(InvalidInput, match="not finite in float16"), np.errstate(over="ignore"):
+            writer.append(keys_ND.astype(dtype), np.arange(3))
+        keys_ND[1, 2] = 65_519 * np.sign(key) if np.isfinite(key) else 0.0  # which is still rounded to 65,504
+        writer.append(keys_ND.astype(dtype), np.arange(3))
+        with writer.commit(defaults=DEFAULTS) as store:
+            assert np.array_equal(store.keys(store.sample(3, 0)), keys_ND.astype(np.float16))
+
+
+def test_an_entry_of_another_store_has_neither_key_nor_value(make, corpus):
+    with make(corpus) as store:
+        ids = store.sample(3, 0)
+        for ask in (store.keys, store.values):
+            assert len(ask(ids)) == 3
+            for strange in (0, 2, -1, (1 << 40) + len(corpus.values_N), (7 << 40) + 1):
+                with pytest.raises(NotFound, match=f"no entry {strange} in"):
+                    ask(np.array([*ids, strange]))
 
 
 def test_deleting_what_is_not_there_deletes_nothing(make, corpus):
