@@ -244,7 +244,7 @@ def _side_by_side(
             yield _in_order(*ahead.popleft())
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)  # MKL has one number for all threads
+        torch.set_num_threads(threads)  # a thread that begins has as many as were set last, by whomever
 
 
 def _in_order(count: int, begun: list[_Begun[_T]]) -> list[_T]:

@@ -1,4 +1,5 @@
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -69,11 +70,12 @@ def test_who_stops_does_not_wait_for_what_has_not_begun(checkpoint, monkeypatch)
 
 def test_what_fails_in_a_batch_is_told_and_the_threads_are_given_back(checkpoint, monkeypatch):
     monkeypatch.setattr(keys_module, "BATCH_TOKENS", 1)
-    before = torch.__config__.parallel_info()
+    threads = torch.get_num_threads()
     monkeypatch.setattr(checkpoint.decoder, "keys", partial(checkpoint.decoder.keys, wrong=True))
     with pytest.raises(TypeError, match="wrong"):
         Reader(checkpoint.decoder).keys(windows_for(checkpoint, 40))
-    assert torch.__config__.parallel_info() == before
+    with ThreadPoolExecutor(1) as later:
+        assert torch.get_num_threads() == later.submit(torch.get_num_threads).result() == threads
 
 
 def test_predictions_are_keys_and_the_targets_logprobs(checkpoint):
