@@ -81,7 +81,9 @@ def test_a_killed_build_goes_on_and_ends_with_the_same_entries(model_folder, cor
         np.testing.assert_array_equal(read(tmp_path / "cut", name), read(tmp_path / "whole", name))
 
 
-def test_a_build_that_is_stopped_leaves_no_thread_at_work(model_folder, corpus_folder, tmp_path):
+def test_a_build_that_is_stopped_leaves_no_thread_at_work(model_folder, corpus_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("memlm.keys.BATCH_TOKENS", 1)  # else a block would be one batch, which no other thread reads
+
     def stop(phase: str, done: int, total: int | None, note: str = "") -> None:
         raise Killed
 
