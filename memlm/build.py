@@ -166,7 +166,7 @@ def compact_index(
     done = compact(store, progress)
     if checkpoint:
         with Datastore.open(store) as datastore:
-            _judge(datastore, checkpoint, seed=datastore.manifest.spec.seed)
+            _judge(datastore, checkpoint, seed=datastore.manifest.spec.seed, progress=progress)
     return done
 
 
@@ -194,8 +194,8 @@ def _fill(
     entries = _write_entries(writer, checkpoint, corpus, spec, replace=replace, progress=progress)
     with writer.commit(progress, defaults=UNTUNED) as datastore:
         seconds = time.perf_counter() - begin
-        key_check = check_keys(datastore, checkpoint, seed=spec.seed)
-        quality = _judge(datastore, checkpoint, seed=spec.seed)
+        key_check = check_keys(datastore, checkpoint, seed=spec.seed, progress=progress)
+        quality = _judge(datastore, checkpoint, seed=spec.seed, progress=progress)
         if not spec.keep_keys:
             datastore.drop_keys()
         check_seconds = time.perf_counter() - begin - seconds
@@ -319,12 +319,12 @@ def _begin(placed: _Placed, writer: StoreWriter, *, replace: bool) -> None:
         writer.begin_document(document.id, title=document.title, metadata=document.metadata, replace=replace)
 
 
-def _judge(datastore: Datastore, checkpoint: Checkpoint, *, seed: int) -> Quality:
+def _judge(datastore: Datastore, checkpoint: Checkpoint, *, seed: int, progress: Progress) -> Quality:
     """Measures the index against exact search, and gives a store that was never tuned a temperature of the right
     scale.
     """
     memory = Memory(datastore, checkpoint)
-    trial = make_trial(memory, checkpoint, seed=seed)
+    trial = make_trial(memory, checkpoint, seed=seed, progress=progress)
     if datastore.defaults.tuned_on is None:
         datastore.save_defaults(
             dataclasses.replace(datastore.defaults, temperature=scale_free_temperature(memory, trial))

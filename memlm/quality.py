@@ -23,13 +23,14 @@ from memlm.index.choice import agreement, mean_and_error
 from memlm.index.datastore import Datastore
 from memlm.index.neighbours import Neighbours, Searcher
 from memlm.interpolation import mix_targets, neighbor_logweights, target_logprobs
-from memlm.keys import Reader, document_windows, predictions_of
+from memlm.keys import Prediction, Reader, document_windows, predictions_of
 from memlm.memory import Memory
 from memlm.params import MemoryParams
+from memlm.progress import Progress, silent
 from memlm.retrieval import Retrieval
-from memlm.windows import Window
+from memlm.windows import Window, blocks_of
 
-NUM_WINDOWS = 64
+NUM_WINDOWS, WINDOWS_AT_ONCE = 64, 16
 QUERIES_PER_WINDOW = 8
 NUM_DOCUMENTS, WINDOWS_PER_DOCUMENT = 16, 2
 ALIGNED, FOUND, FOUND_BY_CODES = 0.99, 0.95, 0.75
@@ -106,10 +107,10 @@ class Trial:
     unpruned: Neighbours | None = None
 
 
-def make_trial(memory: Memory, checkpoint: Checkpoint, *, seed: int = 0) -> Trial:
+def make_trial(memory: Memory, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> Trial:
     """Some positions of the store's documents, with as many exact neighbours as the store is asked for."""
     datastore, k = memory.datastore, memory.datastore.defaults.k
-    queries = sample_queries(datastore, checkpoint, seed=seed)
+    queries = sample_queries(datastore, checkpoint, seed=seed, progress=progress)
     exact = _leave_one_out(datastore, datastore.exact(), queries, k)
     alone_Q = ~(exact.ids_QK >= 0).any(axis=1)
     if alone_Q.any():
@@ -148,11 +149,13 @@ def measure_quality(memory: Memory, trial: Trial) -> Quality:
     )
 
 
-def check_keys(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0) -> KeyCheck:
+def check_keys(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> KeyCheck:
     """Reads the beginnings of some documents again, and holds the keys that come out against those in the store."""
     spec, start_id = datastore.manifest.spec, checkpoint.tokenizer.start_id
     keys, ids, sides = [], [], []
-    for document in datastore.sample_documents(NUM_DOCUMENTS, seed):
+    documents = datastore.sample_documents(NUM_DOCUMENTS, seed)
+    for number, document in enumerate(documents):
+        progress("check keys", number, len(documents))
         first, size = document.first_id, document.num_entries
         tokens_n = datastore.tokens(document.document_id, 0, WINDOWS_PER_DOCUMENT * spec.context)
         windows = list(document_windows(checkpoint.decoder, tokens_n, start_id, spec.stride))
@@ -160,6 +163,7 @@ def check_keys(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0) -
         places_N = np.arange(len(tokens_n))
         ids.append(first + places_N)
         sides.append(np.stack([first + np.maximum(places_N - 1, 0), first + np.minimum(places_N + 1, size - 1)]))
+    progress("check keys", len(documents), len(documents))
     keys_ND = np.concatenate(keys, dtype=np.float32)
     ids_N, sides_2N = np.concatenate(ids), np.concatenate(sides, axis=1)
     own_N = _distances(keys_ND, datastore.keys(ids_N))
@@ -209,14 +213,20 @@ def scale_free_temperature(memory: Memory, trial: Trial) -> float:
     return float(np.median(nearest_Q)) / 2 if len(nearest_Q) else 1.0
 
 
-def sample_queries(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0) -> Queries:
+def sample_queries(
+    datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent
+) -> Queries:
     """A few hundred positions, in short runs at random places, each read with all the context the model takes."""
     ids = datastore.sample(NUM_WINDOWS, seed)
     windows = [
         _window_ending_at(datastore, checkpoint, place.document_id, place.token_offset)
         for place in datastore.locate(ids)
     ]
-    predictions = predictions_of(checkpoint.decoder, windows)
+    predictions = list[Prediction]()
+    for some in blocks_of(windows, WINDOWS_AT_ONCE):
+        progress("measure quality", len(predictions), len(windows))
+        predictions += predictions_of(checkpoint.decoder, some)
+    progress("measure quality", len(windows), len(windows))
     sizes = [len(window.targets_N) for window in windows]
     return Queries(
         ids_Q=np.concatenate([np.arange(last + 1 - size, last + 1) for last, size in zip(ids, sizes, strict=True)]),

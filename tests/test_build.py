@@ -93,6 +93,23 @@ def test_a_build_that_is_stopped_leaves_no_thread_at_work(model_folder, corpus_f
     assert threading.enumerate() == before, stopped
 
 
+def test_a_build_tells_how_far_it_is_until_all_is_checked(model_folder, corpus_folder, tmp_path):
+    told: dict[str, list[tuple[int, int | None]]] = {}
+
+    def tell(phase: str, done: int, total: int | None, note: str = "") -> None:
+        told.setdefault(phase, []).append((done, total))
+
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s", index="IVF16,SQfp16", progress=tell)
+    assert list(told) == [
+        "read", "train index", "assign to lists", "add to index", "judge index", "check files", "check keys",
+        "measure quality",
+    ]  # fmt: skip
+    for steps in told.values():
+        assert steps == sorted(steps)
+        assert steps[-1][0] == steps[-1][1]
+    assert min(len(told["check keys"]), len(told["measure quality"])) > 2
+
+
 @pytest.mark.parametrize(("context", "windows"), [(16, 128), (256, 128), (1024, 32), (2048, 16), (131_072, 1)])
 def test_what_a_kill_may_cost_is_bounded_in_tokens_too(monkeypatch, context, windows):
     monkeypatch.setattr(build_module, "BLOCK_WINDOWS", 128)

@@ -258,7 +258,8 @@ def _key_problems(datastore: Any, model: Path) -> list[str]:
 
     checkpoint = load_checkpoint(model)
     Memory(datastore, checkpoint)
-    return check_keys(datastore, checkpoint).problems(str(datastore.path))
+    with ConsoleProgress() as progress:
+        return check_keys(datastore, checkpoint, progress=progress).problems(str(datastore.path))
 
 
 def _estimate(
