@@ -3,7 +3,7 @@
     with StoreWriter.create("store", spec) as writer:        # memlm.index.writer
         writer.begin_document("a.txt")
         writer.append(keys_ND, values_N)
-        datastore = writer.commit(defaults=defaults)
+        datastore = writer.commit()
     datastore.search(queries_QD, k=8)                         # memlm.index.datastore
 
 Names are loaded when they are first used, so that `memlm.index.errors` can be had without Faiss.

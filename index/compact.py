@@ -48,7 +48,7 @@ def compact(path: str | Path, progress: Progress = silent) -> Compacted:
         done = 0
         for segment in before.segments:
             done = _copy(segment, writer, done, before.num_entries, progress)
-        with writer.commit(progress, defaults=before.defaults) as after:
+        with writer.commit(progress) as after:
             return Compacted(segments, deleted, after.num_entries, size, after.bytes_on_disk)
 
 

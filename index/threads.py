@@ -15,7 +15,7 @@ from memlm.index.cores import num_cores
 PARALLEL_QUERIES = 8
 BY_PRODUCTS_FROM = 800  # queries times dimensions times threads (facebookresearch/faiss pull request 5109)
 LEAST_SHARES = 2  # the memory of larger parts is new each time, and its pages cost a fifth of the time
-LEAST_ROWS = 1024  # what is less is not shared out
+LEAST_ROWS = 1024  # of a part: fewer take hardly less time
 MOST_SHARES = 8  # smaller parts would take longer; with more cores more rows are in work
 _FAISS_DEFAULT = faiss.cvar.distance_compute_blas_threshold
 

@@ -4,7 +4,7 @@
         writer.begin_document("a.txt")
         writer.append(keys_ND, values_N)      # or writer.replay(values_N) for what an interrupted build left
         writer.checkpoint()
-        datastore = writer.commit(defaults=defaults)
+        datastore = writer.commit()
 
 Work lies in `building/` until the commit moves it into place; `building.json` tells what for, and how much of it a
 kill leaves standing. Who resumes streams the whole corpus again: what is on disk already is compared, the rest
@@ -54,6 +54,7 @@ from memlm.index.progress import Progress, silent
 from memlm.index.segment import DOCUMENTS, INDEX, KEYS, PRUNED, STARTS, VALUES, Segment
 
 NOT_FINITE = np.uint16(0x7C00)  # the bits of a float16's exponent: all are set in infinity and in what is no number
+UNTUNED_K, UNTUNED_LAM = 64, 0.25
 ABOUT_INDEX = ("index", "seed", "target", "max_memory", "keep_keys")
 OURS = re.compile(rf"({CURRENT}|{JOURNAL}|manifest-\d+\.json)(\.tmp)?|{SEGMENTS}|{BUILDING}|{LOCK}|{COMMIT_LOCK}")
 
@@ -80,6 +81,7 @@ class StoreWriter:
         self._resumed_values = np.load(self._work / VALUES, mmap_mode="r") if rows else np.empty(0, np.uint32)
         self._entries = 0
         self._starts: list[int] = []
+        self._scale = 1.0
         if not rows:
             self.checkpoint()
 
@@ -197,9 +199,10 @@ class StoreWriter:
             self._pruned.sync()
         write_whole(self.path / JOURNAL, Journal(self._task, self._number, self._keys.rows, self.spec).encode())
 
-    def commit(self, progress: Progress = silent, *, defaults: KnnDefaults) -> Datastore:
-        """Builds the index and makes the segment count; gives the store, open. A store's own defaults stay as they are,
-        and what was committed while this was written stands: what is deleted stays deleted.
+    def commit(self, progress: Progress = silent, *, defaults: KnnDefaults | None = None) -> Datastore:
+        """Builds the index and makes the segment count; gives the store, open. A new store's defaults are untuned ones
+        if not given, with a temperature of its keys' own scale. A store's own stay as they are, and what was committed
+        while this was written stands: what is deleted stays deleted.
 
         Raises InvalidInput where there is no entry, Incompatible where a resumed corpus ended early.
         """
@@ -305,6 +308,8 @@ class StoreWriter:
                 keep_keys=self.spec.keep_keys, seed=seed, progress=progress,
             )  # fmt: skip
         if factory == FLAT:
+            if self.base is None:
+                self._scale = Trial.of(keys_ND, values_N, starts, seed=seed).temperature
             return {"index": factory, "nprobe": 0}
         trained = train_ivf(factory, keys_ND, seed=seed, progress=progress)
         write_ivf(self._work / INDEX, trained, keys_ND, values_N, progress=progress)
@@ -312,15 +317,17 @@ class StoreWriter:
         if not self.spec.keep_keys:
             index.keys_ND = None
         progress("judge index", 0, 1)
-        settled = Trial.of(keys_ND, values_N, starts, seed=seed).settle(index, self.spec.target)
+        trial = Trial.of(keys_ND, values_N, starts, seed=seed)
+        settled, self._scale = trial.settle(index, self.spec.target), trial.temperature
         progress("judge index", 1, 1)
         told = tuple(asdict(each) for each in (*tried, settled))
         return {"index": factory, "nprobe": settled.nprobe, "rerank": settled.rerank, "tried": told}
 
-    def _successor(self, record: SegmentRecord, defaults: KnnDefaults) -> Manifest:
+    def _successor(self, record: SegmentRecord, defaults: KnnDefaults | None) -> Manifest:
         """What follows the manifest of now, which may be a later one than that of the beginning."""
         if self.base is None:
-            return Manifest(1, self.spec, (record,), defaults)
+            untuned = KnnDefaults(k=UNTUNED_K, lam=UNTUNED_LAM, temperature=self._scale, tuned_on=None)
+            return Manifest(1, self.spec, (record,), defaults or untuned)
         with Datastore.open(self.path) as now:
             number = now.manifest.number + 1
             if self._task == ADD:

@@ -29,7 +29,7 @@ from memlm.index.choice import codes_within
 from memlm.index.compact import Compacted, compact
 from memlm.index.datastore import Datastore
 from memlm.index.ivf import choose_index
-from memlm.index.manifest import JOURNAL, KnnDefaults, StoreSpec
+from memlm.index.manifest import JOURNAL, StoreSpec
 from memlm.index.writer import StoreWriter
 from memlm.keys import Reader, default_stride, document_windows
 from memlm.memory import Memory
@@ -40,7 +40,6 @@ from memlm.windows import Window, blocks_of, check_stride
 BLOCK_WINDOWS, BLOCK_TOKENS = 128, 32_768  # at most: after so much of reading it survives a kill
 TOKENIZED_DOCUMENTS, TOKENIZED_CHARACTERS = 64, 1 << 18
 TARGET, TARGET_IN_MEMORY = 0.95, 0.99
-UNTUNED = KnnDefaults(k=64, lam=0.25, temperature=1.0, tuned_on=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +169,20 @@ def compact_index(
     return done
 
 
+def finish_build(
+    store: str | Path, model: str | Path | Checkpoint, *, dtype: str = "float32", progress: Progress = silent
+) -> None:
+    """Does what a build that was killed behind its commit did not come to: the measure of its index, and giving up
+    keys that are not to be kept. Raises Incompatible for a model that did not build the store.
+    """
+    with Datastore.open(store) as datastore:
+        spec = datastore.manifest.spec
+        if datastore.manifest.quality is None:
+            _judge(datastore, _loaded(model, dtype), seed=spec.seed, progress=progress)
+        if not spec.keep_keys:
+            datastore.drop_keys()
+
+
 def _checked(prune: float | None) -> float | None:
     if prune is None or 0 < prune < 1:
         return prune
@@ -192,7 +205,7 @@ def _fill(
 ) -> BuildReport:
     begin, resumed = time.perf_counter(), writer.num_resumed_entries
     entries = _write_entries(writer, checkpoint, corpus, spec, replace=replace, progress=progress)
-    with writer.commit(progress, defaults=UNTUNED) as datastore:
+    with writer.commit(progress) as datastore:
         seconds = time.perf_counter() - begin
         key_check = check_keys(datastore, checkpoint, seed=spec.seed, progress=progress)
         quality = _judge(datastore, checkpoint, seed=spec.seed, progress=progress)
@@ -320,8 +333,8 @@ def _begin(placed: _Placed, writer: StoreWriter, *, replace: bool) -> None:
 
 
 def _judge(datastore: Datastore, checkpoint: Checkpoint, *, seed: int, progress: Progress) -> Quality:
-    """Measures the index against exact search, and gives a store that was never tuned a temperature of the right
-    scale.
+    """Measures the index against exact search, and gives a store that was never tuned a temperature of the scale that
+    its model's reading finds.
     """
     memory = Memory(datastore, checkpoint)
     trial = make_trial(memory, checkpoint, seed=seed, progress=progress)

@@ -46,7 +46,8 @@ def _keys(decoder: Decoder, windows: list[Window], tokens_BT: Int64[Tensor, "B T
 
 def predictions_of(decoder: Decoder, windows: Sequence[Window], *, hidden: bool = False) -> list[Prediction]:
     """Keys and log-probabilities of every window's targets, in float32, and final `hidden` states if asked for."""
-    return next(_side_by_side(partial(_predictions, decoder, hidden=hidden), [windows]))
+    (predictions,) = _side_by_side(partial(_predictions, decoder, hidden=hidden), [windows])
+    return predictions
 
 
 def _predictions(
@@ -93,7 +94,8 @@ class Reader:
 
     def keys(self, windows: Sequence[Window]) -> list[Float16[np.ndarray, "N D"]]:
         """The keys of every window's new positions, as a datastore keeps them. The cheapest pass there is."""
-        return next(self.keys_of_blocks([windows]))
+        (keys,) = self.keys_of_blocks([windows])
+        return keys
 
     def keys_of_blocks(self, blocks: Iterable[Sequence[Window]]) -> Iterator[list[Float16[np.ndarray, "N D"]]]:
         """The same, of one block of windows after another; the next ones are read while those of one are used."""

@@ -100,7 +100,7 @@ def _run(task: Task, tell: _Teller) -> JobReport:
     """Does it, or finds that it was done."""
     import torch
 
-    from memlm.build import add_to_index, build_index, compact_index
+    from memlm.build import add_to_index, build_index, compact_index, finish_build
     from memlm.corpus import Corpus
     from memlm.index.datastore import Datastore
     from memlm.index.manifest import CURRENT
@@ -118,6 +118,8 @@ def _run(task: Task, tell: _Teller) -> JobReport:
                 )
         elif not (task.path / CURRENT).exists():  # its folder is nobody else's: what is there was committed by it
             build_index(task.model, corpus, task.path, dtype=task.dtype, progress=tell.progress, **task.options)
+        else:
+            finish_build(task.path, task.model, dtype=task.dtype, progress=tell.progress)
     with Datastore.open(task.path) as store:
         return JobReport(
             store=task.store,

@@ -12,7 +12,7 @@ from conftest import SHAPE
 from reference import decode_plainly
 
 from memlm import build as build_module
-from memlm.build import UNTUNED, add_to_index, build_index, compact_index, windows_at_once
+from memlm.build import add_to_index, build_index, compact_index, windows_at_once
 from memlm.corpus import Corpus
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, StorageFull
 from memlm.estimate import estimate_build
@@ -108,6 +108,21 @@ def test_a_build_tells_how_far_it_is_until_all_is_checked(model_folder, corpus_f
         assert steps == sorted(steps)
         assert steps[-1][0] == steps[-1][1]
     assert min(len(told["check keys"]), len(told["measure quality"])) > 2
+
+
+@pytest.mark.parametrize("index", ["Flat", "IVF16,SQfp16"])
+def test_a_build_killed_in_its_checks_leaves_a_store_of_the_right_scale(model_folder, corpus_folder, tmp_path, index):
+    def kill(phase: str, done: int, total: int | None, note: str = "") -> None:
+        if phase == "check keys":
+            raise Killed
+
+    with pytest.raises(Killed):
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "killed", index=index, progress=kill)
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "whole", index=index)
+    with Datastore.open(tmp_path / "killed") as killed, Datastore.open(tmp_path / "whole") as whole:
+        assert killed.manifest.quality is None is killed.defaults.tuned_on
+        assert (killed.defaults.k, killed.defaults.lam) == (whole.defaults.k, whole.defaults.lam)
+        assert 0.7 < killed.defaults.temperature / whole.defaults.temperature < 1.4  # 1, the scale of no keys, is not
 
 
 @pytest.mark.parametrize(("context", "windows"), [(16, 128), (256, 128), (1024, 32), (2048, 16), (131_072, 1)])
@@ -220,7 +235,7 @@ def test_the_untuned_temperature_follows_the_scale_of_the_keys(store_folder, che
     with Datastore.open(store_folder) as store:
         memory = Memory(store, checkpoint)
         assert store.defaults.temperature == scale_free_temperature(memory, make_trial(memory, checkpoint)) > 0
-        assert (store.defaults.k, store.defaults.lam, store.defaults.tuned_on) == (UNTUNED.k, UNTUNED.lam, None)
+        assert (store.defaults.k, store.defaults.lam, store.defaults.tuned_on) == (64, 0.25, None)
 
 
 def test_tuning_finds_the_best_and_keeps_it(model_folder, corpus_folder, tmp_path):

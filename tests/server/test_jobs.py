@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
 
 import grpc
@@ -39,6 +40,7 @@ from memlm.index.manifest import sign, signed
 from memlm.language_model import LanguageModel
 from memlm.operations import JobState, Operation
 from memlm.questions import NewDocument
+from memlm.server.index_worker import BUILD, Task, _run, _Teller
 
 NEW = [NewDocument(f"new-{n}", make_text(100 + n, 60), metadata={"number": n}) for n in range(3)]
 
@@ -539,3 +541,27 @@ def test_what_the_server_was_started_with_is_not_replaced(
         with pytest.raises(Incompatible, match="choose another name"):
             client.datastores.load(str(second), "first", replace=True)
         assert Path(client.datastores.get("first").path) == first
+
+
+def test_a_build_killed_in_its_checks_is_finished_by_the_next_worker(model_folder, corpus_folder, tmp_path):
+    class Killed(Exception):
+        pass
+
+    def kill(phase: str, done: int, total: int | None, note: str = "") -> None:
+        if phase == "check keys":
+            raise Killed
+
+    options = {"index": "IVF16,SQfp16", "keep_keys": False}
+    with pytest.raises(Killed):
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s", progress=kill, **options)
+    with Datastore.open(tmp_path / "s") as store:
+        assert store.has_keys
+        assert store.manifest.quality is None
+    task = Task(BUILD, "s", tmp_path / "s", model_folder, corpus=(corpus_folder,), options=options, is_resumed=True)
+    ours, theirs = Pipe()
+    first, second = (_run(task, _Teller(theirs)) for _ in range(2))
+    assert ours.recv().phase == "measure quality"
+    with Datastore.open(tmp_path / "s") as store:
+        assert not store.has_keys
+        assert store.manifest.quality is not None
+        assert first.manifest == second.manifest == store.manifest.number  # the second found nothing to do
