@@ -560,6 +560,7 @@ def test_a_build_killed_in_its_checks_is_finished_by_the_next_worker(model_folde
     task = Task(BUILD, "s", tmp_path / "s", model_folder, corpus=(corpus_folder,), options=options, is_resumed=True)
     ours, theirs = Pipe()
     first, second = (_run(task, _Teller(theirs)) for _ in range(2))
+    assert ours.poll()
     assert ours.recv().phase == "measure quality"
     with Datastore.open(tmp_path / "s") as store:
         assert not store.has_keys
