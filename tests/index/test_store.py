@@ -71,8 +71,10 @@ def test_a_key_that_float16_cannot_hold_is_refused(tmp_path, key, dtype):
     with StoreWriter.create(tmp_path / "s", spec()) as writer:
         writer.begin_document("doc")
         keys_ND[1, 2] = key
-        with pytest.raises(InvalidInput, match="not finite in float16"), np.errstate(over="ignore"):
-            writer.append(keys_ND.astype(dtype), np.arange(3))
+        with np.errstate(over="ignore"):
+            beyond_ND = keys_ND.astype(dtype)
+        with pytest.raises(InvalidInput, match="not finite in float16"):
+            writer.append(beyond_ND, np.arange(3))
         keys_ND[1, 2] = 65_519 * np.sign(key) if np.isfinite(key) else 0.0  # which is still rounded to 65,504
         writer.append(keys_ND.astype(dtype), np.arange(3))
         with writer.commit(defaults=DEFAULTS) as store:
