@@ -1,9 +1,9 @@
 """Corpus -> datastore: tokens -> windows -> keys -> a committed segment.
 
 Work goes on in blocks of windows, in the order of the corpus: while one is written, the next is read, and after each
-what is done is made to survive a kill. An interrupted build reads the corpus again from its start, checks it against what is on disk, and computes
-only what is missing; since blocks are cut at the same places, it ends with the same entries as one that was never
-interrupted.
+what is done is made to survive a kill. An interrupted build reads the corpus again from its start, checks it against
+what is on disk, and computes only what is missing; since blocks are cut at the same places, it ends with the same
+entries as one that was never interrupted.
 """
 
 from __future__ import annotations
