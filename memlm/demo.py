@@ -14,8 +14,9 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from memlm.tune import TuneReport, tune
 STEPS = 900
 PROMPT = "import os\nimport sys\n\n\nclass "
 MAX_TOKENS = 120
+SERVING = "serving "  # how the line begins that tells where a server is
 BYTES_OF = {"test": 200_000, "valid": 150_000, "store": 2_000_000, "train": 6_000_000}
 # Not code to learn from: tests, tables of character codes, the generated text of pydoc's topics, packages of others.
 LEFT_OUT = {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "dist-packages", "__pycache__"}
@@ -149,19 +151,25 @@ def _ask(client: Client, seed: int, say: Any) -> list[Token]:
 
 @contextlib.contextmanager
 def started_server(model: Path, *stores: Path, options: Sequence[str] = ()) -> Iterator[str]:
-    """A server in a process of its own, on any free port; gives its address, and ends it whatever happens."""
+    """A server in a process of its own, on any free port; gives its address, and ends it whatever happens. What else it
+    says is passed on to standard error. Raises Unavailable where it ends before it serves, with what it said.
+    """
     command = [sys.executable, "-m", "memlm", "serve", "--model", str(model.resolve()), *options]
     for store in stores:
         command += ["--store", str(store.resolve())]
     process = subprocess.Popen(
         [*command, "--port", "0"], stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=model.resolve()
     )
+    listening: threading.Thread | None = None
     try:
         assert process.stderr is not None
-        line = process.stderr.readline()
-        if " at " not in line:
-            raise Unavailable(f"the server did not start: {line.strip() or 'it said nothing'}")
-        yield line.rpartition(" at ")[2].strip()
+        said = list(_until_it_serves(process.stderr))
+        if not said or not said[-1].startswith(SERVING):
+            raise Unavailable(f"the server did not start: {''.join(said).strip() or 'it said nothing'}")
+        _pass_on(said[:-1])
+        listening = threading.Thread(target=_pass_on, args=(process.stderr,), daemon=True)
+        listening.start()  # a pipe that nobody reads fills, and then the server stands still
+        yield said[-1].rpartition(" at ")[2].strip()
     finally:
         process.terminate()
         try:
@@ -169,8 +177,23 @@ def started_server(model: Path, *stores: Path, options: Sequence[str] = ()) -> I
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if listening is not None:
+            listening.join()
         if process.stderr is not None:
             process.stderr.close()
+
+
+def _until_it_serves(lines: Iterable[str]) -> Iterator[str]:
+    """What a server says up to the line that tells where it serves, that one included."""
+    for line in lines:
+        yield line
+        if line.startswith(SERVING):
+            return
+
+
+def _pass_on(lines: Iterable[str]) -> None:
+    for line in lines:
+        err.print(line.rstrip("\n"), markup=False, highlight=False)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from memlm.client import Client
+from memlm.demo import started_server
+from memlm.errors import Unavailable
+
+PIPE_BYTES = 65_536
 COMMAND = [sys.executable, "-m", "memlm", "demo", "--out", "demo"]
 
 
@@ -83,3 +88,23 @@ def test_a_folder_that_is_no_demos_is_left_alone(tmp_path):
     assert done.returncode == 1
     assert "--out" in done.stderr
     assert (tmp_path / "demo" / "notes").read_text() == "precious"
+
+
+def test_a_server_may_warn_before_it_serves_and_is_heard(model_folder, capfd):
+    with started_server(model_folder, options=("--host", "0.0.0.0")) as target, Client(target) as client:
+        client.wait_until_ready()
+        assert client.get_model().name == model_folder.name
+    assert "can be reached from other machines" in capfd.readouterr().err
+
+
+def test_a_server_that_says_much_does_not_stand_still(model_folder, capfd):
+    with started_server(model_folder, options=("--log-level", "info")) as target, Client(target) as client:
+        for _ in range(1200):  # more than a pipe holds
+            client.tokenize("once upon a time", timeout_s=20)
+    assert len(capfd.readouterr().err) > 2 * PIPE_BYTES
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path):
+    (tmp_path / "model").mkdir()
+    with pytest.raises(Unavailable, match=r"config\.json"), started_server(tmp_path / "model"):
+        pass
