@@ -96,7 +96,7 @@ def load_checkpoint(
     if dtype == torch.bfloat16 and not linear.multiplies_bfloat16():
         log.warning(
             "dtype is bfloat16, which this processor does not multiply: weights take half the memory of float32,"
-            " products many times as long; auto takes what is faster"
+            " products longer; auto takes what is faster"
         )
     folder = find_model(model)
     given = _read_json(folder)

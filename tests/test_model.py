@@ -1,10 +1,12 @@
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
 from reference import decode_plainly
 
 from memlm.errors import InvalidInput
-from memlm.model import Decoder, ModelConfig, linear
+from memlm.model import Decoder, ModelConfig, attention, linear
 from memlm.model.linear import ACTIVATIONS, Linear, can_pack
 
 SHAPES = {
@@ -121,3 +123,35 @@ def test_what_the_processor_cannot_pack_stays_as_it_is(monkeypatch):
         layer.pack()
         assert layer.packed is None
         torch.testing.assert_close(layer(inputs_RI), before_RO, atol=0, rtol=0)
+
+
+def test_bfloat16_that_is_only_emulated_is_attended_to_in_float32(decoder, monkeypatch):
+    rounded, tokens_BT = (
+        deepcopy(decoder).to(torch.bfloat16),
+        torch.tensor([tokens_of(decoder, 24, seed) for seed in (1, 2)]),
+    )
+    with torch.inference_mode():
+        exact_BTV = deepcopy(rounded).double().logits(deepcopy(rounded).double()(tokens_BT)[0])
+        errors = []
+        for emulated in (False, True):
+            monkeypatch.setattr(attention, "is_emulated", lambda some, e=emulated: e and some.dtype == torch.bfloat16)
+            errors.append((rounded.logits(rounded(tokens_BT)[0]) - exact_BTV).square().mean().sqrt() / exact_BTV.std())
+    plain, widened = errors
+    assert widened < 1.2 * plain
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("rows_at_once", [1, 7, 40])
+def test_bfloat16_that_is_only_emulated_is_multiplied_in_float32(monkeypatch, activation, bias, rows_at_once):
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(linear, "WIDENED_BYTES", 4 * 24 * rows_at_once)
+    torch.manual_seed(0)
+    layer, inputs_BTI = Linear(24, 40, bias=bias).to(torch.bfloat16), torch.randn(3, 5, 24).to(torch.bfloat16)
+    with torch.inference_mode():
+        expected_BTO = deepcopy(layer).float()(inputs_BTI.float(), activation).to(torch.bfloat16)
+        layer.pack()
+        torch.testing.assert_close(layer(inputs_BTI, activation), expected_BTO, atol=0, rtol=1e-2)  # a last bit
+    layer.unpack()  # as it was
+    layer(inputs_BTI).sum().backward()
+    assert layer.weight.grad is not None

@@ -12,6 +12,7 @@ from memlm.errors import Corrupt, Incompatible, InvalidInput
 from memlm.model import Compression, Decoder, DecoderState, Memorizing, ModelConfig, RopeScaling, attention
 from memlm.model.config import POSITIONS
 from memlm.model.sight import Sight
+from memlm.model.widening import widened
 
 SHAPE = ModelConfig(
     vocab_size=40, dim=16, num_layers=2, num_heads=4, num_kv_heads=2, ff_dim=20, context_length=6,
@@ -158,9 +159,9 @@ def test_rows_of_unequal_lengths_read_as_if_they_were_alone(decoder):
 
 def test_threads_that_read_at_once_do_not_widen_into_the_same_memory():
     mine_NSd, theirs_NSd = torch.ones(2, 3, 4).bfloat16(), torch.zeros(2, 3, 4).bfloat16()
-    widened_NSd = attention._widened(mine_NSd, torch.float32)
+    widened_NSd = widened(mine_NSd, torch.float32)
     with ThreadPoolExecutor(1) as other:
-        other.submit(attention._widened, theirs_NSd, torch.float32).result()
+        other.submit(widened, theirs_NSd, torch.float32).result()
     assert torch.equal(widened_NSd, mine_NSd.float())
 
 

@@ -6,7 +6,6 @@ Shapes: B batch, T new tokens, S places, H query heads, G key-value heads, d wid
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -18,14 +17,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from memlm.model.config import ModelConfig
-from memlm.model.linear import Linear
+from memlm.model.linear import Linear, is_emulated
 from memlm.model.memory_attention import Found, MemoryAttention, exact, unit
 from memlm.model.positions import SCORES, ScorePositions, rotate
 from memlm.model.state import DecoderState
 from memlm.model.step import Step
+from memlm.model.widening import WIDENED_BYTES, widened
 
 QUERY_BLOCK = 256
-WIDENED_BYTES = 8 << 20
 
 
 class Heads(NamedTuple):
@@ -164,6 +163,8 @@ class Attention(nn.Module):
 
     def _attend(self, query_BHTd: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, step: Step) -> Float[Tensor, "B H T d"]:
         """The fast way: no score depends on more than query, key, and a number for their distance."""
+        if not torch.is_grad_enabled() and query_BHTd.shape[2] > 1 and is_emulated(query_BHTd):
+            return self._attend(query_BHTd.float(), key_BGSd.float(), value_BGSd.float(), step).to(query_BHTd.dtype)
         if not torch.is_grad_enabled() and _products_are_faster(query_BHTd):
             return self._attend_in_blocks(query_BHTd, key_BGSd, value_BGSd, step)
         mask = step.sight.mask(self.window)
@@ -218,7 +219,7 @@ class Attention(nn.Module):
         blocks = [slice(begin, begin + size) for begin in range(0, len(query_Nrd), size)]
         scores_NrS, mixed_Nrd = query_Nrd.new_empty(*query_Nrd.shape[:2], S), torch.empty_like(query_Nrd)
         for heads in blocks:
-            torch.bmm(query_Nrd[heads], _widened(key_NSd[heads], wide).mT, out=scores_NrS[heads])
+            torch.bmm(query_Nrd[heads], widened(key_NSd[heads], wide).mT, out=scores_NrS[heads])
         scores_BGrS = scores_NrS.view(B, *groups, S)
         if step.bias_RHTS is not None:
             scores_BGrS += step.bias_RHTS.to(wide).view(-1, *groups, S)
@@ -226,7 +227,7 @@ class Attention(nn.Module):
             scores_BGrS.masked_fill_(hidden_RS[:, None, None], -torch.inf)
         weights_NrS = scores_NrS.softmax(dim=2)
         for heads in blocks:
-            torch.bmm(weights_NrS[heads], _widened(value_NSd[heads], wide), out=mixed_Nrd[heads])
+            torch.bmm(weights_NrS[heads], widened(value_NSd[heads], wide), out=mixed_Nrd[heads])
         return mixed_Nrd.to(query_BH1d.dtype).view(B, H, 1, d)
 
     def _attend_explicitly(
@@ -272,24 +273,6 @@ class Attention(nn.Module):
             return
         for row, count in enumerate(step.new_B):
             state.usage_LBS[self.layer, row, :S] += weights_BHTS[row, :, :count].detach().float().sum(dim=(0, 1))
-
-
-class _Widened(threading.local):
-    """Keys or values in a wider type, until the next ones. Each thread keeps the memory that they lie in: new memory
-    the system would have to clear for every layer.
-    """
-
-    def __init__(self) -> None:
-        self._kept = torch.empty(0, dtype=torch.uint8)
-
-    def __call__(self, some_NSd: Float[Tensor, "N S d"], wide: torch.dtype) -> Float[Tensor, "N S d"]:
-        size = some_NSd.numel() * wide.itemsize
-        if self._kept.numel() < size:
-            self._kept = torch.empty(max(WIDENED_BYTES, 1 << size.bit_length()), dtype=torch.uint8)
-        return self._kept[:size].view(wide).view(some_NSd.shape).copy_(some_NSd)
-
-
-_widened = _Widened()
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """A linear layer that multiplies by packed weights where it only predicts.
 
 The ordinary product reaches a quarter of the memory's bandwidth for one row and a third of the processor's peak for
-many (docs/log.md, 2026-11-21); oneDNN's product with weights laid out in its own blocks reaches most of both.
+many (docs/log.md, 2026-11-21); oneDNN's product with weights laid out in its own blocks reaches most of both. Where
+the processor only emulates bfloat16, its product takes as long again for each row, and many rows want float32.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from memlm.model.widening import WIDENED_BYTES, widened
+
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 ROWS_HINT = 16  # the layout that is best for 16 rows is best, or nearly, for one and for many
 SMALL_WEIGHT = 1 << 19  # below this many numbers, and for a row or two, calling oneDNN costs more than it saves
 FEW_ROWS = 4
+MANY_ROWS = 8  # from here on, widening bfloat16 weights costs less than emulating their product
 
 Activation: TypeAlias = Literal["relu", "gelu", "gelu_tanh"]
 # Each as oneDNN names it and its algorithm, and as torch does it by itself.
@@ -33,10 +37,14 @@ class Linear(nn.Linear):
     """`nn.Linear` with a second, packed form. `pack()` once the weights are final."""
 
     packed: Tensor | None = None
+    widens = False
 
     def pack(self) -> None:
-        """Lays the weights out for prediction; a large ordinary weight is given up. Elsewhere does nothing."""
+        """Lays the weights out for prediction; a large ordinary weight is given up. Where the processor only emulates
+        bfloat16, such weights are to be widened instead; elsewhere does nothing.
+        """
         if not can_pack(self.weight):
+            self.widens = is_emulated(self.weight)
             return
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().contiguous(), ROWS_HINT)
         if self.weight.numel() >= SMALL_WEIGHT:
@@ -46,6 +54,7 @@ class Linear(nn.Linear):
 
     def unpack(self) -> None:
         """Back to the ordinary form, to train or to save."""
+        self.widens = False
         if self.packed is not None:
             self.weight = nn.Parameter(self.packed.to_dense())
             self.packed = None
@@ -59,11 +68,25 @@ class Linear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "*P I"], activation: Activation | None = None) -> Float[Tensor, "*P O"]:
         """x W' + b, behind which an activation costs nothing where weights are packed."""
+        if self.widens and x.numel() >= MANY_ROWS * self.in_features and not torch.is_grad_enabled():
+            return self._widened(x, activation)
         if self.packed is None or (self.weight.numel() and x.numel() < FEW_ROWS * self.in_features):
             y = F.linear(x, self.weight, self.bias)
             return y if activation is None else ACTIVATIONS[activation][2](y)
         name, algorithm, _ = ("none", "", None) if activation is None else ACTIVATIONS[activation]
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, name, [], algorithm)
+
+    def _widened(self, x: Float[Tensor, "*P I"], activation: Activation | None) -> Float[Tensor, "*P O"]:
+        """The same in float32, some of the weights at a time."""
+        x_RI = x.reshape(-1, self.in_features).float()
+        y_RO = x.new_empty(len(x_RI), self.out_features)
+        bias_O, size = self._parameters["bias"], max(1, WIDENED_BYTES // (4 * self.in_features))
+        for begin in range(0, self.out_features, size):
+            some = slice(begin, begin + size)
+            bias_o = None if bias_O is None else bias_O[some].float()
+            y_Ro = F.linear(x_RI, widened(self.weight[some], torch.float32), bias_o)
+            y_RO[:, some] = y_Ro if activation is None else ACTIVATIONS[activation][2](y_Ro)
+        return y_RO.view(*x.shape[:-1], self.out_features)
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -76,6 +99,11 @@ def can_pack(weight: Tensor) -> bool:
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
+
+
+def is_emulated(some: Tensor) -> bool:
+    """Whether these are bfloat16 numbers of a processor that does not multiply such ones."""
+    return some.dtype == torch.bfloat16 and some.device.type == "cpu" and not multiplies_bfloat16()
 
 
 def multiplies_bfloat16() -> bool:
