@@ -95,8 +95,10 @@ class StoreWriter:
         path = Path(path)
         choose_index(spec.index, 0)
         if (path / CURRENT).exists():
+            unmeasured = read_manifest(path).quality is None
+            told = f"; its index was not measured: `memlm index verify {path} --model MODEL` does it" * unmeasured
             raise AlreadyExists(
-                f"there is a datastore at {path} already; choose another folder, or `memlm index add` to it"
+                f"there is a datastore at {path} already; choose another folder, or `memlm index add` to it{told}"
             )
         if path.exists() and (not path.is_dir() or any(not OURS.fullmatch(file.name) for file in path.iterdir())):
             raise AlreadyExists(f"{path} is there and is no unfinished datastore; choose another folder")
@@ -332,7 +334,8 @@ class StoreWriter:
             number = now.manifest.number + 1
             if self._task == ADD:
                 replaced = now.find_each([name for name in self._replaced if now.has_document(name)])
-                return now.manifest.next(segments=(*bury(self.path, now.segments, replaced, number), record))
+                old = bury(self.path, now.segments, replaced, number)
+                return now.manifest.next(segments=(*old, record), quality=None)
             with closing(Segment(self.path, record, self.spec.dim)) as merged:
                 rows = [merged.documents.row_of(name) for name in self.base.gone_in(now)]
                 copies = [(merged, row) for row in rows if row is not None]

@@ -171,16 +171,18 @@ def compact_index(
 
 def finish_build(
     store: str | Path, model: str | Path | Checkpoint, *, dtype: str = "float32", progress: Progress = silent
-) -> None:
-    """Does what a build that was killed behind its commit did not come to: the measure of its index, and giving up
-    keys that are not to be kept. Raises Incompatible for a model that did not build the store.
+) -> bool:
+    """Does what a build or an addition that was killed behind its commit did not come to: the measure of the index,
+    and giving up keys that are not to be kept. Tells whether there was anything to do. Raises Incompatible for a model
+    that did not build the store.
     """
     with Datastore.open(store) as datastore:
-        spec = datastore.manifest.spec
+        spec, begun = datastore.manifest.spec, datastore.manifest.number
         if datastore.manifest.quality is None:
             _judge(datastore, _loaded(model, dtype), seed=spec.seed, progress=progress)
         if not spec.keep_keys:
             datastore.drop_keys()
+        return datastore.manifest.number > begun
 
 
 def _checked(prune: float | None) -> float | None:

@@ -112,7 +112,9 @@ def _run(task: Task, tell: _Teller) -> JobReport:
     else:
         corpus = Corpus(task.corpus, glob=task.glob or "**/*", on_problem=tell.problem, roots=task.roots)
         if task.kind == ADD:
-            if not (task.is_resumed and _was_added(task, corpus)):
+            if task.is_resumed and _was_added(task, corpus):
+                finish_build(task.path, task.model, dtype=task.dtype, progress=tell.progress)
+            else:
                 add_to_index(
                     task.model, corpus, task.path, replace=task.replace, dtype=task.dtype, progress=tell.progress
                 )

@@ -12,7 +12,7 @@ from conftest import SHAPE
 from reference import decode_plainly
 
 from memlm import build as build_module
-from memlm.build import add_to_index, build_index, compact_index, windows_at_once
+from memlm.build import add_to_index, build_index, compact_index, finish_build, windows_at_once
 from memlm.corpus import Corpus
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, StorageFull
 from memlm.estimate import estimate_build
@@ -110,19 +110,35 @@ def test_a_build_tells_how_far_it_is_until_all_is_checked(model_folder, corpus_f
     assert min(len(told["check keys"]), len(told["measure quality"])) > 2
 
 
+def kill_in_checks(phase: str, done: int, total: int | None, note: str = "") -> None:
+    """Progress of a build that comes no further than its commit."""
+    if phase == "check keys":
+        raise Killed
+
+
 @pytest.mark.parametrize("index", ["Flat", "IVF16,SQfp16"])
 def test_a_build_killed_in_its_checks_leaves_a_store_of_the_right_scale(model_folder, corpus_folder, tmp_path, index):
-    def kill(phase: str, done: int, total: int | None, note: str = "") -> None:
-        if phase == "check keys":
-            raise Killed
-
     with pytest.raises(Killed):
-        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "killed", index=index, progress=kill)
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "killed", index=index, progress=kill_in_checks)
     build_index(model_folder, Corpus([corpus_folder]), tmp_path / "whole", index=index)
     with Datastore.open(tmp_path / "killed") as killed, Datastore.open(tmp_path / "whole") as whole:
         assert killed.manifest.quality is None is killed.defaults.tuned_on
         assert (killed.defaults.k, killed.defaults.lam) == (whole.defaults.k, whole.defaults.lam)
         assert 0.7 < killed.defaults.temperature / whole.defaults.temperature < 1.4  # 1, the scale of no keys, is not
+
+
+def test_an_addition_killed_in_its_checks_is_measured_by_nobodys_figures_until_it_is(
+    model_folder, corpus_folder, tmp_path
+):
+    build_index(model_folder, Corpus([corpus_folder / "doc-0.txt"]), tmp_path / "s")
+    with pytest.raises(Killed):
+        add_to_index(model_folder, Corpus([corpus_folder / "doc-1.txt"]), tmp_path / "s", progress=kill_in_checks)
+    with Datastore.open(tmp_path / "s") as store:
+        assert (store.num_documents, store.manifest.quality) == (2, None)
+    assert finish_build(tmp_path / "s", model_folder)
+    with Datastore.open(tmp_path / "s") as store:
+        assert store.manifest.quality is not None
+    assert not finish_build(tmp_path / "s", model_folder)
 
 
 @pytest.mark.parametrize(("context", "windows"), [(16, 128), (256, 128), (1024, 32), (2048, 16), (131_072, 1)])

@@ -139,6 +139,27 @@ def test_verify_exits_with_1_where_something_is_wrong(capsys, own_store, monkeyp
     assert "keys.npy" in err
 
 
+def test_a_build_whose_checks_were_cut_short_says_how_to_finish_them(
+    capsys, model_folder, corpus_folder, tmp_path, monkeypatch
+):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    build = ["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s"]
+    with monkeypatch.context() as patched:
+        patched.setattr("memlm.build.check_keys", interrupted)
+        assert memlm(capsys, *build, "--index", "IVF16,SQfp16")[0] == 130
+    verify = ["index", "verify", tmp_path / "s", "--model", model_folder]
+    assert f"memlm index verify {tmp_path / 's'} --model" in memlm(capsys, *build)[2]
+    for finished in (True, False):
+        code, told, problem = memlm(capsys, *verify, "--json")
+        assert code == 0, problem
+        assert json.loads(told) == {"ok": True, "problems": [], "finished": finished}
+    assert "not measured" not in memlm(capsys, *build)[2]
+    facts = json.loads(memlm(capsys, "index", "info", tmp_path / "s", "--json")[1])
+    assert facts["quality"]["recall"] > 0.5
+
+
 def test_text_that_cannot_be_used_is_told_and_left_out(capsys, model_folder, tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "good.txt").write_text("the memory of a model")

@@ -138,23 +138,34 @@ def verify(
     store: options.StoreArgument,
     model: Annotated[
         Path | None,
-        typer.Option("--model", "-m", metavar="MODEL", help="Also read documents again, and compare their keys."),
+        typer.Option(
+            "--model", "-m", metavar="MODEL",
+            help="Also read documents again, and compare their keys; measure the index where that was cut short.",
+        ),
     ] = None,
     json: options.Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Check every checksum and count, and that positions find themselves; exits 1 where something is wrong."""
     from memlm.index.datastore import Datastore
 
+    finished = False
     with Datastore.open(store) as datastore:
         problems = datastore.verify()
         if model and not problems:
             problems = _key_problems(datastore, model)
+    if model and not problems:
+        from memlm.build import finish_build
+
+        with ConsoleProgress() as progress:
+            finished = finish_build(store, model, progress=progress)
     if json:
-        emit_json({"ok": not problems, "problems": problems})
+        emit_json({"ok": not problems, "problems": problems, "finished": finished})
     else:
         for problem in problems:
             err.print(problem, markup=False)
         out.print(f"{len(problems)} problems" if problems else "every file is as its manifest says")
+        if finished:
+            out.print("its checks had been cut short; they are done now: see `memlm index info`")
     raise typer.Exit(1 if problems else 0)
 
 

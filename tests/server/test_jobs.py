@@ -20,7 +20,7 @@ from texts import make_text
 from typer.testing import CliRunner
 
 from memlm.async_client import AsyncClient
-from memlm.build import build_index
+from memlm.build import add_to_index, build_index
 from memlm.cli.app import app
 from memlm.client import Client
 from memlm.corpus import Corpus
@@ -40,7 +40,7 @@ from memlm.index.manifest import sign, signed
 from memlm.language_model import LanguageModel
 from memlm.operations import JobState, Operation
 from memlm.questions import NewDocument
-from memlm.server.index_worker import BUILD, Task, _run, _Teller
+from memlm.server.index_worker import ADD, BUILD, Task, _run, _Teller
 
 NEW = [NewDocument(f"new-{n}", make_text(100 + n, 60), metadata={"number": n}) for n in range(3)]
 
@@ -543,17 +543,34 @@ def test_what_the_server_was_started_with_is_not_replaced(
         assert Path(client.datastores.get("first").path) == first
 
 
+class Killed(Exception):
+    """What ends a build in its checks."""
+
+
+def kill_in_checks(phase: str, done: int, total: int | None, note: str = "") -> None:
+    if phase == "check keys":
+        raise Killed
+
+
+def test_an_addition_killed_in_its_checks_is_finished_by_the_next_worker(model_folder, corpus_folder, tmp_path):
+    first, second = corpus_folder / "doc-0.txt", corpus_folder / "doc-1.txt"
+    build_index(model_folder, Corpus([first]), tmp_path / "s")
+    with pytest.raises(Killed):
+        add_to_index(model_folder, Corpus([second]), tmp_path / "s", progress=kill_in_checks)
+    task = Task(ADD, "s", tmp_path / "s", model_folder, corpus=(second,), since=1, is_resumed=True)
+    ours, theirs = Pipe()
+    _run(task, _Teller(theirs))
+    assert ours.poll()
+    assert ours.recv().phase == "measure quality"
+    with Datastore.open(tmp_path / "s") as store:
+        assert store.num_documents == 2
+        assert store.manifest.quality is not None
+
+
 def test_a_build_killed_in_its_checks_is_finished_by_the_next_worker(model_folder, corpus_folder, tmp_path):
-    class Killed(Exception):
-        pass
-
-    def kill(phase: str, done: int, total: int | None, note: str = "") -> None:
-        if phase == "check keys":
-            raise Killed
-
     options = {"index": "IVF16,SQfp16", "keep_keys": False}
     with pytest.raises(Killed):
-        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s", progress=kill, **options)
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s", progress=kill_in_checks, **options)
     with Datastore.open(tmp_path / "s") as store:
         assert store.has_keys
         assert store.manifest.quality is None
