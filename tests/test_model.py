@@ -151,6 +151,7 @@ def test_bfloat16_that_is_only_emulated_is_multiplied_in_float32(monkeypatch, ac
     with torch.inference_mode():
         expected_BTO = deepcopy(layer).float()(inputs_BTI.float(), activation).to(torch.bfloat16)
         layer.pack()
+        assert layer.widens
         torch.testing.assert_close(layer(inputs_BTI, activation), expected_BTO, atol=0, rtol=1e-2)  # a last bit
     layer.unpack()  # as it was
     layer(inputs_BTI).sum().backward()
