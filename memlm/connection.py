@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ KEEPALIVE_S = 30
 READY_POLL_S = 0.05
 PIECE_CHARACTERS = 1 << 17
 PIECE_BYTES, MESSAGE_SPARE = 1 << 20, 1024
+FRAME_BYTES = 16  # what stands around a document in a message, and around its text
+BYTES_A_CHARACTER = 4  # in UTF-8, at most
 RESUME_PAUSE_S = 0.2
 # Streams are not among them, since half of one cannot be taken back. Nor is deleting: an answer lost on its way would
 # be followed by NotFound.
@@ -175,28 +177,41 @@ def appends_of(name: str, text: str, token_ids: Sequence[int]) -> Iterator[Messa
 def additions_of(
     request: AddDocumentsRequest, documents: Iterable[NewDocument | Document], limit: int
 ) -> Iterator[Message]:
-    """Documents that are added, several a message, each message below the limit.
+    """Documents that are added, several a message or in parts, each message below the limit.
 
-    Raises InvalidInput for a document that is too large for one: the server can read it itself.
+    Raises InvalidInput for a title and metadata that are too large for one.
     """
     yield wire.to_wire(request)
-    batch, size = list[NewDocument](), 0
-    for each in documents:
-        document = NewDocument(each.id, each.text, each.title, each.metadata)
-        own = wire.to_wire(document).ByteSize()
-        if own > limit - MESSAGE_SPARE:
-            raise InvalidInput(
-                f"document {document.id!r} has {own:,} bytes, and a message takes {limit:,}; raise max_message_bytes on"
-                " both sides, or build from files on the server",
-                field="documents",
-            )
-        if batch and size + own > min(PIECE_BYTES, limit - MESSAGE_SPARE):
-            yield wire.to_wire(AddDocumentsRequest(documents=tuple(batch)))
-            batch, size = [], 0
-        batch.append(document)
-        size += own + 8
+    batch, size, room = list[NewDocument](), 0, limit - MESSAGE_SPARE
+    for document in documents:
+        for part in _parts(document, room):
+            own = wire.to_wire(part).ByteSize() + FRAME_BYTES
+            if batch and size + own > min(PIECE_BYTES, room):
+                yield wire.to_wire(AddDocumentsRequest(documents=tuple(batch)))
+                batch, size = [], 0
+            batch.append(part)
+            size += own
     if batch:
         yield wire.to_wire(AddDocumentsRequest(documents=tuple(batch)))
+
+
+def _parts(document: NewDocument | Document, room: int) -> Iterator[NewDocument]:
+    """A document as it is, or in parts of so many bytes at most."""
+    whole = NewDocument(document.id, document.text, document.title, document.metadata)
+    about = wire.to_wire(replace(whole, text="-")).ByteSize()
+    if about + FRAME_BYTES + BYTES_A_CHARACTER * len(whole.text) <= room:
+        yield whole
+        return
+    characters = (room - about - FRAME_BYTES) // BYTES_A_CHARACTER
+    if characters < 1:
+        raise InvalidInput(
+            f"document {whole.id!r} has a title and metadata of {about:,} bytes, and a message takes {room:,}; raise"
+            " max_message_bytes on both sides",
+            field="documents",
+        )
+    yield replace(whole, text=whole.text[:characters])
+    for begin in range(characters, len(whole.text), characters):
+        yield NewDocument(whole.id, whole.text[begin : begin + characters], continues=True)
 
 
 class Heard:

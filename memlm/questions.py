@@ -161,18 +161,21 @@ class BuildDatastoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class NewDocument:
-    """A text that is to be added, under an id."""
+    """A text that is to be added, under an id. One that `continues` goes on with the one before it, whose id it has;
+    the client cuts up what is too large for a message.
+    """
 
     id: str
     text: str
     title: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    continues: bool = False
 
     def __post_init__(self) -> None:
         """Refuses what could not be found again, and what is no text."""
         if not self.id:
             raise InvalidInput("a document has no id; give each one its own", field="documents.id")
-        if not self.text.strip() or "\0" in self.text:
+        if not (self.continues or self.text.strip()) or "\0" in self.text:
             raise InvalidInput(f"document {self.id!r} has no text, or a NUL in it", field="documents.text")
 
 

@@ -22,6 +22,7 @@ from memlm.server.index_worker import Progressed
 from memlm.status import CODES
 
 PREFIX = "operations/"
+LINE_END = b'"}\n'  # of a document, behind its text
 _ERRORS = {kind.__name__: kind for kind in CODES}
 
 
@@ -115,30 +116,50 @@ class Upload:
         """Begins a file in a folder, of at most `limit` bytes."""
         self.path = folder / f"{token_hex(8)}.jsonl"
         self.num_documents, self.num_bytes, self.is_kept = 0, 0, False
-        self._limit, self._digest, self._ids = limit, hashlib.sha256(), set[str]()
+        self._limit, self._digest, self._ids, self._last_id = limit, hashlib.sha256(), set[str](), ""
         self._file = self.path.open("wb")
 
     def add(self, documents: tuple[NewDocument, ...]) -> None:
-        """Some more. Raises InvalidInput for an id that came before, and beyond the limit."""
+        """Some more, the text of one going on where it `continues`. Raises InvalidInput for an id that came before or
+        is not the one that goes on, and beyond the limit.
+        """
         for document in documents:
-            if document.id in self._ids:
-                raise InvalidInput(f"document {document.id!r} came twice; send each once", field="documents.id")
-            self._ids.add(document.id)
-            told = {**document.metadata, "id": document.id, "title": document.title, "text": document.text}
-            line = json.dumps(told, ensure_ascii=False).encode() + b"\n"
-            self.num_documents += 1
-            self.num_bytes += len(line)
-            if self.num_bytes > self._limit:
+            if not document.continues:
+                self._begin(document)
+            elif document.id != self._last_id:
                 raise InvalidInput(
-                    f"more than {self._limit:,} bytes in one upload; add in several calls", field="documents"
+                    f"document {document.id!r} continues {self._last_id!r}; send the parts of each one after the other",
+                    field="documents.continues",
                 )
-            self._digest.update(line)
-            self._file.write(line)
+            self._write(_as_json(document.text)[1:-1])
+
+    def _begin(self, document: NewDocument) -> None:
+        """Ends a line and begins another, up to its text."""
+        if document.id in self._ids:
+            raise InvalidInput(f"document {document.id!r} came twice; send each once", field="documents.id")
+        if self.num_documents:
+            self._write(LINE_END)
+        self._ids.add(document.id)
+        self._last_id = document.id
+        self.num_documents += 1
+        told = {**document.metadata, "id": document.id, "title": document.title}
+        told.pop("text", None)
+        self._write(_as_json({**told, "text": ""}).removesuffix(LINE_END.rstrip()))
+
+    def _write(self, some: bytes) -> None:
+        self.num_bytes += len(some)
+        if self.num_bytes > self._limit:
+            raise InvalidInput(
+                f"more than {self._limit:,} bytes in one upload; add in several calls", field="documents"
+            )
+        self._digest.update(some)
+        self._file.write(some)
 
     def finish(self) -> None:
         """Makes it last. Raises InvalidInput where nothing came."""
         if not self.num_documents:
             raise InvalidInput("no document was sent; send at least one", field="documents")
+        self._write(LINE_END)
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -157,6 +178,10 @@ class Upload:
         self._file.close()
         if not self.is_kept:
             remove(self.path)
+
+
+def _as_json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
 
 
 def _error_of(said: dict[str, str]) -> MemlmError:

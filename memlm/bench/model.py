@@ -42,7 +42,7 @@ SIZES = (8_192, 131_072, 262_144)
 PARTS = ("decode", "prefill", "memorizing", "training", "session")
 
 
-def _dtypes() -> dict[str, torch.dtype]:
+def multiplied_dtypes() -> dict[str, torch.dtype]:
     """What this processor multiplies itself: what it makes up is nobody's choice where speed counts."""
     return {"float32": torch.float32} | ({"bfloat16": torch.bfloat16} if has_fast_bfloat16() else {})
 
@@ -57,7 +57,7 @@ def bench_model(parts: tuple[str, ...], *, repeats: int, largest: int, progress:
         "session": _session,
     }
     figures: dict[str, Any] = {"gigabytes_per_s": measured_bandwidth() / 1e9}
-    figures |= {f"peak_gigaflops_{name}": measured_peak(dtype) / 1e9 for name, dtype in _dtypes().items()}
+    figures |= {f"peak_gigaflops_{name}": measured_peak(dtype) / 1e9 for name, dtype in multiplied_dtypes().items()}
     for part in parts:
         figures |= benches[part]()
     return figures
@@ -84,7 +84,7 @@ def _decode(repeats: int, progress: Progress) -> dict[str, Any]:
     """Tokens/s after a prompt, at batch 1 and 16."""
     figures: dict[str, Any] = {}
     bandwidth = measured_bandwidth()
-    for name, dtype in _dtypes().items():
+    for name, dtype in multiplied_dtypes().items():
         decoder, theirs = _pair(GPT2_SMALL, dtype)
         for batch in (1, 16):
             prompts = torch.randint(1, 50_000, (batch, PROMPT))
@@ -105,7 +105,7 @@ def _prefill(repeats: int, progress: Progress) -> dict[str, Any]:
     """Tokens/s of reading a prompt, logits of every position included."""
     figures: dict[str, Any] = {}
     tokens = torch.randint(1, 50_000, (1, PREFILL))
-    for name, dtype in _dtypes().items():
+    for name, dtype in multiplied_dtypes().items():
         decoder, theirs = _pair(GPT2_SMALL, dtype)
         works = [lambda d=decoder: _reading(lambda: d.logits(d(tokens)[0]))]
         if theirs is not None:
@@ -124,7 +124,7 @@ def _prefill(repeats: int, progress: Progress) -> dict[str, Any]:
 def _memorizing(largest: int, progress: Progress) -> dict[str, Any]:
     """Tokens/s of reading one document while its memory grows."""
     figures: dict[str, Any] = {}
-    for name, dtype in _dtypes().items():
+    for name, dtype in multiplied_dtypes().items():
         torch.manual_seed(0)
         decoder = Decoder(MEMORIZING).to(dtype).eval().pack()
         speeds = dict(_speeds_by_size(decoder, largest, progress, name))
@@ -137,7 +137,7 @@ def _memorizing(largest: int, progress: Progress) -> dict[str, Any]:
     if (theirs := _their_memorizing(progress)) is not None:
         figures["memorizing_theirs_tokens_per_s"] = theirs
         at = max(size for size in SIZES if size <= min(largest, 131_072))
-        for name in _dtypes():
+        for name in multiplied_dtypes():
             figures[f"memorizing_{name}_over_theirs"] = figures[f"memorizing_{name}_tokens_per_s_at_{at}"] / theirs
     return figures
 
@@ -146,7 +146,7 @@ def _training(repeats: int) -> dict[str, Any]:
     """Tokens/s of forward and backward passes against a bare stack of PyTorch's own layers."""
     ours, theirs = Decoder(TRAINING), _Bare(TRAINING)
     tokens = torch.randint(1, TRAINING.vocab_size, (4, TRAINING.context_length + 1))
-    dtype = list(_dtypes().values())[-1]  # as `memlm train` chooses
+    dtype = list(multiplied_dtypes().values())[-1]  # as `memlm train` chooses
 
     def pace(module: nn.Module, logits: Callable[[Tensor], Tensor]) -> float:
         begin = time.perf_counter()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from memlm.async_client import AsyncClient
+from memlm.bench.model import multiplied_dtypes
 from memlm.bench.texts import PROMPT, alternately, library_texts, median_ratio, workplace
 from memlm.corpus import Corpus
 from memlm.demo import started_server
@@ -28,16 +29,17 @@ STREAMS = (1, 16)
 def bench_versus(*, repeats: int, progress: Progress) -> dict[str, Any]:
     """`<dtype>_<streams>_over_transformers` is our tokens/s over theirs, prompts included, greedy on both sides.
 
-    Their side takes all prompts as one batch, which is more than a service of one `generate` at a time could. Raises
-    InvalidInput where `transformers` is missing.
+    Their side takes all prompts as one batch, which is more than a service of one `generate` at a time could. What the
+    processor would only emulate is left out: their 16 rows of bfloat16 take 38 times as long a step as ours there, and
+    nobody waits for them. Raises InvalidInput where `transformers` is missing.
     """
     if find_spec("transformers") is None:
         raise InvalidInput("bench versus needs `transformers`; install it (pip install transformers)")
     figures: dict[str, Any] = {}
     with workplace() as folder, asyncio.Runner() as runner:
         theirs = _made(folder)
-        for dtype in ("float32", "bfloat16"):
-            model = theirs.to(getattr(torch, dtype)).eval()
+        for dtype, narrow in multiplied_dtypes().items():
+            model = theirs.to(narrow).eval()
             with started_server(folder / "model", options=("--dtype", dtype)) as target:
                 for number, streams in enumerate(STREAMS):
                     runner.run(_ours(target, streams))  # pages, pools and caches are there from here on, on both sides

@@ -12,6 +12,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from google.longrunning import operations_pb2
 from google.longrunning.operations_grpc_pb2 import OperationsStub
@@ -41,6 +42,7 @@ from memlm.language_model import LanguageModel
 from memlm.operations import JobState, Operation
 from memlm.questions import NewDocument
 from memlm.server.index_worker import ADD, BUILD, Task, _run, _Teller
+from memlm.server.job import Upload
 
 NEW = [NewDocument(f"new-{n}", make_text(100 + n, 60), metadata={"number": n}) for n in range(3)]
 
@@ -379,6 +381,52 @@ def test_only_what_is_allowed_is_read(served, tmp_path: Path) -> None:
         assert not store.has_document("link.txt")
 
 
+def test_a_document_larger_than_a_message_is_sent_in_parts(served) -> None:
+    place, server, client = served
+    long = NewDocument("long", make_text(1, 600) + ' "ä\\n\U0001f600" ' * 40, "A title", {"text": 1, "number": 7})
+    with Client(server.address, max_message_bytes=2_000) as small:
+        assert len(long.text.encode()) > small.max_message_bytes
+        for name, sender in (("whole", client), ("parts", small)):
+            client.datastores.build(name, str(place.corpus)).result(60)
+            sender.datastores.add(name, [NEW[0], long, NEW[1]]).result(60)
+        added = client.datastores.add("whole", [long], replace=True, request_id="cut up or not")
+        assert small.datastores.add("whole", [long], replace=True, request_id="cut up or not").name == added.name
+        added.result(60)
+    with (
+        Datastore.open(client.datastores.get("whole").path) as whole,
+        Datastore.open(client.datastores.get("parts").path) as parts,
+    ):
+        assert parts.num_documents == 8 + 3
+        for each in ("long", "new-0", "new-1"):
+            assert np.array_equal(parts.tokens(each), whole.tokens(each))
+        cut_up, uncut = (next(row for row in each.documents() if row.id == "long") for each in (parts, whole))
+        assert (cut_up.title, cut_up.metadata) == (uncut.title, uncut.metadata) == ("A title", {"number": 7})
+
+
+def test_parts_of_an_upload_make_whole_documents(tmp_path: Path) -> None:
+    def part(id_: str, text: str) -> NewDocument:
+        return NewDocument(id_, text, continues=True)
+
+    with Upload(tmp_path, 1000) as upload, Upload(tmp_path, 1000) as at_once:
+        upload.add((NewDocument("a", 'on"e', "A", {"n": 1, "text": 2}), part("a", "\n ")))
+        upload.add((part("a", "two"), NewDocument("b", "three")))
+        upload.finish()
+        at_once.add((NewDocument("a", 'on"e\n two', "A", {"n": 1, "text": 2}), NewDocument("b", "three")))
+        at_once.finish()
+        assert upload.digest == at_once.digest
+        told = [json.loads(line) for line in upload.path.read_text().splitlines()]
+        assert told == [
+            {"n": 1, "id": "a", "title": "A", "text": 'on"e\n two'},
+            {"id": "b", "title": "", "text": "three"},
+        ]
+    with Upload(tmp_path, 1000) as upload:
+        with pytest.raises(InvalidInput, match="'a' continues ''"):
+            upload.add((part("a", "text"),))
+        with pytest.raises(InvalidInput, match="'a' continues 'b'"):
+            upload.add((NewDocument("a", "text"), NewDocument("b", "text"), part("a", "text")))
+    assert not list(tmp_path.iterdir())
+
+
 def test_uploads_that_are_no_good_leave_nothing(place: Place) -> None:
     with place.serve(options=("--upload-bytes", "4096")) as server, Client(server.address) as client:
         client.datastores.build("docs", str(place.corpus)).result(60)
@@ -396,9 +444,9 @@ def test_uploads_that_are_no_good_leave_nothing(place: Place) -> None:
             client.datastores.add("docs", (NewDocument(str(1 // n), "text") for n in (1, 0)))
         with (
             Client(server.address, max_message_bytes=10_000) as small,
-            pytest.raises(InvalidInput, match="takes 10,000"),
+            pytest.raises(InvalidInput, match="title and metadata of 9,0"),
         ):
-            small.datastores.add("docs", [NewDocument("long", make_text(1, 3000))])
+            small.datastores.add("docs", [NewDocument("long", make_text(1, 300), title="T" * 9000)])
         wait_until(lambda: not list((place.stores / "jobs").glob("*.jsonl")), 5)
         assert client.get_server_info().max_upload_bytes == 4096
         assert client.get_server_info().max_jobs == 64

@@ -149,16 +149,18 @@ class AddDocumentsRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ..., replace: bool = ..., request_id: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ...) -> None: ...
 
 class Document(_message.Message):
-    __slots__ = ("id", "text", "title", "metadata")
+    __slots__ = ("id", "text", "title", "metadata", "continues")
     ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
     id: str
     text: str
     title: str
     metadata: str
-    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., title: _Optional[str] = ..., metadata: _Optional[str] = ...) -> None: ...
+    continues: bool
+    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., title: _Optional[str] = ..., metadata: _Optional[str] = ..., continues: bool = ...) -> None: ...
 
 class CompactDatastoreRequest(_message.Message):
     __slots__ = ("store", "request_id")
