@@ -95,7 +95,8 @@ class StoreWriter:
         path = Path(path)
         choose_index(spec.index, 0)
         if (path / CURRENT).exists():
-            unmeasured = read_manifest(path).quality is None
+            manifest = read_manifest(path)
+            unmeasured = manifest.quality is None and all(KEYS in record.files for record in manifest.segments)
             told = f"; its index was not measured: `memlm index verify {path} --model MODEL` does it" * unmeasured
             raise AlreadyExists(
                 f"there is a datastore at {path} already; choose another folder, or `memlm index add` to it{told}"

@@ -44,10 +44,11 @@ TARGET, TARGET_IN_MEMORY = 0.95, 0.99
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """What a build made. `seconds` and `tokens_per_s` run from the first token to the commit, index included;
-    `check_seconds` is the check against exact search that follows. `resumed_entries` were there already.
+    """What a build or an addition made. `seconds` and `tokens_per_s` run from the first token to the commit, index
+    included; `check_seconds` is the check against exact search that follows. `resumed_entries` were there already.
     `tried` are the indexes that were tried on a sample, the one that was chosen last; `distances` as
-    `Datastore.distances`; `pruned` is the share of the entries that the index leaves out.
+    `Datastore.distances`; `pruned` is the share of the entries that the index leaves out. `quality` is None where the
+    keys of earlier entries were not kept: there is no exact search then to compare with.
     """
 
     path: Path
@@ -59,7 +60,7 @@ class BuildReport:
     seconds: float
     check_seconds: float
     tokens_per_s: float
-    quality: Quality
+    quality: Quality | None
     key_check: KeyCheck
     distances: str
     pruned: float
@@ -334,10 +335,12 @@ def _begin(placed: _Placed, writer: StoreWriter, *, replace: bool) -> None:
         writer.begin_document(document.id, title=document.title, metadata=document.metadata, replace=replace)
 
 
-def _judge(datastore: Datastore, checkpoint: Checkpoint, *, seed: int, progress: Progress) -> Quality:
+def _judge(datastore: Datastore, checkpoint: Checkpoint, *, seed: int, progress: Progress) -> Quality | None:
     """Measures the index against exact search, and gives a store that was never tuned a temperature of the scale that
-    its model's reading finds.
+    its model's reading finds. Without all keys there is nothing to measure by, and things stay as they are.
     """
+    if not datastore.has_keys:
+        return None
     memory = Memory(datastore, checkpoint)
     trial = make_trial(memory, checkpoint, seed=seed, progress=progress)
     if datastore.defaults.tuned_on is None:

@@ -221,6 +221,7 @@ def _make_room(folder: Path, overwrite: bool) -> None:
 
 def _say_build(built: BuildReport, say: Any) -> None:
     quality = built.quality
+    assert quality is not None  # its keys are kept
     say.print(
         f"{built.entries:,} entries of {built.bytes_per_entry:,.0f} bytes, {built.tokens_per_s:,.0f} tokens/s,"
         f" {built.index};\n"
@@ -231,6 +232,7 @@ def _say_build(built: BuildReport, say: Any) -> None:
 
 def _print_summary(folder: Path, report: DemoReport) -> None:
     base, mixed, quality = report.score.base, report.score.figures, report.build.quality
+    assert quality is not None
     shown = table("held-out modules", "model alone", "with its datastore", title="What came of it")
     for name in ("bits_per_byte", "token_perplexity", "word_perplexity"):
         shown.add_row(name.replace("_", " "), f"{getattr(base, name):,.3f}", f"{getattr(mixed, name):,.3f}")

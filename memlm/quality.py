@@ -65,18 +65,18 @@ class Quality:
 class KeyCheck:
     """Shares of `positions` that were read again: `found`, whose search gives their own entry or one as near (among
     the nearest few, where distances are not `exact`); and `aligned`, whose key is nearer to that of their own entry
-    than to those of the entries before and behind it.
+    than to those of the entries before and behind it: None where keys were not kept.
     """
 
     found: float
-    aligned: float
+    aligned: float | None
     positions: int
     exact: bool
 
     def problems(self, store: str) -> list[str]:
         """What is wrong with a store, and what to do."""
         told = []
-        if self.aligned < ALIGNED:
+        if self.aligned is not None and self.aligned < ALIGNED:
             told.append(f"{store}: of {1 - self.aligned:.0%} of its positions the key is not the one before its value")
         if self.found < (FOUND if self.exact else FOUND_BY_CODES):
             told.append(f"{store}: {1 - self.found:.0%} of its positions do not find themselves")
@@ -150,7 +150,9 @@ def measure_quality(memory: Memory, trial: Trial) -> Quality:
 
 
 def check_keys(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> KeyCheck:
-    """Reads the beginnings of some documents again, and holds the keys that come out against those in the store."""
+    """Reads the beginnings of some documents again, and holds the keys that come out against those in the store, or
+    only looks for them where keys were not kept.
+    """
     spec, start_id = datastore.manifest.spec, checkpoint.tokenizer.start_id
     keys, ids, sides = [], [], []
     documents = datastore.sample_documents(NUM_DOCUMENTS, seed)
@@ -166,30 +168,31 @@ def check_keys(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0, p
     progress("check keys", len(documents), len(documents))
     keys_ND = np.concatenate(keys, dtype=np.float32)
     ids_N, sides_2N = np.concatenate(ids), np.concatenate(sides, axis=1)
+    kept_N = np.isin(ids_N, datastore.live(ids_N))
+    if not datastore.has_keys:
+        found_N = _is_among_nearest(datastore, keys_ND[kept_N], ids_N[kept_N])
+        return KeyCheck(found=float(found_N.mean()), aligned=None, positions=len(ids_N), exact=False)
     own_N = _distances(keys_ND, datastore.keys(ids_N))
     beside_2N = np.stack([_distances(keys_ND, datastore.keys(each_N)) for each_N in sides_2N])
     beside_2N[sides_2N == ids_N] = np.inf
-    kept_N = np.isin(ids_N, datastore.live(ids_N))
+    exact = datastore.distances == "exact"
+    if exact:
+        nearest_N: np.ndarray = datastore.search(keys_ND[kept_N], 1).distances_QK[:, 0]
+        found_N = nearest_N <= own_N[kept_N] * SLACK + TINY
+    else:
+        found_N = _is_among_nearest(datastore, keys_ND[kept_N], ids_N[kept_N])
     return KeyCheck(
-        found=float(_finds_itself(datastore, keys_ND[kept_N], ids_N[kept_N], own_N[kept_N]).mean()),
+        found=float(found_N.mean()),
         aligned=float((own_N <= beside_2N.min(axis=0) + TINY).mean()),
         positions=len(ids_N),
-        exact=datastore.distances == "exact",
+        exact=exact,
     )
 
 
-def _finds_itself(
-    datastore: Datastore,
-    keys_ND: Float32[np.ndarray, "N D"],
-    ids_N: Int64[np.ndarray, " N"],
-    own_N: Float32[np.ndarray, " N"],
+def _is_among_nearest(
+    datastore: Datastore, keys_ND: Float32[np.ndarray, "N D"], ids_N: Int64[np.ndarray, " N"]
 ) -> Bool[np.ndarray, " N"]:
-    """Whether searching gives the entry itself, or, where distances are exact, one as near; of codes that lose
-    something the nearest few are asked for.
-    """
-    if datastore.distances == "exact":
-        nearest_N: np.ndarray = datastore.search(keys_ND, 1).distances_QK[:, 0]
-        return nearest_N <= own_N * SLACK + TINY
+    """Whether searching for each gives its own entry among the nearest few."""
     same_NK = datastore.search(keys_ND, SELF_K).ids_QK == ids_N[:, None]
     return same_NK.any(axis=1)
 

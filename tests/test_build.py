@@ -10,9 +10,11 @@ import pytest
 import torch
 from conftest import SHAPE
 from reference import decode_plainly
+from texts import make_text
 
 from memlm import build as build_module
 from memlm.build import add_to_index, build_index, compact_index, finish_build, windows_at_once
+from memlm.cli.index_reports import print_build
 from memlm.corpus import Corpus
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, StorageFull
 from memlm.estimate import estimate_build
@@ -421,3 +423,30 @@ def test_a_build_without_its_keys_takes_less_room_and_still_answers(checkpoint, 
         with load(checkpoint.path, [path]) as lm:
             assert lm.score("the memory of a model").figures.nll > 0
     assert sizes[True] - sizes[False] == pytest.approx(2 * 32, abs=0.5)
+
+
+@pytest.mark.parametrize("index", ["IVF8,SQ8", "IVF8,SQfp16"])
+def test_a_datastore_without_its_keys_is_added_to_and_checked_as_far_as_it_can_be(
+    checkpoint, corpus_folder, tmp_path, monkeypatch, capsys, index
+):
+    store, new = tmp_path / "s", tmp_path / "new"
+    build_index(checkpoint, Corpus([corpus_folder]), store, index=index, keep_keys=False)
+    new.mkdir()
+    (new / "new.txt").write_text(make_text(77, 60))
+    report = add_to_index(checkpoint, Corpus([new]), store)
+    assert (report.documents, report.quality, report.key_check.aligned) == (9, None, None)
+    assert report.key_check.problems("store") == []
+    print_build(report, json=False)
+    assert "not measured against exact search" in capsys.readouterr().out
+    with Datastore.open(store) as datastore:
+        assert not any(segment.has_keys for segment in datastore.segments)
+        assert datastore.manifest.quality is None
+        assert datastore.verify() == []
+        search = Segment.search
+        monkeypatch.setattr(Segment, "search", lambda s, queries, k, nprobe: search(s, -queries, k, nprobe))
+        assert "do not find themselves" in check_keys(datastore, checkpoint).problems("store")[0]
+    monkeypatch.undo()
+    assert not finish_build(store, checkpoint)
+    with pytest.raises(AlreadyExists) as told:
+        build_index(checkpoint, Corpus([corpus_folder]), store)
+    assert "not measured" not in str(told.value)

@@ -38,6 +38,7 @@ def bench_generate(model: Path | None, *, entries: int, repeats: int, progress: 
             with_store, without = alternately(repeats, lambda: measured(True), lambda: measured(False))
             k, nprobe = lm.stores[0].k, lm.memory().datastore.manifest.segments[0].nprobe
     ratio, least, most = median_ratio(with_store, without)
+    assert built.quality is not None  # its keys are kept
     return {
         "with_store_over_without": ratio,
         "with_store_over_without_least": least,

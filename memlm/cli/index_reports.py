@@ -59,21 +59,22 @@ def print_build(report: Any, *, json: bool) -> None:
     )
     if report.resumed_entries:
         out.print(f"{report.resumed_entries:,} of them were there from the interrupted build")
-    out.print(
-        f"against exact search: recall@{quality.k} {quality.recall:.3f} ± {quality.recall_error:.3f}, softmax mass"
-        f" {quality.softmax_mass:.3f} ± {quality.softmax_mass_error:.3f}, {quality.nats_change:+.4f} ±"
-        f" {quality.nats_change_error:.4f} nats per token"
-    )
-    if quality.pruning_nats_change is not None:
+    if quality is None:
+        out.print("not measured against exact search: keys of earlier entries were not kept")
+    else:
+        out.print(
+            f"against exact search: recall@{quality.k} {quality.recall:.3f} ± {quality.recall_error:.3f}, softmax mass"
+            f" {quality.softmax_mass:.3f} ± {quality.softmax_mass_error:.3f}, {quality.nats_change:+.4f} ±"
+            f" {quality.nats_change_error:.4f} nats per token"
+        )
+    if quality and quality.pruning_nats_change is not None:
         out.print(
             f"{report.pruned:.0%} of the entries are pruned: {quality.pruning_nats_change:+.4f} ±"
             f" {quality.pruning_nats_change_error:.4f} nats per token against all of them"
         )
     checked = report.key_check
-    out.print(
-        f"{checked.positions:,} positions read again: {checked.found:.1%} find themselves, {checked.aligned:.1%} have"
-        " the token that follows"
-    )
+    aligned = "" if checked.aligned is None else f", {checked.aligned:.1%} have the token that follows"
+    out.print(f"{checked.positions:,} positions read again: {checked.found:.1%} find themselves{aligned}")
     for problem in checked.problems(str(report.path)):
         err.print(problem, markup=False)
     out.print(f"The datastore is in {report.path}.", markup=False)
