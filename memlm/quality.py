@@ -34,6 +34,7 @@ NUM_WINDOWS, WINDOWS_AT_ONCE = 64, 16
 QUERIES_PER_WINDOW = 8
 NUM_DOCUMENTS, WINDOWS_PER_DOCUMENT = 16, 2
 ALIGNED, FOUND, FOUND_BY_CODES = 0.99, 0.95, 0.75
+FOUND_WITHOUT_KEYS = 0.2  # by codes alone, which may be rough: sound stores came to 0.42 at least, others to 0.06 at most
 SELF_K = 32
 ASKED = (2, 8, 32)  # times as many as wanted, until as many are left: a long document has all that are nearer
 SLACK, TINY = 1.001, 1e-6
@@ -78,7 +79,8 @@ class KeyCheck:
         told = []
         if self.aligned is not None and self.aligned < ALIGNED:
             told.append(f"{store}: of {1 - self.aligned:.0%} of its positions the key is not the one before its value")
-        if self.found < (FOUND if self.exact else FOUND_BY_CODES):
+        by_codes = FOUND_WITHOUT_KEYS if self.aligned is None else FOUND_BY_CODES
+        if self.found < (FOUND if self.exact else by_codes):
             told.append(f"{store}: {1 - self.found:.0%} of its positions do not find themselves")
         return [f"{problem}; build the store anew, with the model that is to use it" for problem in told]
 

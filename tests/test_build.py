@@ -4,6 +4,7 @@ import json
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -335,10 +336,11 @@ def shifted(request, corpus_folder, tokenizer, tmp_path):
     checkpoint = load_checkpoint(tmp_path / "model")
     append = StoreWriter.append
 
-    def build(places: int) -> Datastore:
+    def build(places: int, **options: Any) -> Datastore:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(StoreWriter, "append", lambda w, keys, *others: append(w, np.roll(keys, places, 0), *others))
-            return Datastore.open(build_index(checkpoint, Corpus([corpus_folder]), tmp_path / f"by-{places}").path)
+            path = tmp_path / f"by-{places}"
+            return Datastore.open(build_index(checkpoint, Corpus([corpus_folder]), path, **options).path)
 
     return checkpoint, build
 
@@ -353,6 +355,15 @@ def test_keys_that_are_one_place_off_are_found_out(shifted):
         broken = check_keys(build(places), checkpoint)
         assert broken.aligned < 0.2
         assert any("before its value" in problem for problem in broken.problems("store"))
+
+
+@pytest.mark.parametrize("shifted", ["plain"], indirect=True)
+@pytest.mark.parametrize("index", ["IVF8,SQ8", "IVF8,RaBitQ"])
+def test_they_are_found_out_without_stored_keys_too(shifted, index):
+    checkpoint, build = shifted
+    for places, told in ((0, 0), (1, 1), (-1, 1)):
+        with build(places, index=index, keep_keys=False) as store:
+            assert len(check_keys(store, checkpoint).problems("store")) == told
 
 
 def test_an_index_that_loses_entries_is_found_out(store_folder, checkpoint, monkeypatch):
@@ -425,7 +436,7 @@ def test_a_build_without_its_keys_takes_less_room_and_still_answers(checkpoint, 
     assert sizes[True] - sizes[False] == pytest.approx(2 * 32, abs=0.5)
 
 
-@pytest.mark.parametrize("index", ["IVF8,SQ8", "IVF8,SQfp16"])
+@pytest.mark.parametrize("index", ["IVF8,SQ8", "IVF8,SQfp16", "IVF8,RaBitQ"])
 def test_a_datastore_without_its_keys_is_added_to_and_checked_as_far_as_it_can_be(
     checkpoint, corpus_folder, tmp_path, monkeypatch, capsys, index
 ):
