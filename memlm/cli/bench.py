@@ -137,6 +137,25 @@ def memory(
     _tell("bench memory", figures, json=json)
 
 
+@app.command(epilog="Example: memlm bench past held-out/ --model model --json")
+def past(
+    texts: options.Texts,
+    model: options.Model,
+    max_tokens: Annotated[int, typer.Option(help="Read no more than this many tokens.")] = 100_000,
+    document_tokens: Annotated[int, typer.Option(help="Of a document no more than this many.")] = 8192,
+    json: options.Json = False,
+) -> None:
+    """What a document's own past would be worth at the output, without any training: the yardstick for memories."""
+    from memlm.bench.past import bench_past
+    from memlm.corpus import Corpus
+
+    with ConsoleProgress() as progress:
+        figures = bench_past(
+            model, Corpus(texts), max_tokens=max_tokens, document_tokens=document_tokens, progress=progress
+        )
+    _tell("bench past", figures, json=json)
+
+
 @app.command(epilog="Example: memlm bench datastore docs/ --held-out more/ --model model --work keys --json")
 def datastore(
     texts: options.Texts,
