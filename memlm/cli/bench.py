@@ -142,7 +142,7 @@ def past(
     texts: options.Texts,
     model: options.Model,
     max_tokens: Annotated[int, typer.Option(help="Read no more than this many tokens.")] = 100_000,
-    document_tokens: Annotated[int, typer.Option(help="Of a document no more than this many.")] = 8192,
+    document_tokens: Annotated[int, typer.Option(help="Of a document no more than this many.", min=2)] = 8192,
     json: options.Json = False,
 ) -> None:
     """What a document's own past would be worth at the output, without any training: the yardstick for memories."""
