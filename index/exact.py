@@ -61,12 +61,14 @@ class Resident:
         self._index: Any = faiss.IndexIVFFlat(self._quantizer, dim, parts)
         self._index.is_trained, self._index.parallel_mode = True, BY_QUERIES_AND_LISTS
         self._parts: list[tuple[int, Float32[np.ndarray, "P D"]]] = []
+        self._norms: list[Float32[np.ndarray, " P"]] = []  # which Faiss would compute anew for each search
         lists: Any = self._index.invlists
         for part, (begin, end) in enumerate(pairwise(np.linspace(0, num_keys, parts + 1).astype(int).tolist())):
             rows_P, codes = np.arange(begin, end), widened(keys_ND[begin:end]).view(np.uint8)
             lists.add_entries(part, len(rows_P), faiss.swig_ptr(rows_P), faiss.swig_ptr(codes))
-            held = faiss.rev_swig_ptr(lists.get_codes(part), codes.size)
-            self._parts.append((begin, held.view(np.float32).reshape(-1, dim)))
+            held_PD = faiss.rev_swig_ptr(lists.get_codes(part), codes.size).view(np.float32).reshape(-1, dim)
+            self._parts.append((begin, held_PD))
+            self._norms.append(np.einsum("pd,pd->p", held_PD, held_PD))
         self._index.ntotal = num_keys
 
     def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
@@ -82,7 +84,10 @@ class Resident:
 
     def _by_products(self, queries_QD: Float32[np.ndarray, "Q D"], wanted: int) -> Candidates:
         with faiss_threads(len(queries_QD)), matrix_products():
-            found = [faiss.knn(queries_QD, part_PD, min(wanted, len(part_PD))) for _, part_PD in self._parts]
+            found = [
+                _knn(queries_QD, part_PD, norms_P, min(wanted, len(part_PD)))
+                for (_, part_PD), norms_P in zip(self._parts, self._norms, strict=True)
+            ]
         rows = [rows_QK + begin for (begin, _), (_, rows_QK) in zip(self._parts, found, strict=True)]
         return np.concatenate([distances_QK for distances_QK, _ in found], axis=1), np.concatenate(rows, axis=1)
 
@@ -95,6 +100,21 @@ class Resident:
         with faiss_threads(queries, shared=True):
             found = self._index.search_preassigned(np.repeat(queries_QD, parts, axis=0), wanted, parts_X1, None)
         return found[0].reshape(queries, -1), found[1].reshape(queries, -1)
+
+
+def _knn(
+    queries_QD: Float32[np.ndarray, "Q D"],
+    keys_PD: Float32[np.ndarray, "P D"],
+    norms_P: Float32[np.ndarray, " P"],
+    k: int,
+) -> Candidates:
+    """What `faiss.knn` gives, which takes no norms of the keys."""
+    distances_QK = np.empty((len(queries_QD), k), np.float32)
+    rows_QK = np.empty((len(queries_QD), k), np.int64)
+    arrays = (np.ascontiguousarray(queries_QD), keys_PD, distances_QK, rows_QK, norms_P)
+    queries, keys, distances, rows, norms = (faiss.swig_ptr(array) for array in arrays)
+    faiss.knn_L2sqr(queries, keys, keys_PD.shape[1], len(queries_QD), len(keys_PD), k, distances, rows, norms, None)
+    return distances_QK, rows_QK
 
 
 def _nearest_by_all(
@@ -145,6 +165,6 @@ def refined(
     """Squared L2 distances of some rows, as sums of squared differences."""
     distances_QK = np.empty(rows_QK.shape, np.float32)
     for query, (query_D, rows_K) in enumerate(zip(queries_QD, rows_QK, strict=True)):
-        difference_KD = np.asarray(keys_ND[rows_K], np.float32) - query_D
+        difference_KD = widened(keys_ND[rows_K]) - query_D
         np.einsum("kd,kd->k", difference_KD, difference_KD, out=distances_QK[query])
     return distances_QK

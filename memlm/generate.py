@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator
 from dataclasses import replace
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -60,7 +61,7 @@ class Generation:
         self._rule = self._exit_rule(checkpoint) if request.early_exit else None
         seed = self._sampling.seed
         self._seed = secrets.randbits(63) if seed is None else seed
-        self._generator = torch.Generator().manual_seed(self._seed)
+        self._generator = np.random.default_rng(self._seed)
         self._stream = TextStream(self._sampling.stop)
         self.pointers = NO_POINTERS
         self.accepted = self._accept(request_id)

@@ -41,8 +41,11 @@ def memory_logprobs(
     if not len(values_K) or values_K[0] < 0:
         return None
     num_there = len(values_K) if values_K[-1] >= 0 else int((values_K >= 0).sum())  # missing places stand last
-    weights_K = torch.from_numpy(logweights_K[:num_there]).exp()
-    return torch.zeros(vocab_size).index_add_(0, torch.from_numpy(values_K[:num_there]), weights_K).log_()
+    named_K, weights_K = values_K[:num_there], np.exp(logweights_K[:num_there].astype(np.float64))
+    logprobs_V = np.full(vocab_size, -np.inf, np.float32)
+    with np.errstate(divide="ignore"):  # weights so small that they are none
+        logprobs_V[named_K] = np.log(np.bincount(named_K, weights_K, minlength=vocab_size)[named_K])
+    return torch.from_numpy(logprobs_V)
 
 
 def mix(

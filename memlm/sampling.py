@@ -9,25 +9,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
+from memlm.errors import Corrupt
 from memlm.params import SamplingParams
 
 
 def sample(
-    logprobs_V: Float[Tensor, " V"], params: SamplingParams, seen: Sequence[int], generator: torch.Generator
+    logprobs_V: Float[Tensor, " V"], params: SamplingParams, seen: Sequence[int], generator: np.random.Generator
 ) -> int:
-    """Draws one token. `seen` are the tokens of prompt and output, for the repetition penalty."""
+    """Draws one token. `seen` are the tokens of prompt and output, for the repetition penalty.
+
+    Raises Corrupt where the log-probabilities are not numbers.
+    """
     logprobs_V = penalize_repetition(logprobs_V, seen, params.repetition_penalty or 1.0)
     if params.temperature == 0:
-        return int(logprobs_V.numpy().argmax())  # torch's takes twenty times as long
+        return _there(logprobs_V.numpy().argmax(), logprobs_V)  # torch's takes twenty times as long
     logprobs_V = torch.log_softmax(logprobs_V / (params.temperature or 1.0), dim=-1)
     logprobs_V = keep_top_k(logprobs_V, params.top_k)
     logprobs_V = keep_top_p(logprobs_V, params.top_p)
     logprobs_V = keep_min_p(logprobs_V, params.min_p)
-    return int(torch.multinomial(logprobs_V.exp(), 1, generator=generator))
+    return _there(_first_to_arrive(logprobs_V.exp().double().numpy(), generator), logprobs_V)
+
+
+def _first_to_arrive(weights_V: Float64[np.ndarray, " V"], generator: np.random.Generator) -> np.intp:
+    """One of them, as often as its weight says: each arrives after an exponential time, at the rate of its weight.
+
+    What is rounded otherwise in a batch changes who is first only where two all but tie; along a cumulative sum all
+    that comes later would shift. `torch.multinomial` does the same in five times the time.
+    """
+    return (weights_V / generator.standard_exponential(len(weights_V))).argmax()
+
+
+def _there(token: np.intp, logprobs_V: Float[Tensor, " V"]) -> int:
+    if not logprobs_V[int(token)] > -torch.inf:
+        raise Corrupt("the model gives no probabilities, but what is not a number; its weights may be damaged")
+    return int(token)
 
 
 def penalize_repetition(logprobs_V: Float[Tensor, " V"], seen: Sequence[int], penalty: float) -> Float[Tensor, " V"]:

@@ -1,7 +1,8 @@
+import numpy as np
 import pytest
 import torch
 
-from memlm.errors import InvalidInput
+from memlm.errors import Corrupt, InvalidInput
 from memlm.params import SamplingParams
 from memlm.sampling import keep_min_p, keep_top_k, keep_top_p, penalize_repetition, sample
 
@@ -13,7 +14,7 @@ def kept(logprobs_V: torch.Tensor) -> list[int]:
 
 
 def draw(params: SamplingParams, seed: int = 0, seen: tuple[int, ...] = ()) -> int:
-    return sample(PROBS.log(), params, list(seen), torch.Generator().manual_seed(seed))
+    return sample(PROBS.log(), params, list(seen), np.random.default_rng(seed))
 
 
 def test_greedy_takes_the_likeliest():
@@ -23,6 +24,13 @@ def test_greedy_takes_the_likeliest():
 def test_draws_follow_the_probabilities():
     drawn = torch.bincount(torch.tensor([draw(SamplingParams(), seed) for seed in range(4000)]), minlength=5) / 4000
     torch.testing.assert_close(drawn, PROBS, atol=0.03, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("bad", [torch.full((5,), torch.nan), torch.tensor([-1.0, torch.nan, -1, -2, -3])])
+def test_what_is_not_a_number_is_not_drawn_from(bad, temperature):
+    with pytest.raises(Corrupt, match="weights may be damaged"):
+        sample(bad, SamplingParams(temperature=temperature), [], np.random.default_rng(0))
 
 
 def test_temperature_sharpens_and_flattens():
