@@ -29,7 +29,8 @@ STREAMS = (1, 16)
 def bench_versus(*, repeats: int, progress: Progress) -> dict[str, Any]:
     """`<dtype>_<streams>_over_transformers` is our tokens/s over theirs, prompts included, greedy on both sides.
 
-    Their side takes all prompts as one batch, which is more than a service of one `generate` at a time could. What the
+    Their side takes all prompts as one batch, which is more than a service of one `generate` at a time could;
+    `<dtype>_<streams>_over_one_by_one` is ours over such a loop, which answers as fast as it answers one. What the
     processor would only emulate is left out: their 16 rows of bfloat16 take 38 times as long a step as ours there, and
     nobody waits for them. Raises InvalidInput where `transformers` is missing.
     """
@@ -52,6 +53,10 @@ def bench_versus(*, repeats: int, progress: Progress) -> dict[str, Any]:
                     key, (ratio, least, most) = f"{dtype}_{streams}", median_ratio(ours, others)
                     figures |= {f"{key}_over_transformers": ratio, f"{key}_tokens_per_s": statistics.median(ours)}
                     figures |= {f"{key}_over_transformers_least": least, f"{key}_over_transformers_most": most}
+                    if streams == 1:
+                        one_by_one = statistics.median(others)
+                    else:
+                        figures |= {f"{key}_over_one_by_one": statistics.median(ours) / one_by_one}
                     progress(dtype, number + 1, len(STREAMS))
     return figures
 
