@@ -88,8 +88,9 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request cost. `searches` are tokens for which an index was searched, and nothing took a search's place.
-    Times are milliseconds of wall clock, and overlap with nothing.
+    """What a request cost. `searches` are tokens for which an index was searched, and nothing took a search's place;
+    `lam` is the mean over the generated tokens. Times are milliseconds of wall clock, and overlap with nothing, save
+    `retrieval_ms`: what asking the memories took, alone or for several requests at once, within the next two.
     """
 
     prompt_tokens: int = 0
@@ -99,6 +100,8 @@ class Usage:
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+    retrieval_ms: float = 0.0
+    lam: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,13 +232,16 @@ class Generation:
     def _count(self, token: Token | None, retrieved: Retrieved | None, elapsed_ms: float, *, first: bool) -> None:
         there = 0 if retrieved is None else int((retrieved.neighbours.ids_QK >= 0).sum())
         searched = retrieved is not None and bool(retrieved.searched_Q[0])
+        before, count = self.usage, self.usage.generated_tokens + (token is not None)
         self.usage = replace(
-            self.usage,
-            generated_tokens=self.usage.generated_tokens + (token is not None),
-            retrieved_neighbors=self.usage.retrieved_neighbors + there,
-            searches=self.usage.searches + searched,
-            prefill_ms=self.usage.prefill_ms + elapsed_ms * first,
-            decode_ms=self.usage.decode_ms + elapsed_ms * (not first),
+            before,
+            generated_tokens=count,
+            retrieved_neighbors=before.retrieved_neighbors + there,
+            searches=before.searches + searched,
+            prefill_ms=before.prefill_ms + elapsed_ms * first,
+            decode_ms=before.decode_ms + elapsed_ms * (not first),
+            retrieval_ms=before.retrieval_ms + (0.0 if retrieved is None else retrieved.took_ms),
+            lam=before.lam if token is None else before.lam + (token.lam - before.lam) / count,
         )
         if self.finished is not None:
             self.finished = replace(self.finished, usage=self.usage)

@@ -10,8 +10,9 @@ in place of a search (RetoMaton, arXiv 2201.12431, section 3).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
@@ -33,6 +34,7 @@ NO_POINTERS = np.empty(0, np.int64)
 class Retrieved:
     """What Q keys brought back: neighbours, the loudest first, the logarithms of their weights in p_kNN, how loudly
     they speak, which store each is of, and whether an index was searched. Where memory was not asked there are none.
+    `took_ms` is how long all of it took.
     """
 
     neighbours: Neighbours
@@ -40,6 +42,7 @@ class Retrieved:
     lams_Q: Float[np.ndarray, " Q"]
     stores_QK: Int64[np.ndarray, "Q K"]
     searched_Q: Bool[np.ndarray, " Q"]
+    took_ms: float = 0.0
 
     @classmethod
     def joined(cls, rows: Sequence[Retrieved]) -> Retrieved:
@@ -50,17 +53,17 @@ class Retrieved:
             [row.logweights_QK for row in rows], [row.lams_Q for row in rows], [row.stores_QK for row in rows],
             [row.searched_Q for row in rows],
         ]  # fmt: skip
-        distances_QK, ids_QK, values_QK, *others = (np.concatenate(part) for part in parts)
-        return cls(Neighbours(distances_QK, ids_QK, values_QK), *others)
+        distances_QK, ids_QK, values_QK, logweights_QK, lams_Q, stores_QK, searched_Q = map(np.concatenate, parts)
+        near, took_ms = Neighbours(distances_QK, ids_QK, values_QK), sum(row.took_ms for row in rows)
+        return cls(near, logweights_QK, lams_Q, stores_QK, searched_Q, took_ms)
 
     def row(self, number: int) -> Retrieved:
         """What one of the keys brought back."""
         one = slice(number, number + 1)
         found = self.neighbours
         parts: list[np.ndarray] = [found.distances_QK[one], found.ids_QK[one], found.values_QK[one]]
-        return Retrieved(
-            Neighbours(*parts), self.logweights_QK[one], self.lams_Q[one], self.stores_QK[one], self.searched_Q[one]
-        )
+        rest = (self.logweights_QK[one], self.lams_Q[one], self.stores_QK[one], self.searched_Q[one], self.took_ms)
+        return Retrieved(Neighbours(*parts), *rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +134,17 @@ class Retrieval:
         differ from position to position, and those where the model is sure enough are not asked about, if the store
         was tuned so; given pointers for each (`pointers_after`), they may take the place of a search.
         """
-        if len(self.memories) > 1:
-            return self._search_union(keys_QD)
+        begin_s = time.perf_counter()
+        several = len(self.memories) > 1
+        retrieved = self._search_union(keys_QD) if several else self._search_one(keys_QD, peaks_Q, pointers)
+        return replace(retrieved, took_ms=1000 * (time.perf_counter() - begin_s))
+
+    def _search_one(
+        self,
+        keys_QD: Float32[np.ndarray, "Q D"],
+        peaks_Q: Float32[np.ndarray, " Q"] | None,
+        pointers: Sequence[Int64[np.ndarray, " _"]] | None,
+    ) -> Retrieved:
         found, searched_Q = self._found(keys_QD, peaks_Q, pointers)
         logweights_QK = neighbor_logweights(found.distances_QK, self.temperature)
         lams_Q = np.full(len(keys_QD), self.lam)

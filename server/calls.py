@@ -55,7 +55,7 @@ class Call:
             self.has_finished, usage = True, event.usage
             self.told |= {"reason": event.reason.value}
             self.told |= {name: getattr(usage, name) for name in ("prompt_tokens", "generated_tokens", "searches")}
-            for name in ("queue_ms", "prefill_ms", "decode_ms"):
+            for name in ("queue_ms", "prefill_ms", "decode_ms", "retrieval_ms"):
                 self.told[name] = round(getattr(usage, name), 3)
 
 

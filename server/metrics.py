@@ -16,6 +16,7 @@ from memlm.server.messages import Stats
 from memlm.wire import WireEvent
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+WEIGHTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1)
 
 
 class Metrics:
@@ -34,6 +35,12 @@ class Metrics:
         )
         self._tokens = Counter("memlm_tokens", "Prompt tokens read, and tokens generated.", ["kind"], registry=made)
         self._searches = Counter("memlm_searches", "Tokens for which a datastore was searched.", registry=made)
+        self._retrieval = Histogram(
+            "memlm_retrieval_seconds", "Mean of a generation's searches.", buckets=SECONDS, registry=made
+        )
+        self._lam = Histogram(
+            "memlm_lam", "Weight of memory in the mixture, mean of a generation.", buckets=WEIGHTS, registry=made
+        )
         self._beat = Gauge(
             "memlm_heartbeat_age_seconds", "Since the stillest worker's loop told that it moves.", registry=made
         )
@@ -119,6 +126,9 @@ class Generation:
             self._metrics._tokens.labels("prompt").inc(usage.prompt_tokens)
             self._metrics._tokens.labels("generated").inc(usage.generated_tokens)
             self._metrics._searches.inc(usage.searches)
+            if usage.searches:
+                self._metrics._retrieval.observe(usage.retrieval_ms / usage.searches / 1000)
+                self._metrics._lam.observe(usage.lam)
         elif isinstance(event, tuple) and event:
             if self._begun:
                 self._metrics._between.observe((now_s - self._last_s) / len(event))

@@ -135,6 +135,12 @@ def test_generation_batches_and_scoring_follow_alike(lm):
     batch = lm.generate_batch([PROMPT, "a page"], max_tokens=20, seed=3, follow=2, **ASK)
     assert [token.id for token in batch[0].tokens] == [token.id for token in tokens]
     assert batch[0].finished.usage.searches == whole.finished.usage.searches
+    for usage in (whole.finished.usage, batch[0].finished.usage):
+        assert 0 < usage.retrieval_ms < usage.prefill_ms + usage.decode_ms
+        assert usage.lam == pytest.approx(np.mean([token.lam for token in tokens]))
+    alone = lm.generate(PROMPT, max_tokens=3, use_store=False)
+    assert len(list(alone))
+    assert alone.finished.usage.lam == alone.finished.usage.retrieval_ms == 0
     always = lm.generate(PROMPT, max_tokens=20, seed=3, follow=0, **ASK)
     assert len(list(always)) == always.finished.usage.searches
     read = lm.checkpoint.tokenizer

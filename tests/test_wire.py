@@ -141,7 +141,7 @@ token = st.builds(
     neighbors=st.lists(neighbor, max_size=2).map(tuple),
     top_logprobs=st.lists(st.builds(events.Alternative, int32, text, number), max_size=2).map(tuple),
 )
-usage = st.builds(events.Usage, int32, int32, int32, int32, number, number, number)
+usage = st.builds(events.Usage, int32, int32, int32, int32, number, number, number, number, number)
 told_events = st.one_of(
     st.builds(events.Accepted, text, st.integers(0, 2**63 - 1), maybe(text), int32, number, number),
     st.lists(token, min_size=1, max_size=3).map(tuple),

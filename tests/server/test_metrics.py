@@ -32,6 +32,10 @@ def test_calls_tokens_sessions_and_the_heartbeat_are_counted(
         assert told['memlm_tokens_total{kind="generated"}'] == count
         assert told['memlm_tokens_total{kind="prompt"}'] == stream.finished.usage.prompt_tokens
         assert told["memlm_searches_total"] == stream.finished.usage.searches > 0
+        assert told["memlm_retrieval_seconds_count"] == told["memlm_lam_count"] == 1
+        usage = stream.finished.usage
+        assert 0 < told["memlm_retrieval_seconds_sum"] == pytest.approx(usage.retrieval_ms / usage.searches / 1000)
+        assert told["memlm_lam_sum"] == pytest.approx(usage.lam) == pytest.approx(0.25)
         assert told["memlm_time_to_first_token_seconds_count"] == 1
         assert told["memlm_session_bytes"] > 0
         assert told["memlm_requests_open"] == 0

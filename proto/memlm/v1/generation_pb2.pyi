@@ -210,7 +210,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "generated_tokens", "retrieved_neighbors", "queue_ms", "prefill_ms", "decode_ms", "searches")
+    __slots__ = ("prompt_tokens", "generated_tokens", "retrieved_neighbors", "queue_ms", "prefill_ms", "decode_ms", "searches", "retrieval_ms", "lam")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETRIEVED_NEIGHBORS_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +218,8 @@ class Usage(_message.Message):
     PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
     DECODE_MS_FIELD_NUMBER: _ClassVar[int]
     SEARCHES_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    LAM_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     generated_tokens: int
     retrieved_neighbors: int
@@ -225,7 +227,9 @@ class Usage(_message.Message):
     prefill_ms: float
     decode_ms: float
     searches: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., retrieved_neighbors: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., searches: _Optional[int] = ...) -> None: ...
+    retrieval_ms: float
+    lam: float
+    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., retrieved_neighbors: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., searches: _Optional[int] = ..., retrieval_ms: _Optional[float] = ..., lam: _Optional[float] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("text", "memory", "token_scores")
