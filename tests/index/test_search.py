@@ -178,6 +178,21 @@ def test_cores_share_exact_search_and_nothing_changes(monkeypatch, cores, k):
                 np.testing.assert_array_equal(mine, other)
 
 
+def test_exact_search_by_matrix_products_equals_its_plain_twin(monkeypatch):
+    monkeypatch.setattr(exact, "num_cores", lambda: 2)
+    monkeypatch.setattr(exact, "PART_BYTES", 4)
+    monkeypatch.setattr("memlm.index.threads.BY_PRODUCTS_FROM", 1)
+    rng = np.random.default_rng(0)
+    scales_N1 = rng.uniform(0.2, 5.0, size=(80, 1))  # norms that differ, and so count
+    keys_ND, values_N = (scales_N1 * rng.normal(size=(80, DIM))).astype(np.float16), rng.integers(0, 500, 80)
+    queries_QD = rng.normal(size=(64, DIM)).astype(np.float16).astype(np.float32)
+    found = exact.Resident(keys_ND, values_N).search(queries_QD, 7)
+    distances_QK, rows_QK = exact_search(queries_QD, keys_ND, 7)
+    np.testing.assert_array_equal(found.ids_QK, rows_QK)
+    np.testing.assert_array_equal(found.values_QK, values_N[rows_QK])
+    np.testing.assert_allclose(found.distances_QK, distances_QK, rtol=1e-5)
+
+
 @pytest.mark.parametrize("cores", [1, 2, 64])
 @pytest.mark.parametrize("rows", [1, 7, 50, 1000])
 def test_exact_search_in_blocks_equals_its_plain_twin(monkeypatch, cores, rows):
