@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from memlm import wire
 from memlm.connection import additions_of
-from memlm.corpus import Document
 from memlm.datastores import WAIT_SPARE_S, Sending, build_request
 from memlm.operations import JobReport, OperationInfo, OperationPage, check_deadline, slice_of
 from memlm.questions import (
@@ -33,6 +32,7 @@ from memlm.reports import DeleteReport, StoreInfo
 
 if TYPE_CHECKING:
     from memlm.async_client import AsyncClient
+    from memlm.corpus import Document
 
 
 class AsyncDatastores:

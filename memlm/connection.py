@@ -8,14 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.longrunning.operations_grpc_pb2 import OperationsStub
 from google.protobuf.message import Message
 
 from memlm import wire
-from memlm.corpus import Document
 from memlm.errors import InvalidInput, MemlmError, NotFound, Unavailable
 from memlm.events import Accepted, GenerationEvent
 from memlm.params import GenerateRequest
@@ -51,6 +50,9 @@ from memlm.questions import (
 )
 from memlm.status import error_of
 from memlm.v1 import datastores_pb2_grpc, generation_pb2_grpc, sessions_pb2_grpc
+
+if TYPE_CHECKING:
+    from memlm.corpus import Document
 
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_MAX_MESSAGE_BYTES = 16 << 20

@@ -17,7 +17,6 @@ from google.protobuf.message import Message
 
 from memlm import wire
 from memlm.connection import additions_of, our_errors
-from memlm.corpus import Document
 from memlm.errors import InvalidInput
 from memlm.operations import Operation, OperationInfo, OperationPage
 from memlm.questions import (
@@ -40,6 +39,7 @@ from memlm.reports import DeleteReport, StoreInfo
 
 if TYPE_CHECKING:
     from memlm.client import Client
+    from memlm.corpus import Document
 
 WAIT_SPARE_S = 10.0  # beyond what a call waits for an operation's end, before the server is given up
 _OPTIONS = {field.name for field in fields(BuildDatastoreRequest)} - {"store", "corpus", "replace", "request_id"}
