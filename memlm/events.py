@@ -89,8 +89,8 @@ class FinishReason(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What a request cost. `searches` are tokens for which an index was searched, and nothing took a search's place;
-    `lam` is the mean over the generated tokens. Times are milliseconds of wall clock, and overlap with nothing, save
-    `retrieval_ms`: what asking the memories took, alone or for several requests at once, within the next two.
+    `lam` is the mean over the generated tokens. Times are milliseconds of wall clock and overlap with nothing, save
+    `retrieval_ms`, a part of prefill and decode: asking the memories, for this request alone or several at once.
     """
 
     prompt_tokens: int = 0
