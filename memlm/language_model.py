@@ -151,12 +151,11 @@ class LanguageModel:
         """The same, a window at a time, for whoever has other things to do in between."""
         return score_steps(self.checkpoint, text, self.retrieval(memory), token_scores=token_scores)
 
-    def search(
-        self, text: str, *, k: int = 8, store: str | None = None, nprobe: int | None = None
-    ) -> tuple[Neighbor, ...]:
+    def search(self, store: str | None, text: str, *, k: int = 8, nprobe: int | None = None) -> tuple[Neighbor, ...]:
         """The places of a datastore whose context is most like the end of `text`, nearest first.
 
-        Of a long text the last `context_length - 1` tokens count. Raises InvalidInput where no datastore is loaded.
+        `store=None` asks all that are loaded. Of a long text the last `context_length - 1` tokens count. Raises
+        InvalidInput where no datastore is loaded.
         """
         return outcome_of(self.search_steps(text, k=k, store=store, nprobe=nprobe))
 

@@ -20,6 +20,7 @@ from memlm.connection import RETRIED, rpcs_of
 from memlm.datastores import Datastores, Operations
 from memlm.errors import InvalidInput, Unavailable
 from memlm.events import Accepted, Finished, FinishReason, Usage
+from memlm.language_model import LanguageModel
 from memlm.operations import Operation
 from memlm.session import Session
 from memlm.v1 import datastores_pb2, generation_pb2, generation_pb2_grpc, sessions_pb2
@@ -108,6 +109,17 @@ def test_both_clients_have_the_same_methods(face: type, awaited: type) -> None:
         returned = here[name].return_annotation
         expected = f"Async{returned}" if returned in ("TokenStream", "Session", "Operation") else returned
         assert there[name].return_annotation == expected, name
+
+
+def test_a_model_in_process_is_asked_as_a_client_is() -> None:
+    """What both can be asked takes the same; only what travels has a time limit."""
+    here, there = methods_of(LanguageModel), methods_of(Client)
+    both = here.keys() & there.keys()
+    assert {"generate", "score", "search", "tokenize", "detokenize", "session"} <= both
+    for name in both:
+        wanted = {key: value for key, value in there[name].parameters.items() if key != "timeout_s"}
+        assert list(here[name].parameters.items()) == list(wanted.items()), name
+        assert here[name].return_annotation == there[name].return_annotation, name
 
 
 def test_every_call_has_a_method_with_a_time_limit() -> None:

@@ -250,7 +250,7 @@ class TestStories:
         (tmp_path / "a.txt").write_text("Lily saw a big red ball. Tom saw a small blue car.\n" * 20)
         report = build_index(STORIES, Corpus([tmp_path / "a.txt"]), tmp_path / "store")
         with load(STORIES, [tmp_path / "store"]) as lm:
-            found = lm.search("Tom saw a small blue", k=4)
+            found = lm.search(None, "Tom saw a small blue", k=4)
             assert report.entries == len(lm.tokenize((tmp_path / "a.txt").read_text()))
         assert {neighbor.token_text for neighbor in found} == {" c"}
 

@@ -89,7 +89,7 @@ def test_a_text_that_is_stored_is_found_at_its_own_place(lm, corpus_folder):
     tokens = lm.tokenize(document.text)
     size = next(n for n in range(40, 10, -1) if lm.tokenize(lm.detokenize(tokens[:n])) == tokens[:n])
     before = lm.detokenize(tokens[:size])
-    nearest = lm.search(before, k=3)[0]
+    nearest = lm.search(None, before, k=3)[0]
     assert (nearest.document_id, nearest.token_offset, nearest.token_id) == ("doc-3.txt", size, tokens[size])
     assert nearest.line == 1 + before.count("\n") > 1
     assert nearest.char_offset == len(before)
@@ -110,10 +110,10 @@ def test_a_tokens_neighbours_are_the_nearest_with_their_weights(lm):
 
 def test_a_deleted_document_contributes_to_no_answer(model_folder, own_store):
     with load(model_folder, [own_store]) as lm:
-        loud = lm.search(PROMPT, k=1)[0].document_id
+        loud = lm.search(None, PROMPT, k=1)[0].document_id
         report = lm.delete_documents([loud])
         assert (report.num_documents, report.num_entries > 0) == (1, True)
-        assert loud not in {neighbor.document_id for neighbor in lm.search(PROMPT, k=4000)}
+        assert loud not in {neighbor.document_id for neighbor in lm.search(None, PROMPT, k=4000)}
         expected_V = plain_mixture(lm, [lm.checkpoint.tokenizer.end_id, *lm.tokenize(PROMPT)])
         token = next(iter(lm.generate(PROMPT, temperature=0, max_tokens=1, **ASK)))
         assert token.logprob == pytest.approx(expected_V.max(), abs=2e-3)
@@ -123,16 +123,16 @@ def test_a_deleted_document_contributes_to_no_answer(model_folder, own_store):
 
 def test_what_was_deleted_stays_silent_in_a_store_that_was_opened_before(model_folder, own_store):
     with load(model_folder, [own_store]) as lm:
-        opened, loud = Memory.open(own_store, lm.checkpoint), lm.search(PROMPT, k=1)[0].document_id
+        opened, loud = Memory.open(own_store, lm.checkpoint), lm.search(None, PROMPT, k=1)[0].document_id
         lm.delete_documents([loud])
         lm.take_in(opened, replace=True)
-        assert loud not in {neighbor.document_id for neighbor in lm.search(PROMPT, k=4000)}
+        assert loud not in {neighbor.document_id for neighbor in lm.search(None, PROMPT, k=4000)}
 
 
 @pytest.mark.parametrize("name", ["store", "twin"])
 def test_what_is_deleted_is_silent_in_a_store_that_is_loaded_meanwhile(model_folder, own_store, monkeypatch, name):
     with load(model_folder, [own_store]) as lm:
-        loud, deleting = lm.search(PROMPT, k=1)[0].document_id, lm.memory().datastore.deleting
+        loud, deleting = lm.search(None, PROMPT, k=1)[0].document_id, lm.memory().datastore.deleting
 
         def slowly(document_ids):
             lm.take_in(Memory.open(own_store, lm.checkpoint, name), replace=True)
@@ -140,7 +140,7 @@ def test_what_is_deleted_is_silent_in_a_store_that_is_loaded_meanwhile(model_fol
 
         monkeypatch.setattr(lm.memory().datastore, "deleting", slowly)
         lm.delete_documents([loud])
-        assert loud not in {neighbor.document_id for neighbor in lm.search(PROMPT, k=4000, store=name)}
+        assert loud not in {neighbor.document_id for neighbor in lm.search(name, PROMPT, k=4000)}
 
 
 def test_what_is_deleted_is_silent_in_a_generation_whose_store_was_replaced_meanwhile(model_folder, own_store):
@@ -205,7 +205,7 @@ def test_stores_are_chosen_by_name(model_folder, store_folder, own_store, tmp_pa
 
 def test_without_a_store_search_says_so(model_folder):
     with load(model_folder) as lm, pytest.raises(InvalidInput, match="no datastore is loaded"):
-        lm.search("x")
+        lm.search(None, "x")
 
 
 def test_an_empty_text_has_no_score(lm):

@@ -49,7 +49,7 @@ def test_two_stores_are_one_store_of_all_their_documents(lm, model_folder, halve
         assert both.score("the model and a page", **ASK).nll == pytest.approx(
             lm.score("the model and a page", **ASK).nll, rel=1e-6
         )
-        stores = {neighbor.document_id: neighbor.store for neighbor in both.search(PROMPT, k=400)}
+        stores = {neighbor.document_id: neighbor.store for neighbor in both.search(None, PROMPT, k=400)}
         assert stores["doc-2.txt"] == "first"
         assert stores["doc-6.txt"] == "second"
 

@@ -219,7 +219,7 @@ def search(
     from memlm.language_model import load
 
     with load(model, [store]) as lm:
-        print_neighbors(lm.search(text, k=k, nprobe=nprobe), json=json)
+        print_neighbors(lm.search(None, text, k=k, nprobe=nprobe), json=json)
 
 
 @app.command(epilog="Example: memlm index tune store heldout/ --model model")

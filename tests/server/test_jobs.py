@@ -127,7 +127,7 @@ def test_a_datastore_is_built_served_extended_and_compacted(served, lm: Language
     assert client.datastores.get("docs").num_entries == report.num_entries
     text = "the memory of a"
     found = [(n.document_id, n.token_offset) for n in client.search("docs", text, k=5)]
-    assert found == [(n.document_id, n.token_offset) for n in lm.search(text, k=5)]
+    assert found == [(n.document_id, n.token_offset) for n in lm.search(None, text, k=5)]
     assert alike(client.generate(text, temperature=0, max_tokens=5), lm.generate(text, temperature=0, max_tokens=5))
 
     added = client.datastores.add("docs", NEW).result(60)

@@ -106,8 +106,8 @@ def test_the_rest_equals_in_process(client: Client, lm: LanguageModel) -> None:
     assert client.detokenize(lm.tokenize(text)) == text
     assert client.get_model() == lm.info
     assert client.datastores.list() == lm.stores
-    assert client.search("store", text, k=5) == lm.search(text, k=5, store="store")
-    assert client.search(None, text) == lm.search(text)
+    assert client.search("store", text, k=5) == lm.search("store", text, k=5)
+    assert client.search(None, text) == lm.search(None, text)
 
 
 async def test_the_async_client_gives_the_same(server: RunningServer, lm: LanguageModel) -> None:
@@ -124,7 +124,7 @@ async def test_the_async_client_gives_the_same(server: RunningServer, lm: Langua
         assert await client.detokenize(lm.tokenize(text)) == text
         assert await client.get_model() == lm.info
         assert await client.datastores.list() == lm.stores
-        assert await client.search(None, text, k=3) == lm.search(text, k=3)
+        assert await client.search(None, text, k=3) == lm.search(None, text, k=3)
         with pytest.raises(NotFound, match="nowhere"):
             await client.generate(PROMPT, store="nowhere")
         with pytest.raises(NotFound, match="doc-nope"):
