@@ -141,8 +141,8 @@ class Attention(nn.Module):
         state.write(self.layer, key_BGTd, value_BGTd, step.new_B, step.ends)
         state.write_inputs(self.layer, hidden_BTD, step.new_B)
         if past is None:
-            cache_2BGSd = state.cache_L2BGSd[self.layer, :, :, :, :S]
-            return cache_2BGSd[0], cache_2BGSd[1]
+            key_BGSd, value_BGSd = state.cache_L2BGSd[self.layer].narrow(3, 0, S).unbind(0)
+            return key_BGSd, value_BGSd
         return torch.cat([past[0], key_BGTd], dim=2), torch.cat([past[1], value_BGTd], dim=2)
 
     def _past(self, state: DecoderState, S: int, step: Step) -> tuple[Tensor, Tensor]:

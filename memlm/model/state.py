@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from memlm.model.sight import Sight
 SPARE_PLACES = 64  # at least so many tokens behind a window are written before the window moves
 LAZY_BYTES = 1 << 20
 FORMAT = 1
+
+# Where the new tokens of a step go: see `DecoderState.ends`.
+Ends: TypeAlias = slice | tuple[Int64[Tensor, " B"], Int64[Tensor, " B"]] | None
 
 
 class DecoderState:
@@ -184,10 +187,14 @@ class DecoderState:
             continues_RT=None if document_BT is None else document_BT == start_RT,
         )
 
-    def ends(self, new_B: list[int], num_new: int) -> tuple[Int64[Tensor, " B"], Int64[Tensor, " B"]] | None:
-        """Rows, and where each one's only new token goes; None where there are more, or all go to the same place."""
+    def ends(self, new_B: list[int], num_new: int) -> Ends:
+        """Where new tokens go: the same places of all rows, where they do; rows, and where each one's only token goes;
+        None where that is to be told row by row.
+        """
         begins = self._begins()
-        if num_new > 1 or 0 in new_B or len(set(begins)) == 1:
+        if len(set(begins)) == 1 and min(new_B) == num_new:
+            return slice(begins[0], begins[0] + num_new)
+        if num_new > 1 or 0 in new_B:
             return None
         device = self.cache_L2BGSd.device
         return torch.arange(len(begins), device=device), torch.tensor(begins, device=device)
@@ -198,14 +205,17 @@ class DecoderState:
         key_BGTd: Tensor,
         value_BGTd: Tensor,
         new_B: list[int],
-        ends: tuple[Int64[Tensor, " B"], Int64[Tensor, " B"]] | None = None,
+        ends: Ends = None,
     ) -> None:
         """Keeps the keys and values of new tokens. Their `ends` are the same for all layers."""
-        for places_BGSd, new_BGTd in zip(self.cache_L2BGSd[layer], (key_BGTd, value_BGTd), strict=True):
-            if ends is None:
-                self._write(places_BGSd, new_BGTd, new_B, dim=2)
+        cache_2BGSd = self.cache_L2BGSd[layer]
+        for kind, new_BGTd in enumerate((key_BGTd, value_BGTd)):
+            if isinstance(ends, slice):
+                cache_2BGSd[kind, :, :, ends] = new_BGTd.detach()
+            elif ends is None:
+                self._write(cache_2BGSd[kind], new_BGTd, new_B, dim=2)
             else:
-                places_BGSd[ends[0], :, ends[1]] = new_BGTd[:, :, 0].detach()
+                cache_2BGSd[kind][ends[0], :, ends[1]] = new_BGTd[:, :, 0].detach()
 
     def write_inputs(self, layer: int, inputs_BTD: Float[Tensor, "B T D"], new_B: list[int]) -> None:
         """Keeps a layer's inputs, where they are kept."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from memlm.model.positions import RelativeBias, Rotary
 from memlm.model.sight import Sight
-from memlm.model.state import DecoderState
+from memlm.model.state import DecoderState, Ends
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Step:
     _bias: Tensor | None = None
 
     @cached_property
-    def ends(self) -> tuple[Int64[Tensor, " B"], Int64[Tensor, " B"]] | None:
+    def ends(self) -> Ends:
         """See `DecoderState.ends`."""
         return None if self.state is None else self.state.ends(self.new_B, self.sight.num_new)
 
