@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import time
 from collections.abc import Iterable, Sequence
-from secrets import token_hex
+from os import urandom
 from typing import TYPE_CHECKING, Any, cast
 
 from memlm import wire
@@ -73,7 +73,7 @@ class AsyncDatastores:
         timeout_s: float | None = None,
     ) -> AsyncOperation:
         """See `Datastores.add`."""
-        client, request = self._client, AddDocumentsRequest(store, replace, request_id or token_hex(16))
+        client, request = self._client, AddDocumentsRequest(store, replace, request_id or urandom(16).hex())
         messages = Sending(additions_of(request, documents, client.max_message_bytes))
         with messages.watched(client.target):
             call = client._rpc(AddDocumentsRequest)(
@@ -87,7 +87,7 @@ class AsyncDatastores:
         self, store: str | None = None, *, request_id: str | None = None, timeout_s: float | None = None
     ) -> AsyncOperation:
         """See `Datastores.compact`."""
-        return await self._begin(CompactDatastoreRequest(store, request_id or token_hex(16)), timeout_s)
+        return await self._begin(CompactDatastoreRequest(store, request_id or urandom(16).hex()), timeout_s)
 
     async def load(
         self, path: str, store: str | None = None, *, replace: bool = False, timeout_s: float | None = None

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from secrets import token_hex
+from os import urandom
 from typing import TYPE_CHECKING, Any, cast
 
 from google.protobuf.message import Message
@@ -91,7 +91,7 @@ class Datastores:
 
         With `replace`, a document whose id is there takes the old one's place; the operation fails otherwise.
         """
-        client, request = self._client, AddDocumentsRequest(store, replace, request_id or token_hex(16))
+        client, request = self._client, AddDocumentsRequest(store, replace, request_id or urandom(16).hex())
         messages = Sending(additions_of(request, documents, client.max_message_bytes))
         with messages.watched(client.target):
             call = client._rpc(AddDocumentsRequest).future(
@@ -105,7 +105,7 @@ class Datastores:
         self, store: str | None = None, *, request_id: str | None = None, timeout_s: float | None = None
     ) -> Operation:
         """Begins to merge what was added to a datastore (None: the only one), and to drop what was deleted."""
-        return self._begin(CompactDatastoreRequest(store, request_id or token_hex(16)), timeout_s)
+        return self._begin(CompactDatastoreRequest(store, request_id or urandom(16).hex()), timeout_s)
 
     def load(
         self, path: str, store: str | None = None, *, replace: bool = False, timeout_s: float | None = None
@@ -177,7 +177,7 @@ def build_request(
             f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(_OPTIONS))}", field=unknown[0]
         )
     paths = (corpus,) if isinstance(corpus, str) else tuple(map(str, corpus))
-    return BuildDatastoreRequest(store, paths, replace=replace, request_id=request_id or token_hex(16), **options)
+    return BuildDatastoreRequest(store, paths, replace=replace, request_id=request_id or urandom(16).hex(), **options)
 
 
 class Sending(Iterator[Message]):
