@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(STAMP)  ## run the main job on real text and show the result (four to nine minutes)
+demo: $(STAMP)  ## run the main job on real text and show the result (four to fourteen minutes)
 	$(BIN)/memlm demo --out build/demo --overwrite
 
 test: $(STAMP)  ## run every test but the slow ones

@@ -39,7 +39,7 @@ def _first_to_arrive(weights_V: Float64[np.ndarray, " V"], generator: np.random.
     """One of them, as often as its weight says: each arrives after an exponential time, at the rate of its weight.
 
     What is rounded otherwise in a batch changes who is first only where two all but tie; along a cumulative sum all
-    that comes later would shift. `torch.multinomial` does the same in five times the time.
+    that comes later would shift. `torch.multinomial` does the same in four times the time.
     """
     return (weights_V / generator.standard_exponential(len(weights_V))).argmax()
 
