@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from operator import not_
 from typing import Any, NamedTuple, TypeAlias, cast
 
+from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -20,6 +22,13 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from memlm import events, params, questions, reports, wire_operations
 from memlm.errors import InternalError, InvalidInput
 from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
+
+# Every service of the contract: the calls that the front takes, and that the clients make.
+SERVICES = tuple(
+    service
+    for file in (generation_pb2, datastores_pb2, sessions_pb2, operations_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+)
 
 _MESSAGE_OF: dict[type, type[Message]] = {
     params.SamplingParams: generation_pb2.SamplingParams,
@@ -87,14 +96,15 @@ _WRAPPED_FIELD = dict(_WRAPPED.values())
 
 def to_wire(record: Any) -> Message:
     """A dataclass as its message. Raises InvalidInput, naming the field, for a value that the wire cannot carry."""
-    if special := wire_operations.TO_WIRE.get(type(record)):
+    record_type: type = type(record)
+    if special := wire_operations.TO_WIRE.get(record_type):
         return special(record)
     wanted = {
         wire: value if pack is None else pack(value)
-        for name, wire, _, _, pack, _ in _FIELDS[type(record)]
+        for name, wire, _, _, pack, _ in _fields_of(record_type)
         if (value := getattr(record, name)) is not None and value != ()
     }
-    message_type = _MESSAGE_OF[type(record)]
+    message_type = _MESSAGE_OF[record_type]
     try:
         return message_type(**wanted)
     except (TypeError, ValueError):
@@ -106,7 +116,7 @@ def from_wire(message: Message) -> Any:
     if special := wire_operations.FROM_WIRE.get(type(message)):
         return special(message)
     record_type, values = _RECORD_OF[type(message)], {}
-    for name, wire, required, optional, _, unpack in _FIELDS[record_type]:
+    for name, wire, required, optional, _, unpack in _fields_of(record_type):
         if not optional or message.HasField(wire):
             value = getattr(message, wire)
             values[name] = value if unpack is None else unpack(value)
@@ -222,6 +232,7 @@ class _Field(NamedTuple):
     unpack: Callable[[Any], Any] | None
 
 
+@cache
 def _fields_of(record_type: type) -> tuple[_Field, ...]:
     on_wire = _MESSAGE_OF[record_type].DESCRIPTOR.fields_by_name
     return tuple(
@@ -338,6 +349,3 @@ def _unknown_fields(message: Message) -> Iterable[Any]:
 
 def _name(message_type: type[Message]) -> str:
     return str(message_type.DESCRIPTOR.name)
-
-
-_FIELDS = {record_type: _fields_of(record_type) for record_type in _MESSAGE_OF}

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import grpc
-from google.longrunning import operations_pb2
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -47,13 +46,7 @@ from memlm.server.streams import Streams
 from memlm.server.tracing import Tracer
 from memlm.server.workers import Workers
 from memlm.status import trailer_of
-from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
-
-SERVICES = tuple(
-    service
-    for file in (generation_pb2, datastores_pb2, sessions_pb2, operations_pb2)
-    for service in file.DESCRIPTOR.services_by_name.values()
-)
+from memlm.v1 import datastores_pb2
 
 MAX_WAIT_S = 3600.0  # for an operation's end, where the call has no deadline
 ANSWER_S = 0.5  # of a deadline that is left for the answer
@@ -87,7 +80,7 @@ class Front:
             grpc.method_handlers_generic_handler(
                 service.full_name, {method.name: self._handler(method) for method in service.methods}
             )
-            for service in SERVICES
+            for service in wire.SERVICES
         )
 
     def _handler(self, method: Any) -> grpc.RpcMethodHandler:

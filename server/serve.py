@@ -14,10 +14,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from memlm import wire
 from memlm.connection import KEEPALIVE_S
 from memlm.errors import InvalidInput, MemlmError
 from memlm.server.config import ServerConfig
-from memlm.server.front import SERVICES, Front
+from memlm.server.front import Front
 from memlm.server.logs import start_logging
 from memlm.server.metrics import Metrics
 from memlm.server.security import Guard, server_credentials, warning_of
@@ -188,7 +189,7 @@ async def _unless(signalled: asyncio.Event, work: Awaitable[None]) -> bool:
 
 
 def _service_names() -> tuple[str, ...]:
-    return tuple(service.full_name for service in SERVICES)
+    return tuple(service.full_name for service in wire.SERVICES)
 
 
 def _address(host: str, port: int) -> str:
