@@ -7,39 +7,18 @@ print(token.text, end="")
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, cast
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from memlm import wire
 from memlm.async_datastores import AsyncDatastores, AsyncOperations
-from memlm.connection import (
-    DEFAULT_MAX_MESSAGE_BYTES,
-    DEFAULT_TIMEOUT_S,
-    READY_POLL_S,
-    Heard,
-    Tls,
-    appends_of,
-    broken_off,
-    channel_to,
-    metadata_of,
-    not_ready,
-    our_errors,
-    rpcs_of,
-)
-from memlm.errors import InternalError, MemlmError, NotFound, Unavailable
+from memlm.connection import DEFAULT_MAX_MESSAGE_BYTES, DEFAULT_TIMEOUT_S, Tls
+from memlm.errors import InternalError
 from memlm.events import Accepted, Finished, GenerationEvent, Neighbor, Token
 from memlm.params import GenerateRequest, MemoryParams
 from memlm.questions import (
-    AppendToSessionRequest,
-    CancelGenerationRequest,
     CreateSessionRequest,
     DeleteSessionRequest,
     DetokenizeRequest,
@@ -69,88 +48,80 @@ class AsyncClient:
         tls: Tls | None = None,
     ) -> None:
         """Connects when first used, in the event loop that runs then; `target` is HOST:PORT."""
-        self.target, self.timeout_s = target, timeout_s
-        self._channel = channel_to(grpc.aio, target, max_message_bytes, tls)
-        self._rpcs, self._metadata = rpcs_of(self._channel), metadata_of(token)
-        self.max_message_bytes = max_message_bytes
-        self.datastores, self.operations = AsyncDatastores(self), AsyncOperations(self)
+        from memlm.async_transport import AsyncTransport  # here, so that only who connects loads gRPC
+
+        self.target = target
+        self._transport = AsyncTransport(target, timeout_s, max_message_bytes, token, tls)
+        self.operations = AsyncOperations(self._transport)
+        self.datastores = AsyncDatastores(self._transport, self.operations)
 
     async def generate(self, prompt: str, *, timeout_s: float | None = None, **options: Any) -> AsyncTokenStream:
         """See `Client.generate`."""
-        return await AsyncTokenStream.begin(self._events(GenerateRequest.of(prompt, options), timeout_s))
+        return await AsyncTokenStream.begin(self._transport.events(GenerateRequest.of(prompt, options), timeout_s))
 
     async def score(
         self, text: str, *, token_scores: bool = False, timeout_s: float | None = None, **memory: Any
     ) -> Score:
         """See `Client.score`."""
-        return cast(Score, await self._ask(ScoreRequest(text, MemoryParams.of(**memory), token_scores), timeout_s))
+        return cast(
+            Score, await self._transport.ask(ScoreRequest(text, MemoryParams.of(**memory), token_scores), timeout_s)
+        )
 
     async def search(
         self, store: str | None, text: str, *, k: int = 8, nprobe: int | None = None, timeout_s: float | None = None
     ) -> tuple[Neighbor, ...]:
         """See `Client.search`."""
-        return tuple(await self._ask(SearchRequest(text, store, k, nprobe), timeout_s))
+        return tuple(await self._transport.ask(SearchRequest(text, store, k, nprobe), timeout_s))
 
     async def tokenize(self, text: str, *, timeout_s: float | None = None) -> list[int]:
         """See `Client.tokenize`."""
-        return list(await self._ask(TokenizeRequest(text), timeout_s))
+        return list(await self._transport.ask(TokenizeRequest(text), timeout_s))
 
     async def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = None) -> str:
         """See `Client.detokenize`."""
-        return str(await self._ask(DetokenizeRequest(tuple(token_ids)), timeout_s))
+        return str(await self._transport.ask(DetokenizeRequest(tuple(token_ids)), timeout_s))
 
     async def get_model(self, *, timeout_s: float | None = None) -> ModelInfo:
         """See `Client.get_model`."""
-        return cast(ModelInfo, await self._ask(GetModelRequest(), timeout_s))
+        return cast(ModelInfo, await self._transport.ask(GetModelRequest(), timeout_s))
 
     async def get_server_info(self, *, timeout_s: float | None = None) -> ServerInfo:
         """See `Client.get_server_info`."""
-        return cast(ServerInfo, await self._ask(GetServerInfoRequest(), timeout_s))
+        return cast(ServerInfo, await self._transport.ask(GetServerInfoRequest(), timeout_s))
 
     async def session(self, *, ttl_s: float | None = None, timeout_s: float | None = None) -> AsyncSession:
         """See `Client.session`."""
-        return AsyncSession(self, (await self._ask(CreateSessionRequest(ttl_s), timeout_s)).name)
+        return AsyncSession(self, (await self._transport.ask(CreateSessionRequest(ttl_s), timeout_s)).name)
 
     async def append_to_session(
         self, name: str, text: str = "", *, token_ids: Sequence[int] = (), timeout_s: float | None = None
     ) -> SessionInfo:
         """See `Client.append_to_session`."""
-        with our_errors(self.target):
-            reply = await self._rpcs[AppendToSessionRequest](
-                appends_of(name, text, token_ids), timeout=self._allowed_s(timeout_s), metadata=self._metadata
-            )
-        return cast(SessionInfo, wire.answer_from_wire(reply))
+        return cast(SessionInfo, await self._transport.append(name, text, token_ids, timeout_s))
 
     async def get_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
         """See `Client.get_session`."""
-        return cast(SessionInfo, await self._ask(GetSessionRequest(name), timeout_s))
+        return cast(SessionInfo, await self._transport.ask(GetSessionRequest(name), timeout_s))
 
     async def list_sessions(self, *, timeout_s: float | None = None) -> tuple[SessionInfo, ...]:
         """See `Client.list_sessions`."""
-        return tuple(await self._ask(ListSessionsRequest(), timeout_s))
+        return tuple(await self._transport.ask(ListSessionsRequest(), timeout_s))
 
     async def fork_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
         """See `Client.fork_session`."""
-        return cast(SessionInfo, await self._ask(ForkSessionRequest(name), timeout_s))
+        return cast(SessionInfo, await self._transport.ask(ForkSessionRequest(name), timeout_s))
 
     async def delete_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
         """See `Client.delete_session`."""
-        return cast(SessionInfo, await self._ask(DeleteSessionRequest(name), timeout_s))
+        return cast(SessionInfo, await self._transport.ask(DeleteSessionRequest(name), timeout_s))
 
     async def wait_until_ready(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """See `Client.wait_until_ready`."""
-        check, deadline_s = health_pb2_grpc.HealthStub(self._channel).Check, time.monotonic() + timeout_s
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            with suppress(grpc.RpcError):
-                health = await check(health_pb2.HealthCheckRequest(), timeout=left_s, wait_for_ready=True)
-                if health.status == health_pb2.HealthCheckResponse.SERVING:
-                    return
-            await asyncio.sleep(READY_POLL_S)
-        raise not_ready(self.target, timeout_s)
+        await self._transport.wait_until_ready(timeout_s)
 
     async def close(self) -> None:
         """See `Client.close`."""
-        await self._channel.close()
+        await self._transport.close()
 
     async def __aenter__(self) -> AsyncClient:
         """Closes at the end of the block."""
@@ -161,57 +132,6 @@ class AsyncClient:
     ) -> None:
         """Closes."""
         await self.close()
-
-    def _rpc(self, question: type) -> Any:
-        return self._rpcs[question]
-
-    def _allowed_s(self, timeout_s: float | None) -> float:
-        return self.timeout_s if timeout_s is None else timeout_s
-
-    async def _ask(self, question: Any, timeout_s: float | None) -> Any:
-        message = wire.to_wire(question)
-        with our_errors(self.target):
-            reply = await self._rpcs[type(question)](
-                message, timeout=self._allowed_s(timeout_s), metadata=self._metadata
-            )
-        return wire.answer_from_wire(reply)
-
-    async def _events(self, request: GenerateRequest, timeout_s: float | None) -> AsyncGenerator[GenerationEvent, None]:
-        heard = Heard(request, self._allowed_s(timeout_s))
-        try:
-            while True:
-                try:
-                    async with aclosing(self._heard(heard)) as events:
-                        async for event in events:
-                            if heard.is_new(event):
-                                yield event
-                    return
-                except (Unavailable, NotFound) as error:
-                    await asyncio.sleep(heard.resume(error))
-        except GeneratorExit:
-            if heard.must_be_cancelled:
-                with suppress(MemlmError):
-                    await self._ask(CancelGenerationRequest(heard.request_id), None)
-            raise
-
-    async def _heard(self, heard: Heard) -> AsyncGenerator[GenerationEvent, None]:
-        """The events of one connection, to the last."""
-        asked = wire.to_wire(heard.question)
-        with our_errors(self.target):
-            call = self._rpcs[type(heard.question)](asked, timeout=heard.left_s, metadata=self._metadata)
-        try:
-            event: GenerationEvent = ()
-            while not isinstance(event, Finished):
-                with our_errors(self.target):
-                    message = await call.read()
-                if message is grpc.aio.EOF:
-                    raise broken_off(self.target)
-                event = wire.event_from_wire(message)
-                yield event
-            with suppress(grpc.RpcError):  # the status says no more than the event did; not to wait for it is to cancel
-                await call.read()
-        finally:
-            call.cancel()
 
 
 class AsyncSession:

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Sequence
 from os import urandom
 from typing import TYPE_CHECKING, Any, cast
 
-from memlm import wire
-from memlm.connection import additions_of
-from memlm.datastores import WAIT_SPARE_S, Sending, build_request
+from memlm.datastores import WAIT_SPARE_S, build_request
 from memlm.operations import JobReport, OperationInfo, OperationPage, check_deadline, slice_of
 from memlm.questions import (
     AddDocumentsRequest,
@@ -31,24 +29,24 @@ from memlm.questions import (
 from memlm.reports import DeleteReport, StoreInfo
 
 if TYPE_CHECKING:
-    from memlm.async_client import AsyncClient
+    from memlm.async_transport import AsyncTransport
     from memlm.corpus import Document
 
 
 class AsyncDatastores:
     """The same as `Datastores`, awaited."""
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, transport: AsyncTransport, operations: AsyncOperations) -> None:
         """`AsyncClient.datastores` is one."""
-        self._client = client
+        self._transport, self._operations = transport, operations
 
     async def list(self, *, timeout_s: float | None = None) -> tuple[StoreInfo, ...]:
         """See `Datastores.list`."""
-        return tuple(await self._client._ask(ListDatastoresRequest(), timeout_s))
+        return tuple(await self._transport.ask(ListDatastoresRequest(), timeout_s))
 
     async def get(self, store: str | None = None, *, timeout_s: float | None = None) -> StoreInfo:
         """See `Datastores.get`."""
-        return cast(StoreInfo, await self._client._ask(GetDatastoreRequest(store), timeout_s))
+        return cast(StoreInfo, await self._transport.ask(GetDatastoreRequest(store), timeout_s))
 
     async def build(
         self,
@@ -73,15 +71,8 @@ class AsyncDatastores:
         timeout_s: float | None = None,
     ) -> AsyncOperation:
         """See `Datastores.add`."""
-        client, request = self._client, AddDocumentsRequest(store, replace, request_id or urandom(16).hex())
-        messages = Sending(additions_of(request, documents, client.max_message_bytes))
-        with messages.watched(client.target):
-            call = client._rpc(AddDocumentsRequest)(
-                messages, timeout=client._allowed_s(timeout_s), metadata=client._metadata
-            )
-            messages.travel_by(call)
-            reply = await call
-        return AsyncOperation(client.operations, wire.from_wire(reply).name)
+        request = AddDocumentsRequest(store, replace, request_id or urandom(16).hex())
+        return AsyncOperation(self._operations, (await self._transport.add(request, documents, timeout_s)).name)
 
     async def compact(
         self, store: str | None = None, *, request_id: str | None = None, timeout_s: float | None = None
@@ -93,37 +84,37 @@ class AsyncDatastores:
         self, path: str, store: str | None = None, *, replace: bool = False, timeout_s: float | None = None
     ) -> StoreInfo:
         """See `Datastores.load`."""
-        return cast(StoreInfo, await self._client._ask(LoadDatastoreRequest(path, store, replace), timeout_s))
+        return cast(StoreInfo, await self._transport.ask(LoadDatastoreRequest(path, store, replace), timeout_s))
 
     async def unload(self, store: str, *, timeout_s: float | None = None) -> StoreInfo:
         """See `Datastores.unload`."""
-        return cast(StoreInfo, await self._client._ask(UnloadDatastoreRequest(store), timeout_s))
+        return cast(StoreInfo, await self._transport.ask(UnloadDatastoreRequest(store), timeout_s))
 
     async def delete_documents(
         self, store: str | None, document_ids: Sequence[str], *, timeout_s: float | None = None
     ) -> DeleteReport:
         """See `Datastores.delete_documents`."""
         question = DeleteDocumentsRequest.of(document_ids, store)
-        return cast(DeleteReport, await self._client._ask(question, timeout_s))
+        return cast(DeleteReport, await self._transport.ask(question, timeout_s))
 
     async def _begin(
         self, request: BuildDatastoreRequest | CompactDatastoreRequest, timeout_s: float | None
     ) -> AsyncOperation:
-        return AsyncOperation(self._client.operations, (await self._client._ask(request, timeout_s)).name)
+        return AsyncOperation(self._operations, (await self._transport.ask(request, timeout_s)).name)
 
 
 class AsyncOperations:
     """The same as `Operations`, awaited."""
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, transport: AsyncTransport) -> None:
         """`AsyncClient.operations` is one."""
-        self._client = client
+        self._transport = transport
 
     async def list(self, *, timeout_s: float | None = None) -> tuple[OperationInfo, ...]:
         """See `Operations.list`."""
         found, token = builtins.list[OperationInfo](), ""
         while True:
-            page: OperationPage = await self._client._ask(ListOperationsRequest(page_token=token), timeout_s)
+            page: OperationPage = await self._transport.ask(ListOperationsRequest(page_token=token), timeout_s)
             found += page.operations
             if not (token := page.next_page_token):
                 return tuple(found)
@@ -134,20 +125,20 @@ class AsyncOperations:
 
     async def get(self, name: str, *, timeout_s: float | None = None) -> OperationInfo:
         """See `Operations.get`."""
-        return cast(OperationInfo, await self._client._ask(GetOperationRequest(name), timeout_s))
+        return cast(OperationInfo, await self._transport.ask(GetOperationRequest(name), timeout_s))
 
     async def wait(self, name: str, timeout_s: float) -> OperationInfo:
         """See `Operations.wait`."""
         question = WaitOperationRequest(name, timeout_s)
-        return cast(OperationInfo, await self._client._ask(question, timeout_s + WAIT_SPARE_S))
+        return cast(OperationInfo, await self._transport.ask(question, timeout_s + WAIT_SPARE_S))
 
     async def cancel(self, name: str, *, timeout_s: float | None = None) -> None:
         """See `Operations.cancel`."""
-        await self._client._ask(CancelOperationRequest(name), timeout_s)
+        await self._transport.ask(CancelOperationRequest(name), timeout_s)
 
     async def delete(self, name: str, *, timeout_s: float | None = None) -> None:
         """See `Operations.delete`."""
-        await self._client._ask(DeleteOperationRequest(name), timeout_s)
+        await self._transport.ask(DeleteOperationRequest(name), timeout_s)
 
 
 class AsyncOperation:

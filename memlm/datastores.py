@@ -6,17 +6,11 @@ job.progress(); job.result()
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from os import urandom
 from typing import TYPE_CHECKING, Any, cast
 
-from google.protobuf.message import Message
-
-from memlm import wire
-from memlm.connection import additions_of, our_errors
 from memlm.errors import InvalidInput
 from memlm.operations import Operation, OperationInfo, OperationPage
 from memlm.questions import (
@@ -38,8 +32,8 @@ from memlm.questions import (
 from memlm.reports import DeleteReport, StoreInfo
 
 if TYPE_CHECKING:
-    from memlm.client import Client
     from memlm.corpus import Document
+    from memlm.transport import Transport
 
 WAIT_SPARE_S = 10.0  # beyond what a call waits for an operation's end, before the server is given up
 _OPTIONS = {field.name for field in fields(BuildDatastoreRequest)} - {"store", "corpus", "replace", "request_id"}
@@ -48,17 +42,17 @@ _OPTIONS = {field.name for field in fields(BuildDatastoreRequest)} - {"store", "
 class Datastores:
     """The datastores of a server."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, transport: Transport, operations: Operations) -> None:
         """`Client.datastores` is one."""
-        self._client = client
+        self._transport, self._operations = transport, operations
 
     def list(self, *, timeout_s: float | None = None) -> tuple[StoreInfo, ...]:
         """All that are loaded, with their defaults."""
-        return tuple(self._client._ask(ListDatastoresRequest(), timeout_s))
+        return tuple(self._transport.ask(ListDatastoresRequest(), timeout_s))
 
     def get(self, store: str | None = None, *, timeout_s: float | None = None) -> StoreInfo:
         """One of them (None: the only one). Raises NotFound where it is not loaded."""
-        return cast(StoreInfo, self._client._ask(GetDatastoreRequest(store), timeout_s))
+        return cast(StoreInfo, self._transport.ask(GetDatastoreRequest(store), timeout_s))
 
     def build(
         self,
@@ -91,15 +85,8 @@ class Datastores:
 
         With `replace`, a document whose id is there takes the old one's place; the operation fails otherwise.
         """
-        client, request = self._client, AddDocumentsRequest(store, replace, request_id or urandom(16).hex())
-        messages = Sending(additions_of(request, documents, client.max_message_bytes))
-        with messages.watched(client.target):
-            call = client._rpc(AddDocumentsRequest).future(
-                messages, timeout=client._allowed_s(timeout_s), metadata=client._metadata
-            )
-            messages.travel_by(call)
-            reply = call.result()
-        return Operation(client.operations, wire.from_wire(reply).name)
+        request = AddDocumentsRequest(store, replace, request_id or urandom(16).hex())
+        return Operation(self._operations, self._transport.add(request, documents, timeout_s).name)
 
     def compact(
         self, store: str | None = None, *, request_id: str | None = None, timeout_s: float | None = None
@@ -111,11 +98,11 @@ class Datastores:
         self, path: str, store: str | None = None, *, replace: bool = False, timeout_s: float | None = None
     ) -> StoreInfo:
         """Takes a datastore on the server's disk into service: one that it built, or was started with."""
-        return cast(StoreInfo, self._client._ask(LoadDatastoreRequest(path, store, replace), timeout_s))
+        return cast(StoreInfo, self._transport.ask(LoadDatastoreRequest(path, store, replace), timeout_s))
 
     def unload(self, store: str, *, timeout_s: float | None = None) -> StoreInfo:
         """Takes one out of service; its files stay."""
-        return cast(StoreInfo, self._client._ask(UnloadDatastoreRequest(store), timeout_s))
+        return cast(StoreInfo, self._transport.ask(UnloadDatastoreRequest(store), timeout_s))
 
     def delete_documents(
         self, store: str | None, document_ids: Sequence[str], *, timeout_s: float | None = None
@@ -125,24 +112,24 @@ class Datastores:
         Raises NotFound, naming them, where some are not there: then none is deleted. Never tried twice by itself.
         """
         question = DeleteDocumentsRequest.of(document_ids, store)
-        return cast(DeleteReport, self._client._ask(question, timeout_s))
+        return cast(DeleteReport, self._transport.ask(question, timeout_s))
 
     def _begin(self, request: BuildDatastoreRequest | CompactDatastoreRequest, timeout_s: float | None) -> Operation:
-        return Operation(self._client.operations, self._client._ask(request, timeout_s).name)
+        return Operation(self._operations, self._transport.ask(request, timeout_s).name)
 
 
 class Operations:
     """Long work on a server, by the names of its operations."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, transport: Transport) -> None:
         """`Client.operations` is one."""
-        self._client = client
+        self._transport = transport
 
     def list(self, *, timeout_s: float | None = None) -> tuple[OperationInfo, ...]:
         """All of the caller's, the latest first."""
         found, token = list[OperationInfo](), ""
         while True:
-            page: OperationPage = self._client._ask(ListOperationsRequest(page_token=token), timeout_s)
+            page: OperationPage = self._transport.ask(ListOperationsRequest(page_token=token), timeout_s)
             found += page.operations
             if not (token := page.next_page_token):
                 return tuple(found)
@@ -153,19 +140,19 @@ class Operations:
 
     def get(self, name: str, *, timeout_s: float | None = None) -> OperationInfo:
         """How far one is. Raises NotFound where it is not the caller's."""
-        return cast(OperationInfo, self._client._ask(GetOperationRequest(name), timeout_s))
+        return cast(OperationInfo, self._transport.ask(GetOperationRequest(name), timeout_s))
 
     def wait(self, name: str, timeout_s: float) -> OperationInfo:
         """The same, once it has ended or the time is over."""
-        return cast(OperationInfo, self._client._ask(WaitOperationRequest(name, timeout_s), timeout_s + WAIT_SPARE_S))
+        return cast(OperationInfo, self._transport.ask(WaitOperationRequest(name, timeout_s), timeout_s + WAIT_SPARE_S))
 
     def cancel(self, name: str, *, timeout_s: float | None = None) -> None:
         """Stops one and removes what it had done; one that has ended stays as it is."""
-        self._client._ask(CancelOperationRequest(name), timeout_s)
+        self._transport.ask(CancelOperationRequest(name), timeout_s)
 
     def delete(self, name: str, *, timeout_s: float | None = None) -> None:
         """Forgets one that has ended. Raises Incompatible for one that has not."""
-        self._client._ask(DeleteOperationRequest(name), timeout_s)
+        self._transport.ask(DeleteOperationRequest(name), timeout_s)
 
 
 def build_request(
@@ -178,42 +165,3 @@ def build_request(
         )
     paths = (corpus,) if isinstance(corpus, str) else tuple(map(str, corpus))
     return BuildDatastoreRequest(store, paths, replace=replace, request_id=request_id or urandom(16).hex(), **options)
-
-
-class Sending(Iterator[Message]):
-    """Messages on their way. What goes wrong while they are made ends their call, and is raised as it is: gRPC would
-    log it, and tell that the call was cancelled.
-    """
-
-    def __init__(self, messages: Iterator[Message]) -> None:
-        """Takes what makes them."""
-        self._messages, self._failure = messages, list[Exception]()
-        self._call, self._travels = cast(Any, None), threading.Event()
-
-    def travel_by(self, call: Any) -> None:
-        """Takes the call that carries them, which may have begun to ask for them already."""
-        self._call = call
-        self._travels.set()
-
-    def __next__(self) -> Message:
-        """The next one."""
-        try:
-            return next(self._messages)
-        except StopIteration:
-            raise
-        except Exception as error:
-            self._failure.append(error)
-            self._travels.wait()
-            self._call.cancel()
-            raise StopIteration from None
-
-    @contextmanager
-    def watched(self, target: str) -> Iterator[None]:
-        """Raises what went wrong here, or else what the call ended with."""
-        try:
-            with our_errors(target):
-                yield
-        except BaseException:
-            if self._failure:
-                raise self._failure[0] from None
-            raise

@@ -10,26 +10,20 @@ from typing import Any
 
 import grpc
 import pytest
-from google.longrunning import operations_pb2
 
-from memlm import wire
+from memlm import questions, wire
 from memlm.async_client import AsyncClient, AsyncSession
 from memlm.async_datastores import AsyncDatastores, AsyncOperation, AsyncOperations
 from memlm.client import Client
-from memlm.connection import RETRIED, rpcs_of
 from memlm.datastores import Datastores, Operations
 from memlm.errors import InvalidInput, Unavailable
 from memlm.events import Accepted, Finished, FinishReason, Usage
 from memlm.language_model import LanguageModel
 from memlm.operations import Operation
 from memlm.session import Session
-from memlm.v1 import datastores_pb2, generation_pb2, generation_pb2_grpc, sessions_pb2
+from memlm.transport import RETRIED, rpcs_of
+from memlm.v1 import generation_pb2_grpc
 
-SERVICES = [
-    service
-    for file in (generation_pb2, datastores_pb2, sessions_pb2, operations_pb2)
-    for service in file.DESCRIPTOR.services_by_name.values()
-]
 METHOD_OF = {
     "Generate": "generate",
     "ResumeGeneration": "generate",  # by itself, where a stream breaks
@@ -86,6 +80,7 @@ def test_importing_the_client_loads_nothing_heavy() -> None:
     code = "import sys, memlm.client, memlm.async_client; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "faiss", "numpy", "tokenizers", "jaxtyping", "memlm.corpus"} & set(loaded)
+    assert not {"grpc", "google.protobuf", "asyncio", "memlm.transport", "memlm.async_transport"} & set(loaded)
 
 
 @pytest.mark.parametrize(
@@ -123,11 +118,17 @@ def test_a_model_in_process_is_asked_as_a_client_is() -> None:
 
 
 def test_every_call_has_a_method_with_a_time_limit() -> None:
-    for service in SERVICES:
+    for service in wire.SERVICES:
         methods = methods_of(Client) | methods_of(FACES.get(service.name, Client))
         for rpc in service.methods:
             assert "timeout_s" in methods[METHOD_OF[rpc.name]].parameters
-    assert len(rpcs_of(Client("localhost:1")._channel)) == len(METHOD_OF)
+
+
+def test_every_call_is_asked_by_a_question_of_its_name() -> None:
+    asked = {name for name, kind in vars(questions).items() if name.endswith("Request") and isinstance(kind, type)}
+    asked -= {name for name in asked if name.startswith("_")}
+    with grpc.insecure_channel("localhost:1") as channel:
+        assert set(rpcs_of(channel)) == asked
 
 
 def test_only_calls_that_change_nothing_are_tried_again() -> None:

@@ -146,7 +146,7 @@ def test_a_call_is_a_span_of_its_callers_trace(collector, model_folder: Path, tm
     trace, above = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     options = ("--threads", "1", "--otlp", endpoint)
     with RunningServer(tmp_path / "log", model_folder, options=options) as server, Client(server.address) as client:
-        client._metadata = (("traceparent", f"00-{trace}-{above}-01"),)
+        client._transport._metadata = (("traceparent", f"00-{trace}-{above}-01"),)
         with client.generate(PROMPT, max_tokens=3, temperature=0) as stream:
             list(stream)
         with pytest.raises(NotFound):

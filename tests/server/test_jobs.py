@@ -384,8 +384,9 @@ def test_only_what_is_allowed_is_read(served, tmp_path: Path) -> None:
 def test_a_document_larger_than_a_message_is_sent_in_parts(served) -> None:
     place, server, client = served
     long = NewDocument("long", make_text(1, 600) + ' "ä\\n\U0001f600" ' * 40, "A title", {"text": 1, "number": 7})
-    with Client(server.address, max_message_bytes=2_000) as small:
-        assert len(long.text.encode()) > small.max_message_bytes
+    limit = 2_000
+    with Client(server.address, max_message_bytes=limit) as small:
+        assert len(long.text.encode()) > limit
         for name, sender in (("whole", client), ("parts", small)):
             client.datastores.build(name, str(place.corpus)).result(60)
             sender.datastores.add(name, [NEW[0], long, NEW[1]]).result(60)
