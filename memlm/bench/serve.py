@@ -1,14 +1,19 @@
-"""What the server adds to the time of a token, at one stream and at many, and how soon it is gone when told to go."""
+"""What the server adds to the time of a token, at one stream and at many, how soon it is gone when told to go, and how
+long a client takes to load.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import statistics
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +45,12 @@ from memlm.train_config import PRESETS
 CORPUS_BYTES = 900_000
 STREAMS = 32
 LONG_CHARACTERS = 200_000
+LOADS = {
+    "import_grpc_ms": "import grpc",
+    "import_client_ms": "import memlm.client",
+    "import_and_connect_ms": "from memlm.client import Client; Client('localhost:1')",
+}
+LOADS_A_REPEAT = 3
 CPU_SECONDS = "process_cpu_seconds_total "
 
 
@@ -50,7 +61,8 @@ def bench_serve(model: Path | None, *, repeats: int, progress: Progress) -> dict
     `front_us_per_token` is the processor time that the front takes for a token while 32 streams go on, and
     `tokens_per_event` how many tokens came together then. `append_over_prefill` is the tokens/s at which a session
     reads a long text over those of the bare decoder, which gets the same tokens in the same pieces. `exit_idle_s` is
-    how long an idle server takes to be gone.
+    how long an idle server takes to be gone. `import_client_ms` is what a new process takes to import the client,
+    beyond one that does nothing; beside it what grpcio alone takes, and a client that is made as well, which loads it.
     """
     with workplace() as folder:
         texts = library_texts(folder / "texts", CORPUS_BYTES)
@@ -71,6 +83,7 @@ def bench_serve(model: Path | None, *, repeats: int, progress: Progress) -> dict
         many = [asyncio.run(_at_many(path, number, repeats, progress)) for number in range(repeats)]
         exits_s = [_exit_s(path) for _ in range(3)]
         appended, prefilled = _read_long(folder, texts, repeats, progress)
+    loads_ms = _loads_ms(LOADS_A_REPEAT * repeats, progress)
     ratio, least, most = median_ratio(remote, local)
     reading, reading_least, reading_most = median_ratio(appended, prefilled)
     return {
@@ -87,6 +100,7 @@ def bench_serve(model: Path | None, *, repeats: int, progress: Progress) -> dict
         "append_over_prefill_most": reading_most,
         "append_tokens_per_s": statistics.median(appended),
         "exit_idle_s": statistics.median(exits_s),
+        **loads_ms,
     }
 
 
@@ -160,6 +174,20 @@ def _exit_s(model: Path) -> float:
         client.wait_until_ready()
         begin_s = time.perf_counter()
     return time.perf_counter() - begin_s
+
+
+def _loads_ms(repeats: int, progress: Progress) -> dict[str, float]:
+    """Milliseconds of new processes that load something, in turns, beyond one that does nothing."""
+    nothing, *loads = alternately(repeats, *(partial(_process_ms, code) for code in ("pass", *LOADS.values())))
+    progress("new processes", repeats, repeats)
+    median = statistics.median(nothing)
+    return {name: statistics.median(each) - median for name, each in zip(LOADS, loads, strict=True)}
+
+
+def _process_ms(code: str) -> float:
+    begin_s = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return 1e3 * (time.perf_counter() - begin_s)
 
 
 def _free_port() -> int:
