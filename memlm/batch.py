@@ -115,7 +115,8 @@ class Batch:
         with torch.inference_mode():
             drawn = [*self._read_rows(), *self._read_prompts()]
             if drawn:
-                self._draw(drawn)
+                with decoding_threads(self._decoder, len(drawn)):
+                    self._draw(drawn)
         members = [member for member, _, _ in drawn]
         for member in members:
             if member.generation.has_session and member.generation.finished and member in self._rows:

@@ -105,6 +105,30 @@ def test_a_long_prompt_is_read_in_pieces_while_others_go_on(checkpoint):
     assert steps == (size - 1) // 4
 
 
+def test_one_stream_of_a_small_model_takes_one_thread(checkpoint):
+    """Drawing counts: a second thread that is woken for it alone spins until the next step, and is waited for."""
+    threads, decoder = list[int](), checkpoint.decoder
+
+    def seen(*_: object) -> None:
+        threads.append(torch.get_num_threads())
+
+    hooks = [module.register_forward_hook(seen) for module in (decoder, decoder.head)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        batch = Batch(checkpoint, most=4)
+        batch.join(started(checkpoint, "a", 1))
+        while len(batch):
+            batch.step()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+        for hook in hooks:
+            hook.remove()
+    assert len(threads) > 4
+    assert set(threads) == {1}
+
+
 def test_one_that_fails_harms_no_other(checkpoint, monkeypatch):
     batch = Batch(checkpoint, most=4)
     good, bad = (batch.join(started(checkpoint, "the memory", seed)) for seed in (1, 2))
