@@ -7,17 +7,26 @@ the front. Where forking is not safe, as under macOS, each loads for itself.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
 
 PRELOADED = "memlm.server.preloaded"
+# How often OpenMP's threads (libgomp's) look for more to do before they sleep. It would be 300,000 times, and where
+# another process wants the core 16 streams took eight times as long as they do so (docs/log.md, 2026-11-24).
+SPINS = 20_000
 
 
 def forking() -> ForkServerContext | SpawnContext:
-    """What starts processes, and makes the pipes to them. The first call begins to load, and does not wait for it."""
+    """What starts processes, and makes the pipes to them. The first call begins to load, and does not wait for it.
+
+    Their OpenMP threads wait for `SPINS`, unless the environment says how they are to wait.
+    """
     if sys.platform == "darwin":
         return multiprocessing.get_context("spawn")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))  # is read once, as a process loads OpenMP
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])
     forkserver.ensure_running()

@@ -28,6 +28,7 @@ from memlm.index.lock import committing
 from memlm.index.manifest import CURRENT
 from memlm.language_model import load
 from memlm.server.config import ServerConfig
+from memlm.server.processes import SPINS
 
 LONG = {"temperature": 0}  # on the long model: goes round in circles for many seconds
 
@@ -381,3 +382,23 @@ def test_settings_that_mean_nothing_are_refused_by_name(tmp_path: Path, field: s
     with pytest.raises(InvalidInput, match=field) as raised:
         ServerConfig(model=tmp_path, **{field: value})
     assert raised.value.field == field
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked, and wait as libgomp does, under Linux")
+@pytest.mark.parametrize(
+    ("told", "spins"),
+    [({}, str(SPINS)), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+    ids=["nothing", "a count", "a policy"],
+)
+def test_threads_of_the_servers_processes_spin_briefly_unless_told_otherwise(told, spins):
+    """Another process on their core would else be waited for at every product."""
+    script = (
+        "import os; from memlm.server.processes import forking; context = forking()\n"
+        "if __name__ == '__main__':\n"
+        "    with context.Pool(1) as pool: print(pool.apply(os.getenv, ('GOMP_SPINCOUNT',)))"
+    )
+    clean = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=clean | told, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == str(spins)
