@@ -26,8 +26,8 @@ class ServerConfig:
     they survive a restart. One append may bring `max_append_bytes`. With a `tls_cert` and its `tls_key` the server
     speaks TLS, with a `tls_client_ca` to clients alone whose certificates that one signed; an `auth_file` has the
     tokens that may call. What clients build is kept in a `store_dir`; `index_workers` processes of `index_threads`
-    threads (0: all cores) build there, when nobody else wants the cores, or with `index_nice` as nice does it (0 to
-    19); at most `max_jobs` run or wait, and texts are read from under `corpus_roots` alone, or uploaded,
+    threads (0: all cores) build there at the niceness `index_nice`; at most
+    `max_jobs` run or wait, and texts are read from under `corpus_roots` alone, or uploaded,
     `max_upload_bytes` at a time. At a `metrics_port` Prometheus is answered, over HTTP. At `log_level` info each call
     is logged in a line, with its prompt only if `log_prompts`; an `otlp` collector gets its spans. `drain_s` bounds how
     long running requests may go on once the server was told to stop.
@@ -52,7 +52,7 @@ class ServerConfig:
     corpus_roots: tuple[Path, ...] = ()
     index_workers: int = 1
     index_threads: int = 0
-    index_nice: int | None = None
+    index_nice: int = 10
     max_jobs: int = 64
     max_upload_bytes: int = 4 << 30
     tls_cert: Path | None = None
@@ -81,6 +81,7 @@ class ServerConfig:
             ("max_session_bytes", LEAST_SESSION_BYTES, 1 << 50),
             ("index_workers", 0, 64),
             ("index_threads", 0, 4096),
+            ("index_nice", 0, 19),
             ("max_jobs", 0, 10_000),
             ("max_upload_bytes", 1 << 10, 1 << 50),
             ("drain_s", 0, 3600),
@@ -88,8 +89,6 @@ class ServerConfig:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise InvalidInput(f"{name} is {value!r}; expected {low} to {high}", field=name)
-        if self.index_nice is not None and not 0 <= self.index_nice <= 19:
-            raise InvalidInput(f"index_nice is {self.index_nice}; expected 0 to 19", field="index_nice")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
             raise InvalidInput(f"metrics_port is {self.metrics_port}; expected 0 to 65535", field="metrics_port")
         if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_client_ca and not self.tls_cert):

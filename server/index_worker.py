@@ -46,7 +46,7 @@ class Task:
     since: int = 0
     is_resumed: bool = False
     num_threads: int = 0
-    nice: int | None = None
+    nice: int = 10
     log_level: str = "warning"
     log_format: str = "text"
 
@@ -83,7 +83,7 @@ def run_task(pipe: Connection, task: Task) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the whole group; the front says what that means
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     start_logging(task.log_level, task.log_format)
-    _give_way(task.nice)
+    _lower_priority(task.nice)
     threading.Thread(target=_leave_with_the_front, args=(pipe,), name="front", daemon=True).start()
     try:
         ended = Ended(_run(task, _Teller(pipe)))
@@ -168,15 +168,10 @@ class _Teller:
         self._pipe.send(Skipped(str(problem)))
 
 
-def _give_way(nice: int | None) -> None:
-    """Runs when nobody else wants to: the scheduler's idle class where there is one, else the lowest priority. Or, so
-    that it comes on beside cores that are never idle, with the priority that was asked for.
-    """
+def _lower_priority(nice: int) -> None:
+    """Lets inference workers go first."""
     with suppress(OSError):
-        if nice is None and hasattr(os, "SCHED_IDLE"):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        elif hasattr(os, "nice"):
-            os.nice(19 if nice is None else nice)
+        os.nice(nice)  # not the idle class: beside one busy core it starves
 
 
 def _leave_with_the_front(pipe: Connection) -> None:

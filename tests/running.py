@@ -192,7 +192,7 @@ def forked_by(server: int) -> list[int]:
 
 def gives_way(pid: int) -> bool:
     """Whether a process lets others go first."""
-    return os.sched_getscheduler(pid) == os.SCHED_IDLE or niceness_of(pid) > niceness_of(0)
+    return niceness_of(pid) > niceness_of(0)
 
 
 def niceness_of(pid: int) -> int:

@@ -68,8 +68,8 @@ def serve(
     index_workers: Annotated[int, typer.Option(help="Processes that build.")] = 1,
     index_threads: Annotated[int, typer.Option(help="Threads of each; 0 takes all cores.")] = 0,
     index_nice: Annotated[
-        int | None, typer.Option(help="Their priority, as nice's: 0 to 19 (default: only when nobody else wants to).")
-    ] = None,
+        int, typer.Option(help="Their niceness, 0 to 19; higher yields more to other processes.")
+    ] = 10,
     max_jobs: Annotated[int, typer.Option(help="Operations that may run or wait.")] = 64,
     upload_bytes: Annotated[
         str | None, typer.Option(metavar="BYTES", help="What one upload of documents may bring (default: 4GiB).")

@@ -267,13 +267,13 @@ def test_what_dies_goes_on(place: Place, who: str) -> None:
 
 
 @pytest.mark.parametrize("nice", [None, 7])
-def test_an_index_worker_gives_way_as_far_as_it_is_told(place: Place, nice: int | None) -> None:
+def test_an_index_worker_runs_at_the_niceness_it_is_told(place: Place, nice: int | None) -> None:
     options = () if nice is None else ("--index-nice", str(nice))
     with place.serve(options=options) as server, Client(server.address) as client:
         job = client.datastores.build("docs", str(place.corpus))
         pid = halted(server, job)
-        assert niceness_of(pid) == niceness_of(0) + (nice or 0)
-        assert os.sched_getscheduler(pid) == (os.SCHED_IDLE if nice is None else os.SCHED_OTHER)
+        assert os.sched_getscheduler(pid) == os.SCHED_OTHER  # the idle class would starve on a busy machine
+        assert niceness_of(pid) == niceness_of(0) + (10 if nice is None else nice)
         job.cancel()
 
 
