@@ -143,7 +143,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for name in ("memlm", "index", "server", "proto"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "MANIFEST.in"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, source)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", source / "dist", source]
     subprocess.run(command, check=True, cwd=source, capture_output=True)
