@@ -41,6 +41,7 @@ def write_whole(path: Path, content: bytes) -> None:
     with storage(path):
         with temporary.open("wb") as file:
             file.write(content)
+            file.flush()  # fsync does not see Python's own buffer
             sync(file.fileno())
         move(temporary, path)
 

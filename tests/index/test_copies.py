@@ -1,0 +1,58 @@
+"""A store may be copied while somebody writes to it: a copy holds one commit's content, or is refused by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import store_history
+
+from memlm.index.datastore import Datastore
+from memlm.index.errors import Corrupt, NotFound
+
+
+def copies_beside_a_writer(folder: Path, count: int) -> tuple[int, int, int]:
+    """Copies a store in turn by hard links and by bytes; how many were sound, of how many commits, and how many the
+    writer overtook.
+    """
+    store, sound, overtaken, numbers = folder / "store", 0, 0, set[int]()
+    command = [sys.executable, store_history.__file__, "write", str(store)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as writer:
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline(), writer.communicate()[1]
+            for number in range(count):
+                copy = folder / f"copy-{number}"
+                how = ("-al", "-r")[number % 2]
+                done = subprocess.run(["cp", how, str(store), str(copy)], capture_output=True, timeout=60)
+                try:
+                    with Datastore.open(copy) as opened:
+                        store_history.check(opened)
+                        if done.returncode == 0:
+                            assert opened.verify() == []
+                        numbers.add(opened.manifest.number)
+                    sound += 1
+                except (Corrupt, NotFound):  # the commit it began with was swept away before cp came to its files
+                    overtaken += 1
+            assert writer.poll() is None, writer.communicate()[1]
+        finally:
+            writer.kill()
+    with Datastore.open(store) as opened:
+        assert opened.verify() == []
+        store_history.check(opened)
+    return sound, overtaken, len(numbers)
+
+
+def test_copies_beside_a_writer_are_of_one_commit(tmp_path: Path) -> None:
+    sound, _, commits = copies_beside_a_writer(tmp_path, 40)
+    assert sound > 4
+    assert commits > 2
+
+
+@pytest.mark.slow
+def test_five_hundred_copies_beside_a_writer_are_of_one_commit(tmp_path: Path) -> None:
+    sound, overtaken, _ = copies_beside_a_writer(tmp_path, 500)
+    assert sound + overtaken == 500
+    assert sound > 50
