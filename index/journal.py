@@ -44,10 +44,9 @@ def give_up(path: str | Path) -> bool:
     path = Path(path)
     with writing(path), committing(path):
         manifest, journal = read_manifest(path), path / JOURNAL
-        if not journal.exists():
-            return False
-        unfinished = Journal.decode(journal).segment not in {segment.number for segment in manifest.segments}
+        committed = {segment.number for segment in manifest.segments}
+        unfinished = journal.exists() and Journal.decode(journal).segment not in committed
+        remove(path / BUILDING)  # first, and also without a journal: an interrupted run of this may have removed that
         remove(journal)
-        remove(path / BUILDING)
         sweep(path, manifest)
         return unfinished
