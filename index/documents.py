@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from memlm.index.errors import AlreadyExists, Corrupt, StorageFull
+from memlm.index.storable import check_document, is_utf8, read_metadata
 
 _TABLE = (
     "create table documents (row integer primary key, id text not null unique, title text, metadata text, tokens int)"
@@ -44,7 +45,10 @@ class DocumentTableWriter:
         self._run("begin")
 
     def add(self, document_id: str, title: str, metadata: Mapping[str, Any]) -> None:
-        """Adds a document; raises AlreadyExists where the id was added before."""
+        """Adds a document. Raises AlreadyExists where the id was added before, and InvalidInput for values that UTF-8
+        and JSON cannot hold.
+        """
+        check_document(document_id, title, metadata)
         try:
             self._run(
                 "insert into documents values (?, ?, ?, ?, 0)",
@@ -117,6 +121,8 @@ class DocumentTable:
 
     def row_of(self, document_id: str) -> int | None:
         """The row of an id, None where there is none."""
+        if not is_utf8(document_id):
+            return None
         with self._readable():
             found = self._base.execute("select row from documents where id = ?", (document_id,)).fetchone()
         return None if found is None else int(found[0])
@@ -141,4 +147,4 @@ class DocumentTable:
 
 def _document(fields: tuple[Any, ...]) -> DocumentRow:
     row, document_id, title, metadata, num_tokens = fields
-    return DocumentRow(row, document_id, title, json.loads(metadata), num_tokens)
+    return DocumentRow(row, document_id, title, read_metadata(metadata), num_tokens)

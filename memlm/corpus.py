@@ -26,6 +26,8 @@ from memlm.corpus_files import (
     unpacked_size,
 )
 from memlm.errors import InvalidInput, MemlmError, NotFound
+from memlm.index.storable import is_utf8, problem_in
+from memlm.printable import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class Problem:
     why: str
 
     def __str__(self) -> str:
-        """One line, place first."""
-        return f"{self.where}: {self.why}"
+        """One line, place first. File names and metadata keys may hold control characters, which are shown escaped."""
+        return one_line(f"{self.where}: {self.why}")
 
 
 class UnusableText(MemlmError):
@@ -96,7 +98,7 @@ class Corpus:
                 empty = False
                 yield document
         if empty:
-            places = ", ".join(str(path) for path in self.paths)
+            places = one_line(", ".join(str(path) for path in self.paths))
             raise InvalidInput(
                 f"no text was found under {places} with glob {self.glob!r}; nothing was built", field="corpus"
             )
@@ -120,6 +122,9 @@ class Corpus:
     def _read(self, name: str, path: Path) -> Iterator[Document]:
         if self.roots and not lies_under(path, self.roots):
             self._tell(Problem(name, "a link to a place outside of what may be read"))
+            return
+        if not is_utf8(name):
+            self._tell(Problem(name, "the file's name is not UTF-8, and its document's id would be; rename the file"))
             return
         layout = layout_of(name)
         try:
@@ -206,14 +211,8 @@ def _document_of(record: Any, where: str) -> Document:
         raise ValueError('"text" is missing, empty or no string')
     if not isinstance(name, str | int) or isinstance(name, bool):
         raise ValueError('"id" is neither a string nor a whole number')
-    if "\0" in text or not _is_unicode(text):
-        raise ValueError('"text" has a NUL or half a surrogate pair')
+    if "\0" in text:
+        raise ValueError('"text" has a NUL')
+    if problem := problem_in(record):
+        raise ValueError(problem)
     return Document(id=str(name), text=text, title=str(fields.pop("title", "")), metadata=fields)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -31,6 +31,8 @@ UNREADABLE = (OSError, EOFError, zlib.error, zstd.ZstdError)  # what reading a f
 SAMPLE_BYTES = 1 << 20  # of a packed file, which tell how far the whole unpacks
 ROWS = 64  # of a table at a time: a row may be a book
 
+_JSON_ROWS = json.JSONDecoder(parse_constant=lambda name: None if name == "NaN" else float(name))
+
 
 @cache
 def standard_input() -> Path:
@@ -72,14 +74,15 @@ def open_unpacked(path: Path) -> IO[bytes]:
 
 
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a Parquet file, one by one, with values that JSON can tell.
+    """The rows of a Parquet file, one by one, with values that JSON can tell. NaN in a column is a missing value, as
+    pandas writes it.
 
     Raises OSError where it cannot be read, or pyarrow is missing.
     """
     with _open_table(path) as table:
         try:
             for batch in table.iter_batches(batch_size=ROWS):
-                for row in json.loads(json.dumps(batch.to_pylist(), default=str)):
+                for row in _JSON_ROWS.decode(json.dumps(batch.to_pylist(), default=str)):
                     yield {name: value for name, value in row.items() if value is not None}
         except ValueError as error:  # pyarrow's of damaged pages is one
             raise OSError(error) from error

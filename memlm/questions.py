@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from memlm.errors import InvalidInput
+from memlm.index.storable import check_document
 from memlm.params import GenerateRequest, MemoryParams
 
 MAX_DOCUMENT_IDS = 10_000
@@ -202,6 +203,7 @@ class NewDocument:
             raise InvalidInput("a document has no id; give each one its own", field="documents.id")
         if not (self.continues or self.text.strip()) or "\0" in self.text:
             raise InvalidInput(f"document {self.id!r} has no text, or a NUL in it", field="documents.text")
+        check_document(self.id, self.title, self.metadata)
 
 
 @dataclass(frozen=True, slots=True)

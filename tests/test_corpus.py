@@ -2,6 +2,8 @@ import datetime
 import gzip
 import io
 import json
+import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +172,13 @@ def test_a_terminal_is_no_corpus(monkeypatch):
         ("bytes.jsonl", b'{"text": "ok"}\n\n{"text": "\xff"}\n', "bytes.jsonl:3"),
         ("surrogate.jsonl", b'{"text": "\\ud800"}\n', "surrogate.jsonl:1"),
         ("nul.jsonl", b'{"text": "a\\u0000"}\n', "nul.jsonl:1"),
+        ("nan.jsonl", b'{"text": "x", "score": NaN}\n', "nan.jsonl:1"),
+        ("huge.jsonl", b'{"text": "x", "a": {"b": [1, -1e999]}}\n', "huge.jsonl:1"),
+        ("id.jsonl", b'{"text": "x", "id": "\\ud800"}\n', "id.jsonl:1"),
+        ("title.jsonl", b'{"text": "x", "title": "\\udfff"}\n', "title.jsonl:1"),
+        ("value.jsonl", b'{"text": "x", "a": ["\\ud800"]}\n', "value.jsonl:1"),
+        ("key.jsonl", b'{"text": "x", "a": {"\\ud800": 1}}\n', "key.jsonl:1"),
+        ("deep.jsonl", b'{"text": "x", "a": ' + b"[" * 200 + b"]" * 200 + b"}\n", "deep.jsonl:1"),
         ("cut.txt.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "cut.txt.gz"),
     ],
 )
@@ -182,6 +191,35 @@ def test_what_cannot_be_used_is_told_by_file_and_line(tmp_path, name, raw, where
     assert where in [problem.where for problem in problems]
     with pytest.raises(UnusableText, match=where.replace(".", r"\.")):
         list(Corpus([tmp_path], on_error="fail"))
+
+
+def test_a_file_whose_name_is_not_utf_8_is_left_out_with_a_message(tmp_path):
+    """As Latin-1 systems wrote them: Python gives half a surrogate pair for such a byte."""
+    name = os.fsdecode(b"caf\xe9.txt")
+    (tmp_path / name).write_text("text")
+    (tmp_path / "z.txt").write_text("good")
+    problems: list[Problem] = []
+    assert [document.id for document in Corpus([tmp_path], on_problem=problems.append)] == ["z.txt"]
+    assert str(problems[0]).startswith("caf\\udce9.txt: the file's name is not UTF-8")
+    with pytest.raises(UnusableText, match="rename the file"):
+        list(Corpus([tmp_path], on_error="fail"))
+
+
+def test_problems_of_hostile_names_are_one_line_without_control_characters(tmp_path):
+    (tmp_path / "a\n\x1b]0;title\x07.txt").write_text("")
+    problems: list[Problem] = []
+    with pytest.raises(InvalidInput):
+        list(Corpus([tmp_path], on_problem=problems.append))
+    assert str(problems[0]) == "a\\n\\x1b]0;title\\x07.txt: empty"
+
+
+def test_nan_in_a_parquet_column_is_a_missing_value(tmp_path):
+    rows = [{"text": "one", "score": math.nan, "deep": {"x": math.nan}}, {"text": "two", "score": math.inf}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "c.parquet")
+    problems: list[Problem] = []
+    (document,) = Corpus([tmp_path], on_problem=problems.append)
+    assert document.metadata == {"deep": {"x": None}}
+    assert "score is inf" in str(problems[0])
 
 
 def test_a_missing_path_is_refused_before_work_starts(tmp_path):

@@ -10,6 +10,7 @@ import sys
 
 from memlm.cli.console import err
 from memlm.errors import MemlmError
+from memlm.printable import one_line
 
 
 def main() -> None:
@@ -19,7 +20,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except MemlmError as error:
-        err.print(f"memlm: {error}", markup=False)
+        err.print(f"memlm: {one_line(str(error))}", markup=False)
         sys.exit(1)
     except KeyboardInterrupt:
         err.print("memlm: interrupted; what was committed stands", markup=False)

@@ -12,9 +12,10 @@ import typer
 
 from memlm.cli import client_datastores, options, render
 from memlm.cli.connection import HERE, Target, Timeout, client_of, connect_with
-from memlm.cli.console import emit_json, out, table
+from memlm.cli.console import cell, emit_json, out, table
 from memlm.cli.index_reports import print_neighbors
 from memlm.cli.options import asked
+from memlm.printable import one_line
 
 if TYPE_CHECKING:
     pass
@@ -140,7 +141,8 @@ def model(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = F
     if json:
         emit_json(info)
         return
-    out.print(f"{info.name}: {info.num_parameters:,} parameters, context {info.context_length}, {info.dtype}")
+    summary = f"{info.name}: {info.num_parameters:,} parameters, context {info.context_length}, {info.dtype}"
+    out.print(one_line(summary), markup=False)
 
 
 @session.command("create", epilog="Example: memlm client session create --ttl 86400 --target localhost:50051")
@@ -153,7 +155,7 @@ def create_session(
     """Start a session, and print its name."""
     with client_of(target, timeout) as client:
         info = client.session(ttl_s=ttl).info()
-    emit_json(info) if json else out.print(info.name, markup=False)
+    emit_json(info) if json else out.print(one_line(info.name), markup=False)
 
 
 @session.command("append", epilog="Example: memlm client session append NAME long.txt --target localhost:50051")
@@ -193,7 +195,7 @@ def fork_session(name: SessionName, target: Target = HERE, timeout: Timeout = 60
     """Start another session that has read the same, and print its name."""
     with client_of(target, timeout) as client:
         info = client.fork_session(name)
-    emit_json(info) if json else out.print(info.name, markup=False)
+    emit_json(info) if json else out.print(one_line(info.name), markup=False)
 
 
 @session.command("delete", epilog="Example: memlm client session delete NAME --target localhost:50051")
@@ -211,7 +213,8 @@ def _tell_session(info: Any, *, json: bool) -> None:
         return
     reading = f", reading {info.reading_done:,} of {info.reading:,}" if info.reading else ""
     left = datetime.fromtimestamp(info.expires_s).astimezone().isoformat(" ", "seconds")
-    out.print(f"{info.name}: {info.num_tokens:,} tokens, {info.num_bytes:,} bytes, until {left}{reading}", markup=False)
+    summary = f"{info.name}: {info.num_tokens:,} tokens, {info.num_bytes:,} bytes, until {left}{reading}"
+    out.print(one_line(summary), markup=False)
 
 
 def _opened(path: str) -> Any:
@@ -229,5 +232,5 @@ def server_info(target: Target = HERE, timeout: Timeout = 60.0, json: options.Js
     shown = table("", "", title=target)
     shown.show_header = False
     for name in info.__slots__:
-        shown.add_row(name.replace("_", " "), str(getattr(info, name)))
+        shown.add_row(name.replace("_", " "), cell(str(getattr(info, name))))
     out.print(shown)

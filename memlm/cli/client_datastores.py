@@ -10,9 +10,10 @@ import typer
 
 from memlm.cli import options
 from memlm.cli.connection import HERE, Target, Timeout, client_of
-from memlm.cli.console import ConsoleProgress, emit_json, err, jsonable, out, table, tell_problem
+from memlm.cli.console import ConsoleProgress, cell, emit_json, err, jsonable, out, table, tell_problem
 from memlm.cli.options import asked
 from memlm.errors import DeadlineExceeded
+from memlm.printable import one_line
 
 if TYPE_CHECKING:
     from memlm.operations import Operation, OperationInfo
@@ -39,7 +40,12 @@ def list_datastores(target: Target = HERE, timeout: Timeout = 60.0, json: option
     for store in loaded:
         counts = (f"{store.num_entries:,}", f"{store.num_documents:,}")
         shown.add_row(
-            store.name, *counts, store.index, str(store.k), f"{store.lam:.3f}", f"{store.knn_temperature:.4g}"
+            cell(store.name),
+            *counts,
+            cell(store.index),
+            str(store.k),
+            f"{store.lam:.3f}",
+            f"{store.knn_temperature:.4g}",
         )
     out.print(shown)
 
@@ -58,7 +64,8 @@ def delete_documents(
     if json:
         emit_json(deleted)
     else:
-        out.print(f"deleted {deleted.num_documents:,} documents, {deleted.num_entries:,} entries from {deleted.store}")
+        summary = f"deleted {deleted.num_documents:,} documents, {deleted.num_entries:,} entries from {deleted.store}"
+        out.print(one_line(summary), markup=False)
 
 
 @datastore.command("info", epilog="Example: memlm client datastore info docs --target localhost:50051")
@@ -169,7 +176,7 @@ def list_operations(target: Target = HERE, timeout: Timeout = 60.0, json: option
     shown = table("name", "kind", "datastore", "state", "phase", "done")
     for info in found:
         share = f"{info.done / info.total:.0%}" if info.total else ""
-        shown.add_row(info.name, info.kind, info.store, info.state, info.phase, share)
+        shown.add_row(*map(cell, (info.name, info.kind, info.store, info.state, info.phase)), share)
     out.print(shown)
 
 
@@ -237,17 +244,17 @@ def _tell_operation(info: OperationInfo, *, json: bool) -> None:
         return
     share = f", {info.phase}: {info.done:,} of {info.total:,}" if info.phase and info.total else ""
     left = f", {info.left_s:,.0f} s left" if info.left_s is not None else ""
-    out.print(f"{info.name}: {info.kind} {info.store}, {info.state}{share}{left}", markup=False)
+    out.print(one_line(f"{info.name}: {info.kind} {info.store}, {info.state}{share}{left}"), markup=False)
     if report := info.report:
-        out.print(
+        made = (
             f"{report.num_entries:,} entries of {report.num_documents:,} documents, {report.index},"
-            f" {report.bytes_per_entry:,.0f} bytes an entry, {report.seconds:,.1f} s",
-            markup=False,
+            f" {report.bytes_per_entry:,.0f} bytes an entry, {report.seconds:,.1f} s"
         )
+        out.print(one_line(made), markup=False)
     if info.skipped:
         err.print(f"{info.skipped:,} documents could not be used; the server's log names them", markup=False)
     if info.error:
-        err.print(str(info.error), markup=False)
+        err.print(one_line(str(info.error)), markup=False)
 
 
 def _jsonable(info: OperationInfo) -> dict[str, Any]:
@@ -262,5 +269,5 @@ def _tell_store(info: Any, *, json: bool) -> None:
     shown = table("", "", title=info.name)
     shown.show_header = False
     for name in info.__slots__[1:]:
-        shown.add_row(name.replace("_", " "), str(getattr(info, name)))
+        shown.add_row(name.replace("_", " "), cell(str(getattr(info, name))))
     out.print(shown)

@@ -2,6 +2,9 @@
 
 On a terminal long work shows a bar with rate and time left; elsewhere a plain line every few seconds. With `--json`
 the answer is one JSON object, in which what is not a number (nan, inf) is null.
+
+`out` and `err` escape control characters in all that they print. Text of others that is part of a line (ids, titles,
+paths, names) goes through `one_line` or, in tables, `cell`, which also take line ends and markup from it.
 """
 
 from __future__ import annotations
@@ -10,27 +13,50 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
+
+from memlm.printable import one_line, printable, printable_json
+
+
+@dataclasses.dataclass(frozen=True)
+class _Escaped:
+    """Something to be printed, without control characters but Rich's own."""
+
+    renderable: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
+        for segment in console.render(self.renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+class _Escaping(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Escaped(renderable) for renderable in renderables]
+
 
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
+for console in (out, err):
+    console.push_render_hook(_Escaping())
 
 SECONDS_BETWEEN_LINES = 5.0
 
 
 def emit_json(answer: Any) -> None:
     """Writes one JSON object."""
-    out.print(json.dumps(jsonable(answer), ensure_ascii=False, allow_nan=False), markup=False)
+    out.print(printable_json(json.dumps(jsonable(answer), ensure_ascii=False, allow_nan=False)), markup=False)
 
 
 def jsonable(value: Any) -> Any:
@@ -50,9 +76,14 @@ def jsonable(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def cell(text: str) -> Text:
+    """Text of others as a table shows it: on one line, and taken as it is."""
+    return Text(one_line(text))
+
+
 def table(*columns: str, title: str = "") -> Table:
     """A table whose first column is text and whose others are figures."""
-    made = Table(title=title or None, title_justify="left", header_style="bold")
+    made = Table(title=cell(title) if title else None, title_justify="left", header_style="bold")
     for number, column in enumerate(columns):
         made.add_column(column, justify="left" if number == 0 else "right")
     return made
@@ -60,7 +91,7 @@ def table(*columns: str, title: str = "") -> Table:
 
 def tell_problem(problem: object) -> None:
     """One line about something that was left out."""
-    err.print(f"[yellow]skipped[/] {escape(str(problem))}")
+    err.print(f"[yellow]skipped[/] {escape(one_line(str(problem)))}")
 
 
 class ConsoleProgress:
@@ -78,13 +109,13 @@ class ConsoleProgress:
         if phase != self._phase:
             self._phase, self._begin, self._last_line = phase, now, now
             if self._bars:
-                self._task = self._bars.add_task(phase, total=total, rate="", note="")
+                self._task = self._bars.add_task(escape(one_line(phase)), total=total, rate="", note="")
         rate = _rate(done, now - self._begin)
         if self._bars:
-            self._bars.update(self._task, completed=done, total=total, rate=rate, note=escape(note))
+            self._bars.update(self._task, completed=done, total=total, rate=rate, note=escape(one_line(note)))
         elif now - self._last_line >= SECONDS_BETWEEN_LINES or (total is not None and done >= total > 0):
             self._last_line = now
-            err.print(_line(phase, done, total, rate, now - self._begin, note), markup=False)
+            err.print(one_line(_line(phase, done, total, rate, now - self._begin, note)), markup=False)
 
     def __enter__(self) -> ConsoleProgress:
         """Shows bars where there is a terminal."""

@@ -11,6 +11,7 @@ import typer
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, err, out, tell_problem
 from memlm.cli.index_reports import facts_of, print_build, print_doomed, print_facts, print_neighbors, print_tuning
+from memlm.printable import one_line
 
 app = typer.Typer(help="Build a datastore, change it, look into it.", no_args_is_help=True)
 
@@ -162,7 +163,7 @@ def verify(
         emit_json({"ok": not problems, "problems": problems, "finished": finished})
     else:
         for problem in problems:
-            err.print(problem, markup=False)
+            err.print(one_line(problem), markup=False)
         out.print(f"{len(problems)} problems" if problems else "every file is as its manifest says")
         if finished:
             out.print("its checks had been cut short; they are done now: see `memlm index info`")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memlm.cli.console import emit_json, err, out, table
+from memlm.cli.console import cell, emit_json, err, out, table
+from memlm.printable import one_line
 
 
 def print_neighbors(neighbors: tuple[Any, ...], *, json: bool) -> None:
@@ -17,7 +18,8 @@ def print_neighbors(neighbors: tuple[Any, ...], *, json: bool) -> None:
     shown.columns[3].justify = "left"
     for neighbor in neighbors:
         place = f"{neighbor.document_id}:{neighbor.line}"
-        shown.add_row(place, f"{neighbor.distance:.4g}", repr(neighbor.token_text), " ".join(neighbor.snippet.split()))
+        snippet = " ".join(neighbor.snippet.split())
+        shown.add_row(cell(place), f"{neighbor.distance:.4g}", cell(repr(neighbor.token_text)), cell(snippet))
     out.print(shown)
 
 
@@ -27,7 +29,7 @@ def print_doomed(document_ids: list[str], *, json: bool) -> None:
         emit_json({"documents": document_ids})
         return
     for document_id in document_ids:
-        out.print(document_id, markup=False)
+        out.print(one_line(document_id), markup=False)
     out.print(f"{len(document_ids):,} documents would be deleted")
 
 
@@ -39,7 +41,7 @@ def print_facts(told: Mapping[str, Any], title: str, *, json: bool) -> None:
     shown = table("", "", title=title)
     shown.show_header = False
     for name, value in told.items():
-        shown.add_row(name.replace("_", " "), _readable(value))
+        shown.add_row(name.replace("_", " "), cell(_readable(value)))
     out.print(shown)
 
 
@@ -76,8 +78,8 @@ def print_build(report: Any, *, json: bool) -> None:
     aligned = "" if checked.aligned is None else f", {checked.aligned:.1%} have the token that follows"
     out.print(f"{checked.positions:,} positions read again: {checked.found:.1%} find themselves{aligned}")
     for problem in checked.problems(str(report.path)):
-        err.print(problem, markup=False)
-    out.print(f"The datastore is in {report.path}.", markup=False)
+        err.print(one_line(problem), markup=False)
+    out.print(one_line(f"The datastore is in {report.path}."), markup=False)
 
 
 def print_tuning(report: Any, *, json: bool) -> None:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from memlm.cli.console import emit_json, out
 from memlm.events import Neighbor, Token, TokenStream
+from memlm.printable import one_line, printable
 
 # From the model's own words to words that are nearly all memory.
 SHADES = ((0.2, "default"), (0.4, "cyan"), (0.6, "green"), (0.8, "yellow"), (1.01, "bold magenta"))
@@ -19,7 +20,7 @@ def stream(tokens: Iterable[Token], *, coloured: bool, to: Console = out) -> lis
     """Prints tokens as they come; gives them all."""
     seen = []
     for token in tokens:
-        to.print(Text(token.text, style=shade_of(token.memory_share) if coloured else ""), end="")
+        to.print(Text(printable(token.text), style=shade_of(token.memory_share) if coloured else ""), end="")
         seen.append(token)
     to.print()
     return seen
@@ -68,13 +69,13 @@ def print_sources(tokens: Iterable[Token], *, to: Console = out) -> None:
     for token, speaker in sources(tokens):
         line = Text(f"  {token.memory_share:4.0%} ")
         line.append(f"{token.text!r:16}", style=shade_of(token.memory_share))
-        line.append(f" {speaker.document_id}:{speaker.line}", style="blue")
+        line.append(one_line(f" {speaker.document_id}:{speaker.line}"), style="blue")
         line.append(f"  {_one_line(speaker.snippet)}", style="dim")
         to.print(line)
 
 
 def _one_line(snippet: str, width: int = 60) -> str:
-    flat = " ".join(snippet.split())
+    flat = one_line(" ".join(snippet.split()))
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
 
