@@ -22,7 +22,8 @@ def neighbor_logweights(distances_QK: Float32[np.ndarray, "Q K"], temperature: f
     beyond_QK = distances_QK.astype(np.float64) - np.where(there_Q1, distances_QK[:, :1], 0.0)  # nearest stands first
     beyond_QK /= -temperature
     total_Q1 = np.exp(beyond_QK).sum(axis=1, keepdims=True)
-    return (beyond_QK - np.log(np.where(there_Q1, total_Q1, 1.0))).astype(np.float32)
+    with np.errstate(over="ignore"):  # beyond float32, as at temperature 1e-300, a weight is none
+        return (beyond_QK - np.log(np.where(there_Q1, total_Q1, 1.0))).astype(np.float32)
 
 
 def target_logprobs(
