@@ -194,6 +194,8 @@ class JobRunner:
         """Takes into service what a job has made. Where there is no worker now, the next one will have it."""
         if job.kind != BUILD:
             await self._until_served(job.store, report.manifest)
+            if job.request.get("replace"):
+                self._workers.forget(job.store)
             return
         before, path = self._stores.paths.get(job.store), Path(job.path)
         self._stores.put(job.store, path)
@@ -201,6 +203,7 @@ class JobRunner:
             with suppress(Unavailable):
                 load = LoadDatastoreRequest(job.path, job.store, replace=True)
                 await self._workers.everywhere(load, lambda _: None, ours=True)
+            self._workers.forget(job.store)
         except MemlmError:
             if before is None:
                 self._stores.take_out(job.store)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 
 from memlm.errors import InvalidInput, MemlmError, NotFound
 from memlm.events import Accepted, Finished
+from memlm.server.deletions import Deletion
 from memlm.wire import WireEvent
 
 KEPT = 8192  # more than may run at once; the oldest goes first
@@ -16,9 +17,9 @@ KEPT = 8192  # more than may run at once; the oldest goes first
 class Run:
     """One generation: its events so far, and who follows them."""
 
-    def __init__(self, owner: str, keep_s: float) -> None:
-        """Nothing yet."""
-        self.owner, self.keep_s = owner, keep_s
+    def __init__(self, owner: str, keep_s: float, since: Deletion) -> None:
+        """Starts with no event. `since` is the latest deletion before the generation began."""
+        self.owner, self.keep_s, self.since = owner, keep_s, since
         self.accepted: Accepted | None = None
         self.finished: Finished | None = None
         self.failure: MemlmError | None = None

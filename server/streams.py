@@ -14,6 +14,7 @@ from typing import Any
 from memlm.errors import Cancelled, InternalError, MemlmError
 from memlm.events import Accepted, Finished
 from memlm.questions import ResumeGenerationRequest
+from memlm.server.deletions import Forgetting
 from memlm.server.messages import Answer, Events, Failed
 from memlm.server.runs import Run, Runs
 from memlm.server.workers import Workers
@@ -41,22 +42,25 @@ class Streams:
     async def events(
         self, question: Any, left_s: float | None, *, id_: str, caller: str, owner: str
     ) -> AsyncGenerator[WireEvent, None]:
-        """What a generation tells; of one that can be resumed, by way of what is kept of it. Closing this ends one that
-        cannot.
+        """Yields a generation's events, of a resumable one from its run, without the neighbors that were deleted since
+        it began. Closing this ends a generation that cannot be resumed.
         """
         drawn = partial(self._drawn, question, left_s, id_=id_, caller=caller, owner=owner)
+        since = self._workers.deletions.latest
         if isinstance(question, ResumeGenerationRequest):
-            run, offset = self._runs.find(question.request_id, owner), question.offset
+            run = self._runs.find(question.request_id, owner)
+            coming, since = run.follow(question.offset), run.since
         elif question.resume_s is not None:
-            run, offset = Run(owner, question.resume_s), 0
+            run = Run(owner, question.resume_s, since)
             run.work = asyncio.create_task(self._go_on(run, drawn()))
+            coming = run.follow(0)
         else:
-            async with aclosing(drawn()) as events:
-                async for event in events:
-                    yield event
-            return
-        async with aclosing(run.follow(offset)) as events:
+            coming = drawn()
+        forgetting = Forgetting(since)
+        async with aclosing(coming) as events:
             async for event in events:
+                if isinstance(event, tuple) and forgetting.is_needed:
+                    event = await asyncio.to_thread(forgetting.without_deleted, event)
                 yield event
 
     async def _drawn(self, question: Any, left_s: float | None, **about: str) -> AsyncGenerator[WireEvent, None]:

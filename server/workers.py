@@ -8,7 +8,7 @@ and loads what is in service then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple
 from itertools import chain
@@ -16,10 +16,17 @@ from pathlib import Path
 from random import random
 from typing import Any
 
-from memlm.errors import MemlmError, Unavailable
+from memlm.errors import InternalError, MemlmError, Unavailable
 from memlm.index.cores import num_cores
-from memlm.questions import DeleteDocumentsRequest, GetDatastoreRequest, ListSessionsRequest, Question
+from memlm.questions import (
+    DeleteDocumentsRequest,
+    GetDatastoreRequest,
+    ListSessionsRequest,
+    LoadDatastoreRequest,
+    Question,
+)
 from memlm.server.config import ServerConfig, place_of
+from memlm.server.deletions import Deletions
 from memlm.server.messages import CatchUp, Stats
 from memlm.server.worker_link import Call, WorkerLink
 
@@ -29,6 +36,7 @@ class Workers:
 
     def __init__(self, config: ServerConfig, stores: Callable[[], Mapping[str, Path]]) -> None:
         """Starts nothing yet. `stores` tells what a worker that starts is to load."""
+        self.deletions, self._stores = Deletions(), stores
         share = config.share(num_cores())
         self._links = tuple(WorkerLink(share, place, stores) for place in range(config.num_workers))
 
@@ -104,6 +112,8 @@ class Workers:
             raise next(iter(told.values()))
         value = next(iter(done.values()))
         then(value)
+        if isinstance(question, LoadDatastoreRequest) and question.replace:
+            self.forget(value.name)
         for link in self._links:
             if link.is_loaded and link not in done:
                 link.restart(f"it could not do what the others did ({told.get(link, 'it came up meanwhile')})")
@@ -112,13 +122,26 @@ class Workers:
     async def _delete(self, question: DeleteDocumentsRequest, time_left_s: float | None, **about: Any) -> Any:
         """One writes, always the same; the others move on to what it wrote, and then it is done."""
         leader = self._leader()
-        report = await leader.answer(question, time_left_s, **about)
+        try:
+            report = await leader.answer(question, time_left_s, **about)
+        except (Unavailable, InternalError):  # it may have been committed
+            self.forget(question.store, question.document_ids)
+            raise
+        self.forget(report.store, question.document_ids)
         others = [link for link in self._links if link.is_loaded and link is not leader]
         moved = await self._tried(others, CatchUp(report.store, report.manifest), ours=True)
         for link, value in zip(others, moved, strict=True):
             if isinstance(value, BaseException):
                 link.restart(f"it could not follow a deletion ({value})")
         return report
+
+    def forget(self, store: str | None, document_ids: Collection[str] | None = None) -> None:
+        """Takes documents of a datastore (of no ids, all) out of all that is still delivered of running and resumable
+        generations, under each name that the datastore has.
+        """
+        paths = {name: path.resolve() for name, path in self._stores().items()}
+        same = [name for name, path in paths.items() if store is None or path == paths.get(store)]
+        self.deletions.add({*same, *([] if store is None else [store])}, document_ids)
 
     async def _answers(self, question: Question, time_left_s: float | None = None, **about: Any) -> list[Any]:
         """Of each its answer. Raises an error of one."""

@@ -1,0 +1,78 @@
+"""The documents that were deleted since a generation began, taken out of what is still delivered of it.
+
+A generation's tokens wait in pipes, in the front and, where it can be resumed, for minutes after it ended. They are
+encoded, and name the documents that their neighbors came from. Each stream takes the neighbors out that were deleted
+since it began, at the moment that it delivers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from memlm.v1 import generation_pb2
+
+
+class Deletion:
+    """Documents that were deleted from a datastore; of no ids, all that it had. Each knows the next one."""
+
+    __slots__ = ("document_ids", "next", "store")
+
+    def __init__(self, store: str, document_ids: frozenset[str] | None) -> None:
+        self.store, self.document_ids = store, document_ids
+        self.next: Deletion | None = None
+
+
+class Deletions:
+    """The latest deletion. Earlier ones live as long as a stream that began before them."""
+
+    def __init__(self) -> None:
+        self._latest = Deletion("", frozenset())
+
+    def add(self, stores: Collection[str], document_ids: Collection[str] | None) -> None:
+        """Notes documents of a datastore as deleted, under each of its names; None notes all documents."""
+        for store in stores:
+            deletion = Deletion(store, None if document_ids is None else frozenset(document_ids))
+            self._latest.next = deletion
+            self._latest = deletion
+
+    @property
+    def latest(self) -> Deletion:
+        """The place of a stream that begins now: those that follow concern it."""
+        return self._latest
+
+
+class Forgetting:
+    """Takes the neighbors of documents that were deleted `since` then out of a stream's tokens."""
+
+    def __init__(self, since: Deletion) -> None:
+        self._seen = since
+        self._ids, self._stores = dict[str, set[str]](), set[str]()
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything was deleted since the stream began."""
+        return bool(self._ids or self._stores or self._seen.next)
+
+    def without_deleted(self, tokens: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Encoded tokens without the neighbors that were deleted. The time it takes grows with their size."""
+        while self._seen.next is not None:
+            self._seen = self._seen.next
+            if self._seen.document_ids is None:
+                self._stores.add(self._seen.store)
+            else:
+                self._ids.setdefault(self._seen.store, set()).update(self._seen.document_ids)
+        return tuple(map(self._cleaned, tokens))
+
+    def _cleaned(self, encoded: bytes) -> bytes:
+        tokens = generation_pb2.Tokens.FromString(encoded)
+        changed = False
+        for token in tokens.tokens:
+            kept = [neighbor for neighbor in token.neighbors if not self._is_deleted(neighbor)]
+            if len(kept) < len(token.neighbors):
+                changed = True
+                del token.neighbors[:]
+                token.neighbors.extend(kept)
+        return tokens.SerializeToString() if changed else encoded
+
+    def _is_deleted(self, neighbor: generation_pb2.Neighbor) -> bool:
+        return neighbor.store in self._stores or neighbor.document_id in self._ids.get(neighbor.store, ())

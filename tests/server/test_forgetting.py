@@ -1,0 +1,92 @@
+"""Forgetting: once a deletion is acknowledged, nothing answers with the document, and a purge leaves no byte of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from running import RunningServer
+from texts import make_text
+
+from memlm import wire
+from memlm.client import Client
+from memlm.events import Accepted, Finished, Neighbor, Token
+from memlm.params import GenerateRequest
+from memlm.questions import NewDocument, ResumeGenerationRequest
+from memlm.server.deletions import Deletions, Forgetting
+from memlm.v1.generation_pb2_grpc import GenerationStub
+
+OPTIONS = {"temperature": 0, "max_tokens": 30, "neighbors": 64, "k": 64, "seed": 1, "resume_s": 60.0}
+
+
+@pytest.fixture
+def changing(tmp_path: Path, model_folder: Path, own_store: Path) -> Iterator[RunningServer]:
+    """A server whose store may be changed, with two workers: one deletes, the other follows."""
+    options = ("--threads", "1", "--workers", "2", "--store-dir", str(tmp_path / "stores"))
+    with RunningServer(tmp_path / "log", model_folder, own_store, options=options) as server:
+        yield server
+
+
+def documents_in(events: list) -> set[str]:
+    """The documents that the tokens of some events name."""
+    tokens = [token for tokens in events if isinstance(tokens, tuple) for token in tokens]
+    return {neighbor.document_id for token in tokens for neighbor in token.neighbors}
+
+
+def generated(stub: GenerationStub) -> list[Accepted | tuple[Token, ...] | Finished]:
+    request = wire.to_wire(GenerateRequest.of("the memory", dict(OPTIONS)))
+    return [wire.event_from_wire(event) for event in stub.Generate(request)]
+
+
+def resumed(stub: GenerationStub, events: list) -> list[Accepted | tuple[Token, ...] | Finished]:
+    question = wire.to_wire(ResumeGenerationRequest(events[0].request_id, 0))
+    return [wire.event_from_wire(event) for event in stub.ResumeGeneration(question)]
+
+
+def texts_of(events: list) -> list[str]:
+    return [token.text for tokens in events if isinstance(tokens, tuple) for token in tokens]
+
+
+def test_a_resumed_generation_does_not_name_what_was_deleted_since(changing: RunningServer) -> None:
+    with grpc.insecure_channel(changing.address) as channel, Client(changing.address) as client:
+        stub = GenerationStub(channel)
+        events = generated(stub)
+        named = documents_in(events)
+        assert len(named) > 4
+        gone = sorted(named)[:2]
+        client.datastores.delete_documents("store", gone)
+        again = resumed(stub, events)
+        assert documents_in(again) == named - set(gone)
+        assert texts_of(again) == texts_of(events)
+        assert again[-1] == events[-1]
+
+
+def test_a_resumed_generation_does_not_name_what_was_replaced_since(changing: RunningServer) -> None:
+    with grpc.insecure_channel(changing.address) as channel, Client(changing.address) as client:
+        stub = GenerationStub(channel)
+        events = generated(stub)
+        (gone, *_) = sorted(documents_in(events))
+        new = NewDocument(gone, make_text(900, 60))
+        client.datastores.add("store", [new], replace=True).result()
+        assert gone not in documents_in(resumed(stub, events))
+        assert gone in documents_in(generated(stub))
+
+
+def named(*document_ids: str, store: str = "s") -> bytes:
+    """An encoded token with neighbors of these documents."""
+    neighbors = tuple(Neighbor(store, id_, "", 0, 0, 1, 5, "x", 0.5, 0.5, "x") for id_ in document_ids)
+    return wire.token_to_wire(Token(5, "x", b"x", -1.0, -1.0, neighbors=neighbors))
+
+
+def test_deletions_concern_the_streams_that_began_before_them() -> None:
+    deletions = Deletions()
+    early = deletions.latest
+    deletions.add(["s", "other"], ["a"])
+    late = deletions.latest
+    assert Forgetting(early).without_deleted((named("a", "b"),)) == (named("b"),)
+    assert Forgetting(early).without_deleted((named("a", store="third"),)) == (named("a", store="third"),)
+    assert not Forgetting(late).is_needed
+    assert Forgetting(late).without_deleted((named("a", "b"),)) == (named("a", "b"),)
+    running = Forgetting(late)
+    deletions.add(["s"], None)
+    assert running.without_deleted((named("b"), named("b", store="other"))) == (named(), named("b", store="other"))
