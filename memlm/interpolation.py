@@ -20,9 +20,9 @@ def neighbor_logweights(distances_QK: Float32[np.ndarray, "Q K"], temperature: f
     """log softmax of -distance/temperature over the neighbours there are; -inf at missing places (distance +inf)."""
     there_Q1 = np.isfinite(distances_QK[:, :1])
     beyond_QK = distances_QK.astype(np.float64) - np.where(there_Q1, distances_QK[:, :1], 0.0)  # nearest stands first
-    beyond_QK /= -temperature
-    total_Q1 = np.exp(beyond_QK).sum(axis=1, keepdims=True)
-    with np.errstate(over="ignore"):  # beyond float32, as at temperature 1e-300, a weight is none
+    with np.errstate(over="ignore"):  # -inf: at this temperature the nearest have all of the mass
+        beyond_QK /= -temperature
+        total_Q1 = np.exp(beyond_QK).sum(axis=1, keepdims=True)
         return (beyond_QK - np.log(np.where(there_Q1, total_Q1, 1.0))).astype(np.float32)
 
 
@@ -66,11 +66,12 @@ def mix_targets(
     found_Q: Any,
     lam: Any,
 ) -> Float32[np.ndarray, " Q"]:
-    """The same for one token of each query; `found_Q` (bool) says which queries had any neighbour, `lam` is a number
-    or one for each.
+    """Computes `mix` for one token of each query, in float64. `found_Q` (bool) says which queries had any neighbour,
+    `lam` is a number or one for each.
     """
-    lams_Q = np.broadcast_to(np.asarray(lam, np.float32), lm_logprobs_Q.shape)
+    # In float32, as the log-probabilities are, a lam just below 1 would be 1.
+    lams_Q = np.broadcast_to(np.asarray(lam, np.float64), lm_logprobs_Q.shape)
     with np.errstate(divide="ignore"):
-        mixed_Q = np.logaddexp(knn_logprobs_Q + np.log(lams_Q), lm_logprobs_Q + np.log1p(-lams_Q))
+        mixed_Q = np.logaddexp(knn_logprobs_Q + np.log(lams_Q), lm_logprobs_Q + np.log1p(-lams_Q)).astype(np.float32)
     mixed_Q = np.where(lams_Q == 1.0, knn_logprobs_Q, mixed_Q)
     return np.where(found_Q & (lams_Q > 0), mixed_Q, lm_logprobs_Q)

@@ -17,6 +17,11 @@ from torch import Tensor
 from memlm.errors import Corrupt
 from memlm.params import SamplingParams
 
+# Divisors that float32 holds, at which the limits of temperature 0 and infinity are reached.
+LEAST_TEMPERATURE, MOST_TEMPERATURE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+# Beyond these factors log-probabilities would overflow to -inf, or -inf times 0 would be NaN.
+LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
+
 
 def sample(
     logprobs_V: Float[Tensor, " V"], params: SamplingParams, seen: Sequence[int], generator: np.random.Generator
@@ -28,7 +33,7 @@ def sample(
     logprobs_V = penalize_repetition(logprobs_V, seen, params.repetition_penalty or 1.0)
     if params.temperature == 0:
         return _there(logprobs_V.numpy().argmax(), logprobs_V)  # torch's takes twenty times as long
-    logprobs_V = torch.log_softmax(logprobs_V / (params.temperature or 1.0), dim=-1)
+    logprobs_V = heat(logprobs_V, float(params.temperature or 1.0))
     logprobs_V = keep_top_k(logprobs_V, params.top_k)
     logprobs_V = keep_top_p(logprobs_V, params.top_p)
     logprobs_V = keep_min_p(logprobs_V, params.min_p)
@@ -50,10 +55,21 @@ def _there(token: np.intp, logprobs_V: Float[Tensor, " V"]) -> int:
     return int(token)
 
 
+def heat(logprobs_V: Float[Tensor, " V"], temperature: float) -> Float[Tensor, " V"]:
+    """Divides log-probabilities by the temperature and normalizes them. Any temperature above 0 keeps the likeliest
+    token's finite, so that the limit of 0 is greedy and the limit of infinity is even.
+    """
+    if temperature == 1.0:
+        return torch.log_softmax(logprobs_V, dim=-1)
+    below_V = logprobs_V - logprobs_V.max()
+    return torch.log_softmax(below_V / min(max(temperature, LEAST_TEMPERATURE), MOST_TEMPERATURE), dim=-1)
+
+
 def penalize_repetition(logprobs_V: Float[Tensor, " V"], seen: Sequence[int], penalty: float) -> Float[Tensor, " V"]:
     """Multiplies the log-probability of tokens that were seen by the penalty, so that more than 1 makes them rarer."""
     if penalty == 1.0 or not seen:
         return logprobs_V
+    penalty = min(max(penalty, LEAST_PENALTY), MOST_PENALTY)
     places = torch.tensor(sorted(set(seen)))
     return logprobs_V.index_put((places,), logprobs_V[places] * penalty)
 
@@ -67,12 +83,13 @@ def keep_top_k(logprobs_V: Float[Tensor, " V"], top_k: int | None) -> Float[Tens
 
 
 def keep_top_p(logprobs_V: Float[Tensor, " V"], top_p: float | None) -> Float[Tensor, " V"]:
-    """Leaves the smallest set of likeliest tokens that holds `top_p` of the mass."""
+    """Leaves the smallest set of likeliest tokens that holds `top_p` of the mass: at least the likeliest one."""
     if top_p is None or top_p >= 1.0:
         return logprobs_V
     sorted_V, order_V = logprobs_V.sort(descending=True)
     mass_V = sorted_V.softmax(dim=-1)
     beyond_V = mass_V.cumsum(dim=-1) - mass_V >= top_p
+    beyond_V[0] = False  # nothing lies before it, but float32 rounds a tiny top_p to 0
     return logprobs_V.masked_fill(torch.zeros_like(beyond_V).scatter(0, order_V, beyond_V), -torch.inf)
 
 

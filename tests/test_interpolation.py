@@ -1,6 +1,7 @@
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +40,24 @@ def test_lam_0_is_the_model_bit_for_bit_and_lam_1_the_memory_alone():
     lm_V, knn_V = torch.log(torch.from_numpy(lm_of(0)).float()), torch.log(torch.from_numpy(lm_of(1)).float())
     assert torch.equal(mix(lm_V, knn_V, 0.0), lm_V)
     assert torch.equal(mix(lm_V, knn_V, 1.0), knn_V)
+
+
+@pytest.mark.parametrize("lam", [5e-324, 1e-300, 1e-9, 1 - 2.9e-8, 1 - 1e-12, math.nextafter(1, 0)])
+def test_lam_near_0_or_1_leaves_the_less_likely_side_its_share(lam):
+    lm_Q, knn_Q = np.array([-2.0, -0.5, -2.0], np.float32), np.array([-math.inf, -1.0, -800.0], np.float32)
+    one_side = [[math.log(lam) + float(knn), math.log1p(-lam) + float(lm)] for lm, knn in zip(lm_Q, knn_Q, strict=True)]
+    expected_Q = np.array([np.logaddexp(*sides) for sides in one_side])
+    assert np.isfinite(expected_Q).all()
+    np.testing.assert_allclose(mix_targets(lm_Q, knn_Q, np.ones(3, bool), lam), expected_Q, rtol=1e-6)
+    np.testing.assert_allclose(mix(torch.from_numpy(lm_Q), torch.from_numpy(knn_Q), lam), expected_Q, rtol=1e-6)
+
+
+@given(NEIGHBOURS, st.floats(5e-324, 1e308))
+def test_weights_are_finite_or_none_at_any_temperature(neighbours, temperature):
+    distances_QK = np.array([[distance for distance, _ in sorted(neighbours)]], np.float32)
+    weights_QK = np.exp(neighbor_logweights(distances_QK, temperature).astype(np.float64))
+    np.testing.assert_allclose(weights_QK.sum(), 1, rtol=1e-6)
+    assert weights_QK[0, 0] == weights_QK.max()
 
 
 def test_no_neighbour_at_all_is_the_model_again():

@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from memlm.errors import Corrupt, InvalidInput
 from memlm.params import SamplingParams
@@ -67,6 +69,44 @@ def test_repetition_penalty_makes_seen_tokens_rarer_and_leaves_its_argument_alon
     torch.testing.assert_close(after, torch.tensor([2.0, 1, 2, 1, 1]) * before)
     assert torch.equal(before, PROBS.log())
     assert draw(SamplingParams(temperature=0, repetition_penalty=3.0), seen=(0,)) == 1
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-46, 1e-39, 1e-30])
+def test_as_the_temperature_nears_0_draws_become_greedy(temperature):
+    assert {draw(SamplingParams(temperature=temperature), seed) for seed in range(20)} == {0}
+
+
+@pytest.mark.parametrize("top_p", [5e-324, 1e-46, 1e-39])
+def test_as_top_p_nears_0_the_likeliest_token_is_left(top_p):
+    assert kept(keep_top_p(PROBS.log(), top_p)) == [0]
+    assert draw(SamplingParams(top_p=top_p)) == 0
+
+
+def test_a_huge_temperature_draws_evenly_from_the_tokens_that_have_any_mass():
+    some = torch.tensor([0.999, 0.0, 0.001]).log()
+    params = SamplingParams(temperature=1e308)
+    drawn = [sample(some, params, [], np.random.default_rng(seed)) for seed in range(200)]
+    assert drawn.count(1) == 0
+    assert 60 < drawn.count(2) < 140
+
+
+@given(
+    st.lists(st.sampled_from([0.0, -1e-7, -0.7, -20.0, -1e4, -np.inf]), min_size=1, max_size=6),
+    st.floats(0, 1e308),
+    st.none() | st.floats(0, 1, exclude_min=True),
+    st.none() | st.floats(0, 1),
+    st.floats(5e-324, 1e308),
+    st.integers(0, 9),
+)
+@example([0.0, -np.inf], 5e-324, 5e-324, 5e-324, 5e-324, 0)
+@example([0.0, -np.inf], 1e308, 1.0, 1.0, 1e308, 0)
+def test_no_settings_make_log_probabilities_into_what_cannot_be_drawn_from(
+    logprobs, temperature, top_p, min_p, penalty, seed
+):
+    logprobs_V = torch.tensor([-0.1, *logprobs])
+    params = SamplingParams(temperature=temperature, top_p=top_p, min_p=min_p, repetition_penalty=penalty)
+    drawn = sample(logprobs_V, params, range(len(logprobs_V)), np.random.default_rng(seed))
+    assert logprobs_V[drawn] > -torch.inf
 
 
 @pytest.mark.parametrize(
