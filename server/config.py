@@ -20,7 +20,8 @@ class ServerConfig:
     """What is served, where, and how much of it at once. Raises InvalidInput for what cannot be.
 
     `port=0` takes any free port. `num_workers` processes own the model and its datastores, each its own copy, and share
-    the work; each has `num_threads`, 0 shares all cores out. At most `max_running` requests run side by side and
+    the work; each has `num_threads`, 0 shares all cores out. A loaded worker that sends no heartbeat for
+    `worker_timeout_s` is killed and replaced. At most `max_running` requests run side by side and
     `max_queued` wait, with no more than `max_queued_tokens` of prompts; what is more is refused. Sessions go
     `session_ttl_s` after their last use, or when all together hold more than `max_session_bytes`; with a `session_dir`
     they survive a restart. One append may bring `max_append_bytes`. With a `tls_cert` and its `tls_key` the server
@@ -40,6 +41,7 @@ class ServerConfig:
     port: int = 50051
     num_workers: int = 1
     num_threads: int = 0
+    worker_timeout_s: float = 30.0
     max_running: int = 32
     max_queued: int = 256
     max_queued_tokens: int = 1 << 20
@@ -72,6 +74,7 @@ class ServerConfig:
             ("port", 0, 65_535),
             ("num_workers", 1, 256),
             ("num_threads", 0, 4096),
+            ("worker_timeout_s", 1, 86_400),
             ("max_running", 1, 4096),
             ("max_queued", 0, 1 << 20),
             ("max_queued_tokens", 0, 1 << 40),

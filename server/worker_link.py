@@ -46,6 +46,7 @@ RETRY_AFTER_S, LEAST_RETRY_S, MOST_RETRY_S = 1.0, 0.05, 60.0
 ENDS_KEPT = 16
 JOIN_S = 5.0
 STALE_BEAT_S = 10.0  # a worker whose loop did not move for so long serves nobody
+LOOK_S = 0.25  # between looks at a worker's heartbeat
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 log = logging.getLogger("memlm.server")
@@ -92,18 +93,21 @@ class WorkerLink:
         self._catching_up: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self.is_loaded = self.is_up = False
-        self._beat_s = 0.0
+        self._beat_s, self._silent_looks = 0.0, 0
 
     async def start(self) -> None:
         """Starts a worker and waits until it is loaded. Raises what kept it from loading."""
         await self._launch()
         self._keeper = asyncio.create_task(self._keep())
+        self._watcher = asyncio.create_task(self._watch())
 
     async def stop(self, patience_s: float) -> None:
         """Tells the worker to stop, and waits for it; one that does not stop, or is still loading, is killed."""
-        if self._keeper is not None:
-            self._keeper.cancel()
+        for task in (self._keeper, self._watcher):
+            if task is not None:
+                task.cancel()
         if self._process is None:
             return
         if self.is_up:
@@ -123,7 +127,7 @@ class WorkerLink:
     @property
     def is_serving(self) -> bool:
         """Whether the worker has loaded and its loop has moved of late."""
-        return self.is_up and time.monotonic() - self._beat_s < STALE_BEAT_S
+        return self.is_up and self.beat_age_s < min(STALE_BEAT_S, self._config.worker_timeout_s)
 
     @property
     def beat_age_s(self) -> float:
@@ -217,6 +221,19 @@ class WorkerLink:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
+    async def _watch(self) -> None:
+        """Kills a loaded worker that sends nothing for `worker_timeout_s`.
+
+        Silence is counted in looks, not read off a clock: a front that stood still itself blames no worker.
+        """
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._silent_looks += 1
+            if self.is_loaded and self._silent_looks * LOOK_S >= self._config.worker_timeout_s:
+                self.is_up = False
+                self.restart(f"it sent no heartbeat for {self._config.worker_timeout_s:g} s")
+                await self._gone.wait()
+
     async def _bury(self) -> None:
         assert self._process is not None  # there was one that is gone
         if self._process.pid is not None:
@@ -234,7 +251,7 @@ class WorkerLink:
                 loop.call_soon_threadsafe(self._lose)
 
     def _hear(self, messages: Sequence[FromWorker]) -> None:
-        self._beat_s = time.monotonic()
+        self._beat_s, self._silent_looks = time.monotonic(), 0
         for message in messages:
             self._hear_one(message)
 

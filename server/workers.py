@@ -28,7 +28,9 @@ from memlm.questions import (
 from memlm.server.config import ServerConfig, place_of
 from memlm.server.deletions import Deletions
 from memlm.server.messages import CatchUp, Stats
-from memlm.server.worker_link import Call, WorkerLink
+from memlm.server.worker_link import JOIN_S, Call, WorkerLink
+
+FRESH_BEAT_S = 2.0  # four heartbeats: a worker that is silent for longer may stand still
 
 
 class Workers:
@@ -39,6 +41,7 @@ class Workers:
         self.deletions, self._stores = Deletions(), stores
         share = config.share(num_cores())
         self._links = tuple(WorkerLink(share, place, stores) for place in range(config.num_workers))
+        self._limit_s = config.worker_timeout_s + JOIN_S  # a worker that stands still is killed before
 
     async def start(self) -> None:
         """Starts all and waits until they are loaded. Raises what kept one from loading."""
@@ -144,13 +147,27 @@ class Workers:
         self.deletions.add({*same, *([] if store is None else [store])}, document_ids)
 
     async def _answers(self, question: Question, time_left_s: float | None = None, **about: Any) -> list[Any]:
-        """Of each its answer. Raises an error of one."""
-        return await asyncio.gather(*(link.answer(question, time_left_s, **about) for link in self._links))
+        """Of each its answer. Raises an error of one, and Unavailable at once where one does not serve."""
+        if not all(link.is_serving for link in self._links):
+            raise Unavailable("not all inference workers serve at the moment; try again in a moment")
+        return await asyncio.gather(*(self._answer(link, question, time_left_s, **about) for link in self._links))
 
     async def _tried(self, links: list[WorkerLink], question: Question | CatchUp, **about: Any) -> list[Any]:
         """Of each its answer, or its error."""
-        asking: list[Awaitable[Any]] = [link.answer(question, **about) for link in links]
+        asking: list[Awaitable[Any]] = [self._answer(link, question, **about) for link in links]
         return [_expected(value) for value in await asyncio.gather(*asking, return_exceptions=True)]
+
+    async def _answer(
+        self, link: WorkerLink, question: Question | CatchUp, time_left_s: float | None = None, **about: Any
+    ) -> Any:
+        """One worker's answer to a question for all of them. Raises Unavailable where it takes too long; only opening a
+        datastore may take any time, as long as the worker's heart beats.
+        """
+        try:
+            async with asyncio.timeout(None if isinstance(question, LoadDatastoreRequest) else self._limit_s):
+                return await link.answer(question, time_left_s, **about)
+        except TimeoutError:
+            raise Unavailable(f"inference worker {link.place} did not answer within {self._limit_s:g} s") from None
 
     def _link_for(self, question: Question) -> WorkerLink:
         session = getattr(question, "session", None)
@@ -161,7 +178,8 @@ class Workers:
         return min(self._links, key=lambda link: (not link.is_serving, not link.is_up, link.num_open, random()))
 
     def _leader(self) -> WorkerLink:
-        return next((link for link in self._links if link.is_up), self._links[0])
+        """The first that serves: one that stands still could not answer before it is replaced."""
+        return min(self._links, key=lambda link: (not link.is_up, link.beat_age_s > FRESH_BEAT_S))
 
 
 def _expected(value: Any) -> Any:

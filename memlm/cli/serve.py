@@ -48,6 +48,9 @@ def serve(
     port: Annotated[int, typer.Option(help="0 takes any free port.")] = 50051,
     workers: Annotated[int, typer.Option(help="Processes that share the work, each with its own model.")] = 1,
     threads: Annotated[int, typer.Option(help="Threads for each one's model; 0 shares all cores out.")] = 0,
+    worker_timeout: Annotated[
+        float, typer.Option(help="Seconds without a heartbeat after which a loaded worker is killed and replaced.")
+    ] = 30.0,
     max_running: Annotated[int, typer.Option(help="Requests that run side by side; others wait.")] = 32,
     max_queued: Annotated[int, typer.Option(help="Requests that may wait; one more is refused.")] = 256,
     max_queued_tokens: Annotated[int, typer.Option(help="Tokens of prompts that may wait.")] = 1 << 20,
@@ -106,6 +109,7 @@ def serve(
         port=port,
         num_workers=workers,
         num_threads=threads,
+        worker_timeout_s=worker_timeout,
         max_running=max_running,
         max_queued=max_queued,
         max_queued_tokens=max_queued_tokens,

@@ -11,7 +11,7 @@ from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
-from running import RunningServer, alike, wait_until
+from running import RunningServer, alike, figures_at, free_port, wait_until
 from texts import make_text
 
 from memlm.client import Client
@@ -271,5 +271,62 @@ async def test_who_loaded_what_is_no_longer_in_service_is_started_again(model_fo
                 with suppress(Unavailable):
                     stores = [info.name for info in await link.answer(ListDatastoresRequest())]
         assert stores == ["store"]
+    finally:
+        await link.stop(5)
+
+
+@pytest.fixture
+def still(model_folder: Path, own_store: Path, tmp_path: Path) -> Iterator[tuple[RunningServer, int]]:
+    """A server of two workers, and the process of one that has been stopped for two seconds."""
+    port = free_port()
+    options = ("--threads", "1", "--workers", "2", "--worker-timeout", "4", "--metrics-port", str(port))
+    with RunningServer(tmp_path / "log", model_folder, own_store, options=options) as server:
+        stopped = server.worker_pids[0]
+        os.kill(stopped, signal.SIGSTOP)
+        wait_until(lambda: figures_at(port)["memlm_heartbeat_age_seconds"] > 2.1, 10)
+        yield server, stopped
+
+
+def test_a_worker_that_stands_still_is_replaced(still: tuple[RunningServer, int]) -> None:
+    server, stopped = still
+    with Client(server.address) as client:
+        wait_until(lambda: stopped not in server.worker_pids and len(server.worker_pids) == 2, 30)
+        assert "sent no heartbeat for 4 s" in server.said
+        for place in (0, 1):
+            session_at(client, place)
+
+
+def test_a_deletion_ends_though_a_worker_stands_still(still: tuple[RunningServer, int]) -> None:
+    """It was killed before, so that it cannot answer from what was deleted."""
+    server, stopped = still
+    with Client(server.address) as client:
+        assert client.datastores.delete_documents("store", ["doc-1.txt"], timeout_s=30).num_documents == 1
+        assert stopped not in server.worker_pids
+        found = [client.search("store", PROMPTS[0], k=400) for _ in range(8)]
+        assert "doc-1.txt" not in {neighbor.document_id for each in found for neighbor in each}
+
+
+def test_listing_sessions_ends_though_a_worker_stands_still(still: tuple[RunningServer, int]) -> None:
+    with Client(still[0].address) as client:
+        assert client.list_sessions(timeout_s=30) == ()
+
+
+async def test_a_worker_that_loads_has_no_time_limit(model_folder: Path) -> None:
+    """Its loop does not go round yet: silence says nothing."""
+    link = WorkerLink(ServerConfig(model_folder, num_threads=1, worker_timeout_s=1), 0, dict)
+    await link.start()
+    try:
+        first = link._process
+        link.restart("so that another loads")
+        async with asyncio.timeout(60):
+            while link._process is first or link._process is None or link._process.pid is None:
+                await asyncio.sleep(0.005)
+            os.kill(loading := link._process.pid, signal.SIGSTOP)
+            assert not link.is_loaded
+            await asyncio.sleep(2.5)
+            os.kill(loading, signal.SIGCONT)
+            while not link.is_serving:
+                await asyncio.sleep(0.05)
+        assert link._process.pid == loading
     finally:
         await link.stop(5)
