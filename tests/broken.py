@@ -1,8 +1,9 @@
-"""What a server's processes run in place of their own: workers whose engine fails for as long as a file is there, and
-processes that tell how much they hold when they are asked.
+"""What a server's processes run in place of their own: workers whose engine fails, or processes whose disk is full, for
+as long as a file is there; and processes that tell how much they hold when they are asked.
 """
 
 import ctypes
+import errno
 import os
 import signal
 from pathlib import Path
@@ -13,6 +14,12 @@ HERE = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
 BREAK = (
     f"{HERE}import broken, memlm.server.job_runner as runner, memlm.server.worker_link as link\n"
     "link._run_worker, runner.run_task = broken.run_worker, broken.run_task\n"
+)
+FULL = "MEMLM_TEST_FULL"  # the file, in the environment: while it is there, the disk of every process is full
+FILL = (
+    f"{HERE}import broken, memlm.server.job_runner as runner, memlm.server.worker_link as link\n"
+    "broken.fill_disk()\n"
+    "link._run_worker, runner.run_task = broken.run_worker_on_full_disk, broken.run_task_on_full_disk\n"
 )
 HOLDING = "MEMLM_TEST_HOLDING"  # the folder, in the environment
 TELL = (
@@ -61,6 +68,32 @@ def run_task(*arguments: Any) -> None:
 
     _break()
     run(*arguments)
+
+
+def run_worker_on_full_disk(*arguments: Any) -> None:
+    from memlm.server.worker import run_worker as run
+
+    fill_disk()
+    run(*arguments)
+
+
+def run_task_on_full_disk(*arguments: Any) -> None:
+    from memlm.server.index_worker import run_task as run
+
+    fill_disk()
+    run(*arguments)
+
+
+def fill_disk() -> None:
+    """While the file is there, nothing of this process can be synced: the error is that of a full disk."""
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if Path(os.environ[FULL]).exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(descriptor)
+
+    os.fsync = fsync
 
 
 def _break() -> None:

@@ -1,0 +1,98 @@
+"""A server whose disk is full refuses what it would have to write, answers all else, and goes on once there is room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from broken import FILL, FULL
+from running import RunningServer
+from texts import make_text
+
+from memlm.client import Client
+from memlm.errors import StorageFull
+from memlm.index.datastore import Datastore
+from memlm.operations import JobState
+from memlm.questions import NewDocument
+
+NEW = [NewDocument("new", make_text(5, 40))]
+
+
+def test_a_full_disk_is_told_as_such_and_changes_nothing(
+    tmp_path: Path, model_folder: Path, corpus_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, stores, sessions = tmp_path / "full", tmp_path / "stores", tmp_path / "sessions"
+    monkeypatch.setenv(FULL, str(full))
+    options = ("--threads", "1", "--store-dir", str(stores), "--corpus-root", str(corpus_folder))
+    options += ("--session-dir", str(sessions))
+    with (
+        RunningServer(tmp_path / "log", model_folder, options=options, first=FILL) as server,
+        Client(server.address) as client,
+    ):
+        client.datastores.build("docs", str(corpus_folder)).result(60)
+        session = client.session()
+        num_tokens = session.append("the memory").num_tokens
+        before, jobs = client.datastores.get("docs"), client.operations.list()
+        folders = sorted(path.name for path in stores.iterdir())
+
+        full.touch()
+        for _ in range(2):
+            for write in (
+                lambda: session.append(" of a"),
+                client.session,
+                lambda: client.datastores.delete_documents("docs", ["doc-1.txt"]),
+                lambda: client.datastores.build("more", str(corpus_folder)),
+                lambda: client.datastores.compact("docs"),
+            ):
+                with pytest.raises(StorageFull, match="make room"):
+                    write()
+            assert client.get_session(session.name).num_tokens == num_tokens
+            assert not client.get_session(session.name).busy
+            assert client.datastores.get("docs") == before
+            assert len(list(client.generate("the memory", max_tokens=3, neighbors=2))) == 3
+            assert "doc-1.txt" in {found.document_id for found in client.search("docs", "the", k=2000)}
+        full.unlink()
+
+        assert client.operations.list() == jobs
+        assert sorted(path.name for path in stores.iterdir()) == folders
+        assert client.get_session(session.name).num_tokens == num_tokens
+        assert session.append(" of a").num_tokens > num_tokens
+        assert client.datastores.delete_documents("docs", ["doc-1.txt"]).num_documents == 1
+        job = client.datastores.add("docs", NEW)
+        assert job.result(60).num_documents == before.num_documents
+        assert client.datastores.compact("docs").wait(60).state == JobState.DONE
+        session.delete()
+        assert not list(sessions.glob("*.session"))
+        path = client.datastores.get("docs").path
+    with Datastore.open(path) as store:
+        assert store.verify() == []
+
+
+def test_a_disk_that_fills_during_a_job_fails_the_job_and_keeps_the_datastore(
+    tmp_path: Path, model_folder: Path, corpus_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The front's record of the job is written before; what its process writes is refused."""
+    full, stores = tmp_path / "full", tmp_path / "stores"
+    monkeypatch.setenv(FULL, str(full))
+    only_jobs = FILL.replace("broken.fill_disk()\n", "")
+    options = ("--threads", "1", "--store-dir", str(stores), "--corpus-root", str(corpus_folder))
+    with (
+        RunningServer(tmp_path / "log", model_folder, options=options, first=only_jobs) as server,
+        Client(server.address) as client,
+    ):
+        client.datastores.build("docs", str(corpus_folder)).result(60)
+        before, folders = client.datastores.get("docs"), sorted(path.name for path in stores.iterdir())
+        full.touch()
+        for begin in (
+            lambda: client.datastores.build("more", str(corpus_folder)),
+            lambda: client.datastores.add("docs", NEW),
+            lambda: client.datastores.delete_documents("docs", ["doc-1.txt"]),
+        ):
+            with pytest.raises(StorageFull, match="make room"):
+                begin().result(60)
+        full.unlink()
+        assert client.datastores.get("docs") == before
+        assert client.datastores.add("docs", NEW).result(60).num_documents == before.num_documents + 1
+        assert sorted(path.name for path in stores.iterdir()) == folders
+        with Datastore.open(client.datastores.get("docs").path) as store:
+            assert store.verify() == []
