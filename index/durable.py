@@ -12,8 +12,9 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 
 from memlm.index.errors import StorageFull
 
@@ -37,13 +38,18 @@ def storage(path: Path) -> Iterator[None]:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Writes a small file at once: afterwards it is there, synced, or the old one still is."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{token_hex(4)}.tmp")  # a name of its own: others may write `path` too
     with storage(path):
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()  # fsync does not see Python's own buffer
-            sync(file.fileno())
-        move(temporary, path)
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()  # fsync does not see Python's own buffer
+                sync(file.fileno())
+            move(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
 
 
 def sync(descriptor: int) -> None:

@@ -172,7 +172,7 @@ def commit_manifest(path: Path, manifest: Manifest) -> None:
 
 def sweep(path: Path, manifest: Manifest) -> None:
     """Removes what no longer counts: older manifests, unfinished commits, tombstones that were replaced."""
-    for file in path.glob("manifest-*.json*"):
+    for file in (*path.glob("manifest-*.json*"), *path.glob(f"{CURRENT}.*.tmp")):
         if file.name != manifest.name:
             remove(file)
     named = {segment.number: segment for segment in manifest.segments}

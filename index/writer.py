@@ -56,7 +56,9 @@ from memlm.index.segment import DOCUMENTS, INDEX, KEYS, PRUNED, STARTS, VALUES, 
 NOT_FINITE = np.uint16(0x7C00)  # the bits of a float16's exponent: all are set in infinity and in what is no number
 UNTUNED_K, UNTUNED_LAM = 64, 0.25
 ABOUT_INDEX = ("index", "seed", "target", "max_memory", "keep_keys")
-OURS = re.compile(rf"({CURRENT}|{JOURNAL}|manifest-\d+\.json)(\.tmp)?|{SEGMENTS}|{BUILDING}|{LOCK}|{COMMIT_LOCK}")
+OURS = re.compile(
+    rf"({CURRENT}|{JOURNAL}|manifest-\d+\.json)((\.[0-9a-f]+)?\.tmp)?|{SEGMENTS}|{BUILDING}|{LOCK}|{COMMIT_LOCK}"
+)
 
 
 class StoreWriter:

@@ -114,6 +114,9 @@ class Sessions:
                     continue
                 session = self._restore(path)
                 self._sessions[session.name] = session
+            for left in self._folder.glob(f"*{SUFFIX}.*tmp"):  # by a process that was killed while it wrote
+                if is_ours(left.name.partition(".")[0]):
+                    remove(left)
 
     @property
     def num_bytes(self) -> int:

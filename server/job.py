@@ -60,6 +60,7 @@ class Job:
     is_cancelled: bool = field(default=False, metadata={"kept": False})
     process: BaseProcess | None = field(default=None, metadata={"kept": False})
     ended: asyncio.Event = field(default_factory=asyncio.Event, metadata={"kept": False})
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock, metadata={"kept": False})
 
     @property
     def name(self) -> str:

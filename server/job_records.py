@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 from memlm.index.durable import remove, write_whole
 from memlm.index.manifest import signed
@@ -46,29 +47,40 @@ class JobRecords:
         return self._jobs.get(id_)
 
     async def add(self, job: Job) -> None:
-        """One more; once this returns it is written down."""
-        self._jobs[job.id] = job
-        try:
-            await self.write(job)
-        except BaseException:
-            del self._jobs[job.id]
-            raise
+        """Adds a job whose record is on the disk once this returns. The job is found only from then on: nothing acts
+        on a job that a restart would not know. A caller that leaves meanwhile leaves the job behind, recorded.
+        """
+
+        async def add() -> None:
+            await self._on_disk(job)
+            self._jobs[job.id] = job
+
+        await to_its_end(add())
 
     async def write(self, job: Job) -> None:
-        """Writes down where a job stands."""
-        await asyncio.to_thread(write_whole, self._file(job), job.encode())
+        """Records the job's present state, after the writes of its record that are under way."""
+        await to_its_end(self._write(job))
 
-    def forget(self, job: Job) -> None:
-        """Leaves no trace of one that has ended."""
+    async def forget(self, job: Job) -> None:
+        """Removes a job that has ended, and its record."""
         del self._jobs[job.id]
-        remove(self._file(job))
+        async with job.writing:
+            remove(self._file(job))
 
-    def forget_old(self) -> None:
-        """Leaves no trace of what ended long ago, nor of more than so many."""
+    async def forget_old(self) -> None:
+        """Removes the jobs that ended long ago, and the oldest of more than KEPT."""
         ended = sorted((job for job in self if not job.is_open), key=lambda job: -(job.ended_s or 0))
         for place, job in enumerate(ended):
             if place >= KEPT or (job.ended_s or 0) < time.time() - KEPT_S:
-                self.forget(job)
+                await self.forget(job)
+
+    async def _write(self, job: Job) -> None:
+        async with job.writing:
+            if job.id in self._jobs:  # else it was forgotten meanwhile
+                await self._on_disk(job)
+
+    async def _on_disk(self, job: Job) -> None:
+        await asyncio.to_thread(write_whole, self._file(job), job.encode())
 
     def _read(self, folder: Path) -> None:
         for file in sorted(folder.glob("*.json")):
@@ -81,6 +93,8 @@ class JobRecords:
                 job.state = JobState.QUEUED
             else:
                 job.ended.set()
+            if job.documents:  # an earlier server may have spelled the folder otherwise
+                job.documents = str(folder / Path(job.documents).name)
             self._jobs[job.id] = job
         kept = {job.documents for job in self._jobs.values() if job.is_open}
         for left in (*folder.glob("*.jsonl"), *folder.glob("*.tmp")):
@@ -90,3 +104,18 @@ class JobRecords:
     def _file(self, job: Job) -> Path:
         assert self.folder is not None  # there is a job
         return self.folder / f"{job.id}.json"
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Awaits work that must not be broken off: a cancellation takes effect once it has ended."""
+    task, was_cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            was_cancelled = True
+    error = task.exception()
+    if was_cancelled:
+        raise asyncio.CancelledError from error
+    if error is not None:
+        raise error

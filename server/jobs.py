@@ -37,6 +37,7 @@ class Jobs:
         self._config, self._stores = config, stores
         self._records = JobRecords(None if config.store_dir is None else config.store_dir / JOBS)
         self._runner = JobRunner(config, self._records, stores, workers)
+        self._submitting = asyncio.Lock()
         metrics.watch_jobs(lambda: [job.info() for job in self._records])
 
     def start(self) -> None:
@@ -88,24 +89,32 @@ class Jobs:
         return Upload(self._records.folder, self._config.max_upload_bytes)
 
     async def submit(self, question: JobRequest, owner: str, upload: Upload | None = None) -> OperationInfo:
-        """Takes a job in; once this returns it is written down. Raises what `check` raises, and AlreadyExists where
-        another request came under the same id.
+        """Takes a job in; once this returns, it is recorded on the disk. Raises what `check` raises, and AlreadyExists
+        where another request came under the same id.
         """
         digest = _digest(question, upload)
-        if earlier := self._earlier(owner, question.request_id):
-            if earlier.digest != digest:
-                raise AlreadyExists(
-                    f"request_id {question.request_id!r} was {earlier.name}, which was another request; choose another"
-                )
-            return earlier.info()
-        self.check(question)
-        job = self._job_of(question, owner, digest, upload)
-        await self._records.add(job)
-        if upload is not None:
-            upload.is_kept = True
+        async with self._submitting:  # so that no two pass `check` for one name, or begin one request twice
+            if earlier := self._earlier(owner, question.request_id):
+                if earlier.digest != digest:
+                    raise AlreadyExists(
+                        f"request_id {question.request_id!r} was {earlier.name}, which was another request; choose"
+                        " another"
+                    )
+                return earlier.info()
+            self.check(question)
+            job = self._job_of(question, owner, digest, upload)
+            await self._record(job, upload)
         self._runner.wake()
-        self._records.forget_old()
+        await self._records.forget_old()
         return job.info()
+
+    async def _record(self, job: Job, upload: Upload | None) -> None:
+        """Records a job. From then on its upload is the job's, also where the caller has left meanwhile."""
+        try:
+            await self._records.add(job)
+        finally:
+            if upload is not None:
+                upload.is_kept = self._records.get(job.id) is not None
 
     def get(self, name: str, owner: str) -> OperationInfo:
         """How far one is. Raises NotFound where it is not the owner's."""
@@ -144,7 +153,7 @@ class Jobs:
         job = self._own(name, owner)
         if job.is_open:
             raise Incompatible(f"{job.name} has not ended; cancel it first")
-        self._records.forget(job)
+        await self._records.forget(job)
 
     def _own(self, name: str, owner: str) -> Job:
         job = self._records.get(name.removeprefix(PREFIX))

@@ -1,0 +1,204 @@
+"""The records of operations: one is on the disk before anything can act on it, and one writer at a time writes it."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memlm.errors import AlreadyExists
+from memlm.index import durable
+from memlm.index.manifest import signed
+from memlm.operations import JobState
+from memlm.questions import AddDocumentsRequest, BuildDatastoreRequest, NewDocument
+from memlm.server.config import ServerConfig
+from memlm.server.index_worker import BUILD
+from memlm.server.job import Job, Upload
+from memlm.server.job_records import JobRecords
+from memlm.server.jobs import Jobs
+from memlm.server.metrics import Metrics
+from memlm.server.stores import Stores
+from memlm.server.workers import Workers
+
+
+class SlowDisk:
+    """A disk whose syncs wait until they are let go."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.syncing, self.go_on, self._fsync = threading.Event(), threading.Event(), os.fsync
+        patch.setattr(durable.os, "fsync", self._wait)
+
+    def _wait(self, descriptor: int) -> None:
+        self.syncing.set()
+        assert self.go_on.wait(30)
+        self._fsync(descriptor)
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    disk = SlowDisk(monkeypatch)
+    yield disk
+    disk.go_on.set()
+
+
+def job(id_: str = "one") -> Job:
+    return Job(id_, "ann", BUILD, "docs", "stores/docs-one", {}, "digest")
+
+
+def on_disk(records: JobRecords, id_: str = "one") -> dict:
+    assert records.folder is not None
+    return signed((records.folder / f"{id_}.json").read_bytes())
+
+
+def jobs_of(folder: Path) -> Jobs:
+    config = ServerConfig(model=folder / "model", store_dir=folder / "stores", corpus_roots=(folder,))
+    stores = Stores((), config.store_dir)
+    return Jobs(config, stores, Metrics(), Workers(config, lambda: stores.paths))
+
+
+async def test_a_job_is_found_once_its_record_is_on_the_disk(tmp_path: Path, slow_disk: SlowDisk) -> None:
+    records = JobRecords(tmp_path)
+    adding = asyncio.create_task(records.add(job()))
+    await asyncio.to_thread(slow_disk.syncing.wait, 30)
+    assert list(records) == []
+    slow_disk.go_on.set()
+    await adding
+    assert [each.id for each in records] == ["one"]
+    assert on_disk(records)["state"] == JobState.QUEUED
+
+
+async def test_writes_of_one_record_take_turns_and_the_last_state_stays(tmp_path: Path, slow_disk: SlowDisk) -> None:
+    records, one = JobRecords(tmp_path), job()
+    slow_disk.go_on.set()
+    await records.add(one)
+    slow_disk.go_on.clear()
+    slow_disk.syncing.clear()
+    one.state = JobState.RUNNING
+    first = asyncio.create_task(records.write(one))
+    await asyncio.to_thread(slow_disk.syncing.wait, 30)
+    one.state = JobState.DONE
+    second = asyncio.create_task(records.write(one))
+    slow_disk.go_on.set()
+    await asyncio.gather(first, second)
+    assert on_disk(records)["state"] == JobState.DONE
+    assert [file.name for file in tmp_path.iterdir()] == ["one.json"]
+
+
+async def test_a_forgotten_record_is_not_written_again(tmp_path: Path, slow_disk: SlowDisk) -> None:
+    records, one = JobRecords(tmp_path), job()
+    slow_disk.go_on.set()
+    await records.add(one)
+    slow_disk.go_on.clear()
+    slow_disk.syncing.clear()
+    writing = asyncio.create_task(records.write(one))
+    await asyncio.to_thread(slow_disk.syncing.wait, 30)
+    forgetting = asyncio.create_task(records.forget(one))
+    slow_disk.go_on.set()
+    await asyncio.gather(writing, forgetting)
+    await records.write(one)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_job_whose_caller_left_while_it_was_recorded_is_in_the_records(
+    tmp_path: Path, slow_disk: SlowDisk
+) -> None:
+    records = JobRecords(tmp_path)
+    adding = asyncio.create_task(records.add(job()))
+    await asyncio.to_thread(slow_disk.syncing.wait, 30)
+    adding.cancel()
+    slow_disk.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    assert [each.id for each in records] == ["one"]
+    assert on_disk(records)["id"] == "one"
+
+
+async def test_submissions_take_turns_so_that_one_request_id_is_one_operation(
+    tmp_path: Path, slow_disk: SlowDisk
+) -> None:
+    (tmp_path / "text.txt").write_text("some text")
+    jobs = jobs_of(tmp_path)
+    question = BuildDatastoreRequest("docs", (str(tmp_path / "text.txt"),), request_id="mine")
+    first = asyncio.create_task(jobs.submit(question, "ann"))
+    await asyncio.to_thread(slow_disk.syncing.wait, 30)
+    second = asyncio.create_task(jobs.submit(question, "ann"))
+    other = asyncio.create_task(jobs.submit(BuildDatastoreRequest("docs", question.corpus), "ann"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not second.done()
+    slow_disk.go_on.set()
+    assert (await first).name == (await second).name
+    with pytest.raises(AlreadyExists, match="is being built"):
+        await other
+
+
+async def test_an_upload_outlives_a_caller_that_left_while_its_job_was_recorded(
+    tmp_path: Path, slow_disk: SlowDisk
+) -> None:
+    """A job on the disk without its documents would fail at each start of the server."""
+    slow_disk.go_on.set()
+    given = tmp_path / "docs"
+    given.mkdir()
+    config = ServerConfig(model=tmp_path / "model", store_dir=tmp_path / "stores")
+    stores = Stores((given,), config.store_dir)
+    jobs = Jobs(config, stores, Metrics(), Workers(config, lambda: stores.paths))
+
+    async def add() -> None:
+        with jobs.upload() as upload:
+            upload.add((NewDocument("a", "text"),))
+            upload.finish()
+            slow_disk.go_on.clear()
+            slow_disk.syncing.clear()
+            await jobs.submit(AddDocumentsRequest("docs"), "ann", upload)
+
+    adding = asyncio.create_task(add())
+    await asyncio.to_thread(slow_disk.syncing.wait, 30)
+    adding.cancel()
+    slow_disk.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    (info,) = jobs.list("ann", 0, "").operations
+    assert info.state == JobState.QUEUED
+    assert len(list((tmp_path / "stores" / "jobs").glob("*.jsonl"))) == 1
+
+
+def test_a_restart_keeps_the_uploads_of_open_jobs_however_the_folder_is_spelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    records = JobRecords(Path("jobs"))
+    with Upload(Path("jobs"), 100) as upload:
+        upload.is_kept = True
+    one = job()
+    one.documents = str(upload.path)
+    asyncio.run(records.add(one))
+    (tmp_path / "jobs" / "left.jsonl").touch()
+    (again,) = JobRecords(tmp_path / "jobs")
+    assert Path(again.documents).is_file()
+    assert len(list((tmp_path / "jobs").glob("*.jsonl"))) == 1
+
+
+def test_writers_of_one_file_do_not_share_a_temporary_file(tmp_path: Path, slow_disk: SlowDisk) -> None:
+    threads = [threading.Thread(target=durable.write_whole, args=(tmp_path / "f", bytes([n]) * 9)) for n in (1, 2)]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + 30
+    while len(list(tmp_path.glob("f*tmp"))) < 2:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    slow_disk.go_on.set()
+    for thread in threads:
+        thread.join()
+    assert (tmp_path / "f").read_bytes() in (b"\1" * 9, b"\2" * 9)
+    assert [file.name for file in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_write_that_fails_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "f").write_bytes(b"old")
+    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        durable.write_whole(tmp_path / "f", b"new")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("f", b"old")]
