@@ -14,6 +14,7 @@ from typing import Any
 from memlm.index.durable import remove, write_whole
 from memlm.index.manifest import signed
 from memlm.operations import JobState
+from memlm.server.index_worker import BUILD
 from memlm.server.job import Job
 
 KEPT_S, KEPT = 7 * 86_400.0, 1000  # how long, and how many, that have ended
@@ -93,8 +94,11 @@ class JobRecords:
                 job.state = JobState.QUEUED
             else:
                 job.ended.set()
-            if job.documents:  # an earlier server may have spelled the folder otherwise
+            # An earlier server may have spelled the folder otherwise.
+            if job.documents:
                 job.documents = str(folder / Path(job.documents).name)
+            if job.kind == BUILD:
+                job.path = str(folder.parent / Path(job.path).name)
             self._jobs[job.id] = job
         kept = {job.documents for job in self._jobs.values() if job.is_open}
         for left in (*folder.glob("*.jsonl"), *folder.glob("*.tmp")):

@@ -84,9 +84,9 @@ class JobRunner:
 
     def _next(self) -> Job | None:
         """The oldest that waits and whose datastore nobody works on: there is one writer at a time."""
-        taken = {job.path for job in self._records if job.state == JobState.RUNNING}
+        taken = {Path(job.path).resolve() for job in self._records if job.state == JobState.RUNNING}
         now_s, waiting = time.monotonic(), (job for job in self._records if job.state == JobState.QUEUED)
-        ready = (job for job in waiting if job.path not in taken and job.not_before_s <= now_s)
+        ready = (job for job in waiting if job.not_before_s <= now_s and Path(job.path).resolve() not in taken)
         return min(ready, key=lambda job: job.created_s, default=None)
 
     async def _attempt(self, job: Job) -> None:
@@ -210,7 +210,7 @@ class JobRunner:
             else:
                 self._stores.put(job.store, before)
             raise
-        if before is not None and before != path:
+        if before is not None and before.resolve() != path.resolve():
             await asyncio.to_thread(self._stores.discard, before)
 
     async def _until_served(self, store: str, manifest: int) -> None:

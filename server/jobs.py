@@ -35,7 +35,7 @@ class Jobs:
     def __init__(self, config: ServerConfig, stores: Stores, metrics: Metrics, workers: Workers) -> None:
         """Reads what an earlier server wrote down; starts nothing yet."""
         self._config, self._stores = config, stores
-        self._records = JobRecords(None if config.store_dir is None else config.store_dir / JOBS)
+        self._records = JobRecords(None if stores.folder is None else stores.folder / JOBS)
         self._runner = JobRunner(config, self._records, stores, workers)
         self._submitting = asyncio.Lock()
         metrics.watch_jobs(lambda: [job.info() for job in self._records])
@@ -178,8 +178,8 @@ class Jobs:
     def _job_of(self, question: JobRequest, owner: str, digest: str, upload: Upload | None) -> Job:
         id_ = token_hex(8)
         if isinstance(question, BuildDatastoreRequest):
-            assert self._config.store_dir is not None  # `check` has seen to it
-            path = self._config.store_dir / f"{question.store}-{id_}"
+            assert self._stores.folder is not None  # `check` has seen to it
+            path = self._stores.folder / f"{question.store}-{id_}"
             return Job(id_, owner, BUILD, question.store, str(path), asdict(question), digest, question.request_id)
         name, path = self._stores.path_of(question.store)
         told = {"replace": question.replace} if isinstance(question, AddDocumentsRequest) else {}

@@ -21,6 +21,7 @@ from memlm.server.config import ServerConfig
 from memlm.server.front import Front
 from memlm.server.logs import start_logging
 from memlm.server.metrics import Metrics
+from memlm.server.ownership import owning
 from memlm.server.security import Guard, server_credentials, warning_of
 from memlm.server.stores import Stores
 from memlm.server.tracing import Tracer
@@ -41,10 +42,12 @@ def serve(config: ServerConfig, on_ready: Callable[[str], None]) -> int:
     second signal, 1.
 
     `on_ready` is told the address once requests are taken. Raises InvalidInput where the address cannot be had, and
-    whatever keeps the model or a datastore from loading: NotFound, Incompatible, Corrupt.
+    whatever keeps the model or a datastore from loading: NotFound, Incompatible, Corrupt; and Locked where another
+    server uses its folders.
     """
     start_logging(config.log_level, config.log_format)
-    return asyncio.run(_Server(config).run(on_ready))
+    with owning(config):
+        return asyncio.run(_Server(config).run(on_ready))
 
 
 class _Server:

@@ -26,11 +26,11 @@ class Stores:
 
     def __init__(self, given: Sequence[Path], folder: Path | None) -> None:
         """Raises InvalidInput where two have one name, Corrupt for a damaged list."""
-        self.folder = folder
+        self.folder = None if folder is None else folder.resolve()
         self._given = {path.resolve().name: path for path in given}
         if len(self._given) < len(given):
             raise InvalidInput("two datastores have the same name; rename the folder of one", field="stores")
-        self._built = {} if folder is None else _read(folder / NAMES)
+        self._built = {} if self.folder is None else _read(self.folder / NAMES)
         self._loaded: dict[str, Path] = {}
         if twice := sorted(set(self._given) & set(self._built)):
             raise InvalidInput(
@@ -59,6 +59,11 @@ class Stores:
             raise NotFound(f"no datastore {name!r} is loaded; loaded: {names}", kind="datastore", name=name)
         return name, self._loaded[name]
 
+    def names_of(self, path: Path) -> tuple[str, ...]:
+        """The names under which a folder is in service, however its path is spelled."""
+        real = path.resolve()
+        return tuple(name for name, loaded in self._loaded.items() if loaded.resolve() == real)
+
     def permitted(self, path: str) -> Path:
         """A path that may be taken into service. Raises PermissionDenied for any other."""
         roots = [*self._given.values(), *([] if self.folder is None else [self.folder])]
@@ -72,34 +77,37 @@ class Stores:
         Raises Incompatible where the server is started with one of that name: which one counted then?
         """
         self.check_put(name, path)
-        self._loaded[name] = path
+        built = {other: folder for other, folder in self._built.items() if other != name}
         if self.folder is not None and lies_under(path, [self.folder]):
-            self._built[name] = path
-            self._write()
+            built[name] = path
+        self._write(built)
+        self._loaded[name] = path
 
     def check_put(self, name: str, path: Path) -> None:
         """Raises what `put` would raise."""
-        if name in self._given and path != self._given[name]:
+        if name in self._given and path.resolve() != self._given[name].resolve():
             raise Incompatible(
                 f"the server was started with a datastore {name!r} (--store) and cannot replace it; choose another name"
             )
 
     def take_out(self, name: str) -> None:
         """One less in service, also after a restart, unless the server is started with it again."""
+        self._write({other: folder for other, folder in self._built.items() if other != name})
         self._loaded.pop(name, None)
-        if self._built.pop(name, None):
-            self._write()
 
     def discard(self, path: Path) -> None:
-        """Removes the files of one that was built here and is in service under no name."""
-        if self.folder is not None and lies_under(path, [self.folder]) and path not in self._loaded.values():
-            remove(path)
+        """Removes the files of a datastore that was built here and is in service under no name."""
+        if self.folder is not None and lies_under(path, [self.folder]) and not self.names_of(path):
+            remove(path.resolve())
 
-    def _write(self) -> None:
+    def _write(self, built: dict[str, Path]) -> None:
+        """Records what counts from now on, on the disk first."""
+        if built == self._built:
+            return
         assert self.folder is not None  # something was built
-        home = self.folder.resolve()
-        body = {name: path.resolve().relative_to(home).as_posix() for name, path in self._built.items()}
+        body = {name: path.resolve().relative_to(self.folder).as_posix() for name, path in built.items()}
         write_whole(self.folder / NAMES, sign({"stores": body}))
+        self._built = built
 
 
 def _read(path: Path) -> dict[str, Path]:

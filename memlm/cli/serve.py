@@ -138,8 +138,10 @@ def serve(
         emit_json(config)
         return
 
+    from memlm.server.ownership import keep_private
     from memlm.server.processes import forking
 
+    keep_private()  # before there is any other process, so that all are
     forking()  # loads while the front does
 
     from memlm.server.serve import serve as run

@@ -1,0 +1,60 @@
+"""A server's hold on its folders: no other server uses them, and no other user reads what the server writes there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from memlm.errors import InvalidInput, Locked
+from memlm.server.config import ServerConfig
+
+LOCK = "server.lock"
+NOT_FOR_OTHERS = 0o077
+
+
+def keep_private() -> None:
+    """Lets only the server's user read the files that this process and its children make: they hold private texts."""
+    os.umask(NOT_FOR_OTHERS)
+
+
+@contextmanager
+def owning(config: ServerConfig) -> Iterator[None]:
+    """Holds the folders that one server at a time may use, and makes those that are missing.
+
+    The system releases the locks when the process ends, however it ends; the server's other processes do not inherit
+    them. Raises Locked, naming folder and option, for a folder of another server, InvalidInput for one that cannot be
+    used.
+    """
+    with ExitStack() as held:
+        for folder, option in _owned(config).items():
+            held.callback(_lock(folder, option).release)
+        yield
+
+
+def _owned(config: ServerConfig) -> dict[Path, str]:
+    """Each folder with its option; both options may name one folder."""
+    options = {"--session-dir": config.session_dir, "--store-dir": config.store_dir}
+    return {folder.resolve(): option for option, folder in options.items() if folder is not None}
+
+
+def _lock(folder: Path, option: str) -> FileLock:
+    lock = FileLock(folder / LOCK)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise Locked(
+            f"{folder} ({option}) is used by another server, which holds {LOCK} in it; give each server a folder of"
+            " its own, or, in a rolling restart, start this one once the other has ended"
+        ) from None
+    except OSError as error:
+        field = option.removeprefix("--").replace("-", "_")
+        raise InvalidInput(
+            f"{folder} ({option}) cannot be used ({error.strerror}); give a folder that this user may write to",
+            field=field,
+        ) from error
+    return lock

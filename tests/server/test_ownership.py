@@ -1,0 +1,131 @@
+"""Who owns a folder: one server at a time, for its whole life, and nobody else reads what it keeps there."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running import RunningServer, family_of, is_alive, wait_until
+
+from memlm.client import Client
+from memlm.errors import InvalidInput, Locked
+from memlm.questions import NewDocument
+from memlm.server.config import ServerConfig
+from memlm.server.ownership import owning
+from memlm.server.stores import Stores
+
+
+@pytest.mark.parametrize("option", ["session_dir", "store_dir"])
+def test_a_folder_is_held_however_it_is_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("kept")
+    named = f"--{option.replace('_', '-')}"
+    with owning(ServerConfig(Path("model"), **{option: Path("kept")})):
+        for spelled in (tmp_path / "kept", Path("link"), Path("../x/../", tmp_path.name, "kept")):
+            with (
+                pytest.raises(Locked, match=rf"{tmp_path}/kept \({named}\) is used by another server.*its own"),
+                owning(ServerConfig(Path("model"), **{option: spelled})),
+            ):
+                pass
+    with owning(ServerConfig(Path("model"), **{option: tmp_path / "kept"})):
+        pass
+
+
+def test_one_folder_may_be_both_and_is_held_once(tmp_path: Path) -> None:
+    with owning(ServerConfig(Path("model"), session_dir=tmp_path, store_dir=tmp_path / "." / "x" / "..")):
+        pass
+
+
+def test_a_refused_server_lets_go_of_what_it_held(tmp_path: Path) -> None:
+    sessions, stores = tmp_path / "sessions", tmp_path / "stores"
+    with owning(ServerConfig(Path("model"), store_dir=stores)):
+        with pytest.raises(Locked), owning(ServerConfig(Path("model"), session_dir=sessions, store_dir=stores)):
+            pass
+        with owning(ServerConfig(Path("model"), session_dir=sessions)):
+            pass
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(InvalidInput, match=r"file/sessions \(--session-dir\) cannot be used") as refused,
+        owning(ServerConfig(Path("model"), session_dir=tmp_path / "file" / "sessions")),
+    ):
+        pass
+    assert refused.value.field == "session_dir"
+
+
+def test_a_second_server_is_refused_and_a_killed_ones_folders_are_free_at_once(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    folders = ("--session-dir", str(tmp_path / "sessions"), "--store-dir", str(tmp_path / "stores"))
+    options = ("--threads", "1", *folders)
+    with RunningServer(tmp_path / "log", model_folder, options=options) as first:
+        with Client(first.address) as client:
+            session = client.session().name
+            client.append_to_session(session, "some text")
+        command = [sys.executable, "-m", "memlm", "serve", "--model", str(model_folder), "--port", "0", *options]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert second.returncode == 1
+        assert "(--session-dir) is used by another server" in second.stderr
+        assert "Traceback" not in second.stderr
+        family = family_of(first.process.pid)
+        os.kill(first.worker_pid, signal.SIGSTOP)  # an orphan that outlives its front does not hold the lock
+        first.process.kill()
+        first.process.wait(10)
+        try:
+            with (
+                RunningServer(tmp_path / "log-2", model_folder, options=options) as third,
+                Client(third.address) as client,
+            ):
+                assert [info.name for info in client.list_sessions()] == [session]
+        finally:
+            for pid in filter(is_alive, family):
+                os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, family)), 10)
+
+
+def test_what_a_server_writes_only_its_user_may_read(tmp_path: Path, model_folder: Path, corpus_folder: Path) -> None:
+    stores, sessions = tmp_path / "stores", tmp_path / "sessions"
+    options = ("--threads", "1", "--session-dir", str(sessions), "--store-dir", str(stores))
+    before = os.umask(0o022)
+    try:
+        with (
+            RunningServer(
+                tmp_path / "log", model_folder, options=(*options, "--corpus-root", str(corpus_folder))
+            ) as server,
+            Client(server.address) as client,
+        ):
+            client.append_to_session(client.session().name, "some text")
+            client.datastores.build("docs", str(corpus_folder)).result(60)
+            client.datastores.add("docs", [NewDocument("new", "some text")]).result(60)
+    finally:
+        os.umask(before)
+    written = [path for folder in (stores, sessions) for path in (folder, *folder.rglob("*"))]
+    assert {".session", ".json", ".sqlite", ".lock"} <= {path.suffix for path in written}
+    assert [path for path in written if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+
+
+def test_a_folder_in_service_under_any_spelling_is_not_discarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "stores" / "docs-1"
+    folder.mkdir(parents=True)
+    (tmp_path / "link").symlink_to("stores")
+    stores = Stores((), Path("stores"))
+    stores.put("keep", folder)
+    stores.put("linked", Path("link/docs-1"))
+    stores.put("docs", Path("stores/docs-1"))
+    stores.take_out("docs")
+    stores.discard(Path("stores/docs-1"))
+    assert folder.is_dir()
+    stores.take_out("keep")
+    stores.discard(folder)
+    assert folder.is_dir()
+    stores.take_out("linked")
+    stores.discard(Path("stores/docs-1"))
+    assert not folder.exists()
