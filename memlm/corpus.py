@@ -17,12 +17,13 @@ from typing import IO, Any
 from memlm.corpus_files import (
     JSON_LINES,
     PARQUET,
+    PIPED_IN,
     STANDARD_INPUT,
     UNREADABLE,
     layout_of,
     open_unpacked,
     rows_of,
-    standard_input,
+    standard_input_name,
     unpacked_size,
 )
 from memlm.errors import InvalidInput, MemlmError, NotFound
@@ -107,7 +108,7 @@ class Corpus:
         """Each file with the name its documents go by."""
         for path in map(Path, self.paths):
             if str(path) == STANDARD_INPUT:
-                yield standard_input().name, standard_input()
+                yield standard_input_name(), PIPED_IN
             elif path.is_dir():
                 for file in sorted(file for file in path.glob(self.glob) if file.is_file()):
                     yield file.relative_to(path).as_posix(), file

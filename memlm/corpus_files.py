@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import shutil
 import struct
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from memlm.errors import InvalidInput
+from memlm.index.durable import storage
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -23,6 +25,7 @@ else:
     from backports import zstd
 
 STANDARD_INPUT = "-"
+PIPED_IN = Path(STANDARD_INPUT)  # this object alone: an equal path is that of a file in the working directory
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = ".parquet"
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".zst": zstd.open}
@@ -35,24 +38,43 @@ _JSON_ROWS = json.JSONDecoder(parse_constant=lambda name: None if name == "NaN" 
 
 
 @cache
-def standard_input() -> Path:
-    """A file of all that was piped in: a corpus may be read several times. It goes with the process.
-
-    It is called `stdin`, or `stdin.jsonl` where its first line is a JSON object. Raises InvalidInput on a terminal.
+def _standard_input() -> IO[bytes]:
+    """Copies standard input to a file without a name: a corpus may be read several times, and the file goes with the
+    process, however that ends. Raises InvalidInput on a terminal.
     """
     if sys.stdin is None or sys.stdin.isatty():
         raise InvalidInput("nothing is piped in; the corpus '-' is standard input", field="corpus")
-    path = Path(_folder().name, "stdin")
-    with path.open("w+b") as file:
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process runs
+    with storage(Path(tempfile.gettempdir())):
         shutil.copyfileobj(sys.stdin.buffer, file)
-        file.seek(0)
-        first = next((line for line in file if line.strip()), b"")
-    return path.rename(path.with_suffix(JSON_LINES[0])) if _is_object(first) else path
+        file.flush()
+    return file
 
 
 @cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="memlm-")
+def standard_input_name() -> str:
+    """The name that documents of standard input go by: `stdin`, or `stdin.jsonl` where its first line is a JSON
+    object.
+    """
+    with open_unpacked(PIPED_IN) as file:
+        first = next((line for line in file if line.strip()), b"")
+    return "stdin" + JSON_LINES[0] * _is_object(first)
+
+
+class _Reading(io.RawIOBase):
+    """Reads an open file from its beginning, beside others that read it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._offset = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        some = os.pread(self._file.fileno(), len(buffer), self._offset)
+        buffer[: len(some)] = some
+        self._offset += len(some)
+        return len(some)
 
 
 def _is_object(line: bytes) -> bool:
@@ -69,7 +91,11 @@ def layout_of(name: str) -> str:
 
 
 def open_unpacked(path: Path) -> IO[bytes]:
-    """A file's bytes, unpacked as they are read. Raises one of UNREADABLE, here or then."""
+    """A file's bytes, unpacked as they are read; of PIPED_IN, those of standard input. Raises one of UNREADABLE,
+    here or then.
+    """
+    if path is PIPED_IN:
+        return io.BufferedReader(_Reading(_standard_input()))
     return PACKED.get(path.suffix, open)(path, "rb")
 
 
@@ -101,6 +127,8 @@ def _open_table(path: Path) -> Any:
 
 def unpacked_size(path: Path) -> int:
     """How many bytes a file holds once unpacked: told by itself, or guessed from how its beginning unpacks."""
+    if path is PIPED_IN:
+        return os.fstat(_standard_input().fileno()).st_size
     size = path.stat().st_size
     try:
         if path.suffix == PARQUET:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -14,7 +15,7 @@ from secrets import token_hex
 from typing import Any
 
 from memlm.errors import InternalError, InvalidInput, MemlmError, NotFound
-from memlm.index.durable import remove
+from memlm.index.durable import remove, storage
 from memlm.index.manifest import sign
 from memlm.operations import JobReport, JobState, OperationInfo
 from memlm.questions import NewDocument
@@ -118,21 +119,24 @@ class Upload:
         self.path = folder / f"{token_hex(8)}.jsonl"
         self.num_documents, self.num_bytes, self.is_kept = 0, 0, False
         self._limit, self._digest, self._ids, self._last_id = limit, hashlib.sha256(), set[str](), ""
-        self._file = self.path.open("wb")
+        with storage(self.path):
+            self._file = self.path.open("wb")
 
     def add(self, documents: tuple[NewDocument, ...]) -> None:
         """Some more, the text of one going on where it `continues`. Raises InvalidInput for an id that came before or
-        is not the one that goes on, and beyond the limit.
+        is not the one that goes on, and beyond the limit; StorageFull where the disk is full.
         """
-        for document in documents:
-            if not document.continues:
-                self._begin(document)
-            elif document.id != self._last_id:
-                raise InvalidInput(
-                    f"document {document.id!r} continues {self._last_id!r}; send the parts of each one after the other",
-                    field="documents.continues",
-                )
-            self._write(_as_json(document.text)[1:-1])
+        with storage(self.path):
+            for document in documents:
+                if not document.continues:
+                    self._begin(document)
+                elif document.id != self._last_id:
+                    raise InvalidInput(
+                        f"document {document.id!r} continues {self._last_id!r}; send the parts of each one after the"
+                        " other",
+                        field="documents.continues",
+                    )
+                self._write(_as_json(document.text)[1:-1])
 
     def _begin(self, document: NewDocument) -> None:
         """Ends a line and begins another, up to its text."""
@@ -157,13 +161,14 @@ class Upload:
         self._file.write(some)
 
     def finish(self) -> None:
-        """Makes it last. Raises InvalidInput where nothing came."""
+        """Makes it last. Raises InvalidInput where nothing came, and StorageFull where the disk is full."""
         if not self.num_documents:
             raise InvalidInput("no document was sent; send at least one", field="documents")
-        self._write(LINE_END)
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with storage(self.path):
+            self._write(LINE_END)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
 
     @property
     def digest(self) -> str:
@@ -176,9 +181,10 @@ class Upload:
 
     def __exit__(self, *_: object) -> None:
         """Removes what is not kept."""
-        self._file.close()
         if not self.is_kept:
             remove(self.path)
+        with suppress(OSError):  # on a full disk, for what is still in the buffer: `finish` has raised that
+            self._file.close()
 
 
 def _as_json(value: object) -> bytes:

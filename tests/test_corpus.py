@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -139,13 +140,29 @@ def test_damaged_files_are_named(tmp_path, name, damage):
 def test_standard_input_may_be_read_again(piped, told):
     script = (
         "import json; from memlm.corpus import Corpus; corpus = Corpus(['-'])\n"
-        "print(json.dumps([corpus.num_bytes] + [[[d.id, d.text] for d in corpus] for _ in range(2)]))\n"
-        "from memlm.corpus_files import standard_input; print(standard_input())"
+        "print(json.dumps([corpus.num_bytes] + [[[d.id, d.text] for d in corpus] for _ in range(2)]))"
     )
     done = subprocess.run([sys.executable, "-c", script], input=piped, capture_output=True, check=True)
-    first, kept = done.stdout.decode().splitlines()
-    assert json.loads(first) == [len(piped), told, told]
-    assert not Path(kept).parent.exists()  # gone with the process
+    assert json.loads(done.stdout) == [len(piped), told, told]
+
+
+def test_a_file_that_is_called_as_standard_input_is_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("-").write_text("in a file")
+    assert [(document.id, document.text) for document in Corpus(["."])] == [("-", "in a file")]
+
+
+def test_the_copy_of_standard_input_is_gone_after_a_kill(tmp_path):
+    script = (
+        "import os, signal; from memlm.corpus import Corpus\nfor document in Corpus(['-']): print(document.text)\n"
+        "print(*os.listdir(os.environ['TMPDIR']), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=b"a secret", capture_output=True, env={**os.environ, "TMPDIR": tmp_path}
+    )
+    assert done.stdout.decode().split() == ["a", "secret"]  # nor has it a name while it is there
+    assert done.returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_terminal_is_no_corpus(monkeypatch):

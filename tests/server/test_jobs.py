@@ -33,6 +33,7 @@ from memlm.errors import (
     MemlmError,
     NotFound,
     PermissionDenied,
+    StorageFull,
     Unavailable,
 )
 from memlm.index.datastore import Datastore
@@ -452,6 +453,30 @@ def test_uploads_that_are_no_good_leave_nothing(place: Place) -> None:
         assert client.get_server_info().max_upload_bytes == 4096
         assert client.get_server_info().max_jobs == 64
         assert [info.kind for info in client.operations.list()] == ["build"]
+
+
+@pytest.mark.parametrize("characters", [10, 100_000])
+def test_an_upload_that_fills_the_disk_is_told_so_and_removed(tmp_path: Path, monkeypatch, characters: int) -> None:
+    """Also where only closing the file writes what is still in its buffer."""
+    monkeypatch.setattr("memlm.server.job.token_hex", lambda size: "full")
+    (tmp_path / "full.jsonl").symlink_to("/dev/full")
+
+    def send() -> None:
+        with Upload(tmp_path, 1 << 30) as upload:
+            upload.add((NewDocument("a", "x" * characters),))
+            upload.finish()
+
+    with pytest.raises(StorageFull, match="make room"):
+        send()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_upload_that_is_given_up_on_a_full_disk_is_removed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("memlm.server.job.token_hex", lambda size: "full")
+    (tmp_path / "full.jsonl").symlink_to("/dev/full")
+    with pytest.raises(InvalidInput, match="came twice"), Upload(tmp_path, 1 << 30) as upload:
+        upload.add((NewDocument("a", "x"), NewDocument("a", "x")))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_without_a_folder_builds_nothing(server: RunningServer, client: Client) -> None:
