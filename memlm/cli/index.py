@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -97,7 +98,7 @@ def delete(
 
     if bool(document_ids) == bool(where):
         raise typer.BadParameter("give ids of documents, or --where FIELD=VALUE")
-    fields = dict(_field(each) for each in where or ())
+    fields = _fields(where or ())
     with Datastore.open(store) as datastore:
         if dry_run:
             print_doomed(datastore.matching(fields) if fields else list(document_ids or ()), json=json)
@@ -256,11 +257,16 @@ def tune(
     print_tuning(report, json=json)
 
 
-def _field(said: str) -> tuple[str, str]:
-    name, equals, value = said.partition("=")
-    if not (name and equals):
-        raise typer.BadParameter(f"--where is {said!r}; expected FIELD=VALUE, as license=unknown")
-    return name, value
+def _fields(where: Sequence[str]) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for each in where:
+        name, equals, value = each.partition("=")
+        if not (name and equals):
+            raise typer.BadParameter(f"--where is {each!r}; expected FIELD=VALUE, as license=unknown")
+        if name in fields:
+            raise typer.BadParameter(f"--where names {name!r} twice; give each field once, as all must hold")
+        fields[name] = value
+    return fields
 
 
 def _key_problems(datastore: Any, model: Path) -> list[str]:
