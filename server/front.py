@@ -25,6 +25,7 @@ from memlm.questions import (
     AppendToSessionRequest,
     CancelGenerationRequest,
     CancelOperationRequest,
+    DeleteDocumentsRequest,
     DeleteOperationRequest,
     GetOperationRequest,
     GetServerInfoRequest,
@@ -134,7 +135,11 @@ class Front:
             answer = await self._load(question, call, caller)
         else:
             about = {"id_": call.id, "caller": _turn(caller, context), "owner": caller.name}
-            answer = await self._workers.answer(question, context.time_remaining(), **about)
+            left_s = context.time_remaining()
+            if isinstance(question, DeleteDocumentsRequest):
+                answer = await self._jobs.delete_documents(question, left_s, **about)
+            else:
+                answer = await self._workers.answer(question, left_s, **about)
         return wire.answer_to_wire(question, caller.visible(question, answer))
 
     async def _load(self, question: LoadDatastoreRequest | UnloadDatastoreRequest, call: Call, caller: Caller) -> Any:

@@ -22,7 +22,7 @@ from memlm.operations import JobReport
 from memlm.server.logs import start_logging
 
 TELL_S = 0.2
-BUILD, ADD, COMPACT = "build", "add", "compact"
+BUILD, ADD, COMPACT, DELETE = "build", "add", "compact", "delete"
 
 log = logging.getLogger("memlm.server.index_worker")
 
@@ -43,6 +43,7 @@ class Task:
     roots: tuple[Path, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     replace: bool = False
+    document_ids: tuple[str, ...] = ()
     since: int = 0
     is_resumed: bool = False
     num_threads: int = 0
@@ -109,6 +110,8 @@ def _run(task: Task, tell: _Teller) -> JobReport:
     torch.set_num_threads(task.num_threads or torch.get_num_threads())
     if task.kind == COMPACT:
         compact_index(task.path, task.model, dtype=task.dtype, progress=tell.progress)
+    elif task.kind == DELETE:
+        _delete(task)
     else:
         corpus = Corpus(task.corpus, glob=task.glob or "**/*", on_problem=tell.problem, roots=task.roots)
         if task.kind == ADD:
@@ -132,6 +135,15 @@ def _run(task: Task, tell: _Teller) -> JobReport:
             bytes_per_entry=store.bytes_on_disk / max(1, store.num_entries),
             seconds=time.monotonic() - begin_s,
         )
+
+
+def _delete(task: Task) -> None:
+    """Deletes the documents of a task that its datastore has."""
+    from memlm.index.datastore import Datastore
+
+    with Datastore.open(task.path) as store:
+        if there := [id_ for id_ in task.document_ids if store.has_document(id_)]:
+            store.delete(there)
 
 
 def _was_added(task: Task, corpus: Any) -> bool:

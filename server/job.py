@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from multiprocessing.process import BaseProcess
@@ -23,13 +25,17 @@ from memlm.server.index_worker import Progressed
 from memlm.status import CODES
 
 PREFIX = "operations/"
+QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")  # as `repr` writes a text
+HIDDEN = "'(deleted)'"
 LINE_END = b'"}\n'  # of a document, behind its text
 _ERRORS = {kind.__name__: kind for kind in CODES}
 
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One job. What is written down comes first; the rest is of the attempt that runs."""
+    """One job. What is written down comes first; the rest is of the attempt that runs. `deleted` are the documents that
+    were deleted from the datastore while its replacement was built.
+    """
 
     id: str
     owner: str
@@ -51,6 +57,7 @@ class Job:
     skipped: int = 0
     report: dict[str, Any] | None = None
     error: dict[str, str] | None = None
+    deleted: list[str] = field(default_factory=list)
 
     phase: str = field(default="", metadata={"kept": False})
     done: int = field(default=0, metadata={"kept": False})
@@ -82,6 +89,16 @@ class Job:
         if message.phase != self.phase:
             self.phase, self.phase_s, self.phase_done = message.phase, time.monotonic(), message.done
         self.done, self.total = message.done, message.total
+
+    def hide(self, document_ids: Collection[str]) -> bool:
+        """Takes the ids of deleted documents out of the error's message; tells whether there was any."""
+        if self.error is None:
+            return False
+        names = set(map(repr, document_ids))
+        message = QUOTED.sub(lambda found: HIDDEN if found[0] in names else found[0], self.error["message"])
+        is_changed = message != self.error["message"]
+        self.error = {**self.error, "message": message}
+        return is_changed
 
     def info(self) -> OperationInfo:
         """What its owner is told."""

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,7 +21,7 @@ from memlm.index.manifest import read_manifest
 from memlm.operations import JobReport, JobState
 from memlm.questions import GetDatastoreRequest, LoadDatastoreRequest
 from memlm.server.config import ServerConfig
-from memlm.server.index_worker import ADD, BUILD, COMPACT, Ended, FromIndexWorker, Skipped, Task, run_task
+from memlm.server.index_worker import ADD, BUILD, COMPACT, DELETE, Ended, FromIndexWorker, Skipped, Task, run_task
 from memlm.server.job import Job
 from memlm.server.job_records import JobRecords
 from memlm.server.processes import forking
@@ -45,6 +45,7 @@ class JobRunner:
         """Starts nothing yet."""
         self._config, self._records, self._stores, self._workers = config, records, stores, workers
         self._news, self._runners = asyncio.Event(), list[asyncio.Task[None]]()
+        self.replacing = asyncio.Lock()  # held while a datastore takes another's place, or documents are deleted
 
     def start(self) -> None:
         """Begins to work, on as many jobs at once as there are index workers."""
@@ -95,7 +96,7 @@ class JobRunner:
         if job.kind == ADD and not job.has_begun:
             job.since = await asyncio.to_thread(lambda: read_manifest(Path(job.path)).last_segment)
         await self._records.write(job)
-        await self._conclude(job, None if job.is_cancelled else await self._run(job))
+        await self._conclude(job, None if job.is_cancelled else await self._run(job, self._task(job)))
 
     async def _conclude(self, job: Job, ended: Ended | None) -> None:
         """What follows from how an attempt ended; None is a process that died or was killed, or was not even begun."""
@@ -131,11 +132,11 @@ class JobRunner:
                 job.state = JobState.QUEUED
                 await self._records.write(job)
 
-    async def _run(self, job: Job) -> Ended | None:
+    async def _run(self, job: Job, task: Task) -> Ended | None:
         """One process, from its start to its end; None where it died or was killed."""
         context = forking()
         ours, theirs = context.Pipe()
-        process = context.Process(target=run_task, args=(theirs, self._task(job)), name="index worker", daemon=True)
+        process = context.Process(target=run_task, args=(theirs, task), name="index worker", daemon=True)
         await asyncio.to_thread(process.start)
         theirs.close()
         job.process = process
@@ -197,6 +198,23 @@ class JobRunner:
             if job.request.get("replace"):
                 self._workers.forget(job.store)
             return
+        async with self.replacing:
+            if job.deleted:
+                await self._delete_from_replacement(job)
+            await self._put_in_service(job)
+
+    async def _delete_from_replacement(self, job: Job) -> None:
+        """Deletes from a datastore that was built what was deleted meanwhile from the one whose place it takes."""
+        for _ in range(ATTEMPTS):
+            ended = await self._run(job, replace(self._task(job), kind=DELETE, document_ids=tuple(job.deleted)))
+            if ended is not None and ended.error is not None:
+                raise ended.error
+            if ended is not None:
+                return
+        raise Unavailable(f"the process that deletes documents from the replacement of {job.store!r} died")
+
+    async def _put_in_service(self, job: Job) -> None:
+        """Takes a datastore that was built into service, in the place of the one of its name."""
         before, path = self._stores.paths.get(job.store), Path(job.path)
         self._stores.put(job.store, path)
         try:
@@ -248,6 +266,7 @@ class JobRunner:
         job.state, job.ended_s = state, time.time()
         job.report = None if report is None else asdict(report)
         job.error = None if error is None else {"kind": kind_of(error).__name__, "message": str(error)}
+        job.request, job.deleted = {}, []  # they may name documents; the digest tells whether a request is the same
         try:
             await self._records.write(job)
             if job.documents:

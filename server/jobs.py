@@ -6,15 +6,24 @@ import asyncio
 import hashlib
 import json
 import os
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 from memlm.corpus import lies_under
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, Overloaded, PermissionDenied
 from memlm.operations import JobState, OperationInfo, OperationPage
-from memlm.questions import AddDocumentsRequest, BuildDatastoreRequest, JobRequest, check_store_name
+from memlm.questions import (
+    AddDocumentsRequest,
+    BuildDatastoreRequest,
+    DeleteDocumentsRequest,
+    JobRequest,
+    check_store_name,
+)
+from memlm.reports import DeleteReport
 from memlm.server.config import ServerConfig
 from memlm.server.index_worker import ADD, BUILD, COMPACT
 from memlm.server.job import PREFIX, Job, Upload
@@ -34,7 +43,7 @@ class Jobs:
 
     def __init__(self, config: ServerConfig, stores: Stores, metrics: Metrics, workers: Workers) -> None:
         """Reads what an earlier server wrote down; starts nothing yet."""
-        self._config, self._stores = config, stores
+        self._config, self._stores, self._workers = config, stores, workers
         self._records = JobRecords(None if stores.folder is None else stores.folder / JOBS)
         self._runner = JobRunner(config, self._records, stores, workers)
         self._submitting = asyncio.Lock()
@@ -147,6 +156,31 @@ class Jobs:
             if job.process is not None:
                 job.process.kill()
             await job.ended.wait()
+
+    async def delete_documents(
+        self, question: DeleteDocumentsRequest, time_left_s: float | None, **about: Any
+    ) -> DeleteReport:
+        """Deletes documents of a datastore in service, and from its replacement where one is being built. It is done to
+        its end, whether or not the caller waits.
+        """
+        return await asyncio.shield(self._delete_documents(question, time_left_s, **about))
+
+    async def _delete_documents(
+        self, question: DeleteDocumentsRequest, time_left_s: float | None, **about: Any
+    ) -> DeleteReport:
+        begin_s = time.monotonic()
+        async with self._runner.replacing:
+            left_s = None if time_left_s is None else time_left_s - (time.monotonic() - begin_s)
+            report: DeleteReport = await self._workers.answer(question, left_s, **about)
+            for job in self._records:
+                if job.store != report.store:
+                    continue
+                if job.is_open and job.kind == BUILD:
+                    job.deleted = sorted({*job.deleted, *question.document_ids})
+                    await self._records.write(job)
+                elif job.hide(question.document_ids):
+                    await self._records.write(job)
+        return report
 
     async def delete(self, name: str, owner: str) -> None:
         """Forgets one that has ended. Raises Incompatible for one that has not."""

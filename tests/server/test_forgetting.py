@@ -10,6 +10,7 @@ from texts import make_text
 
 from memlm import wire
 from memlm.client import Client
+from memlm.errors import AlreadyExists
 from memlm.events import Accepted, Finished, Neighbor, Token
 from memlm.params import GenerateRequest
 from memlm.questions import NewDocument, ResumeGenerationRequest
@@ -90,3 +91,33 @@ def test_deletions_concern_the_streams_that_began_before_them() -> None:
     running = Forgetting(late)
     deletions.add(["s"], None)
     assert running.without_deleted((named("b"), named("b", store="other"))) == (named(), named("b", store="other"))
+
+
+def test_a_replacement_that_is_being_built_does_not_bring_back_what_is_deleted_meanwhile(
+    tmp_path: Path, model_folder: Path, corpus_folder: Path
+) -> None:
+    stores = tmp_path / "stores"
+    options = ("--threads", "1", "--store-dir", str(stores), "--corpus-root", str(corpus_folder))
+    with RunningServer(tmp_path / "log", model_folder, options=options) as server, Client(server.address) as client:
+        client.datastores.build("docs", str(corpus_folder)).result(60)
+        job = client.datastores.build("docs", str(corpus_folder), replace=True)
+        client.datastores.delete_documents("docs", ["doc-1.txt", "doc-2.txt"])
+        assert job.result(60).store == "docs"
+        assert client.datastores.get("docs").num_documents == 6
+        found = {neighbor.document_id for neighbor in client.search("docs", "the memory", k=4096)}
+        assert len(found) == 6
+        assert not found & {"doc-1.txt", "doc-2.txt"}
+        for record in (stores / "jobs").iterdir():
+            assert b"doc-1.txt" not in record.read_bytes()
+
+
+def test_the_records_of_operations_do_not_keep_the_ids_of_deleted_documents(changing: RunningServer, tmp_path) -> None:
+    with Client(changing.address) as client:
+        job = client.datastores.add("store", [NewDocument("doc-1.txt", make_text(900, 60))])
+        with pytest.raises(AlreadyExists, match=r"'doc-1\.txt'"):
+            job.result()
+        client.datastores.delete_documents("store", ["doc-1.txt"])
+        with pytest.raises(AlreadyExists, match=r"a document '\(deleted\)' already"):
+            job.result()
+        (record,) = (tmp_path / "stores" / "jobs").iterdir()
+        assert b"doc-1.txt" not in record.read_bytes()
