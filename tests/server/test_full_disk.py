@@ -43,6 +43,7 @@ def test_a_full_disk_is_told_as_such_and_changes_nothing(
                 lambda: client.datastores.delete_documents("docs", ["doc-1.txt"]),
                 lambda: client.datastores.build("more", str(corpus_folder)),
                 lambda: client.datastores.compact("docs"),
+                lambda: client.datastores.add("docs", NEW),
             ):
                 with pytest.raises(StorageFull, match="make room"):
                     write()
@@ -54,6 +55,7 @@ def test_a_full_disk_is_told_as_such_and_changes_nothing(
         full.unlink()
 
         assert client.operations.list() == jobs
+        assert not list((stores / "jobs").glob("*.jsonl"))
         assert sorted(path.name for path in stores.iterdir()) == folders
         assert client.get_session(session.name).num_tokens == num_tokens
         assert session.append(" of a").num_tokens > num_tokens
@@ -62,7 +64,7 @@ def test_a_full_disk_is_told_as_such_and_changes_nothing(
         assert job.result(60).num_documents == before.num_documents
         assert client.datastores.compact("docs").wait(60).state == JobState.DONE
         session.delete()
-        assert not list(sessions.glob("*.session"))
+        assert not list(sessions.glob("*.session*"))
         path = client.datastores.get("docs").path
     with Datastore.open(path) as store:
         assert store.verify() == []
