@@ -1,0 +1,57 @@
+"""A store's locks are the system's: the file stays, whoever holds it, and a process that is killed holds none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from random_stores import IVF, Corpus, add, build
+
+from memlm.index.compact import compact
+from memlm.index.datastore import Datastore
+from memlm.index.errors import Locked
+from memlm.index.lock import COMMIT_LOCK, LOCK, committing, writing
+
+HOLDER = """
+import sys
+from pathlib import Path
+from memlm.index.lock import committing, writing
+with writing(Path(sys.argv[1])), committing(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_files_of_locks_are_never_removed(tmp_path: Path) -> None:
+    """A lock whose file is removed and made anew is two locks."""
+    path = tmp_path / "s"
+    build(path, Corpus(1), IVF).close()
+    inodes = {name: (path / name).stat().st_ino for name in (LOCK, COMMIT_LOCK)}
+    add(path, Corpus(2, prefix="more"))
+    with Datastore.open(path) as store:
+        store.delete(["doc-0"])
+    compact(path)
+    with writing(path), committing(path):
+        pass
+    assert {name: (path / name).stat().st_ino for name in (LOCK, COMMIT_LOCK)} == inodes
+
+
+def test_a_killed_process_holds_no_lock(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    build(path, Corpus(1), IVF).close()
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(Locked, match="another process is writing"):
+            add(path, Corpus(2, prefix="more"))
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait(10)
+    add(path, Corpus(2, prefix="more"))
+    with Datastore.open(path) as store:
+        assert store.delete(["doc-0"]).num_documents == 1
+        assert store.verify() == []
