@@ -36,13 +36,14 @@ def storage(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a small file at once: afterwards it is there, synced, or the old one still is."""
+def write_whole(path: Path, *pieces: bytes | memoryview) -> None:
+    """Writes a file of some pieces at once: afterwards it is there, synced, or the old one still is."""
     temporary = path.with_name(f"{path.name}.{token_hex(4)}.tmp")  # a name of its own: others may write `path` too
     with storage(path):
         try:
             with temporary.open("xb") as file:
-                file.write(content)
+                for piece in pieces:
+                    file.write(piece)
                 file.flush()  # fsync does not see Python's own buffer
                 sync(file.fileno())
             move(temporary, path)

@@ -25,6 +25,7 @@ from memlm.generate import Generation
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.pool import UNBOUNDED, StatePool, copied
 from memlm.retrieval import Retrieval, Retrieved
+from memlm.steps import Steps, outcome_of
 
 PIECE_TOKENS = 256
 READING_TOKENS = 16  # calculating so many takes as long as reading the weights (docs/log.md, 2026-11-21)
@@ -32,12 +33,15 @@ READING_TOKENS = 16  # calculating so many takes as long as reading the weights 
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """A generation in the batch: the tokens that it has to tell since the last step, or what went wrong with it."""
+    """A generation in the batch: its tokens of the last step, or what went wrong with it. After its last step, `state`
+    is what its session is to keep, if it has one.
+    """
 
     generation: Generation
     tokens: tuple[Token, ...] = ()
     failure: Exception | None = None
     since: float = 0.0
+    state: DecoderState | None = None
 
     @property
     def is_done(self) -> bool:
@@ -83,9 +87,14 @@ class Batch:
         return len(self._reading) + len(self._rows)
 
     def join(self, generation: Generation) -> Member:
-        """One more, from the next step on."""
-        member = Member(generation, since=time.perf_counter())
-        state = generation.beginning(self._places_for(generation.num_places)) if generation.continues else None
+        """Adds a generation, from the next step on."""
+        return outcome_of(self.join_steps(generation))
+
+    def join_steps(self, generation: Generation) -> Steps[Member]:
+        """Does the work of `join`; the state of a session is copied outside the loop where it is large."""
+        member, state = Member(generation, since=time.perf_counter()), None
+        if generation.continues:
+            state = yield from generation.beginning_steps(self._places_for(generation.num_places))
         self._reading.append(_Reading(member, state))
         return member
 
@@ -126,9 +135,9 @@ class Batch:
         return members
 
     def _keep(self, member: Member) -> None:
-        """Hands what was read over to the member's session."""
+        """Copies what was read for the member's session."""
         try:
-            member.generation.keep(copied(self._pool.state, self._rows.index(member), self._decoder))
+            member.state = copied(self._pool.state, self._rows.index(member), self._decoder)
         except Exception as error:
             member.failure = error
 
@@ -245,6 +254,8 @@ def complete_all(checkpoint: Checkpoint, generations: Sequence[Generation]) -> t
             for member in batch.step():
                 if member.failure is not None:
                     raise member.failure
+                if member.state is not None:
+                    outcome_of(member.generation.keep_steps(member.state))
                 told[member] += member.tokens
     finally:
         for generation in generations:

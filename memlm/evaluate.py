@@ -11,6 +11,7 @@ from memlm.params import MemoryParams
 from memlm.progress import Progress, silent
 from memlm.reports import Score
 from memlm.scoring import Tally, document_windows, score_windows
+from memlm.steps import outcome_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ def evaluate(lm: LanguageModel, texts: Corpus, *, progress: Progress = silent, *
         for scored in score_windows(lm.checkpoint, document_windows(lm.checkpoint, document.text), retrieval):
             tally.add(scored)
             total.add(scored)
-        tally.add_text(document.text)
-        total.add_text(document.text)
+        for each in (tally, total):
+            outcome_of(each.add_text(document.text))
         scores[document.id] = tally.score(retrieval)
         progress("evaluate", total.num_bytes, max(num_bytes, total.num_bytes), f"{total.tokens:,} tokens")
     return Evaluation(scores, total.score(retrieval))

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -29,7 +30,9 @@ from memlm.model.pool import copied
 from memlm.params import GenerateRequest
 from memlm.retrieval import NO_POINTERS, Retrieval, Retrieved
 from memlm.sampling import sample
-from memlm.sessions import Lease, Past
+from memlm.session_files import Past
+from memlm.sessions import Lease, copied_aside
+from memlm.steps import Steps, outcome_of
 from memlm.text_stream import TextStream
 
 
@@ -40,18 +43,20 @@ class Generation:
         self,
         checkpoint: Checkpoint,
         request: GenerateRequest,
+        prompt: Sequence[int],
         retrieval: Retrieval | None,
         *,
         request_id: str = "",
         lease: Lease | None = None,
     ) -> None:
-        """Checks the request; reads nothing yet. With the `lease` of a session, goes on from what that has read."""
+        """Checks the request, whose `prompt` is encoded already. With the `lease` of a session, it continues from what
+        that has read.
+        """
         self._decoder, self._tokenizer = checkpoint.decoder, checkpoint.tokenizer
         self._request, self.retrieval, self._begun_s = request, retrieval, time.perf_counter()
         self._sampling = request.sampling.or_else(checkpoint.sampling)
         self._lease, self._past = lease, lease.past if lease else Past()
-        prompt = self._tokenizer.encode(request.prompt).tolist()
-        self.unread = [*self._past.unread, *prompt] if self._past.seen else self._tokenizer.prompt(request.prompt)
+        self.unread = [*self._past.unread, *prompt] if self._past.seen else self._tokenizer.framed(prompt)
         if not self.unread:
             raise InvalidInput("the session's text has ended; give a prompt to go on with", field="prompt")
         self._seen = [*self._past.seen, *prompt]
@@ -68,14 +73,33 @@ class Generation:
         self.usage = Usage(prompt_tokens=len(prompt))
         self.finished: Finished | None = None
 
-    def step(self) -> tuple[Token, ...]:
-        """Draws one token; gives those that may be shown now. After the last one `finished` is set."""
-        tokens = self._step()
-        if self._state is not None:
-            self.keep(self._state)
-        return tokens
+    @classmethod
+    def steps(
+        cls,
+        checkpoint: Checkpoint,
+        request: GenerateRequest,
+        retrieval: Retrieval | None,
+        *,
+        request_id: str = "",
+        lease: Lease | None = None,
+    ) -> Steps[Generation]:
+        """Encodes the prompt and makes the generation. A prompt that is far too long is refused before it is encoded;
+        whatever fails gives the session back.
+        """
+        try:
+            longest, past = checkpoint.decoder.config.max_length, lease.past if lease else Past()
+            least = past.num_read + checkpoint.tokenizer.least_tokens(request.prompt)
+            if longest is not None and least > longest:
+                raise too_long(f"at least {least:,}", longest)
+            prompt = yield from checkpoint.tokenizer.encode_steps(request.prompt)
+            return cls(checkpoint, request, prompt, retrieval, request_id=request_id, lease=lease)
+        except BaseException:
+            if lease is not None:
+                lease.end(None)
+            raise
 
-    def _step(self) -> tuple[Token, ...]:
+    def step(self) -> tuple[Token, ...]:
+        """Draws one token; returns those that may be shown now. After the last one `finished` is set."""
         begin = time.perf_counter()
         if self._state is None:
             self._state = self.beginning(self.num_places)
@@ -126,7 +150,9 @@ class Generation:
         try:
             yield self.accepted
             while self.finished is None:
-                if tokens := self.step():
+                tokens = self.step()
+                outcome_of(self.keep_steps())
+                if tokens:
                     yield tokens
             yield self.finished
         finally:
@@ -134,9 +160,15 @@ class Generation:
 
     def beginning(self, capacity: int) -> DecoderState:
         """The state that the first step starts from, with room for `capacity` tokens."""
-        if self._past.state is None:
+        return outcome_of(self.beginning_steps(capacity))
+
+    def beginning_steps(self, capacity: int) -> Steps[DecoderState]:
+        """Does the work of `beginning`; the state of a session is copied outside the loop where it is large."""
+        past = self._past
+        if past.state is None:
             return self._decoder.new_state(capacity=capacity)
-        return copied(self._past.state, 0, self._decoder, capacity=capacity)
+        copy = partial(copied, past.state, 0, self._decoder, capacity=capacity)
+        return (yield from copied_aside(copy, past.num_bytes))
 
     @property
     def continues(self) -> bool:
@@ -148,12 +180,15 @@ class Generation:
         """Whether what was read stays with somebody."""
         return self._lease is not None
 
-    def keep(self, state: DecoderState) -> None:
-        """After the last step, hands the state over to the session, if there is one; nothing happens before."""
-        if self._lease is not None and self.finished is not None:
+    def keep_steps(self, state: DecoderState | None = None) -> Steps[None]:
+        """After the last step, hands over what was read to the session, if there is one, and writes it where sessions
+        are kept. `state` is that of a batch; nothing happens before the last step.
+        """
+        state = state or self._state
+        if self._lease is not None and self.finished is not None and state is not None:
             ended = self.finished.reason is FinishReason.END
             seen = self._seen[:-1] if ended else self._seen
-            self._lease.end(Past(state, () if ended else tuple(self.unread), tuple(seen)))
+            yield from self._lease.keep(Past(state, () if ended else tuple(self.unread), tuple(seen)))
 
     def close(self) -> None:
         """Gives the session back, if there is one: as it was, unless the generation came to its end."""
@@ -263,10 +298,7 @@ class Generation:
             return asked or self._decoder.config.context_length
         room = context - prompt_size + 1
         if room < 1:
-            raise InvalidInput(
-                f"the prompt has {prompt_size - 1} tokens; the model takes at most {context - 1}: shorten the prompt",
-                field="prompt",
-            )
+            raise too_long(str(prompt_size - 1), context)
         if asked is not None and asked > room:
             raise InvalidInput(
                 f"max_tokens is {asked}; after a prompt of {prompt_size - 1} tokens the context of {context} has"
@@ -285,3 +317,10 @@ class Generation:
             lam=retrieval.lam if retrieval else 0.0,
             knn_temperature=retrieval.temperature if retrieval else 0.0,
         )
+
+
+def too_long(size: str, context: int) -> InvalidInput:
+    """The error for a prompt of `size` tokens."""
+    return InvalidInput(
+        f"the prompt has {size} tokens; the model takes at most {context - 1}: shorten the prompt", field="prompt"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,10 @@ from memlm.memory import Memory
 from memlm.params import GenerateRequest, MemoryParams
 from memlm.reports import DeleteReport, ModelInfo, Score, SessionInfo, StoreInfo
 from memlm.retrieval import Retrieval
-from memlm.scoring import outcome_of, score_steps, score_text
+from memlm.scoring import score_steps, score_text
 from memlm.session import Session
 from memlm.sessions import Sessions
+from memlm.steps import Steps, outcome_of
 
 
 def load(
@@ -107,15 +108,14 @@ class LanguageModel:
         return complete_all(self.checkpoint, generations)
 
     def start(self, request: GenerateRequest, *, request_id: str = "", owner: str = "") -> Generation:
-        """The same, to be driven step by step, and then closed. `owner` is whose session it goes on from."""
+        """Makes a generation that is driven step by step, and then closed. `owner` is the owner of its session."""
+        return outcome_of(self.start_steps(request, request_id=request_id, owner=owner))
+
+    def start_steps(self, request: GenerateRequest, *, request_id: str = "", owner: str = "") -> Steps[Generation]:
+        """Does the work of `start`: a long prompt is encoded outside the loop."""
         retrieval = self.retrieval(request.memory)
         lease = None if request.session is None else self.sessions.lease(request.session, owner=owner)
-        try:
-            return Generation(self.checkpoint, request, retrieval, request_id=request_id, lease=lease)
-        except BaseException:
-            if lease is not None:
-                lease.end(None)
-            raise
+        return Generation.steps(self.checkpoint, request, retrieval, request_id=request_id, lease=lease)
 
     def session(self, *, ttl_s: float | None = None) -> Session:
         """A new session: what is appended to it and generated in it is read once, and gone on from."""
@@ -145,10 +145,8 @@ class LanguageModel:
         """The text's log-probability; `memory` are the fields of `MemoryParams`."""
         return score_text(self.checkpoint, text, self.retrieval(MemoryParams.of(**memory)), token_scores=token_scores)
 
-    def score_steps(
-        self, text: str, memory: MemoryParams, *, token_scores: bool = False
-    ) -> Generator[None, None, Score]:
-        """The same, a window at a time, for whoever has other things to do in between."""
+    def score_steps(self, text: str, memory: MemoryParams, *, token_scores: bool = False) -> Steps[Score]:
+        """Does the work of `score`, a few windows a step."""
         return score_steps(self.checkpoint, text, self.retrieval(memory), token_scores=token_scores)
 
     def search(self, store: str | None, text: str, *, k: int = 8, nprobe: int | None = None) -> tuple[Neighbor, ...]:
@@ -161,8 +159,8 @@ class LanguageModel:
 
     def search_steps(
         self, text: str, *, k: int = 8, store: str | None = None, nprobe: int | None = None
-    ) -> Generator[None, None, tuple[Neighbor, ...]]:
-        """The same, a piece of the text at a time, for whoever has other things to do in between."""
+    ) -> Steps[tuple[Neighbor, ...]]:
+        """Does the work of `search`, a piece of the text a step."""
         retrieval = self.retrieval(MemoryParams(store=store, k=k, nprobe=nprobe))
         if retrieval is None:
             raise InvalidInput("no datastore is loaded, and search needs one; load one", field="store")
@@ -288,8 +286,9 @@ class LanguageModel:
         """Closes."""
         self.close()
 
-    def _key_after(self, text: str) -> Generator[None, None, np.ndarray]:
-        inputs = [self.checkpoint.tokenizer.start_id, *self.checkpoint.tokenizer.encode(text).tolist()]
+    def _key_after(self, text: str) -> Steps[np.ndarray]:
+        new = yield from self.checkpoint.tokenizer.encode_steps(text)
+        inputs = [self.checkpoint.tokenizer.start_id, *new]
         longest, decoder = self.checkpoint.decoder.config.max_length, self.checkpoint.decoder
         inputs = inputs[-longest:] if longest else inputs
         state = None if len(inputs) <= PIECE_TOKENS else decoder.new_state(capacity=len(inputs))
@@ -297,6 +296,6 @@ class LanguageModel:
             with torch.inference_mode():
                 keys_1TD = decoder.keys(torch.tensor([inputs[begin : begin + PIECE_TOKENS]]), state)
             if begin + PIECE_TOKENS < len(inputs):
-                yield
+                yield None
         key_1D: np.ndarray = keys_1TD[0, -1:].float().numpy()
         return key_1D

@@ -18,6 +18,7 @@ MAX_RESUME_S = 300.0
 MAX_TOP_LOGPROBS = 64
 MAX_STOP_STRINGS = 16
 MAX_STORES = 16
+MAX_TOKEN_IDS = 1 << 20  # in one request
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from memlm.params import MAX_NEIGHBOURS, MAX_STOP_STRINGS, MAX_STORES, MAX_TOP_LOGPROBS
+from memlm.params import MAX_NEIGHBOURS, MAX_STOP_STRINGS, MAX_STORES, MAX_TOKEN_IDS, MAX_TOP_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,9 @@ class ServerInfo:
     max_stores: int = MAX_STORES
     max_upload_bytes: int = 0
     max_jobs: int = 0
+    max_sessions: int = 0
+    max_sessions_per_caller: int = 0
+    max_token_ids: int = MAX_TOKEN_IDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +19,11 @@ from memlm.keys import document_windows as windows_for
 from memlm.model.spalm import MemoryGate
 from memlm.reports import Figures, Score, TokenScore
 from memlm.retrieval import NO_POINTERS, Retrieval, Retrieved
+from memlm.steps import Steps, outcome_of
 from memlm.windows import Window, blocks_of
 
-Outcome = TypeVar("Outcome")
-
 BLOCK_WINDOWS = 64
+COUNTED_CHARACTERS = 1 << 16
 STEP_WINDOWS = 4  # so that whoever takes steps has its turn soon
 
 
@@ -90,29 +90,22 @@ def score_text(checkpoint: Checkpoint, text: str, retrieval: Retrieval | None, *
     return outcome_of(score_steps(checkpoint, text, retrieval, token_scores=token_scores))
 
 
-def outcome_of(steps: Generator[None, None, Outcome]) -> Outcome:
-    """What comes of some steps, all taken at once."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            outcome: Outcome = end.value
-            return outcome
-
-
 def score_steps(
     checkpoint: Checkpoint, text: str, retrieval: Retrieval | None, *, token_scores: bool = False
-) -> Generator[None, None, Score]:
-    """The same, a few windows or a piece of a long one at a time, for whoever has other things to do in between."""
+) -> Steps[Score]:
+    """Does the work of `score_text`, a few windows or a piece of a long one a step."""
     if not text:
         raise InvalidInput("the text is empty; give at least one character", field="text")
     tally, details = Tally(), list[TokenScore]()
-    for scored in score_parts(checkpoint, document_windows(checkpoint, text), retrieval, at_once=STEP_WINDOWS):
+    tokens_N = np.asarray((yield from checkpoint.tokenizer.encode_steps(text)), dtype=np.int64)
+    windows = windows_for(checkpoint.decoder, tokens_N, checkpoint.tokenizer.start_id)
+    yield None  # from here on it needs the model
+    for scored in score_parts(checkpoint, windows, retrieval, at_once=STEP_WINDOWS):
         if scored is not None:
             tally.add(scored)
             details.extend(_details(scored, checkpoint) if token_scores else ())
-        yield
-    tally.add_text(text)
+        yield None
+    yield from tally.add_text(text)
     return tally.score(retrieval, tuple(details))
 
 
@@ -133,10 +126,18 @@ class Tally:
         if scored.logprobs_N is not None:
             self.knn_nll -= float(scored.logprobs_N.sum(dtype=np.float64))
 
-    def add_text(self, text: str) -> None:
-        """Counts a text's words and bytes in. Words are white-space words plus one for each newline."""
-        self.words += len(text.split()) + text.count("\n")
-        self.num_bytes += len(text.encode())
+    def add_text(self, text: str) -> Steps[None]:
+        """Counts a text's words and bytes, a bounded part a step. Words are runs of characters other than white space,
+        plus one for each newline.
+        """
+        in_word = False
+        for begin in range(0, len(text), COUNTED_CHARACTERS):
+            part = text[begin : begin + COUNTED_CHARACTERS]
+            self.words += len(part.split()) + part.count("\n") - (in_word and not part[0].isspace())
+            self.num_bytes += len(part.encode())
+            in_word = not part[-1].isspace()
+            if begin + COUNTED_CHARACTERS < len(text):
+                yield None
 
     def score(self, retrieval: Retrieval | None, token_scores: tuple[TokenScore, ...] = ()) -> Score:
         """What was counted, as figures."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,10 +25,15 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
+from memlm.steps import Offload, Steps
 
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME = "tokenizer.json"
 GENERATION_FILE, CONFIG_FILE, SETTINGS_FILE = "generation_config.json", "config.json", "tokenizer_config.json"
+SHORT_CHARACTERS = 1 << 13  # are encoded in a few milliseconds
+LONG_CHARACTERS = 1 << 20  # take about a second
+DECODED_TOKENS = 1 << 16
+COMPOSED_BYTES = 4  # that one byte of a composed character may have been; Hangul's syllables have three
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 SPACE = "\u2581"  # what stands for a space in SentencePiece's vocabularies
 
@@ -127,16 +133,42 @@ class Tokenizer:
         for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False):
             yield np.asarray(encoding.ids, dtype=np.int64)
 
+    def encode_steps(self, text: str) -> Steps[list[int]]:
+        """Token ids of a text; one that is not short is encoded outside the loop. Raises as `encode`."""
+        if len(text) <= SHORT_CHARACTERS:
+            return self.encode(text).tolist()
+        ids: list[int] = yield Offload(lambda: self.encode(text).tolist(), is_long=len(text) > LONG_CHARACTERS)
+        return ids
+
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that a text has at least, found without encoding it."""
+        return -(-len(text.encode(errors="replace")) // self._most_bytes) if self._most_bytes else 0
+
     def prompt(self, text: str) -> list[int]:
         """What a model reads before it continues a text: never nothing."""
-        ids = [*self.special.prefix, *self.encode(text).tolist()]
-        return ids or [self.start_id]
+        return self.framed(self.encode(text).tolist())
+
+    def framed(self, ids: Sequence[int]) -> list[int]:
+        """The tokens of a text behind those that a model reads before any text: never nothing."""
+        return [*self.special.prefix, *ids] or [self.start_id]
 
     def decode(self, ids: Iterable[int], *, whole: bool = False) -> str:
         """The text of some tokens; an incomplete character at either end becomes U+FFFD. Of a `whole` text the space
         that some vocabularies put first is taken away again.
         """
-        text = self.decode_bytes(ids).decode(errors="replace")
+        return self._text_of(self.decode_bytes(ids), whole=whole)
+
+    def decode_steps(self, ids: Sequence[int], *, whole: bool = False) -> Steps[str]:
+        """Does the work of `decode` for a bounded number of tokens a step."""
+        pieces = list[bytes]()
+        for begin in range(0, len(ids), DECODED_TOKENS):
+            pieces.append(self.decode_bytes(ids[begin : begin + DECODED_TOKENS]))
+            if begin + DECODED_TOKENS < len(ids):
+                yield None
+        return self._text_of(b"".join(pieces), whole=whole)
+
+    def _text_of(self, content: bytes, *, whole: bool) -> str:
+        text = content.decode(errors="replace")
         return text.removeprefix(" ") if whole and self.prepends_space else text
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
@@ -179,6 +211,14 @@ class Tokenizer:
             else bytes_of(self._backend.id_to_token(i) or "")
             for i in range(self.vocab_size)
         )
+
+    @cached_property
+    def _most_bytes(self) -> int:
+        """Bytes of a text that one token can stand for at most; 0 where nothing bounds them."""
+        described = json.loads(self._backend.to_str())
+        shrinks = _shrinking(described.get("normalizer"))
+        strips = any(token.lstrip or token.rstrip for token in self._backend.get_added_tokens_decoder().values())
+        return 0 if shrinks is None or strips else shrinks * max(map(len, self.token_bytes))
 
     @cached_property
     def newlines(self) -> Int64[np.ndarray, " V"]:
@@ -225,6 +265,20 @@ def _mentions(described: Any, kind: str) -> bool:
                 return True
             parts += [*part.get("pretokenizers", []), *part.get("decoders", [])]
     return False
+
+
+def _shrinking(normalizer: Any) -> int | None:
+    """How many times fewer bytes a text may have once it is normalized; None where nothing bounds it."""
+    if normalizer is None:
+        return 1
+    kind = normalizer.get("type")
+    if kind == "Sequence":
+        factors = [_shrinking(part) for part in normalizer["normalizers"]]
+        return None if None in factors else math.prod(factors)  # type: ignore[arg-type]
+    if kind == "Replace":
+        pattern = normalizer["pattern"].get("String")
+        return 1 if pattern is not None and len(normalizer["content"].encode()) >= len(pattern.encode()) else None
+    return {"Prepend": 1, "NFC": COMPOSED_BYTES, "NFKC": COMPOSED_BYTES}.get(kind)
 
 
 def _falls_back(described: Any) -> bool:

@@ -1,16 +1,18 @@
-"""What the worker says to a question: a generation's events as they come, one answer to everything else."""
+"""The steps in which a worker serves a request: a generation's events as they come, one answer to everything else."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+from memlm.batch import Batch, Member
 from memlm.events import Finished, Token
 from memlm.generate import Generation
 from memlm.language_model import LanguageModel
+from memlm.params import GenerateRequest
 from memlm.questions import (
     AppendToSessionRequest,
     CreateSessionRequest,
@@ -28,17 +30,24 @@ from memlm.questions import (
     TokenizeRequest,
     UnloadDatastoreRequest,
 )
-from memlm.server.messages import Answer, Ask, Events, Result
+from memlm.server.messages import Answer, Ask, CatchUp, Events, Result
+from memlm.steps import Steps
 from memlm.wire import WireEvent, token_to_wire
 
 Send: TypeAlias = Callable[[Answer], None]
-Steps: TypeAlias = Generator[None, None, None]
 
 # A message costs two processes about a tenth of a millisecond each, which a fast model's next token would wait for;
 # what comes within a fiftieth of a second looks simultaneous to a reader.
 COALESCE_S = 0.02
 # And all together no more often than that: under load a message carries several tokens, not the server's time.
 MESSAGES_PER_S = 250
+
+
+class Generating(Protocol):
+    """A job as its steps see it: what it draws from, and its place in the batch while it has one."""
+
+    generation: Generation | None
+    member: Member | None
 
 
 class Pace:
@@ -84,38 +93,70 @@ class Telling:
         return replace(finished, usage=replace(finished.usage, queue_ms=self._queue_ms))
 
 
-def scored(ask: Ask, request: ScoreRequest, lm: LanguageModel, send: Send) -> Steps:
-    """The steps in which a text is scored, a few windows each."""
-    score = yield from lm.score_steps(request.text, request.memory, token_scores=request.token_scores)
-    send(Result(ask.id, score))
+def generated(ask: Ask, lm: LanguageModel, batch: Batch, send: Send, pace: Pace, job: Generating) -> Steps[None]:
+    """A generation from its request to its last token. It draws in the batch, or by itself where it must."""
+    request = ask.question
+    assert isinstance(request, GenerateRequest)
+    generation = job.generation = yield from lm.start_steps(request, request_id=ask.id, owner=ask.owner)
+    try:
+        yield None  # waits for a place among those that run
+        if generation.goes_alone:
+            telling = Telling(ask, generation, send, pace)
+            while generation.finished is None:
+                yield None
+                tokens = generation.step()
+                yield from generation.keep_steps()
+                telling.add(tokens)
+            return
+        member = job.member = yield from batch.join_steps(generation)
+        telling = Telling(ask, generation, send, pace)
+        while True:
+            yield None  # until the batch has drawn a token
+            if member.failure is not None:
+                raise member.failure
+            if member.is_done:
+                break
+            telling.add(member.tokens)
+        job.member = None
+        if member.state is not None:
+            yield from generation.keep_steps(member.state)  # what is acknowledged is on the disk
+        telling.add(member.tokens)
+    finally:
+        if job.member is not None:
+            batch.leave(job.member)
+        generation.close()
 
 
-def searched(ask: Ask, request: SearchRequest, lm: LanguageModel, send: Send) -> Steps:
-    """The steps in which a text is read whose likes are sought; most texts take one."""
-    told = lm.search_steps(request.text, k=request.k, store=request.store, nprobe=request.nprobe)
-    send(Result(ask.id, (yield from told)))
+def answered(ask: Ask, lm: LanguageModel, send: Send) -> Steps[None]:
+    """Any other request, from its first step to its answer."""
+    assert not isinstance(ask.question, CatchUp)
+    send(Result(ask.id, (yield from answer_steps(lm, ask.question, ask.owner))))
 
 
-def appended(ask: Ask, request: AppendToSessionRequest, lm: LanguageModel, send: Send) -> Steps:
-    """The steps in which a session reads more, a piece each."""
-    told = lm.sessions.append(request.session, request.text, token_ids=request.token_ids, owner=ask.owner)
-    send(Result(ask.id, (yield from told)))
-
-
-def alone(generation: Generation, telling: Telling) -> Steps:
-    """The steps of a generation that goes by itself: how many layers it reads differs from token to token."""
-    while generation.finished is None:
-        telling.add(generation.step())
-        yield
-
-
-def answer_to(lm: LanguageModel, question: Question, owner: str) -> Any:
-    """The answer to what takes one step; `owner` is whose sessions are meant."""
+def answer_steps(lm: LanguageModel, question: Question, owner: str) -> Steps[Any]:
+    """The steps to the answer of a request; `owner` is the owner of its sessions."""
+    sessions = lm.sessions
     match question:
+        case ScoreRequest(text, memory, token_scores):
+            return (yield from lm.score_steps(text, memory, token_scores=token_scores))
+        case SearchRequest(text, store, k, nprobe):
+            return (yield from lm.search_steps(text, k=k, store=store, nprobe=nprobe))
         case TokenizeRequest(text):
-            return lm.tokenize(text)
+            return (yield from lm.checkpoint.tokenizer.encode_steps(text))
         case DetokenizeRequest(token_ids):
-            return lm.detokenize(token_ids)
+            return (yield from lm.checkpoint.tokenizer.decode_steps(token_ids, whole=True))
+        case CreateSessionRequest(ttl_s):
+            return (yield from sessions.create_steps(owner=owner, ttl_s=ttl_s))
+        case AppendToSessionRequest(session, text, token_ids):
+            return (yield from sessions.append(session, text, token_ids=token_ids, owner=owner))
+        case ForkSessionRequest(session):
+            return (yield from sessions.fork_steps(session, owner=owner))
+        case DeleteSessionRequest(session):
+            return (yield from sessions.delete_steps(session, owner=owner))
+        case GetSessionRequest(session):
+            return sessions.get(session, owner=owner)
+        case ListSessionsRequest():
+            return sessions.list(owner=owner)
         case GetModelRequest():
             return lm.info
         case ListDatastoresRequest():
@@ -124,15 +165,5 @@ def answer_to(lm: LanguageModel, question: Question, owner: str) -> Any:
             return lm.get_datastore(store)
         case UnloadDatastoreRequest(store):
             return lm.unload_datastore(store)
-        case CreateSessionRequest(ttl_s):
-            return lm.sessions.create(owner=owner, ttl_s=ttl_s)
-        case GetSessionRequest(session):
-            return lm.sessions.get(session, owner=owner)
-        case ListSessionsRequest():
-            return lm.sessions.list(owner=owner)
-        case ForkSessionRequest(session):
-            return lm.sessions.fork(session, owner=owner)
-        case DeleteSessionRequest(session):
-            return lm.sessions.delete(session, owner=owner)
         case _:
             raise TypeError(f"no answer to a {type(question).__name__}")

@@ -21,17 +21,17 @@ class ServerConfig:
 
     `port=0` takes any free port. `num_workers` processes own the model and its datastores, each its own copy, and share
     the work; each has `num_threads`, 0 shares all cores out. A loaded worker that sends no heartbeat for
-    `worker_timeout_s` is killed and replaced. At most `max_running` requests run side by side and
-    `max_queued` wait, with no more than `max_queued_tokens` of prompts; what is more is refused. Sessions go
-    `session_ttl_s` after their last use, or when all together hold more than `max_session_bytes`; with a `session_dir`
-    they survive a restart. One append may bring `max_append_bytes`. With a `tls_cert` and its `tls_key` the server
-    speaks TLS, with a `tls_client_ca` to clients alone whose certificates that one signed; an `auth_file` has the
-    tokens that may call. What clients build is kept in a `store_dir`; `index_workers` processes of `index_threads`
-    threads (0: all cores) build there at the niceness `index_nice`; at most
-    `max_jobs` run or wait, and texts are read from under `corpus_roots` alone, or uploaded,
-    `max_upload_bytes` at a time. At a `metrics_port` Prometheus is answered, over HTTP. At `log_level` info each call
-    is logged in a line, with its prompt only if `log_prompts`; an `otlp` collector gets its spans. `drain_s` bounds how
-    long running requests may go on once the server was told to stop.
+    `worker_timeout_s` is killed and replaced. At most `max_running` requests run side by side and `max_queued` wait,
+    with no more than `max_queued_tokens` of prompts; what is more is refused. Sessions go `session_ttl_s` after their
+    last use, or when all together hold more than `max_session_bytes`; with a `session_dir` they survive a restart.
+    There are at most `max_sessions`, and `max_sessions_per_caller` of one token; callers without a token count as one.
+    One append may bring `max_append_bytes`. With a `tls_cert` and its `tls_key` the server speaks TLS, with a
+    `tls_client_ca` to clients alone whose certificates that one signed; an `auth_file` has the tokens that may call.
+    What clients build is kept in a `store_dir`; `index_workers` processes of `index_threads` threads (0: all cores)
+    build there at the niceness `index_nice`; at most `max_jobs` run or wait, and texts are read from under
+    `corpus_roots` alone, or uploaded, `max_upload_bytes` at a time. At a `metrics_port` Prometheus is answered, over
+    HTTP. At `log_level` info each call is logged in a line, with its prompt only if `log_prompts`; an `otlp` collector
+    gets its spans. `drain_s` bounds how long running requests may go on once the server was told to stop.
     """
 
     model: Path
@@ -50,6 +50,8 @@ class ServerConfig:
     session_dir: Path | None = None
     session_ttl_s: float = 3600.0
     max_session_bytes: int = 4 << 30
+    max_sessions: int = 65_536
+    max_sessions_per_caller: int = 1024
     store_dir: Path | None = None
     corpus_roots: tuple[Path, ...] = ()
     index_workers: int = 1
@@ -82,6 +84,8 @@ class ServerConfig:
             ("max_append_bytes", 1 << 10, 1 << 40),
             ("session_ttl_s", 1, 30 * 86_400),
             ("max_session_bytes", LEAST_SESSION_BYTES, 1 << 50),
+            ("max_sessions", 0, 1 << 24),
+            ("max_sessions_per_caller", 0, 1 << 24),
             ("index_workers", 0, 64),
             ("index_threads", 0, 4096),
             ("index_nice", 0, 19),
@@ -117,6 +121,8 @@ class ServerConfig:
             max_queued=-(-self.max_queued // count),
             max_queued_tokens=-(-self.max_queued_tokens // count),
             max_session_bytes=max(LEAST_SESSION_BYTES, self.max_session_bytes // count),
+            max_sessions=-(-self.max_sessions // count),
+            max_sessions_per_caller=-(-self.max_sessions_per_caller // count),
         )
 
 

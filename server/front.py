@@ -261,6 +261,8 @@ class Front:
             max_queued_tokens=config.max_queued_tokens,
             max_session_bytes=config.max_session_bytes,
             session_ttl_s=config.session_ttl_s,
+            max_sessions=config.max_sessions,
+            max_sessions_per_caller=config.max_sessions_per_caller,
             max_upload_bytes=config.max_upload_bytes,
             max_jobs=config.max_jobs if config.store_dir and config.index_workers else 0,
         )

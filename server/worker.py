@@ -12,8 +12,8 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -30,15 +30,9 @@ from memlm.index.cores import use_cores
 from memlm.language_model import LanguageModel
 from memlm.memory import Memory
 from memlm.params import GenerateRequest
-from memlm.questions import (
-    AppendToSessionRequest,
-    DeleteDocumentsRequest,
-    LoadDatastoreRequest,
-    ScoreRequest,
-    SearchRequest,
-)
+from memlm.questions import DeleteDocumentsRequest, LoadDatastoreRequest
 from memlm.server.allocator import give_back
-from memlm.server.answers import Pace, Steps, Telling, alone, answer_to, appended, scored, searched
+from memlm.server.answers import Pace, answered, generated
 from memlm.server.config import ServerConfig, place_of
 from memlm.server.logs import start_logging
 from memlm.server.messages import (
@@ -54,13 +48,17 @@ from memlm.server.messages import (
     Stats,
     Stop,
 )
+from memlm.server.offloads import Offloads
 from memlm.server.worker_pipe import Inbox, Outbox
 from memlm.sessions import Sessions
+from memlm.steps import Steps
 
 log = logging.getLogger("memlm.server.worker")
 
 HEARTBEAT_S = 0.5
 OPENING_S = 0.01
+AWAY_S = 0.002  # between looks for whether a thread has done its work
+LAST_WRITES_S = 10.0
 REST_S = 5.0  # without work, until the memory of what was done is given back
 RETRY_AFTER_S = 1.0
 
@@ -97,6 +95,8 @@ def _loaded(config: ServerConfig, stores: Mapping[str, Path], place: int) -> Lan
         folder=config.session_dir,
         ttl_s=config.session_ttl_s,
         max_bytes=config.max_session_bytes,
+        max_sessions=config.max_sessions,
+        max_per_owner=config.max_sessions_per_caller,
         is_ours=lambda name: place_of(name, config.num_workers) == place,
     )
     return LanguageModel(checkpoint, stores, sessions)
@@ -104,20 +104,23 @@ def _loaded(config: ServerConfig, stores: Mapping[str, Path], place: int) -> Lan
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A question that was taken up. Of a generation, what draws its tokens; once it runs, its place in the batch, or
-    the steps in which it goes by itself.
+    """A request in work. Its `steps` run until they want a turn; `away` is what a thread does for them meanwhile. A
+    generation's `member` is its place in the batch.
     """
 
     ask: Ask
+    num_tokens: int = 0  # of its prompt; estimated until it is encoded
+    steps: Steps[None] | None = None
     generation: Generation | None = None
-    telling: Telling | None = None
     member: Member | None = None
-    steps: Steps | None = None
+    away: Future[Any] | None = None
+    must_end: bool = False  # what is away cannot be taken back
+    is_abandoned: bool = False  # nobody waits for it; it only ends what is away
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens of its prompt."""
-        return 0 if self.generation is None else len(self.generation.unread)
+    def is_ready(self) -> bool:
+        """Whether the loop can take a step of it."""
+        return self.away is None
 
 
 class Worker:
@@ -138,6 +141,8 @@ class Worker:
         self._batch = Batch(lm.checkpoint, most=max_running)
         self._waiting: list[Job] = []
         self._running: list[Job] = []
+        self._away: list[Job] = []  # those that a thread works for; some of them run, none of them wait
+        self._offloads = Offloads()
         self._beat_s = 0.0
         self._worked_s: float | None = None
         self._pace = Pace(lambda: len(self._running))
@@ -149,21 +154,31 @@ class Worker:
 
     def run(self) -> None:
         """Goes round until `Stop`."""
-        while self._listen():
-            self._take_in()
-            self._expire()
-            self._admit()
-            self._flush()  # nobody's answer waits for the others' step
-            self._pace.turn()
-            self._step_batch()
-            self._step_next()
-            self._beat()
-            self._flush()
+        try:
+            while self._listen():
+                self._turn()
+        finally:
+            self._end_writing()
+
+    def _turn(self) -> None:
+        self._take_in()
+        self._take_back()
+        self._expire()
+        self._admit()
+        self._flush()  # nobody's answer waits for the others' step
+        self._pace.turn()
+        self._step_batch()
+        self._step_next()
+        self._beat()
+        self._flush()
 
     def _listen(self) -> bool:
         """Takes what the front says; False for `Stop`. Sleeps where there is nothing to do."""
-        idle_s = OPENING_S if self._opening else HEARTBEAT_S
-        for message in self._inbox.take(wait_s=0.0 if self._running else idle_s):
+        if any(job.is_ready for job in self._running):
+            wait_s = 0.0
+        else:
+            wait_s = AWAY_S if self._away else OPENING_S if self._opening else HEARTBEAT_S
+        for message in self._inbox.take(wait_s=wait_s):
             if isinstance(message, Stop):
                 return False
             if isinstance(message, Cancel):
@@ -173,25 +188,13 @@ class Worker:
         return True
 
     def _take_up(self, job: Job) -> None:
-        """Queues what takes many steps; answers the rest at once, so that it never waits behind a long text."""
+        """Takes the first step of a request; what needs more waits for its turn."""
         if self._is_late(job):
             return
         self._worked_s = time.monotonic()
+        question, send = job.ask.question, partial(self._tell, job)
         with self._answering(job):
-            question = job.ask.question
-            if isinstance(question, GenerateRequest):
-                self._check_queue(question)
-                job.generation = self._lm.start(question, request_id=job.ask.id, owner=job.ask.owner)
-                self._waiting.append(job)
-            elif isinstance(question, ScoreRequest):
-                job.steps = scored(job.ask, question, self._lm, self._send)
-                self._waiting.append(job)
-            elif isinstance(question, SearchRequest):
-                self._begin_search(job, question)
-            elif isinstance(question, AppendToSessionRequest):
-                job.steps = appended(job.ask, question, self._lm, self._send)
-                self._waiting.append(job)
-            elif isinstance(question, LoadDatastoreRequest):
+            if isinstance(question, LoadDatastoreRequest):
                 opening = self._opener.submit(Memory.open, question.path, self._lm.checkpoint, question.store or "")
                 self._opening.append((job, opening, partial(self._lm.take_in, replace=question.replace)))
             elif isinstance(question, DeleteDocumentsRequest):
@@ -199,15 +202,41 @@ class Worker:
                 self._opening.append((job, deleting, lambda move: move()))
             elif isinstance(question, CatchUp):
                 self._opening.append((job, self._deleter.submit(self._lm.newer), partial(self._catch_up, question)))
+            elif isinstance(question, GenerateRequest):
+                self._check_queue(job, question)
+                job.steps = generated(job.ask, self._lm, self._batch, send, self._pace, job)
             else:
-                self._send(Result(job.ask.id, answer_to(self._lm, question, job.ask.owner)))
+                job.steps = answered(job.ask, self._lm, send)
+        if job.steps is not None:
+            self._advance(job)
 
-    def _begin_search(self, job: Job, question: SearchRequest) -> None:
-        """Its first step at once; a text that takes more waits for its turn with the others."""
-        job.steps = searched(job.ask, question, self._lm, self._send)
-        with suppress(StopIteration):
-            next(job.steps)
-            self._waiting.append(job)
+    def _advance(self, job: Job, result: Any = None, error: BaseException | None = None) -> None:
+        """Goes on with a job until it wants a turn, work for a thread, or has ended."""
+        assert job.steps is not None
+        goes_on = False
+        with self._answering(job):
+            wanted = job.steps.send(result) if error is None else job.steps.throw(error)
+            if job.generation is not None:
+                job.num_tokens = len(job.generation.unread)
+            if wanted is not None:
+                job.away, job.must_end = self._offloads.submit(job.ask.caller, wanted), wanted.must_end
+                self._away.append(job)
+            elif job not in self._running:
+                self._waiting.append(job)
+            goes_on = True
+        if not goes_on and job in self._running:
+            self._running.remove(job)
+
+    def _take_back(self) -> None:
+        """Goes on with the jobs whose work in a thread has ended."""
+        for job in [each for each in self._away if each.away is not None and each.away.done()]:
+            outcome, job.away = job.away, None
+            self._away.remove(job)
+            assert outcome is not None
+            if error := outcome.exception():
+                self._advance(job, error=error)
+            else:
+                self._advance(job, outcome.result())
 
     def _take_in(self) -> None:
         """Takes into service what has been opened, in one step."""
@@ -227,25 +256,36 @@ class Worker:
         if question.store is not None and self._lm.get_datastore(question.store).manifest < question.manifest:
             raise Unavailable(f"manifest {question.manifest} of {question.store} could not be read")
 
-    def _check_queue(self, question: GenerateRequest) -> None:
+    def _check_queue(self, job: Job, question: GenerateRequest) -> None:
         """A prompt has at most as many tokens as bytes, and mostly a third: that is near enough for a bound."""
-        queued = sum(each.num_tokens for each in self._waiting)
-        if queued and queued + len(question.prompt.encode(errors="replace")) // 3 > self._max_queued_tokens:
+        queued = self._num_queued_tokens
+        job.num_tokens = len(question.prompt.encode(errors="replace")) // 3
+        if queued and queued + job.num_tokens > self._max_queued_tokens:
             raise Overloaded(
                 f"{queued:,} tokens of prompts are waiting, and {self._max_queued_tokens:,} are all that this server"
                 f" takes; try again in {RETRY_AFTER_S:g} s",
                 retry_after_s=RETRY_AFTER_S,
             )
 
+    @property
+    def _num_queued_tokens(self) -> int:
+        """Tokens of the prompts that wait, or are being encoded."""
+        return sum(job.num_tokens for job in self._jobs if job not in self._running)
+
+    @property
+    def _jobs(self) -> list[Job]:
+        """All jobs in work, each once."""
+        return [*self._waiting, *self._running, *(job for job in self._away if job not in self._running)]
+
     def _cancel(self, id_: str) -> None:
         """Drops a job without an answer. One that has ended meanwhile is not there any more, which is as good."""
-        for job in (*self._waiting, *self._running):
+        for job in self._jobs:
             if job.ask.id == id_:
                 self._drop(job)
 
     def _expire(self) -> None:
-        for job in (*self._waiting, *self._running):
-            if self._is_late(job):
+        for job in self._jobs:
+            if not job.is_abandoned and self._is_late(job):
                 self._drop(job)
 
     def _is_late(self, job: Job) -> bool:
@@ -255,22 +295,26 @@ class Worker:
             return False
         allowed_s = deadline_s - job.ask.asked_s
         late = DeadlineExceeded(f"the {allowed_s:.3g} s allowed for the call ran out; allow more, or ask for less")
-        self._send(Failed(job.ask.id, late))
+        self._tell(job, Failed(job.ask.id, late))
         return True
 
     def _drop(self, job: Job) -> None:
-        """Frees a job's place, and what it holds."""
-        (self._running if job in self._running else self._waiting).remove(job)
-        if job.member:
-            self._batch.leave(job.member)
-        self._free(job)
-
-    def _free(self, job: Job) -> None:
-        """Lets go of what a job holds; a session that it did not come to the end of is as it was."""
-        if job.steps:
+        """Ends a job at once. A write that has begun is waited for first, so that disk and memory agree."""
+        if job.away is not None and job.must_end and not job.away.cancel():
+            job.is_abandoned = True
+            return
+        for jobs in (self._waiting, self._running, self._away):
+            if job in jobs:
+                jobs.remove(job)
+        if job.away is not None:
+            job.away.cancel()
+        if job.steps is not None:
             job.steps.close()
-        if job.generation:
-            job.generation.close()
+
+    def _tell(self, job: Job, message: FromWorker) -> None:
+        """Sends an answer, unless nobody waits for it any more."""
+        if not job.is_abandoned:
+            self._send(message)
 
     def _admit(self) -> None:
         """Fills the places that are free; the next one is whose caller has the fewest running, and waits longest."""
@@ -278,25 +322,12 @@ class Worker:
             running = Counter(job.ask.caller for job in self._running)
             job = min(self._waiting, key=lambda job: running[job.ask.caller])
             self._waiting.remove(job)
-            with self._answering(job):
-                self._start(job)
-                self._running.append(job)
-
-    def _start(self, job: Job) -> None:
-        """Gives a generation its place; what has steps of its own has one."""
-        if generation := job.generation:
-            try:
-                if not generation.goes_alone:
-                    job.member = self._batch.join(generation)
-                job.telling = Telling(job.ask, generation, self._send, self._pace)
-                if generation.goes_alone:
-                    job.steps = alone(generation, job.telling)
-            except BaseException:
-                self._free(job)
-                raise
+            self._running.append(job)
+            if job.generation is not None:
+                self._advance(job)  # it joins the batch before the next step
 
     def _step_batch(self) -> None:
-        """One token more for every generation that runs."""
+        """Draws one more token for every generation in the batch."""
         if not len(self._batch):
             return
         jobs = {job.member: job for job in self._running if job.member}
@@ -309,31 +340,22 @@ class Worker:
                 self._drop(job)
             return
         for member in members:
-            job = jobs[member]
-            told = False
-            with self._answering(job):
-                if member.failure:
-                    raise member.failure
-                assert job.telling is not None  # it runs
-                job.telling.add(member.tokens)
-                told = True
-            if member.is_done or not told:
-                self._drop(job)
+            self._advance(jobs[member])
 
     def _step_next(self) -> None:
-        """One step of what goes by itself, in turn."""
-        job = next((job for job in self._running if job.steps), None)
-        if job is None or job.steps is None:
+        """Takes one step of one job that is not in the batch, in turn."""
+        job = next((job for job in self._running if job.is_ready and job.member is None), None)
+        if job is None:
             return
         self._running.remove(job)
-        goes_on = False
-        with self._answering(job):
-            next(job.steps)
-            goes_on = True
-        if goes_on:
-            self._running.append(job)
-        else:
-            self._free(job)
+        self._running.append(job)
+        self._advance(job)
+
+    def _end_writing(self) -> None:
+        """Waits for writes that have begun: their requests may have been acknowledged by the time they end."""
+        wait([job.away for job in self._away if job.away is not None and job.must_end], timeout=LAST_WRITES_S)
+        self._take_back()
+        self._offloads.close()
 
     @contextmanager
     def _answering(self, job: Job) -> Iterator[None]:
@@ -343,10 +365,10 @@ class Worker:
         except StopIteration:
             pass
         except MemlmError as error:
-            self._send(Failed(job.ask.id, error))
+            self._tell(job, Failed(job.ask.id, error))
         except Exception:
             log.exception("request %s failed", job.ask.id)
-            self._send(Failed(job.ask.id, internal_error(job.ask.id)))
+            self._tell(job, Failed(job.ask.id, internal_error(job.ask.id)))
 
     def _beat(self) -> None:
         """Tells now and then that the loop goes round: a process that merely exists proves nothing."""
@@ -361,7 +383,7 @@ class Worker:
 
     def _rest(self, now_s: float) -> None:
         """Once nothing has been done for a while, gives the system the memory that it took."""
-        if self._running or self._waiting:
+        if self._running or self._waiting or self._away:
             self._worked_s = now_s
         elif self._worked_s is not None and now_s - self._worked_s >= REST_S:
             self._worked_s = None
@@ -370,8 +392,8 @@ class Worker:
 
     def _stats(self) -> Stats:
         sessions = self._lm.sessions
-        tokens = sum(job.num_tokens for job in self._waiting)
-        return Stats(len(self._running), len(self._waiting), tokens, len(sessions), sessions.num_bytes)
+        waiting = len(self._jobs) - len(self._running)
+        return Stats(len(self._running), waiting, self._num_queued_tokens, len(sessions), sessions.num_bytes)
 
 
 def internal_error(request_id: str) -> InternalError:

@@ -14,6 +14,7 @@ from memlm.generate import Generation
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig, pool
 from memlm.params import GenerateRequest
+from memlm.steps import outcome_of
 
 KINDS = {
     "rotary": {},
@@ -56,7 +57,7 @@ def prompts(count: int) -> list[str]:
 
 
 def started(checkpoint: Checkpoint, prompt: str, seed: int) -> Generation:
-    return Generation(checkpoint, GenerateRequest.of(prompt, {"seed": seed, "max_tokens": 12}), None)
+    return outcome_of(Generation.steps(checkpoint, GenerateRequest.of(prompt, {"seed": seed, "max_tokens": 12}), None))
 
 
 def alone(checkpoint: Checkpoint, prompt: str, seed: int) -> list:
@@ -180,7 +181,9 @@ def test_places_that_become_free_are_used_again(checkpoint):
 def test_room_is_reserved_for_what_is_asked_and_given_up_when_nobody_is_there(checkpoint):
     batch, places = Batch(checkpoint, most=8), list[tuple[int, int]]()
     for prompt, count in (("a", 3), ("the memory", 20), ("a", 2), ("", 43)):
-        batch.join(Generation(checkpoint, GenerateRequest.of(prompt, {"seed": 1, "max_tokens": count}), None))
+        batch.join(
+            outcome_of(Generation.steps(checkpoint, GenerateRequest.of(prompt, {"seed": 1, "max_tokens": count}), None))
+        )
         batch.step()
         reserved = batch._pool._reserved["cache_L2BGSd"].shape
         places.append((reserved[2], reserved[4]))

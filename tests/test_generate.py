@@ -6,13 +6,14 @@ from memlm.errors import InvalidInput
 from memlm.events import FinishReason
 from memlm.generate import Generation
 from memlm.params import GenerateRequest, SamplingParams
+from memlm.steps import outcome_of
 
 PROMPT = "the memory of a"
 
 
 def generate(checkpoint: Checkpoint, prompt: str = PROMPT, *, top_logprobs: int = 0, **sampling) -> list:
     request = GenerateRequest(prompt, SamplingParams(**sampling), top_logprobs=top_logprobs)
-    return list(Generation(checkpoint, request, None).events())
+    return list(outcome_of(Generation.steps(checkpoint, request, None)).events())
 
 
 def tokens_of(events: list) -> list:

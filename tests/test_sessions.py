@@ -14,6 +14,7 @@ from memlm.errors import Corrupt, Incompatible, InvalidInput, Locked, NotFound
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig
 from memlm.sessions import Sessions
+from memlm.steps import outcome_of
 
 TEXT = "the memory of a model can be read and edited"
 KINDS = {
@@ -123,6 +124,8 @@ def test_sessions_go_on_side_by_side(model):
     while len(batch):
         for member in batch.step():
             told[member] += member.tokens
+            if member.state is not None:
+                outcome_of(member.generation.keep_steps(member.state))
     for session, text, tokens in zip(sessions, texts, told.values(), strict=True):
         ids = ids_of(model, text)
         assert alike(tokens, after(model, ids, 5))
@@ -152,7 +155,7 @@ def test_sessions_survive_a_restart_to_the_bit(kind, tmp_path):
 def test_a_changed_file_and_another_models_are_refused_by_name(model_folder, checkpoint, tmp_path):
     kept = Sessions(checkpoint, folder=tmp_path)
     name = kept.create().name
-    list(kept.append(name, TEXT))
+    outcome_of(kept.append(name, TEXT))
     (path,) = tmp_path.iterdir()
     sound = path.read_bytes()
     for place in (0, 30, len(sound) // 2, len(sound) - 1):
@@ -203,10 +206,10 @@ def test_the_least_recently_used_goes_where_room_is_short(checkpoint):
     sessions = Sessions(checkpoint)
     names = [sessions.create().name for _ in range(4)]
     for name in names[:3]:
-        list(sessions.append(name, TEXT))
+        outcome_of(sessions.append(name, TEXT))
     sessions._max_bytes = sessions.num_bytes
     sessions.lease(names[0]).end(None)
-    list(sessions.append(names[3], TEXT))
+    outcome_of(sessions.append(names[3], TEXT))
     with pytest.raises(NotFound, match="make room"):
         sessions.get(names[1])
     assert sessions.get(names[0]).num_bytes > 0

@@ -61,6 +61,10 @@ def serve(
     session_bytes: Annotated[
         str | None, typer.Option(metavar="BYTES", help="What all sessions may hold in memory (default: 4GiB).")
     ] = None,
+    max_sessions: Annotated[int, typer.Option(help="Sessions that may be there at a time.")] = 65_536,
+    max_sessions_per_caller: Annotated[
+        int, typer.Option(help="Sessions of one token; callers without a token count as one.")
+    ] = 1024,
     store_dir: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Keep datastores that clients build here, and load them.")
     ] = None,
@@ -128,6 +132,8 @@ def serve(
         metrics_port=metrics_port,
         session_ttl_s=session_ttl,
         max_session_bytes=options.num_bytes(session_bytes) or 4 << 30,
+        max_sessions=max_sessions,
+        max_sessions_per_caller=max_sessions_per_caller,
         drain_s=drain,
         log_level=log_level,
         log_format=log_format,

@@ -27,6 +27,7 @@ from memlm.model.compression import group_size
 from memlm.model.config import ModelConfig
 from memlm.model.knn_memory import RowMemory
 from memlm.model.sight import Sight
+from memlm.model.tensor_bytes import safetensors_pieces
 
 SPARE_PLACES = 64  # at least so many tokens behind a window are written before the window moves
 LAZY_BYTES = 1 << 20
@@ -240,10 +241,12 @@ class DecoderState:
 
     def save(self) -> bytes:
         """All of it, as bytes that `restore` of an equal config takes."""
-        from safetensors.torch import save
+        return b"".join(self.pieces())
 
+    def pieces(self) -> Sequence[bytes | memoryview]:
+        """The bytes of `save` in order, mostly as views of the state, which must not change meanwhile."""
         tensors = {
-            name: tensor.contiguous()
+            name: tensor
             for name in ("cache_L2BGSd", "inputs_LBSD", "usage_LBS")
             if (tensor := getattr(self, name)) is not None
         }
@@ -252,7 +255,7 @@ class DecoderState:
                 tensors |= {f"memory.{layer}.{number}.{name}": tensor for name, tensor in row.state().items()}
         marks = {name: getattr(self, name) for name in ("length_B", "start_B", "floor_B", "base_B", "compressed_B")}
         told = {"format": FORMAT, "config": self.config.as_dict(), "training": self.training, **marks}
-        return save(tensors, metadata={"state": json.dumps(told)})
+        return safetensors_pieces(tensors, {"state": json.dumps(told)})
 
     @classmethod
     def restore(cls, data: bytes, config: ModelConfig) -> DecoderState:

@@ -1,0 +1,268 @@
+"""The worker's loop does no work proportional to a request's size: threads do, and other requests go on meanwhile."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memlm.checkpoint import load_checkpoint
+from memlm.errors import DeadlineExceeded, InvalidInput, StorageFull
+from memlm.events import Finished
+from memlm.language_model import LanguageModel
+from memlm.params import GenerateRequest, SamplingParams
+from memlm.questions import (
+    AppendToSessionRequest,
+    CreateSessionRequest,
+    DeleteSessionRequest,
+    DetokenizeRequest,
+    ForkSessionRequest,
+    Question,
+    ScoreRequest,
+    SearchRequest,
+    TokenizeRequest,
+)
+from memlm.server.messages import Ask, Cancel, Events, Failed, Heartbeat, Result, Stop
+from memlm.server.worker import Worker
+from memlm.sessions import Sessions
+from memlm.tokenizer import Tokenizer
+
+PROMPT = "the memory of a model"
+LONG = "the memory of a model can be read and edited. " * 600
+PATIENCE_S = 60.0
+OTHER = GenerateRequest("the", SamplingParams(max_tokens=8, temperature=0))
+
+
+class Caller:
+    """Stands for the pipe: asks some requests at once, and stops the worker when all of them are answered."""
+
+    def __init__(self, **questions: Question) -> None:
+        now_s = time.monotonic()
+        self.coming: list[Any] = [Ask(id_, question, now_s, None, id_) for id_, question in questions.items()]
+        self.told: list[Any] = []
+        self.ended = {id_: threading.Event() for id_ in questions}
+        self.cancelled = set[str]()
+        self.at_each_turn: Callable[[], None] = lambda: None
+
+    def take(self, *, wait_s: float) -> list[Any]:
+        self.at_each_turn()
+        taken, self.coming = self.coming, []
+        if not taken and all(event.is_set() or id_ in self.cancelled for id_, event in self.ended.items()):
+            return [Stop()]
+        if wait_s:
+            time.sleep(min(wait_s, 0.001))
+        return taken
+
+    def cancel(self, id_: str) -> None:
+        if id_ not in self.cancelled:
+            self.cancelled.add(id_)
+            self.coming.append(Cancel(id_))
+
+    def send(self, message: Any) -> None:
+        if isinstance(message, Heartbeat):
+            return
+        self.told.append(message)
+        if not isinstance(message, Events) or isinstance(message.events[-1], Finished):
+            self.ended[message.id].set()
+
+    def play(self, lm: LanguageModel) -> dict[str, Any]:
+        """The last answer to each request."""
+        Worker(lm, self, self.send, 8).run()  # type: ignore[arg-type]
+        return {message.id: message for message in self.told}
+
+
+@pytest.fixture
+def long_lm(long_model: Path, store_folder: Path, tmp_path: Path) -> LanguageModel:
+    """Takes long texts, and keeps its sessions on the disk."""
+    checkpoint = load_checkpoint(long_model)
+    return LanguageModel(checkpoint, sessions=Sessions(checkpoint, folder=tmp_path / "sessions"))
+
+
+@pytest.fixture
+def encoding(monkeypatch: pytest.MonkeyPatch) -> Callable[[threading.Event], set[int]]:
+    """Encodes long texts only once something has happened, and notes in which threads that was."""
+
+    def after(event: threading.Event) -> set[int]:
+        threads, encode = set[int](), Tokenizer.encode
+
+        def encode_later(tokenizer: Tokenizer, text: str) -> Any:
+            if len(text) >= len(LONG):
+                threads.add(threading.get_ident())
+                assert event.wait(PATIENCE_S)
+            return encode(tokenizer, text)
+
+        monkeypatch.setattr(Tokenizer, "encode", encode_later)
+        return threads
+
+    return after
+
+
+@pytest.fixture
+def syncing(monkeypatch: pytest.MonkeyPatch) -> Callable[[threading.Event], set[int]]:
+    """Waits for the disk only once something has happened, and notes in which threads that was."""
+
+    def after(event: threading.Event) -> set[int]:
+        threads, fsync = set[int](), os.fsync
+
+        def fsync_later(descriptor: int) -> None:
+            threads.add(threading.get_ident())
+            assert event.wait(PATIENCE_S)
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", fsync_later)
+        return threads
+
+    return after
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        TokenizeRequest(LONG),
+        ScoreRequest(LONG),
+        GenerateRequest(LONG, SamplingParams(max_tokens=1)),
+        AppendToSessionRequest("", LONG),
+    ],
+    ids=lambda question: type(question).__name__,
+)
+def test_long_texts_are_encoded_while_others_are_served(long_lm: LanguageModel, encoding: Any, question: Any) -> None:
+    """Nothing is encoded before the other generation has come to its end."""
+    if isinstance(question, AppendToSessionRequest):
+        question = AppendToSessionRequest(long_lm.sessions.create().name, LONG)
+    caller = Caller(long=question, other=OTHER)
+    threads = encoding(caller.ended["other"])
+    last = caller.play(long_lm)
+    assert not isinstance(last["long"], Failed)
+    assert isinstance(last["other"].events[-1], Finished)
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+def test_a_search_for_a_long_text_is_encoded_while_others_are_served(lm: LanguageModel, encoding: Any) -> None:
+    caller = Caller(long=SearchRequest(LONG), other=OTHER)
+    threads = encoding(caller.ended["other"])
+    found = caller.play(lm)["long"]
+    assert threading.get_ident() not in threads
+    assert found == Result("long", lm.search(None, LONG))
+
+
+def test_a_prompt_that_cannot_fit_is_refused_without_encoding_it(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = lm.sessions.create().name
+    monkeypatch.setattr(Tokenizer, "encode_batch", lambda *_: pytest.fail("it was encoded"))
+    last = Caller(prompt=GenerateRequest(LONG), append=AppendToSessionRequest(session, LONG)).play(lm)
+    for refused in (last["prompt"].error, last["append"].error):
+        assert isinstance(refused, InvalidInput)
+        assert "at least" in str(refused)
+        assert "47" in str(refused)
+    assert not lm.sessions.get(session).busy
+
+
+def test_the_bound_before_encoding_never_exceeds_the_tokens(lm: LanguageModel) -> None:
+    tokenizer = lm.checkpoint.tokenizer
+    for text in (
+        "",
+        " ",
+        PROMPT,
+        "a" * 100,
+        "é 猫 🙂" * 9,
+        "\n\t \u0301",
+        max(tokenizer.token_bytes, key=len).decode(),
+    ):
+        assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
+
+
+def test_what_is_cancelled_or_late_while_it_is_encoded_gives_its_session_back(
+    long_lm: LanguageModel, encoding: Any
+) -> None:
+    name, other = long_lm.sessions.create().name, long_lm.sessions.create().name
+    over = threading.Event()
+    caller = Caller(
+        gone=GenerateRequest(LONG, SamplingParams(max_tokens=1), session=name),
+        late=AppendToSessionRequest(other, LONG),
+        other=OTHER,
+    )
+    caller.coming[1] = Ask("late", caller.coming[1].question, time.monotonic(), time.monotonic() + 1.0)
+    threads = encoding(over)
+    caller.at_each_turn = lambda: caller.cancel("gone") if threads else None
+    last = caller.play(long_lm)
+    over.set()
+    assert threads
+    assert isinstance(last["late"].error, DeadlineExceeded)
+    assert "gone" not in last
+    for each in (name, other):
+        assert (long_lm.sessions.get(each).busy, long_lm.sessions.get(each).num_tokens) == (False, 0)
+
+
+def test_the_text_of_many_tokens_comes_in_steps(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memlm.tokenizer.DECODED_TOKENS", 7)
+    ids = tuple(lm.tokenize("é 猫 🙂 " + LONG))
+    told = Caller(ids=DetokenizeRequest(ids), other=OTHER).play(lm)
+    assert told["ids"] == Result("ids", "é 猫 🙂 " + LONG)
+    assert isinstance(told["other"].events[-1], Finished)
+
+
+@pytest.mark.parametrize("what", ["create", "append", "fork", "delete", "generate"])
+def test_sessions_are_written_while_others_are_served(long_lm: LanguageModel, syncing: Any, what: str) -> None:
+    """The disk answers only after the other generation has come to its end, and is answered for by then."""
+    name = long_lm.sessions.create().name
+    question: Any = {
+        "create": CreateSessionRequest(),
+        "append": AppendToSessionRequest(name, PROMPT),
+        "fork": ForkSessionRequest(name),
+        "delete": DeleteSessionRequest(name),
+        "generate": GenerateRequest(PROMPT, SamplingParams(max_tokens=2), session=name),
+    }[what]
+    caller = Caller(it=question, other=OTHER)
+    threads = syncing(caller.ended["other"])
+    last = caller.play(long_lm)
+    assert threads
+    assert threading.get_ident() not in threads
+    assert not isinstance(last["it"], Failed)
+    assert not any(info.busy for info in long_lm.list_sessions())
+
+
+def test_a_write_that_has_begun_ends_before_the_session_is_used_again(
+    long_lm: LanguageModel, syncing: Any, tmp_path: Path
+) -> None:
+    """Memory and disk agree after a cancelled append: both have it."""
+    name = long_lm.sessions.create().name
+    caller = Caller(it=AppendToSessionRequest(name, PROMPT), other=OTHER)
+    cancelled = threading.Event()
+    threads = syncing(cancelled)
+
+    def cancel_the_write() -> None:
+        if "it" in caller.cancelled and not caller.coming:  # the worker has taken the cancellation
+            assert cancelled.is_set() or long_lm.get_session(name).busy
+            cancelled.set()
+        elif threads:
+            caller.cancel("it")
+
+    caller.at_each_turn = cancel_the_write
+    assert "it" not in caller.play(long_lm)
+    held = long_lm.get_session(name)
+    again = Sessions(long_lm.checkpoint, folder=tmp_path / "sessions")
+    assert again.get(name).num_tokens == held.num_tokens
+
+
+def test_a_write_that_fails_is_that_calls_error_and_changes_nothing(
+    long_lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = long_lm.sessions.create().name
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    last = Caller(append=AppendToSessionRequest(name, PROMPT), create=CreateSessionRequest(), other=OTHER).play(long_lm)
+    monkeypatch.undo()
+    assert isinstance(last["append"].error, StorageFull)
+    assert isinstance(last["create"].error, StorageFull)
+    assert isinstance(last["other"].events[-1], Finished)
+    (info,) = long_lm.list_sessions()
+    assert (info.name, info.num_tokens, info.busy) == (name, 0, False)
+    assert Caller(again=AppendToSessionRequest(name, PROMPT)).play(long_lm)["again"].value.num_tokens > 0
