@@ -120,6 +120,12 @@ class ServerInfo:
     max_sessions: int = 0
     max_sessions_per_caller: int = 0
     max_token_ids: int = MAX_TOKEN_IDS
+    max_upload_documents: int = 0
+    max_unfinished_bytes: int = 0
+    max_streams: int = 0
+    max_caller_calls: int = 0
+    message_timeout_s: float = 0.0
+    connection_idle_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

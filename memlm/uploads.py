@@ -55,9 +55,10 @@ def additions_of(
 
 
 def _parts(document: NewDocument | Document, room: int) -> Iterator[NewDocument]:
-    """A document as it is, or in parts of so many bytes at most."""
+    """A document as it is, or in parts: each of `room` bytes at most, and of PIECE_BYTES beside title and metadata."""
     whole = NewDocument(document.id, document.text, document.title, document.metadata)
     about = wire.to_wire(replace(whole, text="-")).ByteSize()
+    room = min(room, about + PIECE_BYTES)
     if about + FRAME_BYTES + BYTES_A_CHARACTER * len(whole.text) <= room:
         yield whole
         return

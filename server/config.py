@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from memlm.connection import DEFAULT_MAX_MESSAGE_BYTES
 from memlm.errors import InvalidInput
 from memlm.server.logs import FORMATS
 
@@ -19,19 +18,23 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 class ServerConfig:
     """What is served, where, and how much of it at once. Raises InvalidInput for what cannot be.
 
-    `port=0` takes any free port. `num_workers` processes own the model and its datastores, each its own copy, and share
-    the work; each has `num_threads`, 0 shares all cores out. A loaded worker that sends no heartbeat for
+    `port=0` takes any free port. `num_workers` processes own the model and its datastores, each its own copy, and
+    share the work; each has `num_threads`, 0 shares all cores out. A loaded worker that sends no heartbeat for
     `worker_timeout_s` is killed and replaced. At most `max_running` requests run side by side and `max_queued` wait,
     with no more than `max_queued_tokens` of prompts; what is more is refused. Sessions go `session_ttl_s` after their
     last use, or when all together hold more than `max_session_bytes`; with a `session_dir` they survive a restart.
     There are at most `max_sessions`, and `max_sessions_per_caller` of one token; callers without a token count as one.
-    One append may bring `max_append_bytes`. With a `tls_cert` and its `tls_key` the server speaks TLS, with a
+    One append may bring `max_append_bytes`, all unfinished ones `max_unfinished_bytes`. A message takes
+    `max_message_bytes`; `max_receiving` messages are read at a time, each within `message_timeout_s`. At most
+    `max_connections` are open, each with `max_streams` calls, and closed after `connection_idle_s` without any; a
+    caller has at most `max_caller_calls` open. With a `tls_cert` and its `tls_key` the server speaks TLS, with a
     `tls_client_ca` to clients alone whose certificates that one signed; an `auth_file` has the tokens that may call.
     What clients build is kept in a `store_dir`; `index_workers` processes of `index_threads` threads (0: all cores)
     build there at the niceness `index_nice`; at most `max_jobs` run or wait, and texts are read from under
-    `corpus_roots` alone, or uploaded, `max_upload_bytes` at a time. At a `metrics_port` Prometheus is answered, over
-    HTTP. At `log_level` info each call is logged in a line, with its prompt only if `log_prompts`; an `otlp` collector
-    gets its spans. `drain_s` bounds how long running requests may go on once the server was told to stop.
+    `corpus_roots` alone, or uploaded, `max_upload_bytes` and `max_upload_documents` at a time. At a `metrics_port`
+    Prometheus is answered, over HTTP. At `log_level` info each call is logged in a line, with its prompt only if
+    `log_prompts`; an `otlp` collector gets its spans. `drain_s` bounds how long running requests may go on once the
+    server was told to stop.
     """
 
     model: Path
@@ -45,8 +48,15 @@ class ServerConfig:
     max_running: int = 32
     max_queued: int = 256
     max_queued_tokens: int = 1 << 20
-    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    max_message_bytes: int = 4 << 20
     max_append_bytes: int = 64 << 20
+    max_unfinished_bytes: int = 1 << 30
+    max_connections: int = 1024
+    max_streams: int = 256
+    max_caller_calls: int = 512
+    max_receiving: int = 64
+    message_timeout_s: float = 60.0
+    connection_idle_s: float = 300.0
     session_dir: Path | None = None
     session_ttl_s: float = 3600.0
     max_session_bytes: int = 4 << 30
@@ -59,6 +69,7 @@ class ServerConfig:
     index_nice: int = 10
     max_jobs: int = 64
     max_upload_bytes: int = 4 << 30
+    max_upload_documents: int = 1_000_000
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
@@ -82,6 +93,13 @@ class ServerConfig:
             ("max_queued_tokens", 0, 1 << 40),
             ("max_message_bytes", 1 << 10, 1 << 30),
             ("max_append_bytes", 1 << 10, 1 << 40),
+            ("max_unfinished_bytes", 1 << 10, 1 << 40),
+            ("max_connections", 1, 1 << 20),
+            ("max_streams", 1, 1 << 20),
+            ("max_caller_calls", 1, 1 << 20),
+            ("max_receiving", 1, 1 << 20),
+            ("message_timeout_s", 0.1, 86_400),
+            ("connection_idle_s", 1, 86_400),
             ("session_ttl_s", 1, 30 * 86_400),
             ("max_session_bytes", LEAST_SESSION_BYTES, 1 << 50),
             ("max_sessions", 0, 1 << 24),
@@ -91,6 +109,7 @@ class ServerConfig:
             ("index_nice", 0, 19),
             ("max_jobs", 0, 10_000),
             ("max_upload_bytes", 1 << 10, 1 << 50),
+            ("max_upload_documents", 1, 1 << 40),
             ("drain_s", 0, 3600),
         ):
             value = getattr(self, name)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +23,6 @@ from memlm import __version__, wire
 from memlm.errors import InternalError, InvalidInput, MemlmError, Unavailable
 from memlm.questions import (
     AddDocumentsRequest,
-    AppendToSessionRequest,
     CancelGenerationRequest,
     CancelOperationRequest,
     DeleteDocumentsRequest,
@@ -37,10 +37,13 @@ from memlm.questions import (
     WaitOperationRequest,
 )
 from memlm.reports import ServerInfo
+from memlm.server.appends import append_quota, joined
 from memlm.server.calls import Call, Calls
 from memlm.server.config import ServerConfig
+from memlm.server.intake import Intake
 from memlm.server.jobs import Jobs
 from memlm.server.metrics import Metrics
+from memlm.server.quota import Quota, share_of
 from memlm.server.security import Caller, Guard
 from memlm.server.stores import Stores
 from memlm.server.streams import Streams
@@ -73,6 +76,9 @@ class Front:
         self._workers, self._config, self._guard, self._metrics = workers, config, guard, metrics
         self._stores, self._calls = stores, Calls(metrics, tracer)
         self._jobs, self._streams = Jobs(config, stores, metrics, workers), Streams(workers)
+        self._open = Quota("open calls", sys.maxsize, config.max_caller_calls)
+        self._appends = append_quota(config)
+        self._intake = Intake(config.max_receiving, share_of(config.max_receiving), config.message_timeout_s)
         self.draining = False
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
@@ -85,41 +91,39 @@ class Front:
         )
 
     def _handler(self, method: Any) -> grpc.RpcMethodHandler:
-        """Requests come in as bytes: gRPC itself would tell INTERNAL of those that it cannot read."""
+        """All requests are read as streams, so that a call is refused, or its message waits for a place, before gRPC
+        keeps more of it than a window. They come as bytes: gRPC itself would answer INTERNAL to those that it cannot
+        parse.
+        """
         request_type = GetMessageClass(method.input_type)
-        if method.client_streaming:
-            collect = partial(self._collect, method.name, request_type)
-            return grpc.stream_unary_rpc_method_handler(collect, response_serializer=_serialize)
         if method.server_streaming:
             stream = partial(self._stream, method.name, request_type)
-            return grpc.unary_stream_rpc_method_handler(stream, response_serializer=_serialize)
-        return grpc.unary_unary_rpc_method_handler(
-            partial(self._answer, method.name, request_type), response_serializer=_serialize
+            return grpc.stream_stream_rpc_method_handler(stream, response_serializer=_serialize)
+        answer = self._collect if method.client_streaming else self._answer
+        return grpc.stream_unary_rpc_method_handler(
+            partial(answer, method.name, request_type), response_serializer=_serialize
         )
 
     async def _answer(
-        self, call: str, request_type: type[Message], data: bytes, context: grpc.aio.ServicerContext
+        self, call: str, request_type: type[Message], _: object, context: grpc.aio.ServicerContext
     ) -> Any:
         """A call with one answer."""
-        async with self._watched(call, context) as watched:
-            caller = self._admitted(watched, context)
+        async with self._watched(call, context) as (watched, caller):
+            data = await self._intake.message(context, _turn(caller, context))
             return await self._ask(watched, caller, self._question(request_type, data), context)
 
     async def _collect(
-        self,
-        call: str,
-        request_type: type[Message],
-        messages: AsyncIterator[bytes],
-        context: grpc.aio.ServicerContext,
+        self, call: str, request_type: type[Message], _: object, context: grpc.aio.ServicerContext
     ) -> Any:
         """A call that brings in pieces what is to be read, or added."""
-        async with self._watched(call, context) as watched:
-            caller = self._admitted(watched, context)
-            questions = (self._question(request_type, data) async for data in messages)
+        async with self._watched(call, context) as (watched, caller):
+            questions = (self._question(request_type, data) async for data in self._intake.messages(context))
             if request_type is datastores_pb2.AddDocumentsRequest:
-                return wire.to_wire(await self._added(caller, questions))
+                return wire.to_wire(await self._added(caller, _turn(caller, context), questions))
             self._workers.check_room()  # before anything is read
-            return await self._ask(watched, caller, await self._joined(questions), context)
+            with self._appends.hold(_turn(caller, context)) as held:
+                question = await joined(questions, held, self._config)
+                return await self._ask(watched, caller, question, context)
 
     async def _ask(self, call: Call, caller: Caller, question: Any, context: grpc.aio.ServicerContext) -> Any:
         """The reply to a question with one answer."""
@@ -173,43 +177,26 @@ class Front:
             case _:
                 return await jobs.submit(question, owner)
 
-    async def _added(self, caller: Caller, questions: AsyncIterator[AddDocumentsRequest]) -> Any:
+    async def _added(self, caller: Caller, turn: str, questions: AsyncIterator[AddDocumentsRequest]) -> Any:
         """Documents go to the disk as they come: there may be more of them than memory."""
         first = await anext(questions, None)
         if first is None:
             raise InvalidInput("nothing was sent; the first message says which datastore", field="store")
         about = caller.restricted(replace(first, documents=()))
         self._jobs.check(about)  # before anything is read
-        with self._jobs.upload() as upload:
+        with self._jobs.upload(turn) as upload:
             await asyncio.to_thread(upload.add, first.documents)
             async for question in questions:
                 await asyncio.to_thread(upload.add, question.documents)
             await asyncio.to_thread(upload.finish)
             return await self._jobs.submit(about, caller.name, upload)
 
-    async def _joined(self, questions: AsyncIterator[AppendToSessionRequest]) -> AppendToSessionRequest:
-        parts, size = list[AppendToSessionRequest](), 0
-        async for part in questions:
-            parts.append(part)
-            size += len(part.text.encode()) + 4 * len(part.token_ids)
-            if size > self._config.max_append_bytes:
-                raise InvalidInput(
-                    f"more than {self._config.max_append_bytes:,} bytes in one append; append in several calls",
-                    field="text",
-                )
-        if not parts:
-            raise InvalidInput("nothing was sent; the first message names the session", field="session")
-        if any(part.session not in ("", parts[0].session) for part in parts):
-            raise InvalidInput("the messages of one append name several sessions", field="session")
-        token_ids = tuple(id_ for part in parts for id_ in part.token_ids)
-        return AppendToSessionRequest(parts[0].session, "".join(part.text for part in parts), token_ids)
-
     async def _stream(
-        self, call: str, request_type: type[Message], data: bytes, context: grpc.aio.ServicerContext
+        self, call: str, request_type: type[Message], _: object, context: grpc.aio.ServicerContext
     ) -> None:
         """A generation. What comes while an event is being sent goes out together in the next one."""
-        async with self._watched(call, context) as watched:
-            caller = self._admitted(watched, context)
+        async with self._watched(call, context) as (watched, caller):
+            data = await self._intake.message(context, _turn(caller, context))
             question = caller.restricted(self._question(request_type, data))
             watched.asks(question, prompts=self._config.log_prompts)
             about = {"id_": watched.id, "caller": _turn(caller, context), "owner": caller.name}
@@ -225,12 +212,13 @@ class Front:
         return self._jobs
 
     @asynccontextmanager
-    async def _watched(self, name: str, context: grpc.aio.ServicerContext) -> AsyncIterator[Call]:
-        """Whatever goes wrong inside becomes the status of the call: one place for all of them."""
+    async def _watched(self, name: str, context: grpc.aio.ServicerContext) -> AsyncIterator[tuple[Call, Caller]]:
+        """Admits a call, and turns whatever goes wrong inside into its status: one place for all calls."""
         try:
             with self._calls.watch(name, context) as call:
                 try:
-                    yield call
+                    with self._admitted(call, context) as caller:
+                        yield call, caller
                 except (MemlmError, grpc.aio.AbortError):
                     raise
                 except Exception as error:
@@ -243,11 +231,14 @@ class Front:
             except grpc.aio.InternalError:  # the call's own deadline was there first: nobody is left to tell
                 raise asyncio.CancelledError from None
 
-    def _admitted(self, call: Call, context: grpc.aio.ServicerContext) -> Caller:
+    @contextmanager
+    def _admitted(self, call: Call, context: grpc.aio.ServicerContext) -> Iterator[Caller]:
+        """The caller, while its call is open. Raises before anything of its message is read."""
         caller = self._guard.caller(context.invocation_metadata())
         call.caller = caller.name
         caller.check(call.name)
-        return caller
+        with self._open.hold(_turn(caller, context), 1):
+            yield caller
 
     def _info(self) -> ServerInfo:
         config = self._config
@@ -265,6 +256,12 @@ class Front:
             max_sessions_per_caller=config.max_sessions_per_caller,
             max_upload_bytes=config.max_upload_bytes,
             max_jobs=config.max_jobs if config.store_dir and config.index_workers else 0,
+            max_upload_documents=config.max_upload_documents,
+            max_unfinished_bytes=config.max_unfinished_bytes,
+            max_streams=config.max_streams,
+            max_caller_calls=config.max_caller_calls,
+            message_timeout_s=config.message_timeout_s,
+            connection_idle_s=config.connection_idle_s,
         )
 
     def _question(self, request_type: type[Message], data: bytes) -> Any:

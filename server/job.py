@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -131,11 +132,14 @@ KEPT_FIELDS = tuple(each for each in fields(Job) if each.metadata.get("kept", Tr
 class Upload:
     """Documents that are being sent, on their way to a file of JSON Lines. What is not kept is removed."""
 
-    def __init__(self, folder: Path, limit: int) -> None:
-        """Begins a file in a folder, of at most `limit` bytes."""
+    def __init__(self, folder: Path, limit: int, most: int = sys.maxsize) -> None:
+        """Begins a file in a folder, of at most `limit` bytes and `most` documents."""
         self.path = folder / f"{token_hex(8)}.jsonl"
         self.num_documents, self.num_bytes, self.is_kept = 0, 0, False
-        self._limit, self._digest, self._ids, self._last_id = limit, hashlib.sha256(), set[str](), ""
+        self._limit, self._most, self._digest = limit, most, hashlib.sha256()
+        # Of each id its 64-bit hash, seeded anew by each process: an id may be long, and there may be a million. Two of
+        # a million have the same by chance once in 40 million uploads.
+        self._ids, self._last_id = set[int](), ""
         with storage(self.path):
             self._file = self.path.open("wb")
 
@@ -157,11 +161,15 @@ class Upload:
 
     def _begin(self, document: NewDocument) -> None:
         """Ends a line and begins another, up to its text."""
-        if document.id in self._ids:
+        if self.num_documents >= self._most:
+            raise InvalidInput(
+                f"more than {self._most:,} documents in one upload; add in several calls", field="documents"
+            )
+        if hash(document.id) in self._ids:
             raise InvalidInput(f"document {document.id!r} came twice; send each once", field="documents.id")
         if self.num_documents:
             self._write(LINE_END)
-        self._ids.add(document.id)
+        self._ids.add(hash(document.id))
         self._last_id = document.id
         self.num_documents += 1
         told = {**document.metadata, "id": document.id, "title": document.title}

@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from secrets import token_hex
@@ -30,6 +31,7 @@ from memlm.server.job import PREFIX, Job, Upload
 from memlm.server.job_records import JobRecords
 from memlm.server.job_runner import PUBLISHING, JobRunner, was_cancelled
 from memlm.server.metrics import Metrics
+from memlm.server.quota import Quota, share_of
 from memlm.server.stores import Stores
 from memlm.server.workers import Workers
 
@@ -45,6 +47,7 @@ class Jobs:
         """Reads what an earlier server wrote down; starts nothing yet."""
         self._config, self._stores, self._workers = config, stores, workers
         self._records = JobRecords(None if stores.folder is None else stores.folder / JOBS)
+        self._uploads = Quota("uploads under way", config.max_jobs, share_of(config.max_jobs))
         self._runner = JobRunner(config, self._records, stores, workers)
         self._submitting = asyncio.Lock()
         metrics.watch_jobs(lambda: [job.info() for job in self._records])
@@ -63,17 +66,18 @@ class Jobs:
         """Jobs that wait or run."""
         return self._records.num_open
 
-    def check(self, question: JobRequest) -> None:
-        """Raises what is to be said before anything is uploaded: Incompatible where the server builds nothing,
-        Overloaded where enough waits, NotFound, AlreadyExists and PermissionDenied for stores and paths.
+    def check(self, question: JobRequest, *, is_uploaded: bool = False) -> None:
+        """Raises Incompatible where the server builds nothing, Overloaded where enough waits, NotFound, AlreadyExists
+        and PermissionDenied for stores and paths: before anything is uploaded, and again once it `is_uploaded`.
         """
         if self._records.folder is None or not self._config.index_workers:
             raise Incompatible(
                 "this server neither builds nor extends datastores; start it with --store-dir, or use `memlm index`"
             )
-        if self.num_open >= self._config.max_jobs:
+        if self.num_open + self._uploads.taken >= self._config.max_jobs + is_uploaded:
             raise Overloaded(
-                f"{self.num_open} operations run or wait, which is all that this server takes; try again later",
+                f"{self.num_open} operations run or wait and {self._uploads.taken} are being sent, which is all that"
+                " this server takes; try again later",
                 retry_after_s=RETRY_AFTER_S,
             )
         if isinstance(question, BuildDatastoreRequest):
@@ -92,10 +96,16 @@ class Jobs:
         else:
             self._stores.path_of(question.store)
 
-    def upload(self) -> Upload:
-        """Where documents go that are being sent, after `check`."""
+    @contextmanager
+    def upload(self, caller: str) -> Iterator[Upload]:
+        """Where documents go that are being sent, after `check`. Raises Overloaded where a caller sends too many."""
         assert self._records.folder is not None  # `check` has seen to it
-        return Upload(self._records.folder, self._config.max_upload_bytes)
+        config = self._config
+        with (
+            self._uploads.hold(caller, 1),
+            Upload(self._records.folder, config.max_upload_bytes, config.max_upload_documents) as upload,
+        ):
+            yield upload
 
     async def submit(self, question: JobRequest, owner: str, upload: Upload | None = None) -> OperationInfo:
         """Takes a job in; once this returns, it is recorded on the disk. Raises what `check` raises, and AlreadyExists
@@ -110,7 +120,7 @@ class Jobs:
                         " another"
                     )
                 return earlier.info()
-            self.check(question)
+            self.check(question, is_uploaded=upload is not None)
             job = self._job_of(question, owner, digest, upload)
             await self._record(job, upload)
         self._runner.wake()

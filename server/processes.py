@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import sys
+from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
 
@@ -23,6 +25,7 @@ def forking() -> ForkServerContext | SpawnContext:
 
     Their OpenMP threads wait for `SPINS`, unless the environment says how they are to wait.
     """
+    raise_file_limit()  # they inherit it
     if sys.platform == "darwin":
         return multiprocessing.get_context("spawn")
     if "OMP_WAIT_POLICY" not in os.environ:
@@ -31,3 +34,16 @@ def forking() -> ForkServerContext | SpawnContext:
     context.set_forkserver_preload([PRELOADED])
     forkserver.ensure_running()
     return context
+
+
+def raise_file_limit() -> None:
+    """Raises the soft limit of open files, often 1,024, to the hard one: each connection and upload takes a file."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS has no number for "unlimited"
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def file_limit() -> int:
+    """How many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft

@@ -8,30 +8,32 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from memlm import wire
-from memlm.connection import KEEPALIVE_S
-from memlm.errors import InvalidInput, MemlmError
+from memlm.connection import DEFAULT_MAX_MESSAGE_BYTES, KEEPALIVE_S
+from memlm.errors import InvalidInput
 from memlm.server.config import ServerConfig
 from memlm.server.front import Front
+from memlm.server.gate import Gate
 from memlm.server.logs import start_logging
 from memlm.server.metrics import Metrics
 from memlm.server.ownership import owning
+from memlm.server.processes import file_limit, raise_file_limit
 from memlm.server.security import Guard, server_credentials, warning_of
 from memlm.server.stores import Stores
 from memlm.server.tracing import Tracer
 from memlm.server.worker_link import JOIN_S
 from memlm.server.workers import Workers
-from memlm.status import trailer_of
 
 HEALTH_PERIOD_S = 0.25
 POLL_S = 0.02
 GRACE_S = 0.5  # for the last bytes of what has been answered; health watchers would wait for ever
+HANDSHAKE_S = 10  # within which a connection has to begin with HTTP/2
+RESERVED_FILES = 256  # for uploads, pipes, libraries
 STOPPED_AT_ONCE = 1  # the exit code after a second signal
 
 log = logging.getLogger("memlm.server")
@@ -46,6 +48,7 @@ def serve(config: ServerConfig, on_ready: Callable[[str], None]) -> int:
     server uses its folders.
     """
     start_logging(config.log_level, config.log_format)
+    raise_file_limit()
     with owning(config):
         return asyncio.run(_Server(config).run(on_ready))
 
@@ -104,11 +107,16 @@ class _Server:
     def _bind(self) -> tuple[grpc.aio.Server, str]:
         config = self._config
         server = grpc.aio.server(
-            interceptors=[] if self._guard.is_open else [_Gate(self._guard)],
+            interceptors=[Gate(self._guard, config)],
             options=[
                 ("grpc.so_reuseport", 0),  # else a second server would silently share the port
                 ("grpc.max_receive_message_length", config.max_message_bytes),
-                ("grpc.max_send_message_length", config.max_message_bytes),
+                ("grpc.max_send_message_length", max(config.max_message_bytes, DEFAULT_MAX_MESSAGE_BYTES)),
+                ("grpc.http2.bdp_probe", 0),  # would let each call send 4 MiB before the front asks for anything
+                ("grpc.max_concurrent_streams", config.max_streams),
+                ("grpc.max_allowed_incoming_connections", _num_connections(config)),
+                ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_S),
+                ("grpc.max_connection_idle_ms", round(1000 * config.connection_idle_s)),
                 # Finds clients that vanished without a word; agrees to the pings that our own client sends.
                 ("grpc.keepalive_time_ms", 1000 * KEEPALIVE_S),
                 ("grpc.keepalive_permit_without_calls", 1),
@@ -156,28 +164,6 @@ class _Server:
             await asyncio.sleep(POLL_S)
 
 
-class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types of its own
-    """Lets nobody without a token see which calls there are."""
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        """Looks at reflection alone: the front sees to its own calls, and health is for everybody."""
-        if not details.method.startswith("/grpc.reflection."):
-            return await continuation(details)
-        try:
-            self._guard.caller(details.invocation_metadata)
-            return await continuation(details)
-        except MemlmError as error:
-            trailer = trailer_of(error)
-
-            async def refuse(_: Any, context: grpc.aio.ServicerContext) -> None:
-                await context.abort(*trailer)
-
-            return grpc.stream_stream_rpc_method_handler(refuse)
-
-
 async def _unless(signalled: asyncio.Event, work: Awaitable[None]) -> bool:
     """Waits for some work, but not past a signal; tells whether the work was done. Raises what the work raised."""
     working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(signalled.wait())
@@ -189,6 +175,19 @@ async def _unless(signalled: asyncio.Event, work: Awaitable[None]) -> bool:
     finally:
         working.cancel()
         waiting.cancel()
+
+
+def _num_connections(config: ServerConfig) -> int:
+    """As many as may be, and as files are left for them."""
+    most = max(1, file_limit() - RESERVED_FILES)
+    if most < config.max_connections:
+        log.warning(
+            "only %d connections fit the limit of open files (%d); raise it (ulimit -Hn, LimitNOFILE), or lower"
+            " --max-connections",
+            most,
+            file_limit(),
+        )
+    return min(config.max_connections, most)
 
 
 def _service_names() -> tuple[str, ...]:

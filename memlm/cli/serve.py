@@ -54,6 +54,27 @@ def serve(
     max_running: Annotated[int, typer.Option(help="Requests that run side by side; others wait.")] = 32,
     max_queued: Annotated[int, typer.Option(help="Requests that may wait; one more is refused.")] = 256,
     max_queued_tokens: Annotated[int, typer.Option(help="Tokens of prompts that may wait.")] = 1 << 20,
+    message_bytes: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="What one message of a request may bring (default: 4MiB).")
+    ] = None,
+    append_bytes: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="What one append to a session may bring (default: 64MiB).")
+    ] = None,
+    unfinished_bytes: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="What all unfinished appends may hold (default: 1GiB).")
+    ] = None,
+    max_connections: Annotated[int, typer.Option(help="Connections; one more is closed at once.")] = 1024,
+    max_streams: Annotated[int, typer.Option(help="Calls that one connection may have open.")] = 256,
+    max_caller_calls: Annotated[int, typer.Option(help="Calls that one caller may have open.")] = 512,
+    max_receiving: Annotated[
+        int, typer.Option(help="Messages of requests that may be on their way; a fourth of them for one caller.")
+    ] = 64,
+    message_timeout: Annotated[
+        float, typer.Option(help="Seconds for one message; a call whose next message takes longer ends.")
+    ] = 60.0,
+    connection_idle: Annotated[
+        float, typer.Option(help="Seconds after which a connection without calls is closed; clients connect again.")
+    ] = 300.0,
     session_dir: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Keep sessions here, so that they survive a restart.")
     ] = None,
@@ -81,6 +102,7 @@ def serve(
     upload_bytes: Annotated[
         str | None, typer.Option(metavar="BYTES", help="What one upload of documents may bring (default: 4GiB).")
     ] = None,
+    upload_documents: Annotated[int, typer.Option(help="Documents that one upload may bring.")] = 1_000_000,
     tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Speak TLS with this certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
     tls_client_ca: Annotated[
@@ -117,6 +139,15 @@ def serve(
         max_running=max_running,
         max_queued=max_queued,
         max_queued_tokens=max_queued_tokens,
+        max_message_bytes=options.num_bytes(message_bytes) or 4 << 20,
+        max_append_bytes=options.num_bytes(append_bytes) or 64 << 20,
+        max_unfinished_bytes=options.num_bytes(unfinished_bytes) or 1 << 30,
+        max_connections=max_connections,
+        max_streams=max_streams,
+        max_caller_calls=max_caller_calls,
+        max_receiving=max_receiving,
+        message_timeout_s=message_timeout,
+        connection_idle_s=connection_idle,
         session_dir=session_dir,
         store_dir=store_dir,
         corpus_roots=tuple(corpus_root or ()),
@@ -125,6 +156,7 @@ def serve(
         index_nice=index_nice,
         max_jobs=max_jobs,
         max_upload_bytes=options.num_bytes(upload_bytes) or 4 << 30,
+        max_upload_documents=upload_documents,
         tls_cert=tls_cert,
         tls_key=tls_key,
         tls_client_ca=tls_client_ca,

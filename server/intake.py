@@ -1,0 +1,129 @@
+"""Messages on their way from clients to the front.
+
+gRPC keeps as much of a message in memory as the front has asked for: a window of 64 KiB of one that nobody reads, all
+of one that is being read. So each message is read in a place, and the places bound the memory, whoever sends and
+however slowly. Where all are taken the oldest message that is still incomplete gives up its place after a second: a
+client that sends its message at once is served also while others hold theirs back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from memlm.errors import DeadlineExceeded, InvalidInput, Overloaded
+from memlm.server.quota import Quota
+
+PATIENCE_S = 1.0  # how long a message may take while others wait for its place
+LOOK_S = 0.1
+
+
+@dataclass(eq=False, slots=True)
+class _Reading:
+    """A message that is being read, and the time limit that ends it."""
+
+    caller: str
+    limit: asyncio.Timeout
+    since_s: float = field(default_factory=time.monotonic)
+    is_evicted: bool = False
+
+
+class Intake:
+    """Reads the messages of calls, at most `places` at a time and `per_caller` of one caller. Each has `limit_s`."""
+
+    def __init__(self, places: int, per_caller: int, limit_s: float) -> None:
+        self._places, self._limit_s = Quota("messages under way", places, per_caller), limit_s
+        self._readings: dict[_Reading, None] = {}  # the oldest first
+        self._waiting: dict[asyncio.Future[None], str] = {}
+
+    async def message(self, context: grpc.aio.ServicerContext, caller: str) -> bytes:
+        """The one message of a call. Raises InvalidInput where none comes, DeadlineExceeded where it takes too long,
+        and Overloaded where its place goes to others.
+        """
+        limit = asyncio.timeout(self._limit_s)
+        reading = _Reading(caller, limit)
+        try:
+            async with limit:
+                await self._take_place(caller)
+                self._readings[reading] = None
+                try:
+                    data = await context.read()
+                finally:
+                    self._leave(reading)
+        except TimeoutError:
+            if reading.is_evicted:
+                raise Overloaded("the message came too slowly while others waited for its place; try again") from None
+            raise self._late() from None
+        if data is grpc.aio.EOF:
+            raise InvalidInput("the call ended without a message")
+        return bytes(data)
+
+    async def messages(self, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        """The messages of a call that sends several, which has a place of its own kind already. Raises
+        DeadlineExceeded where one takes too long.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(self._limit_s):
+                    data: Any = await context.read()
+            except TimeoutError:
+                raise self._late() from None
+            if data is grpc.aio.EOF:
+                return
+            yield data
+
+    def _late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"no complete message came within {self._limit_s:g} s; the server has ended the call")
+
+    async def _take_place(self, caller: str) -> None:
+        if not self._waiting and self._places.has_room(caller):
+            self._places.take(caller)
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = caller
+        try:
+            while not turn.done():
+                self._evict(caller)
+                self._admit()
+                await asyncio.wait((turn,), timeout=LOOK_S)
+        except BaseException:
+            if turn.done():
+                self._places.give(caller)
+            raise
+        finally:
+            self._waiting.pop(turn, None)
+
+    def _leave(self, reading: _Reading) -> None:
+        if not reading.is_evicted:
+            del self._readings[reading]
+            self._places.give(reading.caller)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Gives free places to those who wait: to the caller with the fewest places first, then in order."""
+        while ready := [turn for turn, caller in self._waiting.items() if self._places.has_room(caller)]:
+            turn = min(ready, key=lambda turn: self._places.of(self._waiting[turn]))
+            self._places.take(self._waiting.pop(turn))
+            turn.set_result(None)
+
+    def _evict(self, caller: str) -> None:
+        """Makes room for a caller at the cost of the message that has taken longest: one of its own where it has as
+        many as it may, else one of the caller that has the most.
+        """
+        if self._places.has_room(caller):
+            return
+        old = [each for each in self._readings if time.monotonic() - each.since_s >= PATIENCE_S]
+        if self._places.of(caller) >= self._places.per_caller:
+            old = [each for each in old if each.caller == caller]
+        oldest = max(old, key=lambda each: self._places.of(each.caller), default=None)
+        if oldest is not None:
+            del self._readings[oldest]
+            self._places.give(oldest.caller)
+            oldest.is_evicted = True
+            if not oldest.limit.expired():
+                oldest.limit.reschedule(asyncio.get_running_loop().time())
