@@ -94,7 +94,7 @@ class Batch:
         """Does the work of `join`; the state of a session is copied outside the loop where it is large."""
         member, state = Member(generation, since=time.perf_counter()), None
         if generation.continues:
-            state = yield from generation.beginning_steps(self._places_for(generation.num_places))
+            state = yield from generation.beginning_steps(self._places_for(generation.prompt_places))
         self._reading.append(_Reading(member, state))
         return member
 
@@ -148,6 +148,7 @@ class Batch:
         with decoding_threads(self._decoder, len(self._rows)):
             tokens_R1 = torch.tensor([member.generation.unread for member in self._rows])
             hidden_R1D, keys_R1D = self._decoder(tokens_R1, self._pool.state)
+        self._pool.settle()
         return list(zip(self._rows, hidden_R1D[:, 0], keys_R1D[:, 0], strict=True))
 
     def _read_prompts(self) -> list[_Last]:

@@ -60,8 +60,9 @@ class Generation:
         if not self.unread:
             raise InvalidInput("the session's text has ended; give a prompt to go on with", field="prompt")
         self._seen = [*self._past.seen, *prompt]
-        self._max_tokens = self._room_for(self._past.num_read + len(self.unread))
-        self.num_places = self._past.num_read + len(self.unread) + self._max_tokens - 1
+        self.prompt_places = self._past.num_read + len(self.unread)
+        self._max_tokens = self._room_for(self.prompt_places)
+        self.num_places = self.prompt_places + self._max_tokens - 1
         self._state: DecoderState | None = None
         self._rule = self._exit_rule(checkpoint) if request.early_exit else None
         seed = self._sampling.seed

@@ -12,7 +12,7 @@ from memlm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from memlm.errors import InternalError
 from memlm.generate import Generation
 from memlm.language_model import LanguageModel
-from memlm.model import Decoder, ModelConfig, pool
+from memlm.model import Decoder, ModelConfig, pages, pool
 from memlm.params import GenerateRequest
 from memlm.steps import outcome_of
 
@@ -33,8 +33,9 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rooms are small at first, so that they grow in every test."""
+    """Rooms are small at first, so that they grow in every test, and lie in pages of their own as large ones do."""
     monkeypatch.setattr(pool, "FIRST_PLACES", 4)
+    monkeypatch.setattr(pages, "LAZY_BYTES", 1)
 
 
 @pytest.fixture(scope="module", params=sorted(KINDS))
@@ -175,7 +176,7 @@ def test_places_that_become_free_are_used_again(checkpoint):
             batch.leave(member)
             batch.leave(member)
         assert len(batch) == 0
-    assert batch._pool._reserved["cache_L2BGSd"].shape[2] == 3
+    assert batch._pool.shape[0] == 3
 
 
 def test_room_is_reserved_for_what_is_asked_and_given_up_when_nobody_is_there(checkpoint):
@@ -185,19 +186,17 @@ def test_room_is_reserved_for_what_is_asked_and_given_up_when_nobody_is_there(ch
             outcome_of(Generation.steps(checkpoint, GenerateRequest.of(prompt, {"seed": 1, "max_tokens": count}), None))
         )
         batch.step()
-        reserved = batch._pool._reserved["cache_L2BGSd"].shape
-        places.append((reserved[2], reserved[4]))
+        places.append(batch._pool.shape)
     first, second, *_ = (len(started(checkpoint, prompt, 1).unread) for prompt in ("a", "the memory"))
     rooms = [max(4, first + 2)]
     rooms.append(max(second + 19, 2 * rooms[0]))
     assert places == [(1, rooms[0]), (2, rooms[1]), (4, rooms[1]), (4, min(48, 2 * rooms[1]))]
     batch.rest()
-    assert batch._pool._reserved["cache_L2BGSd"].shape[2] == 4
+    assert batch._pool.shape[0] == 4
     while len(batch):
         batch.step()
     batch.rest()
-    reserved = batch._pool._reserved["cache_L2BGSd"].shape
-    assert (reserved[2], reserved[4]) == (1, 4)
+    assert batch._pool.shape == (1, 4)
     member, told = batch.join(started(checkpoint, "the", 3)), []
     while len(batch):
         batch.step()

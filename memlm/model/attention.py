@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,8 @@ from memlm.model.step import Step
 from memlm.model.widening import WIDENED_BYTES, widened
 
 QUERY_BLOCK = 256
+
+Run: TypeAlias = tuple[slice, int]  # neighbouring rows, and the places that they attend to: see `Step.runs`
 
 
 class Heads(NamedTuple):
@@ -163,14 +165,28 @@ class Attention(nn.Module):
 
     def _attend(self, query_BHTd: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, step: Step) -> Float[Tensor, "B H T d"]:
         """The fast way: no score depends on more than query, key, and a number for their distance."""
+        if len(step.runs) == 1:
+            return self._attend_run(query_BHTd, key_BGSd, value_BGSd, step)
+        mixed = [
+            self._attend_run(query_BHTd[rows], key_BGSd[rows, :, :S], value_BGSd[rows, :, :S], step, (rows, S))
+            for rows, S in step.runs
+        ]
+        return torch.cat(mixed)
+
+    def _attend_run(
+        self, query_BHTd: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, step: Step, run: Run | None = None
+    ) -> Float[Tensor, "B H T d"]:
+        """Attention of the rows of a run, of all of them where none is given, to the run's places."""
         if not torch.is_grad_enabled() and query_BHTd.shape[2] > 1 and is_emulated(query_BHTd):
-            return self._attend(query_BHTd.float(), key_BGSd.float(), value_BGSd.float(), step).to(query_BHTd.dtype)
+            return self._attend_run(query_BHTd.float(), key_BGSd.float(), value_BGSd.float(), step).to(query_BHTd.dtype)
         if not torch.is_grad_enabled() and _products_are_faster(query_BHTd):
-            return self._attend_in_blocks(query_BHTd, key_BGSd, value_BGSd, step)
+            return self._attend_in_blocks(query_BHTd, key_BGSd, value_BGSd, step, run)
         mask = step.sight.mask(self.window)
         if step.bias_RHTS is not None:
             seen = step.sight.visible(self.window)
             mask = step.bias_RHTS.to(query_BHTd.dtype).masked_fill(~seen, -torch.inf)
+        if not isinstance(mask, str) and mask is not None:
+            mask = _of_run(mask, run)
         return F.scaled_dot_product_attention(
             query_BHTd,
             key_BGSd,
@@ -181,14 +197,14 @@ class Attention(nn.Module):
         )
 
     def _attend_in_blocks(
-        self, query_BHTd: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, step: Step
+        self, query_BHTd: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, step: Step, run: Run | None = None
     ) -> Float[Tensor, "B H T d"]:
         """The same by plain products, a block of queries at a time, the heads that share keys side by side. A block
         leaves out the places that are later than all of it.
         """
         B, H, T, d = query_BHTd.shape
         if T == 1:
-            return self._attend_once(query_BHTd, key_BGSd, value_BGSd, step)
+            return self._attend_once(query_BHTd, key_BGSd, value_BGSd, step, run)
         S, groups = key_BGSd.shape[2], (self.config.num_kv_heads, self.repeats)
         query_BGrTd = query_BHTd.unflatten(1, groups) / math.sqrt(d)
         mixed = []
@@ -205,7 +221,7 @@ class Attention(nn.Module):
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
     def _attend_once(
-        self, query_BH1d: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, step: Step
+        self, query_BH1d: Tensor, key_BGSd: Tensor, value_BGSd: Tensor, step: Step, run: Run | None = None
     ) -> Float[Tensor, "B H 1 d"]:
         """The same for a single query of each row. Products of bfloat16 would copy the keys and values that they read;
         these are widened instead, as many heads (N = B G) at a time as stay in the processor's cache.
@@ -222,9 +238,9 @@ class Attention(nn.Module):
             torch.bmm(query_Nrd[heads], widened(key_NSd[heads], wide).mT, out=scores_NrS[heads])
         scores_BGrS = scores_NrS.view(B, *groups, S)
         if step.bias_RHTS is not None:
-            scores_BGrS += step.bias_RHTS.to(wide).view(-1, *groups, S)
+            scores_BGrS += _of_run(step.bias_RHTS, run).to(wide).reshape(-1, *groups, S)
         if (hidden_RS := step.sight.hidden_from_last(self.window)) is not None:
-            scores_BGrS.masked_fill_(hidden_RS[:, None, None], -torch.inf)
+            scores_BGrS.masked_fill_(_of_run(hidden_RS, run)[:, None, None], -torch.inf)
         weights_NrS = scores_NrS.softmax(dim=2)
         for heads in blocks:
             torch.bmm(weights_NrS[heads], widened(value_NSd[heads], wide), out=mixed_Nrd[heads])
@@ -273,6 +289,11 @@ class Attention(nn.Module):
             return
         for row, count in enumerate(step.new_B):
             state.usage_LBS[self.layer, row, :S] += weights_BHTS[row, :, :count].detach().float().sum(dim=(0, 1))
+
+
+def _of_run(each: Tensor, run: Run | None) -> Tensor:
+    """The part of a tensor, whose first axis is rows and whose last is places, that a run is about."""
+    return each if run is None else each[run[0], ..., : run[1]]
 
 
 @contextmanager

@@ -1,16 +1,21 @@
 """Sequences that come and go, side by side in one state: rows are appended, and the last one fills a gap.
 
-Twice as many rows, or places in each, are reserved whenever they run out, so that a context of which little is used
-takes little; a step reads the rows in use and no others.
+Twice as many rows, or places in each, are reserved whenever they run out. All rows have the places of the longest, but
+a row takes memory for the places that it has written alone (memlm/model/pages.py), and a step reads the rows in use and
+no others.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from memlm.model.decoder import Decoder
-from memlm.model.state import DecoderState, zeros
+from memlm.model.pages import Pages
+from memlm.model.state import DecoderState
 
 UNBOUNDED = 1 << 40  # tokens of a row whose places older ones make free
 FIRST_PLACES = 128
@@ -32,9 +37,12 @@ class StatePool:
         self._grows = not (self._decoder.config.is_windowed or self._decoder.config.is_segmented)
         first = min(self.capacity, FIRST_PLACES) if self._grows else self.capacity
         self.state = self._decoder.new_state(capacity=first)
-        self._reserved: dict[str, Tensor] = {
-            name: tensor for name in AXES if (tensor := getattr(self.state, name)) is not None
+        self._reserved = {
+            name: Pages(tensor.shape, tensor.dtype, tensor.device)
+            for name in AXES
+            if (tensor := getattr(self.state, name)) is not None
         }
+        self._is_huge: list[bool] = []  # of each row in use, whether it was given huge pages
         for name in MARKS:
             setattr(self.state, name, [])
         for rows in self.state.memories.values():
@@ -46,19 +54,28 @@ class StatePool:
         """Rows in use."""
         return self.state.batch_size
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and places that are reserved."""
+        tensor = self._reserved["cache_L2BGSd"].tensor
+        return tensor.shape[2], tensor.shape[4]
+
     @torch.inference_mode()
     def join(self, other: DecoderState, row: int = 0) -> int:
         """Takes a row of another state over; gives its number here. The other must not be used afterwards. What is to
         come needs a place of its own: see `reserve`.
         """
         mine = self.num_rows
-        used = other.num_front + other.length_B[row] - other.base_B[row]
+        used = other.places_B()[row]
         self.reserve(1, used)
         self._use(mine + 1)
-        for name, reserved in self._reserved.items():
+        self._is_huge.append(False)
+        if self._is_full(used):
+            self._make_huge(mine)
+        for name, pages in self._reserved.items():
             batch, places = AXES[name]
             source = getattr(other, name).select(batch, row).narrow(places - 1, 0, used)
-            reserved.select(batch, mine).narrow(places - 1, 0, used).copy_(source)
+            pages.tensor.select(batch, mine).narrow(places - 1, 0, used).copy_(source)
         for name in MARKS:
             getattr(self.state, name).append(getattr(other, name)[row])
         for layer, rows in self.state.memories.items():
@@ -67,40 +84,84 @@ class StatePool:
 
     @torch.inference_mode()
     def leave(self, row: int) -> None:
-        """Frees a row: the last one takes its number."""
+        """Frees a row, and gives its memory back: the last one takes its number."""
         last = self.num_rows - 1
         if row != last:
-            for name, reserved in self._reserved.items():
-                self._copy_row(reserved, last, reserved, row, name)
+            self._release(row)
+            if self._is_huge[last]:
+                self._make_huge(row)
+            for name, pages in self._reserved.items():
+                self._copy_row(pages.tensor, last, pages.tensor, row, name)
+        self._release(last)
         for rows in (*(getattr(self.state, name) for name in MARKS), *self.state.memories.values()):
             rows[row] = rows[last]
             rows.pop()
+        self._is_huge.pop()
         self._use(last)
 
     def _copy_row(self, source: Tensor, row: int, target: Tensor, place: int, name: str) -> None:
         """What is used of a row, from one tensor to another."""
         batch, places = AXES[name]
-        used = self.state.num_front + self.state.length_B[row] - self.state.base_B[row]
+        used = self.state.places_B()[row]
         part = source.select(batch, row).narrow(places - 1, 0, used)
         target.select(batch, place).narrow(places - 1, 0, used).copy_(part)
 
     @torch.inference_mode()
     def reserve(self, more: int, num_tokens: int) -> None:
         """Has room for so many more rows, and for so many tokens in each; what is there moves."""
-        rows = self.num_rows + more
-        for name, reserved in self._reserved.items():
-            (batch, places), shape = AXES[name], [*reserved.shape]
-            if rows > shape[batch]:
-                shape[batch] = min(self.most_rows, max(rows, 2 * shape[batch]))
-            if self._grows and num_tokens > shape[places]:
-                shape[places] = min(self.capacity, max(num_tokens, 2 * shape[places]))
-            if shape != [*reserved.shape]:
-                grown = zeros(shape, reserved.dtype, reserved.device)
-                for row in range(self.num_rows):
-                    self._copy_row(reserved, row, grown, row, name)
-                self._reserved[name] = grown
-                self.state.num_local = shape[places] - self.state.num_front
+        rows, places = before = self.shape
+        if self.num_rows + more > rows:
+            rows = min(self.most_rows, max(self.num_rows + more, 2 * rows))
+        if self._grows and num_tokens > places:
+            places = min(self.capacity, max(num_tokens, 2 * places))
+        if (rows, places) != before:
+            self._move_to(rows, places)
         self._use(self.num_rows)
+
+    def _move_to(self, rows: int, places: int) -> None:
+        moving = {name: pages.tensor for name, pages in self._reserved.items()}
+        for name, tensor in moving.items():
+            shape = [*tensor.shape]
+            shape[AXES[name][0]], shape[AXES[name][1]] = rows, places
+            self._reserved[name] = Pages(shape, tensor.dtype, tensor.device)
+        self.state.num_local = places - self.state.num_front
+        self._is_huge = [False] * self.num_rows
+        for row, used in enumerate(self.state.places_B()):
+            if self._is_full(used):
+                self._make_huge(row)
+            for name, tensor in moving.items():
+                self._copy_row(tensor, row, self._reserved[name].tensor, row, name)
+
+    def settle(self) -> None:
+        """Moves a row that has become mostly full into huge pages, which takes as long as copying it. One row a call:
+        that is to hold up no other row's next token for long.
+        """
+        for row, used in enumerate(self.state.places_B()):
+            if not self._is_huge[row] and self._is_full(used):
+                self._make_huge(row)
+                return
+
+    def _is_full(self, used: int) -> bool:
+        """Whether huge pages of a row's places would hold no more than twice what is used."""
+        return 2 * used >= self.shape[1]
+
+    def _make_huge(self, row: int) -> None:
+        """Asks for huge pages for a row, and for those that it shares with neighbours that have some."""
+        self._is_huge[row] = True
+        first, last = row, row
+        if row and self._is_huge[row - 1]:
+            first = row - 1
+        if row + 1 < len(self._is_huge) and self._is_huge[row + 1]:
+            last = row + 1
+        for name, pages in self._reserved.items():
+            for begin, end in _ranges(pages.tensor, AXES[name][0], first, last):
+                pages.make_huge(begin, end)
+
+    def _release(self, row: int) -> None:
+        self._is_huge[row] = False
+        for name, pages in self._reserved.items():
+            for begin, end in _ranges(pages.tensor, AXES[name][0], row, row):
+                pages.release(begin, end)
 
     def shrink(self) -> None:
         """Gives up what was reserved since the beginning; only where no row is in use."""
@@ -109,9 +170,16 @@ class StatePool:
 
     def _use(self, rows: int) -> None:
         """Shows the state so many rows."""
-        for name, reserved in self._reserved.items():
-            setattr(self.state, name, reserved.narrow(AXES[name][0], 0, rows))
+        for name, pages in self._reserved.items():
+            setattr(self.state, name, pages.tensor.narrow(AXES[name][0], 0, rows))
         self.state.batch_size = rows
+
+
+def _ranges(tensor: Tensor, batch: int, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """The bytes of the rows from `first` to `last`, in each layer; `batch` is the axis of rows."""
+    rows, row_bytes = tensor.shape[batch], math.prod(tensor.shape[batch + 1 :]) * tensor.itemsize
+    for layer in range(math.prod(tensor.shape[:batch])):
+        yield (layer * rows + first) * row_bytes, (layer * rows + last + 1) * row_bytes
 
 
 @torch.inference_mode()
@@ -119,7 +187,7 @@ def copied(state: DecoderState, row: int, decoder: Decoder, *, capacity: int | N
     """A row of a state as a state of its own, which goes its own way: with room for `capacity` tokens, or for no more
     than there are.
     """
-    used = state.num_front + state.length_B[row] - state.base_B[row]
+    used = state.places_B()[row]
     twin = decoder.new_state(capacity=used if capacity is None else capacity)
     for name, (batch, places) in AXES.items():
         if (tensor := getattr(state, name)) is not None:

@@ -26,11 +26,11 @@ from memlm.errors import Corrupt, Incompatible, InvalidInput
 from memlm.model.compression import group_size
 from memlm.model.config import ModelConfig
 from memlm.model.knn_memory import RowMemory
+from memlm.model.pages import LAZY_BYTES
 from memlm.model.sight import Sight
 from memlm.model.tensor_bytes import safetensors_pieces
 
 SPARE_PLACES = 64  # at least so many tokens behind a window are written before the window moves
-LAZY_BYTES = 1 << 20
 FORMAT = 1
 
 # Where the new tokens of a step go: see `DecoderState.ends`.
@@ -276,6 +276,10 @@ class DecoderState:
                 row.restore({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
         return state
 
+    def places_B(self, num_new: int = 0) -> list[int]:
+        """The places that each row takes once `num_new` more tokens are written: its front and its latest tokens."""
+        return [begin + num_new for begin in self._begins()]
+
     def _begins(self) -> list[int]:
         """The place of each row's next token."""
         return [self.num_front + length - base for length, base in zip(self.length_B, self.base_B, strict=True)]
@@ -335,8 +339,9 @@ def _read_state(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Zeros whose pages the system makes as they are first written to, where it can. numpy asks for huge pages, among
-    which a step finds its way sooner, but of which a token of each layer and head may touch a whole one.
+    """Returns zeros whose pages the system makes as they are first written to, where it can. numpy asks for huge
+    pages, which are faster to read, but of which a token of each layer and head may touch a whole one: this is for
+    states that are filled (for rows of a batch, see memlm/model/pages.py).
     """
     size = math.prod(shape) * dtype.itemsize
     if torch.device(device).type != "cpu" or size < LAZY_BYTES:

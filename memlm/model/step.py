@@ -13,6 +13,8 @@ from memlm.model.positions import RelativeBias, Rotary
 from memlm.model.sight import Sight
 from memlm.model.state import DecoderState, Ends
 
+ALIKE_PLACES = 128  # up to here, reading places that a row does not have costs less than another product
+
 
 @dataclass
 class Step:
@@ -31,6 +33,25 @@ class Step:
     def ends(self) -> Ends:
         """See `DecoderState.ends`."""
         return None if self.state is None else self.state.ends(self.new_B, self.sight.num_new)
+
+    @cached_property
+    def runs(self) -> list[tuple[slice, int]]:
+        """Neighbouring rows that hold about as many tokens, with the places of the longest of each run. A single query
+        of each row is answered run by run, so that a long row does not make short ones read places that they never
+        wrote: that would cost time, and would make the system map those pages.
+        """
+        everything = [(slice(None), self.sight.num_places)]
+        if self.state is None or self.sight.num_new > 1 or self.sight.query_RT.shape[0] == 1:
+            return everything
+        runs = list[tuple[slice, int]]()
+        begin, least, most = 0, 0, 0
+        for row, places in enumerate(self.state.places_B(1)):
+            if row and max(most, places) > max(2 * min(least, places), ALIKE_PLACES):
+                runs.append((slice(begin, row), most))
+                begin, least, most = row, places, places
+            else:
+                least, most = min(least, places) if row else places, max(most, places)
+        return [*runs, (slice(begin, self.state.batch_size), most)] if runs else everything
 
     @property
     def query_turn(self) -> Float[Tensor, "2 *R T r"] | None:

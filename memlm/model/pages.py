@@ -1,0 +1,59 @@
+"""Zeroed tensors that take memory page by page, as they are written to.
+
+The rows of a batch lie side by side in one tensor, each with as many places as the longest one asks for. Its pages are
+small, so that a short row takes memory for its own tokens alone. Where a row is mostly full, huge pages hold no more
+than twice that and are faster to read (docs/log.md, 2026-11-24); `make_huge` asks for them row by row.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+IS_SUPPORTED = sys.platform == "linux"
+LAZY_BYTES = 1 << 20  # smaller tensors are allocated as usual
+NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Python 3.12 and later
+COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1: moves what small pages hold into a huge one
+
+
+class Pages:
+    """A tensor of zeros, and advice to the system about byte ranges of it. Where the tensor is small, or lies on
+    another device, or the system is not Linux, the advice does nothing.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        size = math.prod(shape) * dtype.itemsize
+        self._map: mmap.mmap | None = None
+        if torch.device(device).type != "cpu" or size < LAZY_BYTES or not IS_SUPPORTED:
+            self.tensor: Tensor = torch.zeros(tuple(shape), dtype=dtype, device=device)
+            return
+        # Reserved is far more than is ever written, so that it must not count as committed memory.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
+        self._map = mmap.mmap(-1, size, flags=flags)
+        self._advise(mmap.MADV_NOHUGEPAGE, 0, size)
+        self.tensor = torch.frombuffer(self._map, dtype=torch.uint8).view(dtype).view(tuple(shape))
+
+    def release(self, begin: int, end: int) -> None:
+        """Gives the system the pages that lie wholly between two bytes; they read as zeros afterwards. What is written
+        there next gets small pages.
+        """
+        begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        self._advise(mmap.MADV_DONTNEED, begin, end)
+        self._advise(mmap.MADV_NOHUGEPAGE, begin, end)
+
+    def make_huge(self, begin: int, end: int) -> None:
+        """Asks for huge pages between two bytes, for what is there as for what will be."""
+        begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        self._advise(mmap.MADV_HUGEPAGE, begin, end)
+        self._advise(COLLAPSE, begin, end)
+
+    def _advise(self, advice: int, begin: int, end: int) -> None:
+        if self._map is not None and end > begin:
+            with suppress(OSError):  # a kernel without huge pages, or without room for one
+                self._map.madvise(advice, begin, end - begin)
