@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy.lib import format as npy
 
-from memlm.index.durable import storage, sync
+from memlm.index.durable import create, storage, sync, unshare
 
 HEADER_BYTES = 128
 
@@ -41,11 +41,13 @@ class GrowingArray:
     """An .npy file of rows, open for appending. `rows` counts those appended; `sync` makes them count."""
 
     def __init__(self, path: Path, dtype: str, width: int | None, *, rows: int = 0) -> None:
-        """Starts a file, or takes one up after its first `rows` rows and drops the rest."""
+        """Starts a new file, or continues one after its first `rows` rows and drops the rest."""
         self.path, self.rows = path, rows
         self._dtype, self._width = np.dtype(dtype), width
         with storage(path):
-            self._file = path.open("r+b" if rows else "w+b")
+            if rows:
+                unshare(path)
+            self._file = path.open("r+b") if rows else create(path)
             self._file.truncate(self._end)
             self._write_header()
 

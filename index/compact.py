@@ -42,8 +42,10 @@ def compact(path: str | Path, progress: Progress = silent) -> Compacted:
         assert before is not None
         segments, deleted, size = len(before.manifest.segments), before.num_deleted_documents, before.bytes_on_disk
         if segments == 1 and not deleted:
+            writer.discard()
             return Compacted(1, 0, before.num_entries, size, size)
         if not before.num_entries:
+            writer.discard()
             raise InvalidInput(f"every document of {path} is deleted; remove the folder", field="store")
         done = 0
         for segment in before.segments:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from memlm.index.arrays import GrowingArray
-from memlm.index.durable import checksum, sync_folder
+from memlm.index.durable import checksum, move, temporary_beside
 from memlm.index.manifest import FileRecord, SegmentRecord
 from memlm.index.segment import Segment
 
@@ -56,10 +56,11 @@ def _buried(store: Path, segment: Segment, rows: list[int], number: int) -> Segm
     dead[rows] = True
     name = f"deleted-{number:06d}.npy"
     path = store / segment.record.folder / name
-    with closing(GrowingArray(path, "<i8", None)) as array:
+    temporary = temporary_beside(path)
+    with closing(GrowingArray(temporary, "<i8", None)) as array:
         array.append(np.flatnonzero(dead))
         array.sync()
-    sync_folder(path.parent)
+    move(temporary, path)
     files = {kept: file for kept, file in segment.record.files.items() if kept != segment.record.deleted}
     files[name] = FileRecord(path.stat().st_size, checksum(path))
     return replace(segment.record, deleted=name, files=files)

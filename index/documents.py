@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ class DocumentTable:
         self._path, where = path, f"file:{quote(str(path))}?mode=ro&immutable=1"
         with self._readable():
             self._base = sqlite3.connect(where, uri=True, check_same_thread=False)
+        # Views share segments, in several threads: the last one that lets go of a table closes it.
+        self._closing = weakref.finalize(self, self._base.close)
 
     def at(self, row: int) -> DocumentRow:
         """The document of a row."""
@@ -142,7 +145,7 @@ class DocumentTable:
 
     def close(self) -> None:
         """Closes the file."""
-        self._base.close()
+        self._closing()
 
 
 def _document(fields: tuple[Any, ...]) -> DocumentRow:

@@ -1,8 +1,9 @@
-"""Writing so that a kill or a full disk leaves what was there before.
+"""Durable writes: after a kill or on a full disk, a file is what it was before or what it was to become.
 
-Everything that a store puts on disk goes through the four verbs of this file: write, sync, move, remove. A file is
-written under a temporary name, synced, moved to its own name, and the folder that names it is synced; only then
-does it count.
+Everything that a store puts on disk goes through the verbs of this file: create, write, sync, move, remove. A file is
+created under a temporary name of its own, synced, moved to its final name, and the folder that names it is synced; only
+then does it count. An existing file is never opened for truncation: `cp -al` and backup tools share files between
+folders by hard links, and truncating one would damage the other.
 """
 
 from __future__ import annotations
@@ -10,23 +11,32 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
+from typing import BinaryIO
 
-from memlm.index.errors import StorageFull
+from memlm.index.errors import NotWritable, StorageFull
 
+TEMPORARY = re.compile(r".+\.[0-9a-f]{8}\.tmp")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 @contextmanager
 def storage(path: Path) -> Iterator[None]:
-    """Turns the system's word for a full disk into StorageFull, which names the path."""
+    """Turns the system's errors of a full or read-only disk into StorageFull and NotWritable, which name the path."""
     try:
         yield
     except OSError as error:
+        if error.errno in _REFUSED:
+            raise NotWritable(
+                f"{path} cannot be written ({error.strerror}); mount its file system for writing, give this user the"
+                " right to write there, or copy the folder to a place that can be written"
+            ) from error
         if error.errno not in _FULL:
             raise
         free = shutil.disk_usage(path if path.is_dir() else path.parent).free
@@ -37,11 +47,11 @@ def storage(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, *pieces: bytes | memoryview) -> None:
-    """Writes a file of some pieces at once: afterwards it is there, synced, or the old one still is."""
-    temporary = path.with_name(f"{path.name}.{token_hex(4)}.tmp")  # a name of its own: others may write `path` too
+    """Replaces a file in one step, by some pieces: afterwards they are there, synced, or the old content still is."""
+    temporary = temporary_beside(path)
     with storage(path):
         try:
-            with temporary.open("xb") as file:
+            with create(temporary) as file:
                 for piece in pieces:
                     file.write(piece)
                 file.flush()  # fsync does not see Python's own buffer
@@ -51,6 +61,35 @@ def write_whole(path: Path, *pieces: bytes | memoryview) -> None:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name in the same folder that no other writer uses; `TEMPORARY` matches what a kill leaves of such files."""
+    return path.with_name(f"{path.name}.{token_hex(4)}.tmp")
+
+
+def create(path: Path) -> BinaryIO:
+    """Opens a new file for reading and writing. An existing name is removed first, and its content is left alone."""
+    path.unlink(missing_ok=True)
+    return path.open("x+b")
+
+
+def unshare(path: Path) -> None:
+    """Gives a file that is to be written further an inode of its own where hard links share it with other folders."""
+    if path.stat().st_nlink > 1:
+        own = temporary_beside(path)
+        shutil.copyfile(path, own)
+        sync_file(own)
+        move(own, path)
+
+
+def make_folder(path: Path) -> None:
+    """Creates a folder and its missing parents, and waits until all their names are on the disk."""
+    with storage(path.parent):
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for each in missing:
+            sync_folder(each.parent)
 
 
 def sync(descriptor: int) -> None:

@@ -7,7 +7,8 @@
     ├── Incompatible        a store of another model, or of another format
     ├── Corrupt             a file that is not what its manifest says
     ├── Locked              another process is writing to the store
-    └── StorageFull         the disk would not take what had to be written
+    ├── StorageFull         the disk would not take what had to be written
+    └── NotWritable         a read-only file system, or a folder that this user may not write to
 
 `memlm.errors` adds the errors of the model and of the service to this tree. Each message is one line: what was
 wrong, what was expected, what to try.
@@ -55,3 +56,7 @@ class Locked(MemlmError):
 
 class StorageFull(MemlmError):
     """The disk would not take what had to be written; the last committed state stands."""
+
+
+class NotWritable(MemlmError):
+    """The file system is read-only, or this user may not write there; nothing was changed."""

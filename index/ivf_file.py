@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float16, Float32, Int64, UInt8
 
 from memlm.index.arrays import GrowingArray, Picked, rows_of
-from memlm.index.durable import remove, storage, sync
+from memlm.index.durable import create, remove, storage, sync
 from memlm.index.errors import Corrupt
 from memlm.index.ivf import VALUE_BITS, create_index, inner, keys_are_codes, transformed
 from memlm.index.list_finder import ListFinder
@@ -46,7 +46,7 @@ def write_ivf(
     lists_N = np.load(lists_path, mmap_mode="r")
     codes_NC = keys_ND if keys_are_codes(index) else np.load(codes_path, mmap_mode="r")
     sizes = _sizes_of(lists_N, inner(index).nlist)
-    with storage(path), path.open("wb") as file:
+    with storage(path), create(path) as file:
         _write_head(file, index, sizes)
         _write_lists(file, codes_NC, keys_ND, values_N, lists_N, sizes, progress)
         file.flush()

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from memlm.index.durable import remove
-from memlm.index.errors import Corrupt
+from memlm.index.errors import Corrupt, Incompatible
 from memlm.index.lock import committing, writing
-from memlm.index.manifest import JOURNAL, StoreSpec, read_manifest, sign, signed, sweep
+from memlm.index.manifest import JOURNAL, StoreSpec, check_unchanged, read_manifest, sign, signed, sweep
 
 BUILDING = "building"
 BUILD, ADD, COMPACT = "build", "add", "compact"
@@ -31,10 +31,16 @@ class Journal:
     def decode(cls, path: Path) -> Journal:
         """Raises Corrupt for what `encode` did not write."""
         try:
-            told = signed(path.read_bytes())
+            fields = signed(path.read_bytes())
         except ValueError as error:
             raise Corrupt(f"{path} {error}; remove {path} to start the build anew") from error
-        return cls(**{**told, "spec": StoreSpec(**told["spec"])})
+        try:
+            return cls(**{**fields, "spec": StoreSpec(**fields["spec"])})
+        except (TypeError, KeyError) as error:
+            raise Incompatible(
+                f"{path} was written by another version of memlm ({error}); go on with that version, or remove {path}"
+                " to start the build anew"
+            ) from error
 
 
 def give_up(path: str | Path) -> bool:
@@ -42,8 +48,9 @@ def give_up(path: str | Path) -> bool:
     already, there is not, and it stays. Raises Locked while somebody writes.
     """
     path = Path(path)
-    with writing(path), committing(path):
+    with writing(path), committing(path) as hold:
         manifest, journal = read_manifest(path), path / JOURNAL
+        check_unchanged(path, manifest, hold)
         committed = {segment.number for segment in manifest.segments}
         unfinished = journal.exists() and Journal.decode(journal).segment not in committed
         remove(path / BUILDING)  # first, and also without a journal: an interrupted run of this may have removed that

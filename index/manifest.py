@@ -1,28 +1,39 @@
 """The manifest: one small JSON file that says what a store is made of. CURRENT names the one that counts.
 
 A commit writes manifest-N.json, which carries a checksum of itself, and then CURRENT, which carries the manifest's
-name and checksum. Readers keep the manifest they opened; the files of older ones go when a later commit no longer
-names them.
+name and checksum and the store's id. These identify a snapshot. The number does not: every new store begins at 1, and a
+folder may be replaced by another store, or by an earlier state of the same one. Readers keep the manifest they opened;
+the files of older ones go when a later commit no longer names them.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import re
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from secrets import token_hex
+from typing import Any, TypeVar
 
 from memlm.index.durable import checksum_of, remove, write_whole
-from memlm.index.errors import Corrupt, Incompatible, NotFound
+from memlm.index.errors import Corrupt, Incompatible, Locked, MemlmError, NotFound
+from memlm.index.lock import Hold
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had no id of the store
+READABLE_VERSIONS = (1, 2)
+METRIC, KEY_DTYPE = "l2", "float16"
+MANIFEST = re.compile(r"manifest-\d+\.json")
+FIRST_MANIFEST = "manifest-000001.json"
 CURRENT = "CURRENT"
 SEGMENTS = "segments"
 JOURNAL = "building.json"
 RESTORE = "restore it from a copy, or build the store anew"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +113,11 @@ class SegmentRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All that a reader needs to know of a store."""
+    """All that a reader needs to know of a store.
+
+    `store_id` is drawn at random when the store is built, and stays; it is empty in a store of format 1 until the next
+    commit. `checksum` is that of the file: it and the id are the snapshot, while numbers repeat in other stores.
+    """
 
     number: int
     spec: StoreSpec
@@ -110,6 +125,8 @@ class Manifest:
     defaults: KnnDefaults
     quality: Mapping[str, Any] | None = None
     created: float = field(default_factory=time.time)
+    store_id: str = field(default_factory=lambda: token_hex(16))
+    checksum: str = ""
 
     @property
     def name(self) -> str:
@@ -117,62 +134,123 @@ class Manifest:
         return f"manifest-{self.number:06d}.json"
 
     @property
+    def pointer(self) -> Pointer:
+        """What `CURRENT` says while this manifest counts."""
+        return Pointer(self.name, self.checksum, self.store_id)
+
+    @property
     def last_segment(self) -> int:
         """The number of its newest segment; 0 where there is none."""
         return max((segment.number for segment in self.segments), default=0)
 
     def next(self, **changes: Any) -> Manifest:
-        """The one that follows, with these changes."""
-        return replace(self, number=self.number + 1, created=time.time(), **changes)
+        """The manifest that follows, with these changes."""
+        store_id = self.store_id or token_hex(16)
+        return replace(self, number=self.number + 1, created=time.time(), store_id=store_id, checksum="", **changes)
 
     def encode(self) -> bytes:
-        """As JSON, with its own checksum."""
-        body = {"format_version": FORMAT_VERSION, "metric": "l2", "key_dtype": "float16", **asdict(self)}
+        """JSON that carries a checksum of itself."""
+        body = {"format_version": FORMAT_VERSION, "metric": METRIC, "key_dtype": KEY_DTYPE, **asdict(self)}
+        del body["checksum"]  # of the whole file, which `CURRENT` has
         return sign(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """The content of `CURRENT`: the manifest's file and its checksum, and the store's id, which format 1 lacks.
+
+    Two pointers are equal only if they stand for the same snapshot of the same store.
+    """
+
+    manifest: str
+    checksum: str
+    store_id: str = ""
+
+    def encode(self) -> bytes:
+        """One line."""
+        return f"{self.manifest} {self.checksum} {self.store_id}".strip().encode() + b"\n"
+
+
+def read_pointer(path: Path) -> Pointer:
+    """What `CURRENT` says. Raises NotFound where there is no store, Corrupt where `CURRENT` is missing from a store or
+    damaged.
+    """
+    current = path / CURRENT
+    try:
+        content = current.read_bytes()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise
+        problem = _no_store(path)
+        if error.errno == errno.ENOENT and current.is_file():  # the first commit was made while this looked for it
+            return read_pointer(path)
+        raise problem from None
+    words = content.decode("ascii", errors="replace").split()
+    if len(words) not in (2, 3) or not MANIFEST.fullmatch(words[0]):
+        raise Corrupt(f"{current} was changed; {_way_back(path)}")
+    return Pointer(*words)
 
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest that counts in a store.
 
-    Raises NotFound where there is no store, Corrupt for a damaged file, Incompatible for another version of the format.
+    Raises NotFound where there is no store, Corrupt for a damaged or missing file, Incompatible for a store that a
+    newer version has written.
     """
-    current = path / CURRENT
     for _ in range(10):  # a commit may replace the manifest between reading its name and opening it
-        if not _is_file(current):
-            raise _no_store(path)
-        said = current.read_bytes()
-        name, _, expected = said.decode("ascii", errors="replace").strip().partition(" ")
+        pointer = read_pointer(path)
+        file = path / pointer.manifest
         try:
-            content = (path / name).read_bytes()
-        except (OSError, ValueError):
-            if current.is_file() and current.read_bytes() != said:
+            content = file.read_bytes()
+        except OSError:
+            if read_pointer(path) != pointer:
                 continue
-            raise Corrupt(f"{current} names {name!r}, which is not there; {RESTORE}") from None
-        if checksum_of(content) != expected:
-            raise Corrupt(f"{path / name} is not what {current} says it is (wrong checksum); {RESTORE}")
-        return _decode(content, path / name)
-    raise Corrupt(f"{current} does not come to rest; try again when nobody writes to the store")
+            raise Corrupt(
+                f"{path / CURRENT} names {pointer.manifest!r}, which cannot be read; {_way_back(path)}"
+            ) from None
+        if checksum_of(content) != pointer.checksum:
+            if read_pointer(path) != pointer:  # another store's manifest of the same name has taken its place
+                continue
+            raise Corrupt(f"{file} is not what {path / CURRENT} says it is (wrong checksum); {_way_back(path)}")
+        manifest = _decode(content, file)
+        if manifest.store_id != pointer.store_id:
+            raise Corrupt(f"{path / CURRENT} is of another store than {file}; {RESTORE}")
+        return manifest
+    raise Corrupt(f"{path / CURRENT} does not come to rest; try again when nobody writes to the store")
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:  # there can be none of that name
-            return False
-        raise
+def commit_manifest(path: Path, manifest: Manifest, *, after: Manifest | None, hold: Hold) -> Manifest:
+    """Makes a manifest the one that counts, and gives it with its checksum. All that it names must be on the disk.
 
-
-def commit_manifest(path: Path, manifest: Manifest) -> None:
-    """Makes a manifest the one that counts; everything that it names must be on the disk already."""
+    Raises Locked, and changes nothing, where the store at the path is no longer the one that `hold` has locked, or is
+    at another snapshot than `after`; None stands for a store that is yet to be made.
+    """
     content = manifest.encode()
+    manifest = replace(manifest, checksum=checksum_of(content))
+    check_unchanged(path, after, hold)
     write_whole(path / manifest.name, content)
-    write_whole(path / CURRENT, f"{manifest.name} {checksum_of(content)}\n".encode())
+    check_unchanged(path, after, hold)
+    write_whole(path / CURRENT, manifest.pointer.encode())
+    return manifest
+
+
+def check_unchanged(path: Path, manifest: Manifest | None, hold: Hold) -> None:
+    """Raises Locked unless a store is at the snapshot of a manifest, in the folder that `hold` has locked."""
+    hold.check()
+    try:
+        there: Pointer | None = read_pointer(path)
+    except NotFound:
+        there = None
+    if there != (None if manifest is None else manifest.pointer):
+        raise Locked(
+            f"{path} was replaced by another store, or by an earlier state of it, while it was being changed; what is"
+            " there now was left as it is: run the same command again"
+        )
 
 
 def sweep(path: Path, manifest: Manifest) -> None:
-    """Removes what no longer counts: older manifests, unfinished commits, tombstones that were replaced."""
-    for file in (*path.glob("manifest-*.json*"), *path.glob(f"{CURRENT}.*.tmp")):
+    """Removes what no manifest names any longer, and what a killed commit left: for the holder of the commit lock."""
+    for file in (*path.glob("manifest-*.json*"), *path.glob(f"{CURRENT}.*tmp")):
         if file.name != manifest.name:
             remove(file)
     named = {segment.number: segment for segment in manifest.segments}
@@ -184,6 +262,55 @@ def sweep(path: Path, manifest: Manifest) -> None:
         for file in folder.iterdir():
             if file.name not in segment.files:
                 remove(file)
+
+
+def lost_store(path: Path) -> str | None:
+    """Of a folder without a usable `CURRENT`: what there is of a store in it, or None where nothing is.
+
+    A build that was killed at its first commit is not meant: its journal says so, and the build goes on with it.
+    """
+    manifests, segments = _manifests(path), _segment_folders(path)
+    if not (manifests or segments) or (is_unfinished_build(path) and manifests in ([], [path / FIRST_MANIFEST])):
+        return None
+    return " and ".join(
+        [*([manifests[-1].name] if manifests else []), *([f"{len(segments)} segments"] if segments else [])]
+    )
+
+
+def is_unfinished_build(path: Path) -> bool:
+    """Whether the journal of a folder is that of a build, or cannot be read."""
+    try:
+        return bool(signed((path / JOURNAL).read_bytes())["task"] == "build")
+    except OSError:
+        return False
+    except (ValueError, KeyError):
+        return not _manifests(path)
+
+
+def newest_manifest(path: Path) -> Manifest:
+    """The manifest of the highest number in a folder, whether or not `CURRENT` names it.
+
+    Raises NotFound where there is none, Corrupt where it is damaged.
+    """
+    manifests = _manifests(path)
+    if not manifests:
+        raise NotFound(f"no manifest in {path}; {RESTORE}", kind="datastore", name=str(path))
+    return _decode(manifests[-1].read_bytes(), manifests[-1])
+
+
+def _manifests(path: Path) -> list[Path]:
+    try:
+        found = [file for file in path.iterdir() if MANIFEST.fullmatch(file.name)]
+    except OSError:
+        return []
+    return sorted(found, key=lambda file: int(file.stem.removeprefix("manifest-")))
+
+
+def _segment_folders(path: Path) -> list[Path]:
+    try:
+        return [folder for folder in (path / SEGMENTS).iterdir() if folder.name.isdigit()]
+    except OSError:
+        return []
 
 
 def sign(body: dict[str, Any]) -> bytes:
@@ -204,35 +331,76 @@ def signed(content: bytes) -> dict[str, Any]:
 
 
 def _decode(content: bytes, path: Path) -> Manifest:
+    """Raises Corrupt for bytes that are not as they were written, Incompatible for what another version has written."""
     try:
         body = signed(content)
     except ValueError as error:
         raise Corrupt(f"{path} {error}; {RESTORE}") from error
-    if (version := body.pop("format_version")) != FORMAT_VERSION:
-        raise Incompatible(f"{path} is of format {version}; this version of memlm reads format {FORMAT_VERSION}")
-    del body["metric"], body["key_dtype"]
-    segments = tuple(
-        SegmentRecord(
-            **{
-                **segment,
-                "files": {name: FileRecord(**said) for name, said in segment["files"].items()},
-                "tried": tuple(segment.get("tried", ())),
-            }
+    version = body.pop("format_version", None)
+    if version not in READABLE_VERSIONS:
+        raise Incompatible(
+            f"{path} is of format {version}; this version of memlm reads formats 1 to {FORMAT_VERSION}: install the"
+            " version of memlm that wrote it, or a newer one"
         )
-        for segment in body.pop("segments")
-    )
-    spec, defaults = StoreSpec(**body.pop("spec")), KnnDefaults(**body.pop("defaults"))
-    return Manifest(spec=spec, segments=segments, defaults=defaults, **body)
+    try:
+        if (kinds := (body.pop("metric"), body.pop("key_dtype"))) != (METRIC, KEY_DTYPE):
+            raise TypeError(f"has keys of another kind ({', '.join(map(str, kinds))})")
+        segments = tuple(
+            _known(
+                SegmentRecord,
+                {
+                    **segment,
+                    "files": {name: _known(FileRecord, record) for name, record in segment["files"].items()},
+                    "tried": tuple(segment.get("tried", ())),
+                },
+            )
+            for segment in body.pop("segments")
+        )
+        spec, defaults = _known(StoreSpec, body.pop("spec")), _known(KnnDefaults, body.pop("defaults"))
+        if version == 1:
+            body["store_id"] = ""
+        about = {"spec": spec, "segments": segments, "defaults": defaults, "checksum": checksum_of(content)}
+        return _known(Manifest, {**body, **about})
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        problem = f"lacks {error}" if isinstance(error, KeyError) else error
+        raise Incompatible(
+            f"{path} {problem}: another version of memlm has written it; install that version, or a newer one"
+        ) from error
+
+
+def _known(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A dataclass of some values. Raises TypeError, naming them, for fields that it does not have, or lacks."""
+    known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    if strange := sorted(set(values) - set(known)):
+        raise TypeError(f"has fields that this version does not know ({', '.join(strange)})")
+    needed = {each.name for each in known.values() if each.default is MISSING and each.default_factory is MISSING}
+    if lacking := sorted(needed - set(values)):
+        raise TypeError(f"lacks {', '.join(lacking)}")
+    return kind(**values)
 
 
 def _no_store(path: Path) -> Exception:
-    if _is_file(path / JOURNAL):
+    if lost := lost_store(path):
+        return Corrupt(f"{path / CURRENT} is missing, but {lost} are there; {_way_back(path)}")
+    if (path / JOURNAL).is_file():
         return NotFound(
             f"{path} is an unfinished build; run `memlm index build` with the same corpus again to go on with it",
             kind="datastore",
             name=str(path),
         )
     return NotFound(f"no datastore at {path}; build one with `memlm index build`", kind="datastore", name=str(path))
+
+
+def _way_back(path: Path) -> str:
+    """How to get back a store whose `CURRENT` is missing or wrong."""
+    for file in reversed(_manifests(path)):
+        with suppress(MemlmError, OSError):
+            manifest = _decode(file.read_bytes(), file)
+            return (
+                f"its newest sound manifest is {manifest.name}: copy {CURRENT} from where the folder came from, or run"
+                f" `memlm index verify {path} --repair`, which makes that manifest count"
+            )
+    return RESTORE
 
 
 def _canonical(body: Any) -> bytes:

@@ -20,6 +20,7 @@ from memlm.index.neighbours import Neighbours, RawSearch, search_kept
 KEYS, VALUES, STARTS, DOCUMENTS, INDEX = "keys.npy", "values.npy", "starts.npy", "documents.sqlite", "index.faiss"
 PRUNED = "pruned.npy"
 ROW_BITS = 40
+MAX_SEGMENTS = 1 << (63 - ROW_BITS)  # above which ids leave the range of int64
 SMALL_BYTES = 1 << 20
 
 
@@ -36,6 +37,7 @@ class Segment:
         for name, expected in record.files.items():
             if problem := self._problem_of(name, expected, whole=expected.bytes <= SMALL_BYTES):
                 raise Corrupt(f"{problem}; {RESTORE}")
+        self._inodes = _inodes_of(self._folder, record)
         self.keys_ND: Float16[np.ndarray, "N D"] | None = None
         if KEYS in record.files:
             self.keys_ND = np.load(self._folder / KEYS, mmap_mode="r")
@@ -56,6 +58,18 @@ class Segment:
             self.starts
         ) != record.documents + 1:
             raise Corrupt(f"{self._folder} does not hold {record.entries} entries of {dim} dimensions; {RESTORE}")
+
+    def is_at(self, store: Path, record: SegmentRecord) -> bool:
+        """Whether a record of the store at a path is what is open here: the same files, and not others of the same
+        names that have taken their place.
+        """
+        inodes = _inodes_of(store / record.folder, record)
+        return inodes is not None and (record, inodes) == (self.record, self._inodes)
+
+    @property
+    def core(self) -> tuple[int, FileRecord, FileRecord]:
+        """What identifies a segment's content, whatever has been deleted of it since."""
+        return self.record.number, self.record.files[VALUES], self.record.files[DOCUMENTS]
 
     @property
     def num_live_entries(self) -> int:
@@ -146,7 +160,7 @@ class Segment:
     def problems(self) -> list[str]:
         """What `verify` finds: every file against its checksum, and every value and span against the counts."""
         found = [self._problem_of(name, expected, whole=True) for name, expected in self.record.files.items()]
-        if (np.diff(self.starts) <= 0).any() or self.starts[0] != 0 or self.starts[-1] != self.record.entries:
+        if (np.diff(self.starts) < 0).any() or self.starts[0] != 0 or self.starts[-1] != self.record.entries:
             found.append(f"{self._folder / STARTS}: the documents do not cover the entries")
         if sum(1 for _ in self.documents) != self.record.documents:
             found.append(f"{self._folder / DOCUMENTS}: expected {self.record.documents} documents")
@@ -194,3 +208,12 @@ class Segment:
         if whole and checksum(path) != expected.checksum:
             return f"{path} was changed (wrong checksum)"
         return None
+
+
+def _inodes_of(folder: Path, record: SegmentRecord) -> list[tuple[int, int]] | None:
+    """The identities of a segment's files on this machine; None where one is missing."""
+    try:
+        found = [(folder / name).stat() for name in record.files]
+    except OSError:
+        return None
+    return [(each.st_dev, each.st_ino) for each in found]

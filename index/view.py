@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,17 +46,31 @@ class Span:
     num_entries: int
 
 
+_reads = itertools.count(1)
+
+
+def next_read() -> int:
+    """A number for a read of `CURRENT`, drawn before it: of two views, the one with the higher number is as new or
+    newer, whatever the numbers of their manifests say.
+    """
+    return next(_reads)
+
+
 class View:
     """A store at one manifest. Searching is safe from several threads; the rest is for one at a time."""
 
-    def __init__(self, path: Path, manifest: Manifest, known: Sequence[Segment] = ()) -> None:
-        """Opens the segments of a manifest; those that have not changed since they were opened are the `known`."""
-        self.path, self.manifest = path, manifest
+    def __init__(
+        self, path: Path, manifest: Manifest, known: Sequence[Segment] = (), *, read: int | None = None
+    ) -> None:
+        """Opens the segments of a manifest. Those of `known` that are the same files, unchanged, are used as they are.
+        `read` is `next_read()` of before the manifest was read; if not given, it is drawn now.
+        """
+        self.path, self.manifest, self.read = path, manifest, next_read() if read is None else read
         there = {segment.record.number: segment for segment in known}
         self._segments: list[Segment] = []
         for record in manifest.segments:
             segment = there.get(record.number)
-            same = segment is not None and segment.record == record
+            same = segment is not None and segment.is_at(path, record)
             self._segments.append(segment if segment and same else Segment(path, record, manifest.spec.dim))
 
     @property
@@ -239,6 +254,12 @@ class View:
         picks = np.sort(np.random.default_rng(seed).choice(len(live), min(n, len(live)), replace=False))
         return [_span(*live[pick]) for pick in picks]
 
+    def is_continued_by(self, later: View) -> bool:
+        """Whether a later view has the same segments, with at most more documents deleted."""
+        return [each.core for each in self._segments] == [each.core for each in later.segments] and not any(
+            (before.dead & ~after.dead).any() for before, after in zip(self._segments, later.segments, strict=True)
+        )
+
     def gone_in(self, later: View) -> Iterator[str]:
         """The ids of documents that speak here, and do not in a later manifest of the same segments."""
         for before, after in zip(self._segments, later.segments, strict=True):
@@ -258,11 +279,10 @@ class View:
         problems = [problem for segment in self._segments for problem in segment.problems()]
         return problems or self._lost()
 
-    def close(self, but: Sequence[Segment] = ()) -> None:
-        """Closes the files, but for those of some segments."""
+    def close(self) -> None:
+        """Closes the files."""
         for segment in self._segments:
-            if segment not in but:
-                segment.close()
+            segment.close()
 
     def _lost(self) -> list[str]:
         """The self-query test: a position is its own nearest neighbour, or as near as it, if the index is sound. Where

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,12 +32,12 @@ from memlm.index.cores import num_cores
 from memlm.index.datastore import Datastore
 from memlm.index.deletion import bury
 from memlm.index.documents import DocumentTableWriter
-from memlm.index.durable import checksum, move, remove, storage, sync_file, sync_folder, write_whole
-from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput
+from memlm.index.durable import checksum, make_folder, move, remove, sync_file, sync_folder, write_whole
+from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, Locked
 from memlm.index.ivf import FLAT, VALUE_BITS, Ivf, choose_index, open_index, train_ivf
 from memlm.index.ivf_file import write_ivf
 from memlm.index.journal import ADD, BUILD, BUILDING, COMPACT, Journal
-from memlm.index.lock import COMMIT_LOCK, LOCK, committing, writing
+from memlm.index.lock import COMMIT_LOCK, LOCK, Hold, committing, writing
 from memlm.index.manifest import (
     CURRENT,
     JOURNAL,
@@ -46,33 +47,38 @@ from memlm.index.manifest import (
     Manifest,
     SegmentRecord,
     StoreSpec,
+    check_unchanged,
     commit_manifest,
+    lost_store,
     read_manifest,
     sweep,
 )
 from memlm.index.progress import Progress, silent
-from memlm.index.segment import DOCUMENTS, INDEX, KEYS, PRUNED, STARTS, VALUES, Segment
+from memlm.index.segment import DOCUMENTS, INDEX, KEYS, MAX_SEGMENTS, PRUNED, STARTS, VALUES, Segment
+from memlm.index.view import View
 
 NOT_FINITE = np.uint16(0x7C00)  # the bits of a float16's exponent: all are set in infinity and in what is no number
 UNTUNED_K, UNTUNED_LAM = 64, 0.25
 ABOUT_INDEX = ("index", "seed", "target", "max_memory", "keep_keys")
 OURS = re.compile(
-    rf"({CURRENT}|{JOURNAL}|manifest-\d+\.json)((\.[0-9a-f]+)?\.tmp)?|{SEGMENTS}|{BUILDING}|{LOCK}|{COMMIT_LOCK}"
+    rf"({CURRENT}|{JOURNAL}|manifest-\d+\.json)((\.[0-9a-f]{{8}})?\.tmp)?|{SEGMENTS}|{BUILDING}|{LOCK}|{COMMIT_LOCK}"
 )
 
 
 class StoreWriter:
     """The one writer of a store. Leaving it without a commit keeps what was checkpointed, for a resume."""
 
-    def __init__(self, path: Path, spec: StoreSpec, manifest: Manifest | None, held: ExitStack, task: str) -> None:
+    def __init__(
+        self, path: Path, spec: StoreSpec, manifest: Manifest | None, held: ExitStack, task: str, hold: Hold
+    ) -> None:
         """`create`, `extend` and `compacting` check the place, take the lock, and come here."""
-        self.path, self.spec, self._held, self._task = path, spec, held, task
+        self.path, self.spec, self._held, self._task, self._hold = path, spec, held, task, hold
         self._work = path / BUILDING
         self.base = held.enter_context(Datastore(path, manifest)) if manifest else None
         self._replaced: list[str] = []
-        self._number = 1 + manifest.last_segment if manifest else 1
+        self._number = next_segment(manifest) if manifest else 1
         self.num_resumed_entries = self._recover()
-        self._work.mkdir(exist_ok=True)
+        make_folder(self._work)
         rows = self.num_resumed_entries
         self._keys = held.enter_context(closing(GrowingArray(self._work / KEYS, "<f2", spec.dim, rows=rows)))
         self._values = held.enter_context(closing(GrowingArray(self._work / VALUES, "<u4", None, rows=rows)))
@@ -91,8 +97,8 @@ class StoreWriter:
     def create(cls, path: str | Path, spec: StoreSpec) -> StoreWriter:
         """Starts a store, or goes on with the interrupted build of one like it.
 
-        Raises AlreadyExists where there is a store or anything else, Incompatible where the interrupted build
-        differs, Locked while another writes.
+        Raises AlreadyExists where there is a store or anything else, Corrupt where there is a store that has lost its
+        `CURRENT`, Incompatible where the interrupted build differs, Locked while another writes.
         """
         path = Path(path)
         choose_index(spec.index, 0)
@@ -105,8 +111,12 @@ class StoreWriter:
             )
         if path.exists() and (not path.is_dir() or any(not OURS.fullmatch(file.name) for file in path.iterdir())):
             raise AlreadyExists(f"{path} is there and is no unfinished datastore; choose another folder")
-        with storage(path.parent):
-            (path / SEGMENTS).mkdir(parents=True, exist_ok=True)
+        if lost := lost_store(path):
+            raise Corrupt(
+                f"{path} has no {CURRENT}, but {lost} of a datastore, which a build would remove; `memlm index verify"
+                f" {path} --repair` makes it whole again, or choose another folder"
+            )
+        make_folder(path / SEGMENTS)
         return cls._holding(path, spec, BUILD)
 
     @classmethod
@@ -131,12 +141,12 @@ class StoreWriter:
     @classmethod
     def _holding(cls, path: Path, spec: StoreSpec, task: str) -> StoreWriter:
         with ExitStack() as held:
-            held.enter_context(writing(path))
+            hold = held.enter_context(writing(path))
             with committing(path):  # so that nobody sweeps away what is being opened, or brought back
                 manifest = None if task == BUILD else read_manifest(path)  # what counts now that nobody else writes
                 if manifest and task == COMPACT:
                     task = f"{COMPACT} {manifest.number}"
-                writer = cls(path, spec, manifest, held, task)
+                writer = cls(path, spec, manifest, held, task, hold)
             writer._held = held.pop_all()
             return writer
 
@@ -197,11 +207,13 @@ class StoreWriter:
         self._entries += len(values_N)
 
     def checkpoint(self) -> None:
-        """Makes what was appended so far survive a kill."""
+        """Makes what was appended so far survive a kill. Raises Locked where the folder was replaced meanwhile."""
+        self._hold.check()
         self._keys.sync()
         self._values.sync()
         if self._pruned:
             self._pruned.sync()
+        sync_folder(self._work)
         write_whole(self.path / JOURNAL, Journal(self._task, self._number, self._keys.rows, self.spec).encode())
 
     def commit(self, progress: Progress = silent, *, defaults: KnnDefaults | None = None) -> Datastore:
@@ -215,15 +227,23 @@ class StoreWriter:
             raise self._nothing_to_commit()
         self.checkpoint()
         record = self._finish_files(progress)
-        (self.path / SEGMENTS).mkdir(exist_ok=True)
-        with committing(self.path):
+        with committing(self.path) as hold:
+            self._hold.check()
+            now = self._latest()
             move(self._work, self.path / record.folder)
-            manifest = self._successor(record, defaults)
-            commit_manifest(self.path, manifest)
+            after = None if now is None else now.manifest
+            manifest = commit_manifest(self.path, self._successor(now, record, defaults), after=after, hold=hold)
+            check_unchanged(self.path, manifest, hold)
             remove(self.path / JOURNAL)
             sweep(self.path, manifest)
         self._held.close()
         return Datastore.open(self.path)
+
+    def discard(self) -> None:
+        """Removes what was written, which is not to be committed."""
+        self._hold.check()
+        remove(self._work)
+        remove(self.path / JOURNAL)
 
     def close(self) -> None:
         """Lets go of the files and the lock."""
@@ -248,6 +268,8 @@ class StoreWriter:
                 f"documents were being added to {self.path}; run the same `memlm index add` again to go on with it,"
                 f" or remove {journal} to give it up"
             )
+        for file in self.path.glob(f"{JOURNAL}.*tmp"):
+            remove(file)
         if left is None or left.segment != self._number or left.task != self._task:
             remove(journal)  # of a commit that was done, or of a compaction that another change has overtaken
             remove(self._work)
@@ -328,22 +350,35 @@ class StoreWriter:
         told = tuple(asdict(each) for each in (*tried, settled))
         return {"index": factory, "nprobe": settled.nprobe, "rerank": settled.rerank, "tried": told}
 
-    def _successor(self, record: SegmentRecord, defaults: KnnDefaults | None) -> Manifest:
-        """What follows the manifest of now, which may be a later one than that of the beginning."""
+    def _latest(self) -> View | None:
+        """The snapshot to commit after, which may be later than that of the beginning; None for a new store. Raises
+        Locked where it is none that follows from the beginning: another store's, or an earlier one.
+        """
         if self.base is None:
+            return None
+        now = Datastore.open(self.path)
+        if not self.base.is_continued_by(now):
+            raise Locked(
+                f"{self.path} was replaced by another store, or by an earlier state of it, while it was being written;"
+                " what is there now was left as it is: run the same command again"
+            )
+        return now
+
+    def _successor(self, now: View | None, record: SegmentRecord, defaults: KnnDefaults | None) -> Manifest:
+        """The manifest that follows that of `now`."""
+        if self.base is None or now is None:
             untuned = KnnDefaults(k=UNTUNED_K, lam=UNTUNED_LAM, temperature=self._scale, tuned_on=None)
             return Manifest(1, self.spec, (record,), defaults or untuned)
-        with Datastore.open(self.path) as now:
-            number = now.manifest.number + 1
-            if self._task == ADD:
-                replaced = now.find_each([name for name in self._replaced if now.has_document(name)])
-                old = bury(self.path, now.segments, replaced, number)
-                return now.manifest.next(segments=(*old, record), quality=None)
-            with closing(Segment(self.path, record, self.spec.dim)) as merged:
-                rows = [merged.documents.row_of(name) for name in self.base.gone_in(now)]
-                copies = [(merged, row) for row in rows if row is not None]
-                segments = bury(self.path, [merged], copies, number)
-            return now.manifest.next(segments=segments, quality=None)
+        number = now.manifest.number + 1
+        if self._task == ADD:
+            replaced = now.find_each([name for name in self._replaced if now.has_document(name)])
+            old = bury(self.path, now.segments, replaced, number)
+            return now.manifest.next(segments=(*old, record), quality=None)
+        with closing(Segment(self.path, record, self.spec.dim)) as merged:
+            rows = [merged.documents.row_of(name) for name in self.base.gone_in(now)]
+            copies = [(merged, row) for row in rows if row is not None]
+            segments = bury(self.path, [merged], copies, number)
+        return now.manifest.next(segments=segments, quality=None)
 
     def _check(self, keys_ND: np.ndarray, values_N: np.ndarray) -> None:
         if not self._starts:
@@ -365,6 +400,15 @@ class StoreWriter:
             f"the corpus ended before the entries that the interrupted build left in {self.path};"
             f" give the same corpus, or remove {self._work} to start anew"
         )
+
+
+def next_segment(manifest: Manifest) -> int:
+    """The number for one more segment: one above the highest, or the lowest that is free where that would be too high
+    for the ids of its entries.
+    """
+    taken = {segment.number for segment in manifest.segments}
+    above = max(taken, default=0) + 1
+    return above if above < MAX_SEGMENTS else next(number for number in count(1) if number not in taken)
 
 
 def _check_same(there: StoreSpec, wanted: StoreSpec, path: Path, but: tuple[str, ...] = ()) -> None:

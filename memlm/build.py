@@ -337,9 +337,9 @@ def _begin(placed: _Placed, writer: StoreWriter, *, replace: bool) -> None:
 
 def _judge(datastore: Datastore, checkpoint: Checkpoint, *, seed: int, progress: Progress) -> Quality | None:
     """Measures the index against exact search, and gives a store that was never tuned a temperature of the scale that
-    its model's reading finds. Without all keys there is nothing to measure by, and things stay as they are.
+    its model's reading finds. Without all keys, or without entries, there is nothing to measure, and nothing changes.
     """
-    if not datastore.has_keys:
+    if not (datastore.has_keys and datastore.num_entries):
         return None
     memory = Memory(datastore, checkpoint)
     trial = make_trial(memory, checkpoint, seed=seed, progress=progress)

@@ -1,7 +1,8 @@
 """Every error that memlm raises on purpose, in one tree.
 
     MemlmError
-    ├── InvalidInput, NotFound, AlreadyExists, Incompatible, Corrupt, Locked, StorageFull      (memlm.index.errors)
+    ├── InvalidInput, NotFound, AlreadyExists, Incompatible, Corrupt, Locked,
+    │   StorageFull, NotWritable                                                 (memlm.index.errors)
     ├── Overloaded          the queue is full; `retry_after_s` says when to come back
     ├── Cancelled           the caller gave up
     ├── DeadlineExceeded    the time allowed for the call ran out
@@ -21,6 +22,7 @@ from memlm.index.errors import (
     Locked,
     MemlmError,
     NotFound,
+    NotWritable,
     StorageFull,
 )
 
@@ -35,6 +37,7 @@ __all__ = [
     "Locked",
     "MemlmError",
     "NotFound",
+    "NotWritable",
     "Overloaded",
     "PermissionDenied",
     "StorageFull",

@@ -125,11 +125,15 @@ def tune(
     Reads at most `max_tokens` tokens. A lam that adapts is kept where it is better by twice the error of that; with
     `skip_loss`, the memory is not asked where that costs no more than so many nats per token in all; with
     `follow_loss`, pointers are followed in place of searches where that costs no more. Raises InvalidInput where the
-    texts are empty.
+    texts are empty, or the store.
     """
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     with Datastore.open(store) as datastore:
         memory = Memory(datastore, checkpoint)
+        if not datastore.num_entries:
+            raise InvalidInput(
+                f"every document of {store} is deleted, so there is nothing to tune; add documents first", field="store"
+            )
         start = Retrieval.of([memory], MemoryParams(k=min(largest_k, max(1, datastore.num_entries))))
         evidence = _gather(checkpoint, start, texts, max_tokens, progress)
         k, temperature, lam, _ = _search(evidence, start.temperature)

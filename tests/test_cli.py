@@ -139,6 +139,30 @@ def test_verify_exits_with_1_where_something_is_wrong(capsys, own_store, monkeyp
     assert "keys.npy" in err
 
 
+def test_an_emptied_store_passes_verify_and_is_not_tuned(capsys, model_folder, own_store, corpus_folder):
+    every = [f"doc-{number}.txt" for number in range(8)]
+    assert memlm(capsys, "index", "delete", own_store, *every)[0] == 0
+    before = read_manifest(own_store)
+    code, out, err = memlm(capsys, "index", "verify", own_store, "--model", model_folder)
+    assert (code, err) == (0, ""), out
+    code, _, err = memlm(capsys, "index", "tune", own_store, corpus_folder, "--model", model_folder)
+    assert code == 1
+    assert "nothing to tune" in err
+    assert read_manifest(own_store) == before
+
+
+def test_a_store_without_current_is_repaired_as_its_error_says(capsys, own_store, model_folder, corpus_folder):
+    (own_store / "CURRENT").unlink()
+    for command in (["info", own_store], ["build", corpus_folder, "--model", model_folder, "--out", own_store]):
+        code, _, err = memlm(capsys, "index", *command)
+        assert code == 1
+        assert f"memlm index verify {own_store} --repair" in " ".join(err.split())
+    code, out, _ = memlm(capsys, "index", "verify", own_store, "--repair")
+    assert code == 0
+    assert "CURRENT was written anew" in out
+    assert memlm(capsys, "index", "info", own_store)[0] == 0
+
+
 def test_a_build_whose_checks_were_cut_short_says_how_to_finish_them(
     capsys, model_folder, corpus_folder, tmp_path, monkeypatch
 ):

@@ -145,12 +145,21 @@ def verify(
             help="Also read documents again, and compare their keys; measure the index where that was cut short.",
         ),
     ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="First write a lost or damaged CURRENT anew, from the newest manifest.")
+    ] = False,
     json: options.Json = False,
 ) -> None:  # fmt: skip
     """Check every checksum and count, and that positions find themselves; exits 1 where something is wrong."""
     from memlm.index.datastore import Datastore
 
     finished = False
+    if repair:
+        from memlm.index.repair import repair as run_repair
+
+        manifest, written = run_repair(store)
+        if written and not json:
+            out.print(f"CURRENT was written anew: manifest {manifest.number} counts")
     with Datastore.open(store) as datastore:
         problems = datastore.verify()
         if model and not problems:

@@ -200,7 +200,9 @@ def test_nothing_is_given_its_name_before_its_bytes_are_on_the_disk(corpus, tmp_
         fsync(descriptor)
 
     def watched_replace(source: Path, target: Path) -> Path:
-        files = [source] if source.is_file() else list(source.iterdir())
+        files = [source] if source.is_file() else [source, *source.iterdir()]
+        if target.name == "building.json":
+            files += [target.with_name("building"), *target.with_name("building").glob("*.npy")]
         assert {str(file) for file in files} <= synced, f"{source} is moved before it is synced"
         moved.append(target)
         synced.discard(str(target.parent))
@@ -208,7 +210,8 @@ def test_nothing_is_given_its_name_before_its_bytes_are_on_the_disk(corpus, tmp_
 
     monkeypatch.setattr(durable.os, "fsync", watched_fsync)
     monkeypatch.setattr(Path, "replace", watched_replace)
-    store = finish(tmp_path / "s", corpus)
+    store = finish(tmp_path / "deep" / "s", corpus)
+    assert {str(tmp_path), str(tmp_path / "deep"), str(tmp_path / "deep" / "s")} <= synced, "names of new folders"
     store.delete(["doc-0"])
     assert {"CURRENT", "000001", "building.json"} <= {target.name for target in moved}
     assert all(str(target.parent) in synced for target in moved)
