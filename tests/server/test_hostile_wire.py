@@ -220,7 +220,7 @@ def test_frames_without_a_token_hold_up_nobody(guarded: RunningServer, attack: C
 @pytest.mark.slow
 @pytest.mark.parametrize(("attack", "count"), [(attack, many) for attack, _, many in ATTACKS])
 def test_many_frames_without_a_token_hold_up_nobody(guarded: RunningServer, attack: Callable, count: int) -> None:
-    check(guarded, attack, count, 600 << 20)
+    check(guarded, attack, count, 100 << 20)
 
 
 @pytest.mark.parametrize("size", [20_000, 100_000, 1_000_000])
