@@ -170,7 +170,7 @@ class Crowd:
                 hand.stop()
 
 
-@pytest.mark.parametrize(("kills", "seed"), [(8, 0), pytest.param(150, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("kills", "seed"), [(8, 0), pytest.param(100, 1, marks=pytest.mark.slow)])
 def test_what_is_acknowledged_stands_however_many_change_a_store_and_are_killed(
     tmp_path: Path, kills: int, seed: int
 ) -> None:
@@ -180,5 +180,5 @@ def test_what_is_acknowledged_stands_however_many_change_a_store_and_are_killed(
     with Datastore.open(tmp_path / "s") as store:
         assert store.verify() == []
         check_holds(store, crowd.sure)
-        assert store.manifest.number > crowd.done > kills
+        assert store.manifest.number > crowd.done / 2 >= kills
     assert crowd.next > 1
