@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from memlm.index.durable import remove
-from memlm.index.errors import Corrupt, Incompatible
+from memlm.index.errors import Corrupt, Incompatible, MemlmError
 from memlm.index.lock import committing, writing
 from memlm.index.manifest import JOURNAL, StoreSpec, check_unchanged, read_manifest, sign, signed, sweep
 
@@ -41,6 +41,15 @@ class Journal:
                 f"{path} was written by another version of memlm ({error}); go on with that version, or remove {path}"
                 " to start the build anew"
             ) from error
+
+
+def is_being_extended(path: Path) -> bool:
+    """Whether documents of an addition, running or interrupted, lie beside a store and are not in it yet."""
+    try:
+        journal, manifest = Journal.decode(path / JOURNAL), read_manifest(path)
+    except (OSError, MemlmError):
+        return False
+    return journal.task == ADD and journal.segment not in {segment.number for segment in manifest.segments}
 
 
 def give_up(path: str | Path) -> bool:

@@ -117,6 +117,7 @@ class Manifest:
 
     `store_id` is drawn at random when the store is built, and stays; it is empty in a store of format 1 until the next
     commit. `checksum` is that of the file: it and the id are the snapshot, while numbers repeat in other stores.
+    `emptied` is the number of the last segment before a compaction left none, since ids of entries must not repeat.
     """
 
     number: int
@@ -127,6 +128,7 @@ class Manifest:
     created: float = field(default_factory=time.time)
     store_id: str = field(default_factory=lambda: token_hex(16))
     checksum: str = ""
+    emptied: int = 0
 
     @property
     def name(self) -> str:
@@ -140,8 +142,8 @@ class Manifest:
 
     @property
     def last_segment(self) -> int:
-        """The number of its newest segment; 0 where there is none."""
-        return max((segment.number for segment in self.segments), default=0)
+        """The highest number that a segment has, or had before the store was emptied; 0 where there was none."""
+        return max((segment.number for segment in self.segments), default=self.emptied)
 
     def next(self, **changes: Any) -> Manifest:
         """The manifest that follows, with these changes."""

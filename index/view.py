@@ -15,7 +15,8 @@ from memlm.index.deletion import has_field
 from memlm.index.documents import DocumentRow
 from memlm.index.errors import InvalidInput, NotFound
 from memlm.index.exact import refined
-from memlm.index.ivf import nlist_of
+from memlm.index.ivf import FLAT, nlist_of
+from memlm.index.journal import is_being_extended
 from memlm.index.manifest import KnnDefaults, Manifest
 from memlm.index.neighbours import Neighbours, nearest_of
 from memlm.index.segment import Segment
@@ -110,8 +111,8 @@ class View:
 
     @property
     def index_kind(self) -> str:
-        """The Faiss factory string, or Flat; of several segments, each kind once."""
-        return " + ".join(dict.fromkeys(segment.record.index for segment in self._segments))
+        """The Faiss factory string, or Flat; of several segments, each kind once. Flat where there is none."""
+        return " + ".join(dict.fromkeys(segment.record.index for segment in self._segments)) or FLAT
 
     @property
     def nlist(self) -> int:
@@ -124,7 +125,7 @@ class View:
         "approximate" (codes alone).
         """
         kinds = {segment.distances for segment in self._segments}
-        return next(kind for kind in ("approximate", "re-ranked", "exact") if kind in kinds)
+        return next((kind for kind in ("approximate", "re-ranked") if kind in kinds), "exact")
 
     @property
     def bytes_on_disk(self) -> int:
@@ -134,7 +135,8 @@ class View:
     def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, nprobe: int | None = None) -> Neighbours:
         """The k nearest entries to each query; `nprobe` lists are searched, the index's own number if not given."""
         queries_QD = self._rounded(queries_QD, k)
-        return nearest_of([segment.search(queries_QD, k, nprobe) for segment in self._segments], k)
+        found = [segment.search(queries_QD, k, nprobe) for segment in self._segments]
+        return nearest_of(found, k) if found else Neighbours.none(len(queries_QD), k)
 
     def exact(self, *, pruned: bool = False) -> Exact:
         """Exact search over the same entries; with `pruned`, also over those that are pruned."""
@@ -233,7 +235,7 @@ class View:
             mine = picks[(picks >= before) & (picks < before + segment.num_live_entries)] - before
             before += segment.num_live_entries
             ids.append(segment.base_id + segment.live_rows(mine))
-        return np.concatenate(ids)
+        return np.concatenate([picks[:0], *ids])
 
     def matching(self, where: Mapping[str, str]) -> list[str]:
         """The ids of the documents whose metadata has all of these: a field's text, its JSON, or an item of its list.
@@ -327,8 +329,14 @@ class View:
     def _find(self, document_id: str) -> tuple[Segment, int]:
         if found := self._seek(document_id):
             return found
+        pending = (
+            f"; documents that are being added to it cannot be deleted yet: finish the same `memlm index add`, or give"
+            f" it up with `memlm index compact {self.path} --purge`"
+        ) * is_being_extended(self.path)
         raise NotFound(
-            f"no document {document_id!r} in {self.path}; nothing was changed", kind="document", name=document_id
+            f"no document {document_id!r} in {self.path}; nothing was changed{pending}",
+            kind="document",
+            name=document_id,
         )
 
     def _seek(self, document_id: str) -> tuple[Segment, int] | None:
@@ -359,5 +367,5 @@ class Exact:
     def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
         """The k nearest entries to each query."""
         queries_QD = self._view._rounded(queries_QD, k)
-        segments = self._view.segments
-        return nearest_of([segment.search_exactly(queries_QD, k, pruned=self._pruned) for segment in segments], k)
+        found = [segment.search_exactly(queries_QD, k, pruned=self._pruned) for segment in self._view.segments]
+        return nearest_of(found, k) if found else Neighbours.none(len(queries_QD), k)

@@ -239,6 +239,20 @@ class StoreWriter:
         self._held.close()
         return Datastore.open(self.path)
 
+    def commit_empty(self) -> Datastore:
+        """Commits a store without segments, in place of one whose every document is deleted; gives it, open."""
+        with committing(self.path) as hold:
+            self._hold.check()
+            now = self._latest()
+            assert now is not None  # only a store that is there is compacted
+            manifest = now.manifest.next(segments=(), quality=None, emptied=now.manifest.last_segment)
+            manifest = commit_manifest(self.path, manifest, after=now.manifest, hold=hold)
+            check_unchanged(self.path, manifest, hold)
+            self.discard()
+            sweep(self.path, manifest)
+        self._held.close()
+        return Datastore.open(self.path)
+
     def discard(self) -> None:
         """Removes what was written, which is not to be committed."""
         self._hold.check()
@@ -266,7 +280,7 @@ class StoreWriter:
         if left and left.segment == self._number and left.task == ADD != self._task and left.entries:
             raise Incompatible(
                 f"documents were being added to {self.path}; run the same `memlm index add` again to go on with it,"
-                f" or remove {journal} to give it up"
+                f" or give it up with `memlm index compact {self.path} --purge`"
             )
         for file in self.path.glob(f"{JOURNAL}.*tmp"):
             remove(file)
@@ -407,7 +421,7 @@ def next_segment(manifest: Manifest) -> int:
     for the ids of its entries.
     """
     taken = {segment.number for segment in manifest.segments}
-    above = max(taken, default=0) + 1
+    above = manifest.last_segment + 1
     return above if above < MAX_SEGMENTS else next(number for number in count(1) if number not in taken)
 
 

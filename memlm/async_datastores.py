@@ -75,10 +75,15 @@ class AsyncDatastores:
         return AsyncOperation(self._operations, (await self._transport.add(request, documents, timeout_s)).name)
 
     async def compact(
-        self, store: str | None = None, *, request_id: str | None = None, timeout_s: float | None = None
+        self,
+        store: str | None = None,
+        *,
+        purge: bool = False,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncOperation:
         """See `Datastores.compact`."""
-        return await self._begin(CompactDatastoreRequest(store, request_id or urandom(16).hex()), timeout_s)
+        return await self._begin(CompactDatastoreRequest(store, request_id or urandom(16).hex(), purge), timeout_s)
 
     async def load(
         self, path: str, store: str | None = None, *, replace: bool = False, timeout_s: float | None = None

@@ -152,10 +152,12 @@ def compact_index(
     store: str | Path,
     model: str | Path | Checkpoint | None = None,
     *,
+    purge: bool = False,
     dtype: str = "float32",
     progress: Progress = silent,
 ) -> Compacted:
     """Merges a datastore's segments into one without what was deleted; with a model, its new index is measured too.
+    With `purge`, no file of the datastore holds a deleted document afterwards.
 
     Raises Incompatible for a model that did not build the store, and what `memlm.index.compact` raises.
     """
@@ -163,7 +165,7 @@ def compact_index(
     if checkpoint:
         with Datastore.open(store) as existing:
             Memory(existing, checkpoint)
-    done = compact(store, progress)
+    done = compact(store, progress, purge=purge)
     if checkpoint:
         with Datastore.open(store) as datastore:
             _judge(datastore, checkpoint, seed=datastore.manifest.spec.seed, progress=progress)

@@ -89,10 +89,20 @@ class Datastores:
         return Operation(self._operations, self._transport.add(request, documents, timeout_s).name)
 
     def compact(
-        self, store: str | None = None, *, request_id: str | None = None, timeout_s: float | None = None
+        self,
+        store: str | None = None,
+        *,
+        purge: bool = False,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
     ) -> Operation:
-        """Begins to merge what was added to a datastore (None: the only one), and to drop what was deleted."""
-        return self._begin(CompactDatastoreRequest(store, request_id or urandom(16).hex()), timeout_s)
+        """Begins to merge the segments of a datastore (None: the only one), without the documents that are deleted.
+
+        A document that is deleted meanwhile may be copied, and is then left out by the next compaction. With `purge`,
+        no file of the datastore holds a deleted document once the operation is done, also where all are deleted;
+        an addition that was interrupted is given up.
+        """
+        return self._begin(CompactDatastoreRequest(store, request_id or urandom(16).hex(), purge), timeout_s)
 
     def load(
         self, path: str, store: str | None = None, *, replace: bool = False, timeout_s: float | None = None

@@ -222,10 +222,13 @@ class AddDocumentsRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompactDatastoreRequest:
-    """Merge what was added, and drop what was deleted."""
+    """Merges the segments of a datastore, without the documents that are deleted. With `purge`, no file of it holds a
+    deleted document afterwards.
+    """
 
     store: str | None = None
     request_id: str = ""
+    purge: bool = False
 
     def __post_init__(self) -> None:
         """Refuses an id that is none."""

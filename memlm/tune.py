@@ -296,7 +296,7 @@ def _gather(
         for window in document_windows(checkpoint, document.text)
     )
     datastore = retrieval.memories[0].datastore
-    lists = max(GATHER_LISTS, *(segment.record.nprobe for segment in datastore.segments))
+    lists = max([GATHER_LISTS, *(segment.record.nprobe for segment in datastore.segments)])
     reader, trial = Reader(checkpoint.decoder), list[tuple[int, Read]]()
     for block in blocks_of(windows, BLOCK_WINDOWS):
         for (number, window), read in zip(block, reader.predictions([each for _, each in block]), strict=True):

@@ -43,6 +43,7 @@ class Task:
     roots: tuple[Path, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     replace: bool = False
+    purge: bool = False
     document_ids: tuple[str, ...] = ()
     since: int = 0
     is_resumed: bool = False
@@ -109,7 +110,7 @@ def _run(task: Task, tell: _Teller) -> JobReport:
     begin_s = time.monotonic()
     torch.set_num_threads(task.num_threads or torch.get_num_threads())
     if task.kind == COMPACT:
-        compact_index(task.path, task.model, dtype=task.dtype, progress=tell.progress)
+        compact_index(task.path, task.model, purge=task.purge, dtype=task.dtype, progress=tell.progress)
     elif task.kind == DELETE:
         _delete(task)
     else:
@@ -138,12 +139,16 @@ def _run(task: Task, tell: _Teller) -> JobReport:
 
 
 def _delete(task: Task) -> None:
-    """Deletes the documents of a task that its datastore has."""
+    """Deletes the documents of a task that its datastore has, and removes them from its files where it has keys."""
+    from memlm.index.compact import compact
     from memlm.index.datastore import Datastore
 
     with Datastore.open(task.path) as store:
-        if there := [id_ for id_ in task.document_ids if store.has_document(id_)]:
+        there, has_keys = [id_ for id_ in task.document_ids if store.has_document(id_)], store.has_keys
+        if there:
             store.delete(there)
+    if there and has_keys:
+        compact(task.path, purge=True)
 
 
 def _was_added(task: Task, corpus: Any) -> bool:

@@ -177,7 +177,7 @@ class JobRunner:
         if job.kind == ADD:
             return Task(**common, corpus=(Path(job.documents),), replace=request["replace"], since=job.since)
         if job.kind == COMPACT:
-            return Task(**common)
+            return Task(**common, purge=request.get("purge", False))
         options = {
             name: request[name]
             for name in ("index", "target", "max_memory", "prune", "stride", "seed")

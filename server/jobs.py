@@ -226,8 +226,10 @@ class Jobs:
             path = self._stores.folder / f"{question.store}-{id_}"
             return Job(id_, owner, BUILD, question.store, str(path), asdict(question), digest, question.request_id)
         name, path = self._stores.path_of(question.store)
-        told = {"replace": question.replace} if isinstance(question, AddDocumentsRequest) else {}
-        kind = ADD if isinstance(question, AddDocumentsRequest) else COMPACT
+        if isinstance(question, AddDocumentsRequest):
+            kind, told = ADD, {"replace": question.replace}
+        else:
+            kind, told = COMPACT, {"purge": question.purge}
         documents = "" if upload is None else str(upload.path)
         return Job(id_, owner, kind, name, str(path), told, digest, question.request_id, documents)
 

@@ -110,7 +110,7 @@ requests = st.one_of(
     st.builds(
         questions.AddDocumentsRequest, maybe(text), st.booleans(), text, st.lists(document, max_size=2).map(tuple)
     ),
-    st.builds(questions.CompactDatastoreRequest, maybe(text), text),
+    st.builds(questions.CompactDatastoreRequest, maybe(text), text, st.booleans()),
     st.builds(questions.LoadDatastoreRequest, text, maybe(store_name), st.booleans()),
     st.builds(questions.UnloadDatastoreRequest, text),
     st.builds(questions.GetOperationRequest, text),

@@ -133,15 +133,16 @@ def add(
 @datastore.command("compact", epilog="Example: memlm client datastore compact docs --target localhost:50051")
 def compact(
     name: Name,
+    purge: options.Purge = False,
     request_id: RequestId = None,
     wait: Wait = True,
     target: Target = HERE,
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:
-    """Merge what was added to a datastore, and drop what was deleted."""
+    """Merge the segments of a datastore, without the documents that are deleted."""
     with client_of(target, timeout) as client:
-        _follow(client.datastores.compact(name, request_id=request_id), wait=wait, json=json)
+        _follow(client.datastores.compact(name, purge=purge, request_id=request_id), wait=wait, json=json)
 
 
 @datastore.command("load", epilog="Example: memlm client datastore load /srv/stores/docs --target localhost:50051")

@@ -11,7 +11,15 @@ import typer
 
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, err, out, tell_problem
-from memlm.cli.index_reports import facts_of, print_build, print_doomed, print_facts, print_neighbors, print_tuning
+from memlm.cli.index_reports import (
+    facts_of,
+    print_build,
+    print_compaction,
+    print_doomed,
+    print_facts,
+    print_neighbors,
+    print_tuning,
+)
 from memlm.printable import one_line
 
 app = typer.Typer(help="Build a datastore, change it, look into it.", no_args_is_help=True)
@@ -117,22 +125,15 @@ def compact(
     model: Annotated[
         Path | None, typer.Option("--model", "-m", metavar="MODEL", help="Measure the new index with this model.")
     ] = None,
+    purge: options.Purge = False,
     json: options.Json = False,
 ) -> None:
     """Merge all segments into one without what was deleted; readers go on reading."""
     from memlm.build import compact_index
 
     with ConsoleProgress() as progress:
-        done = compact_index(store, model, progress=progress)
-    if json:
-        emit_json(done)
-    elif done.segments_before == 1 and not done.deleted_documents:
-        out.print("There is one segment and nothing deleted: nothing to do.")
-    else:
-        out.print(
-            f"{done.segments_before} segments became one; {done.deleted_documents:,} deleted documents are gone;"
-            f" {done.bytes_before:,} bytes became {done.bytes_after:,}"
-        )
+        done = compact_index(store, model, purge=purge, progress=progress)
+    print_compaction(done, json=json)
 
 
 @app.command(epilog="Example: memlm index verify store --model model")

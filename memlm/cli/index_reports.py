@@ -82,6 +82,28 @@ def print_build(report: Any, *, json: bool) -> None:
     out.print(one_line(f"The datastore is in {report.path}."), markup=False)
 
 
+def print_compaction(done: Any, *, json: bool) -> None:
+    """What a compaction did, and what it left."""
+    if json:
+        emit_json(done)
+        return
+    if done.gave_up_addition:
+        out.print("The interrupted addition was given up: its documents are removed.")
+    if done.segments_before <= 1 and not done.deleted_documents:
+        out.print("There is at most one segment and nothing deleted: nothing to do.")
+        return
+    became = "one" if done.entries else "none"
+    out.print(
+        f"{done.segments_before} segments became {became}; {done.deleted_documents:,} deleted documents are gone;"
+        f" {done.bytes_before:,} bytes became {done.bytes_after:,}"
+    )
+    if done.left_documents:
+        out.print(
+            f"{done.left_documents:,} documents were deleted meanwhile and are still in its files; compact it again, or"
+            " use --purge"
+        )
+
+
 def print_tuning(report: Any, *, json: bool) -> None:
     """What was found on held-out text, and what of it is kept."""
     if json:

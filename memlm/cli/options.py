@@ -15,6 +15,10 @@ Corpora = Annotated[
 Texts = Annotated[list[str], typer.Argument(metavar="TEXT...", help="Held-out files or folders, as a corpus.")]
 Glob = Annotated[str, typer.Option(help="Which files of a folder are read.")]
 OnError = Annotated[str, typer.Option(metavar="skip|fail", help="What to do with text that cannot be used.")]
+Purge = Annotated[
+    bool,
+    typer.Option("--purge", help="Go on until no file holds a deleted document; give up interrupted additions."),
+]
 Model = Annotated[Path, typer.Option("--model", "-m", metavar="MODEL", help="A model's folder.")]
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="A datastore's folder.")]
 Stores = Annotated[list[Path] | None, typer.Option("--store", "-s", metavar="STORE", help="A datastore's folder.")]

@@ -163,12 +163,14 @@ class Document(_message.Message):
     def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., title: _Optional[str] = ..., metadata: _Optional[str] = ..., continues: bool = ...) -> None: ...
 
 class CompactDatastoreRequest(_message.Message):
-    __slots__ = ("store", "request_id")
+    __slots__ = ("store", "request_id", "purge")
     STORE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PURGE_FIELD_NUMBER: _ClassVar[int]
     store: str
     request_id: str
-    def __init__(self, store: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    purge: bool
+    def __init__(self, store: _Optional[str] = ..., request_id: _Optional[str] = ..., purge: bool = ...) -> None: ...
 
 class LoadDatastoreRequest(_message.Message):
     __slots__ = ("store", "path", "replace")
