@@ -266,6 +266,27 @@ def test_documents_are_deleted_by_metadata_and_compaction_wins_room_back(capsys,
     assert (facts["documents"], facts["deleted_documents"], facts["segments"]) == (3, 0, 1)
 
 
+def test_every_command_takes_a_store_that_was_emptied(capsys, model_folder, corpus_folder, own_store):
+    names = [path.name for path in corpus_folder.iterdir()]
+    assert memlm(capsys, "index", "delete", own_store, *names)[0] == 0
+    code, told, _ = memlm(capsys, "index", "compact", own_store, "--model", model_folder, "--purge")
+    assert (code, "1 segments became none; 8 deleted documents are gone" in told) == (0, True)
+    for words in (
+        ["index", "info", own_store],
+        ["index", "verify", own_store],
+        ["index", "verify", own_store, "--model", model_folder],
+        ["index", "search", own_store, "the memory", "--model", model_folder],
+        ["index", "compact", own_store, "--purge"],
+        ["generate", "the memory", "--model", model_folder, "--store", own_store, "--max-tokens", 3],
+        ["eval", corpus_folder, "--model", model_folder, "--store", own_store],
+    ):
+        assert memlm(capsys, *words)[0] == 0, words
+    code, _, told = memlm(capsys, "index", "tune", own_store, corpus_folder, "--model", model_folder)
+    assert (code, len(told.strip().splitlines()[-1:])) == (1, 1), told
+    assert memlm(capsys, "index", "add", own_store, corpus_folder, "--model", model_folder)[0] == 0
+    assert json.loads(memlm(capsys, "index", "info", own_store, "--json")[1])["documents"] == 8
+
+
 @pytest.mark.parametrize(
     ("said", "meant"),
     [(None, None), ("1500", 1500), ("500M", 500_000_000), ("2GiB", 2 << 30), ("1.5 kB", 1500), ("0.5TiB", 1 << 39)],

@@ -7,8 +7,10 @@ import grpc
 import pytest
 from running import RunningServer
 from texts import make_text
+from typer.testing import CliRunner
 
 from memlm import wire
+from memlm.cli.app import app
 from memlm.client import Client
 from memlm.errors import AlreadyExists
 from memlm.events import Accepted, Finished, Neighbor, Token
@@ -121,3 +123,23 @@ def test_the_records_of_operations_do_not_keep_the_ids_of_deleted_documents(chan
             job.result()
         (record,) = (tmp_path / "stores" / "jobs").iterdir()
         assert b"doc-1.txt" not in record.read_bytes()
+
+
+def test_a_purge_over_grpc_leaves_no_byte_also_where_every_document_is_deleted(
+    changing: RunningServer, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    with Client(changing.address) as client:
+        client.datastores.add("store", [NewDocument("secret-id", make_text(900, 60), "secret-title")]).result()
+        assert any(b"secret-id" in file.read_bytes() for file in store.rglob("*.sqlite"))
+        client.datastores.delete_documents("store", ["secret-id"])
+        assert client.datastores.compact("store", purge=True).result().num_documents == 8
+        assert not any(b"secret-" in file.read_bytes() for file in store.rglob("*") if file.is_file())
+        client.datastores.delete_documents("store", [f"doc-{number}.txt" for number in range(8)])
+        command = ["client", "datastore", "compact", "store", "--purge", "--target", changing.address]
+        assert CliRunner().invoke(app, command).exit_code == 0
+        assert not list((store / "segments").iterdir())
+        assert client.search("store", "the memory", k=4) == ()
+        assert len(list(client.generate("the memory", max_tokens=3))) == 3
+        assert client.datastores.add("store", [NewDocument("new", make_text(901, 60))]).result().num_documents == 1
+        assert {neighbor.document_id for neighbor in client.search("store", "the memory", k=4)} == {"new"}
