@@ -126,6 +126,7 @@ class ServerInfo:
     max_caller_calls: int = 0
     message_timeout_s: float = 0.0
     connection_idle_s: float = 0.0
+    max_cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from memlm.questions import (
     TokenizeRequest,
     UnloadDatastoreRequest,
 )
+from memlm.server.cache_room import CacheRoom
 from memlm.server.messages import Answer, Ask, CatchUp, Events, Result
 from memlm.steps import Steps
 from memlm.wire import WireEvent, token_to_wire
@@ -48,6 +49,7 @@ class Generating(Protocol):
 
     generation: Generation | None
     member: Member | None
+    cache_bytes: int
 
 
 class Pace:
@@ -93,12 +95,15 @@ class Telling:
         return replace(finished, usage=replace(finished.usage, queue_ms=self._queue_ms))
 
 
-def generated(ask: Ask, lm: LanguageModel, batch: Batch, send: Send, pace: Pace, job: Generating) -> Steps[None]:
+def generated(
+    ask: Ask, lm: LanguageModel, batch: Batch, send: Send, pace: Pace, job: Generating, room: CacheRoom
+) -> Steps[None]:
     """A generation from its request to its last token. It draws in the batch, or by itself where it must."""
     request = ask.question
     assert isinstance(request, GenerateRequest)
     generation = job.generation = yield from lm.start_steps(request, request_id=ask.id, owner=ask.owner)
     try:
+        job.cache_bytes = room.need(generation)
         yield None  # waits for a place among those that run
         if generation.goes_alone:
             telling = Telling(ask, generation, send, pace)

@@ -9,6 +9,7 @@ from typing import Self
 
 from memlm.errors import InvalidInput
 from memlm.server.logs import FORMATS
+from memlm.server.machine import memory_bytes
 
 LEAST_SESSION_BYTES = 1 << 20
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -21,7 +22,9 @@ class ServerConfig:
     `port=0` takes any free port. `num_workers` processes own the model and its datastores, each its own copy, and
     share the work; each has `num_threads`, 0 shares all cores out. A loaded worker that sends no heartbeat for
     `worker_timeout_s` is killed and replaced. At most `max_running` requests run side by side and `max_queued` wait,
-    with no more than `max_queued_tokens` of prompts; what is more is refused. Sessions go `session_ttl_s` after their
+    with no more than `max_queued_tokens` of prompts; what is more is refused.
+    The keys and values of running generations take at most `max_cache_bytes` (0: half of the memory): a request that
+    needs more than is free waits. Sessions go `session_ttl_s` after their
     last use, or when all together hold more than `max_session_bytes`; with a `session_dir` they survive a restart.
     There are at most `max_sessions`, and `max_sessions_per_caller` of one token; callers without a token count as one.
     One append may bring `max_append_bytes`, all unfinished ones `max_unfinished_bytes`. A message takes
@@ -48,6 +51,7 @@ class ServerConfig:
     max_running: int = 32
     max_queued: int = 256
     max_queued_tokens: int = 1 << 20
+    max_cache_bytes: int = 0
     max_message_bytes: int = 4 << 20
     max_append_bytes: int = 64 << 20
     max_unfinished_bytes: int = 1 << 30
@@ -101,6 +105,7 @@ class ServerConfig:
             ("message_timeout_s", 0.1, 86_400),
             ("connection_idle_s", 1, 86_400),
             ("session_ttl_s", 1, 30 * 86_400),
+            ("max_cache_bytes", 0, 1 << 50),
             ("max_session_bytes", LEAST_SESSION_BYTES, 1 << 50),
             ("max_sessions", 0, 1 << 24),
             ("max_sessions_per_caller", 0, 1 << 24),
@@ -128,6 +133,11 @@ class ServerConfig:
                 f"log_level is {self.log_level!r}; expected one of {', '.join(LOG_LEVELS)}", field="log_level"
             )
 
+    @property
+    def cache_bytes(self) -> int:
+        """`max_cache_bytes`, or half of the memory there is."""
+        return self.max_cache_bytes or memory_bytes() // 2
+
     def share(self, num_cores: int) -> Self:
         """What each of the workers may take on of what all of them may."""
         count = self.num_workers
@@ -139,6 +149,7 @@ class ServerConfig:
             max_running=-(-self.max_running // count),
             max_queued=-(-self.max_queued // count),
             max_queued_tokens=-(-self.max_queued_tokens // count),
+            max_cache_bytes=self.cache_bytes // count,
             max_session_bytes=max(LEAST_SESSION_BYTES, self.max_session_bytes // count),
             max_sessions=-(-self.max_sessions // count),
             max_sessions_per_caller=-(-self.max_sessions_per_caller // count),

@@ -250,6 +250,7 @@ class Front:
             max_running=config.max_running,
             max_queued=config.max_queued,
             max_queued_tokens=config.max_queued_tokens,
+            max_cache_bytes=config.cache_bytes,
             max_session_bytes=config.max_session_bytes,
             session_ttl_s=config.session_ttl_s,
             max_sessions=config.max_sessions,

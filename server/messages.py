@@ -72,6 +72,7 @@ class Stats:
     waiting_tokens: int = 0
     sessions: int = 0
     session_bytes: int = 0
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

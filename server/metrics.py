@@ -56,6 +56,7 @@ class Metrics:
                 ("waiting_tokens", "Tokens of the prompts in the queue."),
                 ("sessions", "Sessions that are held."),
                 ("session_bytes", "Bytes of memory that they hold."),
+                ("cache_bytes", "Bytes that the keys and values of running generations may come to."),
             )
         }
 

@@ -33,6 +33,7 @@ from memlm.params import GenerateRequest
 from memlm.questions import DeleteDocumentsRequest, LoadDatastoreRequest
 from memlm.server.allocator import give_back
 from memlm.server.answers import Pace, answered, generated
+from memlm.server.cache_room import CacheRoom
 from memlm.server.config import ServerConfig, place_of
 from memlm.server.logs import start_logging
 from memlm.server.messages import (
@@ -85,7 +86,9 @@ def run_worker(pipe: Connection, config: ServerConfig, stores: Mapping[str, Path
     with lm:
         outbox.send(Loaded())
         outbox.flush()
-        Worker(lm, inbox, outbox.send, config.max_running, config.max_queued_tokens, outbox.flush).run()
+        Worker(
+            lm, inbox, outbox.send, config.max_running, config.max_queued_tokens, outbox.flush, config.cache_bytes
+        ).run()
 
 
 def _loaded(config: ServerConfig, stores: Mapping[str, Path], place: int) -> LanguageModel:
@@ -113,6 +116,7 @@ class Job:
     steps: Steps[None] | None = None
     generation: Generation | None = None
     member: Member | None = None
+    cache_bytes: int = 0  # what its keys and values may come to
     away: Future[Any] | None = None
     must_end: bool = False  # what is away cannot be taken back
     is_abandoned: bool = False  # nobody waits for it; it only ends what is away
@@ -134,11 +138,12 @@ class Worker:
         max_running: int,
         max_queued_tokens: int = 1 << 20,
         flush: Callable[[], None] = lambda: None,
+        max_cache_bytes: int = 1 << 50,
     ) -> None:
         """Takes a loaded model, and where to hear and to answer; `flush` follows whatever should not wait."""
         self._lm, self._inbox, self._send, self._flush = lm, inbox, send, flush
         self._max_running, self._max_queued_tokens = max_running, max_queued_tokens
-        self._batch = Batch(lm.checkpoint, most=max_running)
+        self._batch, self._room = Batch(lm.checkpoint, most=max_running), CacheRoom(max_cache_bytes, lm.checkpoint)
         self._waiting: list[Job] = []
         self._running: list[Job] = []
         self._away: list[Job] = []  # those that a thread works for; some of them run, none of them wait
@@ -204,7 +209,7 @@ class Worker:
                 self._opening.append((job, self._deleter.submit(self._lm.newer), partial(self._catch_up, question)))
             elif isinstance(question, GenerateRequest):
                 self._check_queue(job, question)
-                job.steps = generated(job.ask, self._lm, self._batch, send, self._pace, job)
+                job.steps = generated(job.ask, self._lm, self._batch, send, self._pace, job, self._room)
             else:
                 job.steps = answered(job.ask, self._lm, send)
         if job.steps is not None:
@@ -317,14 +322,27 @@ class Worker:
             self._send(message)
 
     def _admit(self) -> None:
-        """Fills the places that are free; the next one is whose caller has the fewest running, and waits longest."""
-        while self._waiting and len(self._running) < self._max_running:
-            running = Counter(job.ask.caller for job in self._running)
-            job = min(self._waiting, key=lambda job: running[job.ask.caller])
+        """Fills the places that are free."""
+        while len(self._running) < self._max_running and (job := self._next()) is not None:
             self._waiting.remove(job)
             self._running.append(job)
             if job.generation is not None:
                 self._advance(job)  # it joins the batch before the next step
+
+    def _next(self) -> Job | None:
+        """The job whose caller has the fewest running, and of these the one that waits longest. Where its cache does
+        not fit yet, no other generation passes it, so that its turn comes; jobs without a cache do.
+        """
+        running = Counter(job.ask.caller for job in self._running)
+        free = self._room.max_bytes - self._cache_bytes
+        waiting = sorted(self._waiting, key=lambda job: running[job.ask.caller])
+        if waiting and waiting[0].cache_bytes > free:
+            waiting = [job for job in waiting if not job.cache_bytes]
+        return waiting[0] if waiting else None
+
+    @property
+    def _cache_bytes(self) -> int:
+        return sum(job.cache_bytes for job in self._running)
 
     def _step_batch(self) -> None:
         """Draws one more token for every generation in the batch."""
@@ -393,7 +411,9 @@ class Worker:
     def _stats(self) -> Stats:
         sessions = self._lm.sessions
         waiting = len(self._jobs) - len(self._running)
-        return Stats(len(self._running), waiting, self._num_queued_tokens, len(sessions), sessions.num_bytes)
+        return Stats(
+            len(self._running), waiting, self._num_queued_tokens, len(sessions), sessions.num_bytes, self._cache_bytes
+        )
 
 
 def internal_error(request_id: str) -> InternalError:

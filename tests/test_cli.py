@@ -317,7 +317,9 @@ def test_a_build_within_a_memory_wants_more_of_the_mass(capsys, model_folder, co
 
 def test_settings_of_the_server_come_from_options_environment_and_file(tmp_path, monkeypatch):
     file = tmp_path / "server.toml"
-    file.write_text('model = "m"\nstore = ["a", "b"]\nport = 1234\nmax_running = 7\nsession_bytes = "1GiB"\n')
+    file.write_text(
+        'model = "m"\nstore = ["a", "b"]\nport = 1234\nmax_running = 7\nsession_bytes = "1GiB"\ncache_bytes = "2GiB"\n'
+    )
     monkeypatch.setenv("MEMLM_SERVE_MAX_RUNNING", "9")
     monkeypatch.setenv("MEMLM_SERVE_DRAIN", "3")
     done = CliRunner().invoke(app, ["serve", "--config", str(file), "--port", "99", "--print-config"])
@@ -325,6 +327,7 @@ def test_settings_of_the_server_come_from_options_environment_and_file(tmp_path,
     told = json.loads(done.stdout)
     assert (told["port"], told["max_running"], told["drain_s"]) == (99, 9, 3.0)
     assert (told["model"], told["stores"], told["max_session_bytes"]) == ("m", ["a", "b"], 1 << 30)
+    assert told["max_cache_bytes"] == 2 << 30
     for bad, says in (("prot = 3\n", "prot"), ("port = [\n", "TOML"), ("port = 99999999\n", "port")):
         file.write_text('model = "m"\n' + bad)
         done = CliRunner().invoke(app, ["serve", "--config", str(file), "--print-config"])

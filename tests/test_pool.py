@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import SHAPE
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_batch import KINDS
 from torch import Tensor
 
 from memlm.model import Decoder, DecoderState, ModelConfig
 from memlm.model.pages import Pages
 from memlm.model.pool import StatePool
+from memlm.model.state import row_bytes
 
 LONG, SHORT, ROWS = 3000, 40, 8
 PLACE_BYTES = 2 * 2 * 4 * 64 * 4  # layers, keys and values, heads, their width, float32
@@ -125,3 +128,12 @@ def test_only_what_lies_between_two_bytes_is_released(first, second):
     assert bool((pages.tensor[end:] == 1).all())
     pages.make_huge(begin, end)
     pages.tensor.fill_(1)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("num_tokens", [3, 40])
+def test_what_a_row_is_counted_as_is_what_its_state_takes(kind, num_tokens):
+    config = ModelConfig.from_dict({**SHAPE, "vocab_size": 50, **KINDS[kind]})
+    state = Decoder(config).new_state(capacity=num_tokens)
+    remembered = 2 * config.num_kv_heads * config.head_dim * 2 * num_tokens if config.memorizing else 0
+    assert row_bytes(config, num_tokens, torch.float32) == state.num_bytes + remembered

@@ -75,6 +75,13 @@ def serve(
     connection_idle: Annotated[
         float, typer.Option(help="Seconds after which a connection without calls is closed; clients connect again.")
     ] = 300.0,
+    cache_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES",
+            help="What the keys and values of running requests may take in memory (default: half of the machine's).",
+        ),
+    ] = None,
     session_dir: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Keep sessions here, so that they survive a restart.")
     ] = None,
@@ -139,6 +146,7 @@ def serve(
         max_running=max_running,
         max_queued=max_queued,
         max_queued_tokens=max_queued_tokens,
+        max_cache_bytes=options.num_bytes(cache_bytes) or 0,
         max_message_bytes=options.num_bytes(message_bytes) or 4 << 20,
         max_append_bytes=options.num_bytes(append_bytes) or 64 << 20,
         max_unfinished_bytes=options.num_bytes(unfinished_bytes) or 1 << 30,

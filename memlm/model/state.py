@@ -326,6 +326,21 @@ def local_places(config: ModelConfig, capacity: int) -> tuple[int, bool]:
     return max(1, capacity - config.num_sinks), False
 
 
+def row_bytes(config: ModelConfig, num_tokens: int, dtype: torch.dtype) -> int:
+    """Bytes that a row of a batch takes once it has read `num_tokens` tokens, without what searching by Faiss adds."""
+    front = config.compression.length if config.compression else config.num_sinks
+    places = front + local_places(config, num_tokens)[0]
+    pair = 2 * config.num_kv_heads * config.head_dim
+    size = config.num_layers * places * pair * dtype.itemsize
+    if config.compression:
+        usage_bytes = 4 if config.compression.kind == "most_used" else 0
+        size += config.num_layers * places * (config.dim * dtype.itemsize + usage_bytes)
+    if memorizing := config.memorizing:
+        stored = dtype if memorizing.storage == "model" else torch.float16
+        size += len(memorizing.layers) * min(num_tokens, memorizing.capacity) * pair * stored.itemsize
+    return size
+
+
 def _read_state(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     from safetensors import SafetensorError
     from safetensors.torch import load

@@ -40,7 +40,7 @@ def test_calls_tokens_sessions_and_the_heartbeat_are_counted(
         assert told["memlm_session_bytes"] > 0
         assert told["memlm_requests_open"] == 0
         assert 0 <= told["memlm_heartbeat_age_seconds"] < 5
-        assert (told["memlm_running"], told["memlm_waiting"]) == (0, 0)
+        assert (told["memlm_running"], told["memlm_waiting"], told["memlm_cache_bytes"]) == (0, 0, 0)
 
 
 def test_what_another_process_deletes_is_silent_here_too(model_folder: Path, own_store: Path, tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from running import anonymous_bytes
 
-from memlm.errors import DeadlineExceeded, InternalError, NotFound, Overloaded
+from memlm.errors import DeadlineExceeded, InternalError, InvalidInput, NotFound, Overloaded
 from memlm.events import Accepted, Finished
 from memlm.language_model import LanguageModel
+from memlm.model.state import row_bytes
 from memlm.params import GenerateRequest, SamplingParams
 from memlm.questions import GetModelRequest, ScoreRequest, SearchRequest
 from memlm.server import answers, worker
@@ -125,6 +127,57 @@ def test_more_prompts_than_may_wait_are_refused_with_a_time_to_come_back(lm: Lan
     finished = {message.id for message in script.told if isinstance(message, Events) and message.id not in refused}
     assert finished | set(refused) == {"0", "1", "2", "3", "4"}
     assert "0" in finished
+
+
+def played_with_cache(lm: LanguageModel, cache_bytes: int, *rounds: Any, max_running: int = 8) -> list[Any]:
+    script = Script(*rounds)
+    Worker(lm, script, script.send, max_running, max_cache_bytes=cache_bytes).run()  # type: ignore[arg-type]
+    return script.told
+
+
+def cache_of(lm: LanguageModel, count: int) -> int:
+    num_tokens = len(lm.checkpoint.tokenizer.prompt(PROMPT)) + count - 1
+    return row_bytes(lm.checkpoint.decoder.config, num_tokens, torch.float32)
+
+
+def test_a_generation_whose_cache_does_not_fit_waits_until_others_end(lm: LanguageModel) -> None:
+    score = ask("score", ScoreRequest("the memory of a model"))
+    told = played_with_cache(lm, cache_of(lm, 20), [generate("a", 12), generate("b", 20), generate("c", 2), score], 60)
+    order = [(message.id, type(event)) for message in told if isinstance(message, Events) for event in message.events]
+    marks = [(id_, kind) for id_, kind in order if kind is not tuple]
+    both = (Accepted, Finished)
+    assert marks == [(id_, kind) for id_ in "abc" for kind in both], "one by one, and in the order of the queue"
+    results = [place for place, message in enumerate(told) if isinstance(message, Result)]
+    assert results
+    assert told[results[0]].id == "score"
+    assert results[0] < next(place for place, message in enumerate(told) if message.id == "b"), "it takes no cache"
+
+
+def test_generations_whose_caches_fit_run_side_by_side(lm: LanguageModel) -> None:
+    both = cache_of(lm, 12) + cache_of(lm, 10)
+    told = played_with_cache(lm, both, [generate("a", 12), generate("b", 10), generate("c", 2)], 60)
+    begun = [message.id for message in told if isinstance(message.events[0], Accepted)]
+    ended = [message.id for message in told if isinstance(message.events[-1], Finished)]
+    assert (begun, ended[0]) == (["a", "b", "c"], "b")
+
+
+def test_a_generation_that_can_never_fit_is_refused_with_both_numbers(lm: LanguageModel) -> None:
+    most = cache_of(lm, 20)
+    told = played_with_cache(lm, most, [generate("a", 21), generate("b", 20)], 40)
+    (error,) = (message.error for message in told if isinstance(message, Failed))
+    assert isinstance(error, InvalidInput)
+    assert error.field == "max_tokens"
+    assert f"{cache_of(lm, 21) / 2**20:.2f} MiB" in str(error)
+    assert f"{most / 2**20:.2f} MiB" in str(error)
+    assert isinstance(events_of(told, "b")[-1], Finished)
+
+
+def test_a_refused_generation_gives_its_session_back(lm: LanguageModel) -> None:
+    name = lm.sessions.create().name
+    request = GenerateRequest(PROMPT, SamplingParams(max_tokens=21), session=name)
+    told = played_with_cache(lm, cache_of(lm, 20), [ask("a", request)], 3)
+    assert isinstance(told[0].error, InvalidInput)
+    assert not lm.sessions.get(name).busy
 
 
 def test_a_cancelled_request_is_never_heard_of_again(lm: LanguageModel) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from running import RunningServer, alike, figures_at, free_port, wait_until
 from texts import make_text
 
 from memlm.client import Client
-from memlm.errors import NotFound, Overloaded, Unavailable
+from memlm.errors import InvalidInput, NotFound, Overloaded, Unavailable
 from memlm.language_model import LanguageModel
 from memlm.questions import ListDatastoresRequest, NewDocument
+from memlm.server import machine
 from memlm.server.config import ServerConfig, place_of
+from memlm.server.machine import memory_bytes
 from memlm.server.worker_link import WorkerLink
 
 PROMPTS = [make_text(number, 6) for number in range(12)]
@@ -231,8 +234,29 @@ def test_what_the_server_may_take_on_is_shared_out() -> None:
     share = config.share(num_cores=8)
     assert (share.max_running, share.max_queued, share.max_session_bytes, share.num_threads) == (11, 0, 1 << 30, 2)
     assert config.share(num_cores=2).num_threads == 1
+    assert replace(config, max_cache_bytes=9 << 20).share(8).cache_bytes == 3 << 20
+    assert share.cache_bytes == memory_bytes() // 2 // 3
     alone = ServerConfig(Path("model"))
     assert alone.share(8) is alone
+
+
+def test_a_request_whose_cache_can_never_fit_is_refused_through_the_server(model_folder: Path, tmp_path: Path) -> None:
+    options = ("--threads", "1", "--workers", "2", "--cache-bytes", "20KiB")
+    with RunningServer(tmp_path / "log", model_folder, options=options) as server, Client(server.address) as client:
+        client.wait_until_ready()
+        assert client.get_server_info().max_cache_bytes == 20 << 10
+        with pytest.raises(InvalidInput, match=r"0\.01 MiB for those of a worker's running requests"):
+            client.generate("the memory", max_tokens=40)
+        assert len(list(client.generate("the memory", max_tokens=4, temperature=0))) == 4
+
+
+def test_the_memory_there_is_ends_at_the_limit_of_a_control_group_or_of_one_above_it(tmp_path: Path) -> None:
+    (tmp_path / "slice" / "service").mkdir(parents=True)
+    assert machine._limits(tmp_path, "slice/service") == []
+    (tmp_path / "slice" / "memory.max").write_text("4096000\n")
+    (tmp_path / "slice" / "service" / "memory.max").write_text("max\n")
+    assert machine._limits(tmp_path, "slice/service") == [4096000]
+    assert 0 < memory_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_who_is_full_still_does_what_all_do(long_model: Path, corpus_folder: Path, tmp_path: Path) -> None:

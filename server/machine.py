@@ -1,0 +1,34 @@
+"""How much memory the server's processes may take together. No torch here."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def memory_bytes() -> int:
+    """Bytes of the machine's memory, or of what a container or service may take, whichever is less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *_limits(CGROUPS, _own_cgroup())])
+
+
+def _own_cgroup() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("0::"):
+                return line.removeprefix("0::/")
+    return ""
+
+
+def _limits(root: Path, own: str) -> list[int]:
+    """The limits of a control group and of those above it."""
+    limits = list[int]()
+    for folder in (root / own, *(root / own).parents):
+        with suppress(OSError, ValueError):  # none here; "max" is no number
+            limits.append(int((folder / "memory.max").read_text(encoding="ascii")))
+        if folder == root:
+            break
+    return limits
