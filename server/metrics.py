@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from memlm.errors import InvalidInput
 from memlm.events import Finished
 from memlm.operations import JobState, OperationInfo
 from memlm.server.messages import Stats
@@ -59,15 +58,6 @@ class Metrics:
                 ("cache_bytes", "Bytes that the keys and values of running generations may come to."),
             )
         }
-
-    def serve(self, host: str, port: int) -> None:
-        """Answers Prometheus over HTTP, in a thread. Raises InvalidInput where the address cannot be had."""
-        try:
-            start_http_server(port, host, self.registry)
-        except OSError as error:
-            raise InvalidInput(
-                f"cannot tell metrics at {host}:{port} ({error.strerror}); choose another port", field="metrics_port"
-            ) from error
 
     def watch(self, age_s: Callable[[], float], stats: Callable[[], Stats]) -> None:
         """Takes what tells how old the last heartbeat is, and what the workers say of themselves."""

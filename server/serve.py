@@ -21,6 +21,7 @@ from memlm.server.front import Front
 from memlm.server.gate import Gate
 from memlm.server.logs import start_logging
 from memlm.server.metrics import Metrics
+from memlm.server.metrics_port import MetricsPort
 from memlm.server.ownership import owning
 from memlm.server.processes import file_limit, raise_file_limit
 from memlm.server.security import Guard, server_credentials, warning_of
@@ -67,6 +68,7 @@ class _Server:
         self._credentials = server_credentials(config)
         self._tracer = None if config.otlp is None else Tracer(config.otlp)
         self._front = Front(self._workers, config, self._guard, self._metrics, self._stores, self._tracer)
+        self._metrics_port = MetricsPort(self._metrics.registry, lambda: self._is_ready)
         self._health = health.aio.HealthServicer()
         self._told_to_stop, self._told_again = asyncio.Event(), asyncio.Event()
 
@@ -81,7 +83,7 @@ class _Server:
                 return 0
             server, address = self._bind()
             if (port := self._config.metrics_port) is not None:
-                self._metrics.serve(self._config.host, port)
+                await self._metrics_port.start(self._config.host, port)
             await server.start()
             await self._tell_health()
             watching = asyncio.create_task(self._watch_health())
@@ -91,6 +93,7 @@ class _Server:
             watching.cancel()
             return await self._drain(server)
         finally:
+            self._metrics_port.close()
             await self._front.jobs.stop()
             if self._tracer is not None:
                 await asyncio.to_thread(self._tracer.close)
@@ -141,10 +144,14 @@ class _Server:
             await asyncio.sleep(HEALTH_PERIOD_S)
             await self._tell_health()
 
+    @property
+    def _is_ready(self) -> bool:
+        """Whether requests are taken, and a worker's loop has moved of late; that a process exists says nothing."""
+        return self._workers.is_serving and not self._front.draining
+
     async def _tell_health(self) -> None:
-        """Serving means that a worker's loop has moved of late, not that a process exists."""
         answer = health_pb2.HealthCheckResponse
-        status = answer.SERVING if self._workers.is_serving else answer.NOT_SERVING
+        status = answer.SERVING if self._is_ready else answer.NOT_SERVING
         for name in ("", *_service_names()):
             await self._health.set(name, status)
 

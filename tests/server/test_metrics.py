@@ -1,5 +1,11 @@
 """What Prometheus is told, after calls that went well and calls that did not."""
 
+import os
+import signal
+import socket
+import time
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -52,3 +58,39 @@ def test_what_another_process_deletes_is_silent_here_too(model_folder: Path, own
             store.delete([loud])
         wait_until(lambda: loud not in {n.document_id for n in client.search(None, "the memory", k=50)}, 10)
         assert client.datastores.list()[0].num_deleted_documents == 1
+
+
+def status_at(port: int, path: str, method: str = "GET") -> int:
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    with closing(connection):
+        connection.request(method, path)
+        return connection.getresponse().status
+
+
+def test_the_metrics_port_tells_readiness_and_knows_no_other_path(model_folder: Path, tmp_path: Path) -> None:
+    port = free_port()
+    options = ("--threads", "1", "--metrics-port", str(port), "--worker-timeout", "3")
+    with RunningServer(tmp_path / "log", model_folder, options=options) as server:
+        assert [status_at(port, path) for path in ("/metrics", "/metrics?name[]=a", "/health")] == [200, 200, 200]
+        assert [status_at(port, path) for path in ("/", "/healthz", "/metrics/", "/../metrics")] == [404] * 4
+        assert status_at(port, "/metrics", "POST") == 405
+        os.kill(server.worker_pid, signal.SIGSTOP)
+        wait_until(lambda: status_at(port, "/health") == 503, 10)
+        wait_until(lambda: status_at(port, "/health") == 200, 60)  # another worker has taken its place
+
+
+def test_connections_to_the_metrics_port_are_bounded_in_number_and_time(model_folder: Path, tmp_path: Path) -> None:
+    port = free_port()
+    options = ("--threads", "1", "--metrics-port", str(port))
+    with RunningServer(tmp_path / "log", model_folder, options=options) as server, ExitStack() as stack:
+        threads = len(list(Path(f"/proc/{server.process.pid}/task").iterdir()))
+        begin_s = time.monotonic()
+        half = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(60)]
+        for each in half:
+            each.sendall(b"GET /metrics HTTP/1.1\r\n")
+            each.settimeout(15)
+        assert "memlm_running" in figures_at(port)
+        assert len(list(Path(f"/proc/{server.process.pid}/task").iterdir())) < threads + 10
+        assert half[0].recv(1) == b""  # the oldest gave way
+        assert time.monotonic() - begin_s < 4
+        assert half[-1].recv(1) == b""  # the latest had its time
