@@ -127,6 +127,8 @@ class ServerInfo:
     message_timeout_s: float = 0.0
     connection_idle_s: float = 0.0
     max_cache_bytes: int = 0
+    max_stream_bytes: int = 0
+    max_event_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class Front:
         """
         self._workers, self._config, self._guard, self._metrics = workers, config, guard, metrics
         self._stores, self._calls = stores, Calls(metrics, tracer)
-        self._jobs, self._streams = Jobs(config, stores, metrics, workers), Streams(workers)
+        self._jobs, self._streams = Jobs(config, stores, metrics, workers), Streams(workers, config.max_stream_bytes)
         self._open = Quota("open calls", sys.maxsize, config.max_caller_calls)
         self._appends = append_quota(config)
         self._intake = Intake(config.max_receiving, share_of(config.max_receiving), config.message_timeout_s)
@@ -263,6 +263,8 @@ class Front:
             max_caller_calls=config.max_caller_calls,
             message_timeout_s=config.message_timeout_s,
             connection_idle_s=config.connection_idle_s,
+            max_stream_bytes=config.max_stream_bytes,
+            max_event_bytes=config.max_event_bytes,
         )
 
     def _question(self, request_type: type[Message], data: bytes) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from memlm.errors import Overloaded
@@ -15,13 +15,15 @@ RETRY_AFTER_S = 1.0
 class Quota:
     """Counts how much of something each caller holds, and refuses more than `total` for all or `per_caller` for one.
 
-    `what` completes the sentence "... are all that this server takes".
+    `what` completes the sentence "... are all that this server takes". Before something is refused `reclaim` is
+    called until there is room or it gives False, to give back what the caller itself (True) or anybody can do without.
     """
 
     def __init__(self, what: str, total: int, per_caller: int) -> None:
         self._what, self.total, self.per_caller = what, total, min(per_caller, total)
         self._held = Counter[str]()
         self.taken = 0
+        self.reclaim: Callable[[str, bool], bool] = lambda caller, own: False
 
     def of(self, caller: str) -> int:
         """How much a caller holds."""
@@ -33,6 +35,9 @@ class Quota:
 
     def take(self, caller: str, amount: int = 1) -> None:
         """Raises Overloaded, and takes nothing, where a caller or all together would hold too much."""
+        while not self.has_room(caller, amount):
+            if not self.reclaim(caller, self._held[caller] + amount > self.per_caller):
+                break
         if not self.has_room(caller, amount):
             whose, limit = ("of one caller", self.per_caller) if self.taken + amount <= self.total else ("", self.total)
             raise Overloaded(
@@ -65,16 +70,16 @@ class Holding:
     """How much of a quota one call of a caller holds."""
 
     def __init__(self, quota: Quota, caller: str) -> None:
-        self._quota, self._caller, self.amount = quota, caller, 0
+        self._quota, self.caller, self.amount = quota, caller, 0
 
     def take(self, amount: int) -> None:
         """Takes more. Raises as `Quota.take` does."""
-        self._quota.take(self._caller, amount)
+        self._quota.take(self.caller, amount)
         self.amount += amount
 
     def give(self, amount: int) -> None:
         """Gives some back."""
-        self._quota.give(self._caller, amount)
+        self._quota.give(self.caller, amount)
         self.amount -= amount
 
 

@@ -12,16 +12,13 @@ from functools import partial
 from typing import Any
 
 from memlm.errors import Cancelled, InternalError, MemlmError
-from memlm.events import Accepted, Finished
+from memlm.events import Finished
 from memlm.questions import ResumeGenerationRequest
 from memlm.server.deletions import Forgetting
 from memlm.server.messages import Answer, Events, Failed
-from memlm.server.runs import Run, Runs
+from memlm.server.runs import MAX_EVENT_BYTES, Run, Runs
 from memlm.server.workers import Workers
 from memlm.wire import WireEvent
-
-# However far behind a client is, tokens are merged up to this, which is far from the limit of a message.
-MAX_EVENT_BYTES = 1 << 19
 
 LOOK_S = 0.5  # between looks for whether anybody still follows a generation
 
@@ -31,9 +28,9 @@ log = logging.getLogger("memlm.server")
 class Streams:
     """The generations of a server."""
 
-    def __init__(self, workers: Workers) -> None:
-        """Takes who draws them."""
-        self._workers, self._runs = workers, Runs()
+    def __init__(self, workers: Workers, max_stream_bytes: int) -> None:
+        """Takes who draws them, and the most that is kept of one."""
+        self._workers, self._runs = workers, Runs(workers.event_bytes, max_stream_bytes)
 
     def cancel(self, request_id: str, owner: str) -> None:
         """Stops one that goes on without a connection. Raises NotFound where it is not the owner's."""
@@ -51,7 +48,7 @@ class Streams:
             run = self._runs.find(question.request_id, owner)
             coming, since = run.follow(question.offset), run.since
         elif question.resume_s is not None:
-            run = Run(owner, question.resume_s, since)
+            run = self._runs.new(owner, caller, question.resume_s, since)
             run.work = asyncio.create_task(self._go_on(run, drawn()))
             coming = run.follow(0)
         else:
@@ -77,9 +74,7 @@ class Streams:
         try:
             async with aclosing(events):
                 async for event in events:
-                    run.add(event)
-                    if isinstance(event, Accepted):
-                        self._runs.keep(run)
+                    self._runs.add(run, event)
         except MemlmError as error:
             run.fail(error)
         except asyncio.CancelledError:
@@ -87,6 +82,9 @@ class Streams:
         except Exception:
             log.exception("a generation failed")
             run.fail(InternalError("a bug in the server; its log tells more"))
+        finally:
+            if run.failure is not None:
+                self._runs.drop(run, str(run.failure))
 
     async def _look_after(self, run: Run) -> None:
         """Task: forgets a generation that nobody came back to, ended or not."""

@@ -41,6 +41,7 @@ from memlm.server.messages import (
     ToWorker,
 )
 from memlm.server.processes import forking
+from memlm.server.quota import Holding, Quota, share_of
 
 RETRY_AFTER_S, LEAST_RETRY_S, MOST_RETRY_S = 1.0, 0.05, 60.0
 ENDS_KEPT = 16
@@ -55,15 +56,23 @@ Outgoing: TypeAlias = "queue.SimpleQueue[ToWorker | None]"
 
 
 class Call:
-    """A question that was asked, and what has been answered to it and not been taken yet."""
+    """A question that was asked, and what has been answered to it and not been taken yet.
 
-    def __init__(self) -> None:
-        """Nothing yet."""
+    The bytes of events that wait are `held`, `most` of one call. More than that is refused: their client does not read
+    them as fast as they come.
+    """
+
+    def __init__(self, held: Holding, most: int) -> None:
+        self._held, self._most = held, most
         self._answers: list[Answer] = []
         self._news = asyncio.Event()
 
     def put(self, answer: Answer) -> None:
-        """One more answer."""
+        """Adds an answer. Raises Overloaded where too many bytes wait to be taken."""
+        size = _num_bytes(answer)
+        if self._held.amount + size > self._most:
+            raise Overloaded(f"more than {self._most:,} bytes of this generation waited; read it as fast as it comes")
+        self._held.take(size)
         self._answers.append(answer)
         self._news.set()
 
@@ -72,16 +81,37 @@ class Call:
         await self._news.wait()
         self._news.clear()
         taken, self._answers = self._answers, []
+        self._held.give(self._held.amount)
         return taken
+
+
+def _num_bytes(answer: Answer) -> int:
+    """Bytes of the tokens in an answer; other answers are small, or come alone."""
+    if not isinstance(answer, Events):
+        return 0
+    return sum(len(token) for event in answer.events if isinstance(event, tuple) for token in event)
+
+
+def event_quota(config: ServerConfig) -> Quota:
+    """Bytes of events that may wait for their clients, or be kept for resuming."""
+    total = max(config.max_event_bytes, config.max_stream_bytes)
+    return Quota("bytes of events that wait for clients", total, max(share_of(total), config.max_stream_bytes))
 
 
 class WorkerLink:
     """A worker process, and the questions that it has not answered yet."""
 
-    def __init__(self, config: ServerConfig, place: int, stores: Callable[[], Mapping[str, Path]]) -> None:
-        """Starts nothing yet. Takes what each worker may take on, its place among them, and what tells of the
-        datastores that one that starts is to load.
+    def __init__(
+        self,
+        config: ServerConfig,
+        place: int,
+        stores: Callable[[], Mapping[str, Path]],
+        event_bytes: Quota | None = None,
+    ) -> None:
+        """Starts nothing yet. Takes what each worker may take on, its place among them, what tells of the datastores
+        that one that starts is to load, and the bytes of events that may wait for their clients.
         """
+        self._event_bytes = event_quota(config) if event_bytes is None else event_bytes
         self._config, self.place, self._stores = config, place, stores
         self.stats = Stats()
         self._calls: dict[str, Call] = {}
@@ -156,15 +186,20 @@ class WorkerLink:
         Unavailable while there is no worker.
         """
         self.check_room(ours=ours)
-        id_, call, now_s = id_ or token_hex(8), Call(), time.monotonic()
-        self._calls[id_] = call
+        id_, now_s = id_ or token_hex(8), time.monotonic()
         deadline_s = None if time_left_s is None else now_s + time_left_s
-        self._outgoing.put(Ask(id_, question, now_s, deadline_s, caller, owner))
-        try:
-            yield call
-        finally:
-            if self._calls.pop(id_, None) is not None:
-                self._outgoing.put(Cancel(id_))
+        with self._event_bytes.hold(caller) as held:
+            self._calls[id_] = call = Call(held, self._config.max_stream_bytes)
+            self._outgoing.put(Ask(id_, question, now_s, deadline_s, caller, owner))
+            try:
+                yield call
+            finally:
+                self._cancel(id_)
+
+    def _cancel(self, id_: str) -> None:
+        """Tells the worker that nobody waits any more, unless the last answer has come."""
+        if self._calls.pop(id_, None) is not None:
+            self._outgoing.put(Cancel(id_))
 
     async def answer(self, question: Question | CatchUp, time_left_s: float | None = None, **about: Any) -> Any:
         """The one answer to a question; `about` as of `ask`. Raises its error."""
@@ -266,7 +301,11 @@ class WorkerLink:
             if _is_last(message):
                 del self._calls[message.id]
                 self._ended_s.append(self._beat_s)
-            call.put(message)
+            try:
+                call.put(message)
+            except Overloaded as error:
+                call.put(Failed(message.id, error))
+                self._cancel(message.id)
 
     def _come_up(self) -> None:
         """It has loaded. What changed meanwhile comes before anybody else's question."""

@@ -28,7 +28,7 @@ from memlm.questions import (
 from memlm.server.config import ServerConfig, place_of
 from memlm.server.deletions import Deletions
 from memlm.server.messages import CatchUp, Stats
-from memlm.server.worker_link import JOIN_S, Call, WorkerLink
+from memlm.server.worker_link import JOIN_S, Call, WorkerLink, event_quota
 
 FRESH_BEAT_S = 2.0  # four heartbeats: a worker that is silent for longer may stand still
 
@@ -40,7 +40,8 @@ class Workers:
         """Starts nothing yet. `stores` tells what a worker that starts is to load."""
         self.deletions, self._stores = Deletions(), stores
         share = config.share(num_cores())
-        self._links = tuple(WorkerLink(share, place, stores) for place in range(config.num_workers))
+        self.event_bytes = event_quota(config)
+        self._links = tuple(WorkerLink(share, place, stores, self.event_bytes) for place in range(config.num_workers))
         self._limit_s = config.worker_timeout_s + JOIN_S  # a worker that stands still is killed before
 
     async def start(self) -> None:

@@ -69,6 +69,15 @@ def serve(
     max_receiving: Annotated[
         int, typer.Option(help="Messages of requests that may be on their way; a fourth of them for one caller.")
     ] = 64,
+    stream_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES", help="Events of one generation that wait for its client or for resuming (default: 32MiB)."
+        ),
+    ] = None,
+    event_bytes: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Events of all generations that wait so (default: 512MiB).")
+    ] = None,
     message_timeout: Annotated[
         float, typer.Option(help="Seconds for one message; a call whose next message takes longer ends.")
     ] = 60.0,
@@ -154,6 +163,8 @@ def serve(
         max_streams=max_streams,
         max_caller_calls=max_caller_calls,
         max_receiving=max_receiving,
+        max_stream_bytes=options.num_bytes(stream_bytes) or 32 << 20,
+        max_event_bytes=options.num_bytes(event_bytes) or 512 << 20,
         message_timeout_s=message_timeout,
         connection_idle_s=connection_idle,
         session_dir=session_dir,

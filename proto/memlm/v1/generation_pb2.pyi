@@ -324,7 +324,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = ("version", "needs_token", "max_message_bytes", "max_append_bytes", "max_running", "max_queued", "max_queued_tokens", "max_session_bytes", "session_ttl_s", "max_neighbors", "max_top_logprobs", "max_stop_strings", "max_stores", "max_upload_bytes", "max_jobs", "max_sessions", "max_sessions_per_caller", "max_token_ids", "max_upload_documents", "max_unfinished_bytes", "max_streams", "max_caller_calls", "message_timeout_s", "connection_idle_s", "max_cache_bytes")
+    __slots__ = ("version", "needs_token", "max_message_bytes", "max_append_bytes", "max_running", "max_queued", "max_queued_tokens", "max_session_bytes", "session_ttl_s", "max_neighbors", "max_top_logprobs", "max_stop_strings", "max_stores", "max_upload_bytes", "max_jobs", "max_sessions", "max_sessions_per_caller", "max_token_ids", "max_upload_documents", "max_unfinished_bytes", "max_streams", "max_caller_calls", "message_timeout_s", "connection_idle_s", "max_cache_bytes", "max_stream_bytes", "max_event_bytes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NEEDS_TOKEN_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -350,6 +350,8 @@ class ServerInfo(_message.Message):
     MESSAGE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     CONNECTION_IDLE_S_FIELD_NUMBER: _ClassVar[int]
     MAX_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_STREAM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_EVENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     version: str
     needs_token: bool
     max_message_bytes: int
@@ -375,7 +377,9 @@ class ServerInfo(_message.Message):
     message_timeout_s: float
     connection_idle_s: float
     max_cache_bytes: int
-    def __init__(self, version: _Optional[str] = ..., needs_token: bool = ..., max_message_bytes: _Optional[int] = ..., max_append_bytes: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., max_session_bytes: _Optional[int] = ..., session_ttl_s: _Optional[float] = ..., max_neighbors: _Optional[int] = ..., max_top_logprobs: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stores: _Optional[int] = ..., max_upload_bytes: _Optional[int] = ..., max_jobs: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_sessions_per_caller: _Optional[int] = ..., max_token_ids: _Optional[int] = ..., max_upload_documents: _Optional[int] = ..., max_unfinished_bytes: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_caller_calls: _Optional[int] = ..., message_timeout_s: _Optional[float] = ..., connection_idle_s: _Optional[float] = ..., max_cache_bytes: _Optional[int] = ...) -> None: ...
+    max_stream_bytes: int
+    max_event_bytes: int
+    def __init__(self, version: _Optional[str] = ..., needs_token: bool = ..., max_message_bytes: _Optional[int] = ..., max_append_bytes: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., max_session_bytes: _Optional[int] = ..., session_ttl_s: _Optional[float] = ..., max_neighbors: _Optional[int] = ..., max_top_logprobs: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stores: _Optional[int] = ..., max_upload_bytes: _Optional[int] = ..., max_jobs: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_sessions_per_caller: _Optional[int] = ..., max_token_ids: _Optional[int] = ..., max_upload_documents: _Optional[int] = ..., max_unfinished_bytes: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_caller_calls: _Optional[int] = ..., message_timeout_s: _Optional[float] = ..., connection_idle_s: _Optional[float] = ..., max_cache_bytes: _Optional[int] = ..., max_stream_bytes: _Optional[int] = ..., max_event_bytes: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "num_parameters", "vocab_size", "context_length", "dim", "num_layers", "dtype", "model_fingerprint", "tokenizer_fingerprint")

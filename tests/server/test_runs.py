@@ -1,0 +1,137 @@
+"""What is kept of generations for their clients, and how much of it."""
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from memlm.errors import Incompatible, NotFound, Overloaded
+from memlm.events import Accepted, Finished, FinishReason, Usage
+from memlm.params import GenerateRequest
+from memlm.server.config import ServerConfig
+from memlm.server.deletions import Deletions
+from memlm.server.messages import Events, Failed
+from memlm.server.quota import Quota
+from memlm.server.runs import MAX_EVENT_BYTES, Run, Runs
+from memlm.server.worker_link import WorkerLink
+
+FINISHED = Finished(FinishReason.LENGTH, None, Usage())
+TOKEN = b"t" * 100
+
+
+def runs_of(total: int, most: int, per_caller: int | None = None) -> tuple[Runs, Quota]:
+    quota = Quota("bytes", total, per_caller or total)
+    return Runs(quota, most), quota
+
+
+def begun(runs: Runs, name: str, caller: str = "ann", num_tokens: int = 0) -> Run:
+    """A generation that has drawn so many tokens."""
+    run = runs.new(caller, caller, 60.0, Deletions().latest)
+    runs.add(run, Accepted(name, 1, None, 0, 0.0, 0.0))
+    for _ in range(num_tokens):
+        runs.add(run, (TOKEN,))
+    return run
+
+
+def ended(runs: Runs, name: str, caller: str = "ann", num_tokens: int = 0) -> Run:
+    run = begun(runs, name, caller, num_tokens)
+    runs.add(run, FINISHED)
+    return run
+
+
+async def test_a_generation_that_nobody_follows_ends_when_what_is_kept_is_full() -> None:
+    runs, quota = runs_of(10_000, 1_000)
+    run = begun(runs, "a", num_tokens=10)
+    with pytest.raises(Overloaded, match="1,000 bytes"):
+        runs.add(run, (TOKEN,))
+    runs.drop(run, "why")
+    assert quota.taken == 0
+
+
+async def test_a_follower_that_reads_along_never_fills_what_is_kept() -> None:
+    """The oldest tokens are dropped; who comes back for them hears why they are gone, others go on."""
+    runs, _ = runs_of(10_000, 1_000)
+    run = begun(runs, "a", num_tokens=10)
+    async with aclosing(run.follow(0)) as events:
+        assert isinstance(await anext(events), Accepted)
+        seen = len(await anext(events))
+        for _ in range(40):
+            reading = asyncio.ensure_future(anext(events))
+            await asyncio.sleep(0)
+            runs.add(run, (TOKEN,))
+            seen += len(await reading)
+        assert seen == run.num_drawn == 50
+        assert run.num_bytes <= 1_000
+    with pytest.raises(Incompatible, match="tokens are kept from"):
+        await anext(run.follow(0))
+    resumed = run.follow(50)
+    assert isinstance(await anext(resumed), Accepted)
+    await resumed.aclose()
+
+
+async def test_the_oldest_that_ended_gives_way_and_its_owner_hears_why() -> None:
+    runs, quota = runs_of(2_000, 1_000)
+    ended(runs, "a", num_tokens=8)
+    ended(runs, "b", num_tokens=8)
+    ended(runs, "c", num_tokens=8)
+    with pytest.raises(NotFound, match="memory was needed for others"):
+        runs.find("a", "ann")
+    with pytest.raises(NotFound) as of_another:
+        runs.find("a", "bob")
+    assert "memory" not in str(of_another.value)
+    assert [runs.find(name, "ann").num_bytes for name in ("b", "c")] == [800, 800]
+    assert quota.taken == 1_600
+
+
+async def test_a_caller_with_too_much_displaces_none_but_its_own() -> None:
+    runs, _ = runs_of(4_000, 1_000, per_caller=1_000)
+    ended(runs, "of bob", "bob", num_tokens=8)
+    for number in range(5):
+        ended(runs, str(number), "ann", num_tokens=8)
+    assert runs.find("of bob", "bob").num_bytes == 800
+    assert runs.find("4", "ann").num_bytes == 800
+    with pytest.raises(NotFound):
+        runs.find("3", "ann")
+
+
+async def test_what_a_follower_still_reads_is_counted_until_it_leaves() -> None:
+    runs, quota = runs_of(10_000, 1_000)
+    run = ended(runs, "a", num_tokens=10)
+    events = run.follow(0)
+    await anext(events)
+    runs.stop("a", run)
+    assert quota.taken == 1_000
+    assert len(await anext(events)) == 10
+    await events.aclose()
+    assert quota.taken == 0
+
+
+async def test_what_piled_up_is_sent_in_events_of_bounded_size() -> None:
+    runs, _ = runs_of(1 << 30, 1 << 30)
+    run = begun(runs, "a")
+    runs.add(run, (b"t" * 100_000,) * 100)
+    runs.add(run, FINISHED)
+    sizes = [sum(map(len, event)) async for event in run.follow(0) if isinstance(event, tuple)]
+    assert sum(sizes) == 10_000_000
+    assert max(sizes) < MAX_EVENT_BYTES + 100_000
+
+
+async def test_a_generation_whose_client_does_not_read_ends(long_model: Path) -> None:
+    """Instead of filling the front's memory; its place in the worker is free again."""
+    link = WorkerLink(ServerConfig(long_model, num_threads=1, max_stream_bytes=20_000), 0, dict)
+    await link.start()
+    try:
+        with link.ask(GenerateRequest.of("a", {"temperature": 0.0, "max_tokens": 30_000}), None) as call:
+            async with asyncio.timeout(60):
+                while link.num_open:
+                    await asyncio.sleep(0.05)
+                while link.stats.running or not link.is_serving:
+                    await asyncio.sleep(0.05)
+            *answers, last = await call.take()
+        assert isinstance(last, Failed)
+        assert isinstance(last.error, Overloaded)
+        waited = [event for each in answers if isinstance(each, Events) for event in each.events]
+        assert 0 < sum(len(token) for event in waited if isinstance(event, tuple) for token in event) <= 20_000
+    finally:
+        await link.stop(5)
