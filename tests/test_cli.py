@@ -333,3 +333,17 @@ def test_settings_of_the_server_come_from_options_environment_and_file(tmp_path,
         done = CliRunner().invoke(app, ["serve", "--config", str(file), "--print-config"])
         assert done.exit_code != 0
         assert says in done.output + str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "shown"),
+    [
+        ("https://ann:pass@word@collector:4317", "https://***@collector:4317"),
+        ("http://ann@collector:4317/v1?at=5", "http://***@collector:4317/v1?at=5"),
+        ("http://collector:4317/a@b", "http://collector:4317/a@b"),
+    ],
+)
+def test_printed_settings_hold_no_password(endpoint, shown):
+    done = CliRunner().invoke(app, ["serve", "--model", "m", "--otlp", endpoint, "--print-config"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["otlp"] == shown

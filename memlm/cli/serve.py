@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
 from memlm.cli import options
 from memlm.cli.console import emit_json, err
+
+if TYPE_CHECKING:
+    from memlm.server.config import ServerConfig
 
 
 def _defaults_from(context: typer.Context, path: Path | None) -> Path | None:
@@ -192,7 +197,7 @@ def serve(
         otlp=otlp,
     )
     if print_config:
-        emit_json(config)
+        emit_json(_without_passwords(config))
         return
 
     from memlm.server.ownership import keep_private
@@ -204,3 +209,9 @@ def serve(
     from memlm.server.serve import serve as run
 
     raise typer.Exit(run(config, lambda address: err.print(f"serving {model} at {address}", markup=False)))
+
+
+def _without_passwords(config: ServerConfig) -> ServerConfig:
+    """The settings as they may be printed: of a user and a password in a URL, neither is shown."""
+    account, at, _ = urlsplit(config.otlp or "").netloc.rpartition("@")
+    return replace(config, otlp=config.otlp.replace(account + at, "***@", 1)) if config.otlp and at else config
