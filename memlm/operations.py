@@ -29,7 +29,9 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """What an operation made of a datastore, as of which manifest; `seconds` is how long its last attempt took."""
+    """What an operation made of a datastore, as of which manifest; `seconds` is how long its last attempt took.
+    `num_deleted_documents` are deleted and still in its files.
+    """
 
     store: str
     manifest: int
@@ -38,6 +40,7 @@ class JobReport:
     index: str
     bytes_per_entry: float
     seconds: float
+    num_deleted_documents: int = 0
 
 
 @dataclass(frozen=True, slots=True)

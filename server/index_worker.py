@@ -110,7 +110,9 @@ def _run(task: Task, tell: _Teller) -> JobReport:
     begin_s = time.monotonic()
     torch.set_num_threads(task.num_threads or torch.get_num_threads())
     if task.kind == COMPACT:
-        compact_index(task.path, task.model, purge=task.purge, dtype=task.dtype, progress=tell.progress)
+        done = compact_index(task.path, task.model, purge=task.purge, dtype=task.dtype, progress=tell.progress)
+        if done.gave_up_addition:
+            log.warning("the purge of %s gave up an interrupted addition", task.store)
     elif task.kind == DELETE:
         _delete(task)
     else:
@@ -135,6 +137,7 @@ def _run(task: Task, tell: _Teller) -> JobReport:
             index=store.index_kind,
             bytes_per_entry=store.bytes_on_disk / max(1, store.num_entries),
             seconds=time.monotonic() - begin_s,
+            num_deleted_documents=store.num_deleted_documents,
         )
 
 

@@ -91,12 +91,16 @@ class Job:
             self.phase, self.phase_s, self.phase_done = message.phase, time.monotonic(), message.done
         self.done, self.total = message.done, message.total
 
-    def hide(self, document_ids: Collection[str]) -> bool:
-        """Takes the ids of deleted documents out of the error's message; tells whether there was any."""
+    def hide(self, document_ids: Collection[str] | None = None) -> bool:
+        """Takes the ids of deleted documents (of None, all that is quoted) out of the error's message; tells whether
+        that changed it.
+        """
         if self.error is None:
             return False
-        names = set(map(repr, document_ids))
-        message = QUOTED.sub(lambda found: HIDDEN if found[0] in names else found[0], self.error["message"])
+        names = None if document_ids is None else set(map(repr, document_ids))
+        message = QUOTED.sub(
+            lambda found: HIDDEN if names is None or found[0] in names else found[0], self.error["message"]
+        )
         is_changed = message != self.error["message"]
         self.error = {**self.error, "message": message}
         return is_changed

@@ -197,6 +197,10 @@ class JobRunner:
             await self._until_served(job.store, report.manifest)
             if job.request.get("replace"):
                 self._workers.forget(job.store)
+            if job.request.get("purge"):
+                for other in self._records:
+                    if other.store == job.store and not other.is_open and other.hide():
+                        await self._records.write(other)
             return
         async with self.replacing:
             if job.deleted:

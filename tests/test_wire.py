@@ -195,7 +195,7 @@ operation_info = (
         kind=text,
         store=text,
         state=st.just(JobState.DONE),
-        report=maybe(st.builds(JobReport, text, int32, int32, int32, text, time_s, time_s)),
+        report=maybe(st.builds(JobReport, text, int32, int32, int32, text, time_s, time_s, int32)),
         error=st.none(),
     )
     | st.builds(

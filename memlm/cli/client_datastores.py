@@ -252,6 +252,10 @@ def _tell_operation(info: OperationInfo, *, json: bool) -> None:
             f" {report.bytes_per_entry:,.0f} bytes an entry, {report.seconds:,.1f} s"
         )
         out.print(one_line(made), markup=False)
+        if report.num_deleted_documents:
+            out.print(
+                f"{report.num_deleted_documents:,} deleted documents are still in its files; compact it with --purge"
+            )
     if info.skipped:
         err.print(f"{info.skipped:,} documents could not be used; the server's log names them", markup=False)
     if info.error:

@@ -14,6 +14,7 @@ from memlm.cli.app import app
 from memlm.client import Client
 from memlm.errors import AlreadyExists
 from memlm.events import Accepted, Finished, Neighbor, Token
+from memlm.index.datastore import Datastore
 from memlm.params import GenerateRequest
 from memlm.questions import NewDocument, ResumeGenerationRequest
 from memlm.server.deletions import Deletions, Forgetting
@@ -123,6 +124,14 @@ def test_the_records_of_operations_do_not_keep_the_ids_of_deleted_documents(chan
             job.result()
         (record,) = (tmp_path / "stores" / "jobs").iterdir()
         assert b"doc-1.txt" not in record.read_bytes()
+
+        job = client.datastores.add("store", [NewDocument("doc-2.txt", make_text(900, 60))])
+        with pytest.raises(AlreadyExists, match=r"'doc-2\.txt'"):
+            job.result()
+        with Datastore.open(tmp_path / "store") as store:
+            store.delete(["doc-2.txt"])
+        client.datastores.compact("store", purge=True).result()
+        assert not any(b"doc-2.txt" in record.read_bytes() for record in (tmp_path / "stores" / "jobs").iterdir())
 
 
 def test_a_purge_over_grpc_leaves_no_byte_also_where_every_document_is_deleted(

@@ -219,7 +219,7 @@ class JobMetadata(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., per_s: _Optional[float] = ..., left_s: _Optional[float] = ..., created_s: _Optional[float] = ..., started_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., attempts: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class JobReport(_message.Message):
-    __slots__ = ("store", "manifest", "num_documents", "num_entries", "index", "bytes_per_entry", "seconds")
+    __slots__ = ("store", "manifest", "num_documents", "num_entries", "index", "bytes_per_entry", "seconds", "num_deleted_documents")
     STORE_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     NUM_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +227,7 @@ class JobReport(_message.Message):
     INDEX_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_ENTRY_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DELETED_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     store: str
     manifest: int
     num_documents: int
@@ -234,4 +235,5 @@ class JobReport(_message.Message):
     index: str
     bytes_per_entry: float
     seconds: float
-    def __init__(self, store: _Optional[str] = ..., manifest: _Optional[int] = ..., num_documents: _Optional[int] = ..., num_entries: _Optional[int] = ..., index: _Optional[str] = ..., bytes_per_entry: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
+    num_deleted_documents: int
+    def __init__(self, store: _Optional[str] = ..., manifest: _Optional[int] = ..., num_documents: _Optional[int] = ..., num_entries: _Optional[int] = ..., index: _Optional[str] = ..., bytes_per_entry: _Optional[float] = ..., seconds: _Optional[float] = ..., num_deleted_documents: _Optional[int] = ...) -> None: ...
