@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,10 +12,11 @@ import torch
 
 from memlm.batch import complete_all
 from memlm.checkpoint import Checkpoint, load_checkpoint
-from memlm.errors import AlreadyExists, InvalidInput, MemlmError, NotFound
+from memlm.errors import InvalidInput
 from memlm.events import Completion, Neighbor, TokenStream
 from memlm.generate import Generation
 from memlm.keys import PIECE_TOKENS
+from memlm.loaded_stores import LoadedStores
 from memlm.memory import Memory
 from memlm.params import GenerateRequest, MemoryParams
 from memlm.reports import DeleteReport, ModelInfo, Score, SessionInfo, StoreInfo
@@ -49,19 +47,15 @@ class LanguageModel:
         checkpoint: Checkpoint,
         stores: Sequence[str | Path] | Mapping[str, str | Path] = (),
         sessions: Sessions | None = None,
+        *,
+        may_fail: Collection[str] = (),
     ) -> None:
-        """Opens the datastores. Raises InvalidInput where two of them share a name."""
+        """Opens the datastores; those of the names in `may_fail` need not be usable now. Raises InvalidInput where two
+        share a name.
+        """
         self.checkpoint = checkpoint
         self.sessions = Sessions(checkpoint) if sessions is None else sessions
-        self._memories: dict[str, Memory] = {}
-        self._retired: list[weakref.ref[Memory]] = []
-        for name, path in stores.items() if isinstance(stores, Mapping) else (("", path) for path in stores):
-            memory = Memory.open(path, checkpoint, name)
-            if memory.name in self._memories:
-                raise InvalidInput(
-                    f"two datastores are called {memory.name!r}; rename the folder of one", field="stores"
-                )
-            self._memories[memory.name] = memory
+        self._stores = LoadedStores(checkpoint, stores, may_fail=may_fail)
 
     @property
     def info(self) -> ModelInfo:
@@ -81,8 +75,8 @@ class LanguageModel:
 
     @property
     def stores(self) -> tuple[StoreInfo, ...]:
-        """The loaded datastores."""
-        return tuple(memory.info for memory in self._memories.values())
+        """The loaded datastores; those that cannot be used now tell why (`problem`)."""
+        return self._stores.infos
 
     def generate(self, prompt: str, **options: Any) -> TokenStream:
         """Continues a prompt, token by token.
@@ -183,18 +177,10 @@ class LanguageModel:
         return self.deleting(document_ids, store=store)()
 
     def deleting(self, document_ids: Sequence[str], *, store: str | None = None) -> Callable[[], DeleteReport]:
-        """The same, in any thread; what it gives moves on to what was committed, in one step."""
-        memory = self.memory(store)
-        deleted, newer = memory.datastore.deleting(document_ids)
-
-        def move() -> DeleteReport:
-            memory.datastore.adopt(newer)
-            for other in self._asked():  # the same folder by another name, or opened anew meanwhile
-                if other.datastore.path.resolve() == memory.datastore.path.resolve():
-                    other.datastore.refresh()
-            return DeleteReport(memory.name, newer.manifest.number, deleted.num_documents, deleted.num_entries)
-
-        return move
+        """The thread-safe first phase of `delete_documents`: commits the deletion, and gives what moves the open
+        datastores to it in one step.
+        """
+        return self._stores.deleting(document_ids, store)
 
     def load_datastore(self, path: str | Path, *, name: str | None = None, replace: bool = False) -> StoreInfo:
         """Opens one more datastore; with `replace`, in the place of the one of that name.
@@ -204,77 +190,57 @@ class LanguageModel:
         return self.take_in(Memory.open(path, self.checkpoint, name or ""), replace=replace)
 
     def take_in(self, memory: Memory, *, replace: bool = False) -> StoreInfo:
-        """The same, for one that was opened elsewhere, with what was committed since. What runs goes on as it began."""
-        if memory.name in self._memories and not replace:
-            memory.datastore.close()
-            raise AlreadyExists(f"a datastore {memory.name!r} is loaded already; ask for its replacement (replace)")
-        memory.datastore.refresh()
-        if memory.name in self._memories:
-            self._retire(self._memories[memory.name])
-        self._memories[memory.name] = memory
-        return memory.info
+        """`load_datastore` for a datastore that was opened elsewhere, with what was committed to it since. Generations
+        that run go on with the one they began with.
+        """
+        return self._stores.take_in(memory, replace=replace)
 
     def unload_datastore(self, name: str) -> StoreInfo:
-        """Lets go of a datastore, once what runs has come to its end. Its files stay."""
-        memory = self.memory(name)
-        self._retire(memory)
-        del self._memories[name]
-        return memory.info
+        """Takes a datastore out of service; it is closed once no generation uses it. Its files stay."""
+        return self._stores.unload(name)
 
     def get_datastore(self, name: str | None = None) -> StoreInfo:
         """What is known of a loaded datastore; of no name, the only one."""
-        return self.memory(name).info
+        return self._stores.info(name)
 
     def refresh(self) -> bool:
-        """Moves on to what other processes have committed to the datastores meanwhile; tells whether there was any. A
-        store that cannot be read now stays as it is.
+        """Moves to the snapshots that are in the datastores' folders now; tells whether any is another one.
+
+        A folder may hold a later commit, an earlier state, or another store of this model. Where it holds none that can
+        be used, twice in a row or by another model, the datastore is unavailable until it does: calls that use it raise
+        Incompatible, Corrupt or Unavailable.
         """
-        return sum(take() for take in self.newer()) > 0  # each of them, not only up to the first
+        return sum(move() for move in self.newer()) > 0  # each of them, not only up to the first
 
     def newer(self) -> list[Callable[[], bool]]:
-        """Opens what others have committed, in any thread; what it gives moves on to it, each in one step."""
-        found: list[Callable[[], bool]] = []
-        for memory in self._asked():
-            with suppress(MemlmError, OSError):
-                if newer := memory.datastore.newer():
-                    found.append(partial(memory.datastore.adopt, newer))
-        return found
+        """The thread-safe first phase of `refresh`: opens what is in the folders now, and gives what moves to it."""
+        return self._stores.newer()
 
-    def _retire(self, memory: Memory) -> None:
-        """Nobody new asks it; what runs may go on asking it, so it follows what is committed as long as it is held."""
-        held = [retired for retired in self._retired if retired() is not None]
-        self._retired = [*held, weakref.ref(memory)]
-
-    def _asked(self) -> tuple[Memory, ...]:
-        """The datastores in service, and those that something may have begun with; in any thread."""
-        retired = [retired() for retired in tuple(self._retired)]
-        return (*tuple(self._memories.values()), *(memory for memory in retired if memory is not None))
+    def newest(self, store: str) -> list[Callable[[], bool]]:
+        """`newer` for one datastore, under all its names. Raises the error where its folder cannot be read now."""
+        return self._stores.newest(store)
 
     def memory(self, name: str | None = None) -> Memory:
         """The loaded datastore of that name; of no name, the only one.
 
-        Raises NotFound for a name that is not loaded, InvalidInput where there is not just one to choose.
+        Raises NotFound for a name that is not loaded, InvalidInput where there is not just one to choose, and
+        Incompatible, Corrupt or Unavailable where its folder cannot be used.
         """
-        names = ", ".join(self._memories) or "none"
-        if name is not None and name not in self._memories:
-            raise NotFound(f"no datastore {name!r} is loaded; loaded: {names}", kind="datastore", name=name)
-        if name is None and len(self._memories) != 1:
-            raise InvalidInput(
-                f"store was left out, but not just one datastore is loaded; loaded: {names}", field="store"
-            )
-        return self._memories[name] if name is not None else next(iter(self._memories.values()))
+        return self._stores.memory(name)
 
     def retrieval(self, params: MemoryParams) -> Retrieval | None:
-        """How a request asks its memory; None where it has none: none is loaded, or it wants the model alone."""
+        """The settings with which a request searches its datastores; None where it uses none, or none is loaded.
+
+        Raises what `memory` raises, also for a request that names no datastore while one of them cannot be used.
+        """
         names = [each.name for each in params.stores] or ([] if params.store is None else [params.store])
-        if not params.use_store or not (names or self._memories):
+        if not params.use_store or not (names or len(self._stores)):
             return None
-        return Retrieval.of([self.memory(name) for name in names or self._memories], params)
+        return Retrieval.of(self._stores.memories(names), params)
 
     def close(self) -> None:
         """Closes the datastores."""
-        for memory in self._memories.values():
-            memory.datastore.close()
+        self._stores.close()
 
     def __enter__(self) -> LanguageModel:
         """Closes at the end of the block."""

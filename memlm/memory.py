@@ -6,7 +6,7 @@ where it came from.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,8 @@ from memlm.checkpoint import Checkpoint
 from memlm.errors import Incompatible
 from memlm.events import Neighbor
 from memlm.index.datastore import Datastore, Place
+from memlm.index.manifest import Manifest
+from memlm.index.view import View
 from memlm.reports import StoreInfo
 
 SNIPPET_TOKENS = 12
@@ -27,8 +29,10 @@ class Memory:
     """One loaded datastore. Raises Incompatible for a store that another model or tokenizer built."""
 
     def __init__(self, datastore: Datastore, checkpoint: Checkpoint, name: str = "") -> None:
-        """Takes an open datastore; its name is its folder's unless another is given."""
-        check_fingerprints(datastore, checkpoint)
+        """Takes an open datastore, which from now on moves to no store of another model; its name is its folder's
+        unless another is given.
+        """
+        datastore.require(partial(check_fingerprints, path=datastore.path, checkpoint=checkpoint))
         self.datastore, self.name = datastore, name or datastore.path.name
         self.model_folder, self._tokenizer = checkpoint.path, checkpoint.tokenizer
         self._marks = lru_cache(maxsize=MARKED_DOCUMENTS)(self._count)
@@ -38,9 +42,23 @@ class Memory:
         """Opens the datastore at `path` for a model."""
         return cls(Datastore.open(path), checkpoint, name)
 
-    @property
-    def info(self) -> StoreInfo:
-        """Size and defaults, as of the manifest in use."""
+    def refresh(self) -> bool:
+        """Moves to the snapshot that counts now; see `Datastore.refresh`. Raises Incompatible for a store that another
+        model or tokenizer built.
+        """
+        newer = self.datastore.newer()
+        return newer is not None and self.adopt(newer)
+
+    def adopt(self, newer: View) -> bool:
+        """Moves to another snapshot, which may be of another store; tells whether it is as new as the one in use."""
+        before = self.datastore.segments
+        moved = self.datastore.adopt(newer)
+        if moved and any(segment not in newer.segments for segment in before):  # ids may stand for other entries now
+            self._marks.cache_clear()
+        return moved
+
+    def info(self, *, problem: str = "") -> StoreInfo:
+        """Size and defaults, as of the snapshot in use; `problem` is why it cannot be used."""
         store = self.datastore
         return StoreInfo(
             name=self.name,
@@ -56,6 +74,8 @@ class Memory:
             lam=store.defaults.lam,
             knn_temperature=store.defaults.temperature,
             tuned_on=store.defaults.tuned_on,
+            store_id=store.manifest.store_id,
+            problem=problem,
         )
 
     def describe(
@@ -112,16 +132,16 @@ class Memory:
         return self._tokenizer.decode(self.datastore.run(place.first_id + begin, end - begin).tolist())
 
 
-def check_fingerprints(datastore: Datastore, checkpoint: Checkpoint) -> None:
+def check_fingerprints(manifest: Manifest, *, path: Path, checkpoint: Checkpoint) -> None:
     """Raises Incompatible, saying what differs, unless the store was built by this model and tokenizer."""
-    spec = datastore.manifest.spec
+    spec = manifest.spec
     if spec.tokenizer_fingerprint != checkpoint.tokenizer.fingerprint:
         raise Incompatible(
-            f"the datastore {datastore.path} was built with another tokenizer than {checkpoint.path} has;"
-            " build it anew with this model, or load the model it was built with"
+            f"the datastore {path} was built with another tokenizer than {checkpoint.path} has; build it anew with this"
+            " model, or load the model it was built with"
         )
     if spec.model_fingerprint != checkpoint.fingerprint:
         raise Incompatible(
-            f"the datastore {datastore.path} was built by another model (fingerprint {spec.model_fingerprint}) than"
+            f"the datastore {path} was built by another model (fingerprint {spec.model_fingerprint}) than"
             f" {checkpoint.path} ({checkpoint.fingerprint}); build it anew, or load the model it was built with"
         )

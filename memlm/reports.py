@@ -133,7 +133,11 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """One loaded datastore, and the defaults that a request takes from it. `path` is where it lies on the server."""
+    """One loaded datastore, and the defaults that a request takes from it. `path` is where it lies on the server.
+
+    `store_id` identifies the store, whose `manifest` counts its commits. `problem` is why it cannot be used, or empty;
+    of a store that could not be opened, the sizes are 0.
+    """
 
     name: str
     path: str
@@ -148,6 +152,13 @@ class StoreInfo:
     lam: float
     knn_temperature: float
     tuned_on: str | None
+    store_id: str = ""
+    problem: str = ""
+
+    @classmethod
+    def unusable(cls, name: str, path: str, problem: str) -> StoreInfo:
+        """A datastore that could not be opened."""
+        return cls(name, path, 0, 0, 0, 0, 0, "", 0.0, 0, 0.0, 0.0, None, problem=problem)
 
 
 @dataclass(frozen=True, slots=True)

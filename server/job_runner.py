@@ -14,12 +14,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from memlm.errors import Cancelled, InternalError, Locked, MemlmError, NotFound, Unavailable
+from memlm.errors import Cancelled, InternalError, Locked, MemlmError, Unavailable
 from memlm.index.durable import remove
 from memlm.index.journal import give_up
 from memlm.index.manifest import read_manifest
 from memlm.operations import JobReport, JobState
-from memlm.questions import GetDatastoreRequest, LoadDatastoreRequest
+from memlm.questions import LoadDatastoreRequest
 from memlm.server.config import ServerConfig
 from memlm.server.index_worker import ADD, BUILD, COMPACT, DELETE, Ended, FromIndexWorker, Skipped, Task, run_task
 from memlm.server.job import Job
@@ -77,6 +77,8 @@ class JobRunner:
                 await self._attempt(job)
             except asyncio.CancelledError:
                 raise
+            except MemlmError as problem:
+                await self._fail(job, problem)
             except Exception:
                 log.exception("%s failed", job.name)
                 error = InternalError(f"a bug in the server; its log tells more under {job.name}")
@@ -194,7 +196,7 @@ class JobRunner:
     async def _publish(self, job: Job, report: JobReport) -> None:
         """Takes into service what a job has made. Where there is no worker now, the next one will have it."""
         if job.kind != BUILD:
-            await self._until_served(job.store, report.manifest)
+            await self._until_served(job.store)
             if job.request.get("replace"):
                 self._workers.forget(job.store)
             if job.request.get("purge"):
@@ -235,13 +237,13 @@ class JobRunner:
         if before is not None and before.resolve() != path.resolve():
             await asyncio.to_thread(self._stores.discard, before)
 
-    async def _until_served(self, store: str, manifest: int) -> None:
-        """The workers look for what was committed at every beat."""
+    async def _until_served(self, store: str) -> None:
+        """Waits until all workers have moved to what was committed."""
         deadline_s = time.monotonic() + SERVED_S
         while time.monotonic() < deadline_s:
-            with suppress(Unavailable, NotFound):
-                if await self._workers.manifest(GetDatastoreRequest(store)) >= manifest:
-                    return
+            with suppress(MemlmError):
+                await self._workers.catch_up(store)
+                return
             await asyncio.sleep(POLL_S)
         log.error("what was committed to %s is not served yet", store)
 

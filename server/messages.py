@@ -17,10 +17,12 @@ from memlm.wire import WireEvent
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """The front's own question: move on to what others have committed, of `store` up to `manifest` at least."""
+    """The front's own question: move to what is in the folder of `store` now, or of all; answered once that is done.
+
+    Of one store, the answer is an error where its folder cannot be read.
+    """
 
     store: str | None = None
-    manifest: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import logging
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ import torch
 
 from memlm.batch import Batch, Member
 from memlm.checkpoint import load_checkpoint
-from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded, Unavailable
+from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded
 from memlm.generate import Generation
 from memlm.index.cores import use_cores
 from memlm.language_model import LanguageModel
@@ -64,9 +64,12 @@ REST_S = 5.0  # without work, until the memory of what was done is given back
 RETRY_AFTER_S = 1.0
 
 
-def run_worker(pipe: Connection, config: ServerConfig, stores: Mapping[str, Path], place: int = 0) -> None:
+def run_worker(
+    pipe: Connection, config: ServerConfig, stores: Mapping[str, Path], place: int = 0, restarted: bool = False
+) -> None:
     """A worker process, from loading to its end, which comes with `Stop` or with the front's own end. Of the sessions,
-    those are its own that have their `place` here.
+    those are its own that have their `place` here. Once the server runs, a datastore that cannot be opened keeps no
+    worker from starting; before, it does if it was given by --store.
     """
     # A terminal and a service manager signal the whole group; it is for the front to say what that means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -78,7 +81,8 @@ def run_worker(pipe: Connection, config: ServerConfig, stores: Mapping[str, Path
     if config.num_workers > 1:
         use_cores(config.num_threads)
     try:
-        lm = _loaded(config, stores, place)
+        given = set() if restarted else {path.resolve().name for path in config.stores}
+        lm = _loaded(config, stores, place, may_fail=set(stores) - given)
     except MemlmError as error:
         outbox.send(NotLoaded(error))
         outbox.flush()
@@ -91,7 +95,9 @@ def run_worker(pipe: Connection, config: ServerConfig, stores: Mapping[str, Path
         ).run()
 
 
-def _loaded(config: ServerConfig, stores: Mapping[str, Path], place: int) -> LanguageModel:
+def _loaded(
+    config: ServerConfig, stores: Mapping[str, Path], place: int, *, may_fail: Collection[str]
+) -> LanguageModel:
     checkpoint = load_checkpoint(config.model, dtype=config.dtype)
     sessions = Sessions(
         checkpoint,
@@ -102,7 +108,7 @@ def _loaded(config: ServerConfig, stores: Mapping[str, Path], place: int) -> Lan
         max_per_owner=config.max_sessions_per_caller,
         is_ours=lambda name: place_of(name, config.num_workers) == place,
     )
-    return LanguageModel(checkpoint, stores, sessions)
+    return LanguageModel(checkpoint, stores, sessions, may_fail=may_fail)
 
 
 @dataclass(eq=False, slots=True)
@@ -206,7 +212,8 @@ class Worker:
                 deleting = self._deleter.submit(self._lm.deleting, question.document_ids, store=question.store)
                 self._opening.append((job, deleting, lambda move: move()))
             elif isinstance(question, CatchUp):
-                self._opening.append((job, self._deleter.submit(self._lm.newer), partial(self._catch_up, question)))
+                look = self._lm.newer if question.store is None else partial(self._lm.newest, question.store)
+                self._opening.append((job, self._deleter.submit(look), _move_all))
             elif isinstance(question, GenerateRequest):
                 self._check_queue(job, question)
                 job.steps = generated(job.ask, self._lm, self._batch, send, self._pace, job, self._room)
@@ -251,15 +258,11 @@ class Worker:
             with self._answering(job):
                 self._send(Result(job.ask.id, use(opening.result())))
         if self._newer is not None and self._newer.done():
-            for take in self._newer.result():
-                take()
-            self._newer = None
-
-    def _catch_up(self, question: CatchUp, newer: list[Callable[[], bool]]) -> None:
-        for take in newer:
-            take()
-        if question.store is not None and self._lm.get_datastore(question.store).manifest < question.manifest:
-            raise Unavailable(f"manifest {question.manifest} of {question.store} could not be read")
+            looked, self._newer = self._newer, None
+            try:
+                _move_all(looked.result())
+            except Exception:
+                log.exception("looking for changes of the datastores failed")
 
     def _check_queue(self, job: Job, question: GenerateRequest) -> None:
         """A prompt has at most as many tokens as bytes, and mostly a third: that is near enough for a bound."""
@@ -414,6 +417,12 @@ class Worker:
         return Stats(
             len(self._running), waiting, self._num_queued_tokens, len(sessions), sessions.num_bytes, self._cache_bytes
         )
+
+
+def _move_all(moves: Sequence[Callable[[], bool]]) -> None:
+    """Moves to the snapshots that were found in the datastores' folders."""
+    for move in moves:
+        move()
 
 
 def internal_error(request_id: str) -> InternalError:

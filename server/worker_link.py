@@ -234,7 +234,7 @@ class WorkerLink:
         ours, theirs = context.Pipe()
         self._loaded, self._gone, self._outgoing = loop.create_future(), asyncio.Event(), queue.SimpleQueue()
         self._given = dict(self._stores())
-        arguments = (theirs, self._config, self._given, self.place)
+        arguments = (theirs, self._config, self._given, self.place, self._keeper is not None)
         process = context.Process(target=_run_worker, args=arguments, name=f"worker {self.place}", daemon=True)
         self._process = process
         to_worker = process, theirs, ours, self._outgoing
@@ -357,8 +357,10 @@ def _start_and_write(process: BaseProcess, theirs: Connection, pipe: Connection,
             pipe.send(message)
 
 
-def _run_worker(pipe: Connection, config: ServerConfig, stores: Mapping[str, Path], place: int) -> None:
+def _run_worker(
+    pipe: Connection, config: ServerConfig, stores: Mapping[str, Path], place: int, restarted: bool
+) -> None:
     """What a worker's process runs. The front never loads torch."""
     from memlm.server.worker import run_worker
 
-    run_worker(pipe, config, stores, place)
+    run_worker(pipe, config, stores, place, restarted)

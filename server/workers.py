@@ -20,7 +20,6 @@ from memlm.errors import InternalError, MemlmError, Unavailable
 from memlm.index.cores import num_cores
 from memlm.questions import (
     DeleteDocumentsRequest,
-    GetDatastoreRequest,
     ListSessionsRequest,
     LoadDatastoreRequest,
     Question,
@@ -102,9 +101,11 @@ class Workers:
             self.check_room()
         return await asyncio.shield(self._everywhere(question, then, **about))
 
-    async def manifest(self, question: GetDatastoreRequest) -> int:
-        """The oldest manifest of a datastore that one of them goes by. Raises Unavailable while one is not there."""
-        return min(info.manifest for info in await self._answers(question, ours=True))
+    async def catch_up(self, store: str) -> None:
+        """Has every worker move to what is in a datastore's folder now. Raises Unavailable while one does not serve,
+        and the error of one that cannot read the folder.
+        """
+        await self._answers(CatchUp(store), ours=True)
 
     async def _everywhere(self, question: Question, then: Callable[[Any], None], **about: Any) -> Any:
         links = [link for link in self._links if link.is_loaded]
@@ -133,7 +134,7 @@ class Workers:
             raise
         self.forget(report.store, question.document_ids)
         others = [link for link in self._links if link.is_loaded and link is not leader]
-        moved = await self._tried(others, CatchUp(report.store, report.manifest), ours=True)
+        moved = await self._tried(others, CatchUp(report.store), ours=True)
         for link, value in zip(others, moved, strict=True):
             if isinstance(value, BaseException):
                 link.restart(f"it could not follow a deletion ({value})")
@@ -147,7 +148,7 @@ class Workers:
         same = [name for name, path in paths.items() if store is None or path == paths.get(store)]
         self.deletions.add({*same, *([] if store is None else [store])}, document_ids)
 
-    async def _answers(self, question: Question, time_left_s: float | None = None, **about: Any) -> list[Any]:
+    async def _answers(self, question: Question | CatchUp, time_left_s: float | None = None, **about: Any) -> list[Any]:
         """Of each its answer. Raises an error of one, and Unavailable at once where one does not serve."""
         if not all(link.is_serving for link in self._links):
             raise Unavailable("not all inference workers serve at the moment; try again in a moment")

@@ -48,6 +48,9 @@ def list_datastores(target: Target = HERE, timeout: Timeout = 60.0, json: option
             f"{store.knn_temperature:.4g}",
         )
     out.print(shown)
+    for store in loaded:
+        if store.problem:
+            err.print(one_line(f"{store.name} cannot be used: {store.problem}"), markup=False)
 
 
 @datastore.command("delete", epilog="Example: memlm client datastore delete store chapter-3.txt")

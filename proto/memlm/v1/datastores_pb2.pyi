@@ -35,7 +35,7 @@ class ListDatastoresResponse(_message.Message):
     def __init__(self, datastores: _Optional[_Iterable[_Union[Datastore, _Mapping]]] = ...) -> None: ...
 
 class Datastore(_message.Message):
-    __slots__ = ("name", "path", "manifest", "num_entries", "num_documents", "num_deleted_documents", "dim", "index", "bytes_per_entry", "k", "lam", "knn_temperature", "tuned_on")
+    __slots__ = ("name", "path", "manifest", "num_entries", "num_documents", "num_deleted_documents", "dim", "index", "bytes_per_entry", "k", "lam", "knn_temperature", "tuned_on", "store_id", "problem")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,8 @@ class Datastore(_message.Message):
     LAM_FIELD_NUMBER: _ClassVar[int]
     KNN_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TUNED_ON_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     manifest: int
@@ -62,7 +64,9 @@ class Datastore(_message.Message):
     lam: float
     knn_temperature: float
     tuned_on: str
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., manifest: _Optional[int] = ..., num_entries: _Optional[int] = ..., num_documents: _Optional[int] = ..., num_deleted_documents: _Optional[int] = ..., dim: _Optional[int] = ..., index: _Optional[str] = ..., bytes_per_entry: _Optional[float] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., tuned_on: _Optional[str] = ...) -> None: ...
+    store_id: str
+    problem: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., manifest: _Optional[int] = ..., num_entries: _Optional[int] = ..., num_documents: _Optional[int] = ..., num_deleted_documents: _Optional[int] = ..., dim: _Optional[int] = ..., index: _Optional[str] = ..., bytes_per_entry: _Optional[float] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., tuned_on: _Optional[str] = ..., store_id: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class SearchRequest(_message.Message):
     __slots__ = ("text", "store", "k", "nprobe")

@@ -1,0 +1,159 @@
+"""A server whose datastores' folders are replaced, rolled back and broken while it runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running import RunningServer, wait_until
+from texts import make_text
+
+from memlm.build import build_index
+from memlm.client import Client
+from memlm.corpus import Corpus
+from memlm.errors import Incompatible, MemlmError, NotFound, Unavailable
+from memlm.index.datastore import Datastore
+from memlm.index.durable import checksum_of
+from memlm.index.manifest import read_manifest, sign, signed
+
+PROMPT, OTHERS = make_text(3, 8), {f"other-{number}.txt" for number in range(3)}
+ASKED = 16  # often enough that each of two workers has answered
+SECOND = 10.0  # generous: a change is taken up within a second on a machine that has time
+
+
+@pytest.fixture(scope="module")
+def other_store(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
+    corpus = tmp_path_factory.mktemp("folder") / "other"
+    corpus.mkdir()
+    for number in range(3):
+        (corpus / f"other-{number}.txt").write_text(make_text(100 + number, 60), encoding="utf-8")
+    build_index(model_folder, Corpus([corpus]), corpus.with_name("other-store"))
+    return corpus.with_name("other-store")
+
+
+@pytest.fixture
+def live(store_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(store_folder, tmp_path / "live"))
+
+
+@pytest.fixture
+def duo(tmp_path: Path, model_folder: Path, live: Path, store_folder: Path) -> Iterator[RunningServer]:
+    """Two workers, with a store whose folder changes and one whose folder stays."""
+    options = ("--threads", "1", "--workers", "2")
+    with RunningServer(tmp_path / "log", model_folder, live, store_folder, options=options) as server:
+        yield server
+
+
+def put(store: Path, live: Path) -> None:
+    """`mv live old; cp -r store live`."""
+    live.rename(live.with_name(f"old-{len(list(live.parent.iterdir()))}"))
+    shutil.copytree(store, live)
+
+
+def documents(client: Client, store: str = "live") -> set[str]:
+    """What a search finds, whichever worker answers."""
+    return {neighbor.document_id for _ in range(ASKED) for neighbor in client.search(store, PROMPT, k=4000)}
+
+
+def outcome(client: Client, **options: object) -> str:
+    """What comes of a generation."""
+    try:
+        list(client.generate("x", max_tokens=1, **options))
+    except MemlmError as error:
+        return type(error).__name__
+    return "answered"
+
+
+def outcomes(client: Client, **options: object) -> set[str]:
+    return {outcome(client, **options) for _ in range(ASKED)}
+
+
+def test_a_store_that_is_replaced_is_taken_up_and_changed_as_it_is(
+    duo: RunningServer, live: Path, other_store: Path
+) -> None:
+    assert read_manifest(live).number == read_manifest(other_store).number
+    with Client(duo.address) as client:
+        put(other_store, live)
+        wait_until(lambda: documents(client) == OTHERS, SECOND)
+        with pytest.raises(NotFound, match="doc-1"):
+            client.datastores.delete_documents("live", ["doc-1.txt"])
+        client.datastores.delete_documents("live", ["other-1.txt"])
+        assert documents(client) == OTHERS - {"other-1.txt"}
+        with Datastore.open(live) as store:
+            assert store.verify() == []
+            assert {document.id for document in store.documents()} == OTHERS - {"other-1.txt"}
+        assert client.datastores.get("live").store_id == read_manifest(other_store).store_id
+
+
+def test_a_deletion_that_comes_before_the_replacement_was_noticed_is_from_what_is_there(
+    duo: RunningServer, live: Path, other_store: Path
+) -> None:
+    with Client(duo.address) as client:
+        put(other_store, live)
+        client.datastores.delete_documents("live", ["other-2.txt"])
+        assert documents(client) == OTHERS - {"other-2.txt"}
+
+
+def test_a_deletion_after_a_roll_back_is_acknowledged_when_no_worker_finds_the_document(
+    duo: RunningServer, live: Path
+) -> None:
+    backup = Path(shutil.copytree(live, live.with_name("backup")))
+    with Client(duo.address) as client:
+        for number in (1, 2, 3):
+            client.datastores.delete_documents("live", [f"doc-{number}.txt"])
+        put(backup, live)
+        report = client.datastores.delete_documents("live", ["doc-2.txt"])
+        assert report.manifest == read_manifest(backup).number + 1
+        assert documents(client) == {f"doc-{number}.txt" for number in range(8)} - {"doc-2.txt"}
+
+
+def test_a_store_that_cannot_be_read_is_named_and_all_else_goes_on(
+    duo: RunningServer, live: Path, store_folder: Path
+) -> None:
+    manifest = read_manifest(live)
+    body = {**signed((live / manifest.name).read_bytes()), "shards": 4}  # as a newer version would have written it
+    (live / manifest.name).write_bytes(sign(body))
+    (live / "CURRENT").write_text(f"{manifest.name} {checksum_of(sign(body))} {manifest.store_id}\n")
+    with Client(duo.address) as client:
+        wait_until(lambda: outcomes(client, store="live") == {"Incompatible"}, SECOND)
+        assert outcomes(client, store="store") == outcomes(client, use_store=False) == {"answered"}
+        assert outcomes(client) == {"Incompatible"}
+        problems = {store.name: store.problem for store in client.datastores.list()}
+        assert problems["store"] == ""
+        assert "shards" in problems["live"]
+        with pytest.raises(Incompatible, match=r"'live'.*shards"):
+            client.search("live", PROMPT)
+
+        before = duo.worker_pids
+        os.kill(before[0], signal.SIGKILL)
+        wait_until(lambda: len(duo.worker_pids) == 2 and duo.worker_pids != before, 30)
+        os.kill(before[1], signal.SIGKILL)
+        wait_until(lambda: len(duo.worker_pids) == 2 and not set(before) & set(duo.worker_pids), 30)
+
+        def is_back() -> bool:
+            try:
+                return outcomes(client, store="store") == {"answered"} == outcomes(client, use_store=False)
+            except Unavailable:
+                return False
+
+        wait_until(is_back, 30)
+        assert outcomes(client, store="live") == {"Incompatible"}
+        assert client.datastores.get("live").num_entries == 0
+        put(store_folder, live)
+        wait_until(lambda: outcomes(client, store="live") == {"answered"}, SECOND + 10)
+        assert documents(client) == documents(client, "store")
+        assert not any(store.problem for store in client.datastores.list())
+    told = [line for line in duo.said.splitlines() if "memlm.stores" in line and "cannot be used" in line]
+    assert len(told) == 4  # once in each of the four processes
+
+
+def test_a_server_does_not_start_with_a_store_that_it_was_given_and_cannot_open(
+    tmp_path: Path, model_folder: Path, live: Path
+) -> None:
+    (live / "CURRENT").unlink()
+    with pytest.raises(AssertionError, match="CURRENT is missing"):
+        RunningServer(tmp_path / "log", model_folder, live)
