@@ -1,3 +1,4 @@
+import time
 from itertools import pairwise
 
 from hypothesis import given
@@ -54,6 +55,31 @@ def test_nothing_of_a_stop_string_is_shown_wherever_tokens_end(text, places, sto
 
 def test_bytes_that_are_no_utf8_become_replacement_characters():
     assert "".join(run([b"a", b"\xff", b"b", b"\xe7\x8c"])[0]) == "a\ufffdb\ufffd"
+
+
+@given(st.text(alphabet="ab", max_size=60), st.lists(st.text(alphabet="ab", min_size=1, max_size=8), max_size=3))
+def test_what_waits_is_the_longest_beginning_of_a_stop_string(text, stops):
+    """Token by token, against a search through all that is known."""
+    stream, shown = TextStream(tuple(stops)), ""
+    for place, token in enumerate(tokens_of([character.encode() for character in text])):
+        shown += "".join(token.text for token in stream.push(token))
+        known = text[: place + 1]
+        if found := [(known.find(stop), -len(stop), stop) for stop in stops if stop in known]:
+            assert (shown, stream.stopped_by) == (known[: min(found)[0]], min(found)[2])
+            return
+        waits = (n for n in range(len(known), 0, -1) if any(stop.startswith(known[-n:]) for stop in stops))
+        assert shown == known[: len(known) - next(waits, 0)]
+
+
+def test_a_stop_string_that_is_almost_met_costs_no_more_than_its_text():
+    """Forty thousand tokens are held back, and the next one shows that no stop string comes."""
+    count = 40_000
+    stream = TextStream(tuple("🙂" * count + str(number) for number in range(16)))
+    *held, last = tokens_of(["🙂".encode()] * count + [b"d"])
+    assert not any(map(stream.push, held))
+    begin_s = time.process_time()
+    assert len(stream.push(last)) == count + 1
+    assert time.process_time() - begin_s < 0.7
 
 
 def test_a_token_is_let_go_as_soon_as_it_is_certain():
