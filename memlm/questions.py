@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from memlm.errors import InvalidInput
 from memlm.index.storable import check_document
-from memlm.params import GenerateRequest, MemoryParams
+from memlm.params import MAX_TOKEN_IDS, GenerateRequest, MemoryParams
 
 MAX_DOCUMENT_IDS = 10_000
 MAX_TTL_S = 30 * 86_400.0
@@ -85,6 +85,13 @@ class DetokenizeRequest:
     """Which text do these tokens make?"""
 
     token_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuses more than one call may bring."""
+        if len(self.token_ids) > MAX_TOKEN_IDS:
+            raise InvalidInput(
+                f"token_ids has {len(self.token_ids):,} ids; at most {MAX_TOKEN_IDS:,} in one call", field="token_ids"
+            )
 
 
 class GetModelRequest(_PlainRequest):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PIECE_CHARACTERS = 1 << 17
 PIECE_BYTES, MESSAGE_SPARE = 1 << 20, 1024
+PIECE_DOCUMENTS = 4096  # a server takes no more than 65,536 fields in a message
 FRAME_BYTES = 16  # what stands around a document in a message, and around its text
 BYTES_A_CHARACTER = 4  # in UTF-8, at most
 
@@ -45,7 +46,7 @@ def additions_of(
     for document in documents:
         for part in _parts(document, room):
             own = wire.to_wire(part).ByteSize() + FRAME_BYTES
-            if batch and size + own > min(PIECE_BYTES, room):
+            if batch and (size + own > min(PIECE_BYTES, room) or len(batch) == PIECE_DOCUMENTS):
                 yield wire.to_wire(AddDocumentsRequest(documents=tuple(batch)))
                 batch, size = [], 0
             batch.append(part)

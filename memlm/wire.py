@@ -22,6 +22,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from memlm import events, params, questions, reports, wire_operations
 from memlm.errors import InternalError, InvalidInput
 from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
+from memlm.wire_limits import check_fields
 
 # Every service of the contract: the calls that the front takes, and that the clients make.
 SERVICES = tuple(
@@ -189,7 +190,8 @@ def answer_to_wire(question: Any, answer: Any) -> Message:
     if type(question) not in _WRAPPED:
         return to_wire(answer)
     reply_type, name = _WRAPPED[type(question)]
-    return reply_type(**{name: answer if isinstance(answer, str) else _each_to_wire(answer)})
+    is_plain = isinstance(answer, str) or reply_type is generation_pb2.TokenizeResponse
+    return reply_type(**{name: answer if is_plain else _each_to_wire(answer)})
 
 
 def answer_from_wire(reply: Message) -> Any:
@@ -206,9 +208,10 @@ def answer_from_wire(reply: Message) -> Any:
 def read_request(request_type: type[Message], data: bytes) -> Message:
     """Bytes that a client sent, as a message.
 
-    Raises InvalidInput for what is no such message, for text that is not UTF-8, and for a field that this version
-    does not know: what is not supported is refused, never ignored.
+    Raises InvalidInput for what is no such message, for one of too many fields, for text that is not UTF-8, and for a
+    field that this version does not know: what is not supported is refused, never ignored.
     """
+    check_fields(request_type.DESCRIPTOR, data)
     try:
         message = request_type.FromString(data)
     except DecodeError:
@@ -251,7 +254,7 @@ def _fields_of(record_type: type) -> tuple[_Field, ...]:
 def _ways(record_type: type, field: Any, on_wire: Any) -> tuple[Callable[[Any], Any] | None, ...]:
     """How a field is packed, and unpacked."""
     if str(field.type).startswith("tuple"):
-        return _each_to_wire, _tuple_from_wire
+        return (_each_to_wire, _tuple_from_wire) if on_wire.message_type is not None else (None, tuple)
     if on_wire.name == "without_store":
         return not_, not_
     if (record_type, on_wire.name) in _AS_JSON:

@@ -147,7 +147,7 @@ def answer_steps(lm: LanguageModel, question: Question, owner: str) -> Steps[Any
         case SearchRequest(text, store, k, nprobe):
             return (yield from lm.search_steps(text, k=k, store=store, nprobe=nprobe))
         case TokenizeRequest(text):
-            return (yield from lm.checkpoint.tokenizer.encode_steps(text))
+            return (yield from lm.checkpoint.tokenizer.pack_steps(text))
         case DetokenizeRequest(token_ids):
             return (yield from lm.checkpoint.tokenizer.decode_steps(token_ids, whole=True))
         case CreateSessionRequest(ttl_s):

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Iterator
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -36,7 +38,7 @@ from memlm.questions import (
     UnloadDatastoreRequest,
     WaitOperationRequest,
 )
-from memlm.reports import ServerInfo
+from memlm.reports import Score, ServerInfo
 from memlm.server.appends import append_quota, joined
 from memlm.server.calls import Call, Calls
 from memlm.server.config import ServerConfig
@@ -54,6 +56,9 @@ from memlm.v1 import datastores_pb2
 
 MAX_WAIT_S = 3600.0  # for an operation's end, where the call has no deadline
 ANSWER_S = 0.5  # of a deadline that is left for the answer
+LARGE_BYTES, LARGE_PARTS = 1 << 14, 1 << 12  # messages from there on are converted in threads
+
+_T = TypeVar("_T")
 
 log = logging.getLogger("memlm.server")
 
@@ -79,6 +84,7 @@ class Front:
         self._open = Quota("open calls", sys.maxsize, config.max_caller_calls)
         self._appends = append_quota(config)
         self._intake = Intake(config.max_receiving, share_of(config.max_receiving), config.message_timeout_s)
+        self._converters = ThreadPoolExecutor(2, "convert")
         self.draining = False
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
@@ -110,14 +116,14 @@ class Front:
         """A call with one answer."""
         async with self._watched(call, context) as (watched, caller):
             data = await self._intake.message(context, _turn(caller, context))
-            return await self._ask(watched, caller, self._question(request_type, data), context)
+            return await self._ask(watched, caller, await self._question(request_type, data), context)
 
     async def _collect(
         self, call: str, request_type: type[Message], _: object, context: grpc.aio.ServicerContext
     ) -> Any:
         """A call that brings in pieces what is to be read, or added."""
         async with self._watched(call, context) as (watched, caller):
-            questions = (self._question(request_type, data) async for data in self._intake.messages(context))
+            questions = (await self._question(request_type, data) async for data in self._intake.messages(context))
             if request_type is datastores_pb2.AddDocumentsRequest:
                 return wire.to_wire(await self._added(caller, _turn(caller, context), questions))
             self._workers.check_room()  # before anything is read
@@ -144,7 +150,7 @@ class Front:
                 answer = await self._jobs.delete_documents(question, left_s, **about)
             else:
                 answer = await self._workers.answer(question, left_s, **about)
-        return wire.answer_to_wire(question, caller.visible(question, answer))
+        return await self._reply(question, caller.visible(question, answer))
 
     async def _load(self, question: LoadDatastoreRequest | UnloadDatastoreRequest, call: Call, caller: Caller) -> Any:
         """Takes a datastore into service, or out of it."""
@@ -197,7 +203,7 @@ class Front:
         """A generation. What comes while an event is being sent goes out together in the next one."""
         async with self._watched(call, context) as (watched, caller):
             data = await self._intake.message(context, _turn(caller, context))
-            question = caller.restricted(self._question(request_type, data))
+            question = caller.restricted(await self._question(request_type, data))
             watched.asks(question, prompts=self._config.log_prompts)
             about = {"id_": watched.id, "caller": _turn(caller, context), "owner": caller.name}
             left_s = context.time_remaining()
@@ -267,10 +273,21 @@ class Front:
             max_event_bytes=config.max_event_bytes,
         )
 
-    def _question(self, request_type: type[Message], data: bytes) -> Any:
+    async def _question(self, request_type: type[Message], data: bytes) -> Any:
+        """The request in some bytes. A large one is parsed in a thread."""
         if self.draining:
             raise Unavailable("the server is stopping; ask another one, or this one later")
-        return wire.from_wire(wire.read_request(request_type, data))
+        return await self._aside(len(data) > LARGE_BYTES, lambda: wire.from_wire(wire.read_request(request_type, data)))
+
+    async def _reply(self, question: Any, answer: Any) -> Message:
+        """The reply with an answer. One of many parts is made in a thread."""
+        parts = answer.token_scores if isinstance(answer, Score) else answer
+        is_large = isinstance(parts, tuple | array) and len(parts) > LARGE_PARTS
+        return await self._aside(is_large, lambda: wire.answer_to_wire(question, answer))
+
+    async def _aside(self, is_large: bool, work: Callable[[], _T]) -> _T:
+        """Does some work, in a thread if it is large. It must not hold the interpreter's lock for long at a time."""
+        return await asyncio.get_running_loop().run_in_executor(self._converters, work) if is_large else work()
 
 
 def _turn(caller: Caller, context: grpc.aio.ServicerContext) -> str:
