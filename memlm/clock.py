@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import TypeAlias
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -20,7 +21,7 @@ class Clock:
     """The system's monotonic clock."""
 
     def __init__(self) -> None:
-        self._boot = ""
+        self._boot = token_hex(8)  # where the system names no boot, each process counts as one
         with suppress(OSError):
             self._boot = BOOT_ID.read_text().strip()
 
@@ -34,6 +35,6 @@ class Clock:
 
     def since_s(self, stamp: Stamp) -> float:
         """Seconds since a stamp. 0 for one of another boot: how long the machine was off, only the wall clock knows."""
-        if not self._boot or stamp[0] != self._boot:
+        if stamp[0] != self._boot:
             return 0.0
         return max(0.0, self.now_s() - stamp[1])

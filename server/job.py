@@ -17,6 +17,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from memlm.clock import Stamp
 from memlm.errors import InternalError, InvalidInput, MemlmError, NotFound
 from memlm.index.durable import remove, storage
 from memlm.index.manifest import sign
@@ -52,6 +53,7 @@ class Job:
     created_s: float = field(default_factory=time.time)
     started_s: float | None = None
     ended_s: float | None = None
+    ended_stamp: Stamp | None = None  # its end by `Clock`, which decides how long it is kept
     attempts: int = 0
     deaths: int = 0
     has_begun: bool = False

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+from memlm.clock import Clock
 from memlm.index.durable import remove, write_whole
 from memlm.index.manifest import signed
 from memlm.operations import JobState
@@ -25,11 +25,11 @@ log = logging.getLogger("memlm.server")
 class JobRecords:
     """What is known of each job, here and on the disk."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, clock: Clock | None = None) -> None:
         """Reads what an earlier server wrote down, with what had not ended waiting again; without a folder there are
         no jobs.
         """
-        self.folder, self._jobs = folder, dict[str, Job]()
+        self.folder, self._jobs, self._clock = folder, dict[str, Job](), clock or Clock()
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self._read(folder)
@@ -69,10 +69,10 @@ class JobRecords:
             remove(self._file(job))
 
     async def forget_old(self) -> None:
-        """Removes the jobs that ended long ago, and the oldest of more than KEPT."""
-        ended = sorted((job for job in self if not job.is_open), key=lambda job: -(job.ended_s or 0))
-        for place, job in enumerate(ended):
-            if place >= KEPT or (job.ended_s or 0) < time.time() - KEPT_S:
+        """Removes the jobs that ended long ago by the monotonic clock, and the oldest of more than KEPT."""
+        ages = {job: self._clock.since_s(job.ended_stamp) for job in self if job.ended_stamp is not None}
+        for place, job in enumerate(sorted(ages, key=lambda job: ages[job])):
+            if place >= KEPT or ages[job] > KEPT_S:
                 await self.forget(job)
 
     async def _write(self, job: Job) -> None:
@@ -81,6 +81,8 @@ class JobRecords:
                 await self._on_disk(job)
 
     async def _on_disk(self, job: Job) -> None:
+        if not job.is_open and job.ended_stamp is None:
+            job.ended_stamp = self._clock.stamp(self._clock.now_s())
         await asyncio.to_thread(write_whole, self._file(job), job.encode())
 
     def _read(self, folder: Path) -> None:
@@ -94,6 +96,8 @@ class JobRecords:
                 job.state = JobState.QUEUED
             else:
                 job.ended.set()
+                age_s = 0.0 if job.ended_stamp is None else self._clock.since_s(job.ended_stamp)
+                job.ended_stamp = self._clock.stamp(self._clock.now_s() - age_s)  # after a reboot it starts anew
             # An earlier server may have spelled the folder otherwise.
             if job.documents:
                 job.documents = str(folder / Path(job.documents).name)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from memlm.clock import Clock
 from memlm.errors import AlreadyExists
 from memlm.index import durable
 from memlm.index.manifest import signed
@@ -17,7 +18,7 @@ from memlm.questions import AddDocumentsRequest, BuildDatastoreRequest, NewDocum
 from memlm.server.config import ServerConfig
 from memlm.server.index_worker import BUILD
 from memlm.server.job import Job, Upload
-from memlm.server.job_records import JobRecords
+from memlm.server.job_records import KEPT_S, JobRecords
 from memlm.server.jobs import Jobs
 from memlm.server.metrics import Metrics
 from memlm.server.stores import Stores
@@ -202,3 +203,45 @@ def test_a_write_that_fails_leaves_no_temporary_file(tmp_path: Path, monkeypatch
     with pytest.raises(ZeroDivisionError):
         durable.write_whole(tmp_path / "f", b"new")
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("f", b"old")]
+
+
+class SetClock(Clock):
+    """A monotonic clock that a test moves, of a machine that a test restarts."""
+
+    def __init__(self, at_s: float, boot: str = "first") -> None:
+        self.at_s, self._boot = at_s, boot
+
+    def now_s(self) -> float:
+        return self.at_s
+
+
+async def ended_job(records: JobRecords, id_: str) -> None:
+    one = job(id_)
+    await records.add(one)
+    one.state, one.ended_s = JobState.DONE, time.time()
+    await records.write(one)
+
+
+async def test_a_step_of_the_wall_clock_forgets_no_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = JobRecords(tmp_path)
+    await ended_job(records, "one")
+    monkeypatch.setattr(time, "time", lambda: 1e10)
+    await records.forget_old()
+    assert records.get("one") is not None
+    again = JobRecords(tmp_path)
+    await again.forget_old()
+    assert again.get("one") is not None
+
+
+async def test_operations_are_kept_a_week_by_the_monotonic_clock(tmp_path: Path) -> None:
+    """Across restarts of the server; a reboot of the machine starts the week anew."""
+    await ended_job(JobRecords(tmp_path, SetClock(1000.0)), "one")
+    for clock, is_kept in (
+        (SetClock(1000.0 + KEPT_S - 1), True),
+        (SetClock(2 * KEPT_S, boot="second"), True),
+        (SetClock(1000.0 + KEPT_S + 1), False),
+    ):
+        records = JobRecords(tmp_path, clock)
+        await records.forget_old()
+        assert (records.get("one") is not None) is is_kept
+    assert not list(tmp_path.glob("*.json"))
