@@ -20,13 +20,13 @@ from jaxtyping import Float, Float16, Float32, Int64
 from memlm.index.arrays import Picked
 from memlm.index.errors import Corrupt, InvalidInput
 from memlm.index.exact import refined, widened
+from memlm.index.factory import FLAT, Factory, check_factory
 from memlm.index.kmeans import POINTS_PER_LIST, centroids_of
 from memlm.index.list_finder import ListFinder
 from memlm.index.neighbours import Neighbours
 from memlm.index.progress import Progress
 from memlm.index.threads import faiss_threads
 
-FLAT = "Flat"
 FLAT_BELOW = 100_000
 VALUE_BITS = 24
 POINTS_FOR_CODES = 65_536  # as many as Faiss' product quantizers learn from
@@ -41,14 +41,7 @@ def choose_index(wanted: str, entries: int) -> str:
     """The factory string for "auto", by size; any other is kept. Raises InvalidInput for what cannot be built."""
     if wanted == "auto":
         return FLAT if entries < FLAT_BELOW else f"IVF{lists_for(entries)},SQfp16"
-    if wanted == FLAT:
-        return FLAT
-    if not re.match(r"^((OPQ|PCA|PCAR)\d+(_\d+)?,)?IVF\d+(_HNSW\d*)?,", wanted):
-        raise InvalidInput(
-            f"index is {wanted!r}; expected auto, Flat, or IVF<lists>,<codes> as Faiss spells it, behind OPQ or PCA if"
-            " you like",
-            field="index",
-        )
+    check_factory(wanted)
     return wanted
 
 
@@ -227,6 +220,7 @@ def _touch(index: Any) -> None:
 
 def create_index(factory: str, dim: int) -> Any:
     """An index that knows nothing yet. Raises InvalidInput where Faiss makes none, or none that can be mapped."""
+    Factory.parse(factory).check_width(dim)  # before Faiss allocates what it asks for
     try:
         index: Any = faiss.index_factory(dim, factory)
     except RuntimeError as error:

@@ -34,6 +34,7 @@ from memlm.index.deletion import bury
 from memlm.index.documents import DocumentTableWriter
 from memlm.index.durable import checksum, make_folder, move, remove, sync_file, sync_folder, write_whole
 from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, Locked
+from memlm.index.factory import with_lists_for
 from memlm.index.ivf import FLAT, VALUE_BITS, Ivf, choose_index, open_index, train_ivf
 from memlm.index.ivf_file import write_ivf
 from memlm.index.journal import ADD, BUILD, BUILDING, COMPACT, Journal
@@ -342,7 +343,7 @@ class StoreWriter:
                 )
         starts, seed = np.array([*self._starts, self._entries]), self.spec.seed
         tried: list[Tried] = []
-        factory = choose_index(self.spec.index, len(keys_ND))
+        factory = with_lists_for(choose_index(self.spec.index, len(keys_ND)), len(keys_ND))
         if self.spec.index == "auto" and self.spec.max_memory is not None:
             factory, tried = choose(
                 keys_ND, values_N, starts, target=self.spec.target, max_memory=self.spec.max_memory,

@@ -13,7 +13,8 @@ import numpy as np
 from memlm.checkpoint import Checkpoint
 from memlm.corpus import Corpus
 from memlm.errors import InvalidInput, StorageFull
-from memlm.index.ivf import FLAT, POINTS_FOR_CODES, choose_index, code_bytes, is_lossless, nlist_of
+from memlm.index.factory import FLAT, Factory
+from memlm.index.ivf import POINTS_FOR_CODES, choose_index, code_bytes, is_lossless, nlist_of
 from memlm.index.ivf_file import GROUP_ROWS, beside_bytes
 from memlm.index.kmeans import POINTS_PER_LIST
 from memlm.index.list_finder import num_compared
@@ -74,6 +75,8 @@ def estimate_build(
         raise InvalidInput("there is no token to store; the corpus has no text", field="corpus")
     entries = round(sampled * max(1.0, corpus.num_bytes / max(1, read)))
     dim, factory = checkpoint.decoder.config.dim, choose_index(index, entries)
+    if factory != FLAT:
+        Factory.parse(factory).check_lists(entries)
     documents = round(len(texts) * entries / sampled)
     code = 0 if factory == FLAT else code_bytes(factory, dim) + ID_BYTES
     beside = 0 if factory == FLAT else beside_bytes(factory, dim)

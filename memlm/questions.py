@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from memlm.errors import InvalidInput
+from memlm.index.factory import check_factory
 from memlm.index.storable import check_document
 from memlm.params import MAX_TOKEN_IDS, GenerateRequest, MemoryParams
 
@@ -182,6 +183,8 @@ class BuildDatastoreRequest:
         _check_request_id(self.request_id)
         if not 1 <= len(self.corpus) <= MAX_PATHS:
             raise InvalidInput(f"corpus has {len(self.corpus)} paths; expected 1 to {MAX_PATHS}", field="corpus")
+        if self.index is not None:
+            check_factory(self.index)
         for name, low, high in (("target", 0.0, 1.0), ("prune", 0.0, 1.0)):
             value = getattr(self, name)
             if value is not None and not low < value < high:

@@ -1,0 +1,115 @@
+"""Faiss factory strings that a store may be built with, and what each of them may ask for.
+
+    Flat
+    [OPQ<m>[_<width>], | PCA<width>, | PCAR<width>,] IVF<lists>[_HNSW[<links>]], <codes>
+    codes: Flat, SQ4, SQ6, SQ8, SQfp16, RaBitQ, PQ<m>[x<bits>]
+
+A string may come from a caller, and Faiss allocates what it asks for before it trains. So it is parsed, and its
+numbers are compared with the store's width and entries, before Faiss sees it. No Faiss here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from memlm.index.errors import InvalidInput
+
+FLAT = "Flat"
+MAX_LISTS = 1 << 20
+MAX_LINKS = 256  # of a node of HNSW; Faiss takes 32 if none are given
+MAX_CODE_BITS = 12  # a product quantizer has 2^bits centroids over the whole width
+MAX_SUBSPACES = 4096
+MAX_WIDTH = 1 << 16
+SUPPORTED = (
+    "auto, Flat, or IVF<lists>,<codes> with the codes Flat, SQ4, SQ6, SQ8, SQfp16, RaBitQ, PQ<m> or PQ<m>x<bits>;"
+    " IVF<lists>_HNSW<links> finds lists by a graph, and OPQ<m>, OPQ<m>_<width>, PCA<width>, or PCAR<width> may"
+    " stand before, with a comma"
+)
+_NUMBER = r"[1-9][0-9]{0,8}"
+_GRAMMAR = re.compile(
+    rf"((?P<transform>OPQ|PCAR?)(?P<size>{_NUMBER})(_(?P<width>{_NUMBER}))?,)?"
+    rf"IVF(?P<lists>{_NUMBER})(?P<graph>_HNSW(?P<links>{_NUMBER})?)?,"
+    rf"(?P<codes>Flat|SQ4|SQ6|SQ8|SQfp16|RaBitQ|PQ(?P<subspaces>{_NUMBER})(x(?P<bits>{_NUMBER}))?)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Factory:
+    """An inverted file's factory string in parts. `width` is what the inverted file sees of a key, 0 for all of it;
+    `opq` and `subspaces` are the parts that a rotation and a product quantizer cut it into, 0 for none.
+    """
+
+    text: str
+    lists: int
+    codes: str
+    width: int = 0
+    opq: int = 0
+    subspaces: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Factory:
+        """Reads a string of the grammar above. Raises InvalidInput, telling what is supported, for any other, and for
+        numbers that are too large for any store.
+        """
+        found = _GRAMMAR.fullmatch(text)
+        if found is None or (found["width"] and found["transform"] != "OPQ"):
+            raise InvalidInput(f"index is {text[:200]!r}; expected {SUPPORTED}", field="index")
+        size, is_opq = int(found["size"] or 0), found["transform"] == "OPQ"
+        made = cls(
+            text,
+            lists=int(found["lists"]),
+            codes=found["codes"],
+            width=int(found["width"] or 0) if is_opq else size,
+            opq=size if is_opq else 0,
+            subspaces=int(found["subspaces"] or 0),
+        )
+        for what, value, most in (
+            ("lists", made.lists, MAX_LISTS),
+            ("links of the graph", int(found["links"] or 0), MAX_LINKS),
+            ("dimensions", made.width, MAX_WIDTH),
+            ("subspaces of OPQ", made.opq, MAX_SUBSPACES),
+            ("subspaces of PQ", made.subspaces, MAX_SUBSPACES),
+            ("bits of a code", int(found["bits"] or 0), MAX_CODE_BITS),
+        ):
+            if value > most:
+                raise InvalidInput(
+                    f"index is {text!r}, with {value:,} {what}; expected at most {most:,}", field="index"
+                )
+        return made
+
+    def check_width(self, dim: int) -> None:
+        """Raises InvalidInput where keys of `dim` numbers cannot be transformed or cut up like that."""
+        width = self.width or dim
+        if width > dim:
+            raise InvalidInput(
+                f"index is {self.text!r}, of {width:,} dimensions; the keys have {dim:,}, expected at most that",
+                field="index",
+            )
+        for name, parts in (("OPQ", self.opq), ("PQ", self.subspaces)):
+            if parts and width % parts:
+                raise InvalidInput(
+                    f"index is {self.text!r}, and {name}{parts} does not divide {width:,} dimensions; expected a"
+                    " divisor",
+                    field="index",
+                )
+
+    def check_lists(self, entries: int) -> None:
+        """Raises InvalidInput for more lists than entries: some would never have one."""
+        if self.lists > max(1, entries):
+            raise InvalidInput(
+                f"index is {self.text!r}, and there are about {entries:,} entries; expected at most as many lists, or"
+                " auto",
+                field="index",
+            )
+
+
+def with_lists_for(text: str, entries: int) -> str:
+    """The same kind of index, with no more lists than entries: an added segment may be smaller than the first one."""
+    return re.sub(r"IVF(\d+)", lambda lists: f"IVF{min(int(lists[1]), max(1, entries))}", text)
+
+
+def check_factory(text: str) -> None:
+    """Raises InvalidInput for an index that no store can have, whatever its entries and width."""
+    if text not in ("auto", FLAT):
+        Factory.parse(text)
