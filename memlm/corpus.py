@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Any
 
 from memlm.corpus_files import (
@@ -29,6 +29,8 @@ from memlm.corpus_files import (
 from memlm.errors import InvalidInput, MemlmError, NotFound
 from memlm.index.storable import is_utf8, problem_in
 from memlm.printable import one_line
+
+MAX_GLOB_PARTS, MAX_GLOB_FOLDERS = 64, 4  # each ** multiplies how often a folder is listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,15 @@ class Corpus:
         for path in self.paths:
             if str(path) != STANDARD_INPUT and not Path(path).exists():
                 raise NotFound(f"no file or folder at {path}; check the path", kind="corpus", name=str(path))
+        check_glob(self.glob)
 
     def __iter__(self) -> Iterator[Document]:
         """Yields the documents in order; raises InvalidInput at the end where there was none."""
         empty = True
-        for name, path in self.files():
+        for name, path in self._found():
+            if not self._may_read(path):
+                self._tell_of_link(name, path)
+                continue
             for document in self._read(name, path):
                 empty = False
                 yield document
@@ -105,7 +111,10 @@ class Corpus:
             )
 
     def files(self) -> Iterator[tuple[str, Path]]:
-        """Each file with the name its documents go by."""
+        """Yields each file that may be read, with the name its documents go by."""
+        return ((name, path) for name, path in self._found() if self._may_read(path))
+
+    def _found(self) -> Iterator[tuple[str, Path]]:
         for path in map(Path, self.paths):
             if str(path) == STANDARD_INPUT:
                 yield standard_input_name(), PIPED_IN
@@ -120,10 +129,15 @@ class Corpus:
         """Size of all the files once unpacked: what a progress bar counts towards, not a promise."""
         return sum(unpacked_size(path) for _, path in self.files())
 
-    def _read(self, name: str, path: Path) -> Iterator[Document]:
-        if self.roots and not lies_under(path, self.roots):
+    def _may_read(self, path: Path) -> bool:
+        return not self.roots or lies_under(path, self.roots)
+
+    def _tell_of_link(self, name: str, path: Path) -> None:
+        """Reports a link out of the roots; of a linked folder, not even how many files it holds."""
+        if lies_under(path.parent, self.roots):
             self._tell(Problem(name, "a link to a place outside of what may be read"))
-            return
+
+    def _read(self, name: str, path: Path) -> Iterator[Document]:
         if not is_utf8(name):
             self._tell(Problem(name, "the file's name is not UTF-8, and its document's id would be; rename the file"))
             return
@@ -189,6 +203,20 @@ class Corpus:
         if self.on_error == "fail":
             raise UnusableText(f"{problem} (--on-error skip goes on without it)")
         self.on_problem(problem)
+
+
+def check_glob(glob: str) -> None:
+    """Raises InvalidInput for a pattern that could leave its folder, or that no file name can match."""
+    parts = PurePath(glob).parts
+    if not parts or "\0" in glob or glob.startswith("/") or ".." in parts:
+        problem = "expected a pattern within the folder, without '..' and not from '/'"
+    elif len(parts) > MAX_GLOB_PARTS or parts.count("**") > MAX_GLOB_FOLDERS:
+        problem = f"expected at most {MAX_GLOB_PARTS} parts, and '**' {MAX_GLOB_FOLDERS} times"
+    elif any("**" in part and part != "**" for part in parts):
+        problem = "expected '**' to stand for folders alone, as in **/*.txt"
+    else:
+        return
+    raise InvalidInput(f"glob is {glob[:200]!r}; {problem}", field="glob")
 
 
 def lies_under(path: Path, roots: Sequence[Path]) -> bool:

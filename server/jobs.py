@@ -14,7 +14,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from memlm.corpus import lies_under
+from memlm.corpus import check_glob, lies_under
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, Overloaded, PermissionDenied
 from memlm.operations import JobState, OperationInfo, OperationPage
 from memlm.questions import (
@@ -83,6 +83,8 @@ class Jobs:
         if isinstance(question, BuildDatastoreRequest):
             check_store_name(question.store)
             self._check_corpus(question.corpus)
+            if question.glob is not None:
+                check_glob(question.glob)
             self._stores.check_put(question.store, self._records.folder)
             if question.replace:
                 return

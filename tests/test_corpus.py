@@ -257,3 +257,43 @@ def test_documents_are_streamed(tmp_path):
     assert [next(documents).text for _ in range(3)] == ["a"] * 3
     with pytest.raises(UnusableText):
         next(documents)
+
+
+@pytest.mark.parametrize(
+    "glob",
+    ["../*", "../*/*", "a/../../*", "**/../*", "/etc/*", "//etc/*", "", ".", "./", "..", "a\0b", "**x", "a/b**/c",
+     "/".join(["**"] * 5), "/".join("a" * 65), "../../../../**/*"],
+)  # fmt: skip
+def test_a_glob_stays_within_its_folder(tmp_path, glob):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out.txt").write_text("outside")
+    with pytest.raises(InvalidInput, match="expected") as refused:
+        Corpus([tmp_path / "in"], glob=glob)
+    assert refused.value.field == "glob"
+
+
+@pytest.mark.parametrize("glob", ["*", "*.txt", "**/*", "**/*.txt", "a/*", "[ab]/?.txt", "a/./*", "..a/*", "a..b"])
+def test_a_glob_within_its_folder_is_taken(tmp_path, glob):
+    Corpus([tmp_path], glob=glob)
+
+
+def test_what_lies_outside_of_the_roots_is_neither_listed_nor_measured_nor_opened(tmp_path):
+    """Through a linked file, a linked folder, and a path that is not under the root."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    root.mkdir()
+    outside.mkdir()
+    (root / "in.txt").write_text("inside")
+    (outside / "secret.txt").write_text("s" * 1000)
+    (outside / "secret.txt.gz").write_bytes(gzip.compress(b"s" * 1000))
+    os.mkfifo(outside / "pipe.zst")
+    (root / "link.txt").symlink_to(outside / "secret.txt")
+    (root / "folder").symlink_to(outside)
+    problems = list[Problem]()
+    corpus = Corpus([root, outside], glob="*", roots=[root], on_problem=problems.append)
+    inner = Corpus([root], glob="*/*", roots=[root], on_problem=problems.append)
+    assert [name for name, _ in corpus.files()] == ["in.txt"]
+    assert (corpus.num_bytes, inner.num_bytes) == (len("inside"), 0)
+    assert [document.id for document in corpus] == ["in.txt"]
+    with pytest.raises(InvalidInput, match="no text was found"):
+        list(inner)
+    assert [problem.where for problem in problems] == ["link.txt"]  # nor is the number of the other files told
