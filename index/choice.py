@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float16, Float32, Int64
 from memlm.index.arrays import Picked, rows_of
 from memlm.index.errors import InvalidInput
 from memlm.index.exact import exact_neighbours
+from memlm.index.factory import FLAT
 from memlm.index.ivf import (
-    FLAT,
     FLAT_BELOW,
     PROBES,
     VALUE_BITS,

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from memlm.index.deletion import Deleted, bury
 from memlm.index.errors import Corrupt, InvalidInput
-from memlm.index.ivf import FLAT
+from memlm.index.factory import FLAT
 from memlm.index.lock import Hold, committing, writing
 from memlm.index.manifest import (
     KnnDefaults,

@@ -13,7 +13,8 @@ from memlm.index.documents import DocumentTable
 from memlm.index.durable import checksum
 from memlm.index.errors import Corrupt, Incompatible
 from memlm.index.exact import Resident, exact_neighbours
-from memlm.index.ivf import FLAT, Ivf, is_lossless, open_index
+from memlm.index.factory import FLAT
+from memlm.index.ivf import Ivf, is_lossless, open_index
 from memlm.index.manifest import RESTORE, FileRecord, SegmentRecord
 from memlm.index.neighbours import Neighbours, RawSearch, search_kept
 

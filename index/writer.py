@@ -34,8 +34,8 @@ from memlm.index.deletion import bury
 from memlm.index.documents import DocumentTableWriter
 from memlm.index.durable import checksum, make_folder, move, remove, sync_file, sync_folder, write_whole
 from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, Locked
-from memlm.index.factory import with_lists_for
-from memlm.index.ivf import FLAT, VALUE_BITS, Ivf, choose_index, open_index, train_ivf
+from memlm.index.factory import FLAT, with_lists_for
+from memlm.index.ivf import VALUE_BITS, Ivf, choose_index, open_index, train_ivf
 from memlm.index.ivf_file import write_ivf
 from memlm.index.journal import ADD, BUILD, BUILDING, COMPACT, Journal
 from memlm.index.lock import COMMIT_LOCK, LOCK, Hold, committing, writing

@@ -33,6 +33,7 @@ class Call:
     name: str
     id: str = field(default_factory=lambda: token_hex(8))
     caller: str = ""
+    stores: frozenset[str] | None = frozenset()  # that the caller may know of; None: all
     peer: str = ""
     code: str = "OK"
     begun_s: float = field(default_factory=time.time)

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -46,6 +47,7 @@ from memlm.server.intake import Intake
 from memlm.server.jobs import Jobs
 from memlm.server.metrics import Metrics
 from memlm.server.quota import Quota, share_of
+from memlm.server.rights import Rights
 from memlm.server.security import Caller, Guard
 from memlm.server.stores import Stores
 from memlm.server.streams import Streams
@@ -79,7 +81,7 @@ class Front:
         what traces.
         """
         self._workers, self._config, self._guard, self._metrics = workers, config, guard, metrics
-        self._stores, self._calls = stores, Calls(metrics, tracer)
+        self._stores, self._rights, self._calls = stores, Rights(config, stores), Calls(metrics, tracer)
         self._jobs, self._streams = Jobs(config, stores, metrics, workers), Streams(workers, config.max_stream_bytes)
         self._open = Quota("open calls", sys.maxsize, config.max_caller_calls)
         self._appends = append_quota(config)
@@ -125,7 +127,8 @@ class Front:
         async with self._watched(call, context) as (watched, caller):
             questions = (await self._question(request_type, data) async for data in self._intake.messages(context))
             if request_type is datastores_pb2.AddDocumentsRequest:
-                return wire.to_wire(await self._added(caller, _turn(caller, context), questions))
+                operation = await self._added(watched, caller, _turn(caller, context), questions)
+                return wire.to_wire(self._rights.visible(caller, operation))
             self._workers.check_room()  # before anything is read
             with self._appends.hold(_turn(caller, context)) as held:
                 question = await joined(questions, held, self._config)
@@ -133,16 +136,16 @@ class Front:
 
     async def _ask(self, call: Call, caller: Caller, question: Any, context: grpc.aio.ServicerContext) -> Any:
         """The reply to a question with one answer."""
+        question = self._rights.checked(call.name, caller, question)
         if isinstance(question, GetServerInfoRequest):
-            return wire.answer_to_wire(question, self._info())
-        question = caller.restricted(question)
-        if isinstance(question, JobRequest | OperationQuestion):
-            return wire.answer_to_wire(question, await self._about_jobs(question, caller, context))
-        if isinstance(question, CancelGenerationRequest):
+            answer: Any = self._info()
+        elif isinstance(question, JobRequest | OperationQuestion):
+            answer = await self._about_jobs(question, caller, context)
+        elif isinstance(question, CancelGenerationRequest):
             self._streams.cancel(question.request_id, caller.name)
-            return wire.answer_to_wire(question, None)
-        if isinstance(question, LoadDatastoreRequest | UnloadDatastoreRequest):
-            answer = await self._load(question, call, caller)
+            answer = None
+        elif isinstance(question, LoadDatastoreRequest | UnloadDatastoreRequest):
+            answer = await self._load(question, call)
         else:
             about = {"id_": call.id, "caller": _turn(caller, context), "owner": caller.name}
             left_s = context.time_remaining()
@@ -150,16 +153,15 @@ class Front:
                 answer = await self._jobs.delete_documents(question, left_s, **about)
             else:
                 answer = await self._workers.answer(question, left_s, **about)
-        return await self._reply(question, caller.visible(question, answer))
+        return await self._reply(question, self._rights.visible(caller, answer))
 
-    async def _load(self, question: LoadDatastoreRequest | UnloadDatastoreRequest, call: Call, caller: Caller) -> Any:
+    async def _load(self, question: LoadDatastoreRequest | UnloadDatastoreRequest, call: Call) -> Any:
         """Takes a datastore into service, or out of it."""
         if isinstance(question, UnloadDatastoreRequest):
             name = question.store
             return await self._workers.everywhere(question, lambda _: self._stores.take_out(name), id_=call.id)
-        path = self._stores.permitted(question.path)
+        path = Path(question.path)
         self._stores.check_put(question.store or path.resolve().name, path)  # before a worker has it
-        question = replace(question, path=str(path))
         return await self._workers.everywhere(question, lambda told: self._stores.put(told.name, path), id_=call.id)
 
     async def _about_jobs(
@@ -183,12 +185,12 @@ class Front:
             case _:
                 return await jobs.submit(question, owner)
 
-    async def _added(self, caller: Caller, turn: str, questions: AsyncIterator[AddDocumentsRequest]) -> Any:
+    async def _added(self, call: Call, caller: Caller, turn: str, questions: AsyncIterator[AddDocumentsRequest]) -> Any:
         """Documents go to the disk as they come: there may be more of them than memory."""
         first = await anext(questions, None)
         if first is None:
             raise InvalidInput("nothing was sent; the first message says which datastore", field="store")
-        about = caller.restricted(replace(first, documents=()))
+        about = self._rights.checked(call.name, caller, replace(first, documents=()))
         self._jobs.check(about)  # before anything is read
         with self._jobs.upload(turn) as upload:
             await asyncio.to_thread(upload.add, first.documents)
@@ -203,7 +205,7 @@ class Front:
         """A generation. What comes while an event is being sent goes out together in the next one."""
         async with self._watched(call, context) as (watched, caller):
             data = await self._intake.message(context, _turn(caller, context))
-            question = caller.restricted(await self._question(request_type, data))
+            question = self._rights.checked(call, caller, await self._question(request_type, data))
             watched.asks(question, prompts=self._config.log_prompts)
             about = {"id_": watched.id, "caller": _turn(caller, context), "owner": caller.name}
             left_s = context.time_remaining()
@@ -233,7 +235,7 @@ class Front:
                     raise InternalError(bug) from error
         except MemlmError as error:
             try:
-                await context.abort(*trailer_of(error))
+                await context.abort(*trailer_of(self._rights.visible_error(call.stores, error)))
             except grpc.aio.InternalError:  # the call's own deadline was there first: nobody is left to tell
                 raise asyncio.CancelledError from None
 
@@ -241,7 +243,7 @@ class Front:
     def _admitted(self, call: Call, context: grpc.aio.ServicerContext) -> Iterator[Caller]:
         """The caller, while its call is open. Raises before anything of its message is read."""
         caller = self._guard.caller(context.invocation_metadata())
-        call.caller = caller.name
+        call.caller, call.stores = caller.name, caller.stores
         caller.check(call.name)
         with self._open.hold(_turn(caller, context), 1):
             yield caller

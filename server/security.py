@@ -20,42 +20,17 @@ import ipaddress
 import logging
 import time
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 
 from memlm.errors import InvalidInput, Overloaded, PermissionDenied, Unauthenticated
-from memlm.params import GenerateRequest, MemoryParams, StoreWeight
-from memlm.questions import (
-    AddDocumentsRequest,
-    BuildDatastoreRequest,
-    CompactDatastoreRequest,
-    DeleteDocumentsRequest,
-    GetDatastoreRequest,
-    ListDatastoresRequest,
-    LoadDatastoreRequest,
-    ScoreRequest,
-    SearchRequest,
-    UnloadDatastoreRequest,
-)
-from memlm.reports import StoreInfo
 from memlm.server.config import ServerConfig
 
 BURST_S = 10.0  # of its rate that a caller may use at once
 LEAST_SECRET = 16
-ABOUT_ONE_STORE = (
-    SearchRequest
-    | DeleteDocumentsRequest
-    | GetDatastoreRequest
-    | BuildDatastoreRequest
-    | AddDocumentsRequest
-    | CompactDatastoreRequest
-    | LoadDatastoreRequest
-    | UnloadDatastoreRequest
-)
 FIELDS = {"name", "secret", "sha256", "calls", "stores", "requests_per_minute"}
 
 log = logging.getLogger("memlm.server")
@@ -80,40 +55,6 @@ class Caller:
             raise PermissionDenied(f"the token {self.name!r} may not call {call}; it may call {own}")
         if self.requests_per_minute is not None:
             self._take_one(self.requests_per_minute / 60)
-
-    def restricted(self, question: Any) -> Any:
-        """A question, about no other stores than its own. Raises PermissionDenied where others are named."""
-        if self.stores is None:
-            return question
-        if isinstance(question, GenerateRequest | ScoreRequest):
-            return replace(question, memory=self._own_memory(question.memory))
-        if isinstance(question, ABOUT_ONE_STORE):
-            if question.store is None and len(self.stores) == 1:
-                return replace(question, store=next(iter(self.stores)))
-            self._check_stores([question.store or "(any)"])
-        return question
-
-    def visible(self, question: Any, answer: Any) -> Any:
-        """What of an answer it may see."""
-        if self.stores is None or not isinstance(question, ListDatastoresRequest):
-            return answer
-        loaded: Sequence[StoreInfo] = answer
-        return tuple(store for store in loaded if store.name in self.stores)
-
-    def _own_memory(self, memory: MemoryParams) -> MemoryParams:
-        names = [each.name for each in memory.stores] or ([] if memory.store is None else [memory.store])
-        self._check_stores(names)
-        if names or not memory.use_store:
-            return memory
-        if not self.stores:
-            return replace(memory, use_store=False)
-        return replace(memory, stores=tuple(StoreWeight(name) for name in sorted(self.stores)))
-
-    def _check_stores(self, names: Sequence[str]) -> None:
-        for name in names:
-            if self.stores is not None and name not in self.stores:
-                own = ", ".join(sorted(self.stores)) or "none"
-                raise PermissionDenied(f"the token {self.name!r} may not use the datastore {name!r}; it may use {own}")
 
     def _take_one(self, per_s: float) -> None:
         """A bucket that fills at the caller's rate."""

@@ -8,6 +8,7 @@ same.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from memlm.index.durable import remove, write_whole
 from memlm.index.manifest import sign, signed
 
 NAMES = "stores.json"
+BUILT = re.compile(r"-[0-9a-f]{16}$")  # what a job puts behind the name of the datastore that it builds
 
 log = logging.getLogger("memlm.server")
 
@@ -27,7 +29,7 @@ class Stores:
     def __init__(self, given: Sequence[Path], folder: Path | None) -> None:
         """Raises InvalidInput where two have one name, Corrupt for a damaged list."""
         self.folder = None if folder is None else folder.resolve()
-        self._given = {path.resolve().name: path for path in given}
+        self._given = {path.resolve().name: path.absolute() for path in given}
         if len(self._given) < len(given):
             raise InvalidInput("two datastores have the same name; rename the folder of one", field="stores")
         self._built = {} if self.folder is None else _read(self.folder / NAMES)
@@ -64,12 +66,36 @@ class Stores:
         real = path.resolve()
         return tuple(name for name, loaded in self._loaded.items() if loaded.resolve() == real)
 
-    def permitted(self, path: str) -> Path:
-        """A path that may be taken into service. Raises PermissionDenied for any other."""
+    def located(self, text: str) -> Path:
+        """The folder that a caller names: by an absolute path, or as `shown` shows it. Raises PermissionDenied for a
+        path that is neither a datastore that the server was started with nor under the folder for datastores.
+        """
+        path = self._given.get(text) or (Path(text) if self.folder is None else self.folder / text)
         roots = [*self._given.values(), *([] if self.folder is None else [self.folder])]
-        if not lies_under(Path(path), roots):
-            raise PermissionDenied(f"{path} is none of the datastores that this server was started with, or built")
-        return Path(path)
+        if not path.is_absolute() or not lies_under(path, roots):
+            raise PermissionDenied(f"{text} is none of the datastores that this server was started with, or built")
+        real = path.resolve()
+        return next((given for given in self._given.values() if given.resolve() == real), real)
+
+    def shown(self, path: Path) -> str:
+        """A folder as callers see it: relative to the folder for datastores, or a given datastore's name."""
+        real = path.resolve()
+        if self.folder is not None and real.is_relative_to(self.folder):
+            return real.relative_to(self.folder).as_posix()
+        return next((name for name, given in self._given.items() if given.resolve() == real), path.name)
+
+    def owners_of(self, path: Path) -> frozenset[str]:
+        """The names that a folder belongs to: those under which it is in service, else the one that it was started
+        with, or built under.
+        """
+        real = path.resolve()
+        for named in (self._loaded, self._given):
+            if names := [name for name, folder in named.items() if real.is_relative_to(folder.resolve())]:
+                return frozenset(names)
+        if self.folder is None or not real.is_relative_to(self.folder) or real == self.folder:
+            return frozenset()
+        folder = real.relative_to(self.folder).parts[0]
+        return frozenset({BUILT.sub("", folder)})
 
     def put(self, name: str, path: Path) -> None:
         """One more in service, or one in another's place; kept over a restart where it lies in the own folder.

@@ -28,7 +28,8 @@ from memlm.errors import InvalidInput
 from memlm.index.arrays import GrowingArray
 from memlm.index.choice import RERANKS, agreement, mean_and_error
 from memlm.index.exact import Resident, exact_neighbours
-from memlm.index.ivf import FLAT, PROBES, VALUE_BITS, Ivf, code_bytes, is_lossless, lists_for, open_index, train_ivf
+from memlm.index.factory import FLAT
+from memlm.index.ivf import PROBES, VALUE_BITS, Ivf, code_bytes, is_lossless, lists_for, open_index, train_ivf
 from memlm.index.ivf_file import write_ivf
 from memlm.index.neighbours import Neighbours
 from memlm.index.threads import faiss_threads

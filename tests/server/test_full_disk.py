@@ -65,7 +65,7 @@ def test_a_full_disk_is_told_as_such_and_changes_nothing(
         assert client.datastores.compact("docs").wait(60).state == JobState.DONE
         session.delete()
         assert not list(sessions.glob("*.session*"))
-        path = client.datastores.get("docs").path
+        path = stores / client.datastores.get("docs").path
     with Datastore.open(path) as store:
         assert store.verify() == []
 
@@ -96,5 +96,5 @@ def test_a_disk_that_fills_during_a_job_fails_the_job_and_keeps_the_datastore(
         assert client.datastores.get("docs") == before
         assert client.datastores.add("docs", NEW).result(60).num_documents == before.num_documents + 1
         assert sorted(path.name for path in stores.iterdir()) == folders
-        with Datastore.open(client.datastores.get("docs").path) as store:
+        with Datastore.open(stores / client.datastores.get("docs").path) as store:
             assert store.verify() == []

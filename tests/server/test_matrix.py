@@ -44,7 +44,7 @@ class Ground:
         self.server = RunningServer(folder / "log", model, options=(*options, "--corpus-root", str(corpus)), **how)
         with Client(self.server.address) as client:
             client.datastores.build("docs", str(corpus)).result(60)
-            self.path = Path(client.datastores.get("docs").path)
+            self.path = self.stores / client.datastores.get("docs").path
             session = client.session().name
             for call in CALLS.values():  # allocators and pools grow to their size, once
                 with Client(self.server.address, timeout_s=1.0) as hasty, suppress(MemlmError):

@@ -74,7 +74,7 @@ def test_a_killed_front_leaves_no_process_and_its_build_goes_on_after_a_restart(
         report = client.operations.open(job.name).result(240)
         assert client.operations.get(job.name).attempts == 2
         assert report.num_documents == DOCUMENTS
-        path = client.datastores.get("docs").path
+        path = tmp_path / "stores" / client.datastores.get("docs").path
     with Datastore.open(path) as store:
         assert store.verify() == []
 

@@ -16,8 +16,6 @@ from memlm.cli.app import app
 from memlm.client import Client
 from memlm.connection import Tls
 from memlm.errors import InvalidInput, MemlmError, NotFound, Overloaded, PermissionDenied, Unauthenticated, Unavailable
-from memlm.params import GenerateRequest, MemoryParams, StoreWeight
-from memlm.questions import ScoreRequest, SearchRequest
 from memlm.server.config import ServerConfig
 from memlm.server.security import Caller, Guard, read_callers, warning_of
 
@@ -137,18 +135,6 @@ def test_a_rate_is_kept_and_says_when_to_come_back(monkeypatch: pytest.MonkeyPat
         caller.check("Generate")
     with pytest.raises(Overloaded):
         caller.check("Generate")
-
-
-def test_what_a_question_leaves_open_is_filled_with_the_callers_own() -> None:
-    ann = Caller("ann", stores=frozenset({"b", "a"}))
-    asked = ann.restricted(GenerateRequest("x"))
-    assert asked.memory.stores == (StoreWeight("a"), StoreWeight("b"))
-    assert ann.restricted(ScoreRequest("x", MemoryParams(use_store=False))).memory.stores == ()
-    with pytest.raises(PermissionDenied):
-        ann.restricted(ScoreRequest("x", MemoryParams(stores=(StoreWeight("a"), StoreWeight("c")))))
-    with pytest.raises(PermissionDenied):
-        ann.restricted(SearchRequest("x"))
-    assert Caller("ben", stores=frozenset({"a"})).restricted(SearchRequest("x")).store == "a"
 
 
 @pytest.mark.parametrize(

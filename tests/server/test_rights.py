@@ -1,0 +1,261 @@
+"""What a token that is restricted to some datastores can do: nothing with any other, by whatever name or path."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.message_factory import GetMessageClass
+from hostile import METHODS
+from running import RunningServer
+
+from memlm.client import Client
+from memlm.errors import Corrupt, InvalidInput, MemlmError, NotFound, Overloaded, PermissionDenied
+from memlm.params import GenerateRequest, MemoryParams, StoreWeight
+from memlm.questions import LoadDatastoreRequest, NewDocument, ScoreRequest, SearchRequest
+from memlm.server.config import ServerConfig
+from memlm.server.rights import RULES, Rights, _about_no_store, _about_own
+from memlm.server.security import Caller
+from memlm.server.stores import Stores
+
+ROOT, EVE = "the operator's secret", "eve's own secret 00"
+SECRET = ("payroll", "hidden", "gone", "given", "salar")  # of names, folders and texts of others
+
+
+def rights_of(folder: Path, *names: str) -> Rights:
+    """Of a server whose folder has these datastores in service."""
+    stores = Stores((), folder)
+    for name in names:
+        (folder / f"{name}-{'0' * 16}").mkdir(parents=True)
+        stores.put(name, folder / f"{name}-{'0' * 16}")
+    return Rights(ServerConfig(Path("model"), store_dir=folder), stores)
+
+
+def test_every_rpc_of_the_contract_has_a_rule() -> None:
+    assert {method.name for method in METHODS} == set(RULES)
+    assert len({method.name for method in METHODS}) == len(METHODS)
+
+
+def test_an_rpc_that_names_a_datastore_or_a_path_has_a_rule_that_looks_at_it() -> None:
+    naming = {"store", "stores", "memory", "path"}
+    for method in METHODS:
+        fields = {field.name for field in GetMessageClass(method.input_type).DESCRIPTOR.fields}
+        assert not (fields & naming and RULES[method.name] in (_about_no_store, _about_own)), method.name
+
+
+def test_what_a_question_leaves_open_is_filled_with_the_callers_own(tmp_path: Path) -> None:
+    rights, ann = rights_of(tmp_path, "a", "b", "z"), Caller("ann", stores=frozenset({"b", "a", "not-there"}))
+    asked = rights.checked("Generate", ann, GenerateRequest("x"))
+    assert asked.memory.stores == (StoreWeight("a"), StoreWeight("b"))
+    alone = rights.checked("Generate", Caller("ben", stores=frozenset({"not-there"})), GenerateRequest("x"))
+    assert not alone.memory.use_store
+    scored = rights.checked("Score", ann, ScoreRequest("x", MemoryParams(use_store=False)))
+    assert scored.memory.stores == ()
+    with pytest.raises(PermissionDenied):
+        rights.checked("Score", ann, ScoreRequest("x", MemoryParams(stores=(StoreWeight("a"), StoreWeight("c")))))
+    with pytest.raises(PermissionDenied, match="has to name a datastore; it may use a, b, not-there"):
+        rights.checked("Search", ann, SearchRequest("x"))
+    assert rights.checked("Search", Caller("ben", stores=frozenset({"a"})), SearchRequest("x")).store == "a"
+    assert rights.checked("Search", Caller("root"), SearchRequest("x")).store is None
+
+
+def test_a_folder_belongs_to_the_names_it_is_in_service_under_else_to_the_one_it_was_built_under(
+    tmp_path: Path,
+) -> None:
+    rights, eve = rights_of(tmp_path, "mine", "payroll"), Caller("eve", stores=frozenset({"mine"}))
+
+    def load(path: str, name: str | None = "mine") -> str:
+        return rights.checked("LoadDatastore", eve, LoadDatastoreRequest(path, name, replace=True)).path
+
+    mine, payroll = (f"{name}-{'0' * 16}" for name in ("mine", "payroll"))
+    assert load(mine) == load(mine, None) == load(str(tmp_path / mine)) == str(tmp_path / mine)
+    (tmp_path / "link").symlink_to(payroll)
+    others = [payroll, str(tmp_path / payroll), f"{mine}/../{payroll}", "link", f"./{payroll}/", f"{payroll}/segments"]
+    others += ["", ".", "jobs", "..", "/", "payroll", str(tmp_path), f"not-there-{'0' * 16}"]
+    for path in others:
+        with pytest.raises(PermissionDenied):
+            load(path)
+    rights.stores.take_out("payroll")
+    for path in others:
+        with pytest.raises(PermissionDenied):
+            load(path)
+    rights.stores.put("payroll", tmp_path / mine)  # the operator gave it another name
+    rights.stores.take_out("mine")
+    with pytest.raises(PermissionDenied):
+        load(mine)
+    rights.stores.take_out("payroll")
+    assert load(mine) == str(tmp_path / mine)
+
+
+@pytest.mark.parametrize("stores", [None, frozenset({"a"})])
+def test_an_error_tells_no_path_of_the_server(tmp_path: Path, stores: frozenset[str] | None) -> None:
+    given, sessions = tmp_path / "elsewhere" / "given", tmp_path / "sessions"
+    given.mkdir(parents=True)
+    config = ServerConfig(tmp_path / "models" / "m", (given,), store_dir=tmp_path / "stores", session_dir=sessions)
+    rights = Rights(config, Stores(config.stores, config.store_dir))
+    for told, shown in (
+        (f"{tmp_path}/stores/a-1/CURRENT is damaged", "a-1/CURRENT is damaged"),
+        (f"the disk of {tmp_path}/stores is full", "the disk of stores is full"),
+        (f"{given}/segments/000001 is damaged", "given/segments/000001 is damaged"),
+        (f"({given}); {given}, {given}.", "(given); given, given."),
+        (f"{sessions}/abc.session was changed", "abc.session was changed"),
+        (f"{tmp_path}/models/m is no model", "m is no model"),
+        (f"/x{given} and {given}s stay", f"/x{given} and {given}s stay"),
+    ):
+        error = rights.visible_error(stores, Corrupt(told))
+        assert (type(error), str(error)) == (Corrupt, shown)
+    bad = rights.visible_error(stores, InvalidInput(f"{given} is bad", field="path"))
+    assert isinstance(bad, InvalidInput)
+    assert (str(bad), bad.field) == ("given is bad", "path")
+    late = rights.visible_error(stores, Overloaded("later", retry_after_s=3.0))
+    assert isinstance(late, Overloaded)
+    assert late.retry_after_s == 3.0
+    missing = rights.visible_error(stores, NotFound(f"no {given}", kind="file", name=str(given)))
+    assert isinstance(missing, NotFound)
+    assert (str(missing), missing.kind, missing.name) == ("no given", "file", "given")
+
+
+@dataclasses.dataclass(frozen=True)
+class House:
+    """A server with datastores of its operator's, and eve, who may use her own alone."""
+
+    server: RunningServer
+    folder: Path
+    root: Client
+    eve: Client
+
+    def paths_of_others(self) -> list[str]:
+        """Every way to spell where the others' datastores lie."""
+        stores = self.folder / "stores"
+        folders = [next(stores.glob(f"{name}-*")).name for name in ("payroll", "gone")]
+        places = [str(stores / name) for name in folders] + [str(self.folder / "given")]
+        relative = [*folders, *(f"x/../{name}" for name in folders), "given", "link", "payroll"]
+        return [*places, *relative, *(os.path.relpath(place) for place in places), str(self.folder / "outside-link")]
+
+
+@pytest.fixture(scope="module")
+def house(
+    tmp_path_factory: pytest.TempPathFactory, model_folder: Path, corpus_folder: Path, store_folder: Path
+) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("house")
+    shutil.copytree(store_folder, folder / "given")
+    (folder / "tokens.toml").write_text(
+        f"[[token]]\nname = 'root'\nsecret = {json.dumps(ROOT)}\n"
+        f"[[token]]\nname = 'eve'\nsecret = {json.dumps(EVE)}\nstores = ['mine', 'mine-too']\n"
+    )
+    (folder / "tokens.toml").chmod(0o600)
+    options = ("--threads", "1", "--auth-file", str(folder / "tokens.toml"), "--store-dir", str(folder / "stores"))
+    options += ("--corpus-root", str(corpus_folder))
+    with (
+        RunningServer(folder / "log", model_folder, folder / "given", options=options) as server,
+        Client(server.address, token=ROOT) as root,
+        Client(server.address, token=EVE) as eve,
+    ):
+        for name in ("payroll", "gone"):
+            root.datastores.build(name, str(corpus_folder)).result(60)
+        secret = NewDocument("salaries", "the salary of ann is 1234567", "salaries")
+        for name in ("payroll", "gone", "given"):
+            root.datastores.add(name, [secret]).result(60)
+        root.datastores.unload("gone")
+        eve.datastores.build("mine", str(corpus_folder)).result(60)
+        (folder / "stores" / "link").symlink_to(next((folder / "stores").glob("payroll-*")).name)
+        (folder / "outside-link").symlink_to(folder / "given")
+        yield House(server, folder, root, eve)
+
+
+# Every call that takes a datastore, with one of somebody else's.
+WAYS: dict[str, Callable[[Client, str, Path], Any]] = {
+    "Generate": lambda eve, name, corpus: list(eve.generate("the salary", store=name, max_tokens=2)),
+    "Generate of several": lambda eve, name, corpus: list(eve.generate("a", stores={"mine": 1.0, name: 1.0})),
+    "Score": lambda eve, name, corpus: eve.score("the salary", store=name),
+    "Score of several": lambda eve, name, corpus: eve.score("the salary", stores={name: 1.0}),
+    "Search": lambda eve, name, corpus: eve.search(name, "the salary"),
+    "GetDatastore": lambda eve, name, corpus: eve.datastores.get(name),
+    "DeleteDocuments": lambda eve, name, corpus: eve.datastores.delete_documents(name, ["salaries"]),
+    "BuildDatastore": lambda eve, name, corpus: eve.datastores.build(name, str(corpus), replace=True),
+    "AddDocuments": lambda eve, name, corpus: eve.datastores.add(name, [NewDocument("new", "text")]),
+    "CompactDatastore": lambda eve, name, corpus: eve.datastores.compact(name),
+    "UnloadDatastore": lambda eve, name, corpus: eve.datastores.unload(name),
+    "LoadDatastore": lambda eve, name, corpus: eve.datastores.load("mine", name, replace=True),
+}
+
+
+def told(error: BaseException) -> str:
+    return f"{error} {getattr(error, 'name', '')}"
+
+
+def without(text: str, echoed: str) -> str:
+    """An error's text without what the caller wrote, as it was written or as paths are shown."""
+    return text.replace(echoed, "").replace(Path(echoed).name, "")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_call_reads_changes_or_learns_of_anothers_datastore(house: House, way: str, corpus_folder: Path) -> None:
+    covered = {call for call, rule in RULES.items() if rule not in (_about_no_store, _about_own)} - {"ListDatastores"}
+    assert covered <= set(WAYS)
+    before = house.root.datastores.list()
+    for name in ("payroll", "gone", "given", "never-there", *house.paths_of_others()):
+        with pytest.raises((PermissionDenied, InvalidInput)) as refused:
+            WAYS[way](house.eve, name, corpus_folder)
+        said = without(told(refused.value), name)
+        assert not [secret for secret in (*SECRET, str(house.folder)) if secret in said], said
+    assert house.root.datastores.list() == before
+
+
+def test_no_path_takes_anothers_datastore_into_service(house: House) -> None:
+    before, files = house.root.datastores.list(), sorted(map(str, (house.folder / "stores").rglob("*")))
+    for path in house.paths_of_others():
+        for name in ("mine", "mine-too", None):
+            with pytest.raises(PermissionDenied) as refused:
+                house.eve.datastores.load(path, name, replace=True)
+            said = without(told(refused.value), path)
+            assert not [secret for secret in (*SECRET, str(house.folder)) if secret in said], said
+    assert house.root.datastores.list() == before
+    assert sorted(map(str, (house.folder / "stores").rglob("*"))) == files
+
+
+def test_what_is_left_open_and_what_is_listed_is_the_callers_own(house: House) -> None:
+    assert [store.name for store in house.eve.datastores.list()] == ["mine"]
+    (found,) = {neighbor.store for neighbor in house.eve.search("mine", "the salary of ann", k=8)}
+    assert found == "mine"
+    for token in house.eve.generate("the salary", max_tokens=3, neighbors=8):
+        assert {neighbor.store for neighbor in token.neighbors} == {"mine"}
+    assert house.eve.score("the salary").store == "mine"
+    with pytest.raises(NotFound, match=r"no datastore 'mine-too' is loaded.*; loaded: mine$"):
+        house.eve.search("mine-too", "a")
+    for call in (
+        house.eve.datastores.get,
+        lambda: house.eve.search(None, "a"),
+        lambda: house.eve.datastores.add(None, []),
+    ):
+        with pytest.raises((PermissionDenied, InvalidInput)) as refused:
+            call()
+        assert not [secret for secret in SECRET if secret in told(refused.value)]
+
+
+def test_a_callers_own_datastore_comes_and_goes_by_the_path_it_is_shown(house: House) -> None:
+    shown = house.eve.datastores.get("mine").path
+    assert (house.folder / "stores" / shown).is_dir()
+    assert house.eve.datastores.unload("mine").path == shown
+    assert house.eve.datastores.list() == ()
+    assert house.eve.datastores.load(shown, "mine-too").name == "mine-too"
+    assert house.eve.datastores.load(str(house.folder / "stores" / shown), "mine").path == shown
+    house.eve.datastores.unload("mine-too")
+
+
+def test_callers_see_no_absolute_path_and_the_log_has_it(house: House) -> None:
+    assert {store.path for store in house.root.datastores.list() if store.name == "given"} == {"given"}
+    damaged = house.folder / "stores" / "broken"
+    damaged.mkdir()
+    (damaged / "CURRENT").write_text("manifest-000001.json 00")
+    with pytest.raises(MemlmError) as refused:
+        house.root.datastores.load("broken")
+    assert "broken/CURRENT" in str(refused.value)
+    assert str(house.folder) not in told(refused.value)
+    assert str(damaged / "CURRENT") in house.server.said
