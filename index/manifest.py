@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -384,7 +385,7 @@ def _known(kind: type[T], values: Mapping[str, Any]) -> T:
 def _no_store(path: Path) -> Exception:
     if lost := lost_store(path):
         return Corrupt(f"{path / CURRENT} is missing, but {lost} are there; {_way_back(path)}")
-    if (path / JOURNAL).is_file():
+    if os.path.isfile(path / JOURNAL):  # Path's own raises for a name that is too long
         return NotFound(
             f"{path} is an unfinished build; run `memlm index build` with the same corpus again to go on with it",
             kind="datastore",
