@@ -20,7 +20,8 @@ from jaxtyping import Float, Float16, Float32, Int64
 from memlm.index.arrays import Picked
 from memlm.index.errors import Corrupt, InvalidInput
 from memlm.index.exact import refined, widened
-from memlm.index.factory import FLAT, Factory, check_factory
+from memlm.index.factory import FLAT as FLAT
+from memlm.index.factory import Factory, check_factory
 from memlm.index.kmeans import POINTS_PER_LIST, centroids_of
 from memlm.index.list_finder import ListFinder
 from memlm.index.neighbours import Neighbours

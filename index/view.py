@@ -15,7 +15,8 @@ from memlm.index.deletion import has_field
 from memlm.index.documents import DocumentRow
 from memlm.index.errors import InvalidInput, NotFound
 from memlm.index.exact import refined
-from memlm.index.ivf import FLAT, nlist_of
+from memlm.index.factory import FLAT
+from memlm.index.ivf import nlist_of
 from memlm.index.journal import is_being_extended
 from memlm.index.manifest import KnnDefaults, Manifest
 from memlm.index.neighbours import Neighbours, nearest_of
