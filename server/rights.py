@@ -49,7 +49,8 @@ class Rights:
         """The part of an answer that its caller may see."""
         match answer:
             case StoreInfo():
-                return replace(answer, path=self.stores.shown(Path(answer.path)))
+                problem = self._without_places(answer.problem)
+                return replace(answer, path=self.stores.shown(Path(answer.path)), problem=problem)
             case OperationInfo() if answer.error is not None:
                 return replace(answer, error=self.visible_error(caller.stores, answer.error))
             case OperationPage():

@@ -19,6 +19,7 @@ from memlm.client import Client
 from memlm.errors import Corrupt, InvalidInput, MemlmError, NotFound, Overloaded, PermissionDenied
 from memlm.params import GenerateRequest, MemoryParams, StoreWeight
 from memlm.questions import LoadDatastoreRequest, NewDocument, ScoreRequest, SearchRequest
+from memlm.reports import StoreInfo
 from memlm.server.config import ServerConfig
 from memlm.server.rights import RULES, Rights, _about_no_store, _about_own
 from memlm.server.security import Caller
@@ -247,6 +248,13 @@ def test_a_callers_own_datastore_comes_and_goes_by_the_path_it_is_shown(house: H
     assert house.eve.datastores.load(shown, "mine-too").name == "mine-too"
     assert house.eve.datastores.load(str(house.folder / "stores" / shown), "mine").path == shown
     house.eve.datastores.unload("mine-too")
+
+
+def test_the_problem_of_a_datastore_tells_no_path(tmp_path: Path) -> None:
+    rights, folder = rights_of(tmp_path, "mine"), tmp_path / f"mine-{'0' * 16}"
+    info = StoreInfo.unusable("mine", str(folder), f"{folder}/CURRENT was changed")
+    (shown,) = rights.visible(Caller("eve", stores=frozenset({"mine"})), (info,))
+    assert (shown.path, shown.problem) == (folder.name, f"{folder.name}/CURRENT was changed")
 
 
 def test_callers_see_no_absolute_path_and_the_log_has_it(house: House) -> None:
