@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 from memlm.batch import Batch, Member
+from memlm.errors import InvalidInput
 from memlm.events import Finished, Token
 from memlm.generate import Generation
 from memlm.language_model import LanguageModel
@@ -42,6 +43,7 @@ Send: TypeAlias = Callable[[Answer], None]
 COALESCE_S = 0.02
 # And all together no more often than that: under load a message carries several tokens, not the server's time.
 MESSAGES_PER_S = 250
+MAX_TOKEN_BYTES = 4 << 20  # of its neighbors' metadata above all; a message has room for a few
 
 
 class Generating(Protocol):
@@ -68,6 +70,18 @@ class Pace:
             self._last_s, self.beats = now_s, self.beats + 1
 
 
+def _encoded(token: Token) -> bytes:
+    """A token as it is sent. Raises InvalidInput where its neighbors make it too large."""
+    data = token_to_wire(token)
+    if len(data) > MAX_TOKEN_BYTES:
+        raise InvalidInput(
+            f"a token with {len(token.neighbors)} neighbors has {len(data):,} bytes, and {MAX_TOKEN_BYTES:,} at most"
+            " are sent; ask for fewer neighbors",
+            field="neighbors",
+        )
+    return data
+
+
 class Telling:
     """Tells of one generation: the first token at once, then once a beat what has come."""
 
@@ -87,7 +101,7 @@ class Telling:
             self._tell()
 
     def _tell(self, *last: Finished) -> None:
-        events: tuple[WireEvent, ...] = (tuple(map(token_to_wire, self._untold)), *last) if self._untold else last
+        events: tuple[WireEvent, ...] = (tuple(map(_encoded, self._untold)), *last) if self._untold else last
         self._told_beat, self._untold = self._pace.beats, []
         self._send(Events(self._id, events))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from memlm.errors import InvalidInput
+from memlm.params import MAX_NEIGHBOURS
 from memlm.server.logs import FORMATS
 from memlm.server.machine import memory_bytes
 
@@ -22,23 +23,22 @@ class ServerConfig:
     `port=0` takes any free port. `num_workers` processes own the model and its datastores, each its own copy, and
     share the work; each has `num_threads`, 0 shares all cores out. A loaded worker that sends no heartbeat for
     `worker_timeout_s` is killed and replaced. At most `max_running` requests run side by side and `max_queued` wait,
-    with no more than `max_queued_tokens` of prompts; what is more is refused.
-    The keys and values of running generations take at most `max_cache_bytes` (0: half of the memory): a request that
-    needs more than is free waits. Sessions go `session_ttl_s` after their
-    last use, or when all together hold more than `max_session_bytes`; with a `session_dir` they survive a restart.
-    There are at most `max_sessions`, and `max_sessions_per_caller` of one token; callers without a token count as one.
-    One append may bring `max_append_bytes`, all unfinished ones `max_unfinished_bytes`. A message takes
-    `max_message_bytes`; `max_receiving` messages are read at a time, each within `message_timeout_s`. Of one
-    generation `max_stream_bytes` of events wait for its client or are kept for resuming, of all together
-    `max_event_bytes`. At most `max_connections` are open, each with `max_streams` calls, and closed after
-    `connection_idle_s` without any; a caller has at most `max_caller_calls` open. With a `tls_cert` and its `tls_key`
-    the server speaks TLS, with a `tls_client_ca` to clients alone whose certificates that one signed; an `auth_file`
-    has the tokens that may call. What clients build is kept in a `store_dir`; `index_workers` processes of
-    `index_threads` threads (0: all cores) build there at the niceness `index_nice`; at most `max_jobs` run or wait,
-    and texts are read from under `corpus_roots` alone, or uploaded, `max_upload_bytes` and `max_upload_documents` at a
-    time. At a `metrics_port` Prometheus is answered, over HTTP. At `log_level` info each call is logged in a line,
-    with its prompt only if `log_prompts`; an `otlp` collector gets its spans. `drain_s` bounds how long running
-    requests may go on once the server was told to stop.
+    with no more than `max_queued_tokens` of prompts; what is more is refused. The keys and values of running
+    generations take at most `max_cache_bytes` (0: half of the memory): a request that needs more than is free waits.
+    Sessions go `session_ttl_s` after their last use, or when all together hold more than `max_session_bytes`; with a
+    `session_dir` they survive a restart. There are at most `max_sessions`, and `max_sessions_per_caller` of one token;
+    callers without a token count as one. One append may bring `max_append_bytes`, all unfinished ones
+    `max_unfinished_bytes`. A message takes `max_message_bytes`; `max_receiving` messages are read at a time, each
+    within `message_timeout_s`. A token reports `max_neighbors`. Of one generation `max_stream_bytes` of events wait
+    for its client or are kept for resuming, of all together `max_event_bytes`. At most `max_connections` are open,
+    each with `max_streams` calls, and closed after `connection_idle_s` without any; a caller has at most
+    `max_caller_calls` open. With a `tls_cert` and its `tls_key` the server speaks TLS, with a `tls_client_ca` to
+    clients alone whose certificates that one signed; an `auth_file` has the tokens that may call. What clients build
+    is kept in a `store_dir`; `index_workers` processes of `index_threads` threads (0: all cores) build there at the
+    niceness `index_nice`; at most `max_jobs` run or wait, and texts are read from under `corpus_roots` alone, or
+    uploaded, `max_upload_bytes` and `max_upload_documents` at a time. At a `metrics_port` Prometheus is answered, over
+    HTTP. At `log_level` info each call is logged in a line, with its prompt only if `log_prompts`; an `otlp` collector
+    gets its spans. `drain_s` bounds how long running requests may go on once the server was told to stop.
     """
 
     model: Path
@@ -60,6 +60,7 @@ class ServerConfig:
     max_streams: int = 256
     max_caller_calls: int = 512
     max_receiving: int = 64
+    max_neighbors: int = 64
     max_stream_bytes: int = 32 << 20
     max_event_bytes: int = 512 << 20
     message_timeout_s: float = 60.0
@@ -105,6 +106,7 @@ class ServerConfig:
             ("max_streams", 1, 1 << 20),
             ("max_caller_calls", 1, 1 << 20),
             ("max_receiving", 1, 1 << 20),
+            ("max_neighbors", 0, MAX_NEIGHBOURS),
             ("max_stream_bytes", 1 << 10, 1 << 40),
             ("max_event_bytes", 1 << 10, 1 << 40),
             ("message_timeout_s", 0.1, 86_400),

@@ -23,7 +23,9 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from memlm import __version__, wire
+from memlm.connection import DEFAULT_MAX_MESSAGE_BYTES
 from memlm.errors import InternalError, InvalidInput, MemlmError, Unavailable
+from memlm.params import GenerateRequest
 from memlm.questions import (
     AddDocumentsRequest,
     CancelGenerationRequest,
@@ -206,6 +208,7 @@ class Front:
         async with self._watched(call, context) as (watched, caller):
             data = await self._intake.message(context, _turn(caller, context))
             question = self._rights.checked(call, caller, await self._question(request_type, data))
+            self._check_neighbors(question)
             watched.asks(question, prompts=self._config.log_prompts)
             about = {"id_": watched.id, "caller": _turn(caller, context), "owner": caller.name}
             left_s = context.time_remaining()
@@ -264,6 +267,7 @@ class Front:
             max_sessions=config.max_sessions,
             max_sessions_per_caller=config.max_sessions_per_caller,
             max_upload_bytes=config.max_upload_bytes,
+            max_neighbors=config.max_neighbors,
             max_jobs=config.max_jobs if config.store_dir and config.index_workers else 0,
             max_upload_documents=config.max_upload_documents,
             max_unfinished_bytes=config.max_unfinished_bytes,
@@ -275,6 +279,15 @@ class Front:
             max_event_bytes=config.max_event_bytes,
         )
 
+    def _check_neighbors(self, question: Any) -> None:
+        """Raises InvalidInput for more than are described in a step that all generations share."""
+        most = self._config.max_neighbors
+        if isinstance(question, GenerateRequest) and question.neighbors > most:
+            raise InvalidInput(
+                f"neighbors is {question.neighbors}; this server reports at most {most} for each token",
+                field="neighbors",
+            )
+
     async def _question(self, request_type: type[Message], data: bytes) -> Any:
         """The request in some bytes. A large one is parsed in a thread."""
         if self.draining:
@@ -282,10 +295,16 @@ class Front:
         return await self._aside(len(data) > LARGE_BYTES, lambda: wire.from_wire(wire.read_request(request_type, data)))
 
     async def _reply(self, question: Any, answer: Any) -> Message:
-        """The reply with an answer. One of many parts is made in a thread."""
+        """The reply with an answer. One of many parts is made in a thread. Raises InvalidInput for too large a one."""
         parts = answer.token_scores if isinstance(answer, Score) else answer
         is_large = isinstance(parts, tuple | array) and len(parts) > LARGE_PARTS
-        return await self._aside(is_large, lambda: wire.answer_to_wire(question, answer))
+        reply = await self._aside(is_large, lambda: wire.answer_to_wire(question, answer))
+        if (size := reply.ByteSize()) > DEFAULT_MAX_MESSAGE_BYTES:
+            raise InvalidInput(
+                f"the answer has {size:,} bytes, and a message takes {DEFAULT_MAX_MESSAGE_BYTES:,}; ask for less at"
+                " once"
+            )
+        return reply
 
     async def _aside(self, is_large: bool, work: Callable[[], _T]) -> _T:
         """Does some work, in a thread if it is large. It must not hold the interpreter's lock for long at a time."""

@@ -74,6 +74,7 @@ def serve(
     max_receiving: Annotated[
         int, typer.Option(help="Messages of requests that may be on their way; a fourth of them for one caller.")
     ] = 64,
+    max_neighbors: Annotated[int, typer.Option(help="Neighbors that each token of a generation may report.")] = 64,
     stream_bytes: Annotated[
         str | None,
         typer.Option(
@@ -168,6 +169,7 @@ def serve(
         max_streams=max_streams,
         max_caller_calls=max_caller_calls,
         max_receiving=max_receiving,
+        max_neighbors=max_neighbors,
         max_stream_bytes=options.num_bytes(stream_bytes) or 32 << 20,
         max_event_bytes=options.num_bytes(event_bytes) or 512 << 20,
         message_timeout_s=message_timeout,

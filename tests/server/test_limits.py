@@ -1,5 +1,6 @@
 """What one connection, or one caller, can take of the server; sent by a client that keeps no manners."""
 
+import json
 import resource
 import struct
 import threading
@@ -12,10 +13,13 @@ import grpc
 import pytest
 from raw_http2 import RawConnection
 from running import RunningServer, anonymous_bytes, wait_until
+from texts import make_text
 
 from memlm import wire
+from memlm.build import build_index
 from memlm.client import Client
 from memlm.connection import DEFAULT_MAX_MESSAGE_BYTES
+from memlm.corpus import Corpus
 from memlm.errors import InvalidInput
 from memlm.questions import AddDocumentsRequest, AppendToSessionRequest, NewDocument
 from memlm.server.config import ServerConfig
@@ -217,3 +221,35 @@ def test_the_server_may_open_as_many_files_as_the_system_lets_it(tmp_path: Path,
     with RunningServer(tmp_path / "log", model_folder, options=("--threads", "1"), first=first) as server:
         for pid in (server.process.pid, server.worker_pid):
             assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] == hard
+
+
+def test_a_token_reports_so_many_neighbors(client: Client) -> None:
+    assert client.get_server_info().max_neighbors == 64
+    assert len(next(client.generate("the", max_tokens=1, k=64, neighbors=64)).neighbors) > 20
+    with pytest.raises(InvalidInput, match="at most 64 for each token") as refused:
+        list(client.generate("the", max_tokens=1, neighbors=65))
+    assert refused.value.field == "neighbors"
+
+
+@pytest.fixture(scope="module")
+def heavy_store(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
+    """A datastore of one document whose metadata has 200 kB."""
+    folder = tmp_path_factory.mktemp("heavy")
+    line = {"id": "heavy", "text": make_text(1, 400), "about": "a" * 200_000}
+    (folder / "heavy.jsonl").write_text(json.dumps(line))
+    build_index(model_folder, Corpus([folder / "heavy.jsonl"]), folder / "store")
+    return folder / "store"
+
+
+def test_what_is_too_large_for_a_message_is_refused_with_the_reason(
+    tmp_path: Path, model_folder: Path, heavy_store: Path
+) -> None:
+    with (
+        RunningServer(tmp_path / "log", model_folder, heavy_store, options=("--threads", "1")) as server,
+        Client(server.address) as client,
+    ):
+        with pytest.raises(InvalidInput, match="ask for fewer neighbors"):
+            list(client.generate("the", max_tokens=3, k=64, neighbors=64))
+        with pytest.raises(InvalidInput, match="ask for less at once"):
+            client.search("store", "the", k=128)
+        assert len(list(client.generate("the", max_tokens=3, temperature=0, neighbors=4))) == 3
