@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float32, Int64
 
 from memlm.index.deletion import has_field
 from memlm.index.documents import DocumentRow
-from memlm.index.errors import InvalidInput, NotFound
+from memlm.index.errors import Corrupt, InvalidInput, NotFound
 from memlm.index.exact import refined
 from memlm.index.factory import FLAT
 from memlm.index.ivf import nlist_of
@@ -267,6 +267,22 @@ class View:
         """The ids of documents that speak here, and do not in a later manifest of the same segments."""
         for before, after in zip(self._segments, later.segments, strict=True):
             yield from (before.documents.at(row).id for row in np.flatnonzero(after.dead & ~before.dead).tolist())
+
+    def lost_in(self, later: View) -> list[str] | None:
+        """The ids of documents that are here and not in a later view; None where segments are not there any more, as
+        after a compaction, or cannot be read.
+        """
+        there = {segment.core: segment for segment in later.segments}
+        lost = list[str]()
+        for before in self._segments:
+            if (after := there.get(before.core)) is None:
+                return None
+            rows = np.flatnonzero(after.dead & ~before.dead).tolist()
+            try:
+                lost += (document.id for document in before.documents.at_each(rows).values())
+            except Corrupt:
+                return None
+        return lost
 
     def keys(self, ids: Int64[np.ndarray, " N"]) -> Float32[np.ndarray, "N D"]:
         """The stored keys of some entries. Raises NotFound, naming it, for one that is not of this store."""

@@ -17,7 +17,7 @@ from memlm.events import Completion, Neighbor, TokenStream
 from memlm.generate import Generation
 from memlm.keys import PIECE_TOKENS
 from memlm.loaded_stores import LoadedStores
-from memlm.memory import Memory
+from memlm.memory import Memory, OnLost
 from memlm.params import GenerateRequest, MemoryParams
 from memlm.reports import DeleteReport, ModelInfo, Score, SessionInfo, StoreInfo
 from memlm.retrieval import Retrieval
@@ -49,13 +49,14 @@ class LanguageModel:
         sessions: Sessions | None = None,
         *,
         may_fail: Collection[str] = (),
+        on_lost: OnLost = lambda store, document_ids: None,
     ) -> None:
-        """Opens the datastores; those of the names in `may_fail` need not be usable now. Raises InvalidInput where two
-        share a name.
+        """Opens the datastores; those of the names in `may_fail` need not be usable now. `on_lost` is called at each
+        move to a snapshot that lacks documents. Raises InvalidInput where two share a name.
         """
         self.checkpoint = checkpoint
         self.sessions = Sessions(checkpoint) if sessions is None else sessions
-        self._stores = LoadedStores(checkpoint, stores, may_fail=may_fail)
+        self._stores = LoadedStores(checkpoint, stores, may_fail=may_fail, on_lost=on_lost)
 
     @property
     def info(self) -> ModelInfo:

@@ -31,7 +31,7 @@ from memlm.errors import (
 )
 from memlm.index.manifest import Pointer, read_pointer
 from memlm.index.view import View
-from memlm.memory import Memory
+from memlm.memory import Memory, OnLost
 from memlm.reports import DeleteReport, StoreInfo
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 8.0  # of a folder whose `CURRENT` stays as it is; another one is tried at once
@@ -86,10 +86,13 @@ class LoadedStores:
         stores: Sequence[str | Path] | Mapping[str, str | Path] = (),
         *,
         may_fail: Collection[str] = (),
+        on_lost: OnLost = lambda store, document_ids: None,
     ) -> None:
         """Opens datastores: under their folders' names, or under names of their own. Those of the names in `may_fail`
-        need not be usable. Raises InvalidInput where two share a name.
+        need not be usable. `on_lost` is called at each move to a snapshot that lacks documents. Raises InvalidInput
+        where two share a name.
         """
+        self._on_lost = on_lost
         self._checkpoint = checkpoint
         self._stores: dict[str, LoadedStore] = {}
         self._retired: list[weakref.ref[Memory]] = []
@@ -101,7 +104,7 @@ class LoadedStores:
                     f"two datastores are called {store.name!r}; rename the folder of one", field="stores"
                 )
             try:
-                store.memory = Memory.open(store.path, checkpoint, store.name)
+                store.memory = self._watched(Memory.open(store.path, checkpoint, store.name))
             except (MemlmError, OSError) as error:
                 if store.name not in may_fail:
                     raise
@@ -152,7 +155,7 @@ class LoadedStores:
         memory.refresh()
         if before is not None:
             self._retire(before)
-        store = LoadedStore(memory.name, memory.datastore.path, memory)
+        store = LoadedStore(memory.name, memory.datastore.path, self._watched(memory))
         self._stores[memory.name] = store
         return store.info
 
@@ -224,9 +227,13 @@ class LoadedStores:
             log.exception("looking at the datastore %r failed", store.name)
             return partial(self._failed, store, error, seen)
 
+    def _watched(self, memory: Memory) -> Memory:
+        memory.on_lost = self._on_lost
+        return memory
+
     def _opened(self, store: LoadedStore, memory: Memory) -> bool:
         if store.memory is None:
-            store.memory = memory
+            store.memory = self._watched(memory)
         self._recovered(store)
         return True
 

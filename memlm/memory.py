@@ -6,8 +6,10 @@ where it came from.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -19,6 +21,9 @@ from memlm.index.datastore import Datastore, Place
 from memlm.index.manifest import Manifest
 from memlm.index.view import View
 from memlm.reports import StoreInfo
+
+# Takes a datastore's name and the documents that it lost in a move to another snapshot; None where these are not known.
+OnLost: TypeAlias = Callable[[str, Sequence[str] | None], None]
 
 SNIPPET_TOKENS = 12
 MARK_TOKENS = 1024
@@ -35,6 +40,7 @@ class Memory:
         datastore.require(partial(check_fingerprints, path=datastore.path, checkpoint=checkpoint))
         self.datastore, self.name = datastore, name or datastore.path.name
         self.model_folder, self._tokenizer = checkpoint.path, checkpoint.tokenizer
+        self.on_lost: OnLost = lambda store, document_ids: None
         self._marks = lru_cache(maxsize=MARKED_DOCUMENTS)(self._count)
 
     @classmethod
@@ -51,8 +57,10 @@ class Memory:
 
     def adopt(self, newer: View) -> bool:
         """Moves to another snapshot, which may be of another store; tells whether it is as new as the one in use."""
-        before = self.datastore.segments
+        before, lost = self.datastore.segments, self.datastore.lost_in(newer)
         moved = self.datastore.adopt(newer)
+        if moved and lost != []:
+            self.on_lost(self.name, lost)
         if moved and any(segment not in newer.segments for segment in before):  # ids may stand for other entries now
             self._marks.cache_clear()
         return moved

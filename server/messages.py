@@ -85,6 +85,14 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """A datastore has these documents no more, since another process deleted them; None where it is not known which."""
+
+    store: str
+    document_ids: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Events:
     """What a generation did since the last message, its tokens as they go out: the front, whose time all share, need
     not read them.
@@ -112,4 +120,4 @@ class Failed:
 
 ToWorker: TypeAlias = Ask | Cancel | Stop
 Answer: TypeAlias = Events | Result | Failed
-FromWorker: TypeAlias = Loaded | NotLoaded | Heartbeat | Answer
+FromWorker: TypeAlias = Loaded | NotLoaded | Heartbeat | Lost | Answer

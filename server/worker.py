@@ -28,7 +28,7 @@ from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded
 from memlm.generate import Generation
 from memlm.index.cores import use_cores
 from memlm.language_model import LanguageModel
-from memlm.memory import Memory
+from memlm.memory import Memory, OnLost
 from memlm.params import GenerateRequest
 from memlm.questions import DeleteDocumentsRequest, LoadDatastoreRequest
 from memlm.server.allocator import give_back
@@ -44,6 +44,7 @@ from memlm.server.messages import (
     FromWorker,
     Heartbeat,
     Loaded,
+    Lost,
     NotLoaded,
     Result,
     Stats,
@@ -82,7 +83,11 @@ def run_worker(
         use_cores(config.num_threads)
     try:
         given = set() if restarted else {path.resolve().name for path in config.stores}
-        lm = _loaded(config, stores, place, may_fail=set(stores) - given)
+
+        def on_lost(store: str, document_ids: Sequence[str] | None) -> None:
+            outbox.send(Lost(store, None if document_ids is None else tuple(document_ids)))
+
+        lm = _loaded(config, stores, place, may_fail=set(stores) - given, on_lost=on_lost)
     except MemlmError as error:
         outbox.send(NotLoaded(error))
         outbox.flush()
@@ -96,7 +101,7 @@ def run_worker(
 
 
 def _loaded(
-    config: ServerConfig, stores: Mapping[str, Path], place: int, *, may_fail: Collection[str]
+    config: ServerConfig, stores: Mapping[str, Path], place: int, *, may_fail: Collection[str], on_lost: OnLost
 ) -> LanguageModel:
     checkpoint = load_checkpoint(config.model, dtype=config.dtype)
     sessions = Sessions(
@@ -108,7 +113,7 @@ def _loaded(
         max_per_owner=config.max_sessions_per_caller,
         is_ours=lambda name: place_of(name, config.num_workers) == place,
     )
-    return LanguageModel(checkpoint, stores, sessions, may_fail=may_fail)
+    return LanguageModel(checkpoint, stores, sessions, may_fail=may_fail, on_lost=on_lost)
 
 
 @dataclass(eq=False, slots=True)

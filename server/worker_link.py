@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -34,6 +34,7 @@ from memlm.server.messages import (
     FromWorker,
     Heartbeat,
     Loaded,
+    Lost,
     NotLoaded,
     Result,
     Stats,
@@ -107,10 +108,13 @@ class WorkerLink:
         place: int,
         stores: Callable[[], Mapping[str, Path]],
         event_bytes: Quota | None = None,
+        forget: Callable[[str, Collection[str] | None], None] = lambda store, document_ids: None,
     ) -> None:
         """Starts nothing yet. Takes what each worker may take on, its place among them, what tells of the datastores
-        that one that starts is to load, and the bytes of events that may wait for their clients.
+        that one that starts is to load, the bytes of events that may wait for their clients, and what takes deleted
+        documents out of events.
         """
+        self._forget = forget
         self._event_bytes = event_quota(config) if event_bytes is None else event_bytes
         self._config, self.place, self._stores = config, place, stores
         self.stats = Stats()
@@ -297,6 +301,8 @@ class WorkerLink:
             self._come_up()
         elif isinstance(message, NotLoaded):
             self._settle(message.error)
+        elif isinstance(message, Lost):
+            self._forget(message.store, message.document_ids)
         elif call := self._calls.get(message.id):
             if _is_last(message):
                 del self._calls[message.id]

@@ -40,7 +40,9 @@ class Workers:
         self.deletions, self._stores = Deletions(), stores
         share = config.share(num_cores())
         self.event_bytes = event_quota(config)
-        self._links = tuple(WorkerLink(share, place, stores, self.event_bytes) for place in range(config.num_workers))
+        self._links = tuple(
+            WorkerLink(share, place, stores, self.event_bytes, self.forget) for place in range(config.num_workers)
+        )
         self._limit_s = config.worker_timeout_s + JOIN_S  # a worker that stands still is killed before
 
     async def start(self) -> None:

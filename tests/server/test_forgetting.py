@@ -5,7 +5,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from running import RunningServer
+from running import RunningServer, wait_until
 from texts import make_text
 from typer.testing import CliRunner
 
@@ -14,6 +14,7 @@ from memlm.cli.app import app
 from memlm.client import Client
 from memlm.errors import AlreadyExists
 from memlm.events import Accepted, Finished, Neighbor, Token
+from memlm.index.compact import compact
 from memlm.index.datastore import Datastore
 from memlm.params import GenerateRequest
 from memlm.questions import NewDocument, ResumeGenerationRequest
@@ -63,6 +64,23 @@ def test_a_resumed_generation_does_not_name_what_was_deleted_since(changing: Run
         assert documents_in(again) == named - set(gone)
         assert texts_of(again) == texts_of(events)
         assert again[-1] == events[-1]
+
+
+def test_a_resumed_generation_does_not_name_what_another_process_deleted_since(
+    changing: RunningServer, tmp_path: Path
+) -> None:
+    with grpc.insecure_channel(changing.address) as channel, Client(changing.address) as client:
+        stub = GenerationStub(channel)
+        events = generated(stub)
+        (gone, *others) = sorted(documents_in(events))
+        with Datastore.open(tmp_path / "store") as store:
+            store.delete([gone])
+        wait_until(lambda: documents_in(resumed(stub, events)) == set(others), 30)
+        with Datastore.open(tmp_path / "store") as store:
+            store.delete([others[0]])
+        compact(tmp_path / "store")
+        wait_until(lambda: others[0] not in documents_in(resumed(stub, events)), 30)
+        assert client.datastores.get("store").num_documents == 6
 
 
 def test_a_resumed_generation_does_not_name_what_was_replaced_since(changing: RunningServer) -> None:
