@@ -28,6 +28,7 @@ import grpc
 
 from memlm.errors import InvalidInput, Overloaded, PermissionDenied, Unauthenticated
 from memlm.server.config import ServerConfig
+from memlm.server.watched_files import WatchedFiles, warn_of_readers
 
 BURST_S = 10.0  # of its rate that a caller may use at once
 LEAST_SECRET = 16
@@ -56,6 +57,10 @@ class Caller:
         if self.requests_per_minute is not None:
             self._take_one(self.requests_per_minute / 60)
 
+    def go_on_from(self, earlier: Caller) -> None:
+        """Takes over how many calls an earlier one of the same rate has left."""
+        self._left, self._since_s = earlier._left, earlier._since_s
+
     def _take_one(self, per_s: float) -> None:
         """A bucket that fills at the caller's rate."""
         now_s, most = time.monotonic(), max(1.0, BURST_S * per_s)
@@ -76,10 +81,10 @@ class Guard:
 
     def __init__(self, path: Path | None) -> None:
         """Raises InvalidInput, naming what is wrong, for a file that cannot be used."""
-        self._path, self._read_ns = path, 0
-        self._callers: tuple[Caller, ...] = ()
+        self._path, self._callers = path, tuple[Caller, ...]()
         if path is not None:
-            self._read_ns, self._callers = _changed_ns(path), read_callers(path)
+            self._file = _watched(path)
+            self._callers = _callers_in(self._file.contents[0], path)
 
     @property
     def is_open(self) -> bool:
@@ -106,21 +111,43 @@ class Guard:
 
     def _read_again(self, path: Path) -> None:
         try:
-            if (changed_ns := _changed_ns(path)) == self._read_ns:
-                return
-            self._read_ns = changed_ns
-            self._callers = read_callers(path)
-            log.info("%s was read again: %d tokens", path, len(self._callers))
+            if self._file.have_changed():
+                self._replace(_callers_in(self._file.contents[0], path))
+                log.info("%s was read again: %d tokens", path, len(self._callers))
         except (InvalidInput, OSError) as error:
             log.error("%s was not read again, the last one stays in force: %s", path, error)
 
+    def _replace(self, callers: tuple[Caller, ...]) -> None:
+        """Lets these callers in from now on. One whose rate stays has no more calls left than before."""
+        earlier = {(caller.name, caller.requests_per_minute): caller for caller in self._callers}
+        for caller in callers:
+            caller.go_on_from(earlier.get((caller.name, caller.requests_per_minute), caller))
+        self._callers = callers
+
 
 def read_callers(path: Path) -> tuple[Caller, ...]:
-    """What a file of tokens says. Raises InvalidInput, naming the token and what is wrong."""
+    """The callers in a file of tokens. Raises InvalidInput, naming the token and what is wrong."""
+    return _callers_in(_watched(path).contents[0], path)
+
+
+def _watched(path: Path) -> WatchedFiles:
     try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path} cannot be read as a file of tokens ({error})", field="auth_file") from error
+        file = WatchedFiles(path)
+        warn_of_readers(path)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return file
+
+
+def _unusable(path: Path, error: Exception) -> InvalidInput:
+    return InvalidInput(f"{path} cannot be read as a file of tokens ({error})", field="auth_file")
+
+
+def _callers_in(content: bytes, path: Path) -> tuple[Caller, ...]:
+    try:
+        told = tomllib.loads(content.decode())
+    except ValueError as error:
+        raise _unusable(path, error) from error
     entries = told.get("token")
     if (
         set(told) != {"token"}
@@ -143,28 +170,27 @@ def server_credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
     if config.tls_cert is None or config.tls_key is None:
         return None
     paths = [path for path in (config.tls_key, config.tls_cert, config.tls_client_ca) if path is not None]
-    read_ns = [_changed_ns(path) for path in paths]
+    try:
+        files = WatchedFiles(*paths)
+        warn_of_readers(config.tls_key)
+    except OSError as error:
+        raise InvalidInput(f"a certificate cannot be read: {error}", field="tls_cert") from error
 
     def certificates() -> Any:
-        key, cert, *client_ca = (path.read_bytes() for path in paths)
+        key, cert, *client_ca = files.contents
         return grpc.ssl_server_certificate_configuration([(key, cert)], client_ca[0] if client_ca else None)
 
     def changed() -> Any:
         try:
-            if (now_ns := [_changed_ns(path) for path in paths]) == read_ns:
+            if not files.have_changed():
                 return None
-            read_ns[:] = now_ns
             log.info("certificates were read again")
             return certificates()
         except OSError as error:
             log.error("certificates were not read again, the last ones stay in use: %s", error)
             return None
 
-    try:
-        first = certificates()
-    except OSError as error:
-        raise InvalidInput(f"a certificate cannot be read: {error}", field="tls_cert") from error
-    return grpc.dynamic_ssl_server_credentials(first, changed, config.tls_client_ca is not None)
+    return grpc.dynamic_ssl_server_credentials(certificates(), changed, config.tls_client_ca is not None)
 
 
 def warning_of(config: ServerConfig) -> str | None:
@@ -212,10 +238,6 @@ def _names(entry: dict[str, Any], key: str, where: str) -> frozenset[str] | None
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode(errors="replace")).digest()
-
-
-def _changed_ns(path: Path) -> int:
-    return path.stat().st_mtime_ns
 
 
 def _is_loopback(host: str) -> bool:
