@@ -13,6 +13,7 @@ from test_batch import KINDS
 from torch import Tensor
 
 from memlm.model import Decoder, DecoderState, ModelConfig
+from memlm.model import pool as pool_module
 from memlm.model.pages import Pages
 from memlm.model.pool import StatePool
 from memlm.model.state import row_bytes
@@ -105,16 +106,32 @@ def test_a_row_that_becomes_full_keeps_what_it_holds(decoder):
     pool = filled(decoder, [2040, SHORT, SHORT], places=4096)
     before = pool.state.cache_L2BGSd.clone()
     pool.settle()
-    assert pool._is_huge == [False] * 3
+    assert pool._num_huge == [0] * 3
     steps(decoder, pool.state, 10)
-    for _ in range(3):
+    for _ in range(10):
         pool.settle()
-    assert pool._is_huge == [True, False, False]
+    assert pool._num_huge == [4, 0, 0]
     after = pool.state.cache_L2BGSd
     assert torch.equal(after[:, :, 0, :, :2040], before[:, :, 0, :, :2040])
     assert torch.equal(after[:, :, 1:, :, :SHORT], before[:, :, 1:, :, :SHORT])
     own = PLACE_BYTES * (2050 + 2 * (SHORT + 10))
     assert resident(pool.state.cache_L2BGSd) < 2.1 * own + ROWS * HEADS * 2 * PAGE
+
+
+@on_linux
+def test_a_long_row_moves_into_huge_pages_a_part_at_a_time(decoder, monkeypatch):
+    monkeypatch.setattr(pool_module, "SETTLED_BYTES", 1)
+    pool = filled(decoder, [SHORT, 2100], places=4096)
+    assert pool._num_huge == [0, 4], "it was full when it came"
+    pool = filled(decoder, [2040, 2040], places=4096)
+    steps(decoder, pool.state, 10)
+    seen = []
+    for _ in range(9):
+        pool.settle()
+        seen.append([*pool._num_huge])
+    assert seen == [[count, 0] for count in (1, 2, 3, 4)] + [[4, count] for count in (1, 2, 3, 4, 4)]
+    pool.leave(0)
+    assert pool._num_huge == [4]
 
 
 @settings(deadline=None, max_examples=20)
@@ -126,7 +143,9 @@ def test_only_what_lies_between_two_bytes_is_released(first, second):
     pages.release(begin, end)
     assert bool((pages.tensor[:begin] == 1).all())
     assert bool((pages.tensor[end:] == 1).all())
-    pages.make_huge(begin, end)
+    pages.collapse(begin, end)
+    assert bool((pages.tensor[:begin] == 1).all())
+    assert bool((pages.tensor[end:] == 1).all())
     pages.tensor.fill_(1)
 
 

@@ -19,6 +19,7 @@ from memlm.model.state import DecoderState
 
 UNBOUNDED = 1 << 40  # tokens of a row whose places older ones make free
 FIRST_PLACES = 128
+SETTLED_BYTES = 32 << 20  # some 13 ms of processor time
 MARKS = ("length_B", "start_B", "floor_B", "base_B", "compressed_B")
 # Of each kept tensor, the axis of its rows and that of its places.
 AXES = {"cache_L2BGSd": (2, 4), "inputs_LBSD": (1, 2), "usage_LBS": (1, 2)}
@@ -42,7 +43,9 @@ class StatePool:
             for name in AXES
             if (tensor := getattr(self.state, name)) is not None
         }
-        self._is_huge: list[bool] = []  # of each row in use, whether it was given huge pages
+        shapes = {name: pages.tensor.shape for name, pages in self._reserved.items()}
+        self._num_parts = sum(math.prod(shape[: AXES[name][0]]) for name, shape in shapes.items())
+        self._num_huge: list[int] = []  # of each row in use, how many of its parts have huge pages
         for name in MARKS:
             setattr(self.state, name, [])
         for rows in self.state.memories.values():
@@ -69,9 +72,9 @@ class StatePool:
         used = other.places_B()[row]
         self.reserve(1, used)
         self._use(mine + 1)
-        self._is_huge.append(False)
+        self._num_huge.append(0)
         if self._is_full(used):
-            self._make_huge(mine)
+            self._use_huge(mine)
         for name, pages in self._reserved.items():
             batch, places = AXES[name]
             source = getattr(other, name).select(batch, row).narrow(places - 1, 0, used)
@@ -88,15 +91,15 @@ class StatePool:
         last = self.num_rows - 1
         if row != last:
             self._release(row)
-            if self._is_huge[last]:
-                self._make_huge(row)
+            if self._num_huge[last]:
+                self._use_huge(row)
             for name, pages in self._reserved.items():
                 self._copy_row(pages.tensor, last, pages.tensor, row, name)
         self._release(last)
         for rows in (*(getattr(self.state, name) for name in MARKS), *self.state.memories.values()):
             rows[row] = rows[last]
             rows.pop()
-        self._is_huge.pop()
+        self._num_huge.pop()
         self._use(last)
 
     def _copy_row(self, source: Tensor, row: int, target: Tensor, place: int, name: str) -> None:
@@ -125,43 +128,53 @@ class StatePool:
             shape[AXES[name][0]], shape[AXES[name][1]] = rows, places
             self._reserved[name] = Pages(shape, tensor.dtype, tensor.device)
         self.state.num_local = places - self.state.num_front
-        self._is_huge = [False] * self.num_rows
+        self._num_huge = [0] * self.num_rows
         for row, used in enumerate(self.state.places_B()):
             if self._is_full(used):
-                self._make_huge(row)
+                self._use_huge(row)
             for name, tensor in moving.items():
                 self._copy_row(tensor, row, self._reserved[name].tensor, row, name)
 
     def settle(self) -> None:
-        """Moves a row that has become mostly full into huge pages, which takes as long as copying it. One row a call:
-        that is to hold up no other row's next token for long.
+        """Moves parts of a row that has become mostly full into huge pages, no more at a time than `SETTLED_BYTES`: the
+        next token of all rows waits meanwhile.
         """
         for row, used in enumerate(self.state.places_B()):
-            if not self._is_huge[row] and self._is_full(used):
-                self._make_huge(row)
+            if self._num_huge[row] < self._num_parts and self._is_full(used):
+                moved, shares = 0, row > 0 and self._num_huge[row - 1] > 0
+                for pages, begin, end in self._parts(row)[self._num_huge[row] :]:
+                    size = end - begin
+                    pages.collapse(begin - size if shares else begin, end)  # a huge page may hold both rows' ends
+                    self._num_huge[row] += 1
+                    moved += size
+                    if moved >= SETTLED_BYTES:
+                        break
                 return
 
     def _is_full(self, used: int) -> bool:
         """Whether huge pages of a row's places would hold no more than twice what is used."""
         return 2 * used >= self.shape[1]
 
-    def _make_huge(self, row: int) -> None:
-        """Asks for huge pages for a row, and for those that it shares with neighbours that have some."""
-        self._is_huge[row] = True
-        first, last = row, row
-        if row and self._is_huge[row - 1]:
-            first = row - 1
-        if row + 1 < len(self._is_huge) and self._is_huge[row + 1]:
-            last = row + 1
-        for name, pages in self._reserved.items():
-            for begin, end in _ranges(pages.tensor, AXES[name][0], first, last):
-                pages.make_huge(begin, end)
+    def _use_huge(self, row: int) -> None:
+        """Asks for huge pages for a row that is still to be written."""
+        for pages, begin, end in self._parts(row):
+            pages.use_huge(begin, end)
+        self._num_huge[row] = self._num_parts
 
     def _release(self, row: int) -> None:
-        self._is_huge[row] = False
-        for name, pages in self._reserved.items():
-            for begin, end in _ranges(pages.tensor, AXES[name][0], row, row):
-                pages.release(begin, end)
+        for pages, begin, end in self._parts(row):
+            pages.release(begin, end)
+            if self._num_huge[row]:
+                pages.use_small(begin, end)
+        self._num_huge[row] = 0
+
+    def _parts(self, row: int) -> list[tuple[Pages, int, int]]:
+        """The parts of a row, one for each layer and kind of tensor: where they are, and their first and last bytes."""
+        return [
+            (pages, begin, end)
+            for name, pages in self._reserved.items()
+            for begin, end in _ranges(pages.tensor, AXES[name][0], row)
+        ]
 
     def shrink(self) -> None:
         """Gives up what was reserved since the beginning; only where no row is in use."""
@@ -175,11 +188,11 @@ class StatePool:
         self.state.batch_size = rows
 
 
-def _ranges(tensor: Tensor, batch: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """The bytes of the rows from `first` to `last`, in each layer; `batch` is the axis of rows."""
+def _ranges(tensor: Tensor, batch: int, row: int) -> Iterator[tuple[int, int]]:
+    """The first and last bytes of a row in each layer; `batch` is the axis of rows."""
     rows, row_bytes = tensor.shape[batch], math.prod(tensor.shape[batch + 1 :]) * tensor.itemsize
     for layer in range(math.prod(tensor.shape[:batch])):
-        yield (layer * rows + first) * row_bytes, (layer * rows + last + 1) * row_bytes
+        yield (layer * rows + row) * row_bytes, (layer * rows + row + 1) * row_bytes
 
 
 @torch.inference_mode()
