@@ -24,10 +24,14 @@ from memlm.gate import gated
 from memlm.generate import Generation
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.pool import UNBOUNDED, StatePool, copied
+from memlm.model.state import row_bytes
 from memlm.retrieval import Retrieval, Retrieved
 from memlm.steps import Steps, outcome_of
 
 PIECE_TOKENS = 256
+# A session's state is read apart from the others' where reading it takes a quarter of the time of reading the weights.
+# Copying a smaller one into a row, and out of it, takes about as long as a step.
+APART_BYTES, APART_SHARE = 8 << 20, 4
 READING_TOKENS = 16  # calculating so many takes as long as reading the weights (docs/log.md, 2026-11-21)
 
 
@@ -51,11 +55,14 @@ class Member:
 
 @dataclass(slots=True)
 class _Reading:
-    """A member whose prompt is being read, how many of its tokens were, and what was made of them."""
+    """A member whose prompt is being read, how many of its tokens were, and what was made of them. One `apart` keeps
+    that state as its own.
+    """
 
     member: Member
     state: DecoderState | None = None
     done: int = 0
+    apart: bool = False
 
     @property
     def num_unread(self) -> int:
@@ -81,22 +88,33 @@ class Batch:
         self._pool = StatePool(checkpoint.decoder, most_rows=most, capacity=self._capacity)
         self._reading: deque[_Reading] = deque()
         self._rows: list[Member] = []
+        self._apart: dict[Member, DecoderState] = {}
+        weights = checkpoint.decoder.num_parameters * checkpoint.decoder.dtype.itemsize
+        self._apart_bytes = max(APART_BYTES, weights // APART_SHARE)
 
     def __len__(self) -> int:
         """How many are in it."""
-        return len(self._reading) + len(self._rows)
+        return len(self._reading) + len(self._rows) + len(self._apart)
 
     def join(self, generation: Generation) -> Member:
         """Adds a generation, from the next step on."""
         return outcome_of(self.join_steps(generation))
 
     def join_steps(self, generation: Generation) -> Steps[Member]:
-        """Does the work of `join`; the state of a session is copied outside the loop where it is large."""
+        """Does the work of `join`; the state of a session is copied outside the loop where it is large. One that is
+        very large stays a state of its own, read apart from the rows of the others: copying it into a row, and out of
+        it at the end, would hold up all of them.
+        """
         member, state = Member(generation, since=time.perf_counter()), None
-        if generation.continues:
-            state = yield from generation.beginning_steps(self._places_for(generation.prompt_places))
-        self._reading.append(_Reading(member, state))
+        apart = generation.has_session and self._bytes_of(generation.prompt_places) > self._apart_bytes
+        if generation.continues or apart:
+            places = generation.num_places if apart else generation.prompt_places
+            state = yield from generation.beginning_steps(self._places_for(places))
+        self._reading.append(_Reading(member, state, apart=apart))
         return member
+
+    def _bytes_of(self, num_tokens: int) -> int:
+        return row_bytes(self._decoder.config, num_tokens, self._decoder.dtype)
 
     def _places_for(self, num_tokens: int) -> int:
         """A window that moves must have as many places as the rows that it will be one of."""
@@ -109,7 +127,7 @@ class Batch:
             self._pool.leave(row)
             self._rows[row] = self._rows[-1]
             self._rows.pop()
-        else:
+        elif self._apart.pop(member, None) is None:
             self._reading = deque(each for each in self._reading if each.member is not member)
 
     def rest(self) -> None:
@@ -122,20 +140,23 @@ class Batch:
         left.
         """
         with torch.inference_mode():
-            drawn = [*self._read_rows(), *self._read_prompts()]
+            drawn = [*self._read_rows(), *self._read_apart(), *self._read_prompts()]
             if drawn:
                 with decoding_threads(self._decoder, len(drawn)):
                     self._draw(drawn)
         members = [member for member, _, _ in drawn]
         for member in members:
-            if member.generation.has_session and member.generation.finished and member in self._rows:
+            if member.generation.has_session and member.generation.finished:
                 self._keep(member)
             if member.is_done:
                 self.leave(member)
         return members
 
     def _keep(self, member: Member) -> None:
-        """Copies what was read for the member's session."""
+        """Takes out what was read for the member's session."""
+        if member in self._apart:
+            member.state = self._apart[member]
+            return
         try:
             member.state = copied(self._pool.state, self._rows.index(member), self._decoder)
         except Exception as error:
@@ -151,6 +172,15 @@ class Batch:
         self._pool.settle()
         return list(zip(self._rows, hidden_R1D[:, 0], keys_R1D[:, 0], strict=True))
 
+    def _read_apart(self) -> list[_Last]:
+        """Reads the last token of each member that has a state of its own."""
+        read = list[_Last]()
+        for member, state in self._apart.items():
+            with decoding_threads(self._decoder, 1):
+                hidden_11D, keys_11D = self._decoder(torch.tensor([member.generation.unread]), state)
+            read.append((member, hidden_11D[0, 0], keys_11D[0, 0]))
+        return read
+
     def _read_prompts(self) -> list[_Last]:
         """Reads on in the prompts, the oldest first; those that end become rows."""
         room, ended = self._piece_tokens, list[_Last]()
@@ -159,15 +189,22 @@ class Batch:
             size = min(room, max(reading.num_unread for reading in together))
             hidden_BTD, keys_BTD, state = self._read_pieces(together, size)
             room -= len(together) * size
-            ending = [reading.member.generation.num_places for reading in together if reading.num_unread <= size]
+            ending = [
+                reading.member.generation.num_places
+                for reading in together
+                if reading.num_unread <= size and not reading.apart
+            ]
             self._pool.reserve(len(ending), max(ending, default=0))
             for row, reading in enumerate(together):
                 last = min(size, reading.num_unread) - 1
                 reading.done += last + 1
                 if not reading.num_unread:
                     self._reading.popleft()
-                    self._pool.join(state, row)
-                    self._rows.append(reading.member)
+                    if reading.apart:
+                        self._apart[reading.member] = state
+                    else:
+                        self._pool.join(state, row)
+                        self._rows.append(reading.member)
                     ended.append((reading.member, hidden_BTD[row, last], keys_BTD[row, last]))
         return ended
 

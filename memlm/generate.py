@@ -187,9 +187,17 @@ class Generation:
         """
         state = state or self._state
         if self._lease is not None and self.finished is not None and state is not None:
+            state = yield from self._trimmed(state)
             ended = self.finished.reason is FinishReason.END
             seen = self._seen[:-1] if ended else self._seen
             yield from self._lease.keep(Past(state, () if ended else tuple(self.unread), tuple(seen)))
+
+    def _trimmed(self, state: DecoderState) -> Steps[DecoderState]:
+        """The state without the places that were reserved for more output; the copy is made outside the loop."""
+        used = max(state.places_B())
+        if state.num_front + state.num_local == used:
+            return state
+        return (yield from copied_aside(partial(copied, state, 0, self._decoder), state.num_bytes))
 
     def close(self) -> None:
         """Gives the session back, if there is one: as it was, unless the generation came to its end."""

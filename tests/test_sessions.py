@@ -110,7 +110,11 @@ def test_a_fork_goes_its_own_way(model):
         assert alike(session.generate(temperature=0, max_tokens=3), after(model, ids_of(model, TEXT), 3))
 
 
-def test_sessions_go_on_side_by_side(model):
+@pytest.mark.parametrize("apart", [False, True], ids=["in rows", "apart"])
+def test_sessions_go_on_side_by_side(model, monkeypatch, apart):
+    if apart:
+        monkeypatch.setattr("memlm.batch.APART_BYTES", 0)
+        monkeypatch.setattr("memlm.batch.APART_SHARE", 1 << 60)
     texts = [TEXT, "a page, and it is silent: ", "the"]
     sessions = [model.session() for _ in texts]
     for session, text in zip(sessions, texts, strict=True):

@@ -13,6 +13,7 @@ from memlm.checkpoint import load_checkpoint
 from memlm.errors import DeadlineExceeded, InvalidInput, StorageFull
 from memlm.events import Finished
 from memlm.language_model import LanguageModel
+from memlm.model.pool import copied
 from memlm.params import GenerateRequest, SamplingParams
 from memlm.questions import (
     AppendToSessionRequest,
@@ -266,3 +267,31 @@ def test_a_write_that_fails_is_that_calls_error_and_changes_nothing(
     (info,) = long_lm.list_sessions()
     assert (info.name, info.num_tokens, info.busy) == (name, 0, False)
     assert Caller(again=AppendToSessionRequest(name, PROMPT)).play(long_lm)["again"].value.num_tokens > 0
+
+
+def test_large_states_are_copied_while_others_are_served(
+    long_lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither into a row of the batch nor out of it: a generation of a large session has a state of its own."""
+    monkeypatch.setattr("memlm.batch.APART_BYTES", 1 << 14)
+    monkeypatch.setattr("memlm.batch.APART_SHARE", 1 << 60)
+    monkeypatch.setattr("memlm.sessions.LARGE_BYTES", 0)
+    name = long_lm.sessions.create().name
+    Caller(append=AppendToSessionRequest(name, PROMPT * 20)).play(long_lm)
+    caller, threads = Caller(it=GenerateRequest(PROMPT, OTHER.sampling, session=name), other=OTHER), set[int]()
+    for place in ("memlm.batch", "memlm.generate", "memlm.sessions"):
+
+        def copy_later(*arguments: Any, **options: Any) -> Any:
+            threads.add(threading.get_ident())
+            assert caller.ended["other"].wait(PATIENCE_S)
+            return copied(*arguments, **options)
+
+        monkeypatch.setattr(f"{place}.copied", copy_later)
+    last = caller.play(long_lm)
+    assert not isinstance(last["it"], Failed)
+    assert threads
+    assert threading.get_ident() not in threads
+    assert isinstance(last["it"].events[-1], Finished)
+    used = long_lm.get_session(name)
+    assert used.num_tokens > 8
+    assert long_lm.sessions._sessions[name].past.num_read <= used.num_tokens
