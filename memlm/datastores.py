@@ -107,7 +107,9 @@ class Datastores:
     def load(
         self, path: str, store: str | None = None, *, replace: bool = False, timeout_s: float | None = None
     ) -> StoreInfo:
-        """Takes a datastore on the server's disk into service: one that it built, or was started with."""
+        """Takes a datastore on the server's disk into service: one that it built, or was started with. `path` is
+        absolute, or as `StoreInfo.path` shows it.
+        """
         return cast(StoreInfo, self._transport.ask(LoadDatastoreRequest(path, store, replace), timeout_s))
 
     def unload(self, store: str, *, timeout_s: float | None = None) -> StoreInfo:

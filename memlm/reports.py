@@ -133,7 +133,8 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """One loaded datastore, and the defaults that a request takes from it. `path` is where it lies on the server.
+    """One loaded datastore, and the defaults that a request takes from it. `path` is where it lies: of a server,
+    relative to its folder for datastores, or the name of one that it was started with.
 
     `store_id` identifies the store, whose `manifest` counts its commits. `problem` is why it cannot be used, or empty;
     of a store that could not be opened, the sizes are 0.

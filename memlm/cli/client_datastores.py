@@ -148,9 +148,9 @@ def compact(
         _follow(client.datastores.compact(name, purge=purge, request_id=request_id), wait=wait, json=json)
 
 
-@datastore.command("load", epilog="Example: memlm client datastore load /srv/stores/docs --target localhost:50051")
+@datastore.command("load", epilog="Example: memlm client datastore load docs --target localhost:50051")
 def load(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="Where it lies on the server.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="As `info` shows it, or absolute.")],
     name: Annotated[str | None, typer.Option("--name", help="What to call it, if not as its folder.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Take the place of one of that name.")] = False,
     target: Target = HERE,

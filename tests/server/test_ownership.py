@@ -129,3 +129,21 @@ def test_a_folder_in_service_under_any_spelling_is_not_discarded(
     stores.take_out("linked")
     stores.discard(Path("stores/docs-1"))
     assert not folder.exists()
+
+
+def test_a_datastore_keeps_its_files_while_another_name_has_its_folder(
+    tmp_path: Path, model_folder: Path, corpus_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a relative --store-dir and an absolute path, which once were compared as they were spelled."""
+    monkeypatch.chdir(tmp_path)
+    options = ("--threads", "1", "--store-dir", "stores", "--corpus-root", str(corpus_folder))
+    with RunningServer(tmp_path / "log", model_folder, options=options) as server, Client(server.address) as client:
+        client.datastores.build("docs", str(corpus_folder)).result(60)
+        folder = tmp_path / "stores" / client.datastores.get("docs").path
+        client.datastores.load(str(folder), "keep")
+        client.datastores.build("docs", str(corpus_folder), replace=True).result(60)
+        assert client.datastores.get("docs").path != client.datastores.get("keep").path == folder.name
+        assert folder.is_dir()
+    with RunningServer(tmp_path / "log-2", model_folder, options=options) as server, Client(server.address) as client:
+        assert {store.name for store in client.datastores.list()} == {"docs", "keep"}
+        assert client.search("keep", "the memory", k=1)
