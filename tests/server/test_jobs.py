@@ -310,6 +310,7 @@ def test_an_addition_that_was_committed_before_its_process_died_is_not_done_twic
     documents = place.stores / "jobs" / "again.jsonl"
     documents.write_text("".join(json.dumps({"id": d.id, "text": d.text, **d.metadata}) + "\n" for d in NEW))
     told |= {"state": "running", "report": None, "ended_s": None, "documents": str(documents)}
+    told |= {"request": {"replace": replace}}  # what an operation that has ended no longer keeps
     record.write_bytes(sign(told))
     with place.serve() as server, Client(server.address) as client:
         again = client.operations.open(job.name).result(60)
