@@ -12,7 +12,7 @@ from memlm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from memlm.errors import InternalError
 from memlm.generate import Generation
 from memlm.language_model import LanguageModel
-from memlm.model import Decoder, ModelConfig, pages, pool
+from memlm.model import Decoder, ModelConfig, pages, pool, step
 from memlm.params import GenerateRequest
 from memlm.steps import outcome_of
 
@@ -33,9 +33,13 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rooms are small at first, so that they grow in every test, and lie in pages of their own as large ones do."""
+    """Rooms are small at first, so that they grow in every test, and lie in pages of their own as large ones do.
+
+    Rows are attended to in runs of similar lengths, however short they are.
+    """
     monkeypatch.setattr(pool, "FIRST_PLACES", 4)
     monkeypatch.setattr(pages, "LAZY_BYTES", 1)
+    monkeypatch.setattr(step, "ALIKE_PLACES", 1)
 
 
 @pytest.fixture(scope="module", params=sorted(KINDS))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_batch import KINDS
 from torch import Tensor
 
-from memlm.model import Decoder, DecoderState, ModelConfig
+from memlm.model import Decoder, DecoderState, ModelConfig, attention
 from memlm.model import pool as pool_module
 from memlm.model.pages import Pages
 from memlm.model.pool import StatePool
@@ -89,7 +89,9 @@ def test_a_row_that_leaves_gives_its_memory_back(decoder, place):
     assert resident(pool.state.cache_L2BGSd) < left + ROWS * HEADS * 2 * PAGE + (2 << 20)
 
 
-def test_rows_of_very_different_lengths_are_read_as_if_they_were_alone(decoder):
+@pytest.mark.parametrize("by_products", [False, True])
+def test_rows_of_very_different_lengths_are_read_as_if_they_were_alone(decoder, by_products, monkeypatch):
+    monkeypatch.setattr(attention, "_products_are_faster", lambda query: by_products)
     lengths = [SHORT, LONG, SHORT + 100, 5, 900, 700]
     pool = filled(decoder, lengths)
     pool.leave(2)
