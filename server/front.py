@@ -68,7 +68,7 @@ log = logging.getLogger("memlm.server")
 
 
 class Front:
-    """The calls of the service. While `draining`, what is new is refused."""
+    """The calls of the service, of which `num_begun` have been admitted. While `draining`, what is new is refused."""
 
     def __init__(
         self,
@@ -90,6 +90,7 @@ class Front:
         self._intake = Intake(config.max_receiving, share_of(config.max_receiving), config.message_timeout_s)
         self._converters = ThreadPoolExecutor(2, "convert")
         self.draining = False
+        self.num_begun = 0
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """What a gRPC server is given: every call of every service in the contract."""
@@ -218,6 +219,11 @@ class Front:
                     await context.write(wire.event_to_wire(event))
 
     @property
+    def num_open(self) -> int:
+        """Calls that have been admitted and have not ended."""
+        return self._open.taken
+
+    @property
     def jobs(self) -> Jobs:
         """Long work on datastores."""
         return self._jobs
@@ -248,6 +254,7 @@ class Front:
         caller = self._guard.caller(context.invocation_metadata())
         call.caller, call.stores = caller.name, caller.stores
         caller.check(call.name)
+        self.num_begun += 1
         with self._open.hold(_turn(caller, context), 1):
             yield caller
 

@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from memlm import wire
 from memlm.connection import DEFAULT_MAX_MESSAGE_BYTES, KEEPALIVE_S
 from memlm.errors import InvalidInput
+from memlm.server.allocator import give_back
 from memlm.server.config import ServerConfig
 from memlm.server.front import Front
 from memlm.server.gate import Gate
@@ -31,6 +32,7 @@ from memlm.server.worker_link import JOIN_S
 from memlm.server.workers import Workers
 
 HEALTH_PERIOD_S = 0.25
+REST_S = 5.0
 POLL_S = 0.02
 GRACE_S = 0.5  # for the last bytes of what has been answered; health watchers would wait for ever
 HANDSHAKE_S = 10  # within which a connection has to begin with HTTP/2
@@ -86,11 +88,12 @@ class _Server:
                 await self._metrics_port.start(self._config.host, port)
             await server.start()
             await self._tell_health()
-            watching = asyncio.create_task(self._watch_health())
+            watching, resting = (asyncio.create_task(work()) for work in (self._watch_health, self._rest))
             self._front.jobs.start()
             on_ready(address)
             await self._told_to_stop.wait()
             watching.cancel()
+            resting.cancel()
             return await self._drain(server)
         finally:
             self._metrics_port.close()
@@ -143,6 +146,16 @@ class _Server:
         while True:
             await asyncio.sleep(HEALTH_PERIOD_S)
             await self._tell_health()
+
+    async def _rest(self) -> None:
+        """Gives the system the memory that calls took, after REST_S without any."""
+        begun = 0
+        while True:
+            before = self._front.num_begun
+            await asyncio.sleep(REST_S)
+            if self._front.num_begun == before != begun and not self._front.num_open:
+                begun = before
+                await asyncio.to_thread(give_back)
 
     @property
     def _is_ready(self) -> bool:

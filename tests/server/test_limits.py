@@ -101,6 +101,11 @@ def test_a_large_document_is_sent_in_messages_that_a_server_takes() -> None:
     assert "".join(part.text for part in parts) == document.text
 
 
+def test_memory_that_messages_took_goes_back_to_the_system(guarded: RunningServer) -> None:
+    flood(guarded, GENERATE, 40, SECRET)
+    wait_until(lambda: anonymous_bytes(guarded.process.pid) - BEFORE[guarded.address] < 15 * MIB, 30)
+
+
 def test_a_connection_has_so_many_calls(guarded: RunningServer) -> None:
     with RawConnection(guarded.address) as connection:
         assert connection.max_streams == 256
