@@ -85,11 +85,10 @@ def unshare(path: Path) -> None:
 
 def make_folder(path: Path) -> None:
     """Creates a folder and its missing parents, and waits until all their names are on the disk."""
-    with storage(path.parent):
-        missing = [each for each in (path, *path.parents) if not each.exists()]
-        path.mkdir(parents=True, exist_ok=True)
-        for each in missing:
-            sync_folder(each.parent)
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync_folder(each.parent)
 
 
 def sync(descriptor: int) -> None:

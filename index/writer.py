@@ -32,7 +32,7 @@ from memlm.index.cores import num_cores
 from memlm.index.datastore import Datastore
 from memlm.index.deletion import bury
 from memlm.index.documents import DocumentTableWriter
-from memlm.index.durable import checksum, make_folder, move, remove, sync_file, sync_folder, write_whole
+from memlm.index.durable import checksum, make_folder, move, remove, storage, sync_file, sync_folder, write_whole
 from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, Locked
 from memlm.index.factory import FLAT, with_lists_for
 from memlm.index.ivf import VALUE_BITS, Ivf, choose_index, open_index, train_ivf
@@ -79,7 +79,8 @@ class StoreWriter:
         self._replaced: list[str] = []
         self._number = next_segment(manifest) if manifest else 1
         self.num_resumed_entries = self._recover()
-        make_folder(self._work)
+        with storage(path):
+            make_folder(self._work)
         rows = self.num_resumed_entries
         self._keys = held.enter_context(closing(GrowingArray(self._work / KEYS, "<f2", spec.dim, rows=rows)))
         self._values = held.enter_context(closing(GrowingArray(self._work / VALUES, "<u4", None, rows=rows)))
@@ -117,7 +118,8 @@ class StoreWriter:
                 f"{path} has no {CURRENT}, but {lost} of a datastore, which a build would remove; `memlm index verify"
                 f" {path} --repair` makes it whole again, or choose another folder"
             )
-        make_folder(path / SEGMENTS)
+        with storage(path.parent):
+            make_folder(path / SEGMENTS)
         return cls._holding(path, spec, BUILD)
 
     @classmethod

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memlm.clock import Clock
-from memlm.index.durable import remove, write_whole
+from memlm.index.durable import make_folder, remove, write_whole
 from memlm.index.manifest import signed
 from memlm.operations import JobState
 from memlm.server.index_worker import BUILD
@@ -31,7 +31,7 @@ class JobRecords:
         """
         self.folder, self._jobs, self._clock = folder, dict[str, Job](), clock or Clock()
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._read(folder)
 
     def __iter__(self) -> Iterator[Job]:

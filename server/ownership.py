@@ -10,6 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from memlm.errors import InvalidInput, Locked
+from memlm.index.durable import make_folder
 from memlm.server.config import ServerConfig
 
 LOCK = "server.lock"
@@ -44,7 +45,7 @@ def _owned(config: ServerConfig) -> dict[Path, str]:
 def _lock(folder: Path, option: str) -> FileLock:
     lock = FileLock(folder / LOCK)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         lock.acquire(timeout=0)
     except Timeout:
         raise Locked(

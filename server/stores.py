@@ -7,7 +7,6 @@ same.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +18,6 @@ from memlm.index.manifest import sign, signed
 
 NAMES = "stores.json"
 BUILT = re.compile(r"-[0-9a-f]{16}$")  # what a job puts behind the name of the datastore that it builds
-
-log = logging.getLogger("memlm.server")
 
 
 class Stores:
@@ -143,8 +140,4 @@ def _read(path: Path) -> dict[str, Path]:
         body = signed(path.read_bytes())["stores"]
     except (OSError, ValueError) as error:
         raise Corrupt(f"{path} {error}; restore it from a backup, or remove it and load the datastores anew") from error
-    there = {name: path.parent / folder for name, folder in body.items()}
-    for name, folder in there.items():
-        if not folder.is_dir():
-            log.error("the datastore %s has gone from %s; the server goes on without it", name, folder)
-    return {name: folder for name, folder in there.items() if folder.is_dir()}
+    return {name: path.parent / folder for name, folder in body.items()}  # of a missing one, the workers tell its name

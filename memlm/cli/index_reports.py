@@ -148,6 +148,7 @@ def facts_of(datastore: Any) -> dict[str, Any]:
         "dim": datastore.dim,
         "bytes": datastore.bytes_on_disk,
         "manifest": manifest.number,
+        "store_id": manifest.store_id,
         "segments": len(manifest.segments),
         "model_fingerprint": manifest.spec.model_fingerprint,
         "tokenizer_fingerprint": manifest.spec.tokenizer_fingerprint,

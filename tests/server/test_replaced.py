@@ -16,9 +16,14 @@ from memlm.build import build_index
 from memlm.client import Client
 from memlm.corpus import Corpus
 from memlm.errors import Incompatible, MemlmError, NotFound, Unavailable
+from memlm.index import durable
 from memlm.index.datastore import Datastore
 from memlm.index.durable import checksum_of
 from memlm.index.manifest import read_manifest, sign, signed
+from memlm.server.config import ServerConfig
+from memlm.server.job_records import JobRecords
+from memlm.server.ownership import owning
+from memlm.server.stores import Stores
 
 PROMPT, OTHERS = make_text(3, 8), {f"other-{number}.txt" for number in range(3)}
 ASKED = 16  # often enough that each of two workers has answered
@@ -157,3 +162,27 @@ def test_a_server_does_not_start_with_a_store_that_it_was_given_and_cannot_open(
     (live / "CURRENT").unlink()
     with pytest.raises(AssertionError, match="CURRENT is missing"):
         RunningServer(tmp_path / "log", model_folder, live)
+
+
+def test_a_restart_does_not_forget_a_datastore_whose_folder_is_missing(tmp_path: Path) -> None:
+    stores = Stores([], tmp_path)
+    (tmp_path / "docs-1").mkdir()
+    stores.put("docs", tmp_path / "docs-1")
+    (tmp_path / "docs-1").rmdir()
+    assert Stores([], tmp_path).paths == {"docs": tmp_path / "docs-1"}
+
+
+def test_the_folders_of_sessions_and_operations_are_on_the_disk_before_anything_is_in_them(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, fsync = set[str](), os.fsync
+
+    def watched(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(durable.os, "fsync", watched)
+    folders = {"session_dir": tmp_path / "a" / "sessions", "store_dir": tmp_path / "b" / "stores"}
+    with owning(ServerConfig(model_folder, **folders)):
+        JobRecords(folders["store_dir"] / "jobs")
+    assert {str(tmp_path / each) for each in (".", "a", "b", "b/stores")} <= {str(Path(each)) for each in synced}
