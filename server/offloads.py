@@ -62,6 +62,7 @@ class Offloads:
                         next_.outcome.set_exception(error)
             finally:
                 self._end(next_)
+                del next_  # else an idle thread keeps the text that it read last, and all its tokens
 
     def _take(self) -> _Waiting | None:
         with self._changed:
