@@ -150,7 +150,8 @@ def test_no_file_and_no_process_keeps_a_secret_that_was_deleted(
         generation = list(stub.Generate(wire.to_wire(GenerateRequest.of(text_with("prompt"), asked))))
         for store in ("docs", "piped"):
             assert client.search(store, secret("file")[:20], k=1000)
-        interrupt_addition(Path(client.datastores.get("docs").path), long_model, tmp_path / "more", tmp_path)
+        (store_folder,) = (written / "stores").glob("docs-*")
+        interrupt_addition(store_folder, long_model, tmp_path / "more", tmp_path)
         assert places.ways_left() == set(ALL) - {"prompt"}
         told = b"".join(event.SerializeToString() for event in generation)
         assert secret("file name").encode() in told
