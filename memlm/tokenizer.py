@@ -26,6 +26,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
+from memlm.params import MAX_TOKEN_IDS
 from memlm.steps import Offload, Outcome, Steps
 
 END_OF_TEXT = "<|endoftext|>"
@@ -130,6 +131,10 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> Iterator[Int64[np.ndarray, " N"]]:
         """Token ids of several texts, on all cores. Raises as `encode`."""
+        for encoding in self._encodings(texts):
+            yield np.asarray(encoding.ids, dtype=np.int64)
+
+    def _encodings(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding]:
         for text in texts:
             try:
                 text.encode()
@@ -137,16 +142,25 @@ class Tokenizer:
                 raise InvalidInput(
                     f"the text has half a surrogate pair at character {error.start}; it is not Unicode"
                 ) from error
-        for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False):
-            yield np.asarray(encoding.ids, dtype=np.int64)
+        return self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
 
     def encode_steps(self, text: str) -> Steps[list[int]]:
         """Token ids of a text; one that is not short is encoded outside the loop. Raises as `encode`."""
         return (yield from _aside(text, lambda: self.encode(text).tolist()))
 
     def pack_steps(self, text: str) -> Steps[TokenArray]:
-        """Does the work of `encode_steps`; gives an array, which goes through a pipe at the speed of its bytes."""
-        return (yield from _aside(text, lambda: array(PACKED, self.encode(text).astype(PACKED).tobytes())))
+        """Does the work of `encode_steps` for an answer: as an array, which goes through a pipe at the speed of its
+        bytes. Raises InvalidInput for more than MAX_TOKEN_IDS.
+        """
+        return (yield from _aside(text, lambda: self._packed(text)))
+
+    def _packed(self, text: str) -> TokenArray:
+        (encoding,) = self._encodings([text])
+        if len(encoding) > MAX_TOKEN_IDS:  # a list of them all would hold the interpreter's lock for long
+            raise InvalidInput(
+                f"the text has {len(encoding):,} tokens; at most {MAX_TOKEN_IDS:,} in one call", field="text"
+            )
+        return array(PACKED, encoding.ids)
 
     def least_tokens(self, text: str) -> int:
         """A number of tokens that a text has at least, found without encoding it."""

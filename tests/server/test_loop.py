@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +87,15 @@ def encoding(monkeypatch: pytest.MonkeyPatch) -> Callable[[threading.Event], set
     """Encodes long texts only once something has happened, and notes in which threads that was."""
 
     def after(event: threading.Event) -> set[int]:
-        threads, encode = set[int](), Tokenizer.encode
+        threads, encode = set[int](), Tokenizer._encodings
 
-        def encode_later(tokenizer: Tokenizer, text: str) -> Any:
-            if len(text) >= len(LONG):
+        def encode_later(tokenizer: Tokenizer, texts: Sequence[str]) -> Any:
+            if len(texts[0]) >= len(LONG):
                 threads.add(threading.get_ident())
                 assert event.wait(PATIENCE_S)
-            return encode(tokenizer, text)
+            return encode(tokenizer, texts)
 
-        monkeypatch.setattr(Tokenizer, "encode", encode_later)
+        monkeypatch.setattr(Tokenizer, "_encodings", encode_later)
         return threads
 
     return after
@@ -154,7 +154,7 @@ def test_a_prompt_that_cannot_fit_is_refused_without_encoding_it(
     lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = lm.sessions.create().name
-    monkeypatch.setattr(Tokenizer, "encode_batch", lambda *_: pytest.fail("it was encoded"))
+    monkeypatch.setattr(Tokenizer, "_encodings", lambda *_: pytest.fail("it was encoded"))
     last = Caller(prompt=GenerateRequest(LONG), append=AppendToSessionRequest(session, LONG)).play(lm)
     for refused in (last["prompt"].error, last["append"].error):
         assert isinstance(refused, InvalidInput)
@@ -197,6 +197,20 @@ def test_what_is_cancelled_or_late_while_it_is_encoded_gives_its_session_back(
     assert "gone" not in last
     for each in (name, other):
         assert (long_lm.sessions.get(each).busy, long_lm.sessions.get(each).num_tokens) == (False, 0)
+
+
+def test_a_text_of_more_tokens_than_an_answer_takes_is_refused(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = len(lm.tokenize(PROMPT))
+    monkeypatch.setattr("memlm.tokenizer.MAX_TOKEN_IDS", most)
+    last = Caller(fits=TokenizeRequest(PROMPT), longer=TokenizeRequest(PROMPT + "s"), long=TokenizeRequest(LONG)).play(
+        lm
+    )
+    assert list(last["fits"].value) == lm.tokenize(PROMPT)
+    for id_ in ("longer", "long"):
+        assert isinstance(last[id_].error, InvalidInput)
+        assert f"at most {most} in one call" in str(last[id_].error)
 
 
 def test_the_text_of_many_tokens_comes_in_steps(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
