@@ -60,7 +60,7 @@ def kill_again_and_again(path: Path, *, kills: int, seed: int) -> int:
 
 def test_kills_at_random_moments_lose_nothing_while_others_read(tmp_path):
     with readers(tmp_path / "s", 2):
-        assert kill_again_and_again(tmp_path / "s", kills=6, seed=0) > 6
+        assert kill_again_and_again(tmp_path / "s", kills=6, seed=0) >= 6
 
 
 @pytest.mark.slow
