@@ -226,6 +226,15 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def wait_until_idle(pid: int, timeout_s: float = 60.0) -> None:
+    """Waits until a process has used next to no processor time for a while."""
+    deadline_s, used_s = time.monotonic() + timeout_s, -1.0
+    while cpu_seconds(pid) - used_s > 0.02:
+        assert time.monotonic() < deadline_s, f"{pid} was not idle within {timeout_s} s"
+        used_s = cpu_seconds(pid)
+        time.sleep(0.3)
+
+
 LOGPROB_TOLERANCE = 1e-4  # float32: products of a batch add in another order than those of one row
 
 

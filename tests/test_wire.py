@@ -61,6 +61,8 @@ generate = st.builds(
 )
 store_name = st.from_regex(questions.STORE_NAME, fullmatch=True)
 share = st.floats(1e-6, 1, exclude_max=True)
+glob = st.sampled_from(["**/*", "*.txt", "docs/ü*.md"])
+index = st.sampled_from(["auto", "Flat", "IVF64,Flat", "OPQ8_32,IVF64,PQ8", "IVF64_HNSW32,SQfp16"])
 document = st.builds(
     questions.NewDocument,
     text.filter(bool),
@@ -96,8 +98,8 @@ requests = st.one_of(
         questions.BuildDatastoreRequest,
         store=store_name,
         corpus=st.lists(text, min_size=1, max_size=3).map(tuple),
-        glob=maybe(text),
-        index=maybe(text),
+        glob=maybe(glob),
+        index=maybe(index),
         target=maybe(share),
         max_memory=maybe(st.integers(1, 2**60)),
         drop_keys=st.booleans(),

@@ -80,7 +80,7 @@ def test_a_resumed_generation_does_not_name_what_another_process_deleted_since(
             store.delete([others[0]])
         compact(tmp_path / "store")
         wait_until(lambda: others[0] not in documents_in(resumed(stub, events)), 30)
-        assert client.datastores.get("store").num_documents == 6
+        wait_until(lambda: client.datastores.get("store").num_documents == 6, 30)
 
 
 def test_a_resumed_generation_does_not_name_what_was_replaced_since(changing: RunningServer) -> None:

@@ -32,6 +32,11 @@ class SlowDisk:
         self.syncing, self.go_on, self._fsync = threading.Event(), threading.Event(), os.fsync
         patch.setattr(durable.os, "fsync", self._wait)
 
+    def hold(self) -> None:
+        """Has the syncs from here on wait."""
+        self.go_on.clear()
+        self.syncing.clear()
+
     def _wait(self, descriptor: int) -> None:
         self.syncing.set()
         assert self.go_on.wait(30)
@@ -75,8 +80,7 @@ async def test_writes_of_one_record_take_turns_and_the_last_state_stays(tmp_path
     records, one = JobRecords(tmp_path), job()
     slow_disk.go_on.set()
     await records.add(one)
-    slow_disk.go_on.clear()
-    slow_disk.syncing.clear()
+    slow_disk.hold()
     one.state = JobState.RUNNING
     first = asyncio.create_task(records.write(one))
     await asyncio.to_thread(slow_disk.syncing.wait, 30)
@@ -92,8 +96,7 @@ async def test_a_forgotten_record_is_not_written_again(tmp_path: Path, slow_disk
     records, one = JobRecords(tmp_path), job()
     slow_disk.go_on.set()
     await records.add(one)
-    slow_disk.go_on.clear()
-    slow_disk.syncing.clear()
+    slow_disk.hold()
     writing = asyncio.create_task(records.write(one))
     await asyncio.to_thread(slow_disk.syncing.wait, 30)
     forgetting = asyncio.create_task(records.forget(one))
@@ -121,7 +124,9 @@ async def test_submissions_take_turns_so_that_one_request_id_is_one_operation(
     tmp_path: Path, slow_disk: SlowDisk
 ) -> None:
     (tmp_path / "text.txt").write_text("some text")
+    slow_disk.go_on.set()
     jobs = jobs_of(tmp_path)
+    slow_disk.hold()
     question = BuildDatastoreRequest("docs", (str(tmp_path / "text.txt"),), request_id="mine")
     first = asyncio.create_task(jobs.submit(question, "ann"))
     await asyncio.to_thread(slow_disk.syncing.wait, 30)
@@ -148,11 +153,10 @@ async def test_an_upload_outlives_a_caller_that_left_while_its_job_was_recorded(
     jobs = Jobs(config, stores, Metrics(), Workers(config, lambda: stores.paths))
 
     async def add() -> None:
-        with jobs.upload() as upload:
+        with jobs.upload("ann") as upload:
             upload.add((NewDocument("a", "text"),))
             upload.finish()
-            slow_disk.go_on.clear()
-            slow_disk.syncing.clear()
+            slow_disk.hold()
             await jobs.submit(AddDocumentsRequest("docs"), "ann", upload)
 
     adding = asyncio.create_task(add())

@@ -25,7 +25,7 @@ from memlm.client import Client
 from memlm.errors import Corrupt, DeadlineExceeded, InvalidInput, NotFound, Overloaded, Unavailable
 from memlm.events import FinishReason, TokenStream
 from memlm.index.lock import committing
-from memlm.index.manifest import CURRENT
+from memlm.index.manifest import CURRENT, FIRST_MANIFEST
 from memlm.language_model import load
 from memlm.server.config import ServerConfig
 from memlm.server.processes import SPINS
@@ -304,8 +304,8 @@ def test_who_deletes_need_not_wait_until_another_datastore_is_open(
 ) -> None:
     slow = tmp_path / "slow"
     slow.mkdir()
-    os.mkfifo(slow / "manifest")  # opens once somebody writes to it
-    (slow / CURRENT).write_text("manifest 0")
+    os.mkfifo(slow / FIRST_MANIFEST)  # opens once somebody writes to it
+    (slow / CURRENT).write_text(f"{FIRST_MANIFEST} 0")
     with (
         RunningServer(tmp_path / "log", model_folder, own_store, options=("--store-dir", str(tmp_path))) as server,
         Client(server.address) as client,
@@ -318,7 +318,8 @@ def test_who_deletes_need_not_wait_until_another_datastore_is_open(
         try:
             assert client.datastores.delete_documents("store", [stored], timeout_s=30).num_documents == 1
         finally:
-            (slow / "manifest").write_bytes(b"")
+            with (slow / FIRST_MANIFEST).open("wb"):  # lets who reads it go on
+                (slow / FIRST_MANIFEST).unlink()
         with pytest.raises(Corrupt):
             loading.result(30)
 
@@ -333,12 +334,10 @@ def test_a_port_in_use_is_told_in_one_line_before_anything_is_loaded(tmp_path: P
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        begin_s = time.monotonic()
         ended = run_serve("--port", port, model=tmp_path / "there-is-no-model")
     assert ended.returncode == 1
     assert f"127.0.0.1:{port} (Address already in use)" in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
-    assert time.monotonic() - begin_s < 5
 
 
 def test_two_servers_do_not_share_a_port(server: RunningServer, model_folder: Path) -> None:
@@ -393,9 +392,10 @@ def test_settings_that_mean_nothing_are_refused_by_name(tmp_path: Path, field: s
 def test_threads_of_the_servers_processes_spin_briefly_unless_told_otherwise(told, spins):
     """Another process on their core would else be waited for at every product."""
     script = (
-        "import os; from memlm.server.processes import forking; context = forking()\n"
+        "from memlm.server.processes import forking; context = forking()\n"
+        "code = 'import os; print(os.getenv(\"GOMP_SPINCOUNT\"), flush=True)'\n"
         "if __name__ == '__main__':\n"
-        "    with context.Pool(1) as pool: print(pool.apply(os.getenv, ('GOMP_SPINCOUNT',)))"
+        "    child = context.Process(target=exec, args=(code,)); child.start(); child.join()"
     )
     clean = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = subprocess.run(

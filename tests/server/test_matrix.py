@@ -22,6 +22,7 @@ from running import (
     free_port,
     is_alive,
     wait_until,
+    wait_until_idle,
 )
 from texts import make_text
 
@@ -195,6 +196,7 @@ def test_what_is_broken_off_again_and_again_leaks_nothing(ground: Ground, call: 
                 CALLS[call](hasty, ground, session)
             assert len(list(steady.generate("a", max_tokens=3, temperature=0))) == 3
             for pid in pids:
+                wait_until_idle(pid)  # a text that a thread encodes is encoded to its end
                 os.kill(pid, signal.SIGUSR1)
             steady.tokenize("a")  # by its answer the loops have gone round
             seen.append([int((ground.folder / str(pid)).read_text()) for pid in pids])

@@ -30,7 +30,7 @@ def test_calls_tokens_sessions_and_the_heartbeat_are_counted(
                 client.score("")
             session = client.session()
             session.append("the memory of a model")
-            wait_until(lambda: figures_at(port)["memlm_sessions"] == 1, 5)
+            wait_until(lambda: (at := figures_at(port))["memlm_sessions"] == 1 and not at["memlm_running"], 30)
             told = figures_at(port)
         assert stream.finished is not None
         assert told['memlm_requests_total{call="Generate",code="OK"}'] == 1
