@@ -1,33 +1,33 @@
 """The datastore: keys and values in, neighbours out; numpy and Faiss, no torch.
 
-    with StoreWriter.create("store", spec) as writer:        # memlm.index.writer
+    with StoreWriter.create("store", spec) as writer:        # memlm.index.store.writer
         writer.begin_document("a.txt")
         writer.append(keys_ND, values_N)
         datastore = writer.commit()
-    datastore.search(queries_QD, k=8)                         # memlm.index.datastore
+    datastore.search(queries_QD, k=8)                         # memlm.index.store.datastore
 
-Names are loaded when they are first used, so that `memlm.index.errors` can be had without Faiss.
+Names are loaded when they are first used, so that `memlm.errors` can be had without Faiss.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memlm.index.datastore import Datastore
-    from memlm.index.manifest import KnnDefaults, Manifest, StoreSpec
-    from memlm.index.neighbours import Neighbours, Searcher
-    from memlm.index.view import Place
-    from memlm.index.writer import StoreWriter
+    from memlm.index.neighbors import Neighbours, Searcher
+    from memlm.index.store.datastore import Datastore
+    from memlm.index.store.manifest import KnnDefaults, Manifest, StoreSpec
+    from memlm.index.store.snapshot import Place
+    from memlm.index.store.writer import StoreWriter
 
 _HOME_OF = {
-    "Datastore": "memlm.index.datastore",
-    "Place": "memlm.index.view",
-    "KnnDefaults": "memlm.index.manifest",
-    "Manifest": "memlm.index.manifest",
-    "StoreSpec": "memlm.index.manifest",
-    "Neighbours": "memlm.index.neighbours",
-    "Searcher": "memlm.index.neighbours",
-    "StoreWriter": "memlm.index.writer",
+    "Datastore": "memlm.index.store.datastore",
+    "Place": "memlm.index.store.snapshot",
+    "KnnDefaults": "memlm.index.store.manifest",
+    "Manifest": "memlm.index.store.manifest",
+    "StoreSpec": "memlm.index.store.manifest",
+    "Neighbours": "memlm.index.neighbors",
+    "Searcher": "memlm.index.neighbors",
+    "StoreWriter": "memlm.index.store.writer",
 }
 
 __all__ = ["Datastore", "KnnDefaults", "Manifest", "Neighbours", "Place", "Searcher", "StoreSpec", "StoreWriter"]

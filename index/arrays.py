@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy.lib import format as npy
 
-from memlm.index.durable import create, storage, sync, unshare
+from memlm.base.files import create, storage, sync, unshare
 
 HEADER_BYTES = 128
 

@@ -14,9 +14,9 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Float16, Float32, Int64
 
+from memlm.base.cpu import num_cores
 from memlm.index.arrays import Picked
-from memlm.index.cores import num_cores
-from memlm.index.neighbours import Neighbours, nearest_of
+from memlm.index.neighbors import Neighbours, nearest_of
 from memlm.index.threads import PARALLEL_QUERIES, Rows, faiss_threads, matrix_products, share, shares, side_by_side
 
 BLOCK_ROWS = 65_536  # in work at a time, shared out among the cores

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from memlm.index.errors import InvalidInput
+from memlm.errors import InvalidInput
 
 FLAT = "Flat"
 MAX_LISTS = 1 << 20

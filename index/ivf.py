@@ -17,15 +17,13 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Float16, Float32, Int64
 
+from memlm.base.progress import Progress
+from memlm.errors import Corrupt, InvalidInput
 from memlm.index.arrays import Picked
-from memlm.index.errors import Corrupt, InvalidInput
+from memlm.index.clustering import POINTS_PER_LIST, ListFinder, centroids_of
 from memlm.index.exact import refined, widened
-from memlm.index.factory import FLAT as FLAT
-from memlm.index.factory import Factory, check_factory
-from memlm.index.kmeans import POINTS_PER_LIST, centroids_of
-from memlm.index.list_finder import ListFinder
-from memlm.index.neighbours import Neighbours
-from memlm.index.progress import Progress
+from memlm.index.factory import FLAT, Factory, check_factory
+from memlm.index.neighbors import Neighbours
 from memlm.index.threads import faiss_threads
 
 FLAT_BELOW = 100_000

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import faiss
 
-from memlm.index.cores import num_cores
+from memlm.base.cpu import num_cores
 
 PARALLEL_QUERIES = 8
 BY_PRODUCTS_FROM = 800  # queries times dimensions times threads (facebookresearch/faiss pull request 5109)

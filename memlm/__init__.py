@@ -13,41 +13,45 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "true")  # grpc looks when it is first imported: see memlm.Client
+from memlm.base.version import __version__
 
 if TYPE_CHECKING:
-    from memlm.async_client import AsyncClient
-    from memlm.build import add_to_index, build_index, compact_index
-    from memlm.client import Client
-    from memlm.corpus import Corpus, Document
+    from memlm.api.datastores import DeleteReport, StoreInfo
+    from memlm.api.generation import Accepted, Alternative, Completion, Finished, FinishReason, Neighbor, Token, Usage
+    from memlm.api.operations import JobReport, JobState, Operation, OperationInfo
+    from memlm.api.params import GenerateRequest, MemoryParams, SamplingParams, StoreWeight
+    from memlm.api.scoring import Figures, Score, TokenScore
+    from memlm.api.server import ModelInfo, ServerInfo
+    from memlm.api.sessions import SessionInfo
+    from memlm.client import AsyncClient, Client
+    from memlm.data.corpus import Corpus, Document
     from memlm.errors import MemlmError
-    from memlm.evaluate import evaluate
-    from memlm.events import Accepted, Alternative, Completion, Finished, FinishReason, Neighbor, Token, Usage
-    from memlm.index.datastore import Datastore
+    from memlm.evaluation import evaluate
+    from memlm.index.store.datastore import Datastore
+    from memlm.indexing.build import add_to_index, build_index, compact_index
+    from memlm.indexing.tune import tune
     from memlm.language_model import LanguageModel, load
-    from memlm.operations import JobReport, JobState, Operation, OperationInfo
-    from memlm.params import GenerateRequest, MemoryParams, SamplingParams, StoreWeight
-    from memlm.reports import DeleteReport, Figures, ModelInfo, Score, ServerInfo, SessionInfo, StoreInfo, TokenScore
-    from memlm.train import train
-    from memlm.tune import tune
+    from memlm.training.train import train
 
-__version__ = "0.1.0"
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "true")  # grpc looks when it is first imported: see memlm.Client
 
 _HOMES = {
-    "memlm.build": "add_to_index build_index compact_index",
-    "memlm.async_client": "AsyncClient",
-    "memlm.client": "Client",
-    "memlm.corpus": "Corpus Document",
+    "memlm.api.datastores": "DeleteReport StoreInfo",
+    "memlm.api.generation": "Accepted Alternative Completion FinishReason Finished Neighbor Token Usage",
+    "memlm.api.operations": "JobReport JobState Operation OperationInfo",
+    "memlm.api.params": "GenerateRequest MemoryParams SamplingParams StoreWeight",
+    "memlm.api.scoring": "Figures Score TokenScore",
+    "memlm.api.server": "ModelInfo ServerInfo",
+    "memlm.api.sessions": "SessionInfo",
+    "memlm.client": "AsyncClient Client",
+    "memlm.data.corpus": "Corpus Document",
     "memlm.errors": "MemlmError",
-    "memlm.evaluate": "evaluate",
-    "memlm.events": "Accepted Alternative Completion Finished FinishReason Neighbor Token Usage",
-    "memlm.index.datastore": "Datastore",
+    "memlm.evaluation": "evaluate",
+    "memlm.index.store.datastore": "Datastore",
+    "memlm.indexing.build": "add_to_index build_index compact_index",
+    "memlm.indexing.tune": "tune",
     "memlm.language_model": "LanguageModel load",
-    "memlm.operations": "JobReport JobState Operation OperationInfo",
-    "memlm.params": "GenerateRequest MemoryParams SamplingParams StoreWeight",
-    "memlm.reports": "DeleteReport Figures ModelInfo Score ServerInfo SessionInfo StoreInfo TokenScore",
-    "memlm.train": "train",
-    "memlm.tune": "tune",
+    "memlm.training.train": "train",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -1,8 +1,13 @@
 """Every error that memlm raises on purpose, in one tree.
 
     MemlmError
-    ├── InvalidInput, NotFound, AlreadyExists, Incompatible, Corrupt, Locked,
-    │   StorageFull, NotWritable                                                 (memlm.index.errors)
+    ├── InvalidInput        an argument, a flag or a text that cannot be used     (also a ValueError)
+    ├── NotFound            no such store, document, model or file                (also a LookupError)
+    ├── AlreadyExists       something is there already, and is left as it was
+    ├── Incompatible        a store of another model, or of another format
+    ├── Corrupt             a file that is not what its manifest says
+    ├── Locked              another process is writing to the store
+    ├── StorageFull         the disk would not take what had to be written
     ├── Overloaded          the queue is full; `retry_after_s` says when to come back
     ├── Cancelled           the caller gave up
     ├── DeadlineExceeded    the time allowed for the call ran out
@@ -11,20 +16,9 @@
     ├── Unavailable         the server is draining, restarting, or cannot be reached
     └── InternalError       a bug of ours, reported with the request's id
 
-The same classes are raised by the library in process and by the client across the wire.
+The same classes are raised by the library in process and by the client across the wire. Each message is one line: what
+was wrong, what was expected, what to try. This module imports nothing.
 """
-
-from memlm.index.errors import (
-    AlreadyExists,
-    Corrupt,
-    Incompatible,
-    InvalidInput,
-    Locked,
-    MemlmError,
-    NotFound,
-    NotWritable,
-    StorageFull,
-)
 
 __all__ = [
     "AlreadyExists",
@@ -44,6 +38,53 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
 ]
+
+
+class MemlmError(Exception):
+    """Anything that memlm reports to its user. Whatever else is raised is a bug of ours."""
+
+
+class InvalidInput(MemlmError, ValueError):
+    """An argument that cannot be used; `field` names it where there is one to name."""
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        """Takes the one-line message and the name of the offending argument."""
+        super().__init__(message)
+        self.field = field
+
+
+class NotFound(MemlmError, LookupError):
+    """Something named does not exist; `kind` and `name` say what."""
+
+    def __init__(self, message: str, *, kind: str = "", name: str = "") -> None:
+        """Takes the one-line message, and what was looked for."""
+        super().__init__(message)
+        self.kind = kind
+        self.name = name
+
+
+class AlreadyExists(MemlmError):
+    """Something is there already, and was left as it was."""
+
+
+class Incompatible(MemlmError):
+    """A store made by another model, another tokenizer, or another version of the format."""
+
+
+class Corrupt(MemlmError):
+    """A file is missing, truncated or changed; the message names it."""
+
+
+class Locked(MemlmError):
+    """Another process is writing to the store."""
+
+
+class StorageFull(MemlmError):
+    """The disk would not take what had to be written; the last committed state stands."""
+
+
+class NotWritable(MemlmError):
+    """The file system is read-only, or this user may not write there; nothing was changed."""
 
 
 class Overloaded(MemlmError):

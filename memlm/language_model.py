@@ -10,21 +10,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from memlm.batch import complete_all
-from memlm.checkpoint import Checkpoint, load_checkpoint
+from memlm.api.datastores import DeleteReport, StoreInfo
+from memlm.api.generation import Completion, Neighbor, TokenStream
+from memlm.api.params import GenerateRequest, MemoryParams
+from memlm.api.scoring import Score
+from memlm.api.server import ModelInfo
+from memlm.api.sessions import Session, SessionInfo
+from memlm.base.steps import Steps, outcome_of
 from memlm.errors import InvalidInput
-from memlm.events import Completion, Neighbor, TokenStream
-from memlm.generate import Generation
-from memlm.keys import PIECE_TOKENS
-from memlm.loaded_stores import LoadedStores
-from memlm.memory import Memory, OnLost
-from memlm.params import GenerateRequest, MemoryParams
-from memlm.reports import DeleteReport, ModelInfo, Score, SessionInfo, StoreInfo
-from memlm.retrieval import Retrieval
-from memlm.scoring import score_steps, score_text
-from memlm.session import Session
-from memlm.sessions import Sessions
-from memlm.steps import Steps, outcome_of
+from memlm.generation.batch import complete_all
+from memlm.generation.generation import Generation
+from memlm.generation.loaded_stores import LoadedStores
+from memlm.generation.scoring import score_steps, score_text
+from memlm.generation.sessions import Sessions
+from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.retrieval.encoder import PIECE_TOKENS
+from memlm.retrieval.retriever import Retrieval
+from memlm.retrieval.store import Memory, OnLost
 
 
 def load(

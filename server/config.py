@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from memlm.api.params import MAX_NEIGHBOURS
+from memlm.base.machine import memory_bytes
 from memlm.errors import InvalidInput
-from memlm.params import MAX_NEIGHBOURS
-from memlm.server.logs import FORMATS
-from memlm.server.machine import memory_bytes
+from memlm.server.telemetry.logs import FORMATS
 
 LEAST_SESSION_BYTES = 1 << 20
 LOG_LEVELS = ("debug", "info", "warning", "error")

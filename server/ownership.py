@@ -9,8 +9,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from memlm.base.files import make_folder
 from memlm.errors import InvalidInput, Locked
-from memlm.index.durable import make_folder
 from memlm.server.config import ServerConfig
 
 LOCK = "server.lock"

@@ -13,18 +13,18 @@ from typing import Any
 FAILS = "MEMLM_TEST_FAILS"  # the file, in the environment
 HERE = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
 BREAK = (
-    f"{HERE}import broken, memlm.server.job_runner as runner, memlm.server.worker_link as link\n"
+    f"{HERE}import broken, memlm.server.jobs.runner as runner, memlm.server.inference.handle as link\n"
     "link._run_worker, runner.run_task = broken.run_worker, broken.run_task\n"
 )
 FULL = "MEMLM_TEST_FULL"  # the file, in the environment: while it is there, the disk of every process is full
 FILL = (
-    f"{HERE}import broken, memlm.server.job_runner as runner, memlm.server.worker_link as link\n"
+    f"{HERE}import broken, memlm.server.jobs.runner as runner, memlm.server.inference.handle as link\n"
     "broken.fill_disk()\n"
     "link._run_worker, runner.run_task = broken.run_worker_on_full_disk, broken.run_task_on_full_disk\n"
 )
 HOLDING = "MEMLM_TEST_HOLDING"  # the folder, in the environment
 TELL = (
-    f"{HERE}import broken, memlm.server.worker_link as link\n"
+    f"{HERE}import broken, memlm.server.inference.handle as link\n"
     "broken.tell_what_is_held()\n"
     "link._run_worker = broken.run_telling_worker\n"
 )
@@ -38,14 +38,14 @@ class Mallinfo(ctypes.Structure):
 
 
 def run_worker(*arguments: Any) -> None:
-    from memlm.server.worker import run_worker as run
+    from memlm.server.inference.worker import run_worker as run
 
     _break()
     run(*arguments)
 
 
 def run_telling_worker(*arguments: Any) -> None:
-    from memlm.server.worker import run_worker as run
+    from memlm.server.inference.worker import run_worker as run
 
     tell_what_is_held()
     run(*arguments)
@@ -66,21 +66,21 @@ def tell_what_is_held() -> None:
 
 
 def run_task(*arguments: Any) -> None:
-    from memlm.server.index_worker import run_task as run
+    from memlm.server.jobs.worker import run_task as run
 
     _break()
     run(*arguments)
 
 
 def run_worker_on_full_disk(*arguments: Any) -> None:
-    from memlm.server.worker import run_worker as run
+    from memlm.server.inference.worker import run_worker as run
 
     fill_disk()
     run(*arguments)
 
 
 def run_task_on_full_disk(*arguments: Any) -> None:
-    from memlm.server.index_worker import run_task as run
+    from memlm.server.jobs.worker import run_task as run
 
     fill_disk()
     run(*arguments)

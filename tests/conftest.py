@@ -8,12 +8,12 @@ import signatures  # noqa: F401 - what is imported from here on is checked
 import torch
 from texts import make_text
 
-from memlm.build import build_index
-from memlm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from memlm.corpus import Corpus
+from memlm.data.corpus import Corpus
+from memlm.data.tokenizer import Tokenizer
+from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig
-from memlm.tokenizer import Tokenizer
+from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 SHAPE = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim": 48, "context_length": 48}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memlm.index import durable
+from memlm.base import files
 
 
 class Crash(BaseException):
@@ -29,7 +29,7 @@ def failing_at(step: int, failure: BaseException) -> Iterator[list[int]]:
         return run
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(durable.os, "fsync", counted(os.fsync))
+        patch.setattr(files.os, "fsync", counted(os.fsync))
         patch.setattr(Path, "replace", counted(Path.replace))
         patch.setattr(Path, "unlink", counted(Path.unlink))
         yield count

@@ -8,7 +8,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from memlm.wire import SERVICES
+from memlm.wire.codec import SERVICES
 
 METHODS = [method for service in SERVICES for method in service.methods]
 TEXTS = ["", "\0", "a" * 5000, "\u202e", "🙂", "\ufeff", "../../etc/passwd", "%s%n", "'; drop table documents"]

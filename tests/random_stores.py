@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from memlm.index.datastore import Datastore
-from memlm.index.manifest import KnnDefaults, StoreSpec
-from memlm.index.writer import StoreWriter
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.manifest import KnnDefaults, StoreSpec
+from memlm.index.store.writer import StoreWriter
 
 DIM, IVF = 12, "IVF4,SQfp16"
 DEFAULTS = KnnDefaults(k=8, lam=0.25, temperature=1.0, tuned_on=None)

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from memlm.checkpoint import Checkpoint
 from memlm.model import Decoder
+from memlm.model.checkpoint import Checkpoint
 
 
 def decode_plainly(decoder: Decoder, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ from typing import Self
 
 import pytest
 
-from memlm.events import Token
+from memlm.api.generation import Token
 
 START_S, STOP_S = 60.0, 20.0
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from random_stores import DEFAULTS, spec
 from store_history import INDEX, entries_of
 
-from memlm.index.compact import compact
-from memlm.index.datastore import Datastore, KnnDefaults
-from memlm.index.errors import Incompatible, InvalidInput, Locked, NotFound
-from memlm.index.writer import StoreWriter
+from memlm.errors import Incompatible, InvalidInput, Locked, NotFound
+from memlm.index.store.compaction import compact
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.manifest import KnnDefaults
+from memlm.index.store.writer import StoreWriter
 
 
 def batch(number: int) -> tuple[str, ...]:

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from random_stores import DEFAULTS, DIM, spec
 
-from memlm.index.compact import compact
-from memlm.index.datastore import Datastore
-from memlm.index.errors import NotFound
-from memlm.index.writer import StoreWriter
+from memlm.errors import NotFound
+from memlm.index.store.compaction import compact
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.writer import StoreWriter
 
 INDEX = "IVF4,SQfp16"
 Content = dict[str, int]  # the version of each document

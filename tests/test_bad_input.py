@@ -13,20 +13,20 @@ import pytest
 from random_stores import DEFAULTS, spec
 from running import RunningServer
 
-from memlm import wire
-from memlm.build import build_index
-from memlm.checkpoint import load_checkpoint
+from memlm.api.datastores import NewDocument
+from memlm.base.printable import one_line, printable, printable_json
 from memlm.cli import main
 from memlm.client import Client
-from memlm.corpus import Corpus
+from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput, NotFound
-from memlm.index.datastore import Datastore
-from memlm.index.writer import StoreWriter
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.writer import StoreWriter
+from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
-from memlm.printable import one_line, printable, printable_json
-from memlm.questions import NewDocument
+from memlm.model.checkpoint import load_checkpoint
 from memlm.v1 import datastores_pb2
 from memlm.v1.datastores_pb2_grpc import DatastoresStub
+from memlm.wire import codec
 
 HALF = "\ud800"
 TITLE_A_WINDOW = "\x1b]0;owned\x07"
@@ -69,14 +69,14 @@ def test_a_store_of_an_older_version_that_holds_nan_answers_with_null(tmp_path, 
         ' "c": "\\ud800", "d": "\\ud83d\\ude42"}'
     )
     with monkeypatch.context() as older:  # it checked neither here nor there
-        older.setattr("memlm.corpus.problem_in", lambda record: "")
-        older.setattr("memlm.index.documents.check_document", lambda *document: None)
+        older.setattr("memlm.data.corpus.problem_in", lambda record: "")
+        older.setattr("memlm.index.store.documents.check_document", lambda *document: None)
         build_index(model_folder, Corpus([tmp_path / "c.jsonl"]), tmp_path / "store")
     expected = {"a": None, "b": [None, 2], "c": "\ufffd", "d": "🙂"}
     with LanguageModel(load_checkpoint(model_folder), [tmp_path / "store"]) as lm:
         neighbor = lm.search(None, "the memory", k=1)[0]
     assert neighbor.metadata == expected
-    sent = wire.to_wire(neighbor)
+    sent = codec.to_wire(neighbor)
     assert json.loads(sent.metadata, parse_constant=pytest.fail) == expected
 
 
@@ -93,7 +93,7 @@ def test_a_server_names_the_document_and_the_field_that_it_refuses(document, say
     message = datastores_pb2.Document(id="mine", text="text", **document)
     request = datastores_pb2.AddDocumentsRequest(store="s", documents=[message])
     with pytest.raises(InvalidInput) as told:
-        wire.from_wire(wire.read_request(datastores_pb2.AddDocumentsRequest, request.SerializeToString()))
+        codec.from_wire(codec.read_request(datastores_pb2.AddDocumentsRequest, request.SerializeToString()))
     assert says in str(told.value)
     assert told.value.field == "documents.metadata"
 
@@ -104,7 +104,7 @@ def test_bytes_that_are_no_text_are_refused_by_the_name_of_their_field(field):
     raw = raw.replace(b"XXX", HALF.encode(errors="surrogatepass"))
     whole = datastores_pb2.AddDocumentsRequest(store="s").SerializeToString() + b"\x22" + bytes([len(raw)]) + raw
     with pytest.raises(InvalidInput, match=f"documents.{field} is not valid UTF-8"):
-        wire.read_request(datastores_pb2.AddDocumentsRequest, whole)
+        codec.read_request(datastores_pb2.AddDocumentsRequest, whole)
 
 
 def test_what_a_server_refuses_is_an_invalid_argument(tmp_path, model_folder, own_store):

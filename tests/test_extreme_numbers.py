@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from memlm.build import add_to_index
-from memlm.corpus import Corpus
+from memlm.api.params import MAX_NEIGHBOURS
+from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
-from memlm.evaluate import evaluate
+from memlm.evaluation import evaluate
+from memlm.indexing.build import add_to_index
 from memlm.language_model import LanguageModel, load
-from memlm.params import MAX_NEIGHBOURS
 
 PROMPT = "the memory of a model can"
 TINY, HUGE = 5e-324, 1.7e308

@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float, Float32, Int64, jaxtyped
 from jaxtyping._storage import get_shape_memo
 from signatures import JUDGED, PACKAGES, checked
 
-from memlm.index.neighbours import Neighbours
-from memlm.interpolation import neighbor_logweights, target_logprobs
-from memlm.windows import check_stride, windows_of
+from memlm.data.windows import check_stride, windows_of
+from memlm.index.neighbors import Neighbours
+from memlm.retrieval.interpolation import neighbor_logweights, target_logprobs
 
 DISTANCES_QK, VALUES_QK = np.ones((2, 3), np.float32), np.ones((2, 3), np.int64)
 

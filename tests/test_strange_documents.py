@@ -9,11 +9,11 @@ import pytest
 from texts import make_text
 from typer.testing import CliRunner
 
-from memlm.build import build_index
 from memlm.cli.app import app
-from memlm.corpus import Corpus
+from memlm.data.corpus import Corpus
 from memlm.errors import NotFound
-from memlm.index.datastore import Datastore
+from memlm.index.store.datastore import Datastore
+from memlm.indexing.build import build_index
 from memlm.language_model import load
 
 IDS = [

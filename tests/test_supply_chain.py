@@ -8,16 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from memlm.hub import WANTED
+from memlm.model.huggingface import WANTED
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(file for folder in ("memlm", "index", "server") for file in (ROOT / folder).rglob("*.py"))
 UNPICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "copyreg"}
-# `training_run` names one exception of pickle; what torch.load reads there is restricted to weights.
-MAY_NAME_PICKLE = {"memlm/training_run.py"}
+# `trainer` names one exception of pickle; what torch.load reads there is restricted to weights.
+MAY_NAME_PICKLE = {"memlm/training/trainer.py"}
 # Pipes between a server's own processes: what they carry was made by one of them.
-MAY_RECEIVE = {"server/job_runner.py", "server/worker_link.py", "server/worker_pipe.py", "server/index_worker.py"}
-MAY_START_PROCESSES = {"memlm/demo.py", "memlm/bench/build.py", "memlm/bench/opening.py", "memlm/bench/serve.py"}
+MAY_RECEIVE = {
+    "server/jobs/runner.py",
+    "server/inference/handle.py",
+    "server/inference/pipe.py",
+    "server/jobs/worker.py",
+}
+MAY_START_PROCESSES = {"server/local.py", "memlm/bench/build.py", "memlm/bench/opening.py", "memlm/bench/serve.py"}
 FORBIDDEN = {
     "eval", "exec", "compile", "__import__", "os.system", "os.popen", "os.execv", "os.execvp", "os.spawnv", "yaml.load",
     "yaml.full_load", "yaml.unsafe_load", "torch.hub.load", "torch.package.PackageImporter", "torch.jit.load",

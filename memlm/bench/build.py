@@ -16,16 +16,15 @@ from typing import Any
 
 import torch
 
+from memlm.base.progress import Progress, silent
 from memlm.bench.texts import alternately, library_texts, median_ratio, model_for, workplace
-from memlm.build import BuildReport, build_index, windows_at_once
-from memlm.checkpoint import Checkpoint, load_checkpoint
-from memlm.corpus import Corpus
+from memlm.data.corpus import Corpus
+from memlm.data.tokenizer import Tokenizer
+from memlm.data.windows import Window, blocks_of
 from memlm.errors import InvalidInput
-from memlm.keys import Reader, batches_of
-from memlm.progress import Progress, silent
-from memlm.scoring import document_windows
-from memlm.tokenizer import Tokenizer
-from memlm.windows import Window, blocks_of
+from memlm.indexing.build import BuildReport, build_index, windows_at_once
+from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.retrieval.encoder import Reader, batches_of, text_windows
 
 CORPUS_BYTES = 900_000
 POLL_S = 0.02
@@ -121,7 +120,7 @@ def _memory(model: Path, texts: Path, folder: Path, progress: Progress) -> dict[
 
 def _pace(checkpoint: Checkpoint, texts: Path, work: Callable[[Checkpoint, list[list[Window]]], float]) -> float:
     """Tokens/s of a pass over the very windows that a build reads, in its blocks."""
-    windows = [window for document in Corpus([texts]) for window in document_windows(checkpoint, document.text)]
+    windows = [window for document in Corpus([texts]) for window in text_windows(checkpoint, document.text)]
     seconds = work(checkpoint, list(blocks_of(windows, windows_at_once(checkpoint.decoder.config.context_length))))
     return sum(len(window.targets_N) for window in windows) / seconds
 

@@ -21,22 +21,22 @@ import faiss
 import numpy as np
 from jaxtyping import Float16, Float32, Int64
 
+from memlm.base.progress import Progress, silent
 from memlm.bench.texts import median_ratio
-from memlm.checkpoint import Checkpoint, load_checkpoint
-from memlm.corpus import Corpus
+from memlm.data.corpus import Corpus
+from memlm.data.windows import blocks_of
 from memlm.errors import InvalidInput
 from memlm.index.arrays import GrowingArray
-from memlm.index.choice import RERANKS, agreement, mean_and_error
 from memlm.index.exact import Resident, exact_neighbours
 from memlm.index.factory import FLAT
 from memlm.index.ivf import PROBES, VALUE_BITS, Ivf, code_bytes, is_lossless, lists_for, open_index, train_ivf
-from memlm.index.ivf_file import write_ivf
-from memlm.index.neighbours import Neighbours
+from memlm.index.ivf_writer import write_ivf
+from memlm.index.neighbors import Neighbours
+from memlm.index.selection import RERANKS, agreement, mean_and_error
 from memlm.index.threads import faiss_threads
-from memlm.interpolation import mix_targets, neighbor_logweights, target_logprobs
-from memlm.keys import Reader, document_windows
-from memlm.progress import Progress, silent
-from memlm.windows import blocks_of
+from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.retrieval.encoder import Reader, document_windows
+from memlm.retrieval.interpolation import mix_targets, neighbor_logweights, target_logprobs
 
 NUM_QUERIES, K, LARGE_K, BATCH = 512, 32, 1024, 64
 BLOCK_WINDOWS = 128

@@ -6,11 +6,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from memlm.base.progress import Progress
 from memlm.bench.texts import alternately, library_texts, median_ratio, model_for, time_per_token, workplace
-from memlm.build import build_index
-from memlm.corpus import Corpus
+from memlm.data.corpus import Corpus
+from memlm.indexing.build import build_index
 from memlm.language_model import load
-from memlm.progress import Progress
 
 BYTES_PER_ENTRY = 3.6  # of text: a token of the tiny preset's vocabulary, with some to spare
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from memlm.async_client import AsyncClient
+from memlm.base.progress import Progress
 from memlm.bench.model import measured_bandwidth, measured_peak
 from memlm.bench.texts import PROMPT
-from memlm.demo import started_server
+from memlm.client import AsyncClient
 from memlm.errors import Overloaded
 from memlm.language_model import load
-from memlm.progress import Progress
+from memlm.server.local import started_server
 
 MAX_TOKENS = 64
 OPEN_LOAD = 0.7  # of what the closed loop got through

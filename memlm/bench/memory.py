@@ -20,13 +20,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from memlm.checkpoint import Checkpoint, load_checkpoint
-from memlm.corpus import Corpus
+from memlm.base.progress import Progress, silent
+from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
 from memlm.model import Decoder, DecoderState
+from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.knn_attention import MemoryAttention
 from memlm.model.knn_memory import FAISS_FROM, RowMemory
-from memlm.model.memory_attention import MemoryAttention
-from memlm.progress import Progress, silent
 
 Place = Callable[[Decoder], DecoderState]
 

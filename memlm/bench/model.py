@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from memlm.base.progress import Progress
 from memlm.bench.texts import alternately, median_ratio
-from memlm.checkpoint import has_fast_bfloat16
 from memlm.model import Compression, Decoder, Memorizing, ModelConfig
-from memlm.progress import Progress
+from memlm.model.checkpoint import has_fast_bfloat16
 
 GPT2_SMALL = ModelConfig(
     vocab_size=50_257, dim=768, num_layers=12, num_heads=12, num_kv_heads=12, ff_dim=3072, context_length=1024,

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from memlm.index.datastore import Datastore
-from memlm.progress import Progress, silent
+from memlm.base.progress import Progress, silent
+from memlm.index.store.datastore import Datastore
 
 # Python and its libraries are loaded first: they are the same for every store.
 _OPEN = """
 import sys, time
 import numpy as np
-from memlm.index.datastore import Datastore
+from memlm.index.store.datastore import Datastore
 query = np.load(sys.argv[2])
 begin = time.perf_counter()
 with Datastore.open(sys.argv[1]) as store:

@@ -20,13 +20,13 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from memlm.checkpoint import Checkpoint, load_checkpoint
-from memlm.corpus import Corpus
+from memlm.base.progress import Progress, silent
+from memlm.data.corpus import Corpus
+from memlm.data.windows import blocks_of
 from memlm.errors import InvalidInput
-from memlm.interpolation import mix_targets
-from memlm.keys import Reader, document_windows
-from memlm.progress import Progress, silent
-from memlm.windows import blocks_of
+from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.retrieval.encoder import Reader, document_windows
+from memlm.retrieval.interpolation import mix_targets
 
 WINDOWS_AT_ONCE, ROWS_AT_ONCE = 16, 512
 SCALED = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4)  # temperatures, as shares of the median distance of two positions

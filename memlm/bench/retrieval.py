@@ -17,18 +17,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from memlm.checkpoint import Checkpoint, load_checkpoint
-from memlm.corpus import Corpus
+from memlm.api.params import MemoryParams
+from memlm.base.progress import Progress, silent
+from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
-from memlm.index.datastore import Datastore
-from memlm.interpolation import mix_targets, target_logprobs
-from memlm.keys import Reader
-from memlm.memory import Memory
-from memlm.params import MemoryParams
-from memlm.progress import Progress, silent
-from memlm.retrieval import NO_POINTERS, Retrieval
-from memlm.scoring import document_windows
-from memlm.tune import Read, joined, tune
+from memlm.index.store.datastore import Datastore
+from memlm.indexing.tune import Read, joined, tune
+from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.retrieval.encoder import Reader, text_windows
+from memlm.retrieval.interpolation import mix_targets, target_logprobs
+from memlm.retrieval.retriever import NO_POINTERS, Retrieval
+from memlm.retrieval.store import Memory
 
 LOSSES = (0.001, 0.01)  # nats per token that may be lost by not asking, and by following
 
@@ -119,7 +118,7 @@ def _read(checkpoint: Checkpoint, texts: Corpus, max_tokens: int) -> list[Read]:
     reads, count = [], 0
     reader = Reader(checkpoint.decoder)
     for document in texts:
-        windows = list(document_windows(checkpoint, document.text))
+        windows = list(text_windows(checkpoint, document.text))
         if not windows or count >= max_tokens:
             continue
         parts = [Read.of(window, read) for window, read in zip(windows, reader.predictions(windows), strict=True)]

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from memlm.async_client import AsyncClient
+from memlm.api.generation import TokenStream
+from memlm.base.progress import Progress
 from memlm.bench.texts import (
     PROMPT,
     TOKENS,
@@ -30,17 +31,15 @@ from memlm.bench.texts import (
     time_per_token,
     workplace,
 )
-from memlm.checkpoint import load_checkpoint, save_checkpoint
-from memlm.client import Client
-from memlm.corpus import Corpus
-from memlm.demo import started_server
-from memlm.events import TokenStream
+from memlm.client import AsyncClient, Client
+from memlm.data.corpus import Corpus
+from memlm.generation.sessions import PIECE_TOKENS
 from memlm.language_model import load
 from memlm.model import Decoder, decoding_threads
-from memlm.model.pool import UNBOUNDED
-from memlm.progress import Progress
-from memlm.sessions import PIECE_TOKENS
-from memlm.train_config import PRESETS
+from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+from memlm.model.state_pool import UNBOUNDED
+from memlm.server.local import started_server
+from memlm.training.config import PRESETS
 
 CORPUS_BYTES = 900_000
 STREAMS = 32

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from memlm.checkpoint import save_checkpoint
-from memlm.corpus import Corpus
-from memlm.events import TokenStream
+from memlm.api.generation import TokenStream
+from memlm.data.corpus import Corpus
+from memlm.data.tokenizer import Tokenizer
 from memlm.model import Decoder
-from memlm.tokenizer import Tokenizer
-from memlm.train_config import PRESETS
+from memlm.model.checkpoint import save_checkpoint
+from memlm.training.config import PRESETS
 
 PROMPT = "import os\n\n\ndef main("
 TOKENS = 200

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from memlm.async_client import AsyncClient
+from memlm.base.progress import Progress
 from memlm.bench.model import multiplied_dtypes
 from memlm.bench.texts import PROMPT, alternately, library_texts, median_ratio, workplace
-from memlm.corpus import Corpus
-from memlm.demo import started_server
+from memlm.client import AsyncClient
+from memlm.data.corpus import Corpus
+from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput
-from memlm.progress import Progress
-from memlm.tokenizer import Tokenizer
+from memlm.server.local import started_server
 
 CORPUS_BYTES = 900_000
 VOCAB_SIZE = 8192  # of the tokenizer; the model has rows for all of GPT-2's, as theirs

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 
+from memlm.base.printable import one_line
 from memlm.cli.console import err
 from memlm.errors import MemlmError
-from memlm.printable import one_line
 
 
 def main() -> None:

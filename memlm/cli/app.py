@@ -27,7 +27,7 @@ app.add_typer(bench.app, name="bench")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from memlm import __version__
+        from memlm.base.version import __version__
 
         out.print(__version__)
         raise typer.Exit
@@ -63,8 +63,8 @@ def evaluate(
     json: options.Json = False,
 ) -> None:
     """Measure how well a model, alone and with its datastore, predicts held-out text."""
-    from memlm.corpus import Corpus
-    from memlm.evaluate import evaluate as run
+    from memlm.data.corpus import Corpus
+    from memlm.evaluation import evaluate as run
     from memlm.language_model import load
 
     memory = asked(stores=options.weights(use), k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
@@ -142,8 +142,8 @@ def calibrate(
     json: options.Json = False,
 ) -> None:
     """Find how sure a layer must be for the later ones to be left out, and keep it with the model."""
-    from memlm.calibrate import calibrate as run
-    from memlm.corpus import Corpus
+    from memlm.data.corpus import Corpus
+    from memlm.generation.early_exit import calibrate as run
 
     with ConsoleProgress() as progress:
         documents = Corpus(texts, glob, on_error, tell_problem)
@@ -178,7 +178,7 @@ def demo(
     json: options.Json = False,
 ) -> None:
     """Do the main job, end to end, on this machine's own Python library."""
-    from memlm.demo import run_demo
+    from memlm.cli.demo import run_demo
 
     run_demo(out_folder, steps=steps, seed=seed, overwrite=overwrite, json=json)
 

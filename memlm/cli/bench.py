@@ -35,7 +35,7 @@ def build(
 ) -> None:
     """Tokens/s of a whole build over those of bare passes of the model; without TEXT, peak memory at 1x and 4x too."""
     from memlm.bench.build import bench_build
-    from memlm.corpus import Corpus
+    from memlm.data.corpus import Corpus
 
     if entries is not None and not texts:
         raise InvalidInput("entries are counted in texts of yours; give TEXT", field="entries")
@@ -130,7 +130,7 @@ def memory(
 ) -> None:
     """What a model's kNN memory is worth: nats with it, without it, with another document's; Faiss against exact."""
     from memlm.bench.memory import bench_memory
-    from memlm.corpus import Corpus
+    from memlm.data.corpus import Corpus
 
     with ConsoleProgress() as progress:
         figures = bench_memory(model, Corpus(texts), max_tokens=max_tokens, progress=progress)
@@ -147,7 +147,7 @@ def past(
 ) -> None:
     """What a document's own past would be worth at the output, without any training: the yardstick for memories."""
     from memlm.bench.past import bench_past
-    from memlm.corpus import Corpus
+    from memlm.data.corpus import Corpus
 
     with ConsoleProgress() as progress:
         figures = bench_past(
@@ -170,7 +170,7 @@ def datastore(
 ) -> None:
     """What each kind of index costs and finds: bytes, training, adding, searching, recall, mass, nats."""
     from memlm.bench.datastore import bench_datastore
-    from memlm.corpus import Corpus
+    from memlm.data.corpus import Corpus
 
     with ConsoleProgress() as progress:
         figures = bench_datastore(
@@ -216,7 +216,7 @@ def retrieval(
 ) -> None:
     """Nats, searches and time per token of one lam, one that adapts, not asking, following pointers, and pruning."""
     from memlm.bench.retrieval import bench_retrieval
-    from memlm.corpus import Corpus
+    from memlm.data.corpus import Corpus
 
     with ConsoleProgress() as progress:
         figures = bench_retrieval(

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memlm.base.printable import one_line
 from memlm.cli import client_datastores, options, render
-from memlm.cli.connection import HERE, Target, Timeout, client_of, connect_with
+from memlm.cli.client_connection import HERE, Target, Timeout, client_of, connect_with
 from memlm.cli.console import cell, emit_json, out, table
-from memlm.cli.index_reports import print_neighbors
 from memlm.cli.options import asked
-from memlm.printable import one_line
+from memlm.cli.render_index import print_neighbors
 
 if TYPE_CHECKING:
     pass

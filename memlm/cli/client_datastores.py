@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memlm.base.printable import one_line
 from memlm.cli import options
-from memlm.cli.connection import HERE, Target, Timeout, client_of
+from memlm.cli.client_connection import HERE, Target, Timeout, client_of
 from memlm.cli.console import ConsoleProgress, cell, emit_json, err, jsonable, out, table, tell_problem
 from memlm.cli.options import asked
 from memlm.errors import DeadlineExceeded
-from memlm.printable import one_line
 
 if TYPE_CHECKING:
-    from memlm.operations import Operation, OperationInfo
+    from memlm.api.operations import Operation, OperationInfo
 
 datastore = typer.Typer(help="The datastores that a server has loaded.", no_args_is_help=True)
 operation = typer.Typer(help="Long work on a server: building, adding, compacting.", no_args_is_help=True)
@@ -125,7 +125,7 @@ def add(
     json: options.Json = False,
 ) -> None:
     """Send documents, and add them to a datastore."""
-    from memlm.corpus import Corpus
+    from memlm.data.corpus import Corpus
 
     with client_of(target, timeout) as client:
         documents = Corpus(corpus, glob, on_error, tell_problem)

@@ -27,7 +27,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from memlm.printable import one_line, printable, printable_json
+from memlm.base.printable import one_line, printable, printable_json
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from memlm.base.printable import one_line
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, err, out, tell_problem
-from memlm.cli.index_reports import (
+from memlm.cli.render_index import (
     facts_of,
     print_build,
     print_compaction,
@@ -20,7 +21,6 @@ from memlm.cli.index_reports import (
     print_neighbors,
     print_tuning,
 )
-from memlm.printable import one_line
 
 app = typer.Typer(help="Build a datastore, change it, look into it.", no_args_is_help=True)
 
@@ -54,8 +54,8 @@ def build(
     json: options.Json = False,
 ) -> None:
     """Build a datastore with one entry per token; an interrupted build goes on where it stopped."""
-    from memlm.build import build_index
-    from memlm.corpus import Corpus
+    from memlm.data.corpus import Corpus
+    from memlm.indexing.build import build_index
 
     documents = Corpus(corpus, glob, on_error, tell_problem)
     if dry_run:
@@ -81,8 +81,8 @@ def add(
     json: options.Json = False,
 ) -> None:
     """Add documents, as one more segment; readers go on reading."""
-    from memlm.build import add_to_index
-    from memlm.corpus import Corpus
+    from memlm.data.corpus import Corpus
+    from memlm.indexing.build import add_to_index
 
     documents = Corpus(corpus, glob, on_error, tell_problem)
     with ConsoleProgress() as progress:
@@ -102,7 +102,7 @@ def delete(
     json: options.Json = False,
 ) -> None:
     """Delete documents by id or by metadata: once this is done, they contribute to no answer."""
-    from memlm.index.datastore import Datastore
+    from memlm.index.store.datastore import Datastore
 
     if bool(document_ids) == bool(where):
         raise typer.BadParameter("give ids of documents, or --where FIELD=VALUE")
@@ -129,7 +129,7 @@ def compact(
     json: options.Json = False,
 ) -> None:
     """Merge all segments into one without what was deleted; readers go on reading."""
-    from memlm.build import compact_index
+    from memlm.indexing.build import compact_index
 
     with ConsoleProgress() as progress:
         done = compact_index(store, model, purge=purge, progress=progress)
@@ -152,11 +152,11 @@ def verify(
     json: options.Json = False,
 ) -> None:  # fmt: skip
     """Check every checksum and count, and that positions find themselves; exits 1 where something is wrong."""
-    from memlm.index.datastore import Datastore
+    from memlm.index.store.datastore import Datastore
 
     finished = False
     if repair:
-        from memlm.index.repair import repair as run_repair
+        from memlm.index.store.repair import repair as run_repair
 
         manifest, written = run_repair(store)
         if written and not json:
@@ -166,7 +166,7 @@ def verify(
         if model and not problems:
             problems = _key_problems(datastore, model)
     if model and not problems:
-        from memlm.build import finish_build
+        from memlm.indexing.build import finish_build
 
         with ConsoleProgress() as progress:
             finished = finish_build(store, model, progress=progress)
@@ -184,7 +184,7 @@ def verify(
 @app.command(epilog="Example: memlm index info store")
 def info(store: options.StoreArgument, json: options.Json = False) -> None:
     """Show what a datastore holds, how it was built, and its defaults."""
-    from memlm.index.datastore import Datastore
+    from memlm.index.store.datastore import Datastore
 
     with Datastore.open(store) as datastore:
         told = facts_of(datastore)
@@ -204,8 +204,8 @@ def spalm(
     json: options.Json = False,
 ) -> None:
     """Train a gate between model and datastore on held-out text, and keep it with the model."""
-    from memlm.corpus import Corpus
-    from memlm.spalm import train_spalm as run
+    from memlm.data.corpus import Corpus
+    from memlm.indexing.train_gate import train_spalm as run
 
     with ConsoleProgress() as progress:
         documents = Corpus(texts, glob, on_error, tell_problem)
@@ -255,8 +255,8 @@ def tune(
     json: options.Json = False,
 ) -> None:
     """Find k, lam and temperature on held-out text, and keep them as the store's defaults."""
-    from memlm.corpus import Corpus
-    from memlm.tune import tune as run
+    from memlm.data.corpus import Corpus
+    from memlm.indexing.tune import tune as run
 
     with ConsoleProgress() as progress:
         documents = Corpus(texts, glob, on_error, tell_problem)
@@ -280,9 +280,9 @@ def _fields(where: Sequence[str]) -> dict[str, str]:
 
 
 def _key_problems(datastore: Any, model: Path) -> list[str]:
-    from memlm.checkpoint import load_checkpoint
-    from memlm.memory import Memory
-    from memlm.quality import check_keys
+    from memlm.indexing.quality import check_keys
+    from memlm.model.checkpoint import load_checkpoint
+    from memlm.retrieval.store import Memory
 
     checkpoint = load_checkpoint(model)
     Memory(datastore, checkpoint)
@@ -293,8 +293,8 @@ def _key_problems(datastore: Any, model: Path) -> list[str]:
 def _estimate(
     model: Path, documents: Any, out_folder: Path, *, index: str, stride: int | None, dtype: str, json: bool
 ) -> None:
-    from memlm.checkpoint import load_checkpoint
-    from memlm.estimate import estimate_build
+    from memlm.indexing.estimate import estimate_build
+    from memlm.model.checkpoint import load_checkpoint
 
     checkpoint = load_checkpoint(model, dtype=dtype)
     told = estimate_build(checkpoint, documents, out_folder, index=index, stride=stride)

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
+from memlm.api.generation import Neighbor, Token, TokenStream
+from memlm.base.printable import one_line, printable
 from memlm.cli.console import emit_json, out
-from memlm.events import Neighbor, Token, TokenStream
-from memlm.printable import one_line, printable
 
 # From the model's own words to words that are nearly all memory.
 SHADES = ((0.2, "default"), (0.4, "cyan"), (0.6, "green"), (0.8, "yellow"), (1.01, "bold magenta"))

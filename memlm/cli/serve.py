@@ -208,7 +208,7 @@ def serve(
     keep_private()  # before there is any other process, so that all are
     forking()  # loads while the front does
 
-    from memlm.server.serve import serve as run
+    from memlm.server.main import serve as run
 
     raise typer.Exit(run(config, lambda address: err.print(f"serving {model} at {address}", markup=False)))
 

@@ -63,9 +63,9 @@ def train(
     json: options.Json = False,
 ) -> None:
     """Train a model on a corpus."""
-    from memlm.corpus import Corpus
-    from memlm.tokenizer import Tokenizer
-    from memlm.train import train as run
+    from memlm.data.corpus import Corpus
+    from memlm.data.tokenizer import Tokenizer
+    from memlm.training.train import train as run
 
     given = asked(
         steps=steps, epochs=epochs, minutes=minutes, seed=seed, batch_size=batch_size, accumulate=accumulate,
@@ -100,7 +100,7 @@ def train_config(
     preset: str, file: Path | None, given: dict[str, Any], memories: dict[str, Any], *, fine_tuning: bool
 ) -> Any:
     """The settings: a preset, a file over it, and what was said on the command line over both."""
-    from memlm.train_config import PRESETS, SHAPE, TrainConfig
+    from memlm.training.config import PRESETS, SHAPE, TrainConfig
 
     if preset not in PRESETS:
         raise InvalidInput(f"preset is {preset!r}; expected one of {', '.join(PRESETS)}", field="preset")

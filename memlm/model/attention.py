@@ -17,12 +17,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from memlm.model.config import ModelConfig
-from memlm.model.linear import Linear, is_emulated
-from memlm.model.memory_attention import Found, MemoryAttention, exact, unit
+from memlm.model.forward import Step
+from memlm.model.knn_attention import Found, MemoryAttention, exact, unit
+from memlm.model.linear import WIDENED_BYTES, Linear, is_emulated, widened
 from memlm.model.positions import SCORES, ScorePositions, rotate
 from memlm.model.state import DecoderState
-from memlm.model.step import Step
-from memlm.model.widening import WIDENED_BYTES, widened
 
 QUERY_BLOCK = 256
 

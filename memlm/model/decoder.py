@@ -22,14 +22,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from memlm.errors import InvalidInput
-from memlm.model.blocks import Block, make_norm
 from memlm.model.config import ModelConfig
+from memlm.model.forward import Step
+from memlm.model.layers import Block, make_norm
 from memlm.model.linear import Linear
+from memlm.model.mask import Sight
 from memlm.model.positions import BIASES, RelativeBias, Rotary, sinusoids
 from memlm.model.segments import end_segments
-from memlm.model.sight import Sight
 from memlm.model.state import DecoderState, check_room
-from memlm.model.step import Step
 
 FEW_TOKENS = 4
 ONE_THREAD_BYTES = 64 << 20

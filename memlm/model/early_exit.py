@@ -16,9 +16,9 @@ from torch import Tensor
 
 from memlm.errors import InvalidInput
 from memlm.model.decoder import Decoder
+from memlm.model.forward import Step
 from memlm.model.segments import end_segments
 from memlm.model.state import DecoderState, check_room
-from memlm.model.step import Step
 
 MEASURES = ("softmax", "state")
 

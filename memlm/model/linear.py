@@ -1,4 +1,4 @@
-"""A linear layer that multiplies by packed weights where it only predicts.
+"""A linear layer that multiplies by packed weights where it only predicts, and widens bfloat16 where it is emulated.
 
 The ordinary product reaches a quarter of the memory's bandwidth for one row and a third of the processor's peak for
 many (docs/log.md, 2026-11-21); oneDNN's product with weights laid out in its own blocks reaches most of both. Where
@@ -7,6 +7,7 @@ the processor only emulates bfloat16, its product takes as long again for each r
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, TypeAlias
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from memlm.model.widening import WIDENED_BYTES, widened
+WIDENED_BYTES = 8 << 20  # what stays in a processor's cache
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 ROWS_HINT = 16  # the layout that is best for 16 rows is best, or nearly, for one and for many
@@ -31,6 +32,24 @@ ACTIVATIONS: dict[Activation, tuple[str, str, Callable[[Tensor], Tensor]]] = {
     "gelu": ("gelu", "none", F.gelu),
     "gelu_tanh": ("gelu", "tanh", partial(F.gelu, approximate="tanh")),
 }
+
+
+class _Widened(threading.local):
+    """Numbers in a wider type, until the next ones. Each thread keeps the memory that they lie in: new memory the
+    system would have to clear every time.
+    """
+
+    def __init__(self) -> None:
+        self._kept = torch.empty(0, dtype=torch.uint8)
+
+    def __call__(self, some: Tensor, wide: torch.dtype) -> Tensor:
+        size = some.numel() * wide.itemsize
+        if self._kept.numel() < size:
+            self._kept = torch.empty(max(WIDENED_BYTES, 1 << size.bit_length()), dtype=torch.uint8)
+        return self._kept[:size].view(wide).view(some.shape).copy_(some)
+
+
+widened = _Widened()
 
 
 class Linear(nn.Linear):

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memlm.model.config import ModelConfig, RopeScaling
-from memlm.model.sight import Sight
+from memlm.model.mask import Sight
 
 TABLE_LENGTH = 16_384  # positions whose angles are kept; those beyond are computed when they are needed
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from memlm.model.blocks import Block
 from memlm.model.compression import group_size
-from memlm.model.memory_attention import unit
+from memlm.model.knn_attention import unit
+from memlm.model.layers import Block
 from memlm.model.positions import Rotary, rotate
 from memlm.model.state import DecoderState
 

@@ -26,8 +26,8 @@ from memlm.errors import Corrupt, Incompatible, InvalidInput
 from memlm.model.compression import group_size
 from memlm.model.config import ModelConfig
 from memlm.model.knn_memory import RowMemory
+from memlm.model.mask import Sight
 from memlm.model.pages import LAZY_BYTES
-from memlm.model.sight import Sight
 from memlm.model.tensor_bytes import safetensors_pieces
 
 SPARE_PLACES = 64  # at least so many tokens behind a window are written before the window moves

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from random_stores import Corpus, build
 
-from memlm.index.datastore import Datastore
+from memlm.index.store.datastore import Datastore
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from random_stores import IVF, Corpus, add, build
 
-from memlm.index.compact import compact
-from memlm.index.datastore import Datastore
+from memlm.index.store.compaction import compact
+from memlm.index.store.datastore import Datastore
 
 
 def test_a_clock_that_goes_back_between_commits_changes_nothing(

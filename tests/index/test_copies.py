@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import store_history
 
-from memlm.index.datastore import Datastore
-from memlm.index.errors import Corrupt, NotFound
+from memlm.errors import Corrupt, NotFound
+from memlm.index.store.datastore import Datastore
 
 
 def copies_beside_a_writer(folder: Path, count: int) -> tuple[int, int, int]:

@@ -13,11 +13,12 @@ import pytest
 from crashes import Crash, count_of, failing_at
 from random_stores import DEFAULTS, IVF, Corpus, build, fill, spec
 
-from memlm.index import arrays, durable
-from memlm.index.datastore import Datastore
-from memlm.index.errors import Incompatible, StorageFull
-from memlm.index.manifest import KnnDefaults
-from memlm.index.writer import StoreWriter
+from memlm.base import files as base_files
+from memlm.errors import Incompatible, StorageFull
+from memlm.index import arrays
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.manifest import KnnDefaults
+from memlm.index.store.writer import StoreWriter
 
 
 def finish(path: Path, corpus: Corpus, index: str = IVF) -> Datastore:
@@ -208,7 +209,7 @@ def test_nothing_is_given_its_name_before_its_bytes_are_on_the_disk(corpus, tmp_
         synced.discard(str(target.parent))
         return replace(source, target)
 
-    monkeypatch.setattr(durable.os, "fsync", watched_fsync)
+    monkeypatch.setattr(base_files.os, "fsync", watched_fsync)
     monkeypatch.setattr(Path, "replace", watched_replace)
     store = finish(tmp_path / "deep" / "s", corpus)
     assert {str(tmp_path), str(tmp_path / "deep"), str(tmp_path / "deep" / "s")} <= synced, "names of new folders"

@@ -16,8 +16,8 @@ import store_crowd
 from random_stores import DEFAULTS, spec
 from store_history import INDEX, check_holds, entries_of
 
-from memlm.index.datastore import Datastore
-from memlm.index.writer import StoreWriter
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.writer import StoreWriter
 
 CHANGE_S = 60.0
 

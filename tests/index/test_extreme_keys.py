@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from random_stores import DEFAULTS, DIM, IVF, Corpus, add, build, spec
 
-from memlm.index.datastore import Datastore
-from memlm.index.errors import InvalidInput
-from memlm.index.writer import StoreWriter
+from memlm.errors import InvalidInput
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.writer import StoreWriter
 
 LARGEST = 65_504.0  # of float16
 MOST_VALUE = (1 << 24) - 1  # an IVF's ids hold a row and a value
@@ -112,7 +112,7 @@ import resource, sys, time
 sys.path.insert(0, sys.argv[2])
 import numpy as np
 from random_stores import DEFAULTS, DIM, spec
-from memlm.index.writer import StoreWriter
+from memlm.index.store.writer import StoreWriter
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 rng = np.random.default_rng(0)
 with StoreWriter.create(sys.argv[1], spec("IVF64,SQfp16")) as writer:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from random_stores import Corpus, fill, spec
 
-from memlm.index.errors import InvalidInput
+from memlm.errors import InvalidInput
 from memlm.index.factory import MAX_LISTS, Factory, check_factory
 from memlm.index.ivf import choose_index, create_index
-from memlm.index.writer import StoreWriter
+from memlm.index.store.writer import StoreWriter
 
 HOSTILE = [
     "", ",", "Flat,", ",Flat,RFlat", "IVF4,Flat,RFlat", "IVF4,Flat,Refine(Flat)", "IVF4,SQ8 ", "ivf4,SQ8", "IVF4,sq8",
@@ -73,7 +73,7 @@ def test_no_refusal_takes_memory() -> None:
     """Faiss would allocate gigabytes for some of them before it fails."""
     script = f"""
 import resource
-from memlm.index.errors import InvalidInput
+from memlm.errors import InvalidInput
 from memlm.index.ivf import create_index
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)

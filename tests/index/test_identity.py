@@ -13,15 +13,15 @@ import pytest
 from crashes import Crash, count_of, failing_at
 from random_stores import DEFAULTS, IVF, Corpus, add, build, fill, spec
 
-from memlm.index.compact import compact
-from memlm.index.datastore import Datastore
-from memlm.index.durable import checksum_of, write_whole
-from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, Locked, MemlmError, NotFound, NotWritable
-from memlm.index.lock import committing, writing
-from memlm.index.manifest import commit_manifest, read_manifest, sign, signed
-from memlm.index.repair import repair
-from memlm.index.segment import MAX_SEGMENTS
-from memlm.index.writer import StoreWriter
+from memlm.base.files import checksum_of, sign, signed, write_whole
+from memlm.errors import AlreadyExists, Corrupt, Incompatible, Locked, MemlmError, NotFound, NotWritable
+from memlm.index.store.compaction import compact
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.lock import committing, writing
+from memlm.index.store.manifest import commit_manifest, read_manifest
+from memlm.index.store.repair import repair
+from memlm.index.store.segment import MAX_SEGMENTS
+from memlm.index.store.writer import StoreWriter
 
 A, B = Corpus(1), Corpus(2, prefix="other")
 
@@ -430,7 +430,7 @@ def test_a_lock_whose_file_is_removed_still_holds(tmp_path: Path) -> None:
     with committing(live):
         (live / "commit.lock").unlink()
         with pytest.MonkeyPatch.context() as patch, Datastore.open(live) as store:
-            patch.setattr("memlm.index.lock.COMMIT_S", 0.1)
+            patch.setattr("memlm.index.store.lock.COMMIT_S", 0.1)
             with pytest.raises(Locked):
                 store.delete(["doc-1"])
     assert names(live) == {*A.names, *B.names}
@@ -449,7 +449,7 @@ def test_a_lock_creates_no_folder(tmp_path: Path) -> None:
 
 
 def test_segments_never_run_out_of_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memlm.index.writer.MAX_SEGMENTS", 4)
+    monkeypatch.setattr("memlm.index.store.writer.MAX_SEGMENTS", 4)
     build(tmp_path / "s", A, IVF).close()
     add(tmp_path / "s", B)
     compact(tmp_path / "s")
@@ -460,7 +460,7 @@ def test_segments_never_run_out_of_numbers(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_highest_number_of_a_segment_can_be_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memlm.index.writer.next_segment", lambda manifest: MAX_SEGMENTS - 1)
+    monkeypatch.setattr("memlm.index.store.writer.next_segment", lambda manifest: MAX_SEGMENTS - 1)
     build(tmp_path / "s", A, IVF).close()
     add(tmp_path / "s", B)
     monkeypatch.undo()
@@ -499,9 +499,9 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from random_stores import *
-from memlm.index.compact import compact
-from memlm.index.errors import NotWritable
-from memlm.index.repair import repair
+from memlm.index.store.compaction import compact
+from memlm.errors import NotWritable
+from memlm.index.store.repair import repair
 path = Path(sys.argv[1])
 with Datastore.open(path) as store:
     assert store.verify() == []

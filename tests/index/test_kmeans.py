@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from reference import list_by_groups, moved_centroids
 
-from memlm.index import kmeans
-from memlm.index.kmeans import POINTS_PER_LIST, centroids_of, moved
-from memlm.index.list_finder import LOOKED_AT, ListFinder, table_of
+from memlm.index import clustering
+from memlm.index.clustering import LOOKED_AT, POINTS_PER_LIST, ListFinder, centroids_of, moved, table_of
 
 DIM = 12
 
@@ -24,7 +23,7 @@ def squared_error(points_ND: np.ndarray, centroids_LD: np.ndarray) -> float:
 
 @pytest.mark.parametrize("block_rows", [64, 1 << 16])
 def test_a_round_moves_each_centroid_into_the_middle_of_its_points(monkeypatch, block_rows):
-    monkeypatch.setattr(kmeans, "BLOCK_ROWS", block_rows)
+    monkeypatch.setattr(clustering, "BLOCK_ROWS", block_rows)
     points_ND = in_clusters(700)
     far_1D = np.full((1, DIM), 1e3, np.float32)  # has no points, and stays
     centroids_LD = np.concatenate([points_ND[:30], far_1D])

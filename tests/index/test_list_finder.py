@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from reference import list_by_groups
 
+from memlm.base.progress import silent
+from memlm.index.clustering import GROUPING, LOOKED_AT, ListFinder, num_compared
 from memlm.index.ivf import VALUE_BITS, add, create_index, inner, search_ivf
-from memlm.index.ivf_file import write_ivf
-from memlm.index.list_finder import GROUPING, LOOKED_AT, ListFinder, num_compared
-from memlm.index.progress import silent
+from memlm.index.ivf_writer import write_ivf
 
 DIM, LISTS = 12, 600
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from random_stores import IVF, Corpus, add, build
 
-from memlm.index.compact import compact
-from memlm.index.datastore import Datastore
-from memlm.index.errors import Locked
-from memlm.index.lock import COMMIT_LOCK, LOCK, committing, writing
+from memlm.errors import Locked
+from memlm.index.store.compaction import compact
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.lock import COMMIT_LOCK, LOCK, committing, writing
 
 HOLDER = """
 import sys
 from pathlib import Path
-from memlm.index.lock import committing, writing
+from memlm.index.store.lock import committing, writing
 with writing(Path(sys.argv[1])), committing(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -10,12 +10,13 @@ import pytest
 from crashes import Crash, count_of, failing_at
 from random_stores import DEFAULTS, IVF, Corpus, add, build, fill, spec
 
-from memlm.index import lock
-from memlm.index.compact import compact
-from memlm.index.datastore import Datastore, KnnDefaults
-from memlm.index.errors import Locked
-from memlm.index.lock import committing
-from memlm.index.writer import StoreWriter
+from memlm.errors import Locked
+from memlm.index.store import lock
+from memlm.index.store.compaction import compact
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.lock import committing
+from memlm.index.store.manifest import KnnDefaults
+from memlm.index.store.writer import StoreWriter
 
 DOCS, MORE = Corpus(1), Corpus(2, prefix="more")
 TUNED = KnnDefaults(k=3, lam=0.5, temperature=2.0, tuned_on="text")

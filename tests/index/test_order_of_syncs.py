@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from random_stores import IVF, Corpus, add, build
 
-from memlm.index import durable
-from memlm.index.compact import compact
-from memlm.index.datastore import Datastore
-from memlm.index.manifest import CURRENT, read_manifest
+from memlm.base import files
+from memlm.index.store.compaction import compact
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.manifest import CURRENT, read_manifest
 
 DOCS, MORE, NEWER = Corpus(1), Corpus(2, num_documents=3, prefix="more"), Corpus(9, num_documents=3)
 
@@ -72,7 +72,7 @@ def commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[in
             seen.append(manifest.number)
         return moved
 
-    monkeypatch.setattr(durable.os, "fsync", traced_fsync)
+    monkeypatch.setattr(files.os, "fsync", traced_fsync)
     monkeypatch.setattr(Path, "replace", traced_replace)
     yield seen
     disk.check_name(tmp_path / "s" / CURRENT)

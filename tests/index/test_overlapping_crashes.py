@@ -17,10 +17,10 @@ from crashes import Crash, count_of, failing_at
 from random_stores import DEFAULTS, spec
 from store_history import INDEX, Content, check_holds, entries_of
 
-from memlm.index.compact import compact
-from memlm.index.datastore import Datastore
-from memlm.index.journal import give_up
-from memlm.index.writer import StoreWriter
+from memlm.index.store.compaction import compact
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.journal import give_up
+from memlm.index.store.writer import StoreWriter
 
 SAMPLED = 8
 STRIDES = pytest.mark.parametrize("stride", [SAMPLED, pytest.param(1, marks=pytest.mark.slow)])

@@ -8,10 +8,10 @@ import pytest
 from crashes import Crash, count_of, failing_at
 from random_stores import DEFAULTS, Corpus, add, build, spec
 
-from memlm.index.compact import compact
-from memlm.index.datastore import Datastore
-from memlm.index.errors import Incompatible, NotFound
-from memlm.index.writer import StoreWriter
+from memlm.errors import Incompatible, NotFound
+from memlm.index.store.compaction import compact
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.writer import StoreWriter
 
 SECRET = "a secret of forty characters, or near it"
 SECRET_VALUES = np.arange(7_000_000, 7_000_010)

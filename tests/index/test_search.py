@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 from random_stores import DIM, Corpus
 from reference import exact_search
 
+from memlm.errors import InvalidInput, NotFound
 from memlm.index import exact
 from memlm.index.arrays import Picked
-from memlm.index.errors import InvalidInput, NotFound
 from memlm.index.ivf import choose_index
-from memlm.index.neighbours import Neighbours, nearest_of
-from memlm.index.segment import ROW_BITS
+from memlm.index.neighbors import Neighbours, nearest_of
+from memlm.index.store.segment import ROW_BITS
 
 INDEXES = ["Flat", "IVF4,SQfp16"]
 QUERIES_QD = np.random.default_rng(7).normal(size=(5, DIM)).astype(np.float32) * 3

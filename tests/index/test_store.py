@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from random_stores import DEFAULTS, DIM, IVF, Corpus, fill, spec
 
-from memlm.index.datastore import Datastore
-from memlm.index.durable import checksum_of
-from memlm.index.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, Locked, NotFound
-from memlm.index.lock import writing
-from memlm.index.manifest import KnnDefaults
-from memlm.index.writer import StoreWriter
+from memlm.base.files import checksum_of
+from memlm.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, Locked, NotFound
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.lock import writing
+from memlm.index.store.manifest import KnnDefaults
+from memlm.index.store.writer import StoreWriter
 
 
 def flip(path: Path, place: int) -> None:
@@ -203,7 +203,7 @@ def test_truncated_missing_and_changed_files_are_found_by_name(make, corpus, nam
 
 @pytest.mark.parametrize("name", ["keys.npy", "index.faiss"])
 def test_verify_finds_a_flipped_byte_of_a_large_file(make, corpus, name, monkeypatch):
-    monkeypatch.setattr("memlm.index.segment.SMALL_BYTES", 0)
+    monkeypatch.setattr("memlm.index.store.segment.SMALL_BYTES", 0)
     path = make(corpus, IVF).path / "segments" / "000001" / name
     flip(path, path.stat().st_size - 5)
     with Datastore.open(path.parents[2]) as store:

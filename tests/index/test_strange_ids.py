@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from random_stores import DEFAULTS, DIM, spec
 
-from memlm.index.datastore import Datastore
-from memlm.index.errors import NotFound
-from memlm.index.writer import StoreWriter
+from memlm.errors import NotFound
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.writer import StoreWriter
 
 IDS = [
     "",

@@ -13,9 +13,9 @@ import pytest
 import store_history
 from random_stores import IVF, Corpus, build, fill, spec
 
-from memlm.index.datastore import Datastore
-from memlm.index.errors import Corrupt, MemlmError, NotFound
-from memlm.index.writer import StoreWriter
+from memlm.errors import Corrupt, MemlmError, NotFound
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.writer import StoreWriter
 
 
 def started(what: str, path: Path) -> subprocess.Popen:

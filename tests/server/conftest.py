@@ -8,10 +8,10 @@ import pytest
 import torch
 from running import RunningServer
 
-from memlm.checkpoint import save_checkpoint
 from memlm.client import Client
+from memlm.data.tokenizer import Tokenizer
 from memlm.model import Decoder, ModelConfig
-from memlm.tokenizer import Tokenizer
+from memlm.model.checkpoint import save_checkpoint
 
 
 @pytest.fixture(autouse=True)

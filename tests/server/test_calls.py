@@ -15,14 +15,13 @@ from grpc._cython import cygrpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from running import RunningServer, wait_until
 
+from memlm.api.generation import Accepted, Finished, FinishReason, Usage
 from memlm.client import Client
 from memlm.errors import InvalidInput, NotFound
-from memlm.events import Accepted, Finished, FinishReason, Usage
-from memlm.server.calls import Call, Calls
 from memlm.server.config import ServerConfig
-from memlm.server.logs import JsonLines
-from memlm.server.metrics import Metrics
-from memlm.server.tracing import Tracer
+from memlm.server.telemetry.calls import Call, Calls, Tracer
+from memlm.server.telemetry.logs import JsonLines
+from memlm.server.telemetry.metrics import Metrics
 
 PROMPT = "the memory of nobody"
 

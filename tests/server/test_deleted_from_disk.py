@@ -11,8 +11,8 @@ import numpy as np
 from running import RunningServer, family_of, wait_until
 from texts import make_text
 
+from memlm.api.datastores import NewDocument
 from memlm.client import Client
-from memlm.questions import NewDocument
 
 ID, TITLE, NOTE = "qzx-secret-id", "qzx-secret-title", "qzx-secret-note"
 

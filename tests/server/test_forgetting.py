@@ -9,17 +9,17 @@ from running import RunningServer, wait_until
 from texts import make_text
 from typer.testing import CliRunner
 
-from memlm import wire
+from memlm.api.datastores import NewDocument
+from memlm.api.generation import Accepted, Finished, Neighbor, ResumeGenerationRequest, Token
+from memlm.api.params import GenerateRequest
 from memlm.cli.app import app
 from memlm.client import Client
 from memlm.errors import AlreadyExists
-from memlm.events import Accepted, Finished, Neighbor, Token
-from memlm.index.compact import compact
-from memlm.index.datastore import Datastore
-from memlm.params import GenerateRequest
-from memlm.questions import NewDocument, ResumeGenerationRequest
-from memlm.server.deletions import Deletions, Forgetting
+from memlm.index.store.compaction import compact
+from memlm.index.store.datastore import Datastore
+from memlm.server.inference.deletions import Deletions, Forgetting
 from memlm.v1.generation_pb2_grpc import GenerationStub
+from memlm.wire import codec
 
 OPTIONS = {"temperature": 0, "max_tokens": 30, "neighbors": 64, "k": 64, "seed": 1, "resume_s": 60.0}
 
@@ -39,13 +39,13 @@ def documents_in(events: list) -> set[str]:
 
 
 def generated(stub: GenerationStub) -> list[Accepted | tuple[Token, ...] | Finished]:
-    request = wire.to_wire(GenerateRequest.of("the memory", dict(OPTIONS)))
-    return [wire.event_from_wire(event) for event in stub.Generate(request)]
+    request = codec.to_wire(GenerateRequest.of("the memory", dict(OPTIONS)))
+    return [codec.event_from_wire(event) for event in stub.Generate(request)]
 
 
 def resumed(stub: GenerationStub, events: list) -> list[Accepted | tuple[Token, ...] | Finished]:
-    question = wire.to_wire(ResumeGenerationRequest(events[0].request_id, 0))
-    return [wire.event_from_wire(event) for event in stub.ResumeGeneration(question)]
+    question = codec.to_wire(ResumeGenerationRequest(events[0].request_id, 0))
+    return [codec.event_from_wire(event) for event in stub.ResumeGeneration(question)]
 
 
 def texts_of(events: list) -> list[str]:
@@ -97,7 +97,7 @@ def test_a_resumed_generation_does_not_name_what_was_replaced_since(changing: Ru
 def named(*document_ids: str, store: str = "s") -> bytes:
     """An encoded token with neighbors of these documents."""
     neighbors = tuple(Neighbor(store, id_, "", 0, 0, 1, 5, "x", 0.5, 0.5, "x") for id_ in document_ids)
-    return wire.token_to_wire(Token(5, "x", b"x", -1.0, -1.0, neighbors=neighbors))
+    return codec.token_to_wire(Token(5, "x", b"x", -1.0, -1.0, neighbors=neighbors))
 
 
 def test_deletions_concern_the_streams_that_began_before_them() -> None:

@@ -9,11 +9,11 @@ from broken import FILL, FULL
 from running import RunningServer
 from texts import make_text
 
+from memlm.api.datastores import NewDocument
+from memlm.api.operations import JobState
 from memlm.client import Client
 from memlm.errors import StorageFull
-from memlm.index.datastore import Datastore
-from memlm.operations import JobState
-from memlm.questions import NewDocument
+from memlm.index.store.datastore import Datastore
 
 NEW = [NewDocument("new", make_text(5, 40))]
 

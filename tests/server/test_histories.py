@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from running import RunningServer
 from texts import make_text
 
+from memlm.api.datastores import NewDocument
+from memlm.api.operations import JobState
 from memlm.client import Client
 from memlm.errors import AlreadyExists, NotFound
-from memlm.operations import JobState
-from memlm.questions import NewDocument
 
 WORDS = st.sampled_from(["the memory", " of a model", " can be read", " and edited"])
 NUMBERS = st.integers(0, 11)

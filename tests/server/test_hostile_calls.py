@@ -13,9 +13,9 @@ from google.protobuf.message_factory import GetMessageClass
 from hostile import METHODS, bytes_of
 from running import RunningServer
 
-from memlm import wire
 from memlm.client import Client
 from memlm.errors import InvalidInput
+from memlm.wire import codec
 
 CALL_S = 2.0  # some are understood, and would take long
 THREADS = 4
@@ -52,7 +52,7 @@ def status_of(channel: grpc.Channel, method: Any, data: bytes) -> grpc.StatusCod
 def is_refused(method: Any, data: bytes) -> bool:
     """Whether these bytes are no question at all."""
     try:
-        wire.from_wire(wire.read_request(GetMessageClass(method.input_type), data))
+        codec.from_wire(codec.read_request(GetMessageClass(method.input_type), data))
     except InvalidInput:
         return True
     return False

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from memlm.clock import Clock
+from memlm.api.datastores import AddDocumentsRequest, BuildDatastoreRequest, NewDocument
+from memlm.api.operations import JobState
+from memlm.base import files
+from memlm.base.clock import Clock
+from memlm.base.files import signed
 from memlm.errors import AlreadyExists
-from memlm.index import durable
-from memlm.index.manifest import signed
-from memlm.operations import JobState
-from memlm.questions import AddDocumentsRequest, BuildDatastoreRequest, NewDocument
 from memlm.server.config import ServerConfig
-from memlm.server.index_worker import BUILD
-from memlm.server.job import Job, Upload
-from memlm.server.job_records import KEPT_S, JobRecords
-from memlm.server.jobs import Jobs
-from memlm.server.metrics import Metrics
-from memlm.server.stores import Stores
-from memlm.server.workers import Workers
+from memlm.server.inference.pool import Workers
+from memlm.server.jobs.job import Job, Upload
+from memlm.server.jobs.records import KEPT_S, JobRecords
+from memlm.server.jobs.service import Jobs
+from memlm.server.jobs.worker import BUILD
+from memlm.server.registry import Stores
+from memlm.server.telemetry.metrics import Metrics
 
 
 class SlowDisk:
@@ -30,7 +30,7 @@ class SlowDisk:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.syncing, self.go_on, self._fsync = threading.Event(), threading.Event(), os.fsync
-        patch.setattr(durable.os, "fsync", self._wait)
+        patch.setattr(files.os, "fsync", self._wait)
 
     def hold(self) -> None:
         """Has the syncs from here on wait."""
@@ -187,7 +187,7 @@ def test_a_restart_keeps_the_uploads_of_open_jobs_however_the_folder_is_spelled(
 
 
 def test_writers_of_one_file_do_not_share_a_temporary_file(tmp_path: Path, slow_disk: SlowDisk) -> None:
-    threads = [threading.Thread(target=durable.write_whole, args=(tmp_path / "f", bytes([n]) * 9)) for n in (1, 2)]
+    threads = [threading.Thread(target=files.write_whole, args=(tmp_path / "f", bytes([n]) * 9)) for n in (1, 2)]
     for thread in threads:
         thread.start()
     deadline_s = time.monotonic() + 30
@@ -203,9 +203,9 @@ def test_writers_of_one_file_do_not_share_a_temporary_file(tmp_path: Path, slow_
 
 def test_a_write_that_fails_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "f").write_bytes(b"old")
-    monkeypatch.setattr(durable.os, "fsync", lambda descriptor: 1 / 0)
+    monkeypatch.setattr(files.os, "fsync", lambda descriptor: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        durable.write_whole(tmp_path / "f", b"new")
+        files.write_whole(tmp_path / "f", b"new")
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("f", b"old")]
 
 

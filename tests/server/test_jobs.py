@@ -20,11 +20,12 @@ from running import RunningServer, alike, niceness_of, wait_until
 from texts import make_text
 from typer.testing import CliRunner
 
-from memlm.async_client import AsyncClient
-from memlm.build import add_to_index, build_index
+from memlm.api.datastores import NewDocument
+from memlm.api.operations import JobState, Operation
+from memlm.base.files import sign, signed
 from memlm.cli.app import app
-from memlm.client import Client
-from memlm.corpus import Corpus
+from memlm.client import AsyncClient, Client
+from memlm.data.corpus import Corpus
 from memlm.errors import (
     AlreadyExists,
     Cancelled,
@@ -36,14 +37,12 @@ from memlm.errors import (
     StorageFull,
     Unavailable,
 )
-from memlm.index.datastore import Datastore
-from memlm.index.lock import writing
-from memlm.index.manifest import sign, signed
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.lock import writing
+from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel
-from memlm.operations import JobState, Operation
-from memlm.questions import NewDocument
-from memlm.server.index_worker import ADD, BUILD, Task, _run, _Teller
-from memlm.server.job import Upload
+from memlm.server.jobs.job import Upload
+from memlm.server.jobs.worker import ADD, BUILD, Task, _run, _Teller
 
 NEW = [NewDocument(f"new-{n}", make_text(100 + n, 60), metadata={"number": n}) for n in range(3)]
 
@@ -463,7 +462,7 @@ def test_uploads_that_are_no_good_leave_nothing(place: Place) -> None:
 @pytest.mark.parametrize("characters", [10, 100_000])
 def test_an_upload_that_fills_the_disk_is_told_so_and_removed(tmp_path: Path, monkeypatch, characters: int) -> None:
     """Also where only closing the file writes what is still in its buffer."""
-    monkeypatch.setattr("memlm.server.job.token_hex", lambda size: "full")
+    monkeypatch.setattr("memlm.server.jobs.job.token_hex", lambda size: "full")
     (tmp_path / "full.jsonl").symlink_to("/dev/full")
 
     def send() -> None:
@@ -477,7 +476,7 @@ def test_an_upload_that_fills_the_disk_is_told_so_and_removed(tmp_path: Path, mo
 
 
 def test_an_upload_that_is_given_up_on_a_full_disk_is_removed(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("memlm.server.job.token_hex", lambda size: "full")
+    monkeypatch.setattr("memlm.server.jobs.job.token_hex", lambda size: "full")
     (tmp_path / "full.jsonl").symlink_to("/dev/full")
     with pytest.raises(InvalidInput, match="came twice"), Upload(tmp_path, 1 << 30) as upload:
         upload.add((NewDocument("a", "x"), NewDocument("a", "x")))

@@ -20,12 +20,11 @@ from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from running import RunningServer, cpu_seconds, family_of, forker_of, is_alive, wait_until
 
-from memlm.async_client import AsyncClient
-from memlm.client import Client
+from memlm.api.generation import FinishReason, TokenStream
+from memlm.client import AsyncClient, Client
 from memlm.errors import Corrupt, DeadlineExceeded, InvalidInput, NotFound, Overloaded, Unavailable
-from memlm.events import FinishReason, TokenStream
-from memlm.index.lock import committing
-from memlm.index.manifest import CURRENT, FIRST_MANIFEST
+from memlm.index.store.lock import committing
+from memlm.index.store.manifest import CURRENT, FIRST_MANIFEST
 from memlm.language_model import load
 from memlm.server.config import ServerConfig
 from memlm.server.processes import SPINS
@@ -251,7 +250,7 @@ def test_a_worker_does_not_outlive_a_front_that_is_killed(tmp_path: Path, long_m
 
 def test_a_worker_that_hangs_is_not_healthy(tmp_path: Path, model_folder: Path) -> None:
     """Health means that the work loop moves; a stopped process still exists."""
-    impatient = "import memlm.server.worker_link as link; link.STALE_BEAT_S = 1.5"
+    impatient = "import memlm.server.inference.handle as link; link.STALE_BEAT_S = 1.5"
     with (
         RunningServer(tmp_path / "log", model_folder, first=impatient) as server,
         grpc.insecure_channel(server.address) as channel,

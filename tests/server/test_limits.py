@@ -15,17 +15,18 @@ from raw_http2 import RawConnection
 from running import RunningServer, anonymous_bytes, wait_until
 from texts import make_text
 
-from memlm import wire
-from memlm.build import build_index
+from memlm.api.datastores import AddDocumentsRequest, NewDocument
+from memlm.api.sessions import AppendToSessionRequest
 from memlm.client import Client
-from memlm.connection import DEFAULT_MAX_MESSAGE_BYTES
-from memlm.corpus import Corpus
+from memlm.client.uploads import additions_of
+from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
-from memlm.questions import AddDocumentsRequest, AppendToSessionRequest, NewDocument
+from memlm.indexing.build import build_index
 from memlm.server.config import ServerConfig
-from memlm.uploads import additions_of
 from memlm.v1.datastores_pb2_grpc import DatastoresStub
 from memlm.v1.sessions_pb2_grpc import SessionsStub
+from memlm.wire import codec
+from memlm.wire.limits import DEFAULT_MAX_MESSAGE_BYTES
 
 SECRET = "0123456789abcdefghij"
 TOKENS = f'[[token]]\nname = "ann"\nsecret = "{SECRET}"\n'
@@ -97,7 +98,7 @@ def test_a_large_document_is_sent_in_messages_that_a_server_takes() -> None:
     document = NewDocument("large", "text " * MIB, metadata={"a": "b" * MIB})
     messages = list(additions_of(AddDocumentsRequest(), [document], DEFAULT_MAX_MESSAGE_BYTES))
     assert max(message.ByteSize() for message in messages) < ServerConfig(Path("model")).max_message_bytes
-    parts = [part for message in messages for part in wire.from_wire(message).documents]
+    parts = [part for message in messages for part in codec.from_wire(message).documents]
     assert "".join(part.text for part in parts) == document.text
 
 
@@ -133,7 +134,7 @@ def begun(call: Any, first: Any, stop: threading.Event) -> grpc.Future:
     """A call that has sent its first message and then keeps silent."""
 
     def messages() -> Iterator[Any]:
-        yield wire.to_wire(first)
+        yield codec.to_wire(first)
         stop.wait(30)
 
     return call.future(messages(), timeout=30)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from memlm.server.logs import JsonLines, TextLines
+from memlm.server.telemetry.logs import JsonLines, TextLines
 
 FORGED = "a.txt\n2026-01-01 00:00:00,000 memlm.server ERROR forged\r\x1b]0;title\x07\x85\u2028\ud800\u202e"
 

@@ -9,27 +9,19 @@ from typing import Any
 
 import pytest
 
-from memlm.checkpoint import load_checkpoint
+from memlm.api.datastores import SearchRequest
+from memlm.api.generation import DetokenizeRequest, Finished, TokenizeRequest
+from memlm.api.params import GenerateRequest, SamplingParams
+from memlm.api.scoring import ScoreRequest
+from memlm.api.sessions import AppendToSessionRequest, CreateSessionRequest, DeleteSessionRequest, ForkSessionRequest
+from memlm.data.tokenizer import Tokenizer
 from memlm.errors import DeadlineExceeded, InvalidInput, StorageFull
-from memlm.events import Finished
+from memlm.generation.sessions import Sessions
 from memlm.language_model import LanguageModel
-from memlm.model.pool import copied
-from memlm.params import GenerateRequest, SamplingParams
-from memlm.questions import (
-    AppendToSessionRequest,
-    CreateSessionRequest,
-    DeleteSessionRequest,
-    DetokenizeRequest,
-    ForkSessionRequest,
-    Question,
-    ScoreRequest,
-    SearchRequest,
-    TokenizeRequest,
-)
-from memlm.server.messages import Ask, Cancel, Events, Failed, Heartbeat, Result, Stop
-from memlm.server.worker import Worker
-from memlm.sessions import Sessions
-from memlm.tokenizer import Tokenizer
+from memlm.model.checkpoint import load_checkpoint
+from memlm.model.state_pool import copied
+from memlm.server.inference.messages import Ask, Cancel, Events, Failed, Heartbeat, Question, Result, Stop
+from memlm.server.inference.worker import Worker
 
 PROMPT = "the memory of a model"
 LONG = "the memory of a model can be read and edited. " * 600
@@ -203,7 +195,7 @@ def test_a_text_of_more_tokens_than_an_answer_takes_is_refused(
     lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = len(lm.tokenize(PROMPT))
-    monkeypatch.setattr("memlm.tokenizer.MAX_TOKEN_IDS", most)
+    monkeypatch.setattr("memlm.data.tokenizer.MAX_TOKEN_IDS", most)
     last = Caller(fits=TokenizeRequest(PROMPT), longer=TokenizeRequest(PROMPT + "s"), long=TokenizeRequest(LONG)).play(
         lm
     )
@@ -214,7 +206,7 @@ def test_a_text_of_more_tokens_than_an_answer_takes_is_refused(
 
 
 def test_the_text_of_many_tokens_comes_in_steps(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memlm.tokenizer.DECODED_TOKENS", 7)
+    monkeypatch.setattr("memlm.data.tokenizer.DECODED_TOKENS", 7)
     ids = tuple(lm.tokenize("é 猫 🙂 " + LONG))
     told = Caller(ids=DetokenizeRequest(ids), other=OTHER).play(lm)
     assert told["ids"] == Result("ids", "é 猫 🙂 " + LONG)
@@ -287,13 +279,13 @@ def test_large_states_are_copied_while_others_are_served(
     long_lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither into a row of the batch nor out of it: a generation of a large session has a state of its own."""
-    monkeypatch.setattr("memlm.batch.APART_BYTES", 1 << 14)
-    monkeypatch.setattr("memlm.batch.APART_SHARE", 1 << 60)
-    monkeypatch.setattr("memlm.sessions.LARGE_BYTES", 0)
+    monkeypatch.setattr("memlm.generation.batch.APART_BYTES", 1 << 14)
+    monkeypatch.setattr("memlm.generation.batch.APART_SHARE", 1 << 60)
+    monkeypatch.setattr("memlm.generation.sessions.LARGE_BYTES", 0)
     name = long_lm.sessions.create().name
     Caller(append=AppendToSessionRequest(name, PROMPT * 20)).play(long_lm)
     caller, threads = Caller(it=GenerateRequest(PROMPT, OTHER.sampling, session=name), other=OTHER), set[int]()
-    for place in ("memlm.batch", "memlm.generate", "memlm.sessions"):
+    for place in ("memlm.generation.batch", "memlm.generation.generation", "memlm.generation.sessions"):
 
         def copy_later(*arguments: Any, **options: Any) -> Any:
             threads.add(threading.get_ident())

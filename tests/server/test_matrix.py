@@ -26,10 +26,10 @@ from running import (
 )
 from texts import make_text
 
+from memlm.api.datastores import NewDocument
 from memlm.client import Client
 from memlm.errors import Cancelled, DeadlineExceeded, InternalError, MemlmError, Unavailable
-from memlm.index.lock import writing
-from memlm.questions import NewDocument
+from memlm.index.store.lock import writing
 
 LONG_TEXT = make_text(1, 20_000)
 SPARE_FILES, SPARE_THREADS = 3, 8

@@ -13,7 +13,7 @@ from running import RunningServer, figures_at, free_port, wait_until
 
 from memlm.client import Client
 from memlm.errors import InvalidInput
-from memlm.index.datastore import Datastore
+from memlm.index.store.datastore import Datastore
 
 
 def test_calls_tokens_sessions_and_the_heartbeat_are_counted(

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from running import RunningServer, family_of, is_alive, wait_until
 
+from memlm.api.datastores import NewDocument
 from memlm.client import Client
 from memlm.errors import InvalidInput, Locked
-from memlm.questions import NewDocument
 from memlm.server.config import ServerConfig
 from memlm.server.ownership import owning
-from memlm.server.stores import Stores
+from memlm.server.registry import Stores
 
 
 @pytest.mark.parametrize("option", ["session_dir", "store_dir"])

@@ -12,7 +12,7 @@ from running import RunningServer
 
 from memlm.client import Client
 from memlm.errors import Incompatible, InvalidInput, MemlmError, NotFound, PermissionDenied
-from memlm.index.datastore import Datastore
+from memlm.index.store.datastore import Datastore
 
 SECRET = "nobody may read this here\n" * 20
 

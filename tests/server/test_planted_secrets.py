@@ -21,12 +21,13 @@ from pyarrow import parquet
 from running import RunningServer, family_of, wait_until
 from texts import make_text
 
-from memlm import wire
+from memlm.api.datastores import NewDocument
+from memlm.api.generation import ResumeGenerationRequest
+from memlm.api.params import GenerateRequest
 from memlm.client import Client
-from memlm.params import GenerateRequest
-from memlm.questions import NewDocument, ResumeGenerationRequest
-from memlm.tokenizer import Tokenizer
+from memlm.data.tokenizer import Tokenizer
 from memlm.v1.generation_pb2_grpc import GenerationStub
+from memlm.wire import codec
 
 
 def secret(way: str) -> str:
@@ -147,7 +148,7 @@ def test_no_file_and_no_process_keeps_a_secret_that_was_deleted(
             GenerationStub(channel),
             {"neighbors": 64, "k": 64, "resume_s": 100, "max_tokens": 20, "temperature": 0},
         )
-        generation = list(stub.Generate(wire.to_wire(GenerateRequest.of(text_with("prompt"), asked))))
+        generation = list(stub.Generate(codec.to_wire(GenerateRequest.of(text_with("prompt"), asked))))
         for store in ("docs", "piped"):
             assert client.search(store, secret("file")[:20], k=1000)
         (store_folder,) = (written / "stores").glob("docs-*")
@@ -158,7 +159,7 @@ def test_no_file_and_no_process_keeps_a_secret_that_was_deleted(
 
         client.datastores.delete_documents("docs", [*ids, secret("upload id")])
         client.datastores.delete_documents("piped", ["stdin"])
-        again = stub.ResumeGeneration(wire.to_wire(ResumeGenerationRequest(generation[0].accepted.request_id, 0)))
+        again = stub.ResumeGeneration(codec.to_wire(ResumeGenerationRequest(generation[0].accepted.request_id, 0)))
         told = b"".join(event.SerializeToString() for event in again)
         assert not [way for way in ALL if secret(way).encode() in told]
         session.delete()

@@ -15,7 +15,7 @@ from texts import make_text
 
 from memlm.client import Client
 from memlm.errors import DeadlineExceeded, Unavailable
-from memlm.index.datastore import Datastore
+from memlm.index.store.datastore import Datastore
 
 DOCUMENTS = 8
 

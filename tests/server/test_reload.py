@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from memlm.errors import Overloaded, Unauthenticated
-from memlm.server.security import Guard
-from memlm.server.watched_files import LOOK_AGAIN_S, WatchedFiles
+from memlm.server.frontend.auth import Guard
+from memlm.server.frontend.watched_files import LOOK_AGAIN_S, WatchedFiles
 
 ANN = "ann's own secret 0"
 
@@ -16,7 +16,7 @@ ANN = "ann's own secret 0"
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now_s = [100.0]
-    monkeypatch.setattr("memlm.server.watched_files.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("memlm.server.frontend.watched_files.time.monotonic", lambda: now_s[0])
     return now_s
 
 
@@ -29,7 +29,7 @@ def still_times(monkeypatch: pytest.MonkeyPatch) -> None:
         found = stat(path, **options)
         return os.stat_result((*found[:7], 0, 0, 0), {"st_mtime_ns": 0, "st_ctime_ns": 0})
 
-    monkeypatch.setattr("memlm.server.watched_files.os.stat", coarse)
+    monkeypatch.setattr("memlm.server.frontend.watched_files.os.stat", coarse)
 
 
 def in_place(path: Path, text: str) -> None:
@@ -98,7 +98,7 @@ def tokens(rate: int, name: str = "ann") -> str:
 
 
 def test_a_reload_keeps_the_rates_that_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memlm.server.security.time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("memlm.server.frontend.auth.time.monotonic", lambda: 100.0)
     path = tmp_path / "tokens.toml"
     path.write_text(tokens(6))
     guard, metadata = Guard(path), (("authorization", f"Bearer {ANN}"),)

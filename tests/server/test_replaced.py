@@ -12,18 +12,18 @@ import pytest
 from running import RunningServer, wait_until
 from texts import make_text
 
-from memlm.build import build_index
+from memlm.base import files
+from memlm.base.files import checksum_of, sign, signed
 from memlm.client import Client
-from memlm.corpus import Corpus
+from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, MemlmError, NotFound, Unavailable
-from memlm.index import durable
-from memlm.index.datastore import Datastore
-from memlm.index.durable import checksum_of
-from memlm.index.manifest import read_manifest, sign, signed
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.manifest import read_manifest
+from memlm.indexing.build import build_index
 from memlm.server.config import ServerConfig
-from memlm.server.job_records import JobRecords
+from memlm.server.jobs.records import JobRecords
 from memlm.server.ownership import owning
-from memlm.server.stores import Stores
+from memlm.server.registry import Stores
 
 PROMPT, OTHERS = make_text(3, 8), {f"other-{number}.txt" for number in range(3)}
 ASKED = 16  # often enough that each of two workers has answered
@@ -181,7 +181,7 @@ def test_the_folders_of_sessions_and_operations_are_on_the_disk_before_anything_
         synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
         fsync(descriptor)
 
-    monkeypatch.setattr(durable.os, "fsync", watched)
+    monkeypatch.setattr(files.os, "fsync", watched)
     folders = {"session_dir": tmp_path / "a" / "sessions", "store_dir": tmp_path / "b" / "stores"}
     with owning(ServerConfig(model_folder, **folders)):
         JobRecords(folders["store_dir"] / "jobs")

@@ -9,15 +9,13 @@ import grpc
 import pytest
 from running import RunningServer, Wire, alike, wait_until
 
-from memlm import wire
-from memlm.async_client import AsyncClient
-from memlm.client import Client
+from memlm.api.generation import Accepted, Finished, ResumeGenerationRequest
+from memlm.api.params import GenerateRequest
+from memlm.client import AsyncClient, Client
 from memlm.errors import InvalidInput, NotFound, Unavailable
-from memlm.events import Accepted, Finished
 from memlm.language_model import LanguageModel
-from memlm.params import GenerateRequest
-from memlm.questions import ResumeGenerationRequest
 from memlm.v1.generation_pb2_grpc import GenerationStub
+from memlm.wire import codec
 
 OPTIONS = {"temperature": 0, "max_tokens": 40, "neighbors": 2, "seed": 1}
 
@@ -63,15 +61,15 @@ def test_any_token_can_be_gone_on_from_while_it_is_kept(server: RunningServer, c
     request = GenerateRequest.of("the memory", {**OPTIONS, "resume_s": 1.0})
     with grpc.insecure_channel(server.address) as channel:
         stub = GenerationStub(channel)
-        events = [wire.event_from_wire(event) for event in stub.Generate(wire.to_wire(request))]
+        events = [codec.event_from_wire(event) for event in stub.Generate(codec.to_wire(request))]
         accepted, *told, finished = events
         assert isinstance(accepted, Accepted)
         assert isinstance(finished, Finished)
         whole = [token for tokens in told for token in tokens]
 
         def resumed(offset: int, request_id: str = accepted.request_id) -> list:
-            question = wire.to_wire(ResumeGenerationRequest(request_id, offset))
-            return [wire.event_from_wire(event) for event in stub.ResumeGeneration(question)]
+            question = codec.to_wire(ResumeGenerationRequest(request_id, offset))
+            return [codec.event_from_wire(event) for event in stub.ResumeGeneration(question)]
 
         for offset in (0, 1, len(whole)):
             first, *rest, last = resumed(offset)

@@ -15,15 +15,15 @@ from google.protobuf.message_factory import GetMessageClass
 from hostile import METHODS
 from running import RunningServer
 
+from memlm.api.datastores import LoadDatastoreRequest, NewDocument, SearchRequest, StoreInfo
+from memlm.api.params import GenerateRequest, MemoryParams, StoreWeight
+from memlm.api.scoring import ScoreRequest
 from memlm.client import Client
 from memlm.errors import Corrupt, InvalidInput, MemlmError, NotFound, Overloaded, PermissionDenied
-from memlm.params import GenerateRequest, MemoryParams, StoreWeight
-from memlm.questions import LoadDatastoreRequest, NewDocument, ScoreRequest, SearchRequest
-from memlm.reports import StoreInfo
 from memlm.server.config import ServerConfig
-from memlm.server.rights import RULES, Rights, _about_no_store, _about_own
-from memlm.server.security import Caller
-from memlm.server.stores import Stores
+from memlm.server.frontend.auth import Caller
+from memlm.server.frontend.rights import RULES, Rights, _about_no_store, _about_own
+from memlm.server.registry import Stores
 
 ROOT, EVE = "the operator's secret", "eve's own secret 00"
 SECRET = ("payroll", "hidden", "gone", "given", "salar")  # of names, folders and texts of others

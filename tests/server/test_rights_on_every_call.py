@@ -17,17 +17,14 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hostile import METHODS, filled
 from running import RunningServer, wait_until
 
-from memlm import wire
+from memlm.api.datastores import NewDocument
+from memlm.api.generation import CancelGenerationRequest, ResumeGenerationRequest
+from memlm.api.operations import WaitOperationRequest
+from memlm.api.sessions import AppendToSessionRequest
 from memlm.client import Client
 from memlm.errors import MemlmError, NotFound, PermissionDenied
-from memlm.questions import (
-    AppendToSessionRequest,
-    CancelGenerationRequest,
-    NewDocument,
-    ResumeGenerationRequest,
-    WaitOperationRequest,
-)
-from memlm.server.security import Guard
+from memlm.server.frontend.auth import Guard
+from memlm.wire import codec
 
 ANN, BEN, NIX = "ann's own secret 0", "ben's own secret 0", "nix' own secret 00"
 WRITTEN = "zyxwvut"
@@ -82,7 +79,7 @@ def sent(channel: grpc.Channel, method: Any, data: bytes, metadata: tuple[tuple[
 
 def asked(address: str, token: str, question: Any) -> None:
     """One question of a dataclass to the call that takes it; raises RpcError."""
-    message = wire.to_wire(question)
+    message = codec.to_wire(question)
     (method,) = [each for each in METHODS if each.input_type is type(message).DESCRIPTOR]
     with grpc.insecure_channel(address) as channel:
         metadata = (("authorization", f"Bearer {token}"),)
@@ -97,7 +94,7 @@ def test_the_contract_is_all_that_the_server_offers(guarded: RunningServer) -> N
         question = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
         (answer,) = stub.ServerReflectionInfo(question, metadata=(("authorization", f"Bearer {ANN}"),))
     listed = {service.name for service in answer.list_services_response.service}
-    ours = {service.full_name for service in wire.SERVICES}
+    ours = {service.full_name for service in codec.SERVICES}
     assert listed - ours == {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
     assert len(METHODS) >= 28
 
@@ -267,7 +264,7 @@ def test_no_name_that_a_caller_chooses_makes_a_line_of_its_own_in_the_log(guarde
 
 def asked_at(address: str, name: str) -> None:
     """A raw append to a session of any name."""
-    data = wire.to_wire(AppendToSessionRequest(name, "a")).SerializeToString()
+    data = codec.to_wire(AppendToSessionRequest(name, "a")).SerializeToString()
     with grpc.insecure_channel(address) as channel:
         path = "/memlm.v1.Sessions/AppendToSession"
         channel.stream_unary(path)(iter([data]), timeout=20, metadata=(("authorization", f"Bearer {ANN}"),))

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from memlm.api.generation import Accepted, Finished, FinishReason, Usage
+from memlm.api.params import GenerateRequest
 from memlm.errors import Incompatible, NotFound, Overloaded
-from memlm.events import Accepted, Finished, FinishReason, Usage
-from memlm.params import GenerateRequest
 from memlm.server.config import ServerConfig
-from memlm.server.deletions import Deletions
-from memlm.server.messages import Events, Failed
+from memlm.server.frontend.streams import MAX_EVENT_BYTES, Run, Runs
+from memlm.server.inference.deletions import Deletions
+from memlm.server.inference.handle import WorkerLink
+from memlm.server.inference.messages import Events, Failed
 from memlm.server.quota import Quota
-from memlm.server.runs import MAX_EVENT_BYTES, Run, Runs
-from memlm.server.worker_link import WorkerLink
 
 FINISHED = Finished(FinishReason.LENGTH, None, Usage())
 TOKEN = b"t" * 100

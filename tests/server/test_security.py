@@ -13,11 +13,11 @@ from running import RunningServer, wait_until
 from typer.testing import CliRunner
 
 from memlm.cli.app import app
-from memlm.client import Client
-from memlm.connection import Tls
+from memlm.client import Client, Tls
 from memlm.errors import InvalidInput, MemlmError, NotFound, Overloaded, PermissionDenied, Unauthenticated, Unavailable
 from memlm.server.config import ServerConfig
-from memlm.server.security import Caller, Guard, read_callers, warning_of
+from memlm.server.frontend.auth import Caller, Guard, read_callers
+from memlm.server.main import warning_of
 
 ANN, BEN, EVE = "ann's own secret 0", "ben's own secret 0", "nobody's secret 00"
 TOKENS = f"""
@@ -118,7 +118,7 @@ def rewrite(path: Path, text: str) -> None:
 
 def test_a_rate_is_kept_and_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
-    monkeypatch.setattr("memlm.server.security.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("memlm.server.frontend.auth.time.monotonic", lambda: now_s[0])
     caller = Caller("ann", requests_per_minute=60.0)
     for _ in range(10):
         caller.check("Generate")

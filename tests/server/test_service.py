@@ -16,12 +16,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from running import RunningServer, alike
 
-from memlm.async_client import AsyncClient
-from memlm.client import Client
+from memlm.api.datastores import StoreInfo
+from memlm.api.generation import Accepted, Finished, Token, TokenStream
+from memlm.client import AsyncClient, Client
 from memlm.errors import InvalidInput, MemlmError, NotFound
-from memlm.events import Accepted, Finished, Token, TokenStream
 from memlm.language_model import LanguageModel
-from memlm.reports import StoreInfo
 from memlm.v1 import datastores_pb2, generation_pb2, generation_pb2_grpc
 
 PROMPT = "the memory of a model can"

@@ -10,9 +10,8 @@ import pytest
 from running import RunningServer, alike, family_of, wait_until
 from typer.testing import CliRunner
 
-from memlm.async_client import AsyncClient
 from memlm.cli.app import app
-from memlm.client import Client
+from memlm.client import AsyncClient, Client
 from memlm.errors import InvalidInput, Locked, MemlmError, NotFound
 from memlm.language_model import LanguageModel
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from memlm.events import Finished
+from memlm.api.generation import Finished
+from memlm.api.params import GenerateRequest
+from memlm.api.scoring import ScoreRequest
+from memlm.api.sessions import AppendToSessionRequest
 from memlm.language_model import LanguageModel
-from memlm.params import GenerateRequest
-from memlm.questions import AppendToSessionRequest, ScoreRequest
-from memlm.server.messages import Ask, Cancel, Events, Failed, Heartbeat, Result, Stop
-from memlm.server.worker import Worker
+from memlm.server.inference.messages import Ask, Cancel, Events, Failed, Heartbeat, Result, Stop
+from memlm.server.inference.worker import Worker
 
 TEXT = "the memory of a model can be read and edited "
 

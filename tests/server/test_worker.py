@@ -11,18 +11,20 @@ import pytest
 import torch
 from running import anonymous_bytes
 
+from memlm.api.datastores import SearchRequest
+from memlm.api.generation import Accepted, Finished
+from memlm.api.params import GenerateRequest, SamplingParams
+from memlm.api.scoring import ScoreRequest
+from memlm.api.server import GetModelRequest
+from memlm.base.allocator import give_back
 from memlm.errors import DeadlineExceeded, InternalError, InvalidInput, NotFound, Overloaded
-from memlm.events import Accepted, Finished
 from memlm.language_model import LanguageModel
 from memlm.model.state import row_bytes
-from memlm.params import GenerateRequest, SamplingParams
-from memlm.questions import GetModelRequest, ScoreRequest, SearchRequest
-from memlm.server import answers, worker
-from memlm.server.allocator import give_back
-from memlm.server.messages import Ask, Cancel, Events, Failed, Heartbeat, Result, Stop
-from memlm.server.streams import MAX_EVENT_BYTES, merged
-from memlm.server.worker import Worker
-from memlm.wire import token_to_wire
+from memlm.server.frontend.streams import MAX_EVENT_BYTES, merged
+from memlm.server.inference import handlers, worker
+from memlm.server.inference.messages import Ask, Cancel, Events, Failed, Heartbeat, Result, Stop
+from memlm.server.inference.worker import Worker
+from memlm.wire.codec import token_to_wire
 
 PROMPT = "the memory of"
 
@@ -75,11 +77,11 @@ def test_a_generation_is_accepted_told_and_finished(lm: LanguageModel) -> None:
 
 def test_tokens_that_come_fast_are_told_together(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one at once; the others when there is time to look, and never later than the end."""
-    monkeypatch.setattr(answers, "COALESCE_S", 3600.0)
+    monkeypatch.setattr(handlers, "COALESCE_S", 3600.0)
     events = events_of(Script([generate("a")], 6).play(lm), "a")
     assert [len(event) for event in events if isinstance(event, tuple)] == [1, 4]
-    monkeypatch.setattr(answers, "COALESCE_S", 0.0)
-    monkeypatch.setattr(answers, "MESSAGES_PER_S", float("inf"))
+    monkeypatch.setattr(handlers, "COALESCE_S", 0.0)
+    monkeypatch.setattr(handlers, "MESSAGES_PER_S", float("inf"))
     events = events_of(Script([generate("a")], 6).play(lm), "a")
     assert [len(event) for event in events if isinstance(event, tuple)] == [1] * 5
 
@@ -87,15 +89,15 @@ def test_tokens_that_come_fast_are_told_together(lm: LanguageModel, monkeypatch:
 def test_all_are_told_of_at_one_beat(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also who joined between two: that one's first token comes at once, as everybody's."""
     turns = itertools.count()
-    monkeypatch.setattr(answers.Pace, "turn", lambda pace: setattr(pace, "beats", next(turns) // 3))
+    monkeypatch.setattr(handlers.Pace, "turn", lambda pace: setattr(pace, "beats", next(turns) // 3))
     told = Script([generate("a", 9)], [generate("b", 9)], 12).play(lm)
     for id_, sizes in (("a", [1, 3, 3, 2]), ("b", [1, 2, 3, 3])):
         assert [len(event) for event in events_of(told, id_) if isinstance(event, tuple)] == sizes
 
 
 def test_the_running_take_turns(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "COALESCE_S", 0.0)
-    monkeypatch.setattr(answers, "MESSAGES_PER_S", float("inf"))
+    monkeypatch.setattr(handlers, "COALESCE_S", 0.0)
+    monkeypatch.setattr(handlers, "MESSAGES_PER_S", float("inf"))
     told = Script([generate("a"), generate("b")], 6).play(lm)
     tokens = [message.id for message in told if isinstance(message.events[0], tuple)]
     assert tokens == ["a", "b"] * 5
@@ -201,7 +203,7 @@ def test_a_deadline_ends_what_runs(lm: LanguageModel, monkeypatch: pytest.Monkey
 
     def take(*, wait_s: float) -> list[Any]:
         ahead_s = next(clock)
-        monkeypatch.setattr("memlm.server.worker.time.monotonic", lambda: time.perf_counter() + ahead_s)
+        monkeypatch.setattr("memlm.server.inference.worker.time.monotonic", lambda: time.perf_counter() + ahead_s)
         return rounds(wait_s=wait_s)
 
     script.take = take  # type: ignore[method-assign]

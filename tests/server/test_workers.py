@@ -15,14 +15,14 @@ import pytest
 from running import RunningServer, alike, figures_at, free_port, wait_until
 from texts import make_text
 
+from memlm.api.datastores import ListDatastoresRequest, NewDocument
+from memlm.base import machine
+from memlm.base.machine import memory_bytes
 from memlm.client import Client
 from memlm.errors import InvalidInput, NotFound, Overloaded, Unavailable
 from memlm.language_model import LanguageModel
-from memlm.questions import ListDatastoresRequest, NewDocument
-from memlm.server import machine
 from memlm.server.config import ServerConfig, place_of
-from memlm.server.machine import memory_bytes
-from memlm.server.worker_link import WorkerLink
+from memlm.server.inference.handle import WorkerLink
 
 PROMPTS = [make_text(number, 6) for number in range(12)]
 

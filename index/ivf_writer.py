@@ -1,0 +1,167 @@
+"""Keys -> an inverted file on disk, in bounded memory.
+
+Faiss fills its lists in memory and writes them at the end, which takes as much memory as there are codes. Here the
+keys are assigned to lists in one pass, and then written list by list, a few lists for each core at a time, in the
+layout of Faiss' own "ilar" records (faiss/impl/index_write.cpp): a trained index without entries, the sizes of the
+lists, then codes and ids of each. What was written is opened by Faiss and checked before it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+import faiss
+import numpy as np
+from jaxtyping import Float16, Float32, Int64, UInt8
+
+from memlm.base.files import create, remove, storage, sync
+from memlm.base.progress import Progress
+from memlm.errors import Corrupt
+from memlm.index.arrays import GrowingArray, Picked, rows_of
+from memlm.index.clustering import ListFinder
+from memlm.index.ivf import VALUE_BITS, create_index, inner, keys_are_codes, transformed
+from memlm.index.threads import Rows, blocks, share, shares, side_by_side
+
+BLOCK_ROWS, GROUP_ROWS = 32_768, 131_072  # in work at a time, shared out among the cores
+LIST_BYTES = 4
+EMPTY_LISTS_BYTES = 32  # "ilar", number of lists, code size, "sprs", no sizes: how an index without entries ends
+
+
+def write_ivf(
+    path: Path,
+    index: Any,
+    keys_ND: Float16[np.ndarray, "N D"] | Picked,
+    values_N: np.ndarray,
+    *,
+    progress: Progress,
+) -> None:
+    """Writes and syncs an index of all the keys, whose ids hold rows on disk and values; `index` is trained and empty.
+    `path` has neighbours meanwhile: the list of each key, and its code.
+    """
+    lists_path, codes_path = path.with_suffix(".lists"), path.with_suffix(".codes")
+    _assign(index, keys_ND, lists_path, codes_path, progress)
+    lists_N = np.load(lists_path, mmap_mode="r")
+    codes_NC = keys_ND if keys_are_codes(index) else np.load(codes_path, mmap_mode="r")
+    sizes = _sizes_of(lists_N, inner(index).nlist)
+    with storage(path), create(path) as file:
+        _write_head(file, index, sizes)
+        _write_lists(file, codes_NC, keys_ND, values_N, lists_N, sizes, progress)
+        file.flush()
+        sync(file.fileno())
+    remove(lists_path)
+    remove(codes_path)
+
+
+def beside_bytes(factory: str, dim: int) -> int:
+    """Bytes a key that stand beside the file while it is written."""
+    index = create_index(factory, dim)
+    return LIST_BYTES + (0 if keys_are_codes(index) else int(inner(index).code_size))
+
+
+def _assign(
+    index: Any,
+    keys_ND: Float16[np.ndarray, "N D"] | Picked,
+    lists_path: Path,
+    codes_path: Path,
+    progress: Progress,
+) -> None:
+    """Writes the list of each key, and its code; the latter only where that is not the key itself."""
+    ivf, finder = inner(index), ListFinder(inner(index).quantizer)
+    is_code = keys_are_codes(index)
+
+    def assign(rows: Rows) -> tuple[Int64[np.ndarray, " N"], UInt8[np.ndarray, "N C"] | None]:
+        exact_ND = transformed(index, keys_ND[slice(*rows)])
+        lists_N = finder.find(exact_ND)
+        return lists_N, None if is_code else _encoded(ivf, exact_ND, lists_N)
+
+    with (
+        closing(GrowingArray(lists_path, "<i4", None)) as lists,
+        closing(GrowingArray(codes_path, "u1", ivf.code_size)) as codes,
+    ):
+        for (_, end), (lists_N, codes_NC) in side_by_side(assign, shares(len(keys_ND), BLOCK_ROWS)):
+            lists.append(lists_N)
+            if codes_NC is not None:
+                codes.append(codes_NC)
+            progress("assign to lists", end, len(keys_ND))
+        lists.flush()
+        codes.flush()
+
+
+def _encoded(
+    ivf: Any, exact_ND: Float32[np.ndarray, "N D"], lists_N: Int64[np.ndarray, " N"]
+) -> UInt8[np.ndarray, "N C"]:
+    """The codes of some keys in their lists."""
+    codes_NC = np.zeros((len(exact_ND), ivf.code_size), np.uint8)
+    numbers_N = np.ascontiguousarray(lists_N)
+    ivf.encode_vectors(len(exact_ND), *map(faiss.swig_ptr, (exact_ND, numbers_N, codes_NC)))
+    return codes_NC
+
+
+def _sizes_of(lists_N: np.ndarray, num_lists: int) -> Int64[np.ndarray, " L"]:
+    """How many rows each list has."""
+    return sum(
+        (np.bincount(lists_N[b:e], minlength=num_lists) for b, e in blocks(len(lists_N), BLOCK_ROWS)),
+        np.zeros(num_lists, int),
+    )
+
+
+def _write_head(file: IO[bytes], index: Any, sizes: Int64[np.ndarray, " L"]) -> None:
+    """The trained index, as Faiss writes one without entries, up to where lists begin; and the sizes of the lists."""
+    index.ntotal = inner(index).ntotal = int(sizes.sum())
+    empty = faiss.serialize_index(index).tobytes()
+    index.ntotal = inner(index).ntotal = 0
+    head, tail = empty[:-EMPTY_LISTS_BYTES], empty[-EMPTY_LISTS_BYTES:]
+    count = np.array([len(sizes), inner(index).code_size], "<u8").tobytes()
+    if tail != b"ilar" + count + b"sprs" + bytes(8):
+        raise Corrupt("this Faiss lays out inverted lists in a way that memlm does not know; install faiss-cpu 1.12")
+    file.write(head + b"ilar" + count + b"full" + np.array([len(sizes), *sizes], "<u8").tobytes())
+
+
+def _write_lists(
+    file: IO[bytes],
+    codes_NC: np.ndarray | Picked,
+    keys_ND: Float16[np.ndarray, "N D"] | Picked,
+    values_N: np.ndarray,
+    lists_N: np.ndarray,
+    sizes: Int64[np.ndarray, " L"],
+    progress: Progress,
+) -> None:
+    def sort(group: Rows) -> tuple[np.ndarray, np.ndarray]:
+        rows = _rows_between(lists_N, *group)
+        order = np.argsort(lists_N[rows], kind="stable")
+        codes = np.ascontiguousarray(codes_NC[rows]).view(np.uint8).take(order, axis=0)
+        packed = (rows_of(keys_ND, rows) << VALUE_BITS | values_N[rows])[order].astype("<i8", copy=False)
+        return codes, packed
+
+    done = 0
+    for (first, last), (codes, packed) in side_by_side(sort, _groups(sizes, share(GROUP_ROWS))):
+        begin = 0
+        for end in np.cumsum(sizes[first:last]):
+            file.write(codes[begin:end].data)
+            file.write(packed[begin:end].data)
+            begin = end
+        done += len(packed)
+        progress("add to index", done, len(lists_N))
+
+
+def _rows_between(lists_N: np.ndarray, first: int, last: int) -> Int64[np.ndarray, " R"]:
+    """The rows that are assigned to the lists from `first` to before `last`, in order."""
+    parts = []
+    for begin, end in blocks(len(lists_N), BLOCK_ROWS):
+        numbers = lists_N[begin:end]
+        parts.append(begin + np.flatnonzero((numbers >= first) & (numbers < last)))
+    return np.concatenate(parts)
+
+
+def _groups(sizes: Int64[np.ndarray, " L"], rows: int) -> Iterator[Rows]:
+    """Ranges of lists that hold about so many rows together; a list is never split."""
+    first, held = 0, 0
+    for number, size in enumerate(sizes):
+        if held and held + size > rows:
+            yield first, number
+            first, held = number, 0
+        held += int(size)
+    yield first, len(sizes)

@@ -1,0 +1,249 @@
+"""Which index? The cheapest one that finds enough of what exact search finds, tried on a sample of the store's keys.
+
+A trial asks for the neighbours of stored positions in other documents than their own, exactly and through an index.
+Two numbers judge it: recall@k, the share of the exact neighbours that were found, and the softmax mass, the share of
+p_kNN that they carry, at half the median distance to the nearest neighbour. Where memory is scarce, codes of fewer
+bytes are tried in turn, re-ranked against the stored keys where these are kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float16, Float32, Int64
+
+from memlm.base.progress import Progress, silent
+from memlm.errors import InvalidInput
+from memlm.index.arrays import Picked, rows_of
+from memlm.index.exact import exact_neighbours
+from memlm.index.factory import FLAT
+from memlm.index.ivf import (
+    FLAT_BELOW,
+    PROBES,
+    VALUE_BITS,
+    Ivf,
+    add,
+    code_bytes,
+    is_lossless,
+    lists_for,
+    nlist_of,
+    train_ivf,
+)
+from memlm.index.neighbors import Neighbours
+
+NUM_QUERIES, TRIAL_K, SPARE = 128, 32, 4
+SAMPLE_ROWS = 200_000
+RERANKS = (1, 2, 4, 8)
+ID_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What a trial of an index gave. `bytes_per_entry` is what searching wants in memory; errors are standard errors
+    over queries.
+    """
+
+    index: str
+    bytes_per_entry: int
+    nprobe: int
+    rerank: int
+    recall: float
+    recall_error: float
+    softmax_mass: float
+    softmax_mass_error: float
+
+    def __str__(self) -> str:
+        """One line for a person."""
+        again = f", {self.rerank} times k re-ranked" if self.rerank else ""
+        return (
+            f"{self.index}: {self.bytes_per_entry:,.0f} bytes an entry, {self.nprobe} lists{again};"
+            f" softmax mass {self.softmax_mass:.4f} ± {self.softmax_mass_error:.4f}, recall {self.recall:.3f}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Stored positions, and their exact neighbours in other documents, whose keys are `keys_QKD`."""
+
+    queries_QD: Float32[np.ndarray, "Q D"]
+    documents_Q: Int64[np.ndarray, " Q"]
+    exact: Neighbours
+    keys_QKD: Float16[np.ndarray, "Q K D"]
+    temperature: float
+    starts: Int64[np.ndarray, " E"]
+
+    @classmethod
+    def of(
+        cls,
+        keys_ND: Float16[np.ndarray, "N D"] | Picked,
+        values_N: np.ndarray,
+        starts: np.ndarray,
+        *,
+        seed: int,
+    ) -> Trial:
+        """Draws some of the keys, and searches for their neighbours; ids are rows on disk, as `starts` are."""
+        rng = np.random.default_rng(seed + 1)
+        rows_Q = np.sort(rng.choice(len(keys_ND), min(NUM_QUERIES, len(keys_ND)), replace=False))
+        queries_QD = keys_ND[rows_Q].astype(np.float32)
+        documents_Q = np.searchsorted(starts, rows_of(keys_ND, rows_Q), side="right") - 1
+        near = exact_neighbours(queries_QD, keys_ND, values_N, min(SPARE * TRIAL_K, len(keys_ND)))
+        found = Neighbours(near.distances_QK, rows_of(keys_ND, near.ids_QK), near.ids_QK)
+        exact = _elsewhere(found, documents_Q, starts)
+        nearest_Q = exact.distances_QK[:, 0]
+        nearest_Q = nearest_Q[np.isfinite(nearest_Q) & (nearest_Q > 0)]
+        temperature = float(np.median(nearest_Q)) / 2 if len(nearest_Q) else 1.0
+        keys_QKD = keys_ND[np.maximum(exact.values_QK, 0).ravel()].reshape(*exact.ids_QK.shape, -1)
+        return cls(queries_QD, documents_Q, exact, keys_QKD, temperature, starts)
+
+    def elsewhere(self, found: Neighbours) -> Neighbours:
+        """The nearest of what was found in other documents than the queries' own; of one document alone, of all."""
+        return _elsewhere(found, self.documents_Q, self.starts)
+
+    def judge(self, index: Ivf, nprobe: int, rerank: int) -> Tried:
+        """How much an index finds, asked in one way."""
+        k = min(SPARE * TRIAL_K, index.ntotal)
+        found = self.elsewhere(index.search(self.queries_QD, k, nprobe, rerank))
+        recall_Q, mass_Q = agreement(found, self.exact, self.temperature)
+        return Tried(
+            index.factory, code_bytes(index.factory, index.dim) + ID_BYTES, nprobe, rerank,
+            *mean_and_error(recall_Q), *mean_and_error(mass_Q),
+        )  # fmt: skip
+
+    def settle(self, index: Ivf, target: float) -> Tried:
+        """The cheapest way of asking an index that finds the wanted softmax mass, or the one that finds most."""
+        rerank = 0 if is_lossless(index.factory) or index.keys_ND is None else RERANKS[-1]
+        best: Tried | None = None
+        probes, enough = self._worth_trying(index, target)
+        for nprobe in probes:
+            tried = self.judge(index, nprobe, rerank)
+            if best is None or tried.softmax_mass > best.softmax_mass:
+                best = tried
+            if tried.softmax_mass >= enough:
+                break
+        assert best is not None
+        for fewer in RERANKS[:-1] if rerank else ():
+            tried = self.judge(index, best.nprobe, fewer)
+            if tried.softmax_mass >= min(target, best.softmax_mass):
+                return tried
+        return best
+
+    def _worth_trying(self, index: Ivf, target: float) -> tuple[list[int], float]:
+        """How many lists may be probed, the fewest first, from as many on as hold enough of the exact neighbours' mass:
+        no codes find what is in no probed list. Enough is the target, or the most that any number holds.
+        """
+        probes = sorted({min(nprobe, index.nlist) for nprobe in PROBES})
+        places_QK = index.places_of_lists(self.queries_QD, self.keys_QKD, probes[-1])
+        shares = (_shares(places_QK < nprobe, self.exact, self.temperature) for nprobe in probes)
+        held = [mean_and_error(mass_Q)[0] for _, mass_Q in shares]
+        enough = min(target, max(held))
+        return [nprobe for nprobe, mass in zip(probes, held, strict=True) if mass >= enough], enough
+
+
+def _elsewhere(found: Neighbours, documents_Q: Int64[np.ndarray, " Q"], starts: Int64[np.ndarray, " E"]) -> Neighbours:
+    if len(starts) <= 2:
+        return found.first(min(TRIAL_K, found.ids_QK.shape[1]))
+    documents_QK = np.searchsorted(starts, np.maximum(found.ids_QK, 0), side="right") - 1
+    kept = found.keep((found.ids_QK >= 0) & (documents_QK != documents_Q[:, None]))
+    return kept.first(min(TRIAL_K, found.ids_QK.shape[1]))
+
+
+def agreement(
+    found: Neighbours, exact: Neighbours, temperature: float
+) -> tuple[Float32[np.ndarray, " Q"], Float32[np.ndarray, " Q"]]:
+    """recall@k, and the share of the exact softmax mass that was found, of each query that has any neighbour."""
+    pairs = zip(exact.ids_QK, found.ids_QK, strict=True)
+    return _shares(np.stack([np.isin(there, here) for there, here in pairs]), exact, temperature)
+
+
+def _shares(
+    hit_QK: Bool[np.ndarray, "Q K"], exact: Neighbours, temperature: float
+) -> tuple[Float32[np.ndarray, " R"], Float32[np.ndarray, " R"]]:
+    any_Q = np.isfinite(exact.distances_QK[:, 0])
+    distances_RK, there_RK = exact.distances_QK[any_Q], exact.ids_QK[any_Q] >= 0
+    hit_RK = hit_QK[any_Q] & there_RK
+    beyond_RK = np.where(there_RK, distances_RK, np.inf) - distances_RK[:, :1]
+    weights_RK = np.exp(-beyond_RK / np.float32(temperature))
+    mass_R = np.where(hit_RK, weights_RK, 0).sum(axis=1) / weights_RK.sum(axis=1)
+    return (hit_RK.sum(axis=1) / there_RK.sum(axis=1)).astype(np.float32), mass_R.astype(np.float32)
+
+
+def mean_and_error(each_Q: Float32[np.ndarray, " Q"]) -> tuple[float, float]:
+    """A mean and its standard error; 1 and 0 where there was nothing to find."""
+    if not len(each_Q):
+        return 1.0, 0.0
+    return float(each_Q.mean()), float(each_Q.std(ddof=min(1, len(each_Q) - 1)) / np.sqrt(len(each_Q)))
+
+
+def choose(
+    keys_ND: Float16[np.ndarray, "N D"] | Picked,
+    values_N: np.ndarray,
+    starts: Int64[np.ndarray, " E"],
+    *,
+    target: float,
+    max_memory: int,
+    keep_keys: bool,
+    seed: int,
+    progress: Progress,
+) -> tuple[str, list[Tried]]:
+    """The factory string of the index with the smallest codes that finds the wanted softmax mass within a memory of
+    `max_memory` bytes, or of the one that comes nearest; and what was tried.
+
+    Raises InvalidInput, telling the least that would do, where no index is that small.
+    """
+    entries, dim = keys_ND.shape
+    if entries < FLAT_BELOW and entries * 4 * dim <= max_memory:
+        return FLAT, []
+    rows = np.sort(np.random.default_rng(seed).choice(entries, min(SAMPLE_ROWS, entries), replace=False))
+    sample_ND, sample_N = np.asarray(keys_ND[rows]), np.asarray(values_N[rows])
+    documents_N = np.searchsorted(starts, rows_of(keys_ND, rows), side="right") - 1
+    ends = np.flatnonzero(np.diff(documents_N)) + 1
+    trial = Trial.of(sample_ND, sample_N, np.array([0, *ends, len(rows)]), seed=seed)
+    lists, tried = lists_for(entries), []
+    fitting = codes_within(max_memory, entries, dim)
+    for number, code in enumerate(fitting):
+        progress("try indexes", number, len(fitting))
+        small = f"IVF{lists_for(len(rows))},{code}"
+        index = _filled(small, sample_ND, sample_N, keep_keys=keep_keys, seed=seed)
+        tried.append(trial.settle(index, target))
+        if tried[-1].softmax_mass >= target:
+            break
+    progress("try indexes", len(fitting), len(fitting))
+    best = next((each for each in tried if each.softmax_mass >= target), max(tried, key=lambda each: each.softmax_mass))
+    return f"IVF{lists}," + best.index.partition(",")[2], tried
+
+
+def codes_within(max_memory: int, entries: int, dim: int) -> list[str]:
+    """The codes whose index is searched within a memory, the smallest first. Raises InvalidInput, telling the least
+    that would do, where none is.
+    """
+    lists = lists_for(entries)
+    codes = sorted(_codes(dim), key=lambda code: code_bytes(f"IVF1,{code}", dim))
+    fitting = [code for code in codes if _memory(f"IVF{lists},{code}", entries, dim) <= max_memory]
+    if not fitting and not (entries < FLAT_BELOW and entries * 4 * dim <= max_memory):
+        least = _memory(f"IVF{lists},{codes[0]}", entries, dim)
+        raise InvalidInput(
+            f"max_memory is {max_memory:,} bytes; the smallest index of {entries:,} entries takes {least:,}: give that,"
+            " or fewer documents",
+            field="max_memory",
+        )
+    return fitting
+
+
+def _codes(dim: int) -> list[str]:
+    """Codes worth trying, which keep less and less of a key."""
+    return ["SQfp16", "SQ8", "RaBitQ", *(f"PQ{dim // width}" for width in (2, 4, 8) if dim % width == 0)]
+
+
+def _memory(factory: str, entries: int, dim: int) -> int:
+    """Bytes that searching an index wants in memory: codes, ids and the centroids of the lists."""
+    return entries * (code_bytes(factory, dim) + ID_BYTES) + nlist_of(factory) * dim * 4
+
+
+def _filled(
+    factory: str, keys_ND: Float16[np.ndarray, "N D"], values_N: np.ndarray, *, keep_keys: bool, seed: int
+) -> Ivf:
+    """A small index, in memory."""
+    index = train_ivf(factory, keys_ND, seed=seed, progress=silent)
+    add(index, keys_ND, (np.arange(len(keys_ND)) << VALUE_BITS) | values_N.astype(np.int64))
+    return Ivf(index, factory, keys_ND if keep_keys else None)

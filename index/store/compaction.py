@@ -1,0 +1,105 @@
+"""Compaction: many segments become one without deleted documents, which frees disk space and speeds up searches.
+
+Keys are copied, not computed: the result equals, entry for entry, a store that was built from the documents that are
+left. Readers keep what they opened; a kill leaves the store as it was, and the next run goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from memlm.base.progress import Progress, silent
+from memlm.index.store.journal import give_up, is_being_extended
+from memlm.index.store.segment import Segment
+from memlm.index.store.writer import StoreWriter
+
+BLOCK_ROWS = 65_536
+CHECKPOINT_ROWS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """The result of a compaction. Nothing was done where there was at most one segment, and nothing was deleted.
+
+    `left_documents` were deleted while they were copied and still take room; `gave_up_addition` tells that a purge
+    removed the documents of an interrupted addition.
+    """
+
+    segments_before: int
+    deleted_documents: int
+    entries: int
+    bytes_before: int
+    bytes_after: int
+    left_documents: int = 0
+    gave_up_addition: bool = False
+
+
+def compact(path: str | Path, progress: Progress = silent, *, purge: bool = False) -> Compacted:
+    """Merges all segments of a store into one, and leaves out the documents that are deleted. A store whose every
+    document is deleted becomes one without segments.
+
+    With `purge`, no file of the store holds a deleted document afterwards: it compacts until no document is left that
+    was deleted meanwhile, and gives up an addition that was interrupted. The file system may keep blocks of files that
+    were removed.
+
+    Needs room on the disk for the new segment beside the old ones. Raises NotFound where there is no store, Locked
+    while another process writes, Incompatible where an interrupted addition waits or keys were not kept.
+    """
+    path = Path(path)
+    gave_up_addition = False
+    if purge:
+        gave_up_addition = is_being_extended(path)
+        give_up(path)
+    done = _compacted(path, progress)
+    while purge and done.left_documents:
+        again = _compacted(path, progress)
+        deleted = done.deleted_documents + again.deleted_documents
+        done = replace(
+            again, segments_before=done.segments_before, deleted_documents=deleted, bytes_before=done.bytes_before
+        )
+    return replace(done, gave_up_addition=gave_up_addition)
+
+
+def _compacted(path: Path, progress: Progress) -> Compacted:
+    with StoreWriter.compacting(path) as writer:
+        before = writer.base
+        assert before is not None
+        segments, deleted, size = len(before.manifest.segments), before.num_deleted_documents, before.bytes_on_disk
+        if segments <= 1 and not deleted:
+            writer.discard()
+            return Compacted(segments, 0, before.num_entries, size, size)
+        if before.num_entries:
+            done = 0
+            for segment in before.segments:
+                done = _copy(segment, writer, done, before.num_entries, progress)
+            committed = writer.commit(progress)
+        else:
+            committed = writer.commit_empty()
+        with committed as after:
+            left = after.num_deleted_documents
+            return Compacted(segments, deleted, after.num_entries, size, after.bytes_on_disk, left)
+
+
+def _copy(segment: Segment, writer: StoreWriter, done: int, total: int, progress: Progress) -> int:
+    """Copies the live documents of a segment; gives how many entries are copied so far."""
+    for document in segment.documents:
+        if segment.dead[document.row]:
+            continue
+        writer.begin_document(document.id, title=document.title, metadata=document.metadata)
+        first, last = segment.starts[document.row : document.row + 2].tolist()
+        for begin in range(first, last, BLOCK_ROWS):
+            end = min(begin + BLOCK_ROWS, last)
+            values_N = segment.values_N[begin:end].astype("int64")
+            if writer.is_resumed(end - begin):
+                writer.replay(values_N)
+            else:
+                pruned_N = None if segment.pruned_N is None else np.array(segment.pruned_N[begin:end])
+                writer.append(segment.stored_keys()[begin:end], values_N, pruned_N)
+                if done // CHECKPOINT_ROWS < (done + end - begin) // CHECKPOINT_ROWS:
+                    writer.checkpoint()
+            done += end - begin
+        progress("copy", done, total)
+    return done

@@ -1,0 +1,153 @@
+"""The documents of a segment: an SQLite table from row to id, title, metadata and size."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from memlm.base.storable import check_document, is_utf8, read_metadata
+from memlm.errors import AlreadyExists, Corrupt, StorageFull
+
+_TABLE = (
+    "create table documents (row integer primary key, id text not null unique, title text, metadata text, tokens int)"
+)
+MOST_AT_ONCE = 500  # SQLite takes at least 999 values in one statement
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRow:
+    """One document: `row` counts from 0 within its segment."""
+
+    row: int
+    id: str
+    title: str
+    metadata: Mapping[str, Any]
+    num_tokens: int
+
+
+class DocumentTableWriter:
+    """A table being filled. Nothing in it counts before `close`: a resumed build fills it anew."""
+
+    def __init__(self, path: Path) -> None:
+        """Starts an empty table."""
+        path.unlink(missing_ok=True)
+        self._path, self.rows = path, 0
+        self._base = sqlite3.connect(path, isolation_level=None)
+        self._run("pragma journal_mode = off")
+        self._run("pragma synchronous = off")
+        self._run(_TABLE)
+        self._run("begin")
+
+    def add(self, document_id: str, title: str, metadata: Mapping[str, Any]) -> None:
+        """Adds a document. Raises AlreadyExists where the id was added before, and InvalidInput for values that UTF-8
+        and JSON cannot hold.
+        """
+        check_document(document_id, title, metadata)
+        try:
+            self._run(
+                "insert into documents values (?, ?, ?, ?, 0)",
+                self.rows,
+                document_id,
+                title,
+                json.dumps(dict(metadata)),
+            )
+        except sqlite3.IntegrityError as error:
+            raise AlreadyExists(
+                f"two documents of the corpus are called {document_id!r}; give each its own id (or file name)"
+            ) from error
+        self.rows += 1
+
+    def set_sizes(self, sizes: Iterable[int]) -> None:
+        """Tells how many tokens each document has, in order."""
+        self._run_many("update documents set tokens = ? where row = ?", ((size, row) for row, size in enumerate(sizes)))
+
+    def commit(self) -> None:
+        """Ends the table; it is for the caller to sync the file."""
+        self._run("commit")
+        self._base.close()
+
+    def close(self) -> None:
+        """Lets go of the file, whatever state it is in."""
+        self._base.close()
+
+    def _run(self, statement: str, *values: Any) -> None:
+        self._guard(lambda: self._base.execute(statement, values))
+
+    def _run_many(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        self._guard(lambda: self._base.executemany(statement, rows))
+
+    def _guard(self, work: Any) -> None:
+        try:
+            work()
+        except sqlite3.OperationalError as error:
+            if "full" not in str(error):
+                raise
+            raise StorageFull(
+                f"the disk of {self._path} is full; make room and run the same command again: what was committed stands"
+            ) from error
+
+
+class DocumentTable:
+    """A finished table, read only. Opened at once, so that it stays readable whatever happens to the file's name."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the file as it stands: it never changes again. Raises Corrupt where that cannot be done."""
+        self._path, where = path, f"file:{quote(str(path))}?mode=ro&immutable=1"
+        with self._readable():
+            self._base = sqlite3.connect(where, uri=True, check_same_thread=False)
+        # Views share segments, in several threads: the last one that lets go of a table closes it.
+        self._closing = weakref.finalize(self, self._base.close)
+
+    def at(self, row: int) -> DocumentRow:
+        """The document of a row."""
+        return self.at_each([row])[row]
+
+    def at_each(self, rows: Collection[int]) -> dict[int, DocumentRow]:
+        """The documents of some rows, by row."""
+        told: dict[int, DocumentRow] = {}
+        with self._readable():
+            wanted = sorted(set(rows))
+            for begin in range(0, len(wanted), MOST_AT_ONCE):
+                some = wanted[begin : begin + MOST_AT_ONCE]
+                asked = f"select * from documents where row in ({', '.join('?' * len(some))})"
+                told |= {document.row: document for document in map(_document, self._base.execute(asked, some))}
+            if len(told) != len(wanted):
+                raise ValueError("documents are missing")
+        return told
+
+    def row_of(self, document_id: str) -> int | None:
+        """The row of an id, None where there is none."""
+        if not is_utf8(document_id):
+            return None
+        with self._readable():
+            found = self._base.execute("select row from documents where id = ?", (document_id,)).fetchone()
+        return None if found is None else int(found[0])
+
+    def __iter__(self) -> Iterator[DocumentRow]:
+        """All documents in order."""
+        with self._readable():
+            yield from map(_document, self._base.execute("select * from documents order by row"))
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Turns what SQLite says of a broken table into Corrupt, which names the file."""
+        try:
+            yield
+        except (sqlite3.DatabaseError, TypeError, ValueError) as error:
+            raise Corrupt(f"{self._path} cannot be read ({error}); build the store anew") from error
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._closing()
+
+
+def _document(fields: tuple[Any, ...]) -> DocumentRow:
+    row, document_id, title, metadata, num_tokens = fields
+    return DocumentRow(row, document_id, title, read_metadata(metadata), num_tokens)

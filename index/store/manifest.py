@@ -1,0 +1,388 @@
+"""The manifest: one small JSON file that says what a store is made of. CURRENT names the one that counts.
+
+A commit writes manifest-N.json, which carries a checksum of itself, and then CURRENT, which carries the manifest's
+name and checksum and the store's id. These identify a snapshot. The number does not: every new store begins at 1, and a
+folder may be replaced by another store, or by an earlier state of the same one. Readers keep the manifest they opened;
+the files of older ones go when a later commit no longer names them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, TypeVar
+
+from memlm.base.files import checksum_of, remove, sign, signed, write_whole
+from memlm.errors import Corrupt, Incompatible, Locked, MemlmError, NotFound
+from memlm.index.store.lock import Hold
+
+FORMAT_VERSION = 2  # 1 had no id of the store
+READABLE_VERSIONS = (1, 2)
+METRIC, KEY_DTYPE = "l2", "float16"
+MANIFEST = re.compile(r"manifest-\d+\.json")
+FIRST_MANIFEST = "manifest-000001.json"
+CURRENT = "CURRENT"
+SEGMENTS = "segments"
+JOURNAL = "building.json"
+RESTORE = "restore it from a copy, or build the store anew"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSpec:
+    """How a store's entries were made; the same for all its segments.
+
+    `context` and `stride` count tokens; `index` is "auto" or a Faiss factory string. `target` is the share of the
+    softmax mass that an index should find, `max_memory` the bytes that searching it may want in memory; without
+    `keep_keys`, keys go once the index is built and judged. With `prune`, entries whose token the model alone gives
+    that probability or more are left out of the index.
+    """
+
+    dim: int
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+    context: int
+    stride: int
+    index: str = "auto"
+    seed: int = 0
+    target: float = 0.95
+    max_memory: int | None = None
+    keep_keys: bool = True
+    prune: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnnDefaults:
+    """How a store is asked where a request leaves it open: k, lam, softmax temperature, and what they were tuned on.
+
+    `gain` is how many nats per token they saved there over the model alone, with its standard error. `adaptive` are
+    the weights of a lam that differs from position to position, `skip_above` the model's log-probability above which
+    it is not asked, `follow` how many pointers do in place of a search, `nprobe` how many lists are searched; None
+    where these were not found to be of use, or not wanted.
+    """
+
+    k: int
+    lam: float
+    temperature: float
+    tuned_on: str | None
+    gain: float | None = None
+    gain_error: float | None = None
+    adaptive: Mapping[str, Any] | None = None
+    skip_above: float | None = None
+    follow: int | None = None
+    nprobe: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What a file must be."""
+
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRecord:
+    """One immutable segment. `deleted` names the file of its deleted documents' rows, if any; `nprobe` and `rerank`
+    say how its index is asked, and `tried` how that was found out.
+    """
+
+    number: int
+    entries: int
+    documents: int
+    index: str
+    nprobe: int
+    files: Mapping[str, FileRecord]
+    deleted: str | None = None
+    rerank: int = 0
+    tried: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """Where it lies within the store."""
+        return f"{SEGMENTS}/{self.number:06d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All that a reader needs to know of a store.
+
+    `store_id` is drawn at random when the store is built, and stays; it is empty in a store of format 1 until the next
+    commit. `checksum` is that of the file: it and the id are the snapshot, while numbers repeat in other stores.
+    `emptied` is the number of the last segment before a compaction left none, since ids of entries must not repeat.
+    """
+
+    number: int
+    spec: StoreSpec
+    segments: tuple[SegmentRecord, ...]
+    defaults: KnnDefaults
+    quality: Mapping[str, Any] | None = None
+    created: float = field(default_factory=time.time)
+    store_id: str = field(default_factory=lambda: token_hex(16))
+    checksum: str = ""
+    emptied: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its file's name."""
+        return f"manifest-{self.number:06d}.json"
+
+    @property
+    def pointer(self) -> Pointer:
+        """What `CURRENT` says while this manifest counts."""
+        return Pointer(self.name, self.checksum, self.store_id)
+
+    @property
+    def last_segment(self) -> int:
+        """The highest number that a segment has, or had before the store was emptied; 0 where there was none."""
+        return max((segment.number for segment in self.segments), default=self.emptied)
+
+    def next(self, **changes: Any) -> Manifest:
+        """The manifest that follows, with these changes."""
+        store_id = self.store_id or token_hex(16)
+        return replace(self, number=self.number + 1, created=time.time(), store_id=store_id, checksum="", **changes)
+
+    def encode(self) -> bytes:
+        """JSON that carries a checksum of itself."""
+        body = {"format_version": FORMAT_VERSION, "metric": METRIC, "key_dtype": KEY_DTYPE, **asdict(self)}
+        del body["checksum"]  # of the whole file, which `CURRENT` has
+        return sign(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """The content of `CURRENT`: the manifest's file and its checksum, and the store's id, which format 1 lacks.
+
+    Two pointers are equal only if they stand for the same snapshot of the same store.
+    """
+
+    manifest: str
+    checksum: str
+    store_id: str = ""
+
+    def encode(self) -> bytes:
+        """One line."""
+        return f"{self.manifest} {self.checksum} {self.store_id}".strip().encode() + b"\n"
+
+
+def read_pointer(path: Path) -> Pointer:
+    """What `CURRENT` says. Raises NotFound where there is no store, Corrupt where `CURRENT` is missing from a store or
+    damaged.
+    """
+    current = path / CURRENT
+    try:
+        content = current.read_bytes()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise
+        problem = _no_store(path)
+        if error.errno == errno.ENOENT and current.is_file():  # the first commit was made while this looked for it
+            return read_pointer(path)
+        raise problem from None
+    words = content.decode("ascii", errors="replace").split()
+    if len(words) not in (2, 3) or not MANIFEST.fullmatch(words[0]):
+        raise Corrupt(f"{current} was changed; {_way_back(path)}")
+    return Pointer(*words)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest that counts in a store.
+
+    Raises NotFound where there is no store, Corrupt for a damaged or missing file, Incompatible for a store that a
+    newer version has written.
+    """
+    for _ in range(10):  # a commit may replace the manifest between reading its name and opening it
+        pointer = read_pointer(path)
+        file = path / pointer.manifest
+        try:
+            content = file.read_bytes()
+        except OSError:
+            if read_pointer(path) != pointer:
+                continue
+            raise Corrupt(
+                f"{path / CURRENT} names {pointer.manifest!r}, which cannot be read; {_way_back(path)}"
+            ) from None
+        if checksum_of(content) != pointer.checksum:
+            if read_pointer(path) != pointer:  # another store's manifest of the same name has taken its place
+                continue
+            raise Corrupt(f"{file} is not what {path / CURRENT} says it is (wrong checksum); {_way_back(path)}")
+        manifest = _decode(content, file)
+        if manifest.store_id != pointer.store_id:
+            raise Corrupt(f"{path / CURRENT} is of another store than {file}; {RESTORE}")
+        return manifest
+    raise Corrupt(f"{path / CURRENT} does not come to rest; try again when nobody writes to the store")
+
+
+def commit_manifest(path: Path, manifest: Manifest, *, after: Manifest | None, hold: Hold) -> Manifest:
+    """Makes a manifest the one that counts, and gives it with its checksum. All that it names must be on the disk.
+
+    Raises Locked, and changes nothing, where the store at the path is no longer the one that `hold` has locked, or is
+    at another snapshot than `after`; None stands for a store that is yet to be made.
+    """
+    content = manifest.encode()
+    manifest = replace(manifest, checksum=checksum_of(content))
+    check_unchanged(path, after, hold)
+    write_whole(path / manifest.name, content)
+    check_unchanged(path, after, hold)
+    write_whole(path / CURRENT, manifest.pointer.encode())
+    return manifest
+
+
+def check_unchanged(path: Path, manifest: Manifest | None, hold: Hold) -> None:
+    """Raises Locked unless a store is at the snapshot of a manifest, in the folder that `hold` has locked."""
+    hold.check()
+    try:
+        there: Pointer | None = read_pointer(path)
+    except NotFound:
+        there = None
+    if there != (None if manifest is None else manifest.pointer):
+        raise Locked(
+            f"{path} was replaced by another store, or by an earlier state of it, while it was being changed; what is"
+            " there now was left as it is: run the same command again"
+        )
+
+
+def sweep(path: Path, manifest: Manifest) -> None:
+    """Removes what no manifest names any longer, and what a killed commit left: for the holder of the commit lock."""
+    for file in (*path.glob("manifest-*.json*"), *path.glob(f"{CURRENT}.*tmp")):
+        if file.name != manifest.name:
+            remove(file)
+    named = {segment.number: segment for segment in manifest.segments}
+    for folder in (path / SEGMENTS).iterdir():
+        segment = named.get(int(folder.name)) if folder.name.isdigit() else None
+        if segment is None:
+            remove(folder)
+            continue
+        for file in folder.iterdir():
+            if file.name not in segment.files:
+                remove(file)
+
+
+def lost_store(path: Path) -> str | None:
+    """Of a folder without a usable `CURRENT`: what there is of a store in it, or None where nothing is.
+
+    A build that was killed at its first commit is not meant: its journal says so, and the build goes on with it.
+    """
+    manifests, segments = _manifests(path), _segment_folders(path)
+    if not (manifests or segments) or (is_unfinished_build(path) and manifests in ([], [path / FIRST_MANIFEST])):
+        return None
+    return " and ".join(
+        [*([manifests[-1].name] if manifests else []), *([f"{len(segments)} segments"] if segments else [])]
+    )
+
+
+def is_unfinished_build(path: Path) -> bool:
+    """Whether the journal of a folder is that of a build, or cannot be read."""
+    try:
+        return bool(signed((path / JOURNAL).read_bytes())["task"] == "build")
+    except OSError:
+        return False
+    except (ValueError, KeyError):
+        return not _manifests(path)
+
+
+def newest_manifest(path: Path) -> Manifest:
+    """The manifest of the highest number in a folder, whether or not `CURRENT` names it.
+
+    Raises NotFound where there is none, Corrupt where it is damaged.
+    """
+    manifests = _manifests(path)
+    if not manifests:
+        raise NotFound(f"no manifest in {path}; {RESTORE}", kind="datastore", name=str(path))
+    return _decode(manifests[-1].read_bytes(), manifests[-1])
+
+
+def _manifests(path: Path) -> list[Path]:
+    try:
+        found = [file for file in path.iterdir() if MANIFEST.fullmatch(file.name)]
+    except OSError:
+        return []
+    return sorted(found, key=lambda file: int(file.stem.removeprefix("manifest-")))
+
+
+def _segment_folders(path: Path) -> list[Path]:
+    try:
+        return [folder for folder in (path / SEGMENTS).iterdir() if folder.name.isdigit()]
+    except OSError:
+        return []
+
+
+def _decode(content: bytes, path: Path) -> Manifest:
+    """Raises Corrupt for bytes that are not as they were written, Incompatible for what another version has written."""
+    try:
+        body = signed(content)
+    except ValueError as error:
+        raise Corrupt(f"{path} {error}; {RESTORE}") from error
+    version = body.pop("format_version", None)
+    if version not in READABLE_VERSIONS:
+        raise Incompatible(
+            f"{path} is of format {version}; this version of memlm reads formats 1 to {FORMAT_VERSION}: install the"
+            " version of memlm that wrote it, or a newer one"
+        )
+    try:
+        if (kinds := (body.pop("metric"), body.pop("key_dtype"))) != (METRIC, KEY_DTYPE):
+            raise TypeError(f"has keys of another kind ({', '.join(map(str, kinds))})")
+        segments = tuple(
+            _known(
+                SegmentRecord,
+                {
+                    **segment,
+                    "files": {name: _known(FileRecord, record) for name, record in segment["files"].items()},
+                    "tried": tuple(segment.get("tried", ())),
+                },
+            )
+            for segment in body.pop("segments")
+        )
+        spec, defaults = _known(StoreSpec, body.pop("spec")), _known(KnnDefaults, body.pop("defaults"))
+        if version == 1:
+            body["store_id"] = ""
+        about = {"spec": spec, "segments": segments, "defaults": defaults, "checksum": checksum_of(content)}
+        return _known(Manifest, {**body, **about})
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        problem = f"lacks {error}" if isinstance(error, KeyError) else error
+        raise Incompatible(
+            f"{path} {problem}: another version of memlm has written it; install that version, or a newer one"
+        ) from error
+
+
+def _known(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A dataclass of some values. Raises TypeError, naming them, for fields that it does not have, or lacks."""
+    known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    if strange := sorted(set(values) - set(known)):
+        raise TypeError(f"has fields that this version does not know ({', '.join(strange)})")
+    needed = {each.name for each in known.values() if each.default is MISSING and each.default_factory is MISSING}
+    if lacking := sorted(needed - set(values)):
+        raise TypeError(f"lacks {', '.join(lacking)}")
+    return kind(**values)
+
+
+def _no_store(path: Path) -> Exception:
+    if lost := lost_store(path):
+        return Corrupt(f"{path / CURRENT} is missing, but {lost} are there; {_way_back(path)}")
+    if os.path.isfile(path / JOURNAL):  # Path's own raises for a name that is too long
+        return NotFound(
+            f"{path} is an unfinished build; run `memlm index build` with the same corpus again to go on with it",
+            kind="datastore",
+            name=str(path),
+        )
+    return NotFound(f"no datastore at {path}; build one with `memlm index build`", kind="datastore", name=str(path))
+
+
+def _way_back(path: Path) -> str:
+    """How to get back a store whose `CURRENT` is missing or wrong."""
+    for file in reversed(_manifests(path)):
+        with suppress(MemlmError, OSError):
+            manifest = _decode(file.read_bytes(), file)
+            return (
+                f"its newest sound manifest is {manifest.name}: copy {CURRENT} from where the folder came from, or run"
+                f" `memlm index verify {path} --repair`, which makes that manifest count"
+            )
+    return RESTORE

@@ -1,0 +1,44 @@
+"""Repairs a store whose `CURRENT` was lost or damaged, as by an interrupted copy: its newest manifest counts again."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from memlm.base.files import write_whole
+from memlm.errors import Corrupt
+from memlm.index.store.lock import committing, writing
+from memlm.index.store.manifest import CURRENT, RESTORE, Manifest, newest_manifest, read_manifest, read_pointer
+from memlm.index.store.snapshot import View
+
+
+def repair(path: str | Path) -> tuple[Manifest, bool]:
+    """Writes `CURRENT` anew where it cannot be used, for the manifest of the highest number, once every file of that
+    manifest was checked; gives the manifest that counts, and whether anything was written.
+
+    A store that can be opened is left as it is. Raises NotFound where there is no manifest, Corrupt where the store
+    cannot be repaired, Locked while another process writes.
+    """
+    path = Path(path)
+    with writing(path), committing(path):
+        try:
+            return read_manifest(path), False
+        except Corrupt as problem:
+            manifest = newest_manifest(path)
+            if (named := _named(path)) and named != manifest.name:
+                raise Corrupt(
+                    f"{path / CURRENT} names {named}, and the newest there is {manifest.name}; {RESTORE}"
+                ) from problem
+        with closing(View(path, manifest)) as view:
+            if problems := view.verify():
+                raise Corrupt(problems[0])
+        write_whole(path / CURRENT, manifest.pointer.encode())
+        return manifest, True
+
+
+def _named(path: Path) -> str | None:
+    """The manifest that `CURRENT` names, where it can be read."""
+    try:
+        return read_pointer(path).manifest
+    except Corrupt:
+        return None

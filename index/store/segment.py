@@ -1,0 +1,220 @@
+"""One segment of a store, open for reading: keys, values, documents, an index, and which documents are deleted."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float16, Float32, Int64
+
+from memlm.base.files import checksum
+from memlm.errors import Corrupt, Incompatible
+from memlm.index.arrays import Picked
+from memlm.index.exact import Resident, exact_neighbours
+from memlm.index.factory import FLAT
+from memlm.index.ivf import Ivf, is_lossless, open_index
+from memlm.index.neighbors import Neighbours, RawSearch, search_kept
+from memlm.index.store.documents import DocumentTable
+from memlm.index.store.manifest import RESTORE, FileRecord, SegmentRecord
+
+KEYS, VALUES, STARTS, DOCUMENTS, INDEX = "keys.npy", "values.npy", "starts.npy", "documents.sqlite", "index.faiss"
+PRUNED = "pruned.npy"
+ROW_BITS = 40
+MAX_SEGMENTS = 1 << (63 - ROW_BITS)  # above which ids leave the range of int64
+SMALL_BYTES = 1 << 20
+
+
+class Segment:
+    """Maps the files of a segment; raises Corrupt, naming the file, for one that is not what the manifest says.
+
+    Of small files every byte is checked here, of large ones the size; `problems` checks the rest. Ids within a
+    store are the segment's number above the row.
+    """
+
+    def __init__(self, store: Path, record: SegmentRecord, dim: int) -> None:
+        """Opens every file, so that none can vanish later."""
+        self.record, self._folder = record, store / record.folder
+        for name, expected in record.files.items():
+            if problem := self._problem_of(name, expected, whole=expected.bytes <= SMALL_BYTES):
+                raise Corrupt(f"{problem}; {RESTORE}")
+        self._inodes = _inodes_of(self._folder, record)
+        self.keys_ND: Float16[np.ndarray, "N D"] | None = None
+        if KEYS in record.files:
+            self.keys_ND = np.load(self._folder / KEYS, mmap_mode="r")
+        self.values_N = np.load(self._folder / VALUES, mmap_mode="r")
+        self.starts: Int64[np.ndarray, " docs+1"] = np.load(self._folder / STARTS)
+        self.pruned_N: Bool[np.ndarray, " N"] | None = None
+        if PRUNED in record.files:
+            self.pruned_N = np.load(self._folder / PRUNED, mmap_mode="r")
+        self.documents = DocumentTable(self._folder / DOCUMENTS)
+        self._index: Ivf | None = None
+        if record.index != FLAT:
+            self._index = Ivf(open_index(self._folder / INDEX, self.num_indexed, dim), record.index, self.keys_ND)
+        self.dead: Bool[np.ndarray, " docs"] = np.zeros(record.documents, bool)
+        if record.deleted:
+            self.dead[np.load(self._folder / record.deleted)] = True
+        self._any_dead = bool(self.dead.any())
+        if (self.keys_ND is not None and self.keys_ND.shape != (record.entries, dim)) or len(
+            self.starts
+        ) != record.documents + 1:
+            raise Corrupt(f"{self._folder} does not hold {record.entries} entries of {dim} dimensions; {RESTORE}")
+
+    def is_at(self, store: Path, record: SegmentRecord) -> bool:
+        """Whether a record of the store at a path is what is open here: the same files, and not others of the same
+        names that have taken their place.
+        """
+        inodes = _inodes_of(store / record.folder, record)
+        return inodes is not None and (record, inodes) == (self.record, self._inodes)
+
+    @property
+    def core(self) -> tuple[int, FileRecord, FileRecord]:
+        """What identifies a segment's content, whatever has been deleted of it since."""
+        return self.record.number, self.record.files[VALUES], self.record.files[DOCUMENTS]
+
+    @property
+    def num_live_entries(self) -> int:
+        """Entries that are not pruned, of documents that are not deleted."""
+        return int(self.sizes[~self.dead].sum())
+
+    @property
+    def num_indexed(self) -> int:
+        """Entries that are not pruned."""
+        return self.record.entries if self.pruned_N is None else len(self.kept)
+
+    @cached_property
+    def kept(self) -> Int64[np.ndarray, " N"]:
+        """Of a segment that is pruned, the rows that are not."""
+        return np.flatnonzero(~np.asarray(self.pruned_N))
+
+    @cached_property
+    def sizes(self) -> Int64[np.ndarray, " docs"]:
+        """How many entries of each document are not pruned."""
+        return np.diff(self.starts if self.pruned_N is None else np.searchsorted(self.kept, self.starts))
+
+    def live_rows(self, places: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
+        """The rows of the entries that may speak, by their places among these."""
+        sizes = np.where(self.dead, 0, self.sizes)
+        ends = np.cumsum(sizes)
+        document = np.searchsorted(ends, places, side="right")
+        inside = places - (ends[document] - sizes[document])
+        if self.pruned_N is None:
+            return self.starts[document] + inside
+        return self.kept[np.searchsorted(self.kept, self.starts[document]) + inside]
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether its keys were kept."""
+        return self.keys_ND is not None
+
+    @property
+    def distances(self) -> str:
+        """What its distances are those of; see `Datastore.distances`."""
+        if is_lossless(self.record.index):
+            return "exact"
+        return "re-ranked" if self.record.rerank and self.has_keys else "approximate"
+
+    @property
+    def base_id(self) -> int:
+        """The id of row 0."""
+        return self.record.number << ROW_BITS
+
+    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int | None) -> Neighbours:
+        """The k nearest live entries that the index finds."""
+        if (index := self._index) is None:
+            return self._live(self._search_flat, queries_QD, k)
+        probes, rerank = nprobe or self.record.nprobe, self.record.rerank
+        return self._live(lambda queries, most: index.search(queries, most, probes, rerank), queries_QD, k)
+
+    def search_exactly(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, pruned: bool = False) -> Neighbours:
+        """The k nearest live entries; with `pruned`, of those that are pruned, too."""
+        keys_ND = self.stored_keys()
+        if self.pruned_N is None or pruned:
+            return self._live(lambda q, most: exact_neighbours(q, keys_ND, self.values_N, most), queries_QD, k)
+        some_ND, values_N = Picked(keys_ND, self.kept), self.values_N[self.kept]
+        return self._live(lambda q, most: self._at_kept(exact_neighbours(q, some_ND, values_N, most)), queries_QD, k)
+
+    def stored_keys(self) -> Float16[np.ndarray, "N D"]:
+        """The keys. Raises Incompatible where they were not kept."""
+        if self.keys_ND is None:
+            raise Incompatible(
+                f"{self._folder} was built without keeping its keys, which this needs; build the store anew with them"
+                " (--keep-keys)"
+            )
+        return self.keys_ND
+
+    def document_at(self, rows: Int64[np.ndarray, "*S"]) -> Int64[np.ndarray, "*S"]:
+        """The document row of each entry row."""
+        return np.searchsorted(self.starts, rows, side="right") - 1
+
+    def is_live(self, rows: Int64[np.ndarray, "*S"]) -> Bool[np.ndarray, "*S"]:
+        """Whether rows are not pruned, and of documents that are not deleted."""
+        rows = np.maximum(rows, 0)
+        live = ~self.dead[self.document_at(rows)]
+        return live if self.pruned_N is None else live & ~self.pruned_N[rows]
+
+    def successors(self, rows: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
+        """The rows behind some rows that are live and of the same documents."""
+        nexts = rows[rows + 1 < self.record.entries] + 1
+        return nexts[(self.document_at(nexts) == self.document_at(nexts - 1)) & self.is_live(nexts)]
+
+    def problems(self) -> list[str]:
+        """What `verify` finds: every file against its checksum, and every value and span against the counts."""
+        found = [self._problem_of(name, expected, whole=True) for name, expected in self.record.files.items()]
+        if (np.diff(self.starts) < 0).any() or self.starts[0] != 0 or self.starts[-1] != self.record.entries:
+            found.append(f"{self._folder / STARTS}: the documents do not cover the entries")
+        if sum(1 for _ in self.documents) != self.record.documents:
+            found.append(f"{self._folder / DOCUMENTS}: expected {self.record.documents} documents")
+        return [f"{problem}; {RESTORE}" for problem in found if problem]
+
+    def close(self) -> None:
+        """Closes the table; the maps go when nobody looks at them."""
+        self.documents.close()
+
+    def _live(self, search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
+        """Runs a raw search, leaves out deleted documents, and turns rows into ids."""
+        if self._any_dead:
+            found = search_kept(search, queries_QD, k, self._is_undeleted, self.record.entries)
+        else:
+            found = search(queries_QD, k)
+        np.add(found.ids_QK, self.base_id, out=found.ids_QK, where=found.ids_QK >= 0)
+        return found
+
+    def _is_undeleted(self, rows_QK: Int64[np.ndarray, "Q K"]) -> Bool[np.ndarray, "Q K"]:
+        return ~self.dead[self.document_at(np.maximum(rows_QK, 0))]
+
+    def _search_flat(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
+        found = self._resident.search(queries_QD, k)
+        return found if self.pruned_N is None else self._at_kept(found)
+
+    def _at_kept(self, found: Neighbours) -> Neighbours:
+        """Neighbours among the entries that are not pruned, as rows of all."""
+        rows_QK = np.where(found.ids_QK < 0, -1, self.kept[np.maximum(found.ids_QK, 0)])
+        return Neighbours(found.distances_QK, rows_QK, found.values_QK)
+
+    @cached_property
+    def _resident(self) -> Resident:
+        """A small segment's keys, as searching wants them."""
+        keys_ND = self.stored_keys()
+        if self.pruned_N is None:
+            return Resident(keys_ND, self.values_N)
+        return Resident(Picked(keys_ND, self.kept), self.values_N[self.kept])
+
+    def _problem_of(self, name: str, expected: FileRecord, *, whole: bool) -> str | None:
+        path = self._folder / name
+        if not path.is_file():
+            return f"{path} is missing"
+        if (size := path.stat().st_size) != expected.bytes:
+            return f"{path} has {size} bytes, expected {expected.bytes}"
+        if whole and checksum(path) != expected.checksum:
+            return f"{path} was changed (wrong checksum)"
+        return None
+
+
+def _inodes_of(folder: Path, record: SegmentRecord) -> list[tuple[int, int]] | None:
+    """The identities of a segment's files on this machine; None where one is missing."""
+    try:
+        found = [(folder / name).stat() for name in record.files]
+    except OSError:
+        return None
+    return [(each.st_dev, each.st_ino) for each in found]

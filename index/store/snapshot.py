@@ -1,0 +1,388 @@
+"""One manifest of a store, open: all that reads, and nothing that changes it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int64
+
+from memlm.errors import Corrupt, InvalidInput, NotFound
+from memlm.index.exact import refined
+from memlm.index.factory import FLAT
+from memlm.index.ivf import nlist_of
+from memlm.index.neighbors import Neighbours, nearest_of
+from memlm.index.store.documents import DocumentRow
+from memlm.index.store.journal import is_being_extended
+from memlm.index.store.manifest import KnnDefaults, Manifest
+from memlm.index.store.segment import Segment
+from memlm.index.store.tombstones import has_field
+
+SELF_QUERIES, SELF_K, MOST_LOST = 256, 32, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an entry came from: `token_offset` counts from the start of the document, whose first entry is `first_id`
+    and which has `num_tokens`.
+    """
+
+    document_id: str
+    title: str
+    metadata: Mapping[str, Any]
+    token_offset: int
+    first_id: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where a document's entries are: their ids follow one another."""
+
+    document_id: str
+    first_id: int
+    num_entries: int
+
+
+_reads = itertools.count(1)
+
+
+def next_read() -> int:
+    """A number for a read of `CURRENT`, drawn before it: of two views, the one with the higher number is as new or
+    newer, whatever the numbers of their manifests say.
+    """
+    return next(_reads)
+
+
+class View:
+    """A store at one manifest. Searching is safe from several threads; the rest is for one at a time."""
+
+    def __init__(
+        self, path: Path, manifest: Manifest, known: Sequence[Segment] = (), *, read: int | None = None
+    ) -> None:
+        """Opens the segments of a manifest. Those of `known` that are the same files, unchanged, are used as they are.
+        `read` is `next_read()` of before the manifest was read; if not given, it is drawn now.
+        """
+        self.path, self.manifest, self.read = path, manifest, next_read() if read is None else read
+        there = {segment.record.number: segment for segment in known}
+        self._segments: list[Segment] = []
+        for record in manifest.segments:
+            segment = there.get(record.number)
+            same = segment is not None and segment.is_at(path, record)
+            self._segments.append(segment if segment and same else Segment(path, record, manifest.spec.dim))
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """What it is made of, oldest first."""
+        return self._segments
+
+    @property
+    def dim(self) -> int:
+        """Width of a key."""
+        return self.manifest.spec.dim
+
+    @property
+    def defaults(self) -> KnnDefaults:
+        """How it is asked where a request leaves it open."""
+        return self.manifest.defaults
+
+    @property
+    def num_entries(self) -> int:
+        """Entries that may speak."""
+        return sum(segment.num_live_entries for segment in self._segments)
+
+    @property
+    def num_pruned_entries(self) -> int:
+        """Entries that the index leaves out, since the model alone knows them."""
+        return sum(segment.record.entries - segment.num_indexed for segment in self._segments)
+
+    @property
+    def num_documents(self) -> int:
+        """Documents that may speak."""
+        return sum(len(segment.dead) for segment in self._segments) - self.num_deleted_documents
+
+    @property
+    def num_deleted_documents(self) -> int:
+        """Documents that are deleted but still take room."""
+        return sum(int(segment.dead.sum()) for segment in self._segments)
+
+    @property
+    def index_kind(self) -> str:
+        """The Faiss factory string, or Flat; of several segments, each kind once. Flat where there is none."""
+        return " + ".join(dict.fromkeys(segment.record.index for segment in self._segments)) or FLAT
+
+    @property
+    def nlist(self) -> int:
+        """How many inverted lists the largest of its indexes has; 0 where all are searched exactly."""
+        return max((nlist_of(segment.record.index) for segment in self._segments), default=0)
+
+    @property
+    def distances(self) -> str:
+        """What distances are those of: "exact" (float16 keys), "re-ranked" (codes find, float16 keys rank), or
+        "approximate" (codes alone).
+        """
+        kinds = {segment.distances for segment in self._segments}
+        return next((kind for kind in ("approximate", "re-ranked") if kind in kinds), "exact")
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Size of all segments' files."""
+        return sum(file.bytes for segment in self._segments for file in segment.record.files.values())
+
+    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, nprobe: int | None = None) -> Neighbours:
+        """The k nearest entries to each query; `nprobe` lists are searched, the index's own number if not given."""
+        queries_QD = self._rounded(queries_QD, k)
+        found = [segment.search(queries_QD, k, nprobe) for segment in self._segments]
+        return nearest_of(found, k) if found else Neighbours.none(len(queries_QD), k)
+
+    def exact(self, *, pruned: bool = False) -> Exact:
+        """Exact search over the same entries; with `pruned`, also over those that are pruned."""
+        return Exact(self, pruned=pruned)
+
+    def locate(self, ids: Int64[np.ndarray, " K"]) -> list[Place]:
+        """Where some entries came from. Raises NotFound for an id that is not of this store."""
+        found: list[Place | None] = [None] * len(ids)
+        for segment, mine in self._parted(ids):
+            rows = ids[mine] - segment.base_id
+            numbers = segment.document_at(rows).tolist()
+            documents = segment.documents.at_each(numbers)
+            for place, row, number in zip(np.flatnonzero(mine), rows.tolist(), numbers, strict=True):
+                found[place] = _place(segment, documents[number], row)
+        for id_, told in zip(ids.tolist(), found, strict=True):
+            if told is None:
+                raise NotFound(
+                    f"no entry {id_} in {self.path}; it may be of another manifest", kind="entry", name=str(id_)
+                )
+        return cast("list[Place]", found)
+
+    def run(self, first_id: int, num_entries: int) -> Int64[np.ndarray, " N"]:
+        """The values of entries that follow one another. Raises NotFound for an id that is not of this store."""
+        for segment in self._segments:
+            if 0 <= (row := first_id - segment.base_id) < segment.record.entries:
+                return segment.values_N[row : row + num_entries].astype(np.int64)
+        raise self._no_entry(first_id)
+
+    def tokens(self, document_id: str, start: int = 0, stop: int | None = None) -> Int64[np.ndarray, " N"]:
+        """The stored values of a document from token `start` to `stop`. Raises NotFound for a document that is not
+        there.
+        """
+        segment, row = self._find(document_id)
+        first, last = segment.starts[row : row + 2]
+        stop = last - first if stop is None else min(stop, last - first)
+        return segment.values_N[first + max(0, start) : first + stop].astype(np.int64)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether the keys were kept."""
+        return all(segment.has_keys for segment in self._segments)
+
+    def successors(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
+        """The entries that follow some entries in their documents; of the last of a document there is none."""
+        nexts = [
+            segment.base_id + segment.successors(ids[mine] - segment.base_id) for segment, mine in self._parted(ids)
+        ]
+        return np.concatenate([ids[:0], *nexts])
+
+    def live(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
+        """Those of some entries that are of this store, and may speak."""
+        return np.concatenate(
+            [ids[:0], *(ids[mine][segment.is_live(ids[mine] - segment.base_id)] for segment, mine in self._parted(ids))]
+        )
+
+    def nearest_among(self, query_1D: Float32[np.ndarray, "1 D"], ids: Int64[np.ndarray, " N"], k: int) -> Neighbours:
+        """The k nearest of some entries to one query, by their stored keys."""
+        rows_1N = np.arange(len(ids))[None]
+        distances_1N = refined(self._rounded(query_1D, k), self.keys(ids), rows_1N)
+        nearest = Neighbours(distances_1N, ids[None], self.values(ids)[None])
+        return nearest.take(np.argsort(distances_1N, axis=1, kind="stable")[:, :k])
+
+    def values(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
+        """The values of some entries. Raises NotFound, naming it, for one that is not of this store."""
+        values_N = np.empty(len(ids), np.int64)
+        for segment, mine in self._parted(ids, every=True):
+            values_N[mine] = segment.values_N[ids[mine] - segment.base_id]
+        return values_N
+
+    def document_of(self, ids: Int64[np.ndarray, "*S"]) -> Int64[np.ndarray, "*S"]:
+        """A number for each entry's document, different for each document of the store; -1 for missing ids."""
+        documents = np.full(ids.shape, -1, np.int64)
+        for segment, mine in self._parted(ids):
+            documents[mine] = segment.base_id + segment.document_at(ids[mine] - segment.base_id)
+        return documents
+
+    def documents(self) -> Iterator[DocumentRow]:
+        """The documents that may speak, in order."""
+        for segment in self._segments:
+            yield from (document for document in segment.documents if not segment.dead[document.row])
+
+    def has_document(self, document_id: str) -> bool:
+        """Whether a document of this id may speak."""
+        return self._seek(document_id) is not None
+
+    def find_each(self, document_ids: Sequence[str]) -> list[tuple[Segment, int]]:
+        """The segments and rows of some documents, each once. Raises NotFound, naming it, for one that is not there."""
+        return [self._find(document_id) for document_id in dict.fromkeys(document_ids)]
+
+    def sample(self, n: int, seed: int) -> Int64[np.ndarray, " N"]:
+        """Ids of n live entries drawn without replacement (of all, where there are fewer)."""
+        total = self.num_entries
+        picks = np.sort(np.random.default_rng(seed).choice(total, min(n, total), replace=False))
+        ids, before = [], 0
+        for segment in self._segments:
+            mine = picks[(picks >= before) & (picks < before + segment.num_live_entries)] - before
+            before += segment.num_live_entries
+            ids.append(segment.base_id + segment.live_rows(mine))
+        return np.concatenate([picks[:0], *ids])
+
+    def matching(self, where: Mapping[str, str]) -> list[str]:
+        """The ids of the documents whose metadata has all of these: a field's text, its JSON, or an item of its list.
+
+        `title` is a field too, where the metadata has none of that name.
+        """
+        return [
+            document.id
+            for document in self.documents()
+            if all(
+                has_field({"title": document.title, **document.metadata}, name, value) for name, value in where.items()
+            )
+        ]
+
+    def sample_documents(self, n: int, seed: int) -> list[Span]:
+        """n live documents drawn without replacement (all, where there are fewer), in order."""
+        live = [(segment, row) for segment in self._segments for row in np.flatnonzero(~segment.dead).tolist()]
+        picks = np.sort(np.random.default_rng(seed).choice(len(live), min(n, len(live)), replace=False))
+        return [_span(*live[pick]) for pick in picks]
+
+    def is_continued_by(self, later: View) -> bool:
+        """Whether a later view has the same segments, with at most more documents deleted."""
+        return [each.core for each in self._segments] == [each.core for each in later.segments] and not any(
+            (before.dead & ~after.dead).any() for before, after in zip(self._segments, later.segments, strict=True)
+        )
+
+    def gone_in(self, later: View) -> Iterator[str]:
+        """The ids of documents that speak here, and do not in a later manifest of the same segments."""
+        for before, after in zip(self._segments, later.segments, strict=True):
+            yield from (before.documents.at(row).id for row in np.flatnonzero(after.dead & ~before.dead).tolist())
+
+    def lost_in(self, later: View) -> list[str] | None:
+        """The ids of documents that are here and not in a later view; None where segments are not there any more, as
+        after a compaction, or cannot be read.
+        """
+        there = {segment.core: segment for segment in later.segments}
+        lost = list[str]()
+        for before in self._segments:
+            if (after := there.get(before.core)) is None:
+                return None
+            rows = np.flatnonzero(after.dead & ~before.dead).tolist()
+            try:
+                lost += (document.id for document in before.documents.at_each(rows).values())
+            except Corrupt:
+                return None
+        return lost
+
+    def keys(self, ids: Int64[np.ndarray, " N"]) -> Float32[np.ndarray, "N D"]:
+        """The stored keys of some entries. Raises NotFound, naming it, for one that is not of this store."""
+        keys_ND = np.empty((len(ids), self.dim), np.float32)
+        for segment, mine in self._parted(ids, every=True):
+            keys_ND[mine] = segment.stored_keys()[ids[mine] - segment.base_id]
+        return keys_ND
+
+    def verify(self) -> list[str]:
+        """Checks every byte against its checksum, the counts, and whether stored positions find themselves; each
+        problem names the file and what to do.
+        """
+        problems = [problem for segment in self._segments for problem in segment.problems()]
+        return problems or self._lost()
+
+    def close(self) -> None:
+        """Closes the files."""
+        for segment in self._segments:
+            segment.close()
+
+    def _lost(self) -> list[str]:
+        """The self-query test: a position is its own nearest neighbour, or as near as it, if the index is sound. Where
+        codes lose something, most must be among the nearest few; without keys there is nothing to ask.
+        """
+        if not self.num_entries or not self.has_keys:
+            return []
+        ids = self.sample(SELF_QUERIES, 0)
+        exact = self.distances == "exact"
+        nearest_Q = self.search(self.keys(ids), 1 if exact else SELF_K).distances_QK[:, 0]
+        lost = int((nearest_Q > 0).sum())
+        if lost <= (0 if exact else MOST_LOST * len(ids)):
+            return []
+        return [f"{self.path}: {lost} of {len(ids)} stored positions do not find themselves; build the store anew"]
+
+    def _parted(
+        self, ids: Int64[np.ndarray, "*S"], *, every: bool = False
+    ) -> Iterator[tuple[Segment, Bool[np.ndarray, "*S"]]]:
+        """The segments that some entries are of, and which of them are of each. Raises NotFound where `every` one is
+        to be of this store, and is not.
+        """
+        strange = np.ones(ids.shape, bool)
+        for segment in self._segments:
+            mine = (ids >= segment.base_id) & (ids < segment.base_id + segment.record.entries)
+            if mine.any():
+                strange &= ~mine
+                yield segment, mine
+        if every and strange.any():
+            raise self._no_entry(int(ids[strange][0]))
+
+    def _no_entry(self, entry_id: int) -> NotFound:
+        return NotFound(f"no entry {entry_id} in {self.path}", kind="entry", name=str(entry_id))
+
+    def _rounded(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Float32[np.ndarray, "Q D"]:
+        """The queries, rounded to float16 as the keys were."""
+        if k < 1:
+            raise InvalidInput(f"k is {k}; expected at least 1", field="k")
+        if queries_QD.ndim != 2 or queries_QD.shape[1] != self.dim:
+            raise InvalidInput(f"queries of shape {queries_QD.shape}; expected (Q, {self.dim})", field="queries")
+        return queries_QD.astype(np.float16).astype(np.float32)
+
+    def _find(self, document_id: str) -> tuple[Segment, int]:
+        if found := self._seek(document_id):
+            return found
+        pending = (
+            f"; documents that are being added to it cannot be deleted yet: finish the same `memlm index add`, or give"
+            f" it up with `memlm index compact {self.path} --purge`"
+        ) * is_being_extended(self.path)
+        raise NotFound(
+            f"no document {document_id!r} in {self.path}; nothing was changed{pending}",
+            kind="document",
+            name=document_id,
+        )
+
+    def _seek(self, document_id: str) -> tuple[Segment, int] | None:
+        for segment in self._segments:
+            row = segment.documents.row_of(document_id)
+            if row is not None and not segment.dead[row]:
+                return segment, row
+        return None
+
+
+def _place(segment: Segment, document: DocumentRow, row: int) -> Place:
+    first, last = segment.starts[document.row : document.row + 2].tolist()
+    return Place(document.id, document.title, document.metadata, row - first, segment.base_id + first, last - first)
+
+
+def _span(segment: Segment, row: int) -> Span:
+    first, last = segment.starts[row : row + 2].tolist()
+    return Span(segment.documents.at(row).id, segment.base_id + first, last - first)
+
+
+class Exact:
+    """Exact search over a store's live entries: slow, sure, and in bounded memory."""
+
+    def __init__(self, view: View, *, pruned: bool = False) -> None:
+        """Takes a store that is open."""
+        self._view, self._pruned = view, pruned
+
+    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
+        """The k nearest entries to each query."""
+        queries_QD = self._view._rounded(queries_QD, k)
+        found = [segment.search_exactly(queries_QD, k, pruned=self._pruned) for segment in self._view.segments]
+        return nearest_of(found, k) if found else Neighbours.none(len(queries_QD), k)

@@ -1,0 +1,66 @@
+"""Documents that stop speaking: a list of rows a segment, written for a manifest that is to come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memlm.base.files import checksum, move, temporary_beside
+from memlm.index.arrays import GrowingArray
+from memlm.index.store.manifest import FileRecord, SegmentRecord
+from memlm.index.store.segment import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """How much a deletion took out."""
+
+    num_documents: int
+    num_entries: int
+
+
+def bury(
+    store: Path, segments: Sequence[Segment], places: Iterable[tuple[Segment, int]], number: int
+) -> tuple[SegmentRecord, ...]:
+    """Writes the rows of deleted documents, old and new, for the manifest of a number, and tells the records that
+    name them. They count when that manifest does.
+    """
+    rows: dict[int, list[int]] = {}
+    for segment, row in places:
+        rows.setdefault(segment.record.number, []).append(row)
+    return tuple(
+        _buried(store, segment, rows[segment.record.number], number)
+        if segment.record.number in rows
+        else segment.record
+        for segment in segments
+    )
+
+
+def has_field(metadata: Mapping[str, Any], name: str, value: str) -> bool:
+    """Whether metadata has a field of that value: its text, its JSON, or an item of its list."""
+    if name not in metadata:
+        return False
+    there = metadata[name]
+    items = there if isinstance(there, list) else [there]
+    return any(value in (item, json.dumps(item)) for item in items)
+
+
+def _buried(store: Path, segment: Segment, rows: list[int], number: int) -> SegmentRecord:
+    dead = segment.dead.copy()
+    dead[rows] = True
+    name = f"deleted-{number:06d}.npy"
+    path = store / segment.record.folder / name
+    temporary = temporary_beside(path)
+    with closing(GrowingArray(temporary, "<i8", None)) as array:
+        array.append(np.flatnonzero(dead))
+        array.sync()
+    move(temporary, path)
+    files = {kept: file for kept, file in segment.record.files.items() if kept != segment.record.deleted}
+    files[name] = FileRecord(path.stat().st_size, checksum(path))
+    return replace(segment.record, deleted=name, files=files)

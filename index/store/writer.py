@@ -1,0 +1,436 @@
+"""Keys and values -> a committed segment: a new store's first one, one more, or one in place of all.
+
+    with StoreWriter.create(path, spec) as writer:
+        writer.begin_document("a.txt")
+        writer.append(keys_ND, values_N)      # or writer.replay(values_N) for what an interrupted build left
+        writer.checkpoint()
+        datastore = writer.commit()
+
+Work lies in `building/` until the commit moves it into place; `building.json` tells what for, and how much of it a
+kill leaves standing. Who resumes streams the whole corpus again: what is on disk already is compared, the rest
+appended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int64
+
+from memlm.base.cpu import num_cores
+from memlm.base.files import checksum, make_folder, move, remove, storage, sync_file, sync_folder, write_whole
+from memlm.base.progress import Progress, silent
+from memlm.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, Locked
+from memlm.index.arrays import HEADER_BYTES, GrowingArray, Picked
+from memlm.index.factory import FLAT, with_lists_for
+from memlm.index.ivf import VALUE_BITS, Ivf, choose_index, open_index, train_ivf
+from memlm.index.ivf_writer import write_ivf
+from memlm.index.selection import Trial, Tried, choose
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.documents import DocumentTableWriter
+from memlm.index.store.journal import ADD, BUILD, BUILDING, COMPACT, Journal
+from memlm.index.store.lock import COMMIT_LOCK, LOCK, Hold, committing, writing
+from memlm.index.store.manifest import (
+    CURRENT,
+    JOURNAL,
+    SEGMENTS,
+    FileRecord,
+    KnnDefaults,
+    Manifest,
+    SegmentRecord,
+    StoreSpec,
+    check_unchanged,
+    commit_manifest,
+    lost_store,
+    read_manifest,
+    sweep,
+)
+from memlm.index.store.segment import DOCUMENTS, INDEX, KEYS, MAX_SEGMENTS, PRUNED, STARTS, VALUES, Segment
+from memlm.index.store.snapshot import View
+from memlm.index.store.tombstones import bury
+
+NOT_FINITE = np.uint16(0x7C00)  # the bits of a float16's exponent: all are set in infinity and in what is no number
+UNTUNED_K, UNTUNED_LAM = 64, 0.25
+ABOUT_INDEX = ("index", "seed", "target", "max_memory", "keep_keys")
+OURS = re.compile(
+    rf"({CURRENT}|{JOURNAL}|manifest-\d+\.json)((\.[0-9a-f]{{8}})?\.tmp)?|{SEGMENTS}|{BUILDING}|{LOCK}|{COMMIT_LOCK}"
+)
+
+
+class StoreWriter:
+    """The one writer of a store. Leaving it without a commit keeps what was checkpointed, for a resume."""
+
+    def __init__(
+        self, path: Path, spec: StoreSpec, manifest: Manifest | None, held: ExitStack, task: str, hold: Hold
+    ) -> None:
+        """`create`, `extend` and `compacting` check the place, take the lock, and come here."""
+        self.path, self.spec, self._held, self._task, self._hold = path, spec, held, task, hold
+        self._work = path / BUILDING
+        self.base = held.enter_context(Datastore(path, manifest)) if manifest else None
+        self._replaced: list[str] = []
+        self._number = next_segment(manifest) if manifest else 1
+        self.num_resumed_entries = self._recover()
+        with storage(path):
+            make_folder(self._work)
+        rows = self.num_resumed_entries
+        self._keys = held.enter_context(closing(GrowingArray(self._work / KEYS, "<f2", spec.dim, rows=rows)))
+        self._values = held.enter_context(closing(GrowingArray(self._work / VALUES, "<u4", None, rows=rows)))
+        self._pruned: GrowingArray | None = None
+        if spec.prune is not None:
+            self._pruned = held.enter_context(closing(GrowingArray(self._work / PRUNED, "|b1", None, rows=rows)))
+        self._documents = held.enter_context(closing(DocumentTableWriter(self._work / DOCUMENTS)))
+        self._resumed_values = np.load(self._work / VALUES, mmap_mode="r") if rows else np.empty(0, np.uint32)
+        self._entries = 0
+        self._starts: list[int] = []
+        self._scale = 1.0
+        if not rows:
+            self.checkpoint()
+
+    @classmethod
+    def create(cls, path: str | Path, spec: StoreSpec) -> StoreWriter:
+        """Starts a store, or goes on with the interrupted build of one like it.
+
+        Raises AlreadyExists where there is a store or anything else, Corrupt where there is a store that has lost its
+        `CURRENT`, Incompatible where the interrupted build differs, Locked while another writes.
+        """
+        path = Path(path)
+        choose_index(spec.index, 0)
+        if (path / CURRENT).exists():
+            manifest = read_manifest(path)
+            unmeasured = manifest.quality is None and all(KEYS in record.files for record in manifest.segments)
+            told = f"; its index was not measured: `memlm index verify {path} --model MODEL` does it" * unmeasured
+            raise AlreadyExists(
+                f"there is a datastore at {path} already; choose another folder, or `memlm index add` to it{told}"
+            )
+        if path.exists() and (not path.is_dir() or any(not OURS.fullmatch(file.name) for file in path.iterdir())):
+            raise AlreadyExists(f"{path} is there and is no unfinished datastore; choose another folder")
+        if lost := lost_store(path):
+            raise Corrupt(
+                f"{path} has no {CURRENT}, but {lost} of a datastore, which a build would remove; `memlm index verify"
+                f" {path} --repair` makes it whole again, or choose another folder"
+            )
+        with storage(path.parent):
+            make_folder(path / SEGMENTS)
+        return cls._holding(path, spec, BUILD)
+
+    @classmethod
+    def extend(cls, path: str | Path, spec: StoreSpec) -> StoreWriter:
+        """Starts one more segment of a store, or goes on with an interrupted one.
+
+        Raises Incompatible, naming what differs, where the store was built otherwise.
+        """
+        path = Path(path)
+        manifest = read_manifest(path)
+        _check_same(manifest.spec, spec, path)
+        return cls._holding(path, spec, ADD)
+
+    @classmethod
+    def compacting(cls, path: str | Path) -> StoreWriter:
+        """Starts a segment that takes the place of all others, or goes on with an interrupted one.
+
+        Raises Incompatible where documents that were being added wait to be gone on with.
+        """
+        return cls._holding(Path(path), read_manifest(Path(path)).spec, COMPACT)
+
+    @classmethod
+    def _holding(cls, path: Path, spec: StoreSpec, task: str) -> StoreWriter:
+        with ExitStack() as held:
+            hold = held.enter_context(writing(path))
+            with committing(path):  # so that nobody sweeps away what is being opened, or brought back
+                manifest = None if task == BUILD else read_manifest(path)  # what counts now that nobody else writes
+                if manifest and task == COMPACT:
+                    task = f"{COMPACT} {manifest.number}"
+                writer = cls(path, spec, manifest, held, task, hold)
+            writer._held = held.pop_all()
+            return writer
+
+    def begin_document(
+        self, document_id: str, *, title: str = "", metadata: Mapping[str, Any] | None = None, replace: bool = False
+    ) -> None:
+        """What is appended from here on is of this document. With `replace`, one of that id stops speaking when this
+        one begins to: at the commit. Raises AlreadyExists for an id that is taken.
+        """
+        if self._task == ADD and self.base and self.base.has_document(document_id):
+            if not replace:
+                raise AlreadyExists(
+                    f"the datastore has a document {document_id!r} already; replace it (--replace), delete it first,"
+                    " or leave it out"
+                )
+            self._replaced.append(document_id)
+        self._documents.add(document_id, title, metadata or {})
+        self._starts.append(self._entries)
+
+    def is_resumed(self, num_entries: int) -> bool:
+        """Whether the next entries, that many, are on disk from the interrupted build."""
+        return self._entries + num_entries <= self.num_resumed_entries
+
+    def replay(self, values_N: Int64[np.ndarray, " N"]) -> None:
+        """Compares entries with those on disk. Raises Incompatible where the corpus is not the one that was
+        interrupted.
+        """
+        there_N = self._resumed_values[self._entries : self._entries + len(values_N)]
+        if not np.array_equal(there_N, values_N):
+            raise Incompatible(
+                f"the corpus is not the one of the interrupted build in {self.path};"
+                f" give the same corpus, or remove {self._work} to start anew"
+            )
+        self._entries += len(values_N)
+
+    def append(
+        self,
+        keys_ND: Float[np.ndarray, "N D"],
+        values_N: Int64[np.ndarray, " N"],
+        pruned_N: Bool[np.ndarray, " N"] | None = None,
+    ) -> None:
+        """Adds entries of the current document; those that are pruned will not be found. Keys are rounded to float16;
+        raises InvalidInput for what that cannot hold.
+        """
+        self._check(keys_ND, values_N)
+        if (pruned_N is None) != (self._pruned is None):
+            raise InvalidInput("pruned_N goes with a store that is pruned (prune), and only with one", field="pruned_N")
+        with np.errstate(over="ignore"):
+            stored_ND = np.ascontiguousarray(keys_ND, "<f2")
+        if ((stored_ND.view("<u2") & NOT_FINITE) == NOT_FINITE).any():  # what tells as much of float16 takes far longer
+            raise InvalidInput(
+                "a key is not finite in float16; the model's states are too large to be stored", field="keys"
+            )
+        self._keys.append(stored_ND)
+        self._values.append(values_N)
+        if self._pruned and pruned_N is not None:
+            self._pruned.append(pruned_N)
+        self._entries += len(values_N)
+
+    def checkpoint(self) -> None:
+        """Makes what was appended so far survive a kill. Raises Locked where the folder was replaced meanwhile."""
+        self._hold.check()
+        self._keys.sync()
+        self._values.sync()
+        if self._pruned:
+            self._pruned.sync()
+        sync_folder(self._work)
+        write_whole(self.path / JOURNAL, Journal(self._task, self._number, self._keys.rows, self.spec).encode())
+
+    def commit(self, progress: Progress = silent, *, defaults: KnnDefaults | None = None) -> Datastore:
+        """Builds the index and makes the segment count; gives the store, open. A new store's defaults are untuned ones
+        if not given, with a temperature of its keys' own scale. A store's own stay as they are, and what was committed
+        while this was written stands: what is deleted stays deleted.
+
+        Raises InvalidInput where there is no entry, Incompatible where a resumed corpus ended early.
+        """
+        if not self._entries or self._entries < self._keys.rows:
+            raise self._nothing_to_commit()
+        self.checkpoint()
+        record = self._finish_files(progress)
+        with committing(self.path) as hold:
+            self._hold.check()
+            now = self._latest()
+            move(self._work, self.path / record.folder)
+            after = None if now is None else now.manifest
+            manifest = commit_manifest(self.path, self._successor(now, record, defaults), after=after, hold=hold)
+            check_unchanged(self.path, manifest, hold)
+            remove(self.path / JOURNAL)
+            sweep(self.path, manifest)
+        self._held.close()
+        return Datastore.open(self.path)
+
+    def commit_empty(self) -> Datastore:
+        """Commits a store without segments, in place of one whose every document is deleted; gives it, open."""
+        with committing(self.path) as hold:
+            self._hold.check()
+            now = self._latest()
+            assert now is not None  # only a store that is there is compacted
+            manifest = now.manifest.next(segments=(), quality=None, emptied=now.manifest.last_segment)
+            manifest = commit_manifest(self.path, manifest, after=now.manifest, hold=hold)
+            check_unchanged(self.path, manifest, hold)
+            self.discard()
+            sweep(self.path, manifest)
+        self._held.close()
+        return Datastore.open(self.path)
+
+    def discard(self) -> None:
+        """Removes what was written, which is not to be committed."""
+        self._hold.check()
+        remove(self._work)
+        remove(self.path / JOURNAL)
+
+    def close(self) -> None:
+        """Lets go of the files and the lock."""
+        self._held.close()
+
+    def __enter__(self) -> StoreWriter:
+        """Closes at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Closes."""
+        self.close()
+
+    def _recover(self) -> int:
+        """How many entries an interrupted build left; brings its folder back where only the commit was missing."""
+        journal, moved = self.path / JOURNAL, self.path / SEGMENTS / f"{self._number:06d}"
+        left = Journal.decode(journal) if journal.exists() else None
+        if left and left.segment == self._number and left.task == ADD != self._task and left.entries:
+            raise Incompatible(
+                f"documents were being added to {self.path}; run the same `memlm index add` again to go on with it,"
+                f" or give it up with `memlm index compact {self.path} --purge`"
+            )
+        for file in self.path.glob(f"{JOURNAL}.*tmp"):
+            remove(file)
+        if left is None or left.segment != self._number or left.task != self._task:
+            remove(journal)  # of a commit that was done, or of a compaction that another change has overtaken
+            remove(self._work)
+            remove(moved)
+            return 0
+        if left.entries:
+            _check_same(left.spec, self.spec, self.path, but=ABOUT_INDEX)  # which is built at the end
+        if moved.exists() and not self._work.exists():
+            move(moved, self._work)
+        if not self._work.exists():
+            return 0
+        for name, row_bytes in ((KEYS, 2 * self.spec.dim), (VALUES, 4), (PRUNED, 1)):
+            if name == PRUNED and self.spec.prune is None:
+                continue
+            there, expected = (self._work / name).stat().st_size, HEADER_BYTES + left.entries * row_bytes
+            if left.entries and there < expected:
+                raise Corrupt(
+                    f"{self._work / name} has {there} bytes, expected at least {expected}; remove {journal} to start"
+                    " the build anew"
+                )
+        return left.entries
+
+    def _finish_files(self, progress: Progress) -> SegmentRecord:
+        """Writes what the segment lacks, syncs everything, and records what each file must be."""
+        self._documents.set_sizes(np.diff([*self._starts, self._entries]).tolist())
+        self._documents.commit()
+        sync_file(self._work / DOCUMENTS)
+        with closing(GrowingArray(self._work / STARTS, "<i8", None)) as starts:
+            starts.append(np.array([*self._starts, self._entries]))
+            starts.sync()
+        asked = self._build_index(progress)
+        names = [KEYS, VALUES, STARTS, DOCUMENTS]
+        names += [INDEX] * (asked["index"] != FLAT) + [PRUNED] * (self._pruned is not None)
+        for file in list(self._work.iterdir()):
+            if file.name not in names:
+                remove(file)
+        sync_folder(self._work)
+        files = {}
+        with ThreadPoolExecutor(num_cores()) as pool:
+            checksums = pool.map(lambda name: checksum(self._work / name), names)
+            for done, (name, found) in enumerate(zip(names, checksums, strict=True), start=1):
+                files[name] = FileRecord((self._work / name).stat().st_size, found)
+                progress("check files", done, len(names))
+        return SegmentRecord(self._number, self._entries, len(self._starts), files=files, **asked)
+
+    def _build_index(self, progress: Progress) -> dict[str, Any]:
+        """Chooses, trains, fills and judges the index; gives what a record says of it."""
+        stored_ND, values_N = (np.load(self._work / name, mmap_mode="r") for name in (KEYS, VALUES))
+        keys_ND: np.ndarray | Picked = stored_ND
+        if self._pruned:
+            kept = np.flatnonzero(~np.load(self._work / PRUNED, mmap_mode="r"))
+            keys_ND, values_N = Picked(stored_ND, kept), values_N[kept]
+            if not len(kept):
+                raise InvalidInput(
+                    f"prune is {self.spec.prune}, and the model gives every token that much; give more", field="prune"
+                )
+        starts, seed = np.array([*self._starts, self._entries]), self.spec.seed
+        tried: list[Tried] = []
+        factory = with_lists_for(choose_index(self.spec.index, len(keys_ND)), len(keys_ND))
+        if self.spec.index == "auto" and self.spec.max_memory is not None:
+            factory, tried = choose(
+                keys_ND, values_N, starts, target=self.spec.target, max_memory=self.spec.max_memory,
+                keep_keys=self.spec.keep_keys, seed=seed, progress=progress,
+            )  # fmt: skip
+        if factory == FLAT:
+            if self.base is None:
+                self._scale = Trial.of(keys_ND, values_N, starts, seed=seed).temperature
+            return {"index": factory, "nprobe": 0}
+        trained = train_ivf(factory, keys_ND, seed=seed, progress=progress)
+        write_ivf(self._work / INDEX, trained, keys_ND, values_N, progress=progress)
+        index = Ivf(open_index(self._work / INDEX, len(keys_ND), self.spec.dim), factory, stored_ND)
+        if not self.spec.keep_keys:
+            index.keys_ND = None
+        progress("judge index", 0, 1)
+        trial = Trial.of(keys_ND, values_N, starts, seed=seed)
+        settled, self._scale = trial.settle(index, self.spec.target), trial.temperature
+        progress("judge index", 1, 1)
+        told = tuple(asdict(each) for each in (*tried, settled))
+        return {"index": factory, "nprobe": settled.nprobe, "rerank": settled.rerank, "tried": told}
+
+    def _latest(self) -> View | None:
+        """The snapshot to commit after, which may be later than that of the beginning; None for a new store. Raises
+        Locked where it is none that follows from the beginning: another store's, or an earlier one.
+        """
+        if self.base is None:
+            return None
+        now = Datastore.open(self.path)
+        if not self.base.is_continued_by(now):
+            raise Locked(
+                f"{self.path} was replaced by another store, or by an earlier state of it, while it was being written;"
+                " what is there now was left as it is: run the same command again"
+            )
+        return now
+
+    def _successor(self, now: View | None, record: SegmentRecord, defaults: KnnDefaults | None) -> Manifest:
+        """The manifest that follows that of `now`."""
+        if self.base is None or now is None:
+            untuned = KnnDefaults(k=UNTUNED_K, lam=UNTUNED_LAM, temperature=self._scale, tuned_on=None)
+            return Manifest(1, self.spec, (record,), defaults or untuned)
+        number = now.manifest.number + 1
+        if self._task == ADD:
+            replaced = now.find_each([name for name in self._replaced if now.has_document(name)])
+            old = bury(self.path, now.segments, replaced, number)
+            return now.manifest.next(segments=(*old, record), quality=None)
+        with closing(Segment(self.path, record, self.spec.dim)) as merged:
+            rows = [merged.documents.row_of(name) for name in self.base.gone_in(now)]
+            copies = [(merged, row) for row in rows if row is not None]
+            segments = bury(self.path, [merged], copies, number)
+        return now.manifest.next(segments=segments, quality=None)
+
+    def _check(self, keys_ND: np.ndarray, values_N: np.ndarray) -> None:
+        if not self._starts:
+            raise InvalidInput("an entry before the first document; call begin_document first", field="values")
+        if self._entries != self._keys.rows:
+            raise InvalidInput("entries were left out of a resumed build; replay them first", field="values")
+        if keys_ND.shape != (len(values_N), self.spec.dim):
+            raise InvalidInput(
+                f"keys of shape {keys_ND.shape}; expected ({len(values_N)}, {self.spec.dim}), one row a value",
+                field="keys",
+            )
+        if len(values_N) and not 0 <= values_N.min() <= values_N.max() < 1 << VALUE_BITS:
+            raise InvalidInput(f"a value is outside 0 to {(1 << VALUE_BITS) - 1}", field="values")
+
+    def _nothing_to_commit(self) -> Exception:
+        if not self._entries and not self._keys.rows:
+            return InvalidInput("there is no entry to commit; the corpus has no token", field="corpus")
+        return Incompatible(
+            f"the corpus ended before the entries that the interrupted build left in {self.path};"
+            f" give the same corpus, or remove {self._work} to start anew"
+        )
+
+
+def next_segment(manifest: Manifest) -> int:
+    """The number for one more segment: one above the highest, or the lowest that is free where that would be too high
+    for the ids of its entries.
+    """
+    taken = {segment.number for segment in manifest.segments}
+    above = manifest.last_segment + 1
+    return above if above < MAX_SEGMENTS else next(number for number in count(1) if number not in taken)
+
+
+def _check_same(there: StoreSpec, wanted: StoreSpec, path: Path, but: tuple[str, ...] = ()) -> None:
+    mine, others = asdict(wanted), asdict(there)
+    names = [name for name in mine if mine[name] != others[name] and name not in but]
+    differing = [f"{name} {others[name]!r}, not {mine[name]!r}" for name in names]
+    if differing:
+        raise Incompatible(f"{path} was built with {'; '.join(differing)}: use the same, or another folder")

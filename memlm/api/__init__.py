@@ -1,0 +1,1 @@
+"""The requests and answers of the service as dataclasses, one module for each proto service."""

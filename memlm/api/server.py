@@ -1,0 +1,74 @@
+"""Requests about the loaded model and the server, and their answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memlm.api.params import (
+    MAX_NEIGHBOURS,
+    MAX_STOP_STRINGS,
+    MAX_STORES,
+    MAX_TOKEN_IDS,
+    MAX_TOP_LOGPROBS,
+    _PlainRequest,
+)
+
+
+class GetModelRequest(_PlainRequest):
+    """Which model is loaded?"""
+
+    __slots__ = ()
+
+
+class GetServerInfoRequest(_PlainRequest):
+    """What does the server take?"""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is loaded: shape, limits and fingerprints."""
+
+    name: str
+    num_parameters: int
+    vocab_size: int
+    context_length: int
+    dim: int
+    num_layers: int
+    dtype: str
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a server takes: beyond these, it refuses. `needs_token` says whether it wants to know who calls."""
+
+    version: str
+    needs_token: bool
+    max_message_bytes: int
+    max_append_bytes: int
+    max_running: int
+    max_queued: int
+    max_queued_tokens: int
+    max_session_bytes: int
+    session_ttl_s: float
+    max_neighbors: int = MAX_NEIGHBOURS
+    max_top_logprobs: int = MAX_TOP_LOGPROBS
+    max_stop_strings: int = MAX_STOP_STRINGS
+    max_stores: int = MAX_STORES
+    max_upload_bytes: int = 0
+    max_jobs: int = 0
+    max_sessions: int = 0
+    max_sessions_per_caller: int = 0
+    max_token_ids: int = MAX_TOKEN_IDS
+    max_upload_documents: int = 0
+    max_unfinished_bytes: int = 0
+    max_streams: int = 0
+    max_caller_calls: int = 0
+    message_timeout_s: float = 0.0
+    connection_idle_s: float = 0.0
+    max_cache_bytes: int = 0
+    max_stream_bytes: int = 0
+    max_event_bytes: int = 0

@@ -1,0 +1,19 @@
+"""The callback through which long work tells how far it has come; it has no output of its own."""
+
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Progress(Protocol):
+    """Told now and then how far a phase has come.
+
+    `total` is None where it is not known. `note` is a few words for a person, such as a loss. May raise to stop the
+    work.
+    """
+
+    def __call__(self, phase: str, done: int, total: int | None, note: str = "") -> None:
+        """Takes a phase's name and how much of it is done, in the phase's own unit."""
+
+
+def silent(phase: str, done: int, total: int | None, note: str = "") -> None:
+    """Tells nobody."""

@@ -1,0 +1,214 @@
+"""The main job, end to end, on real text: the standard library of the Python that runs this.
+
+Modules are documents, split by whole modules: what the model learns from, what only the datastore gets, and what is
+held out from both, for tuning and for the test. Everything that a step makes stays in the demo's folder, so that
+each can be done by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import signal
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memlm.api.generation import Token
+from memlm.api.scoring import Score
+from memlm.cli import render
+from memlm.cli.console import ConsoleProgress, emit_json, err, out, table
+from memlm.client import Client
+from memlm.data.corpus import Corpus
+from memlm.errors import AlreadyExists
+from memlm.evaluation import evaluate
+from memlm.indexing.build import BuildReport, build_index
+from memlm.indexing.tune import TuneReport, tune
+from memlm.language_model import load
+from memlm.server.local import started_server
+from memlm.training.config import PRESETS
+from memlm.training.train import TrainReport, train
+
+STEPS = 900
+PROMPT = "import os\nimport sys\n\n\nclass "
+MAX_TOKENS = 120
+BYTES_OF = {"test": 200_000, "valid": 150_000, "store": 2_000_000, "train": 6_000_000}
+# Not code to learn from: tests, tables of character codes, the generated text of pydoc's topics, packages of others.
+LEFT_OUT = {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "dist-packages", "__pycache__"}
+MARK = "made-by-memlm-demo"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """What the demo came to: each step's report, and the seconds it all took."""
+
+    training: TrainReport
+    build: BuildReport
+    tuning: TuneReport
+    score: Score
+    loudest_document: str
+    spoken_before: float
+    spoken_after: float
+    seconds: float
+
+
+def run_demo(
+    folder: Path, *, steps: int | None = None, seed: int = 0, overwrite: bool = False, json: bool = False
+) -> None:
+    """Does it all, and prints a table. Raises AlreadyExists where there is such a folder; leaves nothing if stopped."""
+    begin = time.monotonic()
+    _make_room(folder, overwrite)
+    say = err if json else out
+    try:
+        with _terminated_like_interrupted():
+            report = _run(folder, steps or STEPS, seed, say)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    report = replace(report, seconds=time.monotonic() - begin)
+    if json:
+        emit_json(replace(report, training=replace(report.training, losses=report.training.losses[-1:])))
+    else:
+        _print_summary(folder, report)
+
+
+def split_modules(folder: Path, seed: int) -> dict[str, int]:
+    """Copies the library's modules into one folder for each use; gives the number of modules in each."""
+    library = Path(sysconfig.get_path("stdlib"))
+    modules = [file for file in sorted(library.rglob("*.py")) if not LEFT_OUT & set(file.relative_to(library).parts)]
+    random.Random(seed).shuffle(modules)
+    counts = dict.fromkeys(BYTES_OF, 0)
+    for use, wanted in BYTES_OF.items():
+        taken = 0
+        while modules and taken < wanted:
+            module = modules.pop()
+            target = folder / use / module.relative_to(library)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(module, target)
+            taken += module.stat().st_size
+            counts[use] += 1
+    return counts
+
+
+def _run(folder: Path, steps: int, seed: int, say: Any) -> DemoReport:
+    texts, model, store = folder / "texts", folder / "model", folder / "store"
+    counts = split_modules(texts, seed)
+    said = ", ".join(f"{number} for {use}" for use, number in counts.items())
+    say.print(f"Python {sys.version.split()[0]}'s own library: {said}.\n")
+
+    say.rule("1. Train a model", align="left")
+    with ConsoleProgress() as progress:
+        config = replace(PRESETS["tiny"], steps=steps, seed=seed)
+        training = train(Corpus([texts / "train"]), model, config, progress=progress)
+    say.print(
+        f"{training.num_parameters:,} parameters, {training.tokens:,} tokens, {training.tokens_per_s:,.0f} tokens/s\n"
+    )
+
+    say.rule("2. Build its datastore", align="left")
+    with ConsoleProgress() as progress:
+        built = build_index(model, Corpus([texts / "store"]), store, seed=seed, progress=progress)
+    _say_build(built, say)
+
+    say.rule("3. Tune on held-out modules, test on others", align="left")
+    with ConsoleProgress() as progress:
+        tuning = tune(model, store, Corpus([texts / "valid"]), max_tokens=30_000, progress=progress)
+        with load(model, [store]) as lm:
+            score = evaluate(lm, Corpus([texts / "test"]), progress=progress).total
+    say.print(f"k {tuning.k}, lam {tuning.lam:.3f}, temperature {tuning.temperature:.3g}")
+    say.print(f"bits per byte: model {score.base.bits_per_byte:.4f}, with its datastore {score.bits_per_byte:.4f}\n")
+
+    say.rule("4. Serve it, ask it", align="left")
+    with started_server(model, store) as target, Client(target) as client:
+        client.wait_until_ready()
+        before = _ask(client, seed, say)
+        spoken = render.spoken_by_document(before)
+        loudest = spoken.most_common(1)[0][0] if spoken else client.search("store", PROMPT, k=1)[0].document_id
+
+        say.rule(f"5. Delete {loudest}, ask again", align="left")
+        deleted = client.datastores.delete_documents("store", [loudest])
+        say.print(f"deleted {deleted.num_documents} document, {deleted.num_entries:,} entries; the same question:\n")
+        after = render.spoken_by_document(_ask(client, seed, say))
+    say.print(f"{loudest} spoke for {spoken[loudest]:.2f} tokens before, and for {after[loudest]:.2f} now.\n")
+    return DemoReport(training, built, tuning, score, loudest, spoken[loudest], after[loudest], 0.0)
+
+
+def _ask(client: Client, seed: int, say: Any) -> list[Token]:
+    """Streams a continuation, coloured, with the places that spoke."""
+    say.print(render.legend())
+    say.print(f"[dim]{PROMPT}[/]", end="")
+    with client.generate(PROMPT, max_tokens=MAX_TOKENS, temperature=0.6, seed=seed, neighbors=64) as tokens:
+        seen = render.stream(tokens, coloured=True, to=say)
+    render.print_sources(seen, to=say)
+    say.print()
+    return seen
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM unwinds as Ctrl-C does, so that what was begun is cleaned up."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _make_room(folder: Path, overwrite: bool) -> None:
+    if folder.exists():
+        if not (overwrite and (folder / MARK).exists()):
+            raise AlreadyExists(f"{folder} is there already; choose another --out, or replace a demo with --overwrite")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    (folder / MARK).touch()
+
+
+def _say_build(built: BuildReport, say: Any) -> None:
+    quality = built.quality
+    assert quality is not None  # its keys are kept
+    say.print(
+        f"{built.entries:,} entries of {built.bytes_per_entry:,.0f} bytes, {built.tokens_per_s:,.0f} tokens/s,"
+        f" {built.index};\n"
+        f"against exact search: recall@{quality.k} {quality.recall:.3f}, softmax mass {quality.softmax_mass:.3f},"
+        f" {quality.nats_change:+.4f} ± {quality.nats_change_error:.4f} nats per token\n"
+    )
+
+
+def _print_summary(folder: Path, report: DemoReport) -> None:
+    base, mixed, quality = report.score.base, report.score.figures, report.build.quality
+    assert quality is not None
+    shown = table("held-out modules", "model alone", "with its datastore", title="What came of it")
+    for name in ("bits_per_byte", "token_perplexity", "word_perplexity"):
+        shown.add_row(name.replace("_", " "), f"{getattr(base, name):,.3f}", f"{getattr(mixed, name):,.3f}")
+    out.print(shown)
+    facts = table("", "")
+    facts.show_header = False
+    facts.add_row("trained on", f"{report.training.tokens:,} tokens, {report.training.tokens_per_s:,.0f}/s")
+    facts.add_row("datastore", f"{report.build.entries:,} entries, {report.build.tokens_per_s:,.0f} tokens/s")
+    facts.add_row("index", f"{report.build.index}, recall {quality.recall:.3f}")
+    facts.add_row(
+        f"{report.loudest_document} spoke for", f"{report.spoken_before:.2f} tokens, then {report.spoken_after:.2f}"
+    )
+    facts.add_row("all of it took", f"{report.seconds:.0f} s")
+    out.print(facts)
+    out.print("\nEach step by hand:", style="bold")
+    t, m, s = folder / "texts", folder / "model", folder / "store"
+    for line in (
+        f"memlm train {t}/train --out my-model --steps {report.training.steps}",
+        f"memlm index build {t}/store --model {m} --out my-store",
+        f"memlm index tune {s} {t}/valid --model {m}",
+        f"memlm eval {t}/test --model {m} --store {s}",
+        f"memlm serve --model {m} --store {s}",
+        f"memlm client generate {PROMPT.split()[0]!r} --show-memory",
+        f"memlm client datastore delete store {report.loudest_document}",
+    ):
+        out.print(f"  {line}", markup=False)
+    out.print(f"\nThe texts, the model and the datastore are in {folder}.", markup=False)

@@ -1,0 +1,176 @@
+"""What the commands on datastores print, to people or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memlm.base.printable import one_line
+from memlm.cli.console import cell, emit_json, err, out, table
+
+
+def print_neighbors(neighbors: tuple[Any, ...], *, json: bool) -> None:
+    """A table of places, nearest first."""
+    if json:
+        emit_json({"neighbors": neighbors})
+        return
+    shown = table("place", "distance", "next", "text")
+    shown.columns[3].justify = "left"
+    for neighbor in neighbors:
+        place = f"{neighbor.document_id}:{neighbor.line}"
+        snippet = " ".join(neighbor.snippet.split())
+        shown.add_row(cell(place), f"{neighbor.distance:.4g}", cell(repr(neighbor.token_text)), cell(snippet))
+    out.print(shown)
+
+
+def print_doomed(document_ids: list[str], *, json: bool) -> None:
+    """What a deletion would delete."""
+    if json:
+        emit_json({"documents": document_ids})
+        return
+    for document_id in document_ids:
+        out.print(one_line(document_id), markup=False)
+    out.print(f"{len(document_ids):,} documents would be deleted")
+
+
+def print_facts(told: Mapping[str, Any], title: str, *, json: bool) -> None:
+    """What is known of something, a line each."""
+    if json:
+        emit_json(told)
+        return
+    shown = table("", "", title=title)
+    shown.show_header = False
+    for name, value in told.items():
+        shown.add_row(name.replace("_", " "), cell(_readable(value)))
+    out.print(shown)
+
+
+def print_build(report: Any, *, json: bool) -> None:
+    """What was built, how it compares with exact search, and whether keys and values belong together."""
+    from memlm.index.selection import Tried
+
+    if json:
+        emit_json(report)
+        return
+    quality = report.quality
+    for number, tried in enumerate(report.tried):
+        out.print(f"{'chosen' if number == len(report.tried) - 1 else 'tried'}: {Tried(**tried)}")
+    out.print(
+        f"{report.entries:,} entries from {report.documents:,} documents, {report.bytes_per_entry:,.0f} bytes each;"
+        f" {report.tokens_per_s:,.0f} tokens/s, index {report.index}"
+    )
+    if report.resumed_entries:
+        out.print(f"{report.resumed_entries:,} of them were there from the interrupted build")
+    if quality is None:
+        out.print("not measured against exact search: keys of earlier entries were not kept")
+    else:
+        out.print(
+            f"against exact search: recall@{quality.k} {quality.recall:.3f} ± {quality.recall_error:.3f}, softmax mass"
+            f" {quality.softmax_mass:.3f} ± {quality.softmax_mass_error:.3f}, {quality.nats_change:+.4f} ±"
+            f" {quality.nats_change_error:.4f} nats per token"
+        )
+    if quality and quality.pruning_nats_change is not None:
+        out.print(
+            f"{report.pruned:.0%} of the entries are pruned: {quality.pruning_nats_change:+.4f} ±"
+            f" {quality.pruning_nats_change_error:.4f} nats per token against all of them"
+        )
+    checked = report.key_check
+    aligned = "" if checked.aligned is None else f", {checked.aligned:.1%} have the token that follows"
+    out.print(f"{checked.positions:,} positions read again: {checked.found:.1%} find themselves{aligned}")
+    for problem in checked.problems(str(report.path)):
+        err.print(one_line(problem), markup=False)
+    out.print(one_line(f"The datastore is in {report.path}."), markup=False)
+
+
+def print_compaction(done: Any, *, json: bool) -> None:
+    """What a compaction did, and what it left."""
+    if json:
+        emit_json(done)
+        return
+    if done.gave_up_addition:
+        out.print("The interrupted addition was given up: its documents are removed.")
+    if done.segments_before <= 1 and not done.deleted_documents:
+        out.print("There is at most one segment and nothing deleted: nothing to do.")
+        return
+    became = "one" if done.entries else "none"
+    out.print(
+        f"{done.segments_before} segments became {became}; {done.deleted_documents:,} deleted documents are gone;"
+        f" {done.bytes_before:,} bytes became {done.bytes_after:,}"
+    )
+    if done.left_documents:
+        out.print(
+            f"{done.left_documents:,} documents were deleted meanwhile and are still in its files; compact it again, or"
+            " use --purge"
+        )
+
+
+def print_tuning(report: Any, *, json: bool) -> None:
+    """What was found on held-out text, and what of it is kept."""
+    if json:
+        emit_json(report)
+        return
+    out.print(
+        f"k {report.k}, lam {report.lam:.3f}, temperature {report.temperature:.4g}, from {report.tokens:,} tokens"
+    )
+    out.print(
+        f"nats per token: model {report.base_nats:.4f}, with datastore {report.knn_nats:.4f}"
+        f" (gain {report.gain:.4f} ± {report.gain_error:.4f})"
+    )
+    verdict = "kept" if report.adaptive_kept else "not kept: not better by twice the error"
+    out.print(
+        f"with a lam that adapts {report.adaptive_nats:.4f} (gain over one lam {report.adaptive_gain:.4f} ±"
+        f" {report.adaptive_gain_error:.4f}; {verdict})"
+    )
+    verdict = "kept" if report.skip_kept else "not kept; see --skip-loss"
+    out.print(
+        f"{report.skipped:.0%} of searches could be left out for {report.skip_loss:.4f} nats per token ({verdict})"
+    )
+    verdict = "kept" if report.follow_kept else "not kept; see --follow-loss"
+    if report.follow is not None:
+        out.print(
+            f"{report.followed:.0%} of searches could be replaced by {report.follow} or more pointers for"
+            f" {report.follow_loss:.4f} nats per token ({verdict})"
+        )
+    if report.nprobe is not None:
+        out.print(f"{report.nprobe} lists are searched; more would gain {report.nprobe_loss:.4f} nats per token")
+
+
+def facts_of(datastore: Any) -> dict[str, Any]:
+    """All that is known of a datastore."""
+    manifest, defaults = datastore.manifest, datastore.defaults
+    return {
+        "entries": datastore.num_entries,
+        "pruned_entries": datastore.num_pruned_entries,
+        "documents": datastore.num_documents,
+        "deleted_documents": datastore.num_deleted_documents,
+        "index": datastore.index_kind,
+        "distances": datastore.distances,
+        "dim": datastore.dim,
+        "bytes": datastore.bytes_on_disk,
+        "manifest": manifest.number,
+        "store_id": manifest.store_id,
+        "segments": len(manifest.segments),
+        "model_fingerprint": manifest.spec.model_fingerprint,
+        "tokenizer_fingerprint": manifest.spec.tokenizer_fingerprint,
+        "context": manifest.spec.context,
+        "stride": manifest.spec.stride,
+        "k": defaults.k,
+        "lam": defaults.lam,
+        "temperature": defaults.temperature,
+        "tuned_on": defaults.tuned_on,
+        "gain": defaults.gain,
+        "gain_error": defaults.gain_error,
+        "adaptive": defaults.adaptive is not None,
+        "skip_above": defaults.skip_above,
+        "follow": defaults.follow,
+        "nprobe": defaults.nprobe,
+        "quality": manifest.quality,
+    }
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_readable(item)}" for name, item in value.items())
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,74 @@
+"""TLS settings of a client, and the state by which it resumes a generation whose connection broke. No gRPC here."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memlm.api.generation import Accepted, GenerationEvent, ResumeGenerationRequest
+from memlm.api.params import GenerateRequest
+from memlm.errors import MemlmError, NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEFAULT_TIMEOUT_S = 60.0
+RESUME_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How a client speaks TLS: whom it trusts (`ca`, a file; the system's own if not given), and, where the server asks
+    for that, who it is (`cert` and `key`).
+    """
+
+    ca: str | Path | None = None
+    cert: str | Path | None = None
+    key: str | Path | None = None
+
+
+class Heard:
+    """What has been heard of a generation, and how to take it up again when its connection breaks."""
+
+    def __init__(self, request: GenerateRequest, allowed_s: float) -> None:
+        """Nothing yet; it may take so long in all."""
+        self.question: GenerateRequest | ResumeGenerationRequest = request
+        self.request_id = ""
+        self._tokens, self._resume_s = 0, request.resume_s
+        self._deadline_s, self._broken_s = time.monotonic() + allowed_s, 0.0
+        self._error: MemlmError | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left for it."""
+        return max(0.0, self._deadline_s - time.monotonic())
+
+    @property
+    def must_be_cancelled(self) -> bool:
+        """Whether it would go on without anybody."""
+        return self._resume_s is not None and bool(self.request_id)
+
+    def is_new(self, event: GenerationEvent) -> bool:
+        """Whether an event is for the user. After a break the first one comes again."""
+        self._error = None
+        if isinstance(event, tuple):
+            self._tokens += len(event)
+        elif isinstance(event, Accepted):
+            first, self.request_id = not self.request_id, event.request_id
+            return first
+        return True
+
+    def resume(self, error: MemlmError) -> float:
+        """Prepares to ask again, and tells after how many seconds. Raises what it broke with where that is no use."""
+        if self._error is not None and isinstance(error, NotFound):
+            raise self._error from None
+        if self._resume_s is None or not self.request_id or not isinstance(error, Unavailable):
+            raise error
+        now_s = time.monotonic()
+        if self._error is None:
+            self._error, self._broken_s = error, now_s
+        if now_s - self._broken_s + RESUME_PAUSE_S > self._resume_s:
+            raise self._error from None
+        self.question = ResumeGenerationRequest(self.request_id, self._tokens)
+        return RESUME_PAUSE_S

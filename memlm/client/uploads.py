@@ -1,0 +1,114 @@
+"""What a client sends in pieces: texts for a session, and documents for a datastore."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from google.protobuf.message import Message
+
+from memlm.api.datastores import AddDocumentsRequest, NewDocument
+from memlm.api.sessions import AppendToSessionRequest
+from memlm.errors import InvalidInput
+from memlm.wire import codec
+
+if TYPE_CHECKING:
+    from memlm.data.corpus import Document
+
+PIECE_CHARACTERS = 1 << 17
+PIECE_BYTES, MESSAGE_SPARE = 1 << 20, 1024
+PIECE_DOCUMENTS = 4096  # a server takes no more than 65,536 fields in a message
+FRAME_BYTES = 16  # what stands around a document in a message, and around its text
+BYTES_A_CHARACTER = 4  # in UTF-8, at most
+
+
+def appends_of(name: str, text: str, token_ids: Sequence[int]) -> Iterator[Message]:
+    """What is appended to a session, in messages far below any limit."""
+    yield codec.to_wire(AppendToSessionRequest(name))
+    for begin in range(0, len(text), PIECE_CHARACTERS):
+        yield codec.to_wire(AppendToSessionRequest("", text[begin : begin + PIECE_CHARACTERS]))
+    for begin in range(0, len(token_ids), PIECE_CHARACTERS):
+        piece = tuple(token_ids[begin : begin + PIECE_CHARACTERS])
+        yield codec.to_wire(AppendToSessionRequest("", token_ids=piece))
+
+
+def additions_of(
+    request: AddDocumentsRequest, documents: Iterable[NewDocument | Document], limit: int
+) -> Iterator[Message]:
+    """Documents that are added, several a message or in parts, each message below the limit.
+
+    Raises InvalidInput for a title and metadata that are too large for one.
+    """
+    yield codec.to_wire(request)
+    batch, size, room = list[NewDocument](), 0, limit - MESSAGE_SPARE
+    for document in documents:
+        for part in _parts(document, room):
+            own = codec.to_wire(part).ByteSize() + FRAME_BYTES
+            if batch and (size + own > min(PIECE_BYTES, room) or len(batch) == PIECE_DOCUMENTS):
+                yield codec.to_wire(AddDocumentsRequest(documents=tuple(batch)))
+                batch, size = [], 0
+            batch.append(part)
+            size += own
+    if batch:
+        yield codec.to_wire(AddDocumentsRequest(documents=tuple(batch)))
+
+
+def _parts(document: NewDocument | Document, room: int) -> Iterator[NewDocument]:
+    """A document as it is, or in parts: each of `room` bytes at most, and of PIECE_BYTES beside title and metadata."""
+    whole = NewDocument(document.id, document.text, document.title, document.metadata)
+    about = codec.to_wire(replace(whole, text="-")).ByteSize()
+    room = min(room, about + PIECE_BYTES)
+    if about + FRAME_BYTES + BYTES_A_CHARACTER * len(whole.text) <= room:
+        yield whole
+        return
+    characters = (room - about - FRAME_BYTES) // BYTES_A_CHARACTER
+    if characters < 1:
+        raise InvalidInput(
+            f"document {whole.id!r} has a title and metadata of {about:,} bytes, and a message takes {room:,}; raise"
+            " max_message_bytes on both sides",
+            field="documents",
+        )
+    yield replace(whole, text=whole.text[:characters])
+    for begin in range(characters, len(whole.text), characters):
+        yield NewDocument(whole.id, whole.text[begin : begin + characters], continues=True)
+
+
+class Sending(Iterator[Message]):
+    """Messages on their way. What goes wrong while they are made ends their call, and is raised as it is: gRPC would
+    log it, and tell that the call was cancelled.
+    """
+
+    def __init__(self, messages: Iterator[Message]) -> None:
+        """Takes what makes them."""
+        self._messages, self._failure = messages, list[Exception]()
+        self._call, self._travels = cast(Any, None), threading.Event()
+
+    def travel_by(self, call: Any) -> None:
+        """Takes the call that carries them, which may have begun to ask for them already."""
+        self._call = call
+        self._travels.set()
+
+    def __next__(self) -> Message:
+        """The next one."""
+        try:
+            return next(self._messages)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._failure.append(error)
+            self._travels.wait()
+            self._call.cancel()
+            raise StopIteration from None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Raises what went wrong here, or else what the call ended with."""
+        try:
+            yield
+        except BaseException:
+            if self._failure:
+                raise self._failure[0] from None
+            raise

@@ -1,0 +1,1 @@
+"""Texts into documents, tokens and windows."""

@@ -1,0 +1,237 @@
+"""Files and folders -> documents, one at a time.
+
+Takes paths of plain text (one document a file), JSON Lines and Parquet (`id`, `text`, `title`, anything else kept as
+metadata), text also as `.gz` and `.zst`, folders of these, and `-` for standard input, which is JSON Lines where its
+first line is a JSON object. Gives documents in a fixed order under stable ids: a file in a folder is called by its path
+within that folder, a line or row by its `id`, or by file and number. Holds one document at a time, of Parquet a few.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import IO, Any
+
+from memlm.base.files import lies_under
+from memlm.base.printable import one_line
+from memlm.base.storable import is_utf8, problem_in
+from memlm.data.formats import (
+    JSON_LINES,
+    PARQUET,
+    PIPED_IN,
+    STANDARD_INPUT,
+    UNREADABLE,
+    layout_of,
+    open_unpacked,
+    rows_of,
+    standard_input_name,
+    unpacked_size,
+)
+from memlm.errors import InvalidInput, MemlmError, NotFound
+
+MAX_GLOB_PARTS, MAX_GLOB_FOLDERS = 64, 4  # each ** multiplies how often a folder is listed
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text with a name. `num_bytes` is the size of the text in UTF-8."""
+
+    id: str
+    text: str
+    title: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the text in UTF-8."""
+        return len(self.text.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in the corpus that cannot be used: where (file, and line where there is one) and why."""
+
+    where: str
+    why: str
+
+    def __str__(self) -> str:
+        """One line, place first. File names and metadata keys may hold control characters, which are shown escaped."""
+        return one_line(f"{self.where}: {self.why}")
+
+
+class UnusableText(MemlmError):
+    """A document that cannot be read, under `--on-error fail`."""
+
+
+def _ignore(problem: Problem) -> None:
+    """The default listener."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents under some paths, read anew at each iteration.
+
+    With `on_error="skip"` what cannot be used is told to `on_problem` and left out; with "fail" it raises
+    `UnusableText`. Given `roots`, a file that lies under none of them, once links are followed, cannot be used.
+    Raises NotFound for a path that is not there and InvalidInput where no document is found at all.
+    """
+
+    paths: Sequence[str | Path]
+    glob: str = "**/*"
+    on_error: str = "skip"
+    on_problem: Callable[[Problem], None] = _ignore
+    roots: Sequence[Path] = ()
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be a corpus before any work starts."""
+        if self.on_error not in ("skip", "fail"):
+            raise InvalidInput(f"on_error is {self.on_error!r}; expected 'skip' or 'fail'", field="on_error")
+        if not self.paths:
+            raise InvalidInput("no corpus was given; name at least one file or folder", field="corpus")
+        for path in self.paths:
+            if str(path) != STANDARD_INPUT and not Path(path).exists():
+                raise NotFound(f"no file or folder at {path}; check the path", kind="corpus", name=str(path))
+        check_glob(self.glob)
+
+    def __iter__(self) -> Iterator[Document]:
+        """Yields the documents in order; raises InvalidInput at the end where there was none."""
+        empty = True
+        for name, path in self._found():
+            if not self._may_read(path):
+                self._tell_of_link(name, path)
+                continue
+            for document in self._read(name, path):
+                empty = False
+                yield document
+        if empty:
+            places = one_line(", ".join(str(path) for path in self.paths))
+            raise InvalidInput(
+                f"no text was found under {places} with glob {self.glob!r}; nothing was built", field="corpus"
+            )
+
+    def files(self) -> Iterator[tuple[str, Path]]:
+        """Yields each file that may be read, with the name its documents go by."""
+        return ((name, path) for name, path in self._found() if self._may_read(path))
+
+    def _found(self) -> Iterator[tuple[str, Path]]:
+        for path in map(Path, self.paths):
+            if str(path) == STANDARD_INPUT:
+                yield standard_input_name(), PIPED_IN
+            elif path.is_dir():
+                for file in sorted(file for file in path.glob(self.glob) if file.is_file()):
+                    yield file.relative_to(path).as_posix(), file
+            else:
+                yield path.name, path
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all the files once unpacked: what a progress bar counts towards, not a promise."""
+        return sum(unpacked_size(path) for _, path in self.files())
+
+    def _may_read(self, path: Path) -> bool:
+        return not self.roots or lies_under(path, self.roots)
+
+    def _tell_of_link(self, name: str, path: Path) -> None:
+        """Reports a link out of the roots; of a linked folder, not even how many files it holds."""
+        if lies_under(path.parent, self.roots):
+            self._tell(Problem(name, "a link to a place outside of what may be read"))
+
+    def _read(self, name: str, path: Path) -> Iterator[Document]:
+        if not is_utf8(name):
+            self._tell(Problem(name, "the file's name is not UTF-8, and its document's id would be; rename the file"))
+            return
+        layout = layout_of(name)
+        try:
+            if layout == PARQUET:
+                yield from self._read_rows(name, path)
+                return
+            with open_unpacked(path) as stream:
+                yield from (self._read_json_lines if layout in JSON_LINES else self._read_text)(name, stream)
+        except UNREADABLE as error:
+            self._tell(Problem(name, f"cannot be read ({error})"))
+
+    def _read_text(self, name: str, stream: IO[bytes]) -> Iterator[Document]:
+        raw = stream.read()
+        if not raw.strip():
+            self._tell(Problem(name, "empty"))
+        elif (text := self._decode(name, raw)) is not None:
+            yield Document(id=name, text=text, title=name)
+
+    def _read_json_lines(self, name: str, stream: IO[bytes]) -> Iterator[Document]:
+        empty = True
+        for number, line in enumerate(stream, start=1):
+            where = f"{name}:{number}"
+            if not line.strip():
+                continue
+            empty = False
+            text = self._decode(where, line, first_line=number)
+            if text is None:
+                continue
+            try:
+                yield _document_of(json.loads(text), where)
+            except (ValueError, RecursionError) as error:
+                self._tell(Problem(where, f"not a JSON document ({error})"))
+        if empty:
+            self._tell(Problem(name, "empty"))
+
+    def _read_rows(self, name: str, path: Path) -> Iterator[Document]:
+        number = 0
+        for number, row in enumerate(rows_of(path), start=1):
+            try:
+                yield _document_of(row, f"{name}:{number}")
+            except ValueError as error:
+                self._tell(Problem(f"{name}:{number}", f"not a document ({error})"))
+        if not number:
+            self._tell(Problem(name, "empty"))
+
+    def _decode(self, where: str, raw: bytes, first_line: int = 1) -> str | None:
+        """The text, or None where there is nothing that can be used (and the listener was told)."""
+        bad, why = raw.find(b"\0"), "a NUL byte, as in binary files"
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as error:
+            bad, why = error.start, f"byte 0x{raw[error.start]:02x} is not UTF-8"
+        if bad < 0:
+            return text
+        line = first_line + raw.count(b"\n", 0, bad)
+        place = where if where.endswith(f":{line}") else f"{where}:{line}"
+        self._tell(Problem(place, f"{why}; convert the file to UTF-8 text, or leave it out with --glob"))
+        return None
+
+    def _tell(self, problem: Problem) -> None:
+        if self.on_error == "fail":
+            raise UnusableText(f"{problem} (--on-error skip goes on without it)")
+        self.on_problem(problem)
+
+
+def check_glob(glob: str) -> None:
+    """Raises InvalidInput for a pattern that could leave its folder, or that no file name can match."""
+    parts = PurePath(glob).parts
+    if not parts or "\0" in glob or glob.startswith("/") or ".." in parts:
+        problem = "expected a pattern within the folder, without '..' and not from '/'"
+    elif len(parts) > MAX_GLOB_PARTS or parts.count("**") > MAX_GLOB_FOLDERS:
+        problem = f"expected at most {MAX_GLOB_PARTS} parts, and '**' {MAX_GLOB_FOLDERS} times"
+    elif any("**" in part and part != "**" for part in parts):
+        problem = "expected '**' to stand for folders alone, as in **/*.txt"
+    else:
+        return
+    raise InvalidInput(f"glob is {glob[:200]!r}; {problem}", field="glob")
+
+
+def _document_of(record: Any, where: str) -> Document:
+    """Raises ValueError, saying what the record lacks."""
+    if not isinstance(record, dict):
+        raise ValueError(f"expected an object with a text, got {type(record).__name__}")
+    fields = dict(record)
+    text, name = fields.pop("text", None), fields.pop("id", where)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError('"text" is missing, empty or no string')
+    if not isinstance(name, str | int) or isinstance(name, bool):
+        raise ValueError('"id" is neither a string nor a whole number')
+    if "\0" in text:
+        raise ValueError('"text" has a NUL')
+    if problem := problem_in(record):
+        raise ValueError(problem)
+    return Document(id=str(name), text=text, title=str(fields.pop("title", "")), metadata=fields)

@@ -1,0 +1,164 @@
+"""What a corpus is read from: files, plain or packed (`.gz`, `.zst`), tables (`.parquet`), and standard input (`-`)."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import shutil
+import struct
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+from memlm.base.files import storage
+from memlm.errors import InvalidInput
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+STANDARD_INPUT = "-"
+PIPED_IN = Path(STANDARD_INPUT)  # this object alone: an equal path is that of a file in the working directory
+JSON_LINES = (".jsonl", ".ndjson")
+PARQUET = ".parquet"
+PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".zst": zstd.open}
+UNREADABLE = (OSError, EOFError, zlib.error, zstd.ZstdError)  # what reading a file may raise
+
+SAMPLE_BYTES = 1 << 20  # of a packed file, which tell how far the whole unpacks
+ROWS = 64  # of a table at a time: a row may be a book
+
+_JSON_ROWS = json.JSONDecoder(parse_constant=lambda name: None if name == "NaN" else float(name))
+
+
+@cache
+def _standard_input() -> IO[bytes]:
+    """Copies standard input to a file without a name: a corpus may be read several times, and the file goes with the
+    process, however that ends. Raises InvalidInput on a terminal.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        raise InvalidInput("nothing is piped in; the corpus '-' is standard input", field="corpus")
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process runs
+    with storage(Path(tempfile.gettempdir())):
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        file.flush()
+    return file
+
+
+@cache
+def standard_input_name() -> str:
+    """The name that documents of standard input go by: `stdin`, or `stdin.jsonl` where its first line is a JSON
+    object.
+    """
+    with open_unpacked(PIPED_IN) as file:
+        first = next((line for line in file if line.strip()), b"")
+    return "stdin" + JSON_LINES[0] * _is_object(first)
+
+
+class _Reading(io.RawIOBase):
+    """Reads an open file from its beginning, beside others that read it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._offset = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        some = os.pread(self._file.fileno(), len(buffer), self._offset)
+        buffer[: len(some)] = some
+        self._offset += len(some)
+        return len(some)
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def layout_of(name: str) -> str:
+    """The suffix that tells how a file is laid out, whatever it is packed in."""
+    path = Path(name)
+    return (path.with_suffix("") if path.suffix in PACKED else path).suffix
+
+
+def open_unpacked(path: Path) -> IO[bytes]:
+    """A file's bytes, unpacked as they are read; of PIPED_IN, those of standard input. Raises one of UNREADABLE,
+    here or then.
+    """
+    if path is PIPED_IN:
+        return io.BufferedReader(_Reading(_standard_input()))
+    return PACKED.get(path.suffix, open)(path, "rb")
+
+
+def rows_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file, one by one, with values that JSON can tell. NaN in a column is a missing value, as
+    pandas writes it.
+
+    Raises OSError where it cannot be read, or pyarrow is missing.
+    """
+    with _open_table(path) as table:
+        try:
+            for batch in table.iter_batches(batch_size=ROWS):
+                for row in _JSON_ROWS.decode(json.dumps(batch.to_pylist(), default=str)):
+                    yield {name: value for name, value in row.items() if value is not None}
+        except ValueError as error:  # pyarrow's of damaged pages is one
+            raise OSError(error) from error
+
+
+def _open_table(path: Path) -> Any:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise OSError("reading Parquet takes pyarrow: pip install 'memlm[parquet]'") from None
+    try:
+        return parquet.ParquetFile(path, page_checksum_verification=True)
+    except ValueError as error:
+        raise OSError(error) from error
+
+
+def unpacked_size(path: Path) -> int:
+    """How many bytes a file holds once unpacked: told by itself, or guessed from how its beginning unpacks."""
+    if path is PIPED_IN:
+        return os.fstat(_standard_input().fileno()).st_size
+    size = path.stat().st_size
+    try:
+        if path.suffix == PARQUET:
+            return _text_size(path)
+        if path.suffix == ".zst":
+            return _guessed_size(path, size)
+    except UNREADABLE:
+        return size
+    if path.suffix == ".gz" and size >= 4:  # the last four bytes tell it, modulo 2^32 (RFC 1952)
+        with path.open("rb") as file:
+            file.seek(-4, io.SEEK_END)
+            return int(struct.unpack("<I", file.read(4))[0])
+    return size
+
+
+def _guessed_size(path: Path, size: int) -> int:
+    with path.open("rb") as file:
+        sample = file.read(SAMPLE_BYTES)
+    unpacked = 0
+    with zstd.open(io.BytesIO(sample)) as stream:
+        try:
+            while part := stream.read1():
+                unpacked += len(part)
+        except EOFError:  # the sample ends within a frame
+            pass
+    return unpacked * size // max(1, len(sample))
+
+
+def _text_size(path: Path) -> int:
+    with _open_table(path) as table:
+        groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
+    columns = [group.column(place) for group in groups for place in range(group.num_columns)]
+    return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == "text")

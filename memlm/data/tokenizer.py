@@ -1,0 +1,347 @@
+"""Text <-> token ids: byte-level BPE from the `tokenizers` library.
+
+Lossless: every token stands for fixed bytes, and the bytes of a text's tokens are the text. A document is framed by one
+special token, `<|endoftext|>`, which both starts a context and ends a text; written out in a corpus or a prompt it is
+ordinary text, never the special token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import tokenizers
+from jaxtyping import Int64
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+
+from memlm.api.params import MAX_TOKEN_IDS
+from memlm.base.steps import Offload, Outcome, Steps
+from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
+
+END_OF_TEXT = "<|endoftext|>"
+FILE_NAME = "tokenizer.json"
+GENERATION_FILE, CONFIG_FILE, SETTINGS_FILE = "generation_config.json", "config.json", "tokenizer_config.json"
+if TYPE_CHECKING:
+    TokenArray: TypeAlias = array[int]
+else:
+    TokenArray = array  # cannot be subscripted before Python 3.12
+
+SHORT_CHARACTERS = 1 << 13  # are encoded in a few milliseconds
+LONG_CHARACTERS = 1 << 20  # take about a second
+DECODED_TOKENS = 1 << 16
+PACKED = "i"  # 32 bits: as both numpy and the standard library call them
+COMPOSED_BYTES = 4  # that one byte of a composed character may have been; Hangul's syllables have three
+BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+SPACE = "\u2581"  # what stands for a space in SentencePiece's vocabularies
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialIds:
+    """The tokens that are no text: what a document is read after, what ends one, and what stands before a prompt."""
+
+    start_id: int
+    end_ids: tuple[int, ...]
+    prefix: tuple[int, ...]
+
+    @classmethod
+    def ours(cls, end_id: int | None) -> SpecialIds:
+        """One token for all three. Raises Incompatible where there is none."""
+        if end_id is None:
+            raise Incompatible(
+                f"the tokenizer has no {END_OF_TEXT} token, and no config names another; give one that has, or let"
+                " `memlm train` make one"
+            )
+        return cls(end_id, (end_id,), (end_id,))
+
+
+class Tokenizer:
+    """A BPE vocabulary whose tokens are bytes: byte-level, as ours and GPT-2's are, or SentencePiece's with a fallback
+    to bytes, as Llama's is. Raises Incompatible for one of another kind.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, special: SpecialIds | None = None) -> None:
+        """Takes a tokenizer of the `tokenizers` library; `special` where it is not ours."""
+        described = json.loads(backend.to_str())
+        self._is_byte_level = _mentions(described, "ByteLevel")
+        if described["model"]["type"] != "BPE" or not (self._is_byte_level or _falls_back(described)):
+            raise Incompatible(
+                "the tokenizer is not byte-level BPE, nor BPE with bytes to fall back to;"
+                " give one that is, or let `memlm train` make one"
+            )
+        self.special = special or SpecialIds.ours(backend.token_to_id(END_OF_TEXT))
+        backend.encode_special_tokens = True
+        self._backend = backend
+        self.prepends_space = not self._is_byte_level and _prepends(described)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
+        """Learns a vocabulary of at most `vocab_size` tokens: 256 bytes, the special token, and merges."""
+        if vocab_size < 257:
+            raise InvalidInput(
+                f"vocab_size is {vocab_size}; expected at least 257, one for each byte", field="vocab_size"
+            )
+        backend = tokenizers.Tokenizer(BPE())
+        backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
+        backend.decoder = tokenizers.decoders.ByteLevel()
+        trainer = BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        backend.train_from_iterator(texts, trainer)
+        return cls(backend)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Tokenizer:
+        """Reads `tokenizer.json` and what else tells of special tokens from a model's folder, or a file by name."""
+        path = Path(folder)
+        path = path / FILE_NAME if path.is_dir() else path
+        if not path.is_file():
+            raise NotFound(
+                f"no tokenizer at {path}; a model's folder holds a {FILE_NAME}", kind="tokenizer", name=str(path)
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except Exception as error:  # the library raises bare Exception
+            raise Corrupt(f"{path} cannot be read as a tokenizer ({error}); restore the file") from error
+        return cls(backend, _special_ids(path.parent, backend))
+
+    def save(self, folder: str | Path) -> None:
+        """Writes `tokenizer.json` into `folder`, and, where its special tokens are not ours, which they are."""
+        (Path(folder) / FILE_NAME).write_text(self._backend.to_str(), encoding="utf-8")
+        if self.special.end_ids != (self._backend.token_to_id(END_OF_TEXT),) or not self._is_byte_level:
+            told = {"bos_token_id": self.start_id, "eos_token_id": list(self.end_ids)}
+            (Path(folder) / GENERATION_FILE).write_text(json.dumps(told) + "\n", encoding="utf-8")
+
+    def encode(self, text: str) -> Int64[np.ndarray, " N"]:
+        """Token ids of a text. Raises InvalidInput for half a surrogate pair, which no UTF-8 text holds."""
+        return next(self.encode_batch([text]))
+
+    def encode_batch(self, texts: Sequence[str]) -> Iterator[Int64[np.ndarray, " N"]]:
+        """Token ids of several texts, on all cores. Raises as `encode`."""
+        for encoding in self._encodings(texts):
+            yield np.asarray(encoding.ids, dtype=np.int64)
+
+    def _encodings(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding]:
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidInput(
+                    f"the text has half a surrogate pair at character {error.start}; it is not Unicode"
+                ) from error
+        return self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+
+    def encode_steps(self, text: str) -> Steps[list[int]]:
+        """Token ids of a text; one that is not short is encoded outside the loop. Raises as `encode`."""
+        return (yield from _aside(text, lambda: self.encode(text).tolist()))
+
+    def pack_steps(self, text: str) -> Steps[TokenArray]:
+        """Does the work of `encode_steps` for an answer: as an array, which goes through a pipe at the speed of its
+        bytes. Raises InvalidInput for more than MAX_TOKEN_IDS.
+        """
+        return (yield from _aside(text, lambda: self._packed(text)))
+
+    def _packed(self, text: str) -> TokenArray:
+        (encoding,) = self._encodings([text])
+        if len(encoding) > MAX_TOKEN_IDS:  # a list of them all would hold the interpreter's lock for long
+            raise InvalidInput(
+                f"the text has {len(encoding):,} tokens; at most {MAX_TOKEN_IDS:,} in one call", field="text"
+            )
+        return array(PACKED, encoding.ids)
+
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that a text has at least, found without encoding it."""
+        return -(-len(text.encode(errors="replace")) // self._most_bytes) if self._most_bytes else 0
+
+    def prompt(self, text: str) -> list[int]:
+        """What a model reads before it continues a text: never nothing."""
+        return self.framed(self.encode(text).tolist())
+
+    def framed(self, ids: Sequence[int]) -> list[int]:
+        """The tokens of a text behind those that a model reads before any text: never nothing."""
+        return [*self.special.prefix, *ids] or [self.start_id]
+
+    def decode(self, ids: Iterable[int], *, whole: bool = False) -> str:
+        """The text of some tokens; an incomplete character at either end becomes U+FFFD. Of a `whole` text the space
+        that some vocabularies put first is taken away again.
+        """
+        return self._text_of(self.decode_bytes(ids), whole=whole)
+
+    def decode_steps(self, ids: Sequence[int], *, whole: bool = False) -> Steps[str]:
+        """Does the work of `decode` for a bounded number of tokens a step."""
+        pieces = list[bytes]()
+        for begin in range(0, len(ids), DECODED_TOKENS):
+            pieces.append(self.decode_bytes(ids[begin : begin + DECODED_TOKENS]))
+            if begin + DECODED_TOKENS < len(ids):
+                yield None
+        return self._text_of(b"".join(pieces), whole=whole)
+
+    def _text_of(self, content: bytes, *, whole: bool) -> str:
+        text = content.decode(errors="replace")
+        return text.removeprefix(" ") if whole and self.prepends_space else text
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The bytes of some tokens. Raises InvalidInput for an id outside the vocabulary."""
+        pieces = []
+        for i in ids:
+            if not 0 <= i < self.vocab_size:
+                raise InvalidInput(f"token id {i} is outside the vocabulary of {self.vocab_size}", field="token_ids")
+            pieces.append(self.token_bytes[i])
+        return b"".join(pieces)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """How many token ids there are."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def start_id(self) -> int:
+        """The token that every document is read after."""
+        return self.special.start_id
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
+        return self.special.end_ids
+
+    @property
+    def end_id(self) -> int:
+        """The first of them: what documents are set apart by."""
+        return self.special.end_ids[0]
+
+    @cached_property
+    def token_bytes(self) -> tuple[bytes, ...]:
+        """The bytes of each token id; special tokens have none."""
+        added = self._backend.get_added_tokens_decoder()
+        bytes_of = _byte_level_bytes if self._is_byte_level else _sentencepiece_bytes
+        return tuple(
+            (b"" if added[i].special or added[i].content == END_OF_TEXT else added[i].content.encode())
+            if i in added
+            else bytes_of(self._backend.id_to_token(i) or "")
+            for i in range(self.vocab_size)
+        )
+
+    @cached_property
+    def _most_bytes(self) -> int:
+        """Bytes of a text that one token can stand for at most; 0 where nothing bounds them."""
+        described = json.loads(self._backend.to_str())
+        shrinks = _shrinking(described.get("normalizer"))
+        strips = any(token.lstrip or token.rstrip for token in self._backend.get_added_tokens_decoder().values())
+        return 0 if shrinks is None or strips else shrinks * max(map(len, self.token_bytes))
+
+    @cached_property
+    def newlines(self) -> Int64[np.ndarray, " V"]:
+        """How many line ends each token holds: what line numbers are counted with."""
+        return np.array([piece.count(b"\n") for piece in self.token_bytes], dtype=np.int64)
+
+    @cached_property
+    def characters(self) -> Int64[np.ndarray, " V"]:
+        """How many characters begin in each token: what offsets in a text are counted with."""
+        return np.array([sum(byte & 0xC0 != 0x80 for byte in piece) for piece in self.token_bytes], dtype=np.int64)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of vocabulary and merges: two tokenizers with the same one encode alike."""
+        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()[:32]
+
+
+def _byte_level_bytes(word: str) -> bytes:
+    return bytes(_byte_of_character()[character] for character in word)
+
+
+def _sentencepiece_bytes(word: str) -> bytes:
+    """`<0x0A>` is a byte; elsewhere a lower one eighth block is a space."""
+    if BYTE_TOKEN.fullmatch(word):
+        return bytes([int(word[3:5], 16)])
+    return word.replace(SPACE, " ").encode()
+
+
+@cache
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's table: printable bytes stand for themselves, the others for characters from U+0100 on, in order."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def _mentions(described: Any, kind: str) -> bool:
+    """Whether a pre-tokenizer or decoder of that type is part of the tokenizer."""
+    parts = [described.get("pre_tokenizer"), described.get("decoder")]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            if part.get("type") == kind:
+                return True
+            parts += [*part.get("pretokenizers", []), *part.get("decoders", [])]
+    return False
+
+
+def _aside(text: str, encode: Callable[[], Outcome]) -> Steps[Outcome]:
+    """Encodes a text: outside the loop where it is not short."""
+    if len(text) <= SHORT_CHARACTERS:
+        return encode()
+    encoded: Outcome = yield Offload(encode, is_long=len(text) > LONG_CHARACTERS)
+    return encoded
+
+
+def _shrinking(normalizer: Any) -> int | None:
+    """How many times fewer bytes a text may have once it is normalized; None where nothing bounds it."""
+    if normalizer is None:
+        return 1
+    kind = normalizer.get("type")
+    if kind == "Sequence":
+        factors = [_shrinking(part) for part in normalizer["normalizers"]]
+        return None if None in factors else math.prod(factors)  # type: ignore[arg-type]
+    if kind == "Replace":
+        pattern = normalizer["pattern"].get("String")
+        return 1 if pattern is not None and len(normalizer["content"].encode()) >= len(pattern.encode()) else None
+    return {"Prepend": 1, "NFC": COMPOSED_BYTES, "NFKC": COMPOSED_BYTES}.get(kind)
+
+
+def _falls_back(described: Any) -> bool:
+    return bool(described["model"].get("byte_fallback"))
+
+
+def _prepends(described: Any) -> bool:
+    """Whether encoding puts a space before the text, which decoding a whole text takes away."""
+    told = json.dumps([described.get("normalizer"), described.get("pre_tokenizer")])
+    return '"Prepend"' in told or ('"Metaspace"' in told and '"prepend_scheme": "never"' not in told)
+
+
+def _special_ids(folder: Path, backend: tokenizers.Tokenizer) -> SpecialIds | None:
+    """What the files beside a tokenizer say; None where they say nothing, as beside ours."""
+    told: dict[str, Any] = {}
+    for name in (CONFIG_FILE, GENERATION_FILE):
+        told |= {key: value for key, value in _json_of(folder / name).items() if value is not None}
+    ends = told.get("eos_token_id")
+    if ends is None:
+        return None
+    end_ids = tuple(ends) if isinstance(ends, list) else (ends,)
+    start_id = told.get("bos_token_id", end_ids[0])
+    prefix = tuple(backend.encode("", add_special_tokens=True).ids)
+    if not prefix and _json_of(folder / SETTINGS_FILE).get("add_bos_token"):
+        prefix = (start_id,)
+    return SpecialIds(start_id, end_ids, prefix)
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise Corrupt(f"{path} is not JSON ({error}); restore the file") from error
+    return told if isinstance(told, dict) else {}

@@ -1,0 +1,40 @@
+"""Held-out texts -> how well a model, with and without its datastore, predicts them: each text, and all together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from memlm.api.params import MemoryParams
+from memlm.api.scoring import Score
+from memlm.base.progress import Progress, silent
+from memlm.base.steps import outcome_of
+from memlm.data.corpus import Corpus
+from memlm.generation.scoring import Tally, score_windows
+from memlm.language_model import LanguageModel
+from memlm.retrieval.encoder import text_windows
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The score of each text by its document id, and of all of them taken together."""
+
+    texts: dict[str, Score]
+    total: Score
+
+
+def evaluate(lm: LanguageModel, texts: Corpus, *, progress: Progress = silent, **memory: Any) -> Evaluation:
+    """Scores every text of a corpus, one at a time; `memory` are the fields of `MemoryParams`."""
+    retrieval = lm.retrieval(MemoryParams.of(**memory))
+    scores: dict[str, Score] = {}
+    total, num_bytes = Tally(), texts.num_bytes
+    for document in texts:
+        tally = Tally()
+        for scored in score_windows(lm.checkpoint, text_windows(lm.checkpoint, document.text), retrieval):
+            tally.add(scored)
+            total.add(scored)
+        for each in (tally, total):
+            outcome_of(each.add_text(document.text))
+        scores[document.id] = tally.score(retrieval)
+        progress("evaluate", total.num_bytes, max(num_bytes, total.num_bytes), f"{total.tokens:,} tokens")
+    return Evaluation(scores, total.score(retrieval))

@@ -1,0 +1,1 @@
+"""The engine: steps of generation, batches, sampling, sessions and scoring."""

@@ -1,0 +1,174 @@
+"""Held-out text -> how sure a layer must be for the others to be left out (arXiv 2207.07061, section 4).
+
+Thresholds are tried from the strictest down. Each is tested: with what confidence do greedy texts differ from the
+whole model's in at most `delta` of their tokens? The last one before the first that fails the test holds with
+probability `1 - epsilon`, whatever the text's distribution (Learn then Test, fixed-sequence testing). It is kept in
+the model's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from memlm.base.files import write_whole
+from memlm.base.progress import Progress, silent
+from memlm.data.corpus import Corpus
+from memlm.errors import Corrupt, InvalidInput, NotFound
+from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.early_exit import ExitRule, hoeffding_bentkus, read_until_sure
+
+RULE_FILE = "early_exit.json"
+THRESHOLDS = (0.999, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+PROMPT_TOKENS, DRAWN_TOKENS = 32, 24
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationReport:
+    """What was found. `rule` is None where no threshold passed. Shares are of the whole model's: `layers_share` of its
+    layers, `time_share` of its time a token. `disagreement` is the share of greedy tokens that differ; `nats_change`
+    what predicting the held-out text costs more, a token.
+    """
+
+    rule: ExitRule | None
+    delta: float
+    epsilon: float
+    prompts: int
+    p_value: float
+    disagreement: float
+    layers_share: float
+    time_share: float
+    nats_change: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """One threshold's greedy texts."""
+
+    tokens: list[list[int]]
+    layers: float
+    seconds: float
+
+
+def calibrate(
+    model: str | Path | Checkpoint,
+    texts: Corpus,
+    *,
+    measure: str = "softmax",
+    delta: float = 0.1,
+    epsilon: float = 0.05,
+    prompts: int = 100,
+    progress: Progress = silent,
+) -> CalibrationReport:
+    """Finds a model's threshold for leaving early, and keeps it in the model's folder.
+
+    Raises InvalidInput where the texts hold too few prompts, or delta and epsilon are no probabilities.
+    """
+    for name, value in (("delta", delta), ("epsilon", epsilon)):
+        if not 0 < value < 1:
+            raise InvalidInput(f"{name} is {value}; expected above 0 and below 1", field=name)
+    checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
+    asked = _prompts(checkpoint, texts, prompts)
+    whole = _continue_all(checkpoint, asked, ExitRule(measure, 1.0), progress)
+    best: tuple[ExitRule, _Tried, float] | None = None
+    p_value = 1.0
+    for threshold in THRESHOLDS:
+        rule = ExitRule(measure, threshold)
+        tried = _continue_all(checkpoint, asked, rule, progress)
+        p_value = hoeffding_bentkus(_disagreement(tried, whole), delta, len(asked))
+        if p_value > epsilon:
+            break
+        best = (rule, tried, p_value)
+    if best is None:
+        return CalibrationReport(None, delta, epsilon, len(asked), p_value, 0.0, 1.0, 1.0, 0.0)
+    rule, tried, p_value = best
+    report = CalibrationReport(
+        rule=rule,
+        delta=delta,
+        epsilon=epsilon,
+        prompts=len(asked),
+        p_value=p_value,
+        disagreement=_disagreement(tried, whole),
+        layers_share=tried.layers / checkpoint.decoder.config.num_layers,
+        time_share=tried.seconds / whole.seconds,
+        nats_change=_nats(checkpoint, asked, rule) - _nats(checkpoint, asked, ExitRule(measure, 1.0)),
+    )
+    write_whole(checkpoint.path / RULE_FILE, (json.dumps(asdict(report), indent=2) + "\n").encode())
+    return report
+
+
+def load_rule(folder: Path) -> ExitRule:
+    """The rule that a model was calibrated to. Raises NotFound where it was not."""
+    path = folder / RULE_FILE
+    if not path.is_file():
+        raise NotFound(
+            f"{folder} was not calibrated for leaving early; run `memlm calibrate` on held-out text first",
+            kind="early_exit",
+            name=str(folder),
+        )
+    try:
+        return ExitRule(**json.loads(path.read_text(encoding="utf-8"))["rule"])
+    except (ValueError, KeyError, TypeError, InvalidInput) as error:
+        raise Corrupt(f"{path} holds no rule ({error}); run `memlm calibrate` again") from error
+
+
+def _prompts(checkpoint: Checkpoint, texts: Corpus, wanted: int) -> list[list[int]]:
+    """Runs of tokens from all over the texts, each with as many again to be predicted."""
+    context = checkpoint.decoder.config.max_length or checkpoint.decoder.config.context_length
+    drawn = min(DRAWN_TOKENS, context // 2)
+    size = min(PROMPT_TOKENS, context - drawn - 1) + drawn
+    runs = []
+    for document in texts:
+        tokens = checkpoint.tokenizer.encode(document.text).tolist()
+        runs += [tokens[begin : begin + size] for begin in range(0, len(tokens) - size + 1, size)]
+    if len(runs) < 20:
+        raise InvalidInput(
+            f"the texts hold {len(runs)} runs of {size} tokens; calibrating takes at least 20: give more text",
+            field="texts",
+        )
+    chosen = np.linspace(0, len(runs) - 1, min(wanted, len(runs))).astype(int)
+    return [[checkpoint.tokenizer.start_id, *runs[place]] for place in chosen]
+
+
+def _continue_all(checkpoint: Checkpoint, asked: list[list[int]], rule: ExitRule, progress: Progress) -> _Tried:
+    decoder, texts, layers, steps, seconds = checkpoint.decoder, [], 0, 0, 0.0
+    for number, prompt in enumerate(asked):
+        drawn = len(prompt) // 2
+        state = decoder.new_state(capacity=len(prompt) + drawn)
+        with torch.inference_mode():
+            hidden_BTD, _ = decoder(torch.tensor([prompt[:-drawn]]), state)
+            token, tokens = int(decoder.logits(hidden_BTD[0, -1]).argmax()), []
+            begin = time.perf_counter()
+            for _ in range(drawn):
+                tokens.append(token)
+                hidden_BTD, used = read_until_sure(decoder, torch.tensor([[token]]), state, rule)
+                token = int(decoder.logits(hidden_BTD[0, -1]).argmax())
+                layers, steps = layers + used, steps + 1
+            seconds += time.perf_counter() - begin
+        texts.append([*tokens, token])
+        progress(f"threshold {rule.threshold}", number + 1, len(asked))
+    return _Tried(texts, layers / steps, seconds)
+
+
+def _disagreement(tried: _Tried, whole: _Tried) -> float:
+    """The share of tokens that differ, averaged over texts."""
+    pairs = zip(tried.tokens, whole.tokens, strict=True)
+    return float(np.mean([np.mean(np.array(ours) != np.array(theirs)) for ours, theirs in pairs]))
+
+
+def _nats(checkpoint: Checkpoint, asked: list[list[int]], rule: ExitRule, texts: int = 20) -> float:
+    """Nats a token of the held-out text itself."""
+    decoder, nats = checkpoint.decoder, []
+    for tokens in asked[:texts]:
+        state = decoder.new_state(capacity=len(tokens))
+        with torch.inference_mode():
+            for token, following in pairwise(tokens):
+                hidden_BTD, _ = read_until_sure(decoder, torch.tensor([[token]]), state, rule)
+                nats.append(-float(decoder.logprobs(hidden_BTD[0, -1])[following]))
+    return float(np.mean(nats))

@@ -1,0 +1,300 @@
+"""The datastores in service, by name: opened, kept up to date, replaced, and named where they cannot be used.
+
+A folder may come to hold anything while it is in service: another store, an earlier state, a store of another model, a
+copy that is under way. A datastore follows its folder where that holds a sound store of this model. Where it does not,
+the datastore is unavailable: calls that use it fail by its name and the reason, and it is tried again until its folder
+is sound.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from memlm.api.datastores import DeleteReport, StoreInfo
+from memlm.errors import (
+    AlreadyExists,
+    Corrupt,
+    Incompatible,
+    InternalError,
+    InvalidInput,
+    MemlmError,
+    NotFound,
+    Unavailable,
+)
+from memlm.index.store.manifest import Pointer, read_pointer
+from memlm.index.store.snapshot import View
+from memlm.model.checkpoint import Checkpoint
+from memlm.retrieval.store import Memory, OnLost
+
+FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 8.0  # of a folder whose `CURRENT` stays as it is; another one is tried at once
+FAILURES = (
+    2  # in a row until a store that was open is given up: a folder that is being swapped is not there for a moment
+)
+OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # which says nothing about the folder
+
+log = logging.getLogger("memlm.stores")
+
+Move = Callable[[], bool]
+
+
+@dataclass(eq=False, slots=True)
+class LoadedStore:
+    """A name in service. `problem` is why its folder cannot be used; `memory` is None where it never could.
+
+    `failures` counts the attempts that failed in a row; the next one is due at `retry_s`, or once `CURRENT` differs
+    from `seen`.
+    """
+
+    name: str
+    path: Path
+    memory: Memory | None = None
+    problem: MemlmError | None = None
+    failures: int = 0
+    retry_s: float = 0.0
+    seen: Pointer | None = None
+
+    @property
+    def usable(self) -> Memory:
+        """The open datastore. Raises Incompatible, Corrupt or Unavailable where there is a problem."""
+        if self.memory is not None and self.problem is None:
+            return self.memory
+        kind = type(self.problem) if isinstance(self.problem, Incompatible | Corrupt) else Unavailable
+        raise kind(f"the datastore {self.name!r} cannot be used until its folder is sound again: {self.problem}")
+
+    @property
+    def info(self) -> StoreInfo:
+        """Size, defaults and problem."""
+        if self.memory is None:
+            return StoreInfo.unusable(self.name, str(self.path), str(self.problem))
+        return self.memory.info(problem="" if self.problem is None else str(self.problem))
+
+
+class LoadedStores:
+    """The datastores of one model. `newer` and `deleting` may run in other threads, the rest in one."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        stores: Sequence[str | Path] | Mapping[str, str | Path] = (),
+        *,
+        may_fail: Collection[str] = (),
+        on_lost: OnLost = lambda store, document_ids: None,
+    ) -> None:
+        """Opens datastores: under their folders' names, or under names of their own. Those of the names in `may_fail`
+        need not be usable. `on_lost` is called at each move to a snapshot that lacks documents. Raises InvalidInput
+        where two share a name.
+        """
+        self._on_lost = on_lost
+        self._checkpoint = checkpoint
+        self._stores: dict[str, LoadedStore] = {}
+        self._retired: list[weakref.ref[Memory]] = []
+        named = stores.items() if isinstance(stores, Mapping) else (("", path) for path in stores)
+        for given, path in named:
+            store = LoadedStore(given or Path(path).name, Path(path))
+            if store.name in self._stores:
+                raise InvalidInput(
+                    f"two datastores are called {store.name!r}; rename the folder of one", field="stores"
+                )
+            try:
+                store.memory = self._watched(Memory.open(store.path, checkpoint, store.name))
+            except (MemlmError, OSError) as error:
+                if store.name not in may_fail:
+                    raise
+                self._failed(store, error, None)
+            self._stores[store.name] = store
+
+    @property
+    def infos(self) -> tuple[StoreInfo, ...]:
+        """All of them, those that cannot be used with their problem."""
+        return tuple(store.info for store in self._stores.values())
+
+    def info(self, name: str | None) -> StoreInfo:
+        """One of them; of no name, the only one."""
+        return self._find(name).info
+
+    def memory(self, name: str | None) -> Memory:
+        """A datastore that can be used; of no name, the only one.
+
+        Raises NotFound for a name that is not loaded, InvalidInput where there is not just one to choose, and
+        Incompatible, Corrupt or Unavailable where its folder cannot be used.
+        """
+        return self._find(name).usable
+
+    def memories(self, names: Sequence[str]) -> list[Memory]:
+        """The datastores of some names; of no name, all. Raises what `memory` raises: one that cannot be used is not
+        left out of a request that names none, whose answer would silently be another.
+        """
+        if names:
+            return [self.memory(name) for name in names]
+        try:
+            return [store.usable for store in self._stores.values()]
+        except (Incompatible, Corrupt, Unavailable) as error:
+            raise type(error)(f"{error}; name the datastores to use (store, stores), or none (use_store)") from None
+
+    def __len__(self) -> int:
+        return len(self._stores)
+
+    def take_in(self, memory: Memory, *, replace: bool = False) -> StoreInfo:
+        """Takes a datastore that was opened elsewhere into service, with what was committed since; with `replace`, in
+        the place of the one of its name. Generations that run go on with the one they began with.
+
+        Raises AlreadyExists where there is one of that name.
+        """
+        before = self._stores.get(memory.name)
+        if before is not None and not replace:
+            memory.datastore.close()
+            raise AlreadyExists(f"a datastore {memory.name!r} is loaded already; ask for its replacement (replace)")
+        memory.refresh()
+        if before is not None:
+            self._retire(before)
+        store = LoadedStore(memory.name, memory.datastore.path, self._watched(memory))
+        self._stores[memory.name] = store
+        return store.info
+
+    def unload(self, name: str) -> StoreInfo:
+        """Takes a datastore out of service; it is closed once no generation uses it. Its files stay."""
+        store = self._find(name)
+        self._retire(store)
+        del self._stores[name]
+        return store.info
+
+    def deleting(self, document_ids: Sequence[str], name: str | None) -> Callable[[], DeleteReport]:
+        """Commits a deletion in the store that is in the folder now, in any thread; what it gives moves all that is
+        open of that folder to the commit.
+        """
+        store = self._find(name)
+        memory = store.usable if store.memory is None else store.memory
+        deleted, newer = memory.datastore.deleting(document_ids)
+
+        def move() -> DeleteReport:
+            memory.adopt(newer)
+            self._recovered(store)
+            for other in self._open_at(memory.datastore.path):  # by another name, or opened anew meanwhile
+                other.refresh()
+            return DeleteReport(memory.name, newer.manifest.number, deleted.num_documents, deleted.num_entries)
+
+        return move
+
+    def newer(self) -> list[Move]:
+        """Looks at all folders, in any thread; what it gives moves to what is there, each in one step, and returns
+        whether that is another snapshot. Such a step also notes a folder that cannot be read.
+        """
+        moves = [move for store in tuple(self._stores.values()) if (move := self._look(store))]
+        for memory in self._retired_memories():
+            with suppress(MemlmError, OSError):
+                if newer := memory.datastore.newer():
+                    moves.append(partial(memory.adopt, newer))
+        return moves
+
+    def newest(self, name: str) -> list[Move]:
+        """Looks at one folder, in any thread, as `newer` does, but raises the error where it cannot be read."""
+        store = self._find(name)
+        memory = store.usable if store.memory is None else store.memory
+        found = [(each, each.datastore.newer()) for each in {memory, *self._open_at(memory.datastore.path)}]
+        moves: list[Move] = [partial(each.adopt, newer) for each, newer in found if newer is not None]
+        return [*moves, partial(self._recovered, store)]
+
+    def close(self) -> None:
+        """Closes the datastores."""
+        for store in self._stores.values():
+            if store.memory is not None:
+                store.memory.datastore.close()
+
+    def _look(self, store: LoadedStore) -> Move | None:
+        """The step that follows from a look at a folder; None where nothing changes."""
+        seen = _pointer_at(store.path)
+        if store.problem is not None and seen == store.seen and time.monotonic() < store.retry_s:
+            return None
+        try:
+            if store.memory is None:
+                return partial(self._opened, store, Memory.open(store.path, self._checkpoint, store.name))
+            if newer := store.memory.datastore.newer():
+                return partial(self._moved, store, store.memory, newer)
+            return partial(self._recovered, store) if store.failures else None
+        except OSError as error:
+            return None if error.errno in OUT_OF_FILES else partial(self._failed, store, error, seen)
+        except MemlmError as error:
+            return partial(self._failed, store, error, seen)
+        except Exception as error:
+            log.exception("looking at the datastore %r failed", store.name)
+            return partial(self._failed, store, error, seen)
+
+    def _watched(self, memory: Memory) -> Memory:
+        memory.on_lost = self._on_lost
+        return memory
+
+    def _opened(self, store: LoadedStore, memory: Memory) -> bool:
+        if store.memory is None:
+            store.memory = self._watched(memory)
+        self._recovered(store)
+        return True
+
+    def _moved(self, store: LoadedStore, memory: Memory, newer: View) -> bool:
+        self._recovered(store)
+        return memory.adopt(newer)
+
+    def _recovered(self, store: LoadedStore) -> bool:
+        if store.problem is not None:
+            log.warning("the datastore %r can be used again", store.name)
+        store.problem, store.failures, store.seen = None, 0, None
+        return False
+
+    def _failed(self, store: LoadedStore, error: Exception, seen: Pointer | None) -> bool:
+        """Notes that a folder cannot be used, at once where that cannot be a moment between two states of it."""
+        store.failures, store.seen = store.failures + 1, seen
+        store.retry_s = time.monotonic() + min(FIRST_RETRY_S * 2 ** max(0, store.failures - FAILURES), LONGEST_RETRY_S)
+        if store.memory is not None and store.failures < FAILURES and not isinstance(error, Incompatible):
+            return False
+        problem = _as_problem(error)
+        if str(problem) != str(store.problem):
+            log.error("the datastore %r cannot be used: %s", store.name, problem)
+        store.problem = problem
+        return False
+
+    def _find(self, name: str | None) -> LoadedStore:
+        names = ", ".join(self._stores) or "none"
+        if name is not None and name not in self._stores:
+            raise NotFound(f"no datastore {name!r} is loaded; loaded: {names}", kind="datastore", name=name)
+        if name is None and len(self._stores) != 1:
+            raise InvalidInput(
+                f"store was left out, but not just one datastore is loaded; loaded: {names}", field="store"
+            )
+        return self._stores[name] if name is not None else next(iter(self._stores.values()))
+
+    def _retire(self, store: LoadedStore) -> None:
+        """No new request uses it. Generations that run may, so it follows what is committed as long as they hold it."""
+        if store.memory is not None:
+            held = [retired for retired in self._retired if retired() is not None]
+            self._retired = [*held, weakref.ref(store.memory)]
+
+    def _retired_memories(self) -> list[Memory]:
+        return [memory for retired in tuple(self._retired) if (memory := retired()) is not None]
+
+    def _open_at(self, path: Path) -> list[Memory]:
+        """All that is open of a folder, in service or held by a generation that runs."""
+        loaded = [store.memory for store in tuple(self._stores.values()) if store.memory is not None]
+        home = path.resolve()
+        return [each for each in (*loaded, *self._retired_memories()) if each.datastore.path.resolve() == home]
+
+
+def _pointer_at(path: Path) -> Pointer | None:
+    try:
+        return read_pointer(path)
+    except (MemlmError, OSError):
+        return None
+
+
+def _as_problem(error: Exception) -> MemlmError:
+    if isinstance(error, MemlmError):
+        return error
+    if isinstance(error, OSError):
+        return Unavailable(f"its files cannot be read ({error})")
+    return InternalError(f"it could not be opened ({type(error).__name__})")

@@ -1,0 +1,161 @@
+"""A given text -> its log-probability, token by token, under the model and under the mixture with its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+
+from memlm.api.scoring import Figures, Score, TokenScore
+from memlm.base.steps import Steps, outcome_of
+from memlm.data.windows import Window, blocks_of
+from memlm.errors import InvalidInput
+from memlm.model.checkpoint import Checkpoint
+from memlm.retrieval.encoder import BLOCK_WINDOWS, Prediction, Reader
+from memlm.retrieval.encoder import document_windows as windows_for
+from memlm.retrieval.gate import MemoryGate, gated
+from memlm.retrieval.interpolation import mix_targets, target_logprobs
+from memlm.retrieval.retriever import NO_POINTERS, Retrieval, Retrieved
+
+COUNTED_CHARACTERS = 1 << 16
+STEP_WINDOWS = 4  # so that whoever takes steps has its turn soon
+
+
+class Scored(NamedTuple):
+    """N consecutive tokens: log-probabilities of model, memory and mixture; the last two None without a memory."""
+
+    targets_N: Int64[np.ndarray, " N"]
+    lm_logprobs_N: Float32[np.ndarray, " N"]
+    knn_logprobs_N: Float32[np.ndarray, " N"] | None
+    logprobs_N: Float32[np.ndarray, " N"] | None
+
+
+def score_windows(
+    checkpoint: Checkpoint, windows: Iterator[Window], retrieval: Retrieval | None, *, at_once: int = BLOCK_WINDOWS
+) -> Iterator[Scored]:
+    """Scores the windows of one document as they come, `at_once` of them in a block."""
+    for scored in score_parts(checkpoint, windows, retrieval, at_once=at_once):
+        if scored is not None:
+            yield scored
+
+
+def score_parts(
+    checkpoint: Checkpoint, windows: Iterator[Window], retrieval: Retrieval | None, *, at_once: int
+) -> Iterator[Scored | None]:
+    """The same; None says that some time has passed, though nothing new is known."""
+    reader, gate = Reader(checkpoint.decoder), retrieval.gate if retrieval else None
+    pointers = NO_POINTERS
+    for block in blocks_of(windows, at_once):
+        for part in reader.parts(block, hidden=gate is not None):
+            if part is None:
+                yield None
+                continue
+            targets_N, read = part
+            if retrieval is None:
+                yield Scored(targets_N, read.logprobs_N, None, None)
+                continue
+            found, pointers = retrieval.search_in_order(read.keys_ND, read.peaks_N, targets_N, pointers)
+            lm_logprobs_N = _gated_logprobs(checkpoint, gate, read, found, targets_N) if gate else read.logprobs_N
+            knn_N = target_logprobs(found.logweights_QK, found.neighbours.values_QK, targets_N)
+            there_N = (found.neighbours.ids_QK >= 0).any(axis=1)
+            mixed_N = mix_targets(lm_logprobs_N, knn_N, there_N, found.lams_Q)
+            yield Scored(targets_N, read.logprobs_N, knn_N, mixed_N)
+
+
+def _gated_logprobs(
+    checkpoint: Checkpoint, gate: MemoryGate, read: Prediction, found: Retrieved, targets_N: Int64[np.ndarray, " N"]
+) -> Float32[np.ndarray, " N"]:
+    """Log-probabilities of targets after the gate."""
+    assert read.hidden_ND is not None  # asked for above
+    with torch.inference_mode():
+        hidden_ND = gated(checkpoint.decoder, gate, read.hidden_ND, found.neighbours).to(checkpoint.decoder.dtype)
+        logprobs_NV = checkpoint.decoder.logprobs(hidden_ND)
+        return logprobs_NV.gather(1, torch.from_numpy(targets_N)[:, None])[:, 0].numpy()
+
+
+def score_text(checkpoint: Checkpoint, text: str, retrieval: Retrieval | None, *, token_scores: bool = False) -> Score:
+    """Scores one text. Raises InvalidInput for an empty one, whose perplexity nobody knows."""
+    return outcome_of(score_steps(checkpoint, text, retrieval, token_scores=token_scores))
+
+
+def score_steps(
+    checkpoint: Checkpoint, text: str, retrieval: Retrieval | None, *, token_scores: bool = False
+) -> Steps[Score]:
+    """Does the work of `score_text`, a few windows or a piece of a long one a step."""
+    if not text:
+        raise InvalidInput("the text is empty; give at least one character", field="text")
+    tally, details = Tally(), list[TokenScore]()
+    tokens_N = np.asarray((yield from checkpoint.tokenizer.encode_steps(text)), dtype=np.int64)
+    windows = windows_for(checkpoint.decoder, tokens_N, checkpoint.tokenizer.start_id)
+    yield None  # from here on it needs the model
+    for scored in score_parts(checkpoint, windows, retrieval, at_once=STEP_WINDOWS):
+        if scored is not None:
+            tally.add(scored)
+            details.extend(_details(scored, checkpoint) if token_scores else ())
+        yield None
+    yield from tally.add_text(text)
+    return tally.score(retrieval, tuple(details))
+
+
+@dataclass
+class Tally:
+    """Sums over texts, from which the figures follow. Log-probabilities are added in float64."""
+
+    tokens: int = 0
+    words: int = 0
+    num_bytes: int = 0
+    base_nll: float = 0.0
+    knn_nll: float = 0.0
+
+    def add(self, scored: Scored) -> None:
+        """Counts some tokens in."""
+        self.tokens += len(scored.targets_N)
+        self.base_nll -= float(scored.lm_logprobs_N.sum(dtype=np.float64))
+        if scored.logprobs_N is not None:
+            self.knn_nll -= float(scored.logprobs_N.sum(dtype=np.float64))
+
+    def add_text(self, text: str) -> Steps[None]:
+        """Counts a text's words and bytes, a bounded part a step. Words are runs of characters other than white space,
+        plus one for each newline.
+        """
+        in_word = False
+        for begin in range(0, len(text), COUNTED_CHARACTERS):
+            part = text[begin : begin + COUNTED_CHARACTERS]
+            self.words += len(part.split()) + part.count("\n") - (in_word and not part[0].isspace())
+            self.num_bytes += len(part.encode())
+            in_word = not part[-1].isspace()
+            if begin + COUNTED_CHARACTERS < len(text):
+                yield None
+
+    def score(self, retrieval: Retrieval | None, token_scores: tuple[TokenScore, ...] = ()) -> Score:
+        """What was counted, as figures."""
+        counts = {"tokens": self.tokens, "words": self.words, "num_bytes": self.num_bytes}
+        base = Figures.of(self.base_nll, **counts)
+        parts = {"tokens": self.tokens, "words": self.words, "bytes": self.num_bytes, "base": base}
+        if retrieval is None:
+            return Score(**parts, token_scores=token_scores)  # type: ignore[arg-type]
+        return Score(
+            **parts,  # type: ignore[arg-type]
+            knn=Figures.of(self.knn_nll, **counts),
+            store=retrieval.name,
+            k=retrieval.k,
+            lam=retrieval.lam,
+            knn_temperature=retrieval.temperature,
+            token_scores=token_scores,
+        )
+
+
+def _details(scored: Scored, checkpoint: Checkpoint) -> Iterator[TokenScore]:
+    mixed_N = scored.lm_logprobs_N if scored.logprobs_N is None else scored.logprobs_N
+    for place, token_id in enumerate(scored.targets_N.tolist()):
+        yield TokenScore(
+            id=token_id,
+            text=checkpoint.tokenizer.decode([token_id]),
+            logprob=float(mixed_N[place]),
+            lm_logprob=float(scored.lm_logprobs_N[place]),
+            knn_logprob=None if scored.knn_logprobs_N is None else float(scored.knn_logprobs_N[place]),
+        )

@@ -1,0 +1,133 @@
+"""Sessions on the disk: one file each, signed, checksummed and bound to its model.
+
+A file is the magic line, a signed line of JSON, the tokens as 32-bit integers, and the decoder's state in safetensors
+form. It is written whole under a temporary name, so a kill or a full disk leaves the file of before. Any thread may
+write: the large parts are hashed and written with the interpreter unlocked, so other threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memlm.base.clock import Stamp
+from memlm.base.files import checksum_of, remove, sign, signed, sync_folder, write_whole
+from memlm.errors import Corrupt, Incompatible
+from memlm.model import DecoderState
+from memlm.model.checkpoint import Checkpoint
+
+MAGIC = b"memlm session 2\n"
+TOKEN_TYPE = "i"
+SUFFIX = ".session"
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What was read: the state after it (None: nothing), the tokens that come next and were not read yet, and all that
+    a repetition penalty sees.
+    """
+
+    state: DecoderState | None = None
+    unread: tuple[int, ...] = ()
+    seen: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of text, read or not."""
+        return len(self.seen)
+
+    @property
+    def num_read(self) -> int:
+        """Places taken in the context."""
+        return 0 if self.state is None else self.state.length
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the state in memory."""
+        return 0 if self.state is None else self.state.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """A session as its file holds it. `used` is its last use by `Clock`, `used_s` the same by the wall clock."""
+
+    name: str
+    owner: str
+    ttl_s: float
+    created_s: float
+    used_s: float
+    used: Stamp
+    past: Past
+
+
+class SessionFiles:
+    """The session files of a folder."""
+
+    def __init__(self, folder: Path, checkpoint: Checkpoint) -> None:
+        """Makes the folder where there is none."""
+        self._folder, self._checkpoint = folder, checkpoint
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, record: SessionRecord) -> None:
+        """Writes a session's file. Once this returns, the session survives a crash."""
+        past = record.past
+        tokens = memoryview(array(TOKEN_TYPE, past.seen)).cast("B")
+        pieces = [tokens, *(() if past.state is None else past.state.pieces())]
+        digest = hashlib.blake2b(digest_size=16)
+        for piece in pieces:
+            digest.update(piece)
+        told: dict[str, Any] = {
+            "name": record.name, "owner": record.owner, "ttl_s": record.ttl_s, "created_s": record.created_s,
+            "used_s": record.used_s, "used": record.used, "unread": past.unread, "token_bytes": len(tokens),
+            "state": digest.hexdigest(), "model": self._checkpoint.fingerprint,
+            "tokenizer": self._checkpoint.tokenizer.fingerprint,
+        }  # fmt: skip
+        write_whole(self._file(record.name), MAGIC, sign(told), b"\n", *pieces)
+
+    def remove(self, name: str) -> None:
+        """Removes a session's file."""
+        remove(self._file(name))
+
+    def remove_for_good(self, name: str) -> None:
+        """Removes a session's file. Once this returns, a crash does not bring it back."""
+        self.remove(name)
+        sync_folder(self._folder)
+
+    def read_all(self, is_ours: Callable[[str], bool]) -> Iterator[SessionRecord]:
+        """Reads the sessions whose names `is_ours` accepts, and removes what interrupted writes have left of them.
+        Raises Corrupt for a damaged file, Incompatible for a file of another model.
+        """
+        for left in self._folder.glob(f"*{SUFFIX}.*tmp"):  # by a process that was killed while it wrote
+            if is_ours(left.name.partition(".")[0]):
+                remove(left)
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+            if is_ours(path.stem):
+                yield self._read(path)
+
+    def _file(self, name: str) -> Path:
+        return self._folder / f"{name}{SUFFIX}"
+
+    def _read(self, path: Path) -> SessionRecord:
+        content = path.read_bytes()
+        head, _, data = content.removeprefix(MAGIC).partition(b"\n")
+        try:
+            if not content.startswith(MAGIC):
+                raise ValueError("is no session of this version")
+            told = signed(head)
+            if checksum_of(data) != told["state"]:
+                raise ValueError("was changed (wrong checksum)")
+        except ValueError as error:
+            raise Corrupt(f"{path} {error}; remove it to go on without it") from error
+        if (told["model"], told["tokenizer"]) != (self._checkpoint.fingerprint, self._checkpoint.tokenizer.fingerprint):
+            raise Incompatible(
+                f"{path} is a session of another model; serve that one, or remove the file to go on without it"
+            )
+        seen, data = array(TOKEN_TYPE, data[: told["token_bytes"]]), data[told["token_bytes"] :]
+        state = DecoderState.restore(data, self._checkpoint.decoder.config) if data else None
+        past = Past(state, tuple(told["unread"]), tuple(seen))
+        used = (str(told["used"][0]), float(told["used"][1]))
+        return SessionRecord(told["name"], told["owner"], told["ttl_s"], told["created_s"], told["used_s"], used, past)

@@ -1,0 +1,407 @@
+"""Sessions: what a model has read and continues from, each with its own memories, an owner, and a time to live.
+
+A session holds what was appended to it and every token of the generations in it that came to their end, save the
+model's end of text. A generation that is cancelled, or an append that is, leaves it as it was. One call at a time uses
+a session; the next is refused. The least recently used sessions are dropped where room is short. With a folder, what
+was acknowledged is on the disk.
+
+Lifetimes follow `Clock`, so a corrected wall clock drops nothing. After a reboot they start anew. The times that users
+see are the wall clock's.
+
+Operations that write or copy much are steps (`memlm.base.steps`); the methods without `_steps` do all of them at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import secrets
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from memlm.api.sessions import CreateSessionRequest, SessionInfo
+from memlm.base.clock import Clock
+from memlm.base.steps import Offload, Steps, outcome_of
+from memlm.errors import InvalidInput, Locked, NotFound, Overloaded
+from memlm.generation.session_files import Past, SessionFiles, SessionRecord
+from memlm.model import DecoderState, decoding_threads
+from memlm.model.checkpoint import Checkpoint
+from memlm.model.state_pool import UNBOUNDED, copied
+
+PIECE_TOKENS = 512
+CHECKED_TOKENS = 1 << 16  # token ids that are looked at in one step
+LARGE_BYTES = 1 << 20  # a state from here on is copied outside the loop
+SESSION_BYTES, TOKEN_BYTES = 2048, 40  # of Python's own objects, about
+DEFAULT_TTL_S = 3600.0
+DEFAULT_MAX_BYTES = 4 << 30
+EXPIRED_AT_ONCE = 64
+GONE_KEPT = 1024
+RETRY_AFTER_S = 60.0
+
+
+@dataclass(eq=False, slots=True)
+class _Session:
+    name: str
+    owner: str
+    ttl_s: float
+    created_s: float
+    used_s: float
+    used_at_s: float  # the last use by `Clock`, which lifetimes follow; `used_s` is for users
+    past: Past = field(default_factory=Past)
+    busy: bool = False
+    reading: int = 0  # tokens of an append that is going on, and how many of them were read
+    reading_done: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in memory, an empty session's own ones included."""
+        return SESSION_BYTES + TOKEN_BYTES * len(self.past.seen) + self.past.num_bytes
+
+    @property
+    def ends_at_s(self) -> float:
+        """When its time is over, by `Clock`, if it is not used until then."""
+        return self.used_at_s + self.ttl_s
+
+
+class Lease:
+    """The use of a session by one generation. It ends with a past to be kept, or with none."""
+
+    def __init__(self, sessions: Sessions, session: _Session) -> None:
+        """`Sessions.lease` makes one."""
+        self._sessions, self._session, self.past = sessions, session, session.past
+        self._open = True
+
+    def keep(self, past: Past) -> Steps[None]:
+        """Gives the session back with another past. If that cannot be written, the session stays as it was."""
+        if self._open:
+            self._open = False
+            yield from self._sessions._give_back(self._session, past)
+
+    def end(self, past: Past | None) -> None:
+        """Gives the session back at once; None leaves it as it was."""
+        if past is not None:
+            outcome_of(self.keep(past))
+        elif self._open:
+            self._open = False
+            self._sessions._release(self._session)
+
+
+class Sessions:
+    """The sessions of one model."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        folder: str | Path | None = None,
+        ttl_s: float = DEFAULT_TTL_S,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        max_sessions: int | None = None,
+        max_per_owner: int | None = None,
+        is_ours: Callable[[str], bool] = lambda name: True,
+        clock: Clock | None = None,
+    ) -> None:
+        """Reads what an earlier run left in `folder`. Raises for a file of another model, and for a damaged one. Where
+        several processes share the folder, `is_ours` decides by its name whether a session is this process's.
+        """
+        self._checkpoint, self._ttl_s, self._max_bytes, self._is_ours = checkpoint, ttl_s, max_bytes, is_ours
+        self._max_sessions, self._max_per_owner, self._clock = max_sessions, max_per_owner, clock or Clock()
+        self._files = None if folder is None else SessionFiles(Path(folder), checkpoint)
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # the least recently used first
+        self._of_owner: defaultdict[str, dict[str, _Session]] = defaultdict(dict)
+        self._expiring: list[tuple[float, str]] = []  # a heap with one entry for each session, which may be too early
+        self._gone: dict[str, tuple[str, str]] = {}  # name -> owner, and why
+        self._num_bytes = 0
+        if self._files is not None:
+            for session in sorted(map(self._restored, self._files.read_all(is_ours)), key=lambda each: each.used_at_s):
+                self._add(session)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all of them hold in memory. States that forks share count for each."""
+        return self._num_bytes
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._sessions)
+
+    def create(self, *, owner: str = "", ttl_s: float | None = None) -> SessionInfo:
+        """Creates an empty session under a name that cannot be guessed. It expires `ttl_s` after its last use."""
+        return outcome_of(self.create_steps(owner=owner, ttl_s=ttl_s))
+
+    def create_steps(self, *, owner: str = "", ttl_s: float | None = None) -> Steps[SessionInfo]:
+        """Does the work of `create`. Raises Overloaded where there are as many sessions as may be."""
+        ttl_s = self._ttl_s if ttl_s is None else ttl_s
+        CreateSessionRequest(ttl_s)
+        self._check_room(owner)
+        return (yield from self._begin(owner, ttl_s, Past()))
+
+    def get(self, name: str, *, owner: str = "") -> SessionInfo:
+        """Describes a session. Raises NotFound for one that is not there, or is another owner's."""
+        return self._info(self._find(name, owner))
+
+    def list(self, *, owner: str = "") -> tuple[SessionInfo, ...]:
+        """Describes all of an owner's sessions, the latest used first."""
+        self.expire()
+        mine = [session for session in self._of_owner.get(owner, {}).values() if not self._is_over(session)]
+        return tuple(self._info(session) for session in sorted(mine, key=lambda session: -session.used_s))
+
+    def fork(self, name: str, *, owner: str = "") -> SessionInfo:
+        """Copies a session. States are never changed in place, so the copy shares what the first has read."""
+        return outcome_of(self.fork_steps(name, owner=owner))
+
+    def fork_steps(self, name: str, *, owner: str = "") -> Steps[SessionInfo]:
+        """Does the work of `fork`. Raises Locked while the session is used, Overloaded as `create_steps`."""
+        source = self._idle(name, owner)
+        self._check_room(owner)
+        return (yield from self._begin(owner, source.ttl_s, source.past))
+
+    def delete(self, name: str, *, owner: str = "") -> SessionInfo:
+        """Deletes a session and returns what it was. Raises Locked while it is used."""
+        return outcome_of(self.delete_steps(name, owner=owner))
+
+    def delete_steps(self, name: str, *, owner: str = "") -> Steps[SessionInfo]:
+        """Does the work of `delete`."""
+        session = self._idle(name, owner)
+        if self._files is not None:
+            session.busy = True
+            try:
+                yield Offload(partial(self._files.remove_for_good, name), must_end=True)
+            finally:
+                session.busy = False
+        self._forget(session, "was deleted")
+        return self._info(session)
+
+    def append(
+        self, name: str, text: str = "", *, token_ids: tuple[int, ...] = (), owner: str = ""
+    ) -> Steps[SessionInfo]:
+        """Reads a text, or tokens, in pieces. Raises InvalidInput for nothing, for both, and for more than the model's
+        context takes.
+        """
+        if bool(text) == bool(token_ids):
+            raise InvalidInput("give either text or token_ids", field="text")
+        session = self._idle(name, owner)
+        past, longest = session.past, self._checkpoint.decoder.config.max_length
+        session.busy = True
+        try:
+            tokenizer = self._checkpoint.tokenizer
+            self._check_fits(past, len(token_ids) or tokenizer.least_tokens(text))
+            new = list(token_ids) or (yield from tokenizer.encode_steps(text))
+            unread = [*(past.unread if past.seen else tokenizer.prompt("")), *new]
+            self._check_fits(past, len(new), len(unread))
+            session.reading, session.reading_done = len(new), 0
+            yield from self._check_ids(token_ids)
+            yield None  # from here on it needs the model
+            state = yield from self._room_for(past, UNBOUNDED if longest is None else past.num_read + len(unread))
+            yield from self._read(session, unread, state)
+            yield from self._give_back(session, Past(state, (unread[-1],), (*past.seen, *new)))
+        finally:
+            session.busy, session.reading = False, 0
+        return self._info(session)
+
+    def lease(self, name: str, *, owner: str = "") -> Lease:
+        """Reserves a session for a generation. Raises Locked while it is used."""
+        session = self._idle(name, owner)
+        session.busy = True
+        self._touch(session)
+        return Lease(self, session)
+
+    def expire(self) -> None:
+        """Drops sessions whose time is over, a bounded number in one call."""
+        now_s = self._clock.now_s()
+        for _ in range(EXPIRED_AT_ONCE):
+            if not self._expiring or self._expiring[0][0] > now_s:
+                return
+            _, name = heapq.heappop(self._expiring)
+            session = self._sessions.get(name)
+            if session is not None and self._is_over(session):
+                self._drop(session, f"was not used for {session.ttl_s:g} s")
+            elif session is not None:  # used since, or in use
+                heapq.heappush(self._expiring, (max(session.ends_at_s, now_s), name))
+
+    def _begin(self, owner: str, ttl_s: float, past: Past) -> Steps[SessionInfo]:
+        """Adds a session. It is there, and busy, while its file is written, so that it is counted from the start."""
+        now_s = time.time()
+        session = _Session(self._new_name(), owner, ttl_s, now_s, now_s, self._clock.now_s(), past, busy=True)
+        self._add(session)
+        try:
+            yield from self._write(session, past)
+        except BaseException:
+            self._forget(session, "could not be written")
+            raise
+        session.busy = False
+        return self._info(session)
+
+    def _check_room(self, owner: str) -> None:
+        """Raises Overloaded where one session more would be too many."""
+        count, most = len(self._of_owner.get(owner, ())), self._max_per_owner
+        if most is not None and count >= most:
+            raise Overloaded(
+                f"the caller has {count:,} sessions, which is all that one may have (max_sessions_per_caller); delete"
+                " those that are not used any more",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        if self._max_sessions is not None and len(self) >= self._max_sessions:
+            raise Overloaded(
+                f"there are {len(self):,} sessions, which is all that this server takes (max_sessions); delete some, or"
+                " try again when others have expired",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def _check_fits(self, past: Past, num_new: int, num_unread: int = 0) -> None:
+        """Raises InvalidInput for more than the context takes. `num_new` may be a lower bound before encoding."""
+        longest = self._checkpoint.decoder.config.max_length
+        if longest is not None and past.num_read + max(num_new, num_unread) > longest:
+            at_least = "" if num_unread else "at least "
+            raise InvalidInput(
+                f"the session has {past.num_tokens:,} tokens and {at_least}{num_new:,} come; the model's context has"
+                f" {longest - 1:,}: append less, or use a model with memory",
+                field="text",
+            )
+
+    def _check_ids(self, token_ids: tuple[int, ...]) -> Steps[None]:
+        vocab_size = self._checkpoint.tokenizer.vocab_size
+        for begin in range(0, len(token_ids), CHECKED_TOKENS):
+            piece = token_ids[begin : begin + CHECKED_TOKENS]
+            if min(piece) < 0 or max(piece) >= vocab_size:
+                raise InvalidInput(f"a token id is outside the vocabulary of {vocab_size}", field="token_ids")
+            yield None
+
+    def _room_for(self, past: Past, capacity: int) -> Steps[DecoderState]:
+        """A state of its own that continues from a past, with room for `capacity` tokens."""
+        decoder = self._checkpoint.decoder
+        if past.state is None:
+            return decoder.new_state(capacity=capacity)
+        return (yield from copied_aside(partial(copied, past.state, 0, decoder, capacity=capacity), past.num_bytes))
+
+    def _read(self, session: _Session, unread: Sequence[int], state: DecoderState) -> Steps[None]:
+        """Reads all but the last token into a state, one piece a step."""
+        decoder = self._checkpoint.decoder
+        for begin in range(0, len(unread) - 1, PIECE_TOKENS):
+            piece = unread[begin : min(begin + PIECE_TOKENS, len(unread) - 1)]
+            with torch.inference_mode(), decoding_threads(decoder, len(piece)):
+                decoder.keys(torch.tensor([piece]), state)
+            session.reading_done = begin + len(piece)
+            yield None
+
+    def _restored(self, record: SessionRecord) -> _Session:
+        used_at_s = self._clock.now_s() - self._clock.since_s(record.used)
+        return _Session(
+            record.name, record.owner, record.ttl_s, record.created_s, record.used_s, used_at_s, record.past
+        )
+
+    def _new_name(self) -> str:
+        while not self._is_ours(name := secrets.token_hex(16)):
+            pass
+        return name
+
+    def _write(self, session: _Session, past: Past) -> Steps[None]:
+        """Writes a session's file with a past, where there is a folder."""
+        if self._files is not None:
+            stamp = self._clock.stamp(session.used_at_s)
+            record = SessionRecord(
+                session.name, session.owner, session.ttl_s, session.created_s, session.used_s, stamp, past
+            )
+            write = partial(self._files.write, record)
+            yield Offload(write, must_end=True)
+
+    def _give_back(self, session: _Session, past: Past) -> Steps[None]:
+        """Writes a new past; only then the session has it, and is free again."""
+        try:
+            self._touch(session)
+            yield from self._write(session, past)
+            self._num_bytes -= session.num_bytes
+            session.past = past
+            self._num_bytes += session.num_bytes
+        finally:
+            self._release(session)
+        self._make_room(session)
+
+    def _release(self, session: _Session) -> None:
+        session.busy = False
+        self._touch(session)
+
+    def _touch(self, session: _Session) -> None:
+        """Notes a use."""
+        session.used_s, session.used_at_s = time.time(), self._clock.now_s()
+        self._sessions.move_to_end(session.name)
+
+    def _is_over(self, session: _Session) -> bool:
+        return not session.busy and session.ends_at_s < self._clock.now_s()
+
+    def _make_room(self, latest: _Session) -> None:
+        """Drops the least recently used sessions while all together hold too much."""
+        while self._num_bytes > self._max_bytes:
+            idle = (session for session in self._sessions.values() if not session.busy and session is not latest)
+            if (oldest := next(idle, None)) is None:
+                return
+            self._drop(oldest, "was dropped to make room for others")
+
+    def _find(self, name: str, owner: str) -> _Session:
+        self.expire()
+        session = self._sessions.get(name)
+        if session is not None and self._is_over(session):
+            self._drop(session, f"was not used for {session.ttl_s:g} s")
+        elif session is not None and session.owner == owner:
+            return session
+        gone = self._gone.get(name)
+        why = f"it {gone[1]}" if gone and gone[0] == owner else "create one, or list those there are"
+        raise NotFound(f"no session {name!r}; {why}", kind="session", name=name)
+
+    def _idle(self, name: str, owner: str) -> _Session:
+        session = self._find(name, owner)
+        if session.busy:
+            raise Locked(f"the session {name!r} is being used; wait for that, or fork it first")
+        return session
+
+    def _add(self, session: _Session) -> None:
+        self._sessions[session.name] = self._of_owner[session.owner][session.name] = session
+        self._num_bytes += session.num_bytes
+        if len(self._expiring) > 2 * len(self._sessions) + EXPIRED_AT_ONCE:  # mostly of sessions that are gone
+            self._expiring = [(each.ends_at_s, each.name) for each in self._sessions.values()]
+            heapq.heapify(self._expiring)
+        else:
+            heapq.heappush(self._expiring, (session.ends_at_s, session.name))
+
+    def _drop(self, session: _Session, why: str) -> None:
+        """Forgets a session and removes its file."""
+        self._forget(session, why)
+        if self._files is not None:
+            self._files.remove(session.name)
+
+    def _forget(self, session: _Session, why: str) -> None:
+        del self._sessions[session.name]
+        of_owner = self._of_owner[session.owner]
+        del of_owner[session.name]
+        if not of_owner:
+            del self._of_owner[session.owner]
+        self._num_bytes -= session.num_bytes
+        self._gone[session.name] = (session.owner, why)
+        while len(self._gone) > GONE_KEPT:
+            del self._gone[next(iter(self._gone))]
+
+    def _info(self, session: _Session) -> SessionInfo:
+        return SessionInfo(
+            name=session.name,
+            num_tokens=session.past.num_tokens,
+            num_bytes=session.num_bytes,
+            created_s=session.created_s,
+            used_s=session.used_s,
+            expires_s=session.used_s + session.ttl_s,
+            busy=session.busy,
+            reading=session.reading,
+            reading_done=session.reading_done,
+        )
+
+
+def copied_aside(copy: Callable[[], DecoderState], num_bytes: int) -> Steps[DecoderState]:
+    """Copies a state of `num_bytes`: outside the loop where it is large."""
+    if num_bytes < LARGE_BYTES:
+        return copy()
+    state: DecoderState = yield Offload(copy)
+    return state

@@ -1,0 +1,1 @@
+"""A corpus into a datastore, measured and tuned."""

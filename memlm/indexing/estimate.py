@@ -1,0 +1,125 @@
+"""What a build will take: entries, disk, memory and time, from a few documents and a short measurement."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import faiss
+import numpy as np
+
+from memlm.data.corpus import Corpus
+from memlm.errors import InvalidInput, StorageFull
+from memlm.index.clustering import POINTS_PER_LIST, num_compared
+from memlm.index.factory import FLAT, Factory
+from memlm.index.ivf import POINTS_FOR_CODES, choose_index, code_bytes, is_lossless, nlist_of
+from memlm.index.ivf_writer import GROUP_ROWS, beside_bytes
+from memlm.index.threads import faiss_threads
+from memlm.model.checkpoint import Checkpoint
+from memlm.retrieval.encoder import Reader, document_windows
+
+SAMPLE_DOCUMENTS, SAMPLE_BYTES = 64, 400_000
+MEASURED_TOKENS, MEASURED_KEYS = 8192, 2048
+VALUE_BYTES, ID_BYTES, DOCUMENT_BYTES = 4, 8, 300
+BASE_BYTES = 300 << 20  # Python, torch and Faiss themselves
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a build will take. `disk_bytes` is the most that it has on the disk at any time, `memory_bytes` the build's
+    own, `search_bytes` what searching the store will want in memory; `seconds` is None where nothing was measured.
+    """
+
+    documents_read: int
+    entries: int
+    index: str
+    disk_bytes: int
+    free_bytes: int
+    memory_bytes: int
+    search_bytes: int
+    tokens_per_s: float | None
+    seconds: float | None
+
+    def check(self, out: str | Path) -> None:
+        """Raises StorageFull where the disk will not hold the store."""
+        if self.disk_bytes > self.free_bytes:
+            raise StorageFull(
+                f"a datastore of about {self.entries:,} entries takes {self.disk_bytes:,} bytes, and the disk of {out}"
+                f" has {self.free_bytes:,} left; make room, choose another place, or give --no-keep-keys and an index"
+                " of smaller codes"
+            )
+
+
+def estimate_build(
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    out: str | Path,
+    *,
+    index: str = "auto",
+    stride: int | None = None,
+    measure: bool = True,
+) -> Estimate:
+    """Reads some documents, and tells what the whole corpus comes to. Raises InvalidInput where there is no text."""
+    texts, read = [], 0
+    for document in replace(corpus, on_problem=lambda problem: None):  # the build itself tells of problems
+        texts.append(document)
+        read += document.num_bytes
+        if len(texts) >= SAMPLE_DOCUMENTS or read >= SAMPLE_BYTES:
+            break
+    tokens = [checkpoint.tokenizer.encode(document.text) for document in texts]
+    sampled = sum(map(len, tokens))
+    if not sampled:
+        raise InvalidInput("there is no token to store; the corpus has no text", field="corpus")
+    entries = round(sampled * max(1.0, corpus.num_bytes / max(1, read)))
+    dim, factory = checkpoint.decoder.config.dim, choose_index(index, entries)
+    if factory != FLAT:
+        Factory.parse(factory).check_lists(entries)
+    documents = round(len(texts) * entries / sampled)
+    code = 0 if factory == FLAT else code_bytes(factory, dim) + ID_BYTES
+    beside = 0 if factory == FLAT else beside_bytes(factory, dim)
+    lists = 0 if factory == FLAT else nlist_of(factory)
+    disk = entries * (2 * dim + VALUE_BYTES + code + beside) + documents * DOCUMENT_BYTES + 4 * dim * lists
+    trained = min(entries, max(lists * POINTS_PER_LIST, 0 if is_lossless(factory) else POINTS_FOR_CODES))
+    working = 4 * dim * trained + min(entries, GROUP_ROWS) * (6 * dim + code)
+    place = next(folder for folder in (Path(out), *Path(out).absolute().parents) if folder.is_dir())
+    pace = _tokens_per_s(checkpoint, tokens, stride) if measure else None
+    return Estimate(
+        documents_read=len(texts),
+        entries=entries,
+        index=factory,
+        disk_bytes=disk,
+        free_bytes=shutil.disk_usage(place).free,
+        memory_bytes=BASE_BYTES + checkpoint.decoder.num_bytes + working,
+        search_bytes=entries * (code or 4 * dim) + 4 * dim * lists,
+        tokens_per_s=pace,
+        seconds=None if pace is None else entries / pace + entries * _seconds_per_key(dim, lists),
+    )
+
+
+def _tokens_per_s(checkpoint: Checkpoint, tokens: list[np.ndarray], stride: int | None) -> float:
+    """The pace of reading, of a short piece; the first window only warms up."""
+    windows, count = [], 0
+    for tokens_n in tokens:
+        for window in document_windows(checkpoint.decoder, tokens_n, checkpoint.tokenizer.start_id, stride):
+            if count < MEASURED_TOKENS:
+                windows.append(window)
+                count += len(window.targets_N)
+    Reader(checkpoint.decoder).keys(windows[:1])
+    begin = time.perf_counter()
+    Reader(checkpoint.decoder).keys(windows)
+    return count / (time.perf_counter() - begin)
+
+
+def _seconds_per_key(dim: int, lists: int) -> float:
+    """What filling an index takes: finding a key's list, and twice as long for training, writing and judging."""
+    if not lists:
+        return 0.0
+    rng = np.random.default_rng(0)
+    shapes = (num_compared(lists), dim), (MEASURED_KEYS, dim)
+    centroids, keys_ND = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    with faiss_threads(MEASURED_KEYS):
+        begin = time.perf_counter()
+        faiss.knn(keys_ND, centroids, 1)
+        return 3 * (time.perf_counter() - begin) / MEASURED_KEYS

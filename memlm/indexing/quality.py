@@ -1,0 +1,282 @@
+"""How good is the index? Three numbers against exact search, on queries from the store's own documents.
+
+A query is a position of a stored document, read in its own context; that whole document is left out of the answer,
+since a store that is asked about its own text finds itself. Where hardly anything else is near, as in a store of one
+long document, the position alone is left out. recall@k is the share of the k exact neighbours that
+were found; softmax mass the share of exact p_kNN that they carry; the change in nats per token is what a user would
+notice.
+
+Most public reports of a kNN-LM that does not help were of an index that was broken, and that nothing checked: keys
+one place off their values, or positions that do not find themselves. `check_keys` reads some documents of the store
+again, as building read them, and looks for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int64
+
+from memlm.api.params import MemoryParams
+from memlm.base.progress import Progress, silent
+from memlm.data.windows import Window, blocks_of
+from memlm.index.neighbors import Neighbours, Searcher
+from memlm.index.selection import agreement, mean_and_error
+from memlm.index.store.datastore import Datastore
+from memlm.model.checkpoint import Checkpoint
+from memlm.retrieval.encoder import Prediction, Reader, document_windows, predictions_of
+from memlm.retrieval.interpolation import mix_targets, neighbor_logweights, target_logprobs
+from memlm.retrieval.retriever import Retrieval
+from memlm.retrieval.store import Memory
+
+NUM_WINDOWS, WINDOWS_AT_ONCE = 64, 16
+QUERIES_PER_WINDOW = 8
+NUM_DOCUMENTS, WINDOWS_PER_DOCUMENT = 16, 2
+ALIGNED, FOUND, FOUND_BY_CODES = 0.99, 0.95, 0.75
+FOUND_WITHOUT_KEYS = 0.2  # by codes alone, which may be rough: sound stores came to 0.42 at least, others to 0.06
+SELF_K = 32
+ASKED = (2, 8, 32)  # times as many as wanted, until as many are left: a long document has all that are nearer
+SLACK, TINY = 1.001, 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Means over `queries` positions, and the standard errors of these means. The index is compared with exact search
+    over the entries that it has; `pruning_nats_change` compares these with all, where some are pruned.
+    """
+
+    recall: float
+    recall_error: float
+    softmax_mass: float
+    softmax_mass_error: float
+    nats_change: float
+    nats_change_error: float
+    k: int
+    queries: int
+    pruning_nats_change: float | None = None
+    pruning_nats_change_error: float | None = None
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """For the manifest and for --json."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCheck:
+    """Shares of `positions` that were read again: `found`, whose search gives their own entry or one as near (among
+    the nearest few, where distances are not `exact`); and `aligned`, whose key is nearer to that of their own entry
+    than to those of the entries before and behind it: None where keys were not kept.
+    """
+
+    found: float
+    aligned: float | None
+    positions: int
+    exact: bool
+
+    def problems(self, store: str) -> list[str]:
+        """What is wrong with a store, and what to do."""
+        told = []
+        if self.aligned is not None and self.aligned < ALIGNED:
+            told.append(f"{store}: of {1 - self.aligned:.0%} of its positions the key is not the one before its value")
+        by_codes = FOUND_WITHOUT_KEYS if self.aligned is None else FOUND_BY_CODES
+        if self.found < (FOUND if self.exact else by_codes):
+            told.append(f"{store}: {1 - self.found:.0%} of its positions do not find themselves")
+        return [f"{problem}; build the store anew, with the model that is to use it" for problem in told]
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Positions of stored documents: ids, keys, tokens that follow, the model's log-probability of these, and the
+    documents that are to be left out; -1 where only the position itself is.
+    """
+
+    ids_Q: Int64[np.ndarray, " Q"]
+    keys_QD: Float32[np.ndarray, "Q D"]
+    targets_Q: Int64[np.ndarray, " Q"]
+    lm_logprobs_Q: Float32[np.ndarray, " Q"]
+    documents_Q: Int64[np.ndarray, " Q"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Queries, and their exact neighbours without what is left out: what an index is judged by. `unpruned` are
+    those among all entries, where some are pruned.
+    """
+
+    queries: Queries
+    exact: Neighbours
+    unpruned: Neighbours | None = None
+
+
+def make_trial(memory: Memory, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> Trial:
+    """Some positions of the store's documents, with as many exact neighbours as the store is asked for."""
+    datastore, k = memory.datastore, memory.datastore.defaults.k
+    queries = sample_queries(datastore, checkpoint, seed=seed, progress=progress)
+    exact = _leave_one_out(datastore, datastore.exact(), queries, k)
+    alone_Q = ~(exact.ids_QK >= 0).any(axis=1)
+    if alone_Q.any():
+        queries = replace(queries, documents_Q=np.where(alone_Q, -1, queries.documents_Q))
+        exact = _leave_one_out(datastore, datastore.exact(), queries, k)
+    if not datastore.num_pruned_entries:
+        return Trial(queries, exact)
+    return Trial(queries, exact, _leave_one_out(datastore, datastore.exact(pruned=True), queries, k))
+
+
+def measure_quality(memory: Memory, trial: Trial) -> Quality:
+    """Compares the store's index with exact search, with the store's own lam and temperature."""
+    retrieval = Retrieval.of([memory], MemoryParams(k=trial.exact.ids_QK.shape[1]))
+    queries, exact = trial.queries, trial.exact
+    found = _leave_one_out(memory.datastore, memory.datastore, queries, retrieval.k)
+    recall_Q, mass_Q = agreement(found, exact, retrieval.temperature)
+    (recall, recall_error), (mass, mass_error) = mean_and_error(recall_Q), mean_and_error(mass_Q)
+    change_Q = _nats(queries, found, retrieval) - _nats(queries, exact, retrieval)
+    nats, nats_error = mean_and_error(change_Q)
+    pruning = (
+        (None, None)
+        if trial.unpruned is None
+        else mean_and_error(_nats(queries, exact, retrieval) - _nats(queries, trial.unpruned, retrieval))
+    )
+    return Quality(
+        recall=recall,
+        recall_error=recall_error,
+        softmax_mass=mass,
+        softmax_mass_error=mass_error,
+        nats_change=nats,
+        nats_change_error=nats_error,
+        k=retrieval.k,
+        queries=len(change_Q),
+        pruning_nats_change=pruning[0],
+        pruning_nats_change_error=pruning[1],
+    )
+
+
+def check_keys(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> KeyCheck:
+    """Reads the beginnings of some documents again, and holds the keys that come out against those in the store, or
+    only looks for them where keys were not kept. A store without entries passes.
+    """
+    if not datastore.num_entries:
+        return KeyCheck(found=1.0, aligned=None, positions=0, exact=datastore.distances == "exact")
+    spec, start_id = datastore.manifest.spec, checkpoint.tokenizer.start_id
+    keys, ids, sides = [], [], []
+    documents = datastore.sample_documents(NUM_DOCUMENTS, seed)
+    for number, document in enumerate(documents):
+        progress("check keys", number, len(documents))
+        first, size = document.first_id, document.num_entries
+        tokens_n = datastore.tokens(document.document_id, 0, WINDOWS_PER_DOCUMENT * spec.context)
+        windows = list(document_windows(checkpoint.decoder, tokens_n, start_id, spec.stride))
+        keys += Reader(checkpoint.decoder).keys(windows)
+        places_N = np.arange(len(tokens_n))
+        ids.append(first + places_N)
+        sides.append(np.stack([first + np.maximum(places_N - 1, 0), first + np.minimum(places_N + 1, size - 1)]))
+    progress("check keys", len(documents), len(documents))
+    keys_ND = np.concatenate(keys, dtype=np.float32)
+    ids_N, sides_2N = np.concatenate(ids), np.concatenate(sides, axis=1)
+    kept_N = np.isin(ids_N, datastore.live(ids_N))
+    if not datastore.has_keys:
+        found_N = _is_among_nearest(datastore, keys_ND[kept_N], ids_N[kept_N])
+        return KeyCheck(found=float(found_N.mean()), aligned=None, positions=len(ids_N), exact=False)
+    own_N = _distances(keys_ND, datastore.keys(ids_N))
+    beside_2N = np.stack([_distances(keys_ND, datastore.keys(each_N)) for each_N in sides_2N])
+    beside_2N[sides_2N == ids_N] = np.inf
+    exact = datastore.distances == "exact"
+    if exact:
+        nearest_N: np.ndarray = datastore.search(keys_ND[kept_N], 1).distances_QK[:, 0]
+        found_N = nearest_N <= own_N[kept_N] * SLACK + TINY
+    else:
+        found_N = _is_among_nearest(datastore, keys_ND[kept_N], ids_N[kept_N])
+    return KeyCheck(
+        found=float(found_N.mean()),
+        aligned=float((own_N <= beside_2N.min(axis=0) + TINY).mean()),
+        positions=len(ids_N),
+        exact=exact,
+    )
+
+
+def _is_among_nearest(
+    datastore: Datastore, keys_ND: Float32[np.ndarray, "N D"], ids_N: Int64[np.ndarray, " N"]
+) -> Bool[np.ndarray, " N"]:
+    """Whether searching for each gives its own entry among the nearest few."""
+    same_NK = datastore.search(keys_ND, SELF_K).ids_QK == ids_N[:, None]
+    return same_NK.any(axis=1)
+
+
+def _distances(one_ND: Float32[np.ndarray, "N D"], other_ND: Float32[np.ndarray, "N D"]) -> Float32[np.ndarray, " N"]:
+    """Squared L2, as searching tells it: between vectors rounded to float16."""
+    difference_ND = one_ND.astype(np.float16).astype(np.float32) - other_ND
+    return np.einsum("nd,nd->n", difference_ND, difference_ND)
+
+
+def scale_free_temperature(memory: Memory, trial: Trial) -> float:
+    """A temperature for a store that was never tuned, whatever the scale of its model's keys.
+
+    Half the median distance to the nearest neighbour in another document: docs/log.md compares it with tuned ones.
+    """
+    neighbours = trial.exact
+    if memory.datastore.distances == "approximate":  # the scale that searching will tell
+        neighbours = _leave_one_out(memory.datastore, memory.datastore, trial.queries, neighbours.ids_QK.shape[1])
+    nearest_Q = neighbours.distances_QK[:, 0]
+    nearest_Q = nearest_Q[np.isfinite(nearest_Q) & (nearest_Q > 0)]
+    return float(np.median(nearest_Q)) / 2 if len(nearest_Q) else 1.0
+
+
+def sample_queries(
+    datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent
+) -> Queries:
+    """A few hundred positions, in short runs at random places, each read with all the context the model takes."""
+    ids = datastore.sample(NUM_WINDOWS, seed)
+    windows = [
+        _window_ending_at(datastore, checkpoint, place.document_id, place.token_offset)
+        for place in datastore.locate(ids)
+    ]
+    predictions = list[Prediction]()
+    for some in blocks_of(windows, WINDOWS_AT_ONCE):
+        progress("measure quality", len(predictions), len(windows))
+        predictions += predictions_of(checkpoint.decoder, some)
+    progress("measure quality", len(windows), len(windows))
+    sizes = [len(window.targets_N) for window in windows]
+    return Queries(
+        ids_Q=np.concatenate([np.arange(last + 1 - size, last + 1) for last, size in zip(ids, sizes, strict=True)]),
+        keys_QD=np.concatenate([prediction.keys_ND for prediction in predictions]),
+        targets_Q=np.concatenate([window.targets_N for window in windows]),
+        lm_logprobs_Q=np.concatenate([prediction.logprobs_N for prediction in predictions]),
+        documents_Q=np.repeat(datastore.document_of(ids), sizes),
+    )
+
+
+def _window_ending_at(datastore: Datastore, checkpoint: Checkpoint, document_id: str, offset: int) -> Window:
+    """The run of positions up to `offset`, behind all the left context there is room for; a model that remembers
+    reads the document from its beginning.
+    """
+    context = checkpoint.decoder.config.context_length
+    first = 0 if checkpoint.decoder.config.is_segmented else max(0, offset + 1 - context)
+    tokens = datastore.tokens(document_id, first, offset + 1)
+    before = datastore.tokens(document_id, first - 1, first) if first else np.array([checkpoint.tokenizer.start_id])
+    return Window(np.concatenate([before, tokens[:-1]]), tokens[-QUERIES_PER_WINDOW:])
+
+
+def _leave_one_out(datastore: Datastore, searcher: Searcher, queries: Queries, k: int) -> Neighbours:
+    """Neighbours without the query itself and the document that it leaves out: asks for more until k are left."""
+    distances_QK = np.full((len(queries.targets_Q), k), np.inf, np.float32)
+    ids_QK, values_QK = (np.full(distances_QK.shape, -1, np.int64) for _ in range(2))
+    rows_R = np.arange(len(queries.targets_Q))
+    for times in ASKED:
+        found = searcher.search(queries.keys_QD[rows_R], times * k)
+        left_out_RK = datastore.document_of(found.ids_QK) == queries.documents_Q[rows_R, None]
+        left_out_RK |= found.ids_QK == queries.ids_Q[rows_R, None]
+        other_RK = (found.ids_QK >= 0) & ~left_out_RK
+        for row, own_row in enumerate(rows_R):
+            kept = np.flatnonzero(other_RK[row])[:k]
+            distances_QK[own_row, : len(kept)] = found.distances_QK[row, kept]
+            ids_QK[own_row, : len(kept)] = found.ids_QK[row, kept]
+            values_QK[own_row, : len(kept)] = found.values_QK[row, kept]
+        rows_R = rows_R[(other_RK.sum(axis=1) < k) & (found.ids_QK[:, -1] >= 0)]
+        if not len(rows_R):
+            break
+    return Neighbours(distances_QK, ids_QK, values_QK)
+
+
+def _nats(queries: Queries, found: Neighbours, retrieval: Retrieval) -> Float32[np.ndarray, " Q"]:
+    logweights_QK = neighbor_logweights(found.distances_QK, retrieval.temperature)
+    knn_Q = target_logprobs(logweights_QK, found.values_QK, queries.targets_Q)
+    return -mix_targets(queries.lm_logprobs_Q, knn_Q, (found.ids_QK >= 0).any(axis=1), retrieval.lam)

@@ -1,0 +1,318 @@
+"""A model's folder: config.json, model.safetensors (or shards with an index), tokenizer.json.
+
+Ours are written under temporary names and moved into place, weights first and config.json last, so that a folder with a
+config is whole. Those of others are read through the tables in `huggingface`. To predict, weights are packed as they
+are read, tensor by tensor, so that loading takes about as much memory as the file is large.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from memlm.api.params import SamplingParams
+from memlm.data.tokenizer import GENERATION_FILE, Tokenizer
+from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
+from memlm.model import linear
+from memlm.model.config import ModelConfig
+from memlm.model.decoder import Decoder
+from memlm.model.huggingface import Source, family_of, find_model, read_config
+
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+
+MODEL_TYPE = "memlm"
+FORMAT_VERSION = 1
+CONFIG_FILE = "config.json"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+log = logging.getLogger("memlm.checkpoint")
+
+
+class WeightFiles:
+    """The tensors of a model's folder by name. Raises Corrupt for files that are missing, broken or incomplete."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads the headers of all files, and no tensor."""
+        self.folder = folder
+        self.files = _files_of(folder)
+        self._home: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for path in self.files:
+            try:
+                with safe_open(path, framework="pt") as file:
+                    for name in file.keys():  # noqa: SIM118  it is no dict
+                        self._home[name] = path
+                        self._shapes[name] = tuple(file.get_slice(name).get_shape())
+            except (SafetensorError, OSError) as error:
+                raise Corrupt(f"{path} cannot be read as safetensors ({error}); restore the file") from error
+
+    @property
+    def names(self) -> set[str]:
+        """All tensors."""
+        return set(self._home)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one."""
+        return self._shapes[name]
+
+    def read(self, names: Sequence[str]) -> list[Tensor]:
+        """Some tensors, as views of the mapped files: these stay mapped as long as a tensor of this call lives."""
+        with ExitStack() as stack:
+            opened: dict[Path, Any] = {}
+            for name in names:
+                path = self._home[name]
+                if path not in opened:
+                    opened[path] = stack.enter_context(safe_open(path, framework="pt"))
+            return [opened[self._home[name]].get_tensor(name) for name in names]
+
+
+def _files_of(folder: Path) -> list[Path]:
+    if (folder / WEIGHTS_FILE).is_file():
+        return [folder / WEIGHTS_FILE]
+    index = folder / INDEX_FILE
+    if not index.is_file():
+        raise Corrupt(f"{folder / WEIGHTS_FILE} is missing; restore the file")
+    try:
+        files = sorted({folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Corrupt(f"{index} is no index of safetensors files ({error}); restore the file") from error
+    for path in files:
+        if path.parent != folder or not path.is_file():
+            raise Corrupt(f"{index} names {path.name}, which is missing; restore the file")
+    return files
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded model with its tokenizer, and the fingerprint that its datastores must carry."""
+
+    path: Path
+    decoder: Decoder
+    tokenizer: Tokenizer
+
+    @cached_property
+    def sampling(self) -> SamplingParams:
+        """How the model's makers would have it sampled: what its generation_config.json says, if it says to sample.
+
+        Raises Incompatible for a value that means nothing.
+        """
+        path = self.path / GENERATION_FILE
+        told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not told.get("do_sample"):
+            return SamplingParams()
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        given = {name: told[name] for name in names if told.get(name) is not None}
+        if given.get("top_k") == 0:  # their way to say: all tokens
+            del given["top_k"]
+        try:
+            return SamplingParams(**given)
+        except InvalidInput as error:
+            raise Incompatible(f"{path}: {error}; mend the file, or remove it") from error
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of configuration and weights: two fine-tunes of one architecture differ in it."""
+        return fingerprint_of(self.path)
+
+
+def save_checkpoint(folder: str | Path, decoder: Decoder, tokenizer: Tokenizer) -> None:
+    """Writes the three files into `folder`, which is made if needed."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder)
+    weights = {name: tensor.contiguous() for name, tensor in decoder.weights().items()}
+    _write(folder / WEIGHTS_FILE, lambda path: save_file(weights, path))
+    config = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION, **decoder.config.as_dict()}
+    text = json.dumps(config, indent=2) + "\n"
+    _write(folder / CONFIG_FILE, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def load_checkpoint(
+    model: str | Path, *, dtype: torch.dtype | str = torch.float32, trainable: bool = False
+) -> Checkpoint:
+    """Reads a model: a folder, ours or in the Hugging Face layout, or the id of one on the hub.
+
+    What is `trainable` has ordinary weights of its own; otherwise they are packed for prediction where the machine
+    can. Raises NotFound where there is no model, Incompatible for another kind, Corrupt for files that do not belong
+    together.
+    """
+    dtype = _dtype(dtype)
+    if dtype == torch.bfloat16 and not linear.multiplies_bfloat16():
+        log.warning(
+            "dtype is bfloat16, which this processor does not multiply: weights take half the memory of float32,"
+            " products longer; auto takes what is faster"
+        )
+    folder = find_model(model)
+    given = _read_json(folder)
+    is_ours = given.get("model_type") == MODEL_TYPE
+    config = _our_config(folder, given) if is_ours else read_config(given)
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise Corrupt(
+            f"{folder}: {tokenizer.vocab_size} tokens in the tokenizer, {config.vocab_size} in the model; restore them"
+        )
+    with torch.device("meta"), _Undrawn():
+        decoder = Decoder(config)
+    files = WeightFiles(folder)
+    sources = _sources(decoder, files, None if is_ours else given)
+    _fill(decoder, files, sources, dtype, trainable=trainable)
+    return Checkpoint(folder, decoder.eval(), tokenizer)
+
+
+def _dtype(given: torch.dtype | str) -> torch.dtype:
+    """What is meant. `auto` is bfloat16 where the processor multiplies it in hardware, else float32."""
+    if isinstance(given, torch.dtype):
+        return given
+    if given == "auto":
+        return torch.bfloat16 if has_fast_bfloat16() else torch.float32
+    if given not in DTYPES:
+        raise InvalidInput(f"dtype is {given!r}; expected auto, {', '.join(DTYPES)}", field="dtype")
+    return DTYPES[given]
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 matrices in hardware."""
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def fingerprint_of(folder: Path) -> str:
+    """A hash of configuration and weights."""
+    digest = hashlib.sha256()
+    for path in (folder / CONFIG_FILE, *WeightFiles(folder).files):
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()[:32]
+
+
+def _read_json(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise NotFound(
+            f"no model at {folder}: it has no {CONFIG_FILE}; make one with `memlm train`",
+            kind="model",
+            name=str(folder),
+        )
+    try:
+        config: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"{path} is not JSON ({error}); restore the file") from error
+    if not isinstance(config, dict):
+        raise Incompatible(f"{path} describes no model; restore the file")
+    return config
+
+
+def _our_config(folder: Path, given: dict[str, Any]) -> ModelConfig:
+    path = folder / CONFIG_FILE
+    fields = {name: value for name, value in given.items() if name not in ("model_type", "format_version")}
+    if (version := given.get("format_version")) != FORMAT_VERSION:
+        raise Incompatible(f"{path} is of format {version}; this version reads format {FORMAT_VERSION}")
+    try:
+        return ModelConfig.from_dict(fields)
+    except (InvalidInput, TypeError) as error:
+        raise Corrupt(f"{path}: {error}; restore the file") from error
+
+
+def _sources(decoder: Decoder, files: WeightFiles, foreign: dict[str, Any] | None) -> dict[str, Source]:
+    """Where each tensor comes from. Raises Corrupt, naming them, where some are missing, too many, or misshapen."""
+    there = files.names
+    wanted = [name for name in decoder.state_dict() if not (name == "head.weight" and decoder.config.tied_embeddings)]
+    if foreign is None:
+        sources = {name: Source((name,)) for name in wanted}
+        passed_over = set()
+    else:
+        family = family_of(foreign)
+        sources = family.sources(wanted, there)
+        passed_over = {name for name in there if family.is_buffer(name)}
+        if decoder.config.tied_embeddings:
+            passed_over |= set(family.table["head.weight"].names)
+    read = {name for source in sources.values() for name in source.names}
+    if missing := sorted(read - there):
+        raise Corrupt(f"{files.folder} lacks the tensors {missing[:4]} that its config asks for; restore the files")
+    if surplus := sorted(there - read - passed_over):
+        raise Corrupt(f"{files.folder} holds the tensors {surplus[:4]} that its config has no place for; restore it")
+    for name, parameter in decoder.state_dict().items():
+        if name in sources:
+            _check_shape(name, parameter.shape, sources[name], files, decoder.config)
+    return sources
+
+
+class _Undrawn(TorchFunctionMode):
+    """Draws no parameters: those without storage have none to hold, and drawing them would load torch's compiler, which
+    takes longer than most models.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Leaves out what draws."""
+        given = kwargs or {}
+        if getattr(func, "__module__", "") == nn.init.__name__:
+            return given["tensor"] if "tensor" in given else args[0]
+        return func(*args, **given)
+
+
+def _check_shape(name: str, expected: torch.Size, source: Source, files: WeightFiles, config: ModelConfig) -> None:
+    shapes = [files.shape(part) for part in source.names]
+    try:
+        with torch.device("meta"):
+            made = source.make([torch.empty(shape) for shape in shapes], config).shape
+    except RuntimeError:
+        made = torch.Size()
+    if made != expected:
+        told = " and ".join(f"{part} {shape}" for part, shape in zip(source.names, shapes, strict=True))
+        raise Corrupt(f"{files.folder}: {name} should be {tuple(expected)}; got {told}; restore the files")
+
+
+def _fill(
+    decoder: Decoder, files: WeightFiles, sources: dict[str, Source], dtype: torch.dtype, *, trainable: bool
+) -> None:
+    """Gives the decoder its weights, a module at a time."""
+    modules = dict(decoder.named_modules())
+
+    def read(name: str) -> nn.Parameter:
+        tensor = sources[name].make(files.read(sources[name].names), decoder.config).to(dtype)
+        return nn.Parameter(tensor.clone() if trainable else tensor, requires_grad=trainable)
+
+    for prefix, names in _by_module(sources):
+        module = modules[prefix]
+        for name in names:
+            setattr(module, name, read(f"{prefix}.{name}".lstrip(".")))
+        if isinstance(module, linear.Linear) and not trainable:
+            module.pack()
+    if decoder.config.tied_embeddings:
+        decoder.head.weight = decoder.embedding.weight
+        if not trainable:
+            decoder.head.pack()
+            decoder.embedding.weight = read("embedding.weight")  # mapped anew: only the rows in use take memory
+
+
+def _by_module(sources: dict[str, Source]) -> Iterator[tuple[str, list[str]]]:
+    modules: dict[str, list[str]] = {}
+    for name in sources:
+        prefix, _, own = name.rpartition(".")
+        modules.setdefault(prefix, []).append(own)
+    yield from modules.items()
+
+
+def _write(path: Path, write: Any) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    write(temporary)
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)

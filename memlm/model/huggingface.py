@@ -1,0 +1,365 @@
+"""Models of other families: found on the Hugging Face hub, their configurations and weights translated to ours.
+
+One visible table of names per family: on the left ours, on the right theirs, `{}` being the layer. A setting that
+would change the model and that we do not have is refused by name; so is a family that is not here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memlm.errors import Incompatible, InvalidInput, NotFound
+from memlm.model.config import ModelConfig, RopeScaling
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+WANTED = ["*.json", "*.safetensors"]
+
+JsonDict = Mapping[str, Any]
+
+
+def find_model(model: str | Path) -> Path:
+    """The folder of a model, given its path or its id on the hub (`owner/name`).
+
+    Raises NotFound where there is no such folder, and no such repository within reach.
+    """
+    folder = Path(model)
+    if folder.exists() or not HUB_ID.fullmatch(str(model)):
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(model), allow_patterns=WANTED))
+    except (OSError, ValueError) as error:  # the hub's errors, those of no network included, are OSErrors
+        raise NotFound(
+            f"no model at {model}: there is no such folder, and it cannot be had from the hub"
+            f" ({type(error).__name__}: {str(error).splitlines()[0]}); check the name and the network",
+            kind="model",
+            name=str(model),
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where one of our tensors comes from: theirs, stacked in this order, then rearranged if need be."""
+
+    names: tuple[str, ...]
+    rearrange: Callable[[Tensor, ModelConfig], Tensor] | None = None
+
+    def make(self, parts: list[Tensor], config: ModelConfig) -> Tensor:
+        """Our tensor."""
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return tensor if self.rearrange is None else self.rearrange(tensor, config)
+
+
+def same(*names: str) -> Source:
+    """Their tensor, or several stacked."""
+    return Source(names)
+
+
+def transposed(name: str) -> Source:
+    """GPT-2 stores matrices as inputs x outputs."""
+    return Source((name,), lambda tensor, _: tensor.T)
+
+
+def interleaved(name: str) -> Source:
+    """GPT-NeoX stores query, key and value of each head together; we store all queries, all keys, all values."""
+    return Source((name,), _by_kind)
+
+
+def _by_kind(tensor: Tensor, config: ModelConfig) -> Tensor:
+    by_head = tensor.unflatten(0, (config.num_heads, 3, config.head_dim))
+    return by_head.transpose(0, 1).flatten(0, 2)
+
+
+Table = Mapping[str, Source]
+
+GPT2: Table = {
+    "embedding.weight": same("wte.weight"),
+    "positions.weight": same("wpe.weight"),
+    "blocks.{}.attention_norm.weight": same("h.{}.ln_1.weight"),
+    "blocks.{}.attention_norm.bias": same("h.{}.ln_1.bias"),
+    "blocks.{}.attention.qkv.weight": transposed("h.{}.attn.c_attn.weight"),
+    "blocks.{}.attention.qkv.bias": same("h.{}.attn.c_attn.bias"),
+    "blocks.{}.attention.out.weight": transposed("h.{}.attn.c_proj.weight"),
+    "blocks.{}.attention.out.bias": same("h.{}.attn.c_proj.bias"),
+    "blocks.{}.ff_norm.weight": same("h.{}.ln_2.weight"),
+    "blocks.{}.ff_norm.bias": same("h.{}.ln_2.bias"),
+    "blocks.{}.ff.up.weight": transposed("h.{}.mlp.c_fc.weight"),
+    "blocks.{}.ff.up.bias": same("h.{}.mlp.c_fc.bias"),
+    "blocks.{}.ff.down.weight": transposed("h.{}.mlp.c_proj.weight"),
+    "blocks.{}.ff.down.bias": same("h.{}.mlp.c_proj.bias"),
+    "norm.weight": same("ln_f.weight"),
+    "norm.bias": same("ln_f.bias"),
+    "head.weight": same("lm_head.weight"),
+}
+
+GPT_NEOX: Table = {
+    "embedding.weight": same("embed_in.weight"),
+    "blocks.{}.attention_norm.weight": same("layers.{}.input_layernorm.weight"),
+    "blocks.{}.attention_norm.bias": same("layers.{}.input_layernorm.bias"),
+    "blocks.{}.attention.qkv.weight": interleaved("layers.{}.attention.query_key_value.weight"),
+    "blocks.{}.attention.qkv.bias": interleaved("layers.{}.attention.query_key_value.bias"),
+    "blocks.{}.attention.out.weight": same("layers.{}.attention.dense.weight"),
+    "blocks.{}.attention.out.bias": same("layers.{}.attention.dense.bias"),
+    "blocks.{}.ff_norm.weight": same("layers.{}.post_attention_layernorm.weight"),
+    "blocks.{}.ff_norm.bias": same("layers.{}.post_attention_layernorm.bias"),
+    "blocks.{}.ff.up.weight": same("layers.{}.mlp.dense_h_to_4h.weight"),
+    "blocks.{}.ff.up.bias": same("layers.{}.mlp.dense_h_to_4h.bias"),
+    "blocks.{}.ff.down.weight": same("layers.{}.mlp.dense_4h_to_h.weight"),
+    "blocks.{}.ff.down.bias": same("layers.{}.mlp.dense_4h_to_h.bias"),
+    "norm.weight": same("final_layer_norm.weight"),
+    "norm.bias": same("final_layer_norm.bias"),
+    "head.weight": same("embed_out.weight"),
+}
+
+LLAMA: Table = {
+    "embedding.weight": same("embed_tokens.weight"),
+    "blocks.{}.attention_norm.weight": same("layers.{}.input_layernorm.weight"),
+    "blocks.{}.attention.qkv.weight": same(
+        "layers.{}.self_attn.q_proj.weight", "layers.{}.self_attn.k_proj.weight", "layers.{}.self_attn.v_proj.weight"
+    ),
+    "blocks.{}.attention.out.weight": same("layers.{}.self_attn.o_proj.weight"),
+    "blocks.{}.ff_norm.weight": same("layers.{}.post_attention_layernorm.weight"),
+    "blocks.{}.ff.gate_up.weight": same("layers.{}.mlp.gate_proj.weight", "layers.{}.mlp.up_proj.weight"),
+    "blocks.{}.ff.down.weight": same("layers.{}.mlp.down_proj.weight"),
+    "norm.weight": same("norm.weight"),
+    "head.weight": same("lm_head.weight"),
+}
+
+LLAMA_BIASES: Table = {
+    "blocks.{}.attention.qkv.bias": same(
+        "layers.{}.self_attn.q_proj.bias", "layers.{}.self_attn.k_proj.bias", "layers.{}.self_attn.v_proj.bias"
+    ),
+    "blocks.{}.attention.out.bias": same("layers.{}.self_attn.o_proj.bias"),
+    "blocks.{}.ff.gate_up.bias": same("layers.{}.mlp.gate_proj.bias", "layers.{}.mlp.up_proj.bias"),
+    "blocks.{}.ff.down.bias": same("layers.{}.mlp.down_proj.bias"),
+}
+
+QWEN3: Table = {
+    **LLAMA,
+    **LLAMA_BIASES,
+    "blocks.{}.attention.query_norm.weight": same("layers.{}.self_attn.q_norm.weight"),
+    "blocks.{}.attention.key_norm.weight": same("layers.{}.self_attn.k_norm.weight"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one family's config and tensors are read. `prefix` stands before all names but the head's, or is left out
+    by some files; `buffers` are no parameters, and are passed over.
+    """
+
+    config: Callable[[JsonDict], dict[str, Any]]
+    table: Table
+    prefix: str
+    buffers: tuple[str, ...] = ()
+
+    def sources(self, wanted: list[str], there: set[str]) -> dict[str, Source]:
+        """For each of our tensors the names of theirs, as this file spells them. Raises Incompatible for a tensor of
+        ours that the family does not have.
+        """
+        sources = {}
+        for name in wanted:
+            layer, pattern = _pattern(name)
+            if pattern not in self.table:
+                raise Incompatible(f"the tensor {name} has no counterpart in this family's files")
+            source = self.table[pattern]
+            names = tuple(self._spelling(theirs.format(layer), there) for theirs in source.names)
+            sources[name] = Source(names, source.rearrange)
+        return sources
+
+    def is_buffer(self, name: str) -> bool:
+        """Whether a tensor of theirs is none that was learnt."""
+        return name.endswith(self.buffers) if self.buffers else False
+
+    def _spelling(self, name: str, there: set[str]) -> str:
+        return name if name in there else self.prefix + name
+
+
+def _pattern(name: str) -> tuple[str, str]:
+    """`blocks.3.ff.up.weight` as its layer and the pattern in the table."""
+    parts = name.split(".")
+    if parts[0] != "blocks":
+        return "", name
+    return parts[1], ".".join([parts[0], "{}", *parts[2:]])
+
+
+def _gpt2_config(c: JsonDict) -> dict[str, Any]:
+    _refuse(c, "gpt2", scale_attn_by_inverse_layer_idx=False, scale_attn_weights=True, add_cross_attention=False)
+    return {
+        **_shape(c, dim="n_embd", num_layers="n_layer", num_heads="n_head", context_length="n_positions"),
+        "num_kv_heads": c["n_head"],
+        "ff_dim": c.get("n_inner") or 4 * c["n_embd"],
+        "positions": "learned",
+        "norm": "layer",
+        "norm_eps": c.get("layer_norm_epsilon", 1e-5),
+        "activation": _activation(c.get("activation_function", "gelu_new")),
+        "qkv_bias": True,
+        "out_bias": True,
+        "ff_bias": True,
+        "tied_embeddings": c.get("tie_word_embeddings", True),
+    }
+
+
+def _neox_config(c: JsonDict) -> dict[str, Any]:
+    shape = _shape(c)
+    head_dim = c["hidden_size"] // c["num_attention_heads"]
+    fraction = _rope(c).get("partial_rotary_factor", c.get("rotary_pct", 0.25))
+    return {
+        **shape,
+        "num_kv_heads": c["num_attention_heads"],
+        **_rotary(c, theta=c.get("rotary_emb_base", 10_000.0)),
+        "rotary_dim": int(head_dim * fraction),
+        "norm": "layer",
+        "norm_eps": c.get("layer_norm_eps", 1e-5),
+        "activation": _activation(c.get("hidden_act", "gelu")),
+        "parallel_residual": c.get("use_parallel_residual", True),
+        "qkv_bias": c.get("attention_bias", True),
+        "out_bias": c.get("attention_bias", True),
+        "ff_bias": True,
+        "tied_embeddings": c.get("tie_word_embeddings", False),
+    }
+
+
+def _llama_config(c: JsonDict) -> dict[str, Any]:
+    if c.get("hidden_act", "silu") != "silu":
+        raise Incompatible(f"hidden_act is {c['hidden_act']!r}; this family is read with silu only")
+    bias = bool(c.get("attention_bias", False))
+    return {
+        **_shape(c),
+        "num_kv_heads": c.get("num_key_value_heads") or c["num_attention_heads"],
+        "head_dim": c.get("head_dim") or 0,
+        **_rotary(c, theta=10_000.0),
+        "norm_eps": c.get("rms_norm_eps", 1e-6),
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "ff_bias": bool(c.get("mlp_bias", False)),
+        "tied_embeddings": c.get("tie_word_embeddings", False),
+    }
+
+
+def _mistral_config(c: JsonDict) -> dict[str, Any]:
+    window = c.get("sliding_window") or 0
+    return {**_llama_config(c), "windows": (window,) * c["num_hidden_layers"]}
+
+
+def _qwen2_config(c: JsonDict) -> dict[str, Any]:
+    return {**_llama_config(c), "qkv_bias": True, "out_bias": False, "windows": _qwen_windows(c)}
+
+
+def _qwen3_config(c: JsonDict) -> dict[str, Any]:
+    return {**_llama_config(c), "head_dim": c.get("head_dim") or 128, "qk_norm": True, "windows": _qwen_windows(c)}
+
+
+def _qwen_windows(c: JsonDict) -> tuple[int, ...]:
+    layers, window = c["num_hidden_layers"], c.get("sliding_window") or 0
+    if not c.get("use_sliding_window", False) or not window:
+        return ()
+    first = c.get("max_window_layers", layers)
+    kinds = c.get("layer_types") or ["full_attention"] * first + ["sliding_attention"] * (layers - first)
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _shape(
+    c: JsonDict,
+    *,
+    dim: str = "hidden_size",
+    num_layers: str = "num_hidden_layers",
+    num_heads: str = "num_attention_heads",
+    context_length: str = "max_position_embeddings",
+) -> dict[str, Any]:
+    shape = {"vocab_size": c["vocab_size"], "dim": c[dim], "num_layers": c[num_layers], "num_heads": c[num_heads]}
+    if "intermediate_size" in c:
+        shape["ff_dim"] = c["intermediate_size"]
+    return {**shape, "context_length": c[context_length]}
+
+
+def _rope(c: JsonDict) -> JsonDict:
+    """What a config says of rotary positions, under its new name or its old one."""
+    return c.get("rope_parameters") or c.get("rope_scaling") or {}
+
+
+def _rotary(c: JsonDict, *, theta: float) -> dict[str, Any]:
+    rope = _rope(c)
+    theta = float(rope.get("rope_theta", c.get("rope_theta", theta)))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return {"rope_theta": theta}
+    original = rope.get("original_max_position_embeddings") or c.get("original_max_position_embeddings")
+    known = {
+        "original_length": original or c["max_position_embeddings"],
+        **{
+            name: rope[name]
+            for name in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
+            if name in rope
+        },
+    }
+    try:
+        scaling = RopeScaling(kind, float(rope["factor"]), **known)
+    except (InvalidInput, KeyError) as error:
+        raise Incompatible(f"rotary positions are scaled in a way that this version does not know: {error}") from error
+    if kind == "yarn":
+        factor = rope.get("attention_factor") or 0.1 * torch.log(torch.tensor(scaling.factor)).item() + 1.0
+        scaling = RopeScaling(kind, scaling.factor, **known, attention_factor=factor)
+    return {"rope_theta": theta, "rope_scaling": scaling}
+
+
+def _activation(name: str) -> str:
+    known = {
+        "gelu": "gelu",
+        "gelu_new": "gelu_tanh",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "gelu_fast": "gelu_tanh",
+        "relu": "relu",
+    }
+    if name not in known:
+        raise Incompatible(f"the activation is {name!r}; this version knows {', '.join(known)}")
+    return known[name]
+
+
+def _refuse(c: JsonDict, family: str, **expected: Any) -> None:
+    for name, value in expected.items():
+        if c.get(name, value) != value:
+            raise Incompatible(f"this {family} model has {name}={c[name]}; this version reads {name}={value} only")
+
+
+FAMILIES: Mapping[str, Family] = {
+    "gpt2": Family(_gpt2_config, GPT2, "transformer.", (".attn.bias", ".attn.masked_bias")),
+    "gpt_neox": Family(
+        _neox_config, GPT_NEOX, "gpt_neox.", (".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
+    ),
+    "llama": Family(_llama_config, {**LLAMA, **LLAMA_BIASES}, "model.", (".rotary_emb.inv_freq",)),
+    "mistral": Family(_mistral_config, LLAMA, "model.", (".rotary_emb.inv_freq",)),
+    "qwen2": Family(_qwen2_config, {**LLAMA, **LLAMA_BIASES}, "model.", (".rotary_emb.inv_freq",)),
+    "qwen3": Family(_qwen3_config, QWEN3, "model.", (".rotary_emb.inv_freq",)),
+}
+
+
+def read_config(config: JsonDict) -> ModelConfig:
+    """Our config for theirs. Raises Incompatible for an unknown family or setting, naming it."""
+    family = family_of(config)
+    try:
+        return ModelConfig(**family.config(config))
+    except KeyError as error:
+        raise Incompatible(
+            f"the config of this {config['model_type']} model lacks {error}; restore the file"
+        ) from error
+    except InvalidInput as error:
+        raise Incompatible(f"the config of this {config['model_type']} model does not fit together: {error}") from error
+
+
+def family_of(config: JsonDict) -> Family:
+    """The family that `model_type` names. Raises Incompatible for one that is not here."""
+    model_type = str(config.get("model_type"))
+    if model_type not in FAMILIES:
+        raise Incompatible(
+            f"model_type is {model_type!r}; this version reads memlm (made by `memlm train`), {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[model_type]

@@ -1,0 +1,270 @@
+"""Windows -> keys and log-probabilities: in batches, or one after another by a model that remembers.
+
+Windows of like length are read together, padded on the right, where causal attention never looks. What comes back
+is in the order of the windows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float16, Float32, Int64
+from torch import Tensor
+
+from memlm.data.windows import Window, segments_of, windows_of
+from memlm.model import Decoder, DecoderState
+from memlm.model.checkpoint import Checkpoint
+
+BATCH_TOKENS = 1024  # what lies between two layers of a narrow model fits into a core's cache
+PIECE_TOKENS = 1024  # of a longer window that is read in turn with other work
+LOGITS_ROWS = 1024  # whose log-probabilities over the vocabulary are held at once
+
+_T = TypeVar("_T")
+_Begun = tuple[list[int], Callable[[], list[_T]]]  # places of windows, and what waits for what is read of them
+
+BLOCK_WINDOWS = 64
+
+
+class Prediction(NamedTuple):
+    """What one window's last N positions gave: keys, log-probabilities of the targets and of the likeliest tokens,
+    and, where asked for, final states.
+    """
+
+    keys_ND: Float32[np.ndarray, "N D"]
+    logprobs_N: Float32[np.ndarray, " N"]
+    peaks_N: Float32[np.ndarray, " N"]
+    hidden_ND: Float[Tensor, "N D"] | None = None
+
+
+def _keys(decoder: Decoder, windows: list[Window], tokens_BT: Int64[Tensor, "B T"]) -> list[np.ndarray]:
+    keys_BTD = decoder.keys(tokens_BT).half()
+    return [_new_positions(*each).numpy() for each in zip(keys_BTD, windows, strict=True)]
+
+
+def predictions_of(decoder: Decoder, windows: Sequence[Window], *, hidden: bool = False) -> list[Prediction]:
+    """Keys and log-probabilities of every window's targets, in float32, and final `hidden` states if asked for."""
+    (predictions,) = _side_by_side(partial(_predictions, decoder, hidden=hidden), [windows])
+    return predictions
+
+
+def _predictions(
+    decoder: Decoder, windows: list[Window], tokens_BT: Int64[Tensor, "B T"], *, hidden: bool
+) -> list[Prediction]:
+    hidden_BTD, keys_BTD = decoder(tokens_BT)
+    return [
+        _prediction(
+            decoder, _new_positions(hidden_TD, window), _new_positions(keys_TD, window), window.targets_N, hidden=hidden
+        )
+        for window, hidden_TD, keys_TD in zip(windows, hidden_BTD, keys_BTD, strict=True)
+    ]
+
+
+def _prediction(
+    decoder: Decoder,
+    hidden_ND: Float[Tensor, "N D"],
+    keys_ND: Float[Tensor, "N D"],
+    targets_N: Int64[np.ndarray, " N"],
+    *,
+    hidden: bool,
+) -> Prediction:
+    """What some positions say of their targets, a few of them at a time: a vocabulary is large."""
+    targets_N1, logprobs, peaks = torch.from_numpy(targets_N)[:, None], list[Tensor](), list[Tensor]()
+    for begin in range(0, len(targets_N), LOGITS_ROWS):
+        rows = slice(begin, begin + LOGITS_ROWS)
+        logprobs_RV = decoder.logprobs(hidden_ND[rows])
+        logprobs.append(logprobs_RV.gather(1, targets_N1[rows])[:, 0])
+        peaks.append(logprobs_RV.amax(dim=1))
+    told_N, peaks_N = (torch.cat(parts).numpy() for parts in (logprobs, peaks))
+    return Prediction(keys_ND.float().numpy(), told_N, peaks_N, hidden_ND.float().clone() if hidden else None)
+
+
+class Reader:
+    """Reads the windows of documents in their order. A model with memory carries it from window to window of a
+    document; one without reads them in batches.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        """Nothing is read yet."""
+        self._decoder = decoder
+        self._state: DecoderState | None = None
+        self._skipped: list[Window] = []
+
+    def keys(self, windows: Sequence[Window]) -> list[Float16[np.ndarray, "N D"]]:
+        """The keys of every window's new positions, as a datastore keeps them. The cheapest pass there is."""
+        (keys,) = self.keys_of_blocks([windows])
+        return keys
+
+    def keys_of_blocks(self, blocks: Iterable[Sequence[Window]]) -> Iterator[list[Float16[np.ndarray, "N D"]]]:
+        """The same, of one block of windows after another; the next ones are read while those of one are used."""
+        if not self._decoder.config.is_segmented:
+            yield from _side_by_side(partial(_keys, self._decoder), blocks)
+            return
+        for windows in blocks:
+            with torch.inference_mode():
+                keys = [self._decoder.keys(*self._next(window))[0].half().numpy() for window in windows]
+            yield keys
+
+    def predictions(self, windows: Sequence[Window], *, hidden: bool = False) -> list[Prediction]:
+        """Keys and log-probabilities of every window's targets, in float32, and final `hidden` states if asked for."""
+        if not self._decoder.config.is_segmented:
+            return predictions_of(self._decoder, windows, hidden=hidden)
+        predictions = []
+        with torch.inference_mode():
+            for window in windows:
+                hidden_BTD, keys_BTD = self._decoder(*self._next(window))
+                states = (hidden_BTD[0], keys_BTD[0])
+                predictions.append(_prediction(self._decoder, *states, window.targets_N, hidden=hidden))
+        return predictions
+
+    def parts(
+        self, windows: Sequence[Window], *, hidden: bool = False
+    ) -> Iterator[tuple[Int64[np.ndarray, " N"], Prediction] | None]:
+        """The same, with the targets, for who has other things to do in between: a long window comes in pieces, and
+        None stands for one that predicts nothing new.
+        """
+        longest = max((len(window.inputs_T) for window in windows), default=0)
+        if self._decoder.config.is_segmented or longest <= PIECE_TOKENS:
+            for window, read in zip(windows, self.predictions(windows, hidden=hidden), strict=True):
+                yield window.targets_N, read
+            return
+        for window in windows:
+            yield from _pieces(self._decoder, window, hidden=hidden)
+
+    def skip(self, windows: Sequence[Window]) -> None:
+        """Passes windows over whose keys are known; what a later one of the same document needs is read then."""
+        for window in windows:
+            if not window.continues:
+                self._state, self._skipped = None, []
+            self._skipped.append(window)
+
+    def _next(self, window: Window) -> tuple[Int64[Tensor, "1 T"], DecoderState]:
+        """A window's tokens, and the memory of all of its document that is before it."""
+        if not window.continues:
+            self._state, self._skipped = None, []
+        if self._state is None:
+            self._state = self._decoder.new_state()
+        for skipped in self._skipped:
+            self._decoder.keys(torch.from_numpy(skipped.inputs_T)[None], self._state)
+        self._skipped = []
+        return torch.from_numpy(window.inputs_T)[None], self._state
+
+
+def _pieces(
+    decoder: Decoder, window: Window, *, hidden: bool
+) -> Iterator[tuple[Int64[np.ndarray, " N"], Prediction] | None]:
+    """One window, a piece at a time."""
+    inputs_T, first_new = window.inputs_T, len(window.inputs_T) - len(window.targets_N)
+    state = decoder.new_state(capacity=len(inputs_T))
+    for begin in range(0, len(inputs_T), PIECE_TOKENS):
+        end = min(begin + PIECE_TOKENS, len(inputs_T))
+        with torch.inference_mode():
+            hidden_BTD, keys_BTD = decoder(torch.from_numpy(inputs_T[begin:end])[None], state)
+            if end <= first_new:
+                part = None
+            else:
+                known = max(0, first_new - begin)
+                targets_N = window.targets_N[begin + known - first_new : end - first_new]
+                states = (hidden_BTD[0, known:], keys_BTD[0, known:])
+                part = targets_N, _prediction(decoder, *states, targets_N, hidden=hidden)
+        yield part
+
+
+def document_windows(
+    decoder: Decoder, tokens_n: Int64[np.ndarray, " n"], start_id: int, stride: int | None = None
+) -> Iterator[Window]:
+    """A document as all here read it: in segments by a model that remembers, in overlapping windows by one that does
+    not. The stride is half the context if not given.
+    """
+    context = decoder.config.context_length
+    if decoder.config.is_segmented:
+        return segments_of(tokens_n, start_id=start_id, segment=context)
+    return windows_of(tokens_n, start_id=start_id, context=context, stride=stride or default_stride(decoder))
+
+
+def default_stride(decoder: Decoder) -> int:
+    """Half the context: each key has seen at least half of it, at twice the cost of reading once. A model that
+    remembers reads nothing twice.
+    """
+    context = decoder.config.context_length
+    return context if decoder.config.is_segmented else max(1, context // 2)
+
+
+def score_tokens(decoder: Decoder, tokens_N: Int64[np.ndarray, " N"], start_id: int) -> Float32[np.ndarray, " N"]:
+    """Log-probability of each token of one document under the model alone, each with all the context a window gives,
+    or all that memory holds.
+    """
+    windows = list(document_windows(decoder, tokens_N, start_id))
+    scores = [prediction.logprobs_N for prediction in Reader(decoder).predictions(windows)]
+    return np.concatenate([np.empty(0, np.float32), *scores])
+
+
+def batches_of(windows: Sequence[Window]) -> Iterator[tuple[list[int], Int64[Tensor, "B T"]]]:
+    """Places of windows of like length, longest first, and their inputs padded to the longest."""
+    order = sorted(range(len(windows)), key=lambda place: -len(windows[place].inputs_T))
+    while order:
+        longest = len(windows[order[0]].inputs_T)
+        size = max(1, BATCH_TOKENS // longest)
+        places, order = order[:size], order[size:]
+        tokens_BT = torch.zeros(len(places), longest, dtype=torch.int64)
+        for row, place in enumerate(places):
+            inputs_T = windows[place].inputs_T
+            tokens_BT[row, : len(inputs_T)] = torch.from_numpy(inputs_T)
+        yield places, tokens_BT
+
+
+def _side_by_side(
+    read: Callable[[list[Window], Tensor], list[_T]], blocks: Iterable[Sequence[Window]]
+) -> Iterator[list[_T]]:
+    """What is read of every window, block by block; the next block is read while one is used. As many batches at a time
+    as torch has threads, each on a core of its own: they share no product, and so never wait for each other
+    (docs/log.md, 2026-11-22).
+    """
+    threads, ahead = torch.get_num_threads(), deque[tuple[int, list[_Begun[_T]]]]()
+
+    @torch.inference_mode()
+    def alone(windows: list[Window], tokens_BT: Tensor, share: int) -> list[_T]:
+        torch.set_num_threads(share)
+        return read(windows, tokens_BT)
+
+    def begun(windows: Sequence[Window]) -> Iterator[_Begun[_T]]:
+        batches = list(batches_of(windows))
+        share = threads // max(1, min(threads, len(batches)))
+        for places, tokens_BT in batches:
+            work = partial(alone, [windows[place] for place in places], tokens_BT, share)
+            yield places, work if len(batches) == 1 else pool.submit(work).result
+
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for windows in blocks:
+            ahead.append((len(windows), list(begun(windows))))
+            if len(ahead) > 1:
+                yield _in_order(*ahead.popleft())
+        while ahead:
+            yield _in_order(*ahead.popleft())
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)  # a thread that begins has as many as were set last, by whomever
+
+
+def _in_order(count: int, begun: list[_Begun[_T]]) -> list[_T]:
+    """What was read of so many windows, as soon as all of it is."""
+    read = {place: each for places, result in begun for place, each in zip(places, result(), strict=True)}
+    return [read[place] for place in range(count)]
+
+
+def _new_positions(states_TD: Float[Tensor, "T D"], window: Window) -> Float[Tensor, "N D"]:
+    """The rows of the positions that predict the window's targets; what lies behind them is padding."""
+    end = len(window.inputs_T)
+    return states_TD[end - len(window.targets_N) : end]
+
+
+def text_windows(checkpoint: Checkpoint, text: str) -> Iterator[Window]:
+    """A text as the windows that everything here reads documents in."""
+    tokens_N = checkpoint.tokenizer.encode(text)
+    return document_windows(checkpoint.decoder, tokens_N, checkpoint.tokenizer.start_id)

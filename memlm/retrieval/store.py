@@ -1,0 +1,155 @@
+"""A datastore, opened for one model: entries -> the words a person can read.
+
+Keeps what the library and the server both promise: a store of another model is refused, and every neighbour can say
+where it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from memlm.api.datastores import StoreInfo
+from memlm.api.generation import Neighbor
+from memlm.errors import Incompatible
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.manifest import Manifest
+from memlm.index.store.snapshot import Place, View
+from memlm.model.checkpoint import Checkpoint
+
+# Takes a datastore's name and the documents that it lost in a move to another snapshot; None where these are not known.
+OnLost: TypeAlias = Callable[[str, Sequence[str] | None], None]
+
+SNIPPET_TOKENS = 12
+MARK_TOKENS = 1024
+MARKED_DOCUMENTS = 4096
+
+
+class Memory:
+    """One loaded datastore. Raises Incompatible for a store that another model or tokenizer built."""
+
+    def __init__(self, datastore: Datastore, checkpoint: Checkpoint, name: str = "") -> None:
+        """Takes an open datastore, which from now on moves to no store of another model; its name is its folder's
+        unless another is given.
+        """
+        datastore.require(partial(check_fingerprints, path=datastore.path, checkpoint=checkpoint))
+        self.datastore, self.name = datastore, name or datastore.path.name
+        self.model_folder, self._tokenizer = checkpoint.path, checkpoint.tokenizer
+        self.on_lost: OnLost = lambda store, document_ids: None
+        self._marks = lru_cache(maxsize=MARKED_DOCUMENTS)(self._count)
+
+    @classmethod
+    def open(cls, path: str | Path, checkpoint: Checkpoint, name: str = "") -> Memory:
+        """Opens the datastore at `path` for a model."""
+        return cls(Datastore.open(path), checkpoint, name)
+
+    def refresh(self) -> bool:
+        """Moves to the snapshot that counts now; see `Datastore.refresh`. Raises Incompatible for a store that another
+        model or tokenizer built.
+        """
+        newer = self.datastore.newer()
+        return newer is not None and self.adopt(newer)
+
+    def adopt(self, newer: View) -> bool:
+        """Moves to another snapshot, which may be of another store; tells whether it is as new as the one in use."""
+        before, lost = self.datastore.segments, self.datastore.lost_in(newer)
+        moved = self.datastore.adopt(newer)
+        if moved and lost != []:
+            self.on_lost(self.name, lost)
+        if moved and any(segment not in newer.segments for segment in before):  # ids may stand for other entries now
+            self._marks.cache_clear()
+        return moved
+
+    def info(self, *, problem: str = "") -> StoreInfo:
+        """Size and defaults, as of the snapshot in use; `problem` is why it cannot be used."""
+        store = self.datastore
+        return StoreInfo(
+            name=self.name,
+            path=str(store.path),
+            manifest=store.manifest.number,
+            num_entries=store.num_entries,
+            num_documents=store.num_documents,
+            num_deleted_documents=store.num_deleted_documents,
+            dim=store.dim,
+            index=store.index_kind,
+            bytes_per_entry=store.bytes_on_disk / max(1, store.num_entries),
+            k=store.defaults.k,
+            lam=store.defaults.lam,
+            knn_temperature=store.defaults.temperature,
+            tuned_on=store.defaults.tuned_on,
+            store_id=store.manifest.store_id,
+            problem=problem,
+        )
+
+    def describe(
+        self,
+        ids_K: Int64[np.ndarray, " K"],
+        distances_K: Float32[np.ndarray, " K"],
+        logweights_K: Float32[np.ndarray, " K"],
+        values_K: Int64[np.ndarray, " K"],
+    ) -> tuple[Neighbor, ...]:
+        """Where each neighbour stands: document, line, and the text around it. Missing places are left out."""
+        there_K = ids_K >= 0
+        places = self.datastore.locate(ids_K[there_K])
+        rows = zip(distances_K[there_K], logweights_K[there_K], values_K[there_K], places, strict=True)
+        return tuple(
+            Neighbor(
+                store=self.name,
+                document_id=place.document_id,
+                title=place.title,
+                token_offset=place.token_offset,
+                char_offset=max(0, passed[1] - self._tokenizer.prepends_space),
+                line=1 + passed[0],
+                token_id=int(value),
+                token_text=self._tokenizer.decode([int(value)]),
+                distance=float(distance),
+                weight=float(np.exp(logweight)),
+                snippet=self._snippet(place),
+                metadata=place.metadata,
+            )
+            for distance, logweight, value, place in rows
+            for passed in (self._passed(place),)
+        )
+
+    def _passed(self, place: Place) -> tuple[int, int]:
+        """How many line ends and characters are before a place in its document."""
+        whole, marks_M2 = place.token_offset // MARK_TOKENS, self._marks(place.first_id, place.num_tokens)
+        begin = whole * MARK_TOKENS
+        rest = self.datastore.run(place.first_id + begin, place.token_offset - begin)
+        line_ends, characters = marks_M2[whole].tolist()
+        return (
+            line_ends + int(self._tokenizer.newlines[rest].sum()),
+            characters + int(self._tokenizer.characters[rest].sum()),
+        )
+
+    def _count(self, first_id: int, num_tokens: int) -> Int64[np.ndarray, "M 2"]:
+        """Line ends and characters before every MARK_TOKENSth token of a document."""
+        tokens = self.datastore.run(first_id, num_tokens)
+        counts_N2 = np.stack([self._tokenizer.newlines[tokens], self._tokenizer.characters[tokens]], axis=1)
+        blocks = np.add.reduceat(counts_N2, np.arange(0, num_tokens, MARK_TOKENS), axis=0)
+        return np.concatenate([np.zeros((1, 2), np.int64), blocks.cumsum(axis=0)])
+
+    def _snippet(self, place: Place) -> str:
+        begin = max(0, place.token_offset - SNIPPET_TOKENS)
+        end = min(place.num_tokens, place.token_offset + SNIPPET_TOKENS)
+        return self._tokenizer.decode(self.datastore.run(place.first_id + begin, end - begin).tolist())
+
+
+def check_fingerprints(manifest: Manifest, *, path: Path, checkpoint: Checkpoint) -> None:
+    """Raises Incompatible, saying what differs, unless the store was built by this model and tokenizer."""
+    spec = manifest.spec
+    if spec.tokenizer_fingerprint != checkpoint.tokenizer.fingerprint:
+        raise Incompatible(
+            f"the datastore {path} was built with another tokenizer than {checkpoint.path} has; build it anew with this"
+            " model, or load the model it was built with"
+        )
+    if spec.model_fingerprint != checkpoint.fingerprint:
+        raise Incompatible(
+            f"the datastore {path} was built by another model (fingerprint {spec.model_fingerprint}) than"
+            f" {checkpoint.path} ({checkpoint.fingerprint}); build it anew, or load the model it was built with"
+        )

@@ -1,0 +1,1 @@
+"""Documents into a trained model."""

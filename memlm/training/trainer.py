@@ -1,0 +1,250 @@
+"""A decoder in training: its steps, its optimizers, what its memories hold, and how far it has come.
+
+Matrix products are in bfloat16 where the processor has instructions for it. Everything that a run needs to go on to
+the same losses is in its checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from memlm.base.progress import Progress, silent
+from memlm.errors import Corrupt
+from memlm.model import Decoder, DecoderState
+from memlm.model.checkpoint import has_fast_bfloat16
+from memlm.training.config import TrainConfig, learning_rate_at
+from memlm.training.data import Batch, Batches, DocumentRows
+from memlm.training.distributed import Team
+from memlm.training.metrics import Metrics, Record, flops_per_token, measured_peak
+from memlm.training.optimizers import optimizers_for
+
+CHECKPOINT_FILE = "checkpoint.pt"
+RECENT = 20
+SETTLED = 3  # steps before the pace is worth telling
+
+
+class TrainingRun:
+    """A decoder in training. `score` gives the loss on held-out text, in nats per token."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        decoder: Decoder,
+        data: Batches | DocumentRows,
+        team: Team,
+        score: Callable[[Decoder], float] | None = None,
+    ) -> None:
+        """Takes a decoder as it is; nothing is read yet."""
+        self.config, self.decoder, self.data, self.team, self.score = config, decoder, data, team, score
+        self.optimizers = optimizers_for(config, decoder)
+        self.states: list[DecoderState | None] = [None] * config.accumulate
+        self.records: list[Record] = []
+        self.num_steps = 0
+        self.best: tuple[float, dict[str, Tensor]] | None = None
+        self._scored: float | None = None
+        self.bfloat16 = config.dtype == "bfloat16" or (
+            config.dtype == "auto" and (decoder.device.type == "cuda" or has_fast_bfloat16())
+        )
+        self._forward: Callable[..., Any] = torch.compile(decoder) if config.compile else decoder
+        self._peak = measured_peak(decoder.device, bfloat16=self.bfloat16)
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of every step so far."""
+        return [record.loss for record in self.records]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps are taken, or held-out text, just scored, has stopped getting better."""
+        if len(self.records) >= self.num_steps:
+            return True
+        if not self.config.patience or not self.records or self.records[-1].valid_loss is None:
+            return False
+        scores = [record.valid_loss for record in self.records if record.valid_loss is not None]
+        return len(scores) - 1 - scores.index(min(scores)) >= self.config.patience
+
+    @property
+    def valid_loss(self) -> float | None:
+        """The score of the weights that a finished run ends with; None where none was taken."""
+        if self.best is not None:
+            return self.best[0]
+        return self.records[-1].valid_loss if self.records else None
+
+    def to_the_end(self, work: Path, progress: Progress = silent) -> float:
+        """Takes every step that is left, with a checkpoint now and then; gives the tokens read per second. Ends with
+        the best weights where there is a `patience`, else with the last.
+        """
+        if (work / CHECKPOINT_FILE).exists():
+            self.restore(work)
+        self.num_steps = self.num_steps or int(self.team.agree(self._planned_steps()))
+        board = work.parent / "tensorboard" if self.config.tensorboard else None
+        metrics = Metrics(work / "metrics.csv", self.records, tensorboard=board) if self.team.leads else None
+        begin, first = time.perf_counter(), len(self.records)
+        with metrics or nullcontext():
+            while not self.is_over:
+                record = self.step()
+                if metrics:
+                    metrics.add(record)
+                if len(self.records) % self.config.checkpoint_every == 0:
+                    self.save(work)
+                progress("train", len(self.records), self.num_steps, self._note())
+        if self.best is not None:
+            self.decoder.load_state_dict(self.best[1])
+        return (len(self.records) - first) * self.tokens_per_step / max(time.perf_counter() - begin, 1e-9)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that all processes together read in a step."""
+        return self.config.batch_size * self.config.accumulate * self.decoder.config.context_length
+
+    def step(self) -> Record:
+        """One step of the optimizers, from as many batches as are accumulated."""
+        begin, number = time.perf_counter(), len(self.records)
+        rate = learning_rate_at(number, self.num_steps, self.config)
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+            group["lr"] = rate * group.get("rate", 1.0)
+        loss = 0.0
+        for part in range(self.config.accumulate):
+            shared = self._loss(number, part) / self.config.accumulate
+            shared.backward()
+            loss += shared.item()
+        self.team.average_gradients(self.decoder.parameters())
+        torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.grad_clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.decoder.zero_grad()
+        pace = self.tokens_per_step / (time.perf_counter() - begin)
+        record = Record(number, self.team.mean(loss), rate, pace, self._score(number))
+        self.records.append(record)
+        return record
+
+    def save(self, work: Path) -> None:
+        """Writes all that going on needs, under temporary names first. What each process' memories hold lies beside,
+        and counts once the checkpoint names its step.
+        """
+        step = len(self.records)
+        states = [None if state is None else state.save() for state in self.states]
+        _write(work / f"memory-{self.team.rank}-{step}.pt", states)
+        self.team.wait()
+        if self.team.leads:
+            _write(
+                work / CHECKPOINT_FILE,
+                {
+                    "decoder": self.decoder.state_dict(),
+                    "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+                    "records": [astuple(record) for record in self.records],
+                    "num_steps": self.num_steps,
+                    "best": self.best,
+                },
+            )
+        self.team.wait()
+        for old in work.glob(f"memory-{self.team.rank}-*.pt"):
+            if old.name != f"memory-{self.team.rank}-{step}.pt":
+                old.unlink()
+
+    def restore(self, work: Path) -> None:
+        """Takes up where `save` left off. Raises Corrupt for a file it did not write."""
+        path = work / CHECKPOINT_FILE
+        try:
+            told = torch.load(path, weights_only=True, map_location="cpu")
+            self.decoder.load_state_dict(told["decoder"])
+            for optimizer, saved in zip(self.optimizers, told["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+            self.records = [Record(*record) for record in told["records"]]
+            self.num_steps, self.best = told["num_steps"], told["best"]
+            path = work / f"memory-{self.team.rank}-{len(self.records)}.pt"
+            states = torch.load(path, weights_only=True)
+            shape = self.decoder.config
+            self.states = [None if state is None else DecoderState.restore(state, shape) for state in states]
+        except (RuntimeError, KeyError, ValueError, TypeError, OSError, EOFError, pickle.UnpicklingError) as error:
+            raise Corrupt(
+                f"{path} is not a checkpoint of this run ({error}); remove the folder and train anew"
+            ) from error
+
+    def _loss(self, number: int, part: int) -> Tensor:
+        """The loss of one batch; a model with memory goes on where its rows stood."""
+        size = self.config.batch_size
+        rows = self.team.share(range(part * size, (part + 1) * size))
+        batch = _on(self.data.at(number, rows), self.decoder.device)
+        state = self.states[part]
+        if state is None and self.decoder.config.is_segmented:
+            state = self.states[part] = self.decoder.new_state(batch_size=len(rows), training=True)
+        with torch.autocast(self.decoder.device.type, torch.bfloat16, enabled=self.bfloat16):
+            hidden_BTD, _ = self._forward(batch.inputs_BT, state, starts_BT=batch.starts_BT)
+            logits_BTV = self.decoder.logits(hidden_BTD)
+        loss = F.cross_entropy(logits_BTV.float().flatten(0, 1), batch.targets_BT.flatten())
+        if state is not None and state.compression_loss is not None:
+            loss = loss + self.config.compression_loss_weight * state.compression_loss
+            state.compression_loss = None
+        return loss
+
+    def _score(self, number: int) -> float | None:
+        """The loss on held-out text, where it is time for it and after the last step. With a patience, the best
+        weights are kept.
+        """
+        every = self.config.valid_every
+        is_time = number + 1 == self.num_steps or (every and (number + 1) % every == 0)
+        if self.score is None or not is_time:
+            return None
+        self._scored = found = self.score(self.decoder)
+        if self.config.patience and (self.best is None or found < self.best[0]):
+            self.best = (found, {name: tensor.clone() for name, tensor in self.decoder.state_dict().items()})
+        return found
+
+    def _note(self) -> str:
+        recent = self.records[-RECENT:]
+        note = f"loss {sum(record.loss for record in recent) / len(recent):.3f}"
+        if self._scored is not None:
+            note += f", valid {self._scored:.3f}"
+        if len(self.records) < SETTLED:
+            return note
+        pace = sorted(record.tokens_per_s for record in recent)[len(recent) // 2]
+        share = pace / self.team.size * flops_per_token(self.decoder) / self._peak
+        return f"{note}, {pace:,.0f} tokens/s, {share:.0%} of peak"
+
+    def _planned_steps(self) -> int:
+        config = self.config
+        if config.steps is not None:
+            return config.steps
+        if config.minutes is not None:
+            return max(1, int(config.minutes * 60 / self._seconds_per_step()))
+        return max(1, round((config.epochs or 1) * self.data.steps_per_epoch))
+
+    def _seconds_per_step(self, tries: int = 4) -> float:
+        """The pace of steps that are not taken; the first try only warms up."""
+        seconds = []
+        for _ in range(tries):
+            begin = time.perf_counter()
+            for part in range(self.config.accumulate):
+                self._loss(0, part).backward()
+            self.decoder.zero_grad()
+            seconds.append(time.perf_counter() - begin)
+        self.states = [None] * self.config.accumulate
+        return sum(seconds[1:]) / (tries - 1)
+
+
+def _on(batch: Batch, device: torch.device) -> Batch:
+    if device.type == "cpu":
+        return batch
+    starts_BT = None if batch.starts_BT is None else batch.starts_BT.to(device)
+    return Batch(batch.inputs_BT.to(device), batch.targets_BT.to(device), starts_BT)
+
+
+def _write(path: Path, told: Any) -> None:
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        torch.save(told, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

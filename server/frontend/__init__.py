@@ -1,0 +1,1 @@
+"""The gRPC front: calls, streams and who may call."""

@@ -1,0 +1,49 @@
+"""Texts that are appended to sessions, joined from the messages that they come in."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncIterator
+
+from memlm.api.sessions import AppendToSessionRequest
+from memlm.errors import InvalidInput
+from memlm.server.config import ServerConfig
+from memlm.server.quota import Holding, Quota, share_of
+
+ID_BYTES = 4
+
+
+def append_quota(config: ServerConfig) -> Quota:
+    """Bytes that unfinished appends may hold: of one caller its share, and at least one append."""
+    one = config.max_append_bytes + config.max_message_bytes
+    total = max(config.max_unfinished_bytes, one)
+    return Quota("bytes of unfinished appends", total, max(share_of(total), one))
+
+
+async def joined(
+    parts: AsyncIterator[AppendToSessionRequest], held: Holding, config: ServerConfig
+) -> AppendToSessionRequest:
+    """Joins the messages of one append. Its bytes, and room for the message that is under way, are held meanwhile.
+
+    Raises InvalidInput for an append that is too large or names no session, or several; Overloaded where the caller's
+    unfinished appends hold too much.
+    """
+    texts, token_ids, session, size = list[bytes](), array("i"), None, 0
+    held.take(config.max_message_bytes)
+    async for part in parts:
+        session = part.session if session is None else session
+        if part.session not in ("", session):
+            raise InvalidInput("the messages of one append name several sessions", field="session")
+        text = part.text.encode()  # a string may take four bytes for each of its characters
+        size += (more := len(text) + ID_BYTES * len(part.token_ids))
+        if size > config.max_append_bytes:
+            raise InvalidInput(
+                f"more than {config.max_append_bytes:,} bytes in one append; append in several calls", field="text"
+            )
+        held.take(more)
+        texts.append(text)
+        token_ids.extend(part.token_ids)
+    held.give(config.max_message_bytes)
+    if session is None:
+        raise InvalidInput("nothing was sent; the first message names the session", field="session")
+    return AppendToSessionRequest(session, b"".join(texts).decode(), tuple(token_ids))

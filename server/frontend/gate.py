@@ -1,0 +1,71 @@
+"""The calls of gRPC's own services: health, which is for everybody, and reflection, which needs a token."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import grpc
+
+from memlm.errors import MemlmError
+from memlm.server.config import ServerConfig
+from memlm.server.frontend.auth import Guard
+from memlm.server.frontend.intake import Intake
+from memlm.server.quota import Quota
+from memlm.wire.status import trailer_of
+
+HEALTH, REFLECTION = "/grpc.health.", "/grpc.reflection."
+PLACES, PER_CONNECTION, LIMIT_S = 8, 2, 10.0  # for messages of callers that need no token
+CALLS, CALLS_PER_CONNECTION = 1024, 16
+
+
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types of its own
+    """Bounds what callers without a token take of the server, and shows the contract to those with one alone. The front
+    sees to its own calls.
+    """
+
+    def __init__(self, guard: Guard, config: ServerConfig) -> None:
+        self._guard = guard
+        self._intake = Intake(PLACES, PER_CONNECTION, min(LIMIT_S, config.message_timeout_s))
+        self._open = Quota("open calls of health and reflection", CALLS, CALLS_PER_CONNECTION)
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        """Takes the place of a handler of health or reflection."""
+        handler = await continuation(details)
+        if handler is None or not details.method.startswith((HEALTH, REFLECTION)):
+            return handler
+        needs_token = details.method.startswith(REFLECTION)
+        if handler.unary_unary is not None:
+            answer = partial(self._answer, handler, needs_token)
+            return grpc.stream_unary_rpc_method_handler(answer, response_serializer=handler.response_serializer)
+        stream = partial(self._stream, handler, needs_token)
+        return grpc.stream_stream_rpc_method_handler(stream, response_serializer=handler.response_serializer)
+
+    async def _answer(self, handler: Any, needs_token: bool, _: object, context: grpc.aio.ServicerContext) -> Any:
+        async with self._admitted(needs_token, context):
+            return await handler.unary_unary(await self._request(handler, context), context)
+
+    async def _stream(self, handler: Any, needs_token: bool, _: object, context: grpc.aio.ServicerContext) -> None:
+        async with self._admitted(needs_token, context):
+            if handler.unary_stream is not None:
+                await handler.unary_stream(await self._request(handler, context), context)
+                return
+            requests = (handler.request_deserializer(data) async for data in self._intake.messages(context))
+            async for reply in handler.stream_stream(requests, context):
+                await context.write(reply)
+
+    async def _request(self, handler: Any, context: grpc.aio.ServicerContext) -> Any:
+        return handler.request_deserializer(await self._intake.message(context, context.peer()))
+
+    @asynccontextmanager
+    async def _admitted(self, needs_token: bool, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+        """Refuses a call before anything of its message is read; whatever goes wrong inside becomes its status."""
+        try:
+            if needs_token:
+                self._guard.caller(context.invocation_metadata())
+            with self._open.hold(context.peer(), 1):
+                yield
+        except MemlmError as error:
+            await context.abort(*trailer_of(error))

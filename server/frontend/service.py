@@ -1,0 +1,331 @@
+"""The front: bytes from the network -> questions to the worker -> answers. No torch here, and nothing that blocks.
+
+The contract's descriptors say which calls there are, and `memlm.wire.codec` what each takes and gives, so that the
+whole service is two functions: one for calls with one answer, one for streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from memlm.api.datastores import (
+    AddDocumentsRequest,
+    DeleteDocumentsRequest,
+    JobRequest,
+    LoadDatastoreRequest,
+    UnloadDatastoreRequest,
+)
+from memlm.api.generation import CancelGenerationRequest
+from memlm.api.operations import (
+    CancelOperationRequest,
+    DeleteOperationRequest,
+    GetOperationRequest,
+    ListOperationsRequest,
+    OperationQuestion,
+    WaitOperationRequest,
+)
+from memlm.api.params import GenerateRequest
+from memlm.api.scoring import Score
+from memlm.api.server import GetServerInfoRequest, ServerInfo
+from memlm.base.version import __version__
+from memlm.errors import InternalError, InvalidInput, MemlmError, Unavailable
+from memlm.server.config import ServerConfig
+from memlm.server.frontend.appends import append_quota, joined
+from memlm.server.frontend.auth import Caller, Guard
+from memlm.server.frontend.intake import Intake
+from memlm.server.frontend.rights import Rights
+from memlm.server.frontend.streams import Streams
+from memlm.server.inference.pool import Workers
+from memlm.server.jobs.service import Jobs
+from memlm.server.quota import Quota, share_of
+from memlm.server.registry import Stores
+from memlm.server.telemetry.calls import Call, Calls, Tracer
+from memlm.server.telemetry.metrics import Metrics
+from memlm.v1 import datastores_pb2
+from memlm.wire import codec
+from memlm.wire.limits import DEFAULT_MAX_MESSAGE_BYTES
+from memlm.wire.status import trailer_of
+
+MAX_WAIT_S = 3600.0  # for an operation's end, where the call has no deadline
+ANSWER_S = 0.5  # of a deadline that is left for the answer
+LARGE_BYTES, LARGE_PARTS = 1 << 14, 1 << 12  # messages from there on are converted in threads
+
+_T = TypeVar("_T")
+
+log = logging.getLogger("memlm.server")
+
+
+class Front:
+    """The calls of the service, of which `num_begun` have been admitted. While `draining`, what is new is refused."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        config: ServerConfig,
+        guard: Guard,
+        metrics: Metrics,
+        stores: Stores,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """Takes the inference workers, who knows the callers, what counts the calls, the datastores in service, and
+        what traces.
+        """
+        self._workers, self._config, self._guard, self._metrics = workers, config, guard, metrics
+        self._stores, self._rights, self._calls = stores, Rights(config, stores), Calls(metrics, tracer)
+        self._jobs, self._streams = Jobs(config, stores, metrics, workers), Streams(workers, config.max_stream_bytes)
+        self._open = Quota("open calls", sys.maxsize, config.max_caller_calls)
+        self._appends = append_quota(config)
+        self._intake = Intake(config.max_receiving, share_of(config.max_receiving), config.message_timeout_s)
+        self._converters = ThreadPoolExecutor(2, "convert")
+        self.draining = False
+        self.num_begun = 0
+
+    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        """What a gRPC server is given: every call of every service in the contract."""
+        return tuple(
+            grpc.method_handlers_generic_handler(
+                service.full_name, {method.name: self._handler(method) for method in service.methods}
+            )
+            for service in codec.SERVICES
+        )
+
+    def _handler(self, method: Any) -> grpc.RpcMethodHandler:
+        """All requests are read as streams, so that a call is refused, or its message waits for a place, before gRPC
+        keeps more of it than a window. They come as bytes: gRPC itself would answer INTERNAL to those that it cannot
+        parse.
+        """
+        request_type = GetMessageClass(method.input_type)
+        if method.server_streaming:
+            stream = partial(self._stream, method.name, request_type)
+            return grpc.stream_stream_rpc_method_handler(stream, response_serializer=_serialize)
+        answer = self._collect if method.client_streaming else self._answer
+        return grpc.stream_unary_rpc_method_handler(
+            partial(answer, method.name, request_type), response_serializer=_serialize
+        )
+
+    async def _answer(
+        self, call: str, request_type: type[Message], _: object, context: grpc.aio.ServicerContext
+    ) -> Any:
+        """A call with one answer."""
+        async with self._watched(call, context) as (watched, caller):
+            data = await self._intake.message(context, _turn(caller, context))
+            return await self._ask(watched, caller, await self._question(request_type, data), context)
+
+    async def _collect(
+        self, call: str, request_type: type[Message], _: object, context: grpc.aio.ServicerContext
+    ) -> Any:
+        """A call that brings in pieces what is to be read, or added."""
+        async with self._watched(call, context) as (watched, caller):
+            questions = (await self._question(request_type, data) async for data in self._intake.messages(context))
+            if request_type is datastores_pb2.AddDocumentsRequest:
+                operation = await self._added(watched, caller, _turn(caller, context), questions)
+                return codec.to_wire(self._rights.visible(caller, operation))
+            self._workers.check_room()  # before anything is read
+            with self._appends.hold(_turn(caller, context)) as held:
+                question = await joined(questions, held, self._config)
+                return await self._ask(watched, caller, question, context)
+
+    async def _ask(self, call: Call, caller: Caller, question: Any, context: grpc.aio.ServicerContext) -> Any:
+        """The reply to a question with one answer."""
+        question = self._rights.checked(call.name, caller, question)
+        if isinstance(question, GetServerInfoRequest):
+            answer: Any = self._info()
+        elif isinstance(question, JobRequest | OperationQuestion):
+            answer = await self._about_jobs(question, caller, context)
+        elif isinstance(question, CancelGenerationRequest):
+            self._streams.cancel(question.request_id, caller.name)
+            answer = None
+        elif isinstance(question, LoadDatastoreRequest | UnloadDatastoreRequest):
+            answer = await self._load(question, call)
+        else:
+            about = {"id_": call.id, "caller": _turn(caller, context), "owner": caller.name}
+            left_s = context.time_remaining()
+            if isinstance(question, DeleteDocumentsRequest):
+                answer = await self._jobs.delete_documents(question, left_s, **about)
+            else:
+                answer = await self._workers.answer(question, left_s, **about)
+        return await self._reply(question, self._rights.visible(caller, answer))
+
+    async def _load(self, question: LoadDatastoreRequest | UnloadDatastoreRequest, call: Call) -> Any:
+        """Takes a datastore into service, or out of it."""
+        if isinstance(question, UnloadDatastoreRequest):
+            name = question.store
+            return await self._workers.everywhere(question, lambda _: self._stores.take_out(name), id_=call.id)
+        path = Path(question.path)
+        self._stores.check_put(question.store or path.resolve().name, path)  # before a worker has it
+        return await self._workers.everywhere(question, lambda told: self._stores.put(told.name, path), id_=call.id)
+
+    async def _about_jobs(
+        self, question: JobRequest | OperationQuestion, caller: Caller, context: grpc.aio.ServicerContext
+    ) -> Any:
+        """What begins long work, or asks after it."""
+        jobs, owner = self._jobs, caller.name
+        match question:
+            case GetOperationRequest(name):
+                return jobs.get(name, owner)
+            case ListOperationsRequest(page_size, page_token):
+                return jobs.list(owner, page_size, page_token)
+            case WaitOperationRequest(name, timeout_s):
+                left_s = context.time_remaining()
+                longest_s = MAX_WAIT_S if left_s is None else max(0.0, left_s - ANSWER_S)
+                return await jobs.wait(name, owner, min(timeout_s or longest_s, longest_s))
+            case CancelOperationRequest(name):
+                return await jobs.cancel(name, owner)
+            case DeleteOperationRequest(name):
+                return await jobs.delete(name, owner)
+            case _:
+                return await jobs.submit(question, owner)
+
+    async def _added(self, call: Call, caller: Caller, turn: str, questions: AsyncIterator[AddDocumentsRequest]) -> Any:
+        """Documents go to the disk as they come: there may be more of them than memory."""
+        first = await anext(questions, None)
+        if first is None:
+            raise InvalidInput("nothing was sent; the first message says which datastore", field="store")
+        about = self._rights.checked(call.name, caller, replace(first, documents=()))
+        self._jobs.check(about)  # before anything is read
+        with self._jobs.upload(turn) as upload:
+            await asyncio.to_thread(upload.add, first.documents)
+            async for question in questions:
+                await asyncio.to_thread(upload.add, question.documents)
+            await asyncio.to_thread(upload.finish)
+            return await self._jobs.submit(about, caller.name, upload)
+
+    async def _stream(
+        self, call: str, request_type: type[Message], _: object, context: grpc.aio.ServicerContext
+    ) -> None:
+        """A generation. What comes while an event is being sent goes out together in the next one."""
+        async with self._watched(call, context) as (watched, caller):
+            data = await self._intake.message(context, _turn(caller, context))
+            question = self._rights.checked(call, caller, await self._question(request_type, data))
+            self._check_neighbors(question)
+            watched.asks(question, prompts=self._config.log_prompts)
+            about = {"id_": watched.id, "caller": _turn(caller, context), "owner": caller.name}
+            left_s = context.time_remaining()
+            async with aclosing(self._streams.events(question, left_s, **about)) as events:
+                async for event in events:
+                    watched.hears(event, self._metrics)
+                    await context.write(codec.event_to_wire(event))
+
+    @property
+    def num_open(self) -> int:
+        """Calls that have been admitted and have not ended."""
+        return self._open.taken
+
+    @property
+    def jobs(self) -> Jobs:
+        """Long work on datastores."""
+        return self._jobs
+
+    @asynccontextmanager
+    async def _watched(self, name: str, context: grpc.aio.ServicerContext) -> AsyncIterator[tuple[Call, Caller]]:
+        """Admits a call, and turns whatever goes wrong inside into its status: one place for all calls."""
+        try:
+            with self._calls.watch(name, context) as call:
+                try:
+                    with self._admitted(call, context) as caller:
+                        yield call, caller
+                except (MemlmError, grpc.aio.AbortError):
+                    raise
+                except Exception as error:
+                    log.exception("call %s failed", call.id)
+                    bug = f"a bug in the server; its log tells more under call {call.id}"
+                    raise InternalError(bug) from error
+        except MemlmError as error:
+            try:
+                await context.abort(*trailer_of(self._rights.visible_error(call.stores, error)))
+            except grpc.aio.InternalError:  # the call's own deadline was there first: nobody is left to tell
+                raise asyncio.CancelledError from None
+
+    @contextmanager
+    def _admitted(self, call: Call, context: grpc.aio.ServicerContext) -> Iterator[Caller]:
+        """The caller, while its call is open. Raises before anything of its message is read."""
+        caller = self._guard.caller(context.invocation_metadata())
+        call.caller, call.stores = caller.name, caller.stores
+        caller.check(call.name)
+        self.num_begun += 1
+        with self._open.hold(_turn(caller, context), 1):
+            yield caller
+
+    def _info(self) -> ServerInfo:
+        config = self._config
+        return ServerInfo(
+            version=__version__,
+            needs_token=not self._guard.is_open,
+            max_message_bytes=config.max_message_bytes,
+            max_append_bytes=config.max_append_bytes,
+            max_running=config.max_running,
+            max_queued=config.max_queued,
+            max_queued_tokens=config.max_queued_tokens,
+            max_cache_bytes=config.cache_bytes,
+            max_session_bytes=config.max_session_bytes,
+            session_ttl_s=config.session_ttl_s,
+            max_sessions=config.max_sessions,
+            max_sessions_per_caller=config.max_sessions_per_caller,
+            max_upload_bytes=config.max_upload_bytes,
+            max_neighbors=config.max_neighbors,
+            max_jobs=config.max_jobs if config.store_dir and config.index_workers else 0,
+            max_upload_documents=config.max_upload_documents,
+            max_unfinished_bytes=config.max_unfinished_bytes,
+            max_streams=config.max_streams,
+            max_caller_calls=config.max_caller_calls,
+            message_timeout_s=config.message_timeout_s,
+            connection_idle_s=config.connection_idle_s,
+            max_stream_bytes=config.max_stream_bytes,
+            max_event_bytes=config.max_event_bytes,
+        )
+
+    def _check_neighbors(self, question: Any) -> None:
+        """Raises InvalidInput for more than are described in a step that all generations share."""
+        most = self._config.max_neighbors
+        if isinstance(question, GenerateRequest) and question.neighbors > most:
+            raise InvalidInput(
+                f"neighbors is {question.neighbors}; this server reports at most {most} for each token",
+                field="neighbors",
+            )
+
+    async def _question(self, request_type: type[Message], data: bytes) -> Any:
+        """The request in some bytes. A large one is parsed in a thread."""
+        if self.draining:
+            raise Unavailable("the server is stopping; ask another one, or this one later")
+        return await self._aside(
+            len(data) > LARGE_BYTES, lambda: codec.from_wire(codec.read_request(request_type, data))
+        )
+
+    async def _reply(self, question: Any, answer: Any) -> Message:
+        """The reply with an answer. One of many parts is made in a thread. Raises InvalidInput for too large a one."""
+        parts = answer.token_scores if isinstance(answer, Score) else answer
+        is_large = isinstance(parts, tuple | array) and len(parts) > LARGE_PARTS
+        reply = await self._aside(is_large, lambda: codec.answer_to_wire(question, answer))
+        if (size := reply.ByteSize()) > DEFAULT_MAX_MESSAGE_BYTES:
+            raise InvalidInput(
+                f"the answer has {size:,} bytes, and a message takes {DEFAULT_MAX_MESSAGE_BYTES:,}; ask for less at"
+                " once"
+            )
+        return reply
+
+    async def _aside(self, is_large: bool, work: Callable[[], _T]) -> _T:
+        """Does some work, in a thread if it is large. It must not hold the interpreter's lock for long at a time."""
+        return await asyncio.get_running_loop().run_in_executor(self._converters, work) if is_large else work()
+
+
+def _turn(caller: Caller, context: grpc.aio.ServicerContext) -> str:
+    """Whose turn a question takes: the one who asks, as far as anybody knows."""
+    return caller.name or str(context.peer())
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()

@@ -1,0 +1,1 @@
+"""The workers, which own the model, and the front's handles on them."""

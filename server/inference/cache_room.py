@@ -1,0 +1,32 @@
+"""How much memory the keys and values of a worker's running generations may come to."""
+
+from __future__ import annotations
+
+from memlm.errors import InvalidInput
+from memlm.generation.generation import Generation
+from memlm.model.checkpoint import Checkpoint
+from memlm.model.state import row_bytes
+
+MIB = 1 << 20
+
+
+class CacheRoom:
+    """`max_bytes` for all generations that run. Each counts with all that its prompt and its longest output need, so
+    that none has to be stopped half way; its row takes that memory only as it grows (memlm/model/pages.py).
+    """
+
+    def __init__(self, max_bytes: int, checkpoint: Checkpoint) -> None:
+        self.max_bytes, self._checkpoint = max_bytes, checkpoint
+
+    def need(self, generation: Generation) -> int:
+        """Bytes that a generation may come to. Raises InvalidInput where that is more than there can ever be."""
+        decoder, num_tokens = self._checkpoint.decoder, generation.num_places
+        need = row_bytes(decoder.config, num_tokens, decoder.dtype)
+        if need > self.max_bytes:
+            raise InvalidInput(
+                f"{num_tokens:,} tokens of prompt and output need {need / MIB:,.2f} MiB of memory for keys and values,"
+                f" and this server has {self.max_bytes / MIB:,.2f} MiB for those of a worker's running requests: ask"
+                " for fewer max_tokens, shorten the prompt, or start the server with more --cache-bytes",
+                field="max_tokens",
+            )
+        return need

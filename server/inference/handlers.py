@@ -1,0 +1,182 @@
+"""The steps in which a worker serves a request: a generation's events as they come, one answer to everything else."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
+
+from memlm.api.datastores import GetDatastoreRequest, ListDatastoresRequest, SearchRequest, UnloadDatastoreRequest
+from memlm.api.generation import DetokenizeRequest, Finished, Token, TokenizeRequest
+from memlm.api.params import GenerateRequest
+from memlm.api.scoring import ScoreRequest
+from memlm.api.server import GetModelRequest
+from memlm.api.sessions import (
+    AppendToSessionRequest,
+    CreateSessionRequest,
+    DeleteSessionRequest,
+    ForkSessionRequest,
+    GetSessionRequest,
+    ListSessionsRequest,
+)
+from memlm.base.steps import Steps
+from memlm.errors import InvalidInput
+from memlm.generation.batch import Batch, Member
+from memlm.generation.generation import Generation
+from memlm.language_model import LanguageModel
+from memlm.server.inference.cache_room import CacheRoom
+from memlm.server.inference.messages import Answer, Ask, CatchUp, Events, Question, Result
+from memlm.wire.codec import WireEvent, token_to_wire
+
+Send: TypeAlias = Callable[[Answer], None]
+
+# A message costs two processes about a tenth of a millisecond each, which a fast model's next token would wait for;
+# what comes within a fiftieth of a second looks simultaneous to a reader.
+COALESCE_S = 0.02
+# And all together no more often than that: under load a message carries several tokens, not the server's time.
+MESSAGES_PER_S = 250
+MAX_TOKEN_BYTES = 4 << 20  # of its neighbors' metadata above all; a message has room for a few
+
+
+class Generating(Protocol):
+    """A job as its steps see it: what it draws from, and its place in the batch while it has one."""
+
+    generation: Generation | None
+    member: Member | None
+    cache_bytes: int
+
+
+class Pace:
+    """When what was drawn is told: of all generations at one beat, since front and clients take less over many
+    messages that come at once than over as many that come one by one.
+    """
+
+    def __init__(self, num_running: Callable[[], int]) -> None:
+        """Takes what tells how many are told of."""
+        self._num_running, self._last_s, self.beats = num_running, -math.inf, 0
+
+    def turn(self) -> None:
+        """One more turn of the loop: a beat where COALESCE_S have passed, or longer where many are told of."""
+        now_s = time.monotonic()
+        if now_s - self._last_s >= max(COALESCE_S, self._num_running() / MESSAGES_PER_S):
+            self._last_s, self.beats = now_s, self.beats + 1
+
+
+def _encoded(token: Token) -> bytes:
+    """A token as it is sent. Raises InvalidInput where its neighbors make it too large."""
+    data = token_to_wire(token)
+    if len(data) > MAX_TOKEN_BYTES:
+        raise InvalidInput(
+            f"a token with {len(token.neighbors)} neighbors has {len(data):,} bytes, and {MAX_TOKEN_BYTES:,} at most"
+            " are sent; ask for fewer neighbors",
+            field="neighbors",
+        )
+    return data
+
+
+class Telling:
+    """Tells of one generation: the first token at once, then once a beat what has come."""
+
+    def __init__(self, ask: Ask, generation: Generation, send: Send, pace: Pace) -> None:
+        """Its time in the queue ends here: tells that it is accepted."""
+        self._id, self._generation, self._send, self._pace = ask.id, generation, send, pace
+        self._queue_ms = 1000 * (time.monotonic() - ask.asked_s)
+        self._told_beat, self._untold = -1, list[Token]()
+        send(Events(ask.id, (generation.accepted,)))
+
+    def add(self, tokens: Sequence[Token]) -> None:
+        """What a step gave; after the last one the generation is finished, and that is told too."""
+        self._untold += tokens
+        if finished := self._generation.finished:
+            self._tell(self._with_queue_time(finished))
+        elif self._untold and self._told_beat != self._pace.beats:
+            self._tell()
+
+    def _tell(self, *last: Finished) -> None:
+        events: tuple[WireEvent, ...] = (tuple(map(_encoded, self._untold)), *last) if self._untold else last
+        self._told_beat, self._untold = self._pace.beats, []
+        self._send(Events(self._id, events))
+
+    def _with_queue_time(self, finished: Finished) -> Finished:
+        return replace(finished, usage=replace(finished.usage, queue_ms=self._queue_ms))
+
+
+def generated(
+    ask: Ask, lm: LanguageModel, batch: Batch, send: Send, pace: Pace, job: Generating, room: CacheRoom
+) -> Steps[None]:
+    """A generation from its request to its last token. It draws in the batch, or by itself where it must."""
+    request = ask.question
+    assert isinstance(request, GenerateRequest)
+    generation = job.generation = yield from lm.start_steps(request, request_id=ask.id, owner=ask.owner)
+    try:
+        job.cache_bytes = room.need(generation)
+        yield None  # waits for a place among those that run
+        if generation.goes_alone:
+            telling = Telling(ask, generation, send, pace)
+            while generation.finished is None:
+                yield None
+                tokens = generation.step()
+                yield from generation.keep_steps()
+                telling.add(tokens)
+            return
+        member = job.member = yield from batch.join_steps(generation)
+        telling = Telling(ask, generation, send, pace)
+        while True:
+            yield None  # until the batch has drawn a token
+            if member.failure is not None:
+                raise member.failure
+            if member.is_done:
+                break
+            telling.add(member.tokens)
+        job.member = None
+        if member.state is not None:
+            yield from generation.keep_steps(member.state)  # what is acknowledged is on the disk
+        telling.add(member.tokens)
+    finally:
+        if job.member is not None:
+            batch.leave(job.member)
+        generation.close()
+
+
+def answered(ask: Ask, lm: LanguageModel, send: Send) -> Steps[None]:
+    """Any other request, from its first step to its answer."""
+    assert not isinstance(ask.question, CatchUp)
+    send(Result(ask.id, (yield from answer_steps(lm, ask.question, ask.owner))))
+
+
+def answer_steps(lm: LanguageModel, question: Question, owner: str) -> Steps[Any]:
+    """The steps to the answer of a request; `owner` is the owner of its sessions."""
+    sessions = lm.sessions
+    match question:
+        case ScoreRequest(text, memory, token_scores):
+            return (yield from lm.score_steps(text, memory, token_scores=token_scores))
+        case SearchRequest(text, store, k, nprobe):
+            return (yield from lm.search_steps(text, k=k, store=store, nprobe=nprobe))
+        case TokenizeRequest(text):
+            return (yield from lm.checkpoint.tokenizer.pack_steps(text))
+        case DetokenizeRequest(token_ids):
+            return (yield from lm.checkpoint.tokenizer.decode_steps(token_ids, whole=True))
+        case CreateSessionRequest(ttl_s):
+            return (yield from sessions.create_steps(owner=owner, ttl_s=ttl_s))
+        case AppendToSessionRequest(session, text, token_ids):
+            return (yield from sessions.append(session, text, token_ids=token_ids, owner=owner))
+        case ForkSessionRequest(session):
+            return (yield from sessions.fork_steps(session, owner=owner))
+        case DeleteSessionRequest(session):
+            return (yield from sessions.delete_steps(session, owner=owner))
+        case GetSessionRequest(session):
+            return sessions.get(session, owner=owner)
+        case ListSessionsRequest():
+            return sessions.list(owner=owner)
+        case GetModelRequest():
+            return lm.info
+        case ListDatastoresRequest():
+            return lm.stores
+        case GetDatastoreRequest(store):
+            return lm.get_datastore(store)
+        case UnloadDatastoreRequest(store):
+            return lm.unload_datastore(store)
+        case _:
+            raise TypeError(f"no answer to a {type(question).__name__}")

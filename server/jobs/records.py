@@ -1,0 +1,128 @@
+"""What is known of all jobs of a server. Each is a file in the folder for datastores (`jobs/<id>.json`), written whole
+at each turn of its life, so that a restart knows all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+from memlm.api.operations import JobState
+from memlm.base.clock import Clock
+from memlm.base.files import make_folder, remove, signed, write_whole
+from memlm.server.jobs.job import Job
+from memlm.server.jobs.worker import BUILD
+
+KEPT_S, KEPT = 7 * 86_400.0, 1000  # how long, and how many, that have ended
+
+log = logging.getLogger("memlm.server")
+
+
+class JobRecords:
+    """What is known of each job, here and on the disk."""
+
+    def __init__(self, folder: Path | None, clock: Clock | None = None) -> None:
+        """Reads what an earlier server wrote down, with what had not ended waiting again; without a folder there are
+        no jobs.
+        """
+        self.folder, self._jobs, self._clock = folder, dict[str, Job](), clock or Clock()
+        if folder is not None:
+            make_folder(folder)
+            self._read(folder)
+
+    def __iter__(self) -> Iterator[Job]:
+        """All of them, also while some come and go."""
+        return iter(tuple(self._jobs.values()))
+
+    @property
+    def num_open(self) -> int:
+        """Jobs that wait or run."""
+        return sum(job.is_open for job in self)
+
+    def get(self, id_: str) -> Job | None:
+        """One, if it is there."""
+        return self._jobs.get(id_)
+
+    async def add(self, job: Job) -> None:
+        """Adds a job whose record is on the disk once this returns. The job is found only from then on: nothing acts
+        on a job that a restart would not know. A caller that leaves meanwhile leaves the job behind, recorded.
+        """
+
+        async def add() -> None:
+            await self._on_disk(job)
+            self._jobs[job.id] = job
+
+        await to_its_end(add())
+
+    async def write(self, job: Job) -> None:
+        """Records the job's present state, after the writes of its record that are under way."""
+        await to_its_end(self._write(job))
+
+    async def forget(self, job: Job) -> None:
+        """Removes a job that has ended, and its record."""
+        del self._jobs[job.id]
+        async with job.writing:
+            remove(self._file(job))
+
+    async def forget_old(self) -> None:
+        """Removes the jobs that ended long ago by the monotonic clock, and the oldest of more than KEPT."""
+        ages = {job: self._clock.since_s(job.ended_stamp) for job in self if job.ended_stamp is not None}
+        for place, job in enumerate(sorted(ages, key=lambda job: ages[job])):
+            if place >= KEPT or ages[job] > KEPT_S:
+                await self.forget(job)
+
+    async def _write(self, job: Job) -> None:
+        async with job.writing:
+            if job.id in self._jobs:  # else it was forgotten meanwhile
+                await self._on_disk(job)
+
+    async def _on_disk(self, job: Job) -> None:
+        if not job.is_open and job.ended_stamp is None:
+            job.ended_stamp = self._clock.stamp(self._clock.now_s())
+        await asyncio.to_thread(write_whole, self._file(job), job.encode())
+
+    def _read(self, folder: Path) -> None:
+        for file in sorted(folder.glob("*.json")):
+            try:
+                job = Job(**signed(file.read_bytes()))
+            except (OSError, ValueError, TypeError) as error:
+                log.error("%s is no record of an operation and is left alone: %s", file, error)
+                continue
+            if job.is_open:
+                job.state = JobState.QUEUED
+            else:
+                job.ended.set()
+                age_s = 0.0 if job.ended_stamp is None else self._clock.since_s(job.ended_stamp)
+                job.ended_stamp = self._clock.stamp(self._clock.now_s() - age_s)  # after a reboot it starts anew
+            # An earlier server may have spelled the folder otherwise.
+            if job.documents:
+                job.documents = str(folder / Path(job.documents).name)
+            if job.kind == BUILD:
+                job.path = str(folder.parent / Path(job.path).name)
+            self._jobs[job.id] = job
+        kept = {job.documents for job in self._jobs.values() if job.is_open}
+        for left in (*folder.glob("*.jsonl"), *folder.glob("*.tmp")):
+            if str(left) not in kept:
+                remove(left)
+
+    def _file(self, job: Job) -> Path:
+        assert self.folder is not None  # there is a job
+        return self.folder / f"{job.id}.json"
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Awaits work that must not be broken off: a cancellation takes effect once it has ended."""
+    task, was_cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            was_cancelled = True
+    error = task.exception()
+    if was_cancelled:
+        raise asyncio.CancelledError from error
+    if error is not None:
+        raise error

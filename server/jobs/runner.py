@@ -1,0 +1,302 @@
+"""Jobs are done: one after another is given to a process of its own, and what it made goes into service in one step at
+its end. Until then the old datastore answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from dataclasses import asdict, replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from memlm.api.datastores import LoadDatastoreRequest
+from memlm.api.operations import JobReport, JobState
+from memlm.base.files import remove
+from memlm.errors import Cancelled, InternalError, Locked, MemlmError, Unavailable
+from memlm.index.store.journal import give_up
+from memlm.index.store.manifest import read_manifest
+from memlm.server.config import ServerConfig
+from memlm.server.inference.pool import Workers
+from memlm.server.jobs.job import Job
+from memlm.server.jobs.records import JobRecords
+from memlm.server.jobs.worker import ADD, BUILD, COMPACT, DELETE, Ended, FromIndexWorker, Skipped, Task, run_task
+from memlm.server.processes import forking
+from memlm.server.registry import Stores
+from memlm.wire.status import kind_of
+
+ATTEMPTS = 3  # of one whose process dies; a restart of the server is none of its faults, and does not count
+JOIN_S = 5.0
+LOCKED_S = 1.0  # until another try, where somebody else writes to the datastore
+POLL_S, SERVED_S = 0.05, 30.0
+PUBLISHING = "take into service"  # the last phase, in which it is too late for a cancel
+
+log = logging.getLogger("memlm.server")
+
+
+class JobRunner:
+    """Does jobs. Everything happens on the event loop; only the processes are elsewhere."""
+
+    def __init__(self, config: ServerConfig, records: JobRecords, stores: Stores, workers: Workers) -> None:
+        """Starts nothing yet."""
+        self._config, self._records, self._stores, self._workers = config, records, stores, workers
+        self._news, self._runners = asyncio.Event(), list[asyncio.Task[None]]()
+        self.replacing = asyncio.Lock()  # held while a datastore takes another's place, or documents are deleted
+
+    def start(self) -> None:
+        """Begins to work, on as many jobs at once as there are index workers."""
+        self._runners = [asyncio.create_task(self._work()) for _ in range(self._config.index_workers)]
+
+    async def stop(self) -> None:
+        """Stops working: what runs is killed, and gone on with by the next server."""
+        for runner in self._runners:
+            runner.cancel()
+        for job in self._records:
+            if job.process is not None:
+                job.process.kill()
+        await asyncio.gather(*self._runners, return_exceptions=True)
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._news.set()
+
+    async def _work(self) -> None:
+        """One index worker after another, as long as the server runs."""
+        while True:
+            job = self._next()
+            if job is None:
+                self._news.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), LOCKED_S)
+                continue
+            try:
+                await self._attempt(job)
+            except asyncio.CancelledError:
+                raise
+            except MemlmError as problem:
+                await self._fail(job, problem)
+            except Exception:
+                log.exception("%s failed", job.name)
+                error = InternalError(f"a bug in the server; its log tells more under {job.name}")
+                await self.end(job, JobState.FAILED, error=error)
+            self.wake()  # what waited for this one's datastore may go on
+
+    def _next(self) -> Job | None:
+        """The oldest that waits and whose datastore nobody works on: there is one writer at a time."""
+        taken = {Path(job.path).resolve() for job in self._records if job.state == JobState.RUNNING}
+        now_s, waiting = time.monotonic(), (job for job in self._records if job.state == JobState.QUEUED)
+        ready = (job for job in waiting if job.not_before_s <= now_s and Path(job.path).resolve() not in taken)
+        return min(ready, key=lambda job: job.created_s, default=None)
+
+    async def _attempt(self, job: Job) -> None:
+        job.state, job.started_s = JobState.RUNNING, job.started_s or time.time()
+        job.attempts += 1
+        if job.kind == ADD and not job.has_begun:
+            job.since = await asyncio.to_thread(lambda: read_manifest(Path(job.path)).last_segment)
+        await self._records.write(job)
+        await self._conclude(job, None if job.is_cancelled else await self._run(job, self._task(job)))
+
+    async def _conclude(self, job: Job, ended: Ended | None) -> None:
+        """What follows from how an attempt ended; None is a process that died or was killed, or was not even begun."""
+        if ended is not None and ended.report is not None:
+            try:
+                job.phase = PUBLISHING
+                await self._publish(job, ended.report)
+            except MemlmError as error:
+                await self._fail(job, error)
+            else:
+                await self.end(job, JobState.DONE, report=ended.report)
+        elif job.is_cancelled:
+            if await self._clean(job):
+                await self.end(job, JobState.CANCELLED, error=was_cancelled(job))
+            else:  # the commit was before the kill: what is left is to say so
+                job.is_cancelled, job.state = False, JobState.QUEUED
+                await self._records.write(job)
+        elif ended is not None and isinstance(ended.error, Locked):
+            job.state, job.phase, job.attempts = JobState.QUEUED, "wait for another writer", job.attempts - 1
+            job.not_before_s = time.monotonic() + LOCKED_S
+            await self._records.write(job)
+        elif ended is not None and ended.error is not None:
+            await self._fail(job, ended.error)
+        else:
+            job.deaths += 1
+            log.error("the index worker of %s died; %d of %d attempts", job.name, job.deaths, ATTEMPTS)
+            if job.deaths >= ATTEMPTS:
+                died = Unavailable(
+                    f"the index worker died {job.deaths} times at {job.name}; the server's log tells more"
+                )
+                await self._fail(job, died)
+            else:
+                job.state = JobState.QUEUED
+                await self._records.write(job)
+
+    async def _run(self, job: Job, task: Task) -> Ended | None:
+        """One process, from its start to its end; None where it died or was killed."""
+        context = forking()
+        ours, theirs = context.Pipe()
+        process = context.Process(target=run_task, args=(theirs, task), name="index worker", daemon=True)
+        await asyncio.to_thread(process.start)
+        theirs.close()
+        job.process = process
+        try:
+            with ours:
+                if job.is_cancelled:
+                    process.kill()
+                while (message := await asyncio.to_thread(_receive, ours)) is not None:
+                    if isinstance(message, Ended):
+                        return message
+                    if isinstance(message, Skipped):
+                        job.skipped += 1
+                        log.warning("%s: %s is left out", job.name, message.problem)
+                        continue
+                    job.hear(message)
+                    if not job.has_begun:
+                        job.has_begun = True
+                        await self._records.write(job)
+                return None
+        finally:
+            job.process = None
+            await asyncio.shield(asyncio.to_thread(_reap, process))
+
+    def _task(self, job: Job) -> Task:
+        config, request = self._config, job.request
+        common: dict[str, Any] = {
+            "kind": job.kind,
+            "store": job.store,
+            "path": Path(job.path),
+            "model": config.model,
+            "dtype": config.dtype,
+            "num_threads": config.index_threads,
+            "nice": config.index_nice,
+            "log_level": config.log_level,
+            "log_format": config.log_format,
+            "is_resumed": job.attempts > 1,
+        }
+        if job.kind == ADD:
+            return Task(**common, corpus=(Path(job.documents),), replace=request["replace"], since=job.since)
+        if job.kind == COMPACT:
+            return Task(**common, purge=request.get("purge", False))
+        options = {
+            name: request[name]
+            for name in ("index", "target", "max_memory", "prune", "stride", "seed")
+            if request[name] is not None
+        }
+        return Task(
+            **common,
+            corpus=tuple(Path(path).absolute() for path in request["corpus"]),  # a "-" is a file of that name here
+            glob=request["glob"],
+            roots=config.corpus_roots,
+            options={**options, "keep_keys": not request["drop_keys"]},
+        )
+
+    async def _publish(self, job: Job, report: JobReport) -> None:
+        """Takes into service what a job has made. Where there is no worker now, the next one will have it."""
+        if job.kind != BUILD:
+            await self._until_served(job.store)
+            if job.request.get("replace"):
+                self._workers.forget(job.store)
+            if job.request.get("purge"):
+                for other in self._records:
+                    if other.store == job.store and not other.is_open and other.hide():
+                        await self._records.write(other)
+            return
+        async with self.replacing:
+            if job.deleted:
+                await self._delete_from_replacement(job)
+            await self._put_in_service(job)
+
+    async def _delete_from_replacement(self, job: Job) -> None:
+        """Deletes from a datastore that was built what was deleted meanwhile from the one whose place it takes."""
+        for _ in range(ATTEMPTS):
+            ended = await self._run(job, replace(self._task(job), kind=DELETE, document_ids=tuple(job.deleted)))
+            if ended is not None and ended.error is not None:
+                raise ended.error
+            if ended is not None:
+                return
+        raise Unavailable(f"the process that deletes documents from the replacement of {job.store!r} died")
+
+    async def _put_in_service(self, job: Job) -> None:
+        """Takes a datastore that was built into service, in the place of the one of its name."""
+        before, path = self._stores.paths.get(job.store), Path(job.path)
+        self._stores.put(job.store, path)
+        try:
+            with suppress(Unavailable):
+                load = LoadDatastoreRequest(job.path, job.store, replace=True)
+                await self._workers.everywhere(load, lambda _: None, ours=True)
+            self._workers.forget(job.store)
+        except MemlmError:
+            if before is None:
+                self._stores.take_out(job.store)
+            else:
+                self._stores.put(job.store, before)
+            raise
+        if before is not None and before.resolve() != path.resolve():
+            await asyncio.to_thread(self._stores.discard, before)
+
+    async def _until_served(self, store: str) -> None:
+        """Waits until all workers have moved to what was committed."""
+        deadline_s = time.monotonic() + SERVED_S
+        while time.monotonic() < deadline_s:
+            with suppress(MemlmError):
+                await self._workers.catch_up(store)
+                return
+            await asyncio.sleep(POLL_S)
+        log.error("what was committed to %s is not served yet", store)
+
+    async def _fail(self, job: Job, error: MemlmError) -> None:
+        log.error("%s failed: %s", job.name, error)
+        await self._clean(job)
+        await self.end(job, JobState.FAILED, error=error)
+
+    async def _clean(self, job: Job) -> bool:
+        """Removes what a job had done; False where it was committed before, and stays. What it never laid a hand on may
+        be somebody else's.
+        """
+        if job.kind == BUILD:
+            await asyncio.to_thread(self._stores.discard, Path(job.path))
+            return True
+        try:
+            return not job.has_begun or await asyncio.to_thread(give_up, Path(job.path))
+        except MemlmError as error:
+            log.error("what %s left in %s could not be removed: %s", job.name, job.path, error)
+            return True
+
+    async def end(
+        self, job: Job, state: JobState, *, report: JobReport | None = None, error: MemlmError | None = None
+    ) -> None:
+        """Writes down how a job ended, and removes what was uploaded for it."""
+        job.state, job.ended_s = state, time.time()
+        job.report = None if report is None else asdict(report)
+        job.error = None if error is None else {"kind": kind_of(error).__name__, "message": str(error)}
+        job.request, job.deleted = {}, []  # they may name documents; the digest tells whether a request is the same
+        try:
+            await self._records.write(job)
+            if job.documents:
+                await asyncio.to_thread(remove, Path(job.documents))
+        except (MemlmError, OSError) as trouble:
+            log.error("the end of %s could not be written down; a restart will begin it again: %s", job.name, trouble)
+        job.ended.set()
+
+
+def was_cancelled(job: Job) -> Cancelled:
+    """What is told of a job that was cancelled."""
+    return Cancelled(f"{job.name} was cancelled; {job.store!r} is as it was before")
+
+
+def _receive(pipe: Connection) -> FromIndexWorker | None:
+    try:
+        message: FromIndexWorker = pipe.recv()
+        return message
+    except (EOFError, OSError):
+        return None
+
+
+def _reap(process: BaseProcess) -> None:
+    process.join(JOIN_S)
+    if process.is_alive():
+        process.kill()
+        process.join(JOIN_S)

@@ -1,0 +1,242 @@
+"""Long work on datastores, as its owners see it: taken in, told about, cancelled, forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from memlm.api.datastores import (
+    AddDocumentsRequest,
+    BuildDatastoreRequest,
+    DeleteDocumentsRequest,
+    DeleteReport,
+    JobRequest,
+    check_store_name,
+)
+from memlm.api.operations import JobState, OperationInfo, OperationPage
+from memlm.base.files import lies_under
+from memlm.data.corpus import check_glob
+from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, Overloaded, PermissionDenied
+from memlm.server.config import ServerConfig
+from memlm.server.inference.pool import Workers
+from memlm.server.jobs.job import PREFIX, Job, Upload
+from memlm.server.jobs.records import JobRecords
+from memlm.server.jobs.runner import PUBLISHING, JobRunner, was_cancelled
+from memlm.server.jobs.worker import ADD, BUILD, COMPACT
+from memlm.server.quota import Quota, share_of
+from memlm.server.registry import Stores
+from memlm.server.telemetry.metrics import Metrics
+
+JOBS = "jobs"
+MAX_PAGE = 1000
+RETRY_AFTER_S = 5.0
+
+
+class Jobs:
+    """All jobs of a server; a restart goes on with those that had not ended. All is done on the event loop."""
+
+    def __init__(self, config: ServerConfig, stores: Stores, metrics: Metrics, workers: Workers) -> None:
+        """Reads what an earlier server wrote down; starts nothing yet."""
+        self._config, self._stores, self._workers = config, stores, workers
+        self._records = JobRecords(None if stores.folder is None else stores.folder / JOBS)
+        self._uploads = Quota("uploads under way", config.max_jobs, share_of(config.max_jobs))
+        self._runner = JobRunner(config, self._records, stores, workers)
+        self._submitting = asyncio.Lock()
+        metrics.watch_jobs(lambda: [job.info() for job in self._records])
+
+    def start(self) -> None:
+        """Begins to work, where the server keeps datastores at all."""
+        if self._records.folder is not None:
+            self._runner.start()
+
+    async def stop(self) -> None:
+        """Stops working: what runs is killed, and gone on with by the next server."""
+        await self._runner.stop()
+
+    @property
+    def num_open(self) -> int:
+        """Jobs that wait or run."""
+        return self._records.num_open
+
+    def check(self, question: JobRequest, *, is_uploaded: bool = False) -> None:
+        """Raises Incompatible where the server builds nothing, Overloaded where enough waits, NotFound, AlreadyExists
+        and PermissionDenied for stores and paths: before anything is uploaded, and again once it `is_uploaded`.
+        """
+        if self._records.folder is None or not self._config.index_workers:
+            raise Incompatible(
+                "this server neither builds nor extends datastores; start it with --store-dir, or use `memlm index`"
+            )
+        if self.num_open + self._uploads.taken >= self._config.max_jobs + is_uploaded:
+            raise Overloaded(
+                f"{self.num_open} operations run or wait and {self._uploads.taken} are being sent, which is all that"
+                " this server takes; try again later",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        if isinstance(question, BuildDatastoreRequest):
+            check_store_name(question.store)
+            self._check_corpus(question.corpus)
+            if question.glob is not None:
+                check_glob(question.glob)
+            self._stores.check_put(question.store, self._records.folder)
+            if question.replace:
+                return
+            if question.store in self._stores.paths or any(
+                job.is_open and job.kind == BUILD and job.store == question.store for job in self._records
+            ):
+                raise AlreadyExists(
+                    f"there is a datastore {question.store!r} already, or one is being built; ask for its replacement"
+                    " (replace), or choose another name"
+                )
+        else:
+            self._stores.path_of(question.store)
+
+    @contextmanager
+    def upload(self, caller: str) -> Iterator[Upload]:
+        """Where documents go that are being sent, after `check`. Raises Overloaded where a caller sends too many."""
+        assert self._records.folder is not None  # `check` has seen to it
+        config = self._config
+        with (
+            self._uploads.hold(caller, 1),
+            Upload(self._records.folder, config.max_upload_bytes, config.max_upload_documents) as upload,
+        ):
+            yield upload
+
+    async def submit(self, question: JobRequest, owner: str, upload: Upload | None = None) -> OperationInfo:
+        """Takes a job in; once this returns, it is recorded on the disk. Raises what `check` raises, and AlreadyExists
+        where another request came under the same id.
+        """
+        digest = _digest(question, upload)
+        async with self._submitting:  # so that no two pass `check` for one name, or begin one request twice
+            if earlier := self._earlier(owner, question.request_id):
+                if earlier.digest != digest:
+                    raise AlreadyExists(
+                        f"request_id {question.request_id!r} was {earlier.name}, which was another request; choose"
+                        " another"
+                    )
+                return earlier.info()
+            self.check(question, is_uploaded=upload is not None)
+            job = self._job_of(question, owner, digest, upload)
+            await self._record(job, upload)
+        self._runner.wake()
+        await self._records.forget_old()
+        return job.info()
+
+    async def _record(self, job: Job, upload: Upload | None) -> None:
+        """Records a job. From then on its upload is the job's, also where the caller has left meanwhile."""
+        try:
+            await self._records.add(job)
+        finally:
+            if upload is not None:
+                upload.is_kept = self._records.get(job.id) is not None
+
+    def get(self, name: str, owner: str) -> OperationInfo:
+        """How far one is. Raises NotFound where it is not the owner's."""
+        return self._own(name, owner).info()
+
+    def list(self, owner: str, page_size: int, page_token: str) -> OperationPage:
+        """The owner's, the latest first."""
+        own = sorted((job for job in self._records if job.owner == owner), key=lambda job: -job.created_s)
+        begin = next((place for place, job in enumerate(own) if job.id == page_token), 0) if page_token else 0
+        if page_token and (not own or own[begin].id != page_token):
+            raise InvalidInput("page_token is none that this server gave; begin anew", field="page_token")
+        end = begin + min(page_size or MAX_PAGE, MAX_PAGE)
+        told = tuple(job.info() for job in own[begin:end])
+        return OperationPage(told, own[end].id if end < len(own) else "")
+
+    async def wait(self, name: str, owner: str, timeout_s: float) -> OperationInfo:
+        """The same, once it has ended or the time is over."""
+        job = self._own(name, owner)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(job.ended.wait(), max(0.0, timeout_s))
+        return job.info()
+
+    async def cancel(self, name: str, owner: str) -> None:
+        """Stops one, and removes what it had done. One that has ended, or is just going into service, stays."""
+        job = self._own(name, owner)
+        if job.state == JobState.QUEUED:
+            await self._runner.end(job, JobState.CANCELLED, error=was_cancelled(job))
+        elif job.is_open and job.phase != PUBLISHING:
+            job.is_cancelled = True
+            if job.process is not None:
+                job.process.kill()
+            await job.ended.wait()
+
+    async def delete_documents(
+        self, question: DeleteDocumentsRequest, time_left_s: float | None, **about: Any
+    ) -> DeleteReport:
+        """Deletes documents of a datastore in service, and from its replacement where one is being built. It is done to
+        its end, whether or not the caller waits.
+        """
+        return await asyncio.shield(self._delete_documents(question, time_left_s, **about))
+
+    async def _delete_documents(
+        self, question: DeleteDocumentsRequest, time_left_s: float | None, **about: Any
+    ) -> DeleteReport:
+        begin_s = time.monotonic()
+        async with self._runner.replacing:
+            left_s = None if time_left_s is None else time_left_s - (time.monotonic() - begin_s)
+            report: DeleteReport = await self._workers.answer(question, left_s, **about)
+            for job in self._records:
+                if job.store != report.store:
+                    continue
+                if job.is_open and job.kind == BUILD:
+                    job.deleted = sorted({*job.deleted, *question.document_ids})
+                    await self._records.write(job)
+                elif job.hide(question.document_ids):
+                    await self._records.write(job)
+        return report
+
+    async def delete(self, name: str, owner: str) -> None:
+        """Forgets one that has ended. Raises Incompatible for one that has not."""
+        job = self._own(name, owner)
+        if job.is_open:
+            raise Incompatible(f"{job.name} has not ended; cancel it first")
+        await self._records.forget(job)
+
+    def _own(self, name: str, owner: str) -> Job:
+        job = self._records.get(name.removeprefix(PREFIX))
+        if job is None or job.owner != owner:
+            raise NotFound(f"no operation {name!r}", kind="operation", name=name)
+        return job
+
+    def _earlier(self, owner: str, request_id: str) -> Job | None:
+        same = (job for job in self._records if job.owner == owner and job.request_id == request_id)
+        return next(same, None) if request_id else None
+
+    def _check_corpus(self, corpus: tuple[str, ...]) -> None:
+        for path in corpus:
+            if not lies_under(Path(path), self._config.corpus_roots):
+                raise PermissionDenied(
+                    f"{path} is under none of the folders that this server may read from (--corpus-root); upload the"
+                    " documents instead"
+                )
+            if not os.path.exists(path):  # Path's would raise for a name that is too long
+                raise NotFound(f"no file or folder at {path} on the server", kind="corpus", name=path)
+
+    def _job_of(self, question: JobRequest, owner: str, digest: str, upload: Upload | None) -> Job:
+        id_ = token_hex(8)
+        if isinstance(question, BuildDatastoreRequest):
+            assert self._stores.folder is not None  # `check` has seen to it
+            path = self._stores.folder / f"{question.store}-{id_}"
+            return Job(id_, owner, BUILD, question.store, str(path), asdict(question), digest, question.request_id)
+        name, path = self._stores.path_of(question.store)
+        if isinstance(question, AddDocumentsRequest):
+            kind, told = ADD, {"replace": question.replace}
+        else:
+            kind, told = COMPACT, {"purge": question.purge}
+        documents = "" if upload is None else str(upload.path)
+        return Job(id_, owner, kind, name, str(path), told, digest, question.request_id, documents)
+
+
+def _digest(question: JobRequest, upload: Upload | None) -> str:
+    told = {**asdict(question), "kind": type(question).__name__, "upload": "" if upload is None else upload.digest}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,201 @@
+"""The index worker: a process that builds, extends or compacts one datastore, gives way to all others, and ends.
+
+It may be killed at any time: what it had made sure of is gone on with by the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from memlm.api.operations import JobReport
+from memlm.errors import InternalError, MemlmError
+from memlm.server.telemetry.logs import start_logging
+
+TELL_S = 0.2
+BUILD, ADD, COMPACT, DELETE = "build", "add", "compact", "delete"
+
+log = logging.getLogger("memlm.server.index_worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be done to which datastore. `since` is the newest segment before an addition; `is_resumed` tells
+    that it may have been begun, or even committed, before.
+    """
+
+    kind: str
+    store: str
+    path: Path
+    model: Path
+    dtype: str = "float32"
+    corpus: tuple[Path, ...] = ()
+    glob: str | None = None
+    roots: tuple[Path, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    replace: bool = False
+    purge: bool = False
+    document_ids: tuple[str, ...] = ()
+    since: int = 0
+    is_resumed: bool = False
+    num_threads: int = 0
+    nice: int = 10
+    log_level: str = "warning"
+    log_format: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """How far a phase has come."""
+
+    phase: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A document that cannot be used."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last message: what was made, or why not."""
+
+    report: JobReport | None
+    error: MemlmError | None = None
+
+
+FromIndexWorker: TypeAlias = Progressed | Skipped | Ended
+
+
+def run_task(pipe: Connection, task: Task) -> None:
+    """The process, from its start to its one `Ended`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the whole group; the front says what that means
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    start_logging(task.log_level, task.log_format)
+    _lower_priority(task.nice)
+    threading.Thread(target=_leave_with_the_front, args=(pipe,), name="front", daemon=True).start()
+    try:
+        ended = Ended(_run(task, _Teller(pipe)))
+    except MemlmError as error:
+        ended = Ended(None, error)
+    except Exception:
+        log.exception("%s of %s failed", task.kind, task.path)
+        ended = Ended(None, InternalError(f"a bug in the server; its log tells more under {task.kind} of {task.store}"))
+    with suppress(OSError):
+        pipe.send(ended)
+
+
+def _run(task: Task, tell: _Teller) -> JobReport:
+    """Does it, or finds that it was done."""
+    import torch
+
+    from memlm.data.corpus import Corpus
+    from memlm.index.store.datastore import Datastore
+    from memlm.index.store.manifest import CURRENT
+    from memlm.indexing.build import add_to_index, build_index, compact_index, finish_build
+
+    begin_s = time.monotonic()
+    torch.set_num_threads(task.num_threads or torch.get_num_threads())
+    if task.kind == COMPACT:
+        done = compact_index(task.path, task.model, purge=task.purge, dtype=task.dtype, progress=tell.progress)
+        if done.gave_up_addition:
+            log.warning("the purge of %s gave up an interrupted addition", task.store)
+    elif task.kind == DELETE:
+        _delete(task)
+    else:
+        corpus = Corpus(task.corpus, glob=task.glob or "**/*", on_problem=tell.problem, roots=task.roots)
+        if task.kind == ADD:
+            if task.is_resumed and _was_added(task, corpus):
+                finish_build(task.path, task.model, dtype=task.dtype, progress=tell.progress)
+            else:
+                add_to_index(
+                    task.model, corpus, task.path, replace=task.replace, dtype=task.dtype, progress=tell.progress
+                )
+        elif not (task.path / CURRENT).exists():  # its folder is nobody else's: what is there was committed by it
+            build_index(task.model, corpus, task.path, dtype=task.dtype, progress=tell.progress, **task.options)
+        else:
+            finish_build(task.path, task.model, dtype=task.dtype, progress=tell.progress)
+    with Datastore.open(task.path) as store:
+        return JobReport(
+            store=task.store,
+            manifest=store.manifest.number,
+            num_documents=store.num_documents,
+            num_entries=store.num_entries,
+            index=store.index_kind,
+            bytes_per_entry=store.bytes_on_disk / max(1, store.num_entries),
+            seconds=time.monotonic() - begin_s,
+            num_deleted_documents=store.num_deleted_documents,
+        )
+
+
+def _delete(task: Task) -> None:
+    """Deletes the documents of a task that its datastore has, and removes them from its files where it has keys."""
+    from memlm.index.store.compaction import compact
+    from memlm.index.store.datastore import Datastore
+
+    with Datastore.open(task.path) as store:
+        there, has_keys = [id_ for id_ in task.document_ids if store.has_document(id_)], store.has_keys
+        if there:
+            store.delete(there)
+    if there and has_keys:
+        compact(task.path, purge=True)
+
+
+def _was_added(task: Task, corpus: Any) -> bool:
+    """Whether an addition was committed before its process died: then a newer segment holds all its documents, though
+    some may have been deleted since, or a compaction has merged everything; replacing is then done again.
+    """
+    from memlm.index.store.datastore import Datastore
+
+    with Datastore.open(task.path) as store:
+        newer = [segment for segment in store.segments if segment.record.number > task.since]
+        if task.replace and len(newer) == len(store.segments):
+            return False
+        names = [document.id for document in corpus] if newer else []
+        return any(all(segment.documents.row_of(name) is not None for name in names) for segment in newer)
+
+
+class _Teller:
+    """Tells the front how far things are, a few times a second."""
+
+    def __init__(self, pipe: Connection) -> None:
+        """Takes the worker's end of the pipe."""
+        self._pipe, self._told_s, self._phase = pipe, 0.0, ""
+
+    def progress(self, phase: str, done: int, total: int | None, note: str = "") -> None:
+        """See `memlm.base.progress.Progress`."""
+        now_s = time.monotonic()
+        if phase == self._phase and done != total and now_s - self._told_s < TELL_S:
+            return
+        self._phase, self._told_s = phase, now_s
+        self._pipe.send(Progressed(phase, int(done), int(total or 0)))
+
+    def problem(self, problem: object) -> None:
+        """A document that is left out."""
+        self._pipe.send(Skipped(str(problem)))
+
+
+def _lower_priority(nice: int) -> None:
+    """Lets inference workers go first."""
+    with suppress(OSError):
+        os.nice(nice)  # not the idle class: beside one busy core it starves
+
+
+def _leave_with_the_front(pipe: Connection) -> None:
+    """Thread: the front says nothing; when it has gone, so does this process."""
+    with suppress(EOFError, OSError):
+        pipe.recv()
+    os._exit(1)

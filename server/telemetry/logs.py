@@ -1,0 +1,57 @@
+"""How the processes of a server log: lines for people, or one JSON object each for machines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from memlm.base.printable import one_line
+
+FORMATS = ("text", "json")
+TEXT = "%(asctime)s %(name)s %(levelname)s %(message)s"
+
+
+def start_logging(level: str, kind: str) -> None:
+    """Sends what this process logs to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if kind == "json" else TextLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class TextLines(logging.Formatter):
+    """A record as a line for people. Names and texts of others may be in it, so control characters are escaped: none
+    begins a line of its own, or commands a terminal. The lines of a traceback are indented.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """One line."""
+        record.message = one_line(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        """A traceback, indented."""
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"  {one_line(line)}" for line in lines)
+
+
+class JsonLines(logging.Formatter):
+    """A record as one JSON object: time, level, logger, message, and the fields that it came with."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, whatever is in it."""
+        told: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told, default=str)

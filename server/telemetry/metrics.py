@@ -1,0 +1,140 @@
+"""What an operator watches, as Prometheus reads it: how much there is to do, how long that takes, and that it moves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
+from memlm.api.generation import Finished
+from memlm.api.operations import JobState, OperationInfo
+from memlm.wire.codec import WireEvent
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+WEIGHTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1)
+
+
+class Metrics:
+    """The figures of one server. Names begin with memlm_; times are in seconds."""
+
+    def __init__(self) -> None:
+        """Counts from nothing."""
+        self.registry = made = CollectorRegistry()
+        ProcessCollector(registry=made)  # of the front: processor time, memory, open files
+        self._requests = Counter("memlm_requests", "Calls that ended, by how.", ["call", "code"], registry=made)
+        self._open = Gauge("memlm_requests_open", "Calls that somebody waits for.", registry=made)
+        self._seconds = Histogram("memlm_request_seconds", "Of a call.", ["call"], buckets=SECONDS, registry=made)
+        self._first = Histogram("memlm_time_to_first_token_seconds", "Of a generation.", buckets=SECONDS, registry=made)
+        self._between = Histogram(
+            "memlm_time_between_tokens_seconds", "Mean of an event's.", buckets=SECONDS, registry=made
+        )
+        self._tokens = Counter("memlm_tokens", "Prompt tokens read, and tokens generated.", ["kind"], registry=made)
+        self._searches = Counter("memlm_searches", "Tokens for which a datastore was searched.", registry=made)
+        self._retrieval = Histogram(
+            "memlm_retrieval_seconds", "Mean of a generation's searches.", buckets=SECONDS, registry=made
+        )
+        self._lam = Histogram(
+            "memlm_lam", "Weight of memory in the mixture, mean of a generation.", buckets=WEIGHTS, registry=made
+        )
+        self._beat = Gauge(
+            "memlm_heartbeat_age_seconds", "Since the stillest worker's loop told that it moves.", registry=made
+        )
+        self._jobs = Gauge("memlm_operations", "Long work on datastores, by state.", ["state"], registry=made)
+        self._job_progress = Gauge(
+            "memlm_operation_progress", "Share of its phase that the one that runs has done.", registry=made
+        )
+        self._gauges = {
+            name: Gauge(f"memlm_{name}", help_, registry=made)
+            for name, help_ in (
+                ("running", "Requests that run side by side."),
+                ("waiting", "Requests in the queue."),
+                ("waiting_tokens", "Tokens of the prompts in the queue."),
+                ("sessions", "Sessions that are held."),
+                ("session_bytes", "Bytes of memory that they hold."),
+                ("cache_bytes", "Bytes that the keys and values of running generations may come to."),
+            )
+        }
+
+    def watch(self, age_s: Callable[[], float], stats: Callable[[], Stats]) -> None:
+        """Takes what tells how old the last heartbeat is, and what the workers say of themselves."""
+        self._beat.set_function(age_s)
+        for name, gauge in self._gauges.items():
+            gauge.set_function(partial(_figure, stats, name))
+
+    def watch_jobs(self, jobs: Callable[[], Sequence[OperationInfo]]) -> None:
+        """Takes what tells of all operations."""
+        for state in JobState:
+            count = partial(_count, jobs, state)
+            self._jobs.labels(state.value).set_function(count)
+        self._job_progress.set_function(lambda: _progress(jobs()))
+
+    @contextmanager
+    def call(self, name: str) -> Iterator[Callable[[str], None]]:
+        """Counts a call in, and out with how it ended, once that is told."""
+        begin_s, ended = time.monotonic(), ["INTERNAL"]
+        self._open.inc()
+        try:
+            yield lambda code: ended.__setitem__(0, code)
+        finally:
+            self._open.dec()
+            self._requests.labels(name, ended[0]).inc()
+            self._seconds.labels(name).observe(time.monotonic() - begin_s)
+
+    def generation(self) -> Generation:
+        """Watches one generation."""
+        return Generation(self)
+
+
+def _figure(stats: Callable[[], Stats], name: str) -> float:
+    return float(getattr(stats(), name))
+
+
+def _count(jobs: Callable[[], Sequence[OperationInfo]], state: JobState) -> float:
+    return float(sum(job.state == state for job in jobs()))
+
+
+def _progress(jobs: Sequence[OperationInfo]) -> float:
+    running = [job for job in jobs if job.state == JobState.RUNNING and job.total]
+    return running[0].done / running[0].total if running else 0.0
+
+
+class Generation:
+    """The times of one generation's events."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        """From now on."""
+        self._metrics, self._last_s, self._begun = metrics, time.monotonic(), False
+
+    def event(self, event: WireEvent) -> None:
+        """One that goes out."""
+        now_s = time.monotonic()
+        if isinstance(event, Finished):
+            usage = event.usage
+            self._metrics._tokens.labels("prompt").inc(usage.prompt_tokens)
+            self._metrics._tokens.labels("generated").inc(usage.generated_tokens)
+            self._metrics._searches.inc(usage.searches)
+            if usage.searches:
+                self._metrics._retrieval.observe(usage.retrieval_ms / usage.searches / 1000)
+                self._metrics._lam.observe(usage.lam)
+        elif isinstance(event, tuple) and event:
+            if self._begun:
+                self._metrics._between.observe((now_s - self._last_s) / len(event))
+            else:
+                self._metrics._first.observe(now_s - self._last_s)
+            self._last_s, self._begun = now_s, True
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """How much a worker has to do, and holds."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    sessions: int = 0
+    session_bytes: int = 0
+    cache_bytes: int = 0

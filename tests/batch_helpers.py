@@ -1,0 +1,13 @@
+KINDS = {
+    "rotary": {},
+    "learned": {"positions": "learned"},
+    "alibi": {"positions": "alibi"},
+    "windows": {"windows": [5, 9]},
+    "sinks": {"windows": [6, 6], "num_sinks": 2},
+    "xl": {"positions": "transformer_xl", "xl_length": 12, "context_length": 8},
+    "compressive": {
+        "positions": "transformer_xl", "xl_length": 8, "context_length": 8,
+        "compression": {"kind": "mean", "rate": 2, "length": 4},
+    },
+    "memorizing": {"memorizing": {"layers": [1], "top_k": 4, "capacity": 40}},
+}  # fmt: skip

@@ -1,0 +1,54 @@
+"""What `memlm bench datastore` tells of indexes whose worth is known."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from memlm.bench.datastore import bench_datastore, default_kinds
+from memlm.cli.app import app
+from memlm.data.corpus import Corpus
+from memlm.errors import InvalidInput
+from memlm.index.ivf import choose_index
+
+KINDS = ("Flat", "IVF*,SQfp16", "IVF*,PQ4x4", "codes:IVF*,PQ4x4")
+
+
+def test_indexes_are_told_apart(model_folder, corpus_folder, tmp_path):
+    learnt, held_out = (
+        Corpus([corpus_folder / f"doc-{n}.txt" for n in range(5, 8)]),
+        Corpus([corpus_folder / "doc-1.txt"]),
+    )
+    told = bench_datastore(model_folder, learnt, held_out, tmp_path / "keys", sizes=(500, 1000), kinds=KINDS)
+    assert [(row["entries"], row["index"]) for row in told["rows"]] == [(n, k) for n in (500, 1000) for k in KINDS]
+    assert told["keys_per_s"] > 0
+    for flat, lossless, reranked, codes in (told["rows"][:4], told["rows"][4:]):
+        assert flat["softmax_mass_k32"] == flat["recall_k1024"] == pytest.approx(1.0, abs=1e-6)
+        assert flat["nats_change_k32"] == 0
+        assert lossless["softmax_mass_k32"] > 0.98
+        assert (lossless["rerank"], reranked["rerank"], codes["rerank"]) == (0, 8, 0)
+        assert codes["softmax_mass_k32"] < reranked["softmax_mass_k32"]
+        assert codes["bytes_per_entry"] == reranked["bytes_per_entry"] == 2 + 8
+        assert all(row["ms_per_query_k1024_batch64"] > 0 for row in (flat, lossless, reranked, codes))
+        assert all(row["add_over_bare_faiss"] > 0 for row in (lossless, reranked, codes))
+    again = bench_datastore(model_folder, learnt, held_out, tmp_path / "keys", sizes=(500,), kinds=KINDS[:1])
+    assert again["keys_per_s"] is None  # they were there
+    assert len(np.load(tmp_path / "keys" / "values.npy")) >= 1000
+    with pytest.raises(InvalidInput, match="are wanted"):
+        bench_datastore(model_folder, learnt, held_out, tmp_path / "more", sizes=(10**7,), kinds=KINDS[:1])
+
+
+def test_the_command_shows_a_table(model_folder, corpus_folder, tmp_path):
+    command = ["bench", "datastore", str(corpus_folder), "--held-out", str(corpus_folder / "doc-1.txt")]
+    command += ["--model", str(model_folder), "--work", str(tmp_path), "--entries", "300", "--index", "Flat"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "Flat" in result.stdout
+    told = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert told["rows"][0]["entries"] == 300
+
+
+def test_what_is_compared_can_be_built():
+    for kind in default_kinds(192):
+        choose_index(kind.removeprefix("codes:").replace("*", "64"), 10)

@@ -1,0 +1,349 @@
+"""The command line: exit codes, one clear line for what is wrong, JSON for programs."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from memlm.cli import main
+from memlm.cli.app import app
+from memlm.cli.console import jsonable
+from memlm.cli.options import num_bytes
+from memlm.index.store.manifest import read_manifest
+
+
+def memlm(capsys: pytest.CaptureFixture, *words: object) -> tuple[int, str, str]:
+    """Runs a command in this process; exit code, standard output, standard error."""
+    before = sys.argv
+    sys.argv = ["memlm", *map(str, words)]
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    finally:
+        sys.argv = before
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+@pytest.fixture
+def own_store(store_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(store_folder, tmp_path / "store"))
+
+
+def test_every_command_has_help_with_an_example(capsys):
+    groups = {"": "train eval generate demo serve", "index": "build add delete compact verify info search tune",
+              "client": "generate score search model info", "client datastore": "list delete",
+              "client session": "create append info list fork delete",
+              "bench": "build generate serve load model memory datastore retrieval open"}  # fmt: skip
+    for group, commands in groups.items():
+        for command in commands.split():
+            code, out, _ = memlm(capsys, *group.split(), command, "--help")
+            assert code == 0
+            assert f"Example: memlm {group}".strip() in " ".join(out.split()), command
+
+
+def test_wrong_use_exits_with_2(capsys):
+    for words in (
+        ["index", "build"], ["index", "delete", "s"], ["index", "delete", "s", "id", "--where", "a=b"],
+        ["index", "delete", "s", "--where", "license"], ["train", "x", "--out", "m", "--steps", "many"],
+        ["mystery"], ["--mystery"],
+    ):  # fmt: skip
+        assert memlm(capsys, *words)[0] == 2
+
+
+def test_failure_exits_with_1_and_one_line(capsys, model_folder, store_folder, corpus_folder, tmp_path):
+    nowhere, empty = tmp_path / "nowhere", tmp_path / "empty"
+    empty.mkdir()
+    (tmp_path / "f.toml").write_text("dimension = 3")
+    for words, says in (
+        (["train", nowhere, "--out", tmp_path / "m"], "no file or folder"),
+        (["train", empty, "--out", tmp_path / "m"], "no text was found"),
+        (["train", corpus_folder, "--out", model_folder], "another folder"),
+        (["train", corpus_folder, "--out", tmp_path / "m", "--preset", "huge"], "tiny, small, base"),
+        (["train", corpus_folder, "--out", tmp_path / "m", "--config", tmp_path / "f.toml"], "dimension"),
+        (["train", corpus_folder, "--out", tmp_path / "m", "--on-error", "ignore"], "'skip' or 'fail'"),
+        (["index", "build", corpus_folder, "--model", nowhere, "--out", tmp_path / "s"], "memlm train"),
+        (["index", "build", corpus_folder, "--model", model_folder, "--out", store_folder], "index add"),
+        (["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s", "--index", "X"], "IVF"),
+        (["index", "info", nowhere], "memlm index build"),
+        (["index", "delete", store_folder, "nobody"], "nobody"),
+        (["index", "search", store_folder, "", "--model", model_folder, "--k", "0"], "k is 0"),
+        (["eval", empty, "--model", model_folder], "no text was found"),
+        (["generate", "x", "--model", model_folder, "--top-p", "2"], "top_p"),
+        (["generate", "word " * 200, "--model", model_folder], "shorten the prompt"),
+        (["serve", "--model", nowhere, "--port", "0"], "memlm train"),
+        (["serve", "--model", model_folder, "--port", "70000"], "port"),
+        (["client", "score", "x", "--target", "localhost:1", "--timeout", "2"], "memlm serve"),
+    ):
+        code, out, err = memlm(capsys, *words)
+        assert (code, out) == (1, ""), words
+        assert err.startswith("memlm: ")
+        assert err.count("\n") == 1, err
+        assert says in err, words
+
+
+def test_a_port_in_use_is_told_before_anything_is_loaded(capsys, model_folder):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, _, err = memlm(capsys, "serve", "--model", model_folder, "--port", taken.getsockname()[1])
+    assert code == 1
+    assert "choose another port" in err
+
+
+def test_json_is_one_object_on_standard_output(capsys, model_folder, own_store, corpus_folder):
+    text = corpus_folder / "doc-7.txt"
+    for words, has in (
+        (["index", "info", own_store], "entries"),
+        (["index", "verify", own_store], "ok"),
+        (["index", "search", own_store, "the memory", "--model", model_folder], "neighbors"),
+        (["index", "tune", own_store, text, "--model", model_folder], "lam"),
+        (["eval", text, "--model", model_folder, "--store", own_store], "knn"),
+        (["generate", "the", "--model", model_folder, "--store", own_store, "--seed", "1"], "finished"),
+        (["index", "delete", own_store, "doc-0.txt"], "documents"),
+    ):
+        code, out, _ = memlm(capsys, *words, "--json")
+        assert code == 0, words
+        assert has in json.loads(out), words
+
+
+def test_eval_tells_the_figures_that_the_design_names(capsys, model_folder, store_folder, corpus_folder):
+    words = ["eval", corpus_folder / "doc-7.txt", "--model", model_folder, "--store", store_folder, "--json"]
+    answer = json.loads(memlm(capsys, *words)[1])
+    figures = {"nll", "token_perplexity", "word_perplexity", "bits_per_byte"}
+    assert {"tokens", "words", "bytes"} | figures <= set(answer)
+    assert set(answer["base"]) == figures
+    assert set(answer["knn"]) == figures | {"k", "lambda", "temperature"}
+    assert answer["texts"]["doc-7.txt"]["nll"] == pytest.approx(answer["nll"])
+
+
+def test_verify_exits_with_1_where_something_is_wrong(capsys, own_store, monkeypatch):
+    monkeypatch.setattr("memlm.index.store.segment.SMALL_BYTES", 0)
+    path = own_store / "segments" / "000001" / "keys.npy"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    code, out, err = memlm(capsys, "index", "verify", own_store)
+    assert code == 1
+    assert "1 problems" in out
+    assert "keys.npy" in err
+
+
+def test_an_emptied_store_passes_verify_and_is_not_tuned(capsys, model_folder, own_store, corpus_folder):
+    every = [f"doc-{number}.txt" for number in range(8)]
+    assert memlm(capsys, "index", "delete", own_store, *every)[0] == 0
+    before = read_manifest(own_store)
+    code, out, err = memlm(capsys, "index", "verify", own_store, "--model", model_folder)
+    assert (code, err) == (0, ""), out
+    code, _, err = memlm(capsys, "index", "tune", own_store, corpus_folder, "--model", model_folder)
+    assert code == 1
+    assert "nothing to tune" in err
+    assert read_manifest(own_store) == before
+
+
+def test_a_store_without_current_is_repaired_as_its_error_says(capsys, own_store, model_folder, corpus_folder):
+    (own_store / "CURRENT").unlink()
+    for command in (["info", own_store], ["build", corpus_folder, "--model", model_folder, "--out", own_store]):
+        code, _, err = memlm(capsys, "index", *command)
+        assert code == 1
+        assert f"memlm index verify {own_store} --repair" in " ".join(err.split())
+    code, out, _ = memlm(capsys, "index", "verify", own_store, "--repair")
+    assert code == 0
+    assert "CURRENT was written anew" in out
+    assert memlm(capsys, "index", "info", own_store)[0] == 0
+
+
+def test_a_build_whose_checks_were_cut_short_says_how_to_finish_them(
+    capsys, model_folder, corpus_folder, tmp_path, monkeypatch
+):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    build = ["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s"]
+    with monkeypatch.context() as patched:
+        patched.setattr("memlm.indexing.build.check_keys", interrupted)
+        assert memlm(capsys, *build, "--index", "IVF16,SQfp16")[0] == 130
+    verify = ["index", "verify", tmp_path / "s", "--model", model_folder]
+    assert f"memlm index verify {tmp_path / 's'} --model" in memlm(capsys, *build)[2]
+    for finished in (True, False):
+        code, told, problem = memlm(capsys, *verify, "--json")
+        assert code == 0, problem
+        assert json.loads(told) == {"ok": True, "problems": [], "finished": finished}
+    assert "not measured" not in memlm(capsys, *build)[2]
+    facts = json.loads(memlm(capsys, "index", "info", tmp_path / "s", "--json")[1])
+    assert facts["quality"]["recall"] > 0.5
+
+
+def test_text_that_cannot_be_used_is_told_and_left_out(capsys, model_folder, tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "good.txt").write_text("the memory of a model")
+    (tmp_path / "texts" / "bad.txt").write_bytes(b"fine\n\xff")
+    words = ["index", "build", tmp_path / "texts", "--model", model_folder, "--out", tmp_path / "s"]
+    code, _, err = memlm(capsys, *words, "--on-error", "fail")
+    assert code == 1
+    assert "bad.txt:2" in err
+    code, out, err = memlm(capsys, *words)
+    assert code == 0
+    assert "skipped bad.txt:2" in err
+    assert "1 documents" in out
+
+
+def test_generate_prints_the_text_and_its_sources(capsys, model_folder, store_folder):
+    words = ["generate", "the memory", "--model", model_folder, "--store", store_folder, "--seed", "1", "--lam", "0.9"]
+    code, out, _ = memlm(capsys, *words, "--max-tokens", "10", "--show-memory")
+    assert code == 0
+    assert "from memory:" in out
+    assert "doc-" in out
+
+
+def test_help_loads_nothing_that_takes_long(tmp_path):
+    run = [sys.executable, "-X", "importtime", "-m", "memlm", "--help"]
+    told = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True)
+    loaded = {line.rsplit("|", 1)[1].strip() for line in told.stderr.splitlines() if line.startswith("import time:")}
+    assert "memlm.cli.app" in loaded
+    assert not {name.partition(".")[0] for name in loaded} & {"torch", "faiss", "numpy", "grpc", "pyarrow", "sqlite3"}
+    assert not {"google.protobuf", "memlm.server.main", "memlm.language_model"} & loaded
+
+
+def test_an_interrupt_exits_with_130_and_leaves_a_resumable_build(model_folder, tmp_path):
+    (tmp_path / "texts").mkdir()
+    for number in range(12):
+        (tmp_path / "texts" / f"{number:02}.txt").write_text("the memory of a model can be read " * 800)
+    command = [sys.executable, "-m", "memlm", "index", "build", "texts", "--model", model_folder, "--out", "s"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not _checkpointed(tmp_path / "s" / "building.json"):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert not (tmp_path / "s" / "CURRENT").exists()
+    done = subprocess.run([*command, "--json"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert json.loads(done.stdout)["resumed_entries"] > 0
+
+
+def _checkpointed(journal: Path) -> int:
+    """How many entries of a build a kill leaves standing."""
+    return json.loads(journal.read_bytes())["entries"] if journal.exists() else 0
+
+
+def test_numbers_that_are_none_are_null_in_json():
+    assert jsonable({"a": float("nan"), "b": (float("inf"), 1.5), "c": b"\xff", "d": Path("x")}) == {
+        "a": None,
+        "b": [None, 1.5],
+        "c": "ff",
+        "d": "x",
+    }
+
+
+def test_documents_are_deleted_by_metadata_and_compaction_wins_room_back(capsys, model_folder, tmp_path):
+    texts = [{"id": f"d{n}", "text": f"text number {n} " * 20, "license": "MIT" if n % 2 else "none"} for n in range(6)]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    store = tmp_path / "s"
+    assert memlm(capsys, "index", "build", tmp_path / "c.jsonl", "--model", model_folder, "--out", store)[0] == 0
+    told = memlm(capsys, "index", "delete", store, "--where", "license=none", "--dry-run", "--json")[1]
+    assert json.loads(told) == {"documents": ["d0", "d2", "d4"]}
+    told = json.loads(memlm(capsys, "index", "delete", store, "--where", "license=none", "--json")[1])
+    assert told["documents"] == 3
+    code, told, _ = memlm(capsys, "index", "compact", store, "--model", model_folder, "--json")
+    assert code == 0
+    assert json.loads(told)["bytes_after"] < json.loads(told)["bytes_before"]
+    assert "nothing to do" in memlm(capsys, "index", "compact", store)[1]
+    code, told, _ = memlm(capsys, "index", "verify", store, "--model", model_folder)
+    assert (code, "every file" in told) == (0, True)
+    facts = json.loads(memlm(capsys, "index", "info", store, "--json")[1])
+    assert (facts["documents"], facts["deleted_documents"], facts["segments"]) == (3, 0, 1)
+
+
+def test_every_command_takes_a_store_that_was_emptied(capsys, model_folder, corpus_folder, own_store):
+    names = [path.name for path in corpus_folder.iterdir()]
+    assert memlm(capsys, "index", "delete", own_store, *names)[0] == 0
+    code, told, _ = memlm(capsys, "index", "compact", own_store, "--model", model_folder, "--purge")
+    assert (code, "1 segments became none; 8 deleted documents are gone" in told) == (0, True)
+    for words in (
+        ["index", "info", own_store],
+        ["index", "verify", own_store],
+        ["index", "verify", own_store, "--model", model_folder],
+        ["index", "search", own_store, "the memory", "--model", model_folder],
+        ["index", "compact", own_store, "--purge"],
+        ["generate", "the memory", "--model", model_folder, "--store", own_store, "--max-tokens", 3],
+        ["eval", corpus_folder, "--model", model_folder, "--store", own_store],
+    ):
+        assert memlm(capsys, *words)[0] == 0, words
+    code, _, told = memlm(capsys, "index", "tune", own_store, corpus_folder, "--model", model_folder)
+    assert (code, len(told.strip().splitlines()[-1:])) == (1, 1), told
+    assert memlm(capsys, "index", "add", own_store, corpus_folder, "--model", model_folder)[0] == 0
+    assert json.loads(memlm(capsys, "index", "info", own_store, "--json")[1])["documents"] == 8
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [(None, None), ("1500", 1500), ("500M", 500_000_000), ("2GiB", 2 << 30), ("1.5 kB", 1500), ("0.5TiB", 1 << 39)],
+)
+def test_bytes_are_read_as_people_write_them(said, meant):
+    assert num_bytes(said) == meant
+
+
+@pytest.mark.parametrize("said", ["", "many", "5X", "1.2.3G", "-5M"])
+def test_what_is_no_number_of_bytes_is_refused(said):
+    with pytest.raises(typer.BadParameter, match="2GiB"):
+        num_bytes(said)
+
+
+def test_a_build_within_a_memory_wants_more_of_the_mass(capsys, model_folder, corpus_folder, tmp_path):
+    command = ["index", "build", corpus_folder, "--model", model_folder, "--out"]
+    assert memlm(capsys, *command, tmp_path / "plain")[0] == 0
+    assert memlm(capsys, *command, tmp_path / "small", "--max-memory", "1GiB")[0] == 0
+    manifests = [read_manifest(tmp_path / name) for name in ("plain", "small")]
+    assert [manifest.spec.target for manifest in manifests] == [0.95, 0.99]
+    code, _, err = memlm(capsys, *command, tmp_path / "none", "--max-memory", "1kB")
+    assert (code, "smallest index" in err) == (1, True)
+    assert not (tmp_path / "none").exists()
+    told = json.loads(memlm(capsys, *command, tmp_path / "dry", "--dry-run", "--json")[1])
+    assert told["entries"] > 500
+    assert not (tmp_path / "dry").exists()
+
+
+def test_settings_of_the_server_come_from_options_environment_and_file(tmp_path, monkeypatch):
+    file = tmp_path / "server.toml"
+    file.write_text(
+        'model = "m"\nstore = ["a", "b"]\nport = 1234\nmax_running = 7\nsession_bytes = "1GiB"\ncache_bytes = "2GiB"\n'
+    )
+    monkeypatch.setenv("MEMLM_SERVE_MAX_RUNNING", "9")
+    monkeypatch.setenv("MEMLM_SERVE_DRAIN", "3")
+    done = CliRunner().invoke(app, ["serve", "--config", str(file), "--port", "99", "--print-config"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert (told["port"], told["max_running"], told["drain_s"]) == (99, 9, 3.0)
+    assert (told["model"], told["stores"], told["max_session_bytes"]) == ("m", ["a", "b"], 1 << 30)
+    assert told["max_cache_bytes"] == 2 << 30
+    for bad, says in (("prot = 3\n", "prot"), ("port = [\n", "TOML"), ("port = 99999999\n", "port")):
+        file.write_text('model = "m"\n' + bad)
+        done = CliRunner().invoke(app, ["serve", "--config", str(file), "--print-config"])
+        assert done.exit_code != 0
+        assert says in done.output + str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "shown"),
+    [
+        ("https://ann:pass@word@collector:4317", "https://***@collector:4317"),
+        ("http://ann@collector:4317/v1?at=5", "http://***@collector:4317/v1?at=5"),
+        ("http://collector:4317/a@b", "http://collector:4317/a@b"),
+    ],
+)
+def test_printed_settings_hold_no_password(endpoint, shown):
+    done = CliRunner().invoke(app, ["serve", "--model", "m", "--otlp", endpoint, "--print-config"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["otlp"] == shown

@@ -1,0 +1,110 @@
+"""The demo does the whole job, and leaves nothing behind when it is stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memlm.client import Client
+from memlm.errors import Unavailable
+from memlm.server.local import started_server
+
+PIPE_BYTES = 65_536
+COMMAND = [sys.executable, "-m", "memlm", "demo", "--out", "demo"]
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process started, and theirs."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if parent == pid:
+                found += [int(entry.name), *children_of(int(entry.name))]
+    return found
+
+
+def stop_when(words: str, number: signal.Signals, folder: Path) -> tuple[int, str]:
+    """Runs the demo until it says some words, and sends it a signal; exit code, and all that it said afterwards."""
+    process = subprocess.Popen(
+        [*COMMAND, "--steps", "12"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if words in line:
+            break
+    started = children_of(process.pid)
+    process.send_signal(number)
+    rest, _ = process.communicate(timeout=60)
+    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+    return process.returncode, rest
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see what is left behind")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopping_it_early_leaves_no_file_and_no_process(tmp_path, number):
+    code, rest = stop_when("1. Train a model", number, tmp_path)
+    assert code == 130
+    assert "Traceback" not in rest
+    assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see what is left behind")
+@pytest.mark.parametrize("words", ["2. Build its datastore", "entries of", "3. Tune", "4. Serve it"])
+def test_stopping_it_at_any_step_leaves_no_file_and_no_process(tmp_path, words):
+    code, rest = stop_when(words, signal.SIGINT, tmp_path)
+    assert code == 130
+    assert "Traceback" not in rest
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_the_whole_demo_shows_what_it_promises_twice_alike(tmp_path):
+    reports = []
+    for _ in range(2):
+        command = [*COMMAND, "--steps", "40", "--json", "--overwrite"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        reports.append(json.loads(done.stdout))
+    first, again = reports
+    assert first["spoken_before"] > 0 == first["spoken_after"]
+    assert first["score"]["knn"]["nll"] < first["score"]["base"]["nll"]
+    assert first["build"]["quality"]["recall"] > 0.8
+    for name in ("score", "loudest_document", "spoken_before"):
+        assert first[name] == again[name]
+
+
+def test_a_folder_that_is_no_demos_is_left_alone(tmp_path):
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "notes").write_text("precious")
+    done = subprocess.run([*COMMAND, "--overwrite"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "--out" in done.stderr
+    assert (tmp_path / "demo" / "notes").read_text() == "precious"
+
+
+def test_a_server_may_warn_before_it_serves_and_is_heard(model_folder, capfd):
+    with started_server(model_folder, options=("--host", "0.0.0.0")) as target, Client(target) as client:
+        client.wait_until_ready()
+        assert client.get_model().name == model_folder.name
+    assert "can be reached from other machines" in capfd.readouterr().err
+
+
+def test_a_server_that_says_much_does_not_stand_still(model_folder, capfd):
+    with started_server(model_folder, options=("--log-level", "info")) as target, Client(target) as client:
+        for _ in range(1200):  # more than a pipe holds
+            client.tokenize("once upon a time", timeout_s=20)
+    assert len(capfd.readouterr().err) > 2 * PIPE_BYTES
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path):
+    (tmp_path / "model").mkdir()
+    with pytest.raises(Unavailable, match=r"config\.json"), started_server(tmp_path / "model"):
+        pass

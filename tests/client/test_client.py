@@ -1,0 +1,216 @@
+"""The client by itself: light to load, the same face twice, clear about a server that is not there."""
+
+import inspect
+import socket
+import subprocess
+import sys
+import time
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+
+from memlm.api import datastores, generation, operations, params, scoring, sessions
+from memlm.api import server as api_server
+from memlm.api.generation import Accepted, Finished, FinishReason, Usage
+from memlm.api.operations import Operation
+from memlm.api.sessions import Session
+from memlm.client import AsyncClient, Client
+from memlm.client.aio_client import AsyncSession
+from memlm.client.aio_datastores import AsyncDatastores, AsyncOperation, AsyncOperations
+from memlm.client.datastores import Datastores, Operations
+from memlm.client.transport import RETRIED, rpcs_of
+from memlm.errors import InvalidInput, Unavailable
+from memlm.language_model import LanguageModel
+from memlm.v1 import generation_pb2_grpc
+from memlm.wire import codec
+
+METHOD_OF = {
+    "Generate": "generate",
+    "ResumeGeneration": "generate",  # by itself, where a stream breaks
+    "CancelGeneration": "generate",  # by closing its stream
+    "Score": "score",
+    "Tokenize": "tokenize",
+    "Detokenize": "detokenize",
+    "GetModel": "get_model",
+    "GetServerInfo": "get_server_info",
+    "ListDatastores": "list",
+    "Search": "search",
+    "DeleteDocuments": "delete_documents",
+    "CreateSession": "session",
+    "AppendToSession": "append_to_session",
+    "GetSession": "get_session",
+    "ListSessions": "list_sessions",
+    "ForkSession": "fork_session",
+    "DeleteSession": "delete_session",
+    "GetDatastore": "get",
+    "BuildDatastore": "build",
+    "AddDocuments": "add",
+    "CompactDatastore": "compact",
+    "LoadDatastore": "load",
+    "UnloadDatastore": "unload",
+    "GetOperation": "get",
+    "ListOperations": "list",
+    "WaitOperation": "wait",
+    "CancelOperation": "cancel",
+    "DeleteOperation": "delete",
+}
+NEVER_TWICE = {
+    *(
+        "Generate",
+        "ResumeGeneration",
+        "CancelGeneration",
+        "DeleteDocuments",
+        "CreateSession",
+        "AppendToSession",
+        "ForkSession",
+        "DeleteSession",
+    ),
+    *("BuildDatastore", "AddDocuments", "CompactDatastore", "LoadDatastore", "UnloadDatastore"),
+    *("CancelOperation", "DeleteOperation"),
+}
+FACES = {"Datastores": Datastores, "Operations": Operations}
+
+
+def methods_of(face: type) -> dict[str, Any]:
+    public = {name: value for name, value in vars(face).items() if not name.startswith("_") and callable(value)}
+    return {name: inspect.signature(value) for name, value in public.items()}
+
+
+def test_importing_the_client_loads_nothing_heavy() -> None:
+    code = "import sys, memlm.client, memlm.client.aio_client; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "faiss", "numpy", "tokenizers", "jaxtyping", "memlm.data.corpus"} & set(loaded)
+    assert not {"grpc", "google.protobuf", "asyncio", "memlm.client.transport", "memlm.client.aio_transport"} & set(
+        loaded
+    )
+
+
+@pytest.mark.parametrize(
+    ("face", "awaited"),
+    [
+        (Client, AsyncClient),
+        (Datastores, AsyncDatastores),
+        (Operations, AsyncOperations),
+        (Operation, AsyncOperation),
+        (Session, AsyncSession),
+    ],
+)
+def test_both_clients_have_the_same_methods(face: type, awaited: type) -> None:
+    """Name for name and parameter for parameter; what they return differs only by being awaited."""
+    here, there = methods_of(face), methods_of(awaited)
+    assert here.keys() == there.keys()
+    for name in here:
+        assert here[name].parameters.keys() == there[name].parameters.keys(), name
+        for mine, other in zip(here[name].parameters.values(), there[name].parameters.values(), strict=True):
+            assert (mine.kind, mine.default, mine.annotation) == (other.kind, other.default, other.annotation), name
+        returned = here[name].return_annotation
+        expected = f"Async{returned}" if returned in ("TokenStream", "Session", "Operation") else returned
+        assert there[name].return_annotation == expected, name
+
+
+def test_a_model_in_process_is_asked_as_a_client_is() -> None:
+    """What both can be asked takes the same; only what travels has a time limit."""
+    here, there = methods_of(LanguageModel), methods_of(Client)
+    both = here.keys() & there.keys()
+    assert {"generate", "score", "search", "tokenize", "detokenize", "session"} <= both
+    for name in both:
+        wanted = {key: value for key, value in there[name].parameters.items() if key != "timeout_s"}
+        assert list(here[name].parameters.items()) == list(wanted.items()), name
+        assert here[name].return_annotation == there[name].return_annotation, name
+
+
+def test_every_call_has_a_method_with_a_time_limit() -> None:
+    for service in codec.SERVICES:
+        methods = methods_of(Client) | methods_of(FACES.get(service.name, Client))
+        for rpc in service.methods:
+            assert "timeout_s" in methods[METHOD_OF[rpc.name]].parameters
+
+
+def test_every_call_is_asked_by_a_question_of_its_name() -> None:
+    modules = (params, generation, scoring, datastores, sessions, operations, api_server)
+    members = {name: kind for module in modules for name, kind in vars(module).items()}
+    asked = {name for name, kind in members.items() if name.endswith("Request") and isinstance(kind, type)}
+    asked -= {name for name in asked if name.startswith("_")}
+    with grpc.insecure_channel("localhost:1") as channel:
+        assert set(rpcs_of(channel)) == asked
+
+
+def test_only_calls_that_change_nothing_are_tried_again() -> None:
+    retried = {name for names in RETRIED.values() for name in names}
+    assert retried == set(METHOD_OF) - NEVER_TWICE
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_a_server_that_is_not_there_is_named(nobody: str) -> None:
+    with Client(nobody) as client:
+        for ask in (
+            client.get_model,
+            lambda: client.generate("a"),
+            lambda: client.datastores.delete_documents("a", ["b"]),
+        ):
+            with pytest.raises(Unavailable, match=f"{nobody}.*memlm serve"):
+                ask()
+
+
+async def test_a_server_that_is_not_there_is_named_when_awaited(nobody: str) -> None:
+    async with AsyncClient(nobody) as client:
+        with pytest.raises(Unavailable, match=f"{nobody}.*memlm serve"):
+            await client.get_model()
+        with pytest.raises(Unavailable, match=f"{nobody}.*memlm serve"):
+            await client.generate("a")
+        with pytest.raises(Unavailable, match="not ready within"):
+            await client.wait_until_ready(0.2)
+
+
+async def test_a_closed_client_says_so(nobody: str) -> None:
+    client, awaited = Client(nobody), AsyncClient(nobody)
+    client.close()
+    await awaited.close()
+    for ask in (client.get_model, lambda: client.generate("a")):
+        with pytest.raises(InvalidInput, match="closed"):
+            ask()
+    for ask_awaited in (awaited.get_model, lambda: awaited.generate("a")):
+        with pytest.raises(InvalidInput, match="closed"):
+            await ask_awaited()
+
+
+class Slow(generation_pb2_grpc.GenerationServicer):
+    """A server that takes its time between the last event and the status, and sees who does not wait for it."""
+
+    def __init__(self) -> None:
+        self.waited: list[bool] = []
+
+    def Generate(self, request, context):
+        yield codec.event_to_wire(Accepted("id", 1, None, 8, 0.25, 1.0))
+        yield codec.event_to_wire(Finished(FinishReason.LENGTH, None, Usage()))
+        time.sleep(0.2)
+        self.waited.append(context.is_active())
+
+
+async def test_a_stream_that_was_heard_to_its_end_is_not_cancelled() -> None:
+    server, slow = grpc.server(futures.ThreadPoolExecutor(1)), Slow()
+    generation_pb2_grpc.add_GenerationServicer_to_server(slow, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    with Client(address) as client, client.generate("a") as stream:
+        assert list(stream) == []
+    async with AsyncClient(address) as awaited, await awaited.generate("a") as tokens:
+        assert [token async for token in tokens] == []
+    server.stop(None).wait()
+    assert slow.waited == [True, True]
+
+
+def test_waiting_for_a_server_ends_in_time(nobody: str) -> None:
+    begin_s = time.monotonic()
+    with Client(nobody) as client, pytest.raises(Unavailable, match=r"not ready within 0\.3 s"):
+        client.wait_until_ready(0.3)
+    assert time.monotonic() - begin_s < 2

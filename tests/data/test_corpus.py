@@ -1,0 +1,299 @@
+import datetime
+import gzip
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from memlm.data import formats
+from memlm.data.corpus import Corpus, Problem, UnusableText
+from memlm.errors import InvalidInput, NotFound
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+
+def ids_of(*paths: Path, **options) -> list[str]:
+    return [document.id for document in Corpus(paths, **options)]
+
+
+def test_a_file_is_called_by_its_path_within_the_folder(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "two.txt").write_text("two")
+    (tmp_path / "a.txt").write_text("one")
+    assert ids_of(tmp_path) == ["a.txt", "b/two.txt"]
+    assert ids_of(tmp_path / "a.txt") == ["a.txt"]
+
+
+def test_glob_chooses_files(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "a.md").write_text("two")
+    assert ids_of(tmp_path, glob="**/*.md") == ["a.md"]
+
+
+def test_json_lines_keep_id_title_and_metadata(tmp_path):
+    lines = [{"id": "x", "text": "hello", "title": "T", "year": 1999}, {"text": "no id"}]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    first, second = Corpus([tmp_path])
+    assert (first.id, first.text, first.title, first.metadata) == ("x", "hello", "T", {"year": 1999})
+    assert second.id == "c.jsonl:2"
+
+
+def test_gz_is_read_as_it_is(tmp_path):
+    with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
+        file.write('{"id": "x", "text": "packed"}\n')
+    with gzip.open(tmp_path / "t.txt.gz", "wb") as file:
+        file.write(b"text")
+    corpus = Corpus([tmp_path])
+    assert [document.text for document in corpus] == ["packed", "text"]
+    assert corpus.num_bytes == len('{"id": "x", "text": "packed"}\n') + len("text")
+
+
+def test_zst_is_read_as_it_is(tmp_path):
+    """Also in several frames, as parallel packers write it."""
+    (tmp_path / "c.jsonl.zst").write_bytes(zstd.compress(b'{"id": "x", "text": "packed"}\n'))
+    (tmp_path / "t.txt.zst").write_bytes(zstd.compress(b"te") + zstd.compress(b"xt"))
+    corpus = Corpus([tmp_path])
+    assert [document.text for document in corpus] == ["packed", "text"]
+    assert corpus.num_bytes == len('{"id": "x", "text": "packed"}\n') + len("text")
+
+
+def test_size_of_a_large_packed_file_is_guessed(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "SAMPLE_BYTES", 300_000)
+    text = "".join(f"{number * 7919 % 1000003} " for number in range(500_000)).encode()
+    (tmp_path / "t.txt.zst").write_bytes(zstd.compress(text))
+    assert abs(Corpus([tmp_path]).num_bytes / len(text) - 1) < 0.3
+
+
+PARQUET_ROWS = [
+    {"id": "x", "text": "hello", "title": "T", "day": datetime.date(2026, 11, 22), "tags": ["a", "b"]},
+    {"id": None, "text": "no id", "title": None, "day": None, "tags": None},
+    {"id": "empty", "text": "", "title": None, "day": None, "tags": None},
+    {"id": "nul", "text": "a\0", "title": None, "day": None, "tags": None},
+]
+
+
+def test_parquet_keeps_id_title_and_metadata(tmp_path):
+    parquet.write_table(pyarrow.Table.from_pylist(PARQUET_ROWS * 50), tmp_path / "c.parquet", row_group_size=70)
+    problems = list[Problem]()
+    corpus = Corpus([tmp_path], on_problem=problems.append)
+    first, second, *rest = corpus
+    assert (first.id, first.text, first.title) == ("x", "hello", "T")
+    assert first.metadata == {"day": "2026-11-22", "tags": ["a", "b"]}
+    assert (second.id, second.text, second.title) == ("c.parquet:2", "no id", "")
+    assert len(rest) == 98
+    assert [problem.where for problem in problems[:3]] == ["c.parquet:3", "c.parquet:4", "c.parquet:7"]
+    assert corpus.num_bytes > 0
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    parquet.write_table(pyarrow.Table.from_pylist(PARQUET_ROWS), tmp_path / "c.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UnusableText, match=r"pip install 'memlm\[parquet\]'"):
+        list(Corpus([tmp_path], on_error="fail"))
+
+
+GOOD = {
+    "t.txt.gz": gzip.compress(b"some text " * 100),
+    "t.txt.zst": zstd.compress(b"some text " * 100, options={zstd.CompressionParameter.checksum_flag: 1}),
+}
+
+
+@pytest.mark.parametrize("name", [*GOOD, "t.parquet"])
+@pytest.mark.parametrize("damage", ["cut", "other", "changed"])
+def test_damaged_files_are_named(tmp_path, name, damage):
+    if name not in GOOD:
+        rows = [{"text": "some text " * 100 + str(number)} for number in range(10)]
+        pages_alone = {"use_dictionary": False, "write_statistics": False, "write_page_checksum": True}
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / name, **pages_alone)
+    raw = GOOD.get(name) or (tmp_path / name).read_bytes()
+    middle = len(raw) // 2
+    early = len(raw) // 4  # in what is packed, not in what describes it
+    changed = raw[:early] + b"\xff\xff" + raw[early + 2 :]
+    (tmp_path / name).write_bytes({"cut": raw[:middle], "other": b"nonsense " * 9, "changed": changed}[damage])
+    (tmp_path / "z.txt").write_text("fine")
+    problems = list[Problem]()
+    corpus = Corpus([tmp_path], on_problem=problems.append)
+    assert corpus.num_bytes > 0
+    assert [document.id for document in corpus] == ["z.txt"]
+    assert [problem.where for problem in problems] == [name]
+
+
+@pytest.mark.parametrize(
+    ("piped", "told"),
+    [
+        (b"some text\nin lines\n", [["stdin", "some text\nin lines\n"]]),
+        (b"\n[1, 2]\n", [["stdin", "\n[1, 2]\n"]]),
+        (b'\n{"id": "x", "text": "one"}\n{"text": "two"}\n', [["x", "one"], ["stdin.jsonl:3", "two"]]),
+    ],
+)
+def test_standard_input_may_be_read_again(piped, told):
+    script = (
+        "import json; from memlm.data.corpus import Corpus; corpus = Corpus(['-'])\n"
+        "print(json.dumps([corpus.num_bytes] + [[[d.id, d.text] for d in corpus] for _ in range(2)]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], input=piped, capture_output=True, check=True)
+    assert json.loads(done.stdout) == [len(piped), told, told]
+
+
+def test_a_file_that_is_called_as_standard_input_is_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("-").write_text("in a file")
+    assert [(document.id, document.text) for document in Corpus(["."])] == [("-", "in a file")]
+
+
+def test_the_copy_of_standard_input_is_gone_after_a_kill(tmp_path):
+    script = (
+        "import os, signal; from memlm.data.corpus import Corpus\nfor document in Corpus(['-']): print(document.text)\n"
+        "print(*os.listdir(os.environ['TMPDIR']), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=b"a secret", capture_output=True, env={**os.environ, "TMPDIR": tmp_path}
+    )
+    assert done.stdout.decode().split() == ["a", "secret"]  # nor has it a name while it is there
+    assert done.returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_terminal_is_no_corpus(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    with pytest.raises(InvalidInput, match="nothing is piped in"):
+        list(Corpus(["-"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "where"),
+    [
+        ("bad.txt", b"fine\nfine\n\xff\n", "bad.txt:3"),
+        ("nul.txt", b"fine\n\0", "nul.txt:2"),
+        ("empty.txt", b"", "empty.txt"),
+        ("blank.txt", b" \n\t\n", "blank.txt"),
+        ("bad.jsonl", b'{"text": "ok"}\n{"text": \n', "bad.jsonl:2"),
+        ("list.jsonl", b"[1]\n", "list.jsonl:1"),
+        ("notext.jsonl", b'{"id": 1}\n', "notext.jsonl:1"),
+        ("idlist.jsonl", b'{"id": [], "text": "x"}\n', "idlist.jsonl:1"),
+        ("bytes.jsonl", b'{"text": "ok"}\n\n{"text": "\xff"}\n', "bytes.jsonl:3"),
+        ("surrogate.jsonl", b'{"text": "\\ud800"}\n', "surrogate.jsonl:1"),
+        ("nul.jsonl", b'{"text": "a\\u0000"}\n', "nul.jsonl:1"),
+        ("nan.jsonl", b'{"text": "x", "score": NaN}\n', "nan.jsonl:1"),
+        ("huge.jsonl", b'{"text": "x", "a": {"b": [1, -1e999]}}\n', "huge.jsonl:1"),
+        ("id.jsonl", b'{"text": "x", "id": "\\ud800"}\n', "id.jsonl:1"),
+        ("title.jsonl", b'{"text": "x", "title": "\\udfff"}\n', "title.jsonl:1"),
+        ("value.jsonl", b'{"text": "x", "a": ["\\ud800"]}\n', "value.jsonl:1"),
+        ("key.jsonl", b'{"text": "x", "a": {"\\ud800": 1}}\n', "key.jsonl:1"),
+        ("deep.jsonl", b'{"text": "x", "a": ' + b"[" * 200 + b"]" * 200 + b"}\n", "deep.jsonl:1"),
+        ("cut.txt.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "cut.txt.gz"),
+    ],
+)
+def test_what_cannot_be_used_is_told_by_file_and_line(tmp_path, name, raw, where):
+    (tmp_path / name).write_bytes(raw)
+    (tmp_path / "z.txt").write_text("good")
+    problems: list[Problem] = []
+    documents = list(Corpus([tmp_path], on_problem=problems.append))
+    assert documents[-1].text == "good"
+    assert where in [problem.where for problem in problems]
+    with pytest.raises(UnusableText, match=where.replace(".", r"\.")):
+        list(Corpus([tmp_path], on_error="fail"))
+
+
+def test_a_file_whose_name_is_not_utf_8_is_left_out_with_a_message(tmp_path):
+    """As Latin-1 systems wrote them: Python gives half a surrogate pair for such a byte."""
+    name = os.fsdecode(b"caf\xe9.txt")
+    (tmp_path / name).write_text("text")
+    (tmp_path / "z.txt").write_text("good")
+    problems: list[Problem] = []
+    assert [document.id for document in Corpus([tmp_path], on_problem=problems.append)] == ["z.txt"]
+    assert str(problems[0]).startswith("caf\\udce9.txt: the file's name is not UTF-8")
+    with pytest.raises(UnusableText, match="rename the file"):
+        list(Corpus([tmp_path], on_error="fail"))
+
+
+def test_problems_of_hostile_names_are_one_line_without_control_characters(tmp_path):
+    (tmp_path / "a\n\x1b]0;title\x07.txt").write_text("")
+    problems: list[Problem] = []
+    with pytest.raises(InvalidInput):
+        list(Corpus([tmp_path], on_problem=problems.append))
+    assert str(problems[0]) == "a\\n\\x1b]0;title\\x07.txt: empty"
+
+
+def test_nan_in_a_parquet_column_is_a_missing_value(tmp_path):
+    rows = [{"text": "one", "score": math.nan, "deep": {"x": math.nan}}, {"text": "two", "score": math.inf}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "c.parquet")
+    problems: list[Problem] = []
+    (document,) = Corpus([tmp_path], on_problem=problems.append)
+    assert document.metadata == {"deep": {"x": None}}
+    assert "score is inf" in str(problems[0])
+
+
+def test_a_missing_path_is_refused_before_work_starts(tmp_path):
+    with pytest.raises(NotFound, match="nowhere"):
+        Corpus([tmp_path / "nowhere"])
+
+
+def test_an_empty_corpus_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="no text"):
+        list(Corpus([tmp_path]))
+    with pytest.raises(InvalidInput, match="no corpus"):
+        Corpus([])
+
+
+def test_documents_are_streamed(tmp_path):
+    (tmp_path / "c.jsonl").write_text('{"text": "a"}\n' * 3 + "broken")
+    documents = iter(Corpus([tmp_path], on_error="fail"))
+    assert [next(documents).text for _ in range(3)] == ["a"] * 3
+    with pytest.raises(UnusableText):
+        next(documents)
+
+
+@pytest.mark.parametrize(
+    "glob",
+    ["../*", "../*/*", "a/../../*", "**/../*", "/etc/*", "//etc/*", "", ".", "./", "..", "a\0b", "**x", "a/b**/c",
+     "/".join(["**"] * 5), "/".join("a" * 65), "../../../../**/*"],
+)  # fmt: skip
+def test_a_glob_stays_within_its_folder(tmp_path, glob):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out.txt").write_text("outside")
+    with pytest.raises(InvalidInput, match="expected") as refused:
+        Corpus([tmp_path / "in"], glob=glob)
+    assert refused.value.field == "glob"
+
+
+@pytest.mark.parametrize("glob", ["*", "*.txt", "**/*", "**/*.txt", "a/*", "[ab]/?.txt", "a/./*", "..a/*", "a..b"])
+def test_a_glob_within_its_folder_is_taken(tmp_path, glob):
+    Corpus([tmp_path], glob=glob)
+
+
+def test_what_lies_outside_of_the_roots_is_neither_listed_nor_measured_nor_opened(tmp_path):
+    """Through a linked file, a linked folder, and a path that is not under the root."""
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    root.mkdir()
+    outside.mkdir()
+    (root / "in.txt").write_text("inside")
+    (outside / "secret.txt").write_text("s" * 1000)
+    (outside / "secret.txt.gz").write_bytes(gzip.compress(b"s" * 1000))
+    os.mkfifo(outside / "pipe.zst")
+    (root / "link.txt").symlink_to(outside / "secret.txt")
+    (root / "folder").symlink_to(outside)
+    problems = list[Problem]()
+    corpus = Corpus([root, outside], glob="*", roots=[root], on_problem=problems.append)
+    inner = Corpus([root], glob="*/*", roots=[root], on_problem=problems.append)
+    assert [name for name, _ in corpus.files()] == ["in.txt"]
+    assert (corpus.num_bytes, inner.num_bytes) == (len("inside"), 0)
+    assert [document.id for document in corpus] == ["in.txt"]
+    with pytest.raises(InvalidInput, match="no text was found"):
+        list(inner)
+    assert [problem.where for problem in problems] == ["link.txt"]  # nor is the number of the other files told

@@ -1,0 +1,273 @@
+"""Compaction, replacing and deleting by metadata: what is left is what a store built from the rest would hold."""
+
+import errno
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from crashes import Crash, count_of, failing_at
+from random_stores import DEFAULTS, IVF, Corpus, add, build, spec
+
+from memlm.errors import Incompatible, InvalidInput, Locked, NotFound, StorageFull
+from memlm.index.store.compaction import compact
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.lock import writing
+from memlm.index.store.manifest import read_manifest
+from memlm.index.store.writer import StoreWriter
+
+
+def grown(path: Path) -> Path:
+    """Two segments, each with something deleted."""
+    build(path, Corpus(1), IVF).close()
+    add(path, Corpus(2, prefix="more"))
+    with Datastore.open(path) as store:
+        store.delete(["doc-0", "doc-7", "more-3"])
+    return path
+
+
+def remaining() -> list[tuple[str, np.ndarray, np.ndarray]]:
+    blocks = [*Corpus(1).blocks(), *Corpus(2, prefix="more").blocks()]
+    return [block for block in blocks if block[0] not in {"doc-0", "doc-7", "more-3"}]
+
+
+def fresh(path: Path) -> Datastore:
+    """A store that is built from what is left."""
+    with StoreWriter.create(path, spec(IVF)) as writer:
+        for name, keys_ND, values_N in remaining():
+            writer.begin_document(name, title=name.upper(), metadata={"number": int(name.split("-")[1])})
+            writer.append(keys_ND, values_N)
+        return writer.commit(defaults=DEFAULTS)
+
+
+def files_of(store: Datastore) -> dict[str, bytes]:
+    folder = store.path / store.manifest.segments[0].folder
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix != ".sqlite"}
+
+
+def test_a_compacted_store_equals_one_built_from_what_is_left(tmp_path):
+    told = compact(grown(tmp_path / "s"))
+    expected = fresh(tmp_path / "fresh")
+    with Datastore.open(tmp_path / "s") as store:
+        assert len(store.manifest.segments) == 1
+        assert files_of(store) == files_of(expected)
+        assert list(store.documents()) == list(expected.documents())
+        assert store.verify() == []
+        assert store.num_deleted_documents == 0
+        assert (told.segments_before, told.deleted_documents, told.entries) == (2, 3, expected.num_entries)
+        assert told.bytes_after == store.bytes_on_disk < told.bytes_before
+        assert [folder.name for folder in (store.path / "segments").iterdir()] == ["000003"]
+
+
+def test_there_may_be_nothing_to_compact(tmp_path):
+    with build(tmp_path / "s", Corpus(1)) as store:
+        told = compact(store.path)
+        assert told.bytes_before == told.bytes_after
+        assert Datastore.open(store.path).manifest == store.manifest
+    with pytest.raises(NotFound):
+        compact(tmp_path / "nowhere")
+
+
+def test_a_reader_keeps_what_it_opened_while_others_compact(tmp_path):
+    queries_QD = Corpus(1).keys_ND[:16]
+    with Datastore.open(grown(tmp_path / "s")) as reader:
+        before = reader.search(queries_QD, 5, nprobe=4)
+        compact(tmp_path / "s")
+        after = reader.search(queries_QD, 5, nprobe=4)
+        assert (before.ids_QK == after.ids_QK).all()
+        places = [place.document_id for place in reader.locate(after.ids_QK[0])]
+        assert reader.refresh()
+        moved = reader.search(queries_QD, 5, nprobe=4)
+        np.testing.assert_array_equal(moved.distances_QK, before.distances_QK)
+        assert [place.document_id for place in reader.locate(moved.ids_QK[0])] == places
+
+
+def test_a_crash_at_every_step_of_a_compaction_leaves_the_old_state_or_the_new(tmp_path, monkeypatch):
+    monkeypatch.setattr("memlm.index.store.compaction.CHECKPOINT_ROWS", 100)
+    original = grown(tmp_path / "grown")
+    steps = count_of(lambda: compact(Path(shutil.copytree(original, tmp_path / "counted"))))
+    with fresh(tmp_path / "fresh") as expected:
+        wanted = files_of(expected)
+    assert steps > 20
+    resumed = 0
+    for step in range(1, steps + 1):
+        path = Path(shutil.copytree(original, tmp_path / f"crash-{step}"))
+        with pytest.raises(Crash), failing_at(step, Crash()):
+            compact(path)
+        with Datastore.open(path) as store:
+            assert store.verify() == []
+            assert [document.id for document in store.documents()] == [name for name, _, _ in remaining()]
+        with StoreWriter.compacting(path) as writer:
+            resumed += writer.num_resumed_entries > 0
+        compact(path)
+        with Datastore.open(path) as store:
+            assert files_of(store) == wanted, f"step {step}"
+            assert store.verify() == []
+    assert resumed > 3
+
+
+def test_a_disk_that_fills_while_compacting_is_reported_and_harms_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("memlm.index.store.compaction.CHECKPOINT_ROWS", 100)
+    original = grown(tmp_path / "grown")
+    steps, reported = count_of(lambda: compact(Path(shutil.copytree(original, tmp_path / "counted")))), 0
+    with fresh(tmp_path / "fresh") as expected:
+        wanted = files_of(expected)
+    for step in range(1, steps + 1):
+        path = Path(shutil.copytree(original, tmp_path / f"full-{step}"))
+        with (
+            failing_at(step, OSError(errno.ENOSPC, "No space left on device")),
+            pytest.raises((StorageFull, OSError)) as told,
+        ):
+            compact(path)
+        reported += isinstance(told.value, StorageFull) and "make room" in str(told.value)
+        with Datastore.open(path) as store:
+            assert store.verify() == []
+            assert [document.id for document in store.documents()] == [name for name, _, _ in remaining()]
+        compact(path)
+        with Datastore.open(path) as store:
+            assert files_of(store) == wanted, f"step {step}"
+    assert reported > 10
+
+
+def crash(*given: object, **named: object) -> None:
+    raise Crash
+
+
+@pytest.fixture
+def half_compacted(tmp_path, monkeypatch) -> Path:
+    """A store whose compaction was stopped when almost all was copied."""
+    monkeypatch.setattr("memlm.index.store.compaction.CHECKPOINT_ROWS", 100)
+    path = grown(tmp_path / "s")
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreWriter, "commit", crash)
+        with pytest.raises(Crash):
+            compact(path)
+    with StoreWriter.compacting(path) as writer:
+        assert writer.num_resumed_entries > 200
+    return path
+
+
+def test_a_compaction_that_another_change_overtook_begins_anew(half_compacted):
+    with Datastore.open(half_compacted) as store:
+        store.delete(["doc-1"])
+    compact(half_compacted)
+    with Datastore.open(half_compacted) as store:
+        assert [document.id for document in store.documents()] == [n for n, _, _ in remaining() if n != "doc-1"]
+        assert store.verify() == []
+
+
+def test_an_interrupted_compaction_does_not_stand_in_the_way_of_adding(half_compacted):
+    add(half_compacted, Corpus(3, prefix="late"))
+    with Datastore.open(half_compacted) as store:
+        assert store.num_documents == len(remaining()) + 12
+        assert store.verify() == []
+
+
+def test_a_reader_that_comes_while_files_go_takes_the_newer_state(tmp_path, monkeypatch):
+    path = grown(tmp_path / "s")
+    stale = read_manifest(path)
+    compact(path)
+    told = [stale]
+    monkeypatch.setattr(
+        "memlm.index.store.datastore.read_manifest", lambda at: told.pop() if told else read_manifest(at)
+    )
+    with Datastore.open(path) as store:
+        assert not told
+        assert store.manifest.number == stale.number + 1
+        assert store.verify() == []
+
+
+def test_documents_that_wait_to_be_added_are_not_thrown_away(tmp_path):
+    path = grown(tmp_path / "s")
+    late = Corpus(3, prefix="late")
+    add(path, late, stop_after=4)
+    with pytest.raises(Incompatible, match="index add"):
+        compact(path)
+    with StoreWriter.extend(path, spec(IVF)) as writer:
+        assert writer.num_resumed_entries == late.sizes[:4].sum()
+    with writing(path), pytest.raises(Locked):
+        compact(path)
+
+
+def test_a_replaced_document_speaks_until_the_commit_and_its_successor_after(tmp_path):
+    build(tmp_path / "s", Corpus(1), IVF).close()
+    new = Corpus(9, num_documents=3)
+    with Datastore.open(tmp_path / "s") as before:
+        add(tmp_path / "s", new, replace=True)
+        assert before.num_documents == 12
+        assert before.refresh()
+        assert (before.num_documents, before.num_deleted_documents) == (12, 3)
+        found = before.search(new.keys_ND, 1, nprobe=4)
+        assert found.values_QK[:, 0].tolist() == new.values_N.tolist()
+        old = Corpus(1)
+        gone = before.search(old.keys_ND[old.owner_N < 3], 4, nprobe=4)
+        assert (gone.distances_QK[:, 0] > 0).all()
+        assert before.tokens("doc-1").tolist() == new.values_N[new.owner_N == 1].tolist()
+
+
+def test_a_crash_while_replacing_leaves_the_old_documents_or_the_new(tmp_path):
+    new = Corpus(9, num_documents=3)
+    build(tmp_path / "counted", Corpus(1)).close()
+    steps = count_of(lambda: add(tmp_path / "counted", new, index="auto", replace=True))
+    old_sizes, new_sizes = (dict(zip(each.names, each.sizes.tolist(), strict=True)) for each in (Corpus(1), new))
+    seen = set()
+    for step in range(1, steps + 1):
+        path = tmp_path / f"crash-{step}"
+        build(path, Corpus(1)).close()
+        with pytest.raises(Crash), failing_at(step, Crash()):
+            add(path, new, index="auto", replace=True)
+        with Datastore.open(path) as store:
+            assert store.verify() == []
+            sizes = {document.id: document.num_tokens for document in store.documents()}
+            assert sizes in (old_sizes, old_sizes | new_sizes)
+            seen.add(sizes == old_sizes)
+    assert seen == {True, False}
+
+
+def test_documents_are_deleted_by_what_is_known_of_them(tmp_path):
+    with StoreWriter.create(tmp_path / "s", spec()) as writer:
+        known = [
+            {"license": "MIT", "year": 2020, "tags": ["a", "b"], "open": True},
+            {"license": "unknown", "year": 2020, "tags": ["b"], "open": False},
+            {"license": "unknown", "year": 2021},
+            {},
+        ]
+        for number, metadata in enumerate(known):
+            writer.begin_document(f"doc-{number}", title=f"Title {number}", metadata=metadata)
+            writer.append(np.ones((2, 12), np.float32) * number, np.arange(2))
+        store = writer.commit(defaults=DEFAULTS)
+    assert store.matching({"license": "unknown"}) == ["doc-1", "doc-2"]
+    assert store.matching({"license": "unknown", "year": "2020"}) == ["doc-1"]
+    assert store.matching({"tags": "b"}) == ["doc-0", "doc-1"]
+    assert store.matching({"open": "true"}) == ["doc-0"]
+    assert store.matching({"title": "Title 3"}) == ["doc-3"]
+    assert store.matching({"nothing": "x"}) == []
+    number = store.manifest.number
+    assert store.delete_where({"license": "GPL"}).num_documents == 0
+    assert store.manifest.number == number
+    assert store.delete_where({"license": "unknown"}).num_documents == 2
+    assert [document.id for document in store.documents()] == ["doc-0", "doc-3"]
+    with pytest.raises(InvalidInput, match="everything"):
+        store.delete_where({})
+
+
+def test_a_journal_that_was_changed_is_refused_and_files_that_lost_their_end_too(tmp_path):
+    path = grown(tmp_path / "s")
+    add(path, Corpus(3, prefix="late"), stop_after=4)
+    journal = path / "building.json"
+    whole = journal.read_bytes()
+    for place in range(len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 0x04
+        journal.write_bytes(changed)
+        with pytest.raises(Exception, match=r"building\.json"):
+            StoreWriter.extend(path, spec(IVF))
+    journal.write_bytes(whole)
+    keys = path / "building" / "keys.npy"
+    keys.write_bytes(keys.read_bytes()[:-1])
+    with pytest.raises(Exception, match=r"keys\.npy has"):
+        StoreWriter.extend(path, spec(IVF))
+    journal.unlink()
+    add(path, Corpus(3, prefix="late"))
+    with Datastore.open(path) as store:
+        assert store.verify() == []

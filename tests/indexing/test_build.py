@@ -1,0 +1,466 @@
+"""From a corpus to a datastore, and what is measured of it."""
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import SHAPE
+from reference import decode_plainly
+from texts import make_text
+
+from memlm.api.params import MemoryParams
+from memlm.cli.render_index import print_build
+from memlm.data.corpus import Corpus
+from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, StorageFull
+from memlm.evaluation import evaluate
+from memlm.index.neighbors import Neighbours
+from memlm.index.selection import agreement
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.manifest import KnnDefaults
+from memlm.index.store.segment import Segment
+from memlm.indexing import build as indexing_build
+from memlm.indexing.build import add_to_index, build_index, compact_index, finish_build, windows_at_once
+from memlm.indexing.estimate import estimate_build
+from memlm.indexing.quality import check_keys, make_trial, measure_quality, sample_queries, scale_free_temperature
+from memlm.indexing.tune import best_lam, tune
+from memlm.language_model import load
+from memlm.model import Decoder, Memorizing, ModelConfig
+from memlm.retrieval.store import Memory
+
+
+class Killed(Exception):
+    """Stands for a kill in the middle of a build."""
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(indexing_build, "BLOCK_WINDOWS", 4)
+
+
+def read(store: Path, name: str) -> np.ndarray:
+    return np.load(store / "segments" / "000001" / name)
+
+
+def test_every_corpus_token_is_one_entry_with_its_value(store_folder, corpus_folder, tokenizer):
+    with Datastore.open(store_folder) as store:
+        assert [document.id for document in store.documents()] == [f"doc-{number}.txt" for number in range(8)]
+        for document in Corpus([corpus_folder]):
+            assert store.tokens(document.id).tolist() == tokenizer.encode(document.text).tolist()
+
+
+def test_a_key_is_the_last_feed_forwards_input_after_its_norm(store_folder, corpus_folder, checkpoint):
+    document = next(iter(Corpus([corpus_folder / "doc-5.txt"])))
+    tokens = [checkpoint.tokenizer.end_id, *checkpoint.tokenizer.encode(document.text).tolist()]
+    with Datastore.open(store_folder) as store:
+        begin = next(
+            i
+            for i, place in enumerate(store.locate(np.sort(store.sample(10**6, 0))))
+            if place.document_id == "doc-5.txt"
+        )
+    keys_ND = read(store_folder, "keys.npy")[begin : begin + 48]
+    expected_TD = decode_plainly(checkpoint.decoder, tokens[:48])[1]
+    np.testing.assert_allclose(keys_ND, expected_TD, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("killed_at", [1, 2, 5])
+def test_a_killed_build_goes_on_and_ends_with_the_same_entries(model_folder, corpus_folder, tmp_path, killed_at):
+    whole = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "whole")
+    calls = [0]
+
+    def kill(phase: str, done: int, total: int | None, note: str = "") -> None:
+        calls[0] += phase == "read"
+        if calls[0] == killed_at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "cut", progress=kill)
+    resumed = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "cut")
+    assert 0 < resumed.resumed_entries < resumed.entries == whole.entries
+    for name in ("keys.npy", "values.npy", "starts.npy"):
+        np.testing.assert_array_equal(read(tmp_path / "cut", name), read(tmp_path / "whole", name))
+
+
+def test_a_build_that_is_stopped_leaves_no_thread_at_work(model_folder, corpus_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "memlm.retrieval.encoder.BATCH_TOKENS", 1
+    )  # else a block would be one batch, which no other thread reads
+
+    def stop(phase: str, done: int, total: int | None, note: str = "") -> None:
+        raise Killed
+
+    before = threading.enumerate()
+    with pytest.raises(Killed) as stopped:  # who holds what was raised holds all that was begun
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s", progress=stop)
+    assert threading.enumerate() == before, stopped
+
+
+def test_a_build_tells_how_far_it_is_until_all_is_checked(model_folder, corpus_folder, tmp_path):
+    told: dict[str, list[tuple[int, int | None]]] = {}
+
+    def tell(phase: str, done: int, total: int | None, note: str = "") -> None:
+        told.setdefault(phase, []).append((done, total))
+
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s", index="IVF16,SQfp16", progress=tell)
+    assert list(told) == [
+        "read", "train index", "assign to lists", "add to index", "judge index", "check files", "check keys",
+        "measure quality",
+    ]  # fmt: skip
+    for steps in told.values():
+        assert steps == sorted(steps)
+        assert steps[-1][0] == steps[-1][1]
+    assert min(len(told["check keys"]), len(told["measure quality"])) > 2
+
+
+def kill_in_checks(phase: str, done: int, total: int | None, note: str = "") -> None:
+    """Progress of a build that comes no further than its commit."""
+    if phase == "check keys":
+        raise Killed
+
+
+@pytest.mark.parametrize("index", ["Flat", "IVF16,SQfp16"])
+def test_a_build_killed_in_its_checks_leaves_a_store_of_the_right_scale(model_folder, corpus_folder, tmp_path, index):
+    with pytest.raises(Killed):
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "killed", index=index, progress=kill_in_checks)
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "whole", index=index)
+    with Datastore.open(tmp_path / "killed") as killed, Datastore.open(tmp_path / "whole") as whole:
+        assert killed.manifest.quality is None is killed.defaults.tuned_on
+        assert (killed.defaults.k, killed.defaults.lam) == (whole.defaults.k, whole.defaults.lam)
+        assert 0.7 < killed.defaults.temperature / whole.defaults.temperature < 1.4  # 1, the scale of no keys, is not
+
+
+def test_an_addition_killed_in_its_checks_is_measured_by_nobodys_figures_until_it_is(
+    model_folder, corpus_folder, tmp_path
+):
+    build_index(model_folder, Corpus([corpus_folder / "doc-0.txt"]), tmp_path / "s")
+    with pytest.raises(Killed):
+        add_to_index(model_folder, Corpus([corpus_folder / "doc-1.txt"]), tmp_path / "s", progress=kill_in_checks)
+    with Datastore.open(tmp_path / "s") as store:
+        assert (store.num_documents, store.manifest.quality) == (2, None)
+    assert finish_build(tmp_path / "s", model_folder)
+    with Datastore.open(tmp_path / "s") as store:
+        assert store.manifest.quality is not None
+    assert not finish_build(tmp_path / "s", model_folder)
+
+
+@pytest.mark.parametrize(("context", "windows"), [(16, 128), (256, 128), (1024, 32), (2048, 16), (131_072, 1)])
+def test_what_a_kill_may_cost_is_bounded_in_tokens_too(monkeypatch, context, windows):
+    monkeypatch.setattr(indexing_build, "BLOCK_WINDOWS", 128)
+    assert windows_at_once(context) == windows
+
+
+def test_a_smaller_stride_gives_more_context_and_the_same_values(model_folder, corpus_folder, tmp_path):
+    for stride in (1, 48):
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / str(stride), stride=stride)
+    np.testing.assert_array_equal(read(tmp_path / "1", "values.npy"), read(tmp_path / "48", "values.npy"))
+    assert not np.array_equal(read(tmp_path / "1", "keys.npy"), read(tmp_path / "48", "keys.npy"))
+    with pytest.raises(InvalidInput, match="stride"):
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "x", stride=49)
+
+
+def test_bad_input_harms_nothing_that_was_there(model_folder, corpus_folder, store_folder, tmp_path):
+    before = (store_folder / "CURRENT").read_text()
+    with pytest.raises(AlreadyExists):
+        build_index(model_folder, Corpus([corpus_folder]), store_folder)
+    with pytest.raises(NotFound):
+        build_index(tmp_path / "nowhere", Corpus([corpus_folder]), tmp_path / "s")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidInput, match="no text"):
+        build_index(model_folder, Corpus([tmp_path / "empty"]), tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+    assert (store_folder / "CURRENT").read_text() == before
+
+
+def test_added_documents_are_found_and_a_taken_id_is_refused(model_folder, corpus_folder, tmp_path):
+    build_index(model_folder, Corpus([corpus_folder / "doc-0.txt"]), tmp_path / "s")
+    report = add_to_index(model_folder, Corpus([corpus_folder / "doc-1.txt"]), tmp_path / "s")
+    assert report.documents == 2
+    with Datastore.open(tmp_path / "s") as store:
+        assert [document.id for document in store.documents()] == ["doc-0.txt", "doc-1.txt"]
+        assert len(store.manifest.segments) == 2
+    with pytest.raises(AlreadyExists, match=r"doc-0\.txt"):
+        add_to_index(model_folder, Corpus([corpus_folder / "doc-0.txt"]), tmp_path / "s")
+
+
+def test_quality_compares_the_index_with_exact_search(model_folder, corpus_folder, checkpoint, tmp_path):
+    exact = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "flat").quality
+    assert (exact.recall, exact.softmax_mass, exact.nats_change) == (1.0, pytest.approx(1.0), 0.0)
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "ivf", index="IVF16,SQfp16")
+    with Datastore.open(tmp_path / "ivf") as store:
+        memory = Memory(store, checkpoint)
+        stored = store.manifest.quality
+        assert stored == measure_quality(memory, make_trial(memory, checkpoint)).as_dict()
+        assert 0.5 < stored["recall"] <= 1.0
+
+
+def test_a_query_never_finds_its_own_document(store_folder, checkpoint):
+    from memlm.indexing.quality import _leave_one_out
+
+    with Datastore.open(store_folder) as store:
+        queries = sample_queries(store, checkpoint)
+        for searcher in (store, store.exact()):
+            found = _leave_one_out(store, searcher, queries, 5)
+            assert (found.ids_QK >= 0).all()
+            assert (store.document_of(found.ids_QK) != queries.documents_Q[:, None]).all()
+        nearest_Q = store.document_of(store.exact().search(queries.keys_QD, 1).ids_QK)[:, 0]
+        assert (nearest_Q == queries.documents_Q).mean() > 0.5  # as it would, if it were let
+
+
+def test_a_store_of_one_document_is_judged_by_its_other_positions(checkpoint, tmp_path):
+    (tmp_path / "long.txt").write_text("".join(f"The {n}th of many lines, {n * n % 97} words on. " for n in range(300)))
+    built = build_index(checkpoint, Corpus([tmp_path / "long.txt"]), tmp_path / "s", index="IVF32,SQfp16")
+    assert (built.documents, built.entries > 32 * built.quality.k) == (1, True)
+    assert built.quality.softmax_mass_error > 0  # of what was found, not of nothing
+    with Datastore.open(tmp_path / "s") as store:
+        trial = make_trial(Memory(store, checkpoint), checkpoint)
+        ids_QK, queries = trial.exact.ids_QK, trial.queries
+        offsets = [place.token_offset for place in store.locate(queries.ids_Q)]
+        np.testing.assert_array_equal(store.tokens("long.txt")[offsets], queries.targets_Q)
+        assert (ids_QK >= 0).all()
+        assert (ids_QK != queries.ids_Q[:, None]).all()
+        nearest_QK = store.exact().search(queries.keys_QD, ids_QK.shape[1] + 1).ids_QK
+        for query, own in enumerate(queries.ids_Q):
+            others = [id_ for id_ in nearest_QK[query].tolist() if id_ != own]
+            assert ids_QK[query].tolist() == others[: ids_QK.shape[1]]
+
+
+def test_what_is_left_out_costs_a_bounded_search(monkeypatch, checkpoint, store_folder):
+    """A long document has all that are near: no search asks for the whole store."""
+    from memlm.indexing import quality
+
+    monkeypatch.setattr(quality, "ASKED", (1, 2))
+    with Datastore.open(store_folder) as store:
+        asked, searcher = [], store.exact()
+        plain = type(searcher).search
+        monkeypatch.setattr(
+            type(searcher), "search", lambda self, keys_QD, k: (asked.append(k), plain(self, keys_QD, k))[1]
+        )
+        queries = sample_queries(store, checkpoint)
+        found = quality._leave_one_out(store, searcher, queries, 4)
+        assert asked == [4, 8]
+        assert (found.ids_QK < 0).any()
+        assert (store.document_of(found.ids_QK) != queries.documents_Q[:, None]).all()
+
+
+def test_agreement_counts_ids_and_weighs_mass():
+    exact = Neighbours(np.array([[0.0, 0.0, 50.0]], np.float32), np.array([[1, 2, 3]]), np.zeros((1, 3), int))
+    found = Neighbours(np.array([[0.0, 50.0, 60.0]], np.float32), np.array([[2, 3, 9]]), np.zeros((1, 3), int))
+    recall, mass = agreement(found, exact, 1.0)
+    assert (recall, mass) == (pytest.approx(2 / 3), pytest.approx(0.5))
+
+
+def test_the_untuned_temperature_follows_the_scale_of_the_keys(store_folder, checkpoint):
+    with Datastore.open(store_folder) as store:
+        memory = Memory(store, checkpoint)
+        assert store.defaults.temperature == scale_free_temperature(memory, make_trial(memory, checkpoint)) > 0
+        assert (store.defaults.k, store.defaults.lam, store.defaults.tuned_on) == (64, 0.25, None)
+
+
+def test_tuning_finds_the_best_and_keeps_it(model_folder, corpus_folder, tmp_path):
+    build_index(model_folder, Corpus([corpus_folder / f"doc-{n}.txt" for n in range(7)]), tmp_path / "s")
+    report = tune(model_folder, tmp_path / "s", Corpus([corpus_folder / "doc-7.txt"]), largest_k=64)
+    assert report.knn_nats < report.base_nats
+    with load(model_folder, [tmp_path / "s"]) as lm:
+        held_out = Corpus([corpus_folder / "doc-7.txt"])
+        tuned = evaluate(lm, held_out).total
+        assert (tuned.k, tuned.lam, tuned.knn_temperature) == (report.k, report.lam, report.temperature)
+        assert tuned.nll / tuned.tokens == pytest.approx(report.knn_nats, rel=1e-3)
+        lams = [{"lam": report.lam * 0.7}, {"lam": min(1.0, report.lam * 1.3)}]
+        temperatures = [{"knn_temperature": report.temperature * factor} for factor in (0.25, 4)]
+        for other in lams + temperatures:
+            assert evaluate(lm, held_out, **other).total.nll >= tuned.nll - 1e-3
+        assert lm.stores[0].tuned_on == f"doc-7.txt ({report.tokens} tokens)"
+
+
+def test_the_best_lam_is_where_the_likelihood_is_highest():
+    rng = np.random.default_rng(0)
+    lm_Q, knn_Q = rng.random(500), rng.random(500) * (rng.random(500) < 0.5)
+    best = best_lam(lm_Q, knn_Q)
+    grid = np.linspace(0, 0.999, 1000)
+    likelihoods = [np.log(lam * knn_Q + (1 - lam) * lm_Q).mean() for lam in grid]
+    assert best == pytest.approx(grid[int(np.argmax(likelihoods))], abs=2e-3)
+    assert best_lam(lm_Q, np.zeros(500)) == pytest.approx(0, abs=1e-4)
+
+
+def test_a_store_of_another_model_is_not_tuned_or_extended(
+    model_folder, store_folder, corpus_folder, checkpoint, tmp_path
+):
+    import torch
+
+    from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+
+    other = load_checkpoint(model_folder)
+    with torch.no_grad():
+        other.decoder.norm.weight[0] += 1
+    save_checkpoint(tmp_path / "other", other.decoder, other.tokenizer)
+    for work in (tune, lambda model, store, corpus: add_to_index(model, corpus, store)):
+        with pytest.raises(Incompatible, match="another model"):
+            work(tmp_path / "other", store_folder, Corpus([corpus_folder]))
+
+
+def test_evaluation_adds_up(lm, corpus_folder):
+    evaluation = evaluate(lm, Corpus([corpus_folder]))
+    assert sorted(evaluation.texts) == [f"doc-{number}.txt" for number in range(8)]
+    for name in ("tokens", "words", "bytes", "nll"):
+        assert getattr(evaluation.total, name) == pytest.approx(
+            sum(getattr(s, name) for s in evaluation.texts.values())
+        )
+    for document in Corpus([corpus_folder]):
+        assert evaluation.texts[document.id].nll == pytest.approx(lm.score(document.text).nll, rel=1e-5)
+    assert evaluation.total.base == evaluate(lm, Corpus([corpus_folder]), use_store=False).total.base
+
+
+def test_saved_defaults_are_what_a_request_takes(lm, tmp_path):
+    retrieval = lm.retrieval(MemoryParams())
+    defaults = lm.memory().datastore.defaults
+    assert (retrieval.k, retrieval.lam, retrieval.temperature) == (defaults.k, defaults.lam, defaults.temperature)
+    assert isinstance(defaults, KnnDefaults)
+    assert json.dumps(lm.memory().datastore.manifest.quality)
+
+
+@pytest.fixture(params=["plain", "memorizing"])
+def shifted(request, corpus_folder, tokenizer, tmp_path):
+    """A model, and a function that builds a store whose keys are so many places off their values."""
+    from memlm.index.store.writer import StoreWriter
+    from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+
+    torch.manual_seed(0)
+    memory = {"memorizing": Memorizing(layers=(1,), top_k=4)} if request.param == "memorizing" else {}
+    decoder = Decoder(ModelConfig(vocab_size=tokenizer.vocab_size, **SHAPE, **memory)).eval()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(6)
+    save_checkpoint(tmp_path / "model", decoder, tokenizer)
+    checkpoint = load_checkpoint(tmp_path / "model")
+    append = StoreWriter.append
+
+    def build(places: int, **options: Any) -> Datastore:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(StoreWriter, "append", lambda w, keys, *others: append(w, np.roll(keys, places, 0), *others))
+            path = tmp_path / f"by-{places}"
+            return Datastore.open(build_index(checkpoint, Corpus([corpus_folder]), path, **options).path)
+
+    return checkpoint, build
+
+
+def test_keys_that_are_one_place_off_are_found_out(shifted):
+    checkpoint, build = shifted
+    sound = check_keys(build(0), checkpoint)
+    assert sound.positions > 500
+    assert (sound.found, sound.aligned) == (1.0, 1.0)
+    assert sound.problems("store") == []
+    for places in (1, -1):
+        broken = check_keys(build(places), checkpoint)
+        assert broken.aligned < 0.2
+        assert any("before its value" in problem for problem in broken.problems("store"))
+
+
+@pytest.mark.parametrize("shifted", ["plain"], indirect=True)
+@pytest.mark.parametrize("index", ["IVF8,SQ8", "IVF8,RaBitQ"])
+def test_they_are_found_out_without_stored_keys_too(shifted, index):
+    checkpoint, build = shifted
+    for places, told in ((0, 0), (1, 1), (-1, 1)):
+        with build(places, index=index, keep_keys=False) as store:
+            assert len(check_keys(store, checkpoint).problems("store")) == told
+
+
+def test_an_index_that_loses_entries_is_found_out(store_folder, checkpoint, monkeypatch):
+    with Datastore.open(store_folder) as store:
+        assert store.verify() == []
+        search = Segment.search
+        monkeypatch.setattr(Segment, "search", lambda s, queries, k, nprobe: search(s, -queries, k, nprobe))
+        assert "do not find themselves" in store.verify()[0]
+        assert "find themselves" in check_keys(store, checkpoint).problems("store")[0]
+
+
+def test_replaced_documents_are_read_anew_and_the_compacted_store_is_measured(
+    model_folder, corpus_folder, checkpoint, tmp_path
+):
+    build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "s")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "doc-3.txt").write_text("Quite another text than before. " * 9)
+    with pytest.raises(AlreadyExists, match="--replace"):
+        add_to_index(checkpoint, Corpus([tmp_path / "new"]), tmp_path / "s")
+    report = add_to_index(checkpoint, Corpus([tmp_path / "new"]), tmp_path / "s", replace=True)
+    assert report.documents == 8
+    told = compact_index(tmp_path / "s", model_folder)
+    assert (told.segments_before, told.deleted_documents) == (2, 1)
+    with Datastore.open(tmp_path / "s") as store:
+        assert checkpoint.tokenizer.decode(store.tokens("doc-3.txt").tolist()).startswith("Quite another")
+        assert store.manifest.quality["recall"] == 1.0
+        assert check_keys(store, checkpoint).problems("store") == []
+    build_index(checkpoint, Corpus([tmp_path / "new"]), tmp_path / "other")
+    assert compact_index(tmp_path / "other").segments_before == 1
+
+
+def test_an_estimate_is_near_what_the_build_takes(checkpoint, corpus_folder, tmp_path):
+    told = estimate_build(checkpoint, Corpus([corpus_folder]), tmp_path / "s", index="IVF8,SQfp16")
+    report = build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "s", index="IVF8,SQfp16")
+    with Datastore.open(tmp_path / "s") as store:
+        assert told.entries == pytest.approx(report.entries, rel=0.1)
+        assert told.disk_bytes == pytest.approx(store.bytes_on_disk, rel=0.25)
+        index = store.path / store.manifest.segments[0].folder / "index.faiss"
+        assert told.search_bytes == pytest.approx(index.stat().st_size, rel=0.1)
+    assert told.index == report.index
+    assert told.tokens_per_s > 0 < told.seconds
+    smaller = estimate_build(checkpoint, Corpus([corpus_folder]), tmp_path / "s", index="IVF8,SQ8", measure=False)
+    assert smaller.disk_bytes == told.disk_bytes  # half the code, but twice while it is written
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(InvalidInput, match="no text"):
+        estimate_build(checkpoint, Corpus([tmp_path / "empty.txt"]), tmp_path / "t")
+
+
+def test_a_build_that_the_disk_will_not_hold_is_refused_before_it_starts(
+    checkpoint, corpus_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("memlm.indexing.estimate.shutil.disk_usage", lambda path: SimpleNamespace(free=10_000))
+    with pytest.raises(StorageFull, match="make room"):
+        build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_build_without_its_keys_takes_less_room_and_still_answers(checkpoint, corpus_folder, tmp_path):
+    sizes = {}
+    for keep_keys in (True, False):
+        path = tmp_path / str(keep_keys)
+        report = build_index(checkpoint, Corpus([corpus_folder]), path, index="IVF8,SQ8", keep_keys=keep_keys)
+        sizes[keep_keys] = report.bytes_per_entry
+        assert report.distances == ("re-ranked" if keep_keys else "approximate")
+        assert report.tried[-1]["softmax_mass"] > 0.9
+        assert report.quality.recall > 0.8
+        assert report.key_check.problems("store") == []
+        with load(checkpoint.path, [path]) as lm:
+            assert lm.score("the memory of a model").figures.nll > 0
+    assert sizes[True] - sizes[False] == pytest.approx(2 * 32, abs=0.5)
+
+
+@pytest.mark.parametrize("index", ["IVF8,SQ8", "IVF8,SQfp16", "IVF8,RaBitQ"])
+def test_a_datastore_without_its_keys_is_added_to_and_checked_as_far_as_it_can_be(
+    checkpoint, corpus_folder, tmp_path, monkeypatch, capsys, index
+):
+    store, new = tmp_path / "s", tmp_path / "new"
+    build_index(checkpoint, Corpus([corpus_folder]), store, index=index, keep_keys=False)
+    new.mkdir()
+    (new / "new.txt").write_text(make_text(77, 60))
+    report = add_to_index(checkpoint, Corpus([new]), store)
+    assert (report.documents, report.quality, report.key_check.aligned) == (9, None, None)
+    assert report.key_check.problems("store") == []
+    print_build(report, json=False)
+    assert "not measured against exact search" in capsys.readouterr().out
+    with Datastore.open(store) as datastore:
+        assert not any(segment.has_keys for segment in datastore.segments)
+        assert datastore.manifest.quality is None
+        assert datastore.verify() == []
+        search = Segment.search
+        monkeypatch.setattr(Segment, "search", lambda s, queries, k, nprobe: search(s, -queries, k, nprobe))
+        assert "do not find themselves" in check_keys(datastore, checkpoint).problems("store")[0]
+    monkeypatch.undo()
+    assert not finish_build(store, checkpoint)
+    with pytest.raises(AlreadyExists) as told:
+        build_index(checkpoint, Corpus([corpus_folder]), store)
+    assert "not measured" not in str(told.value)

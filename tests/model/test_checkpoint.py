@@ -1,0 +1,92 @@
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from memlm.errors import Corrupt, Incompatible, NotFound
+from memlm.model import linear
+from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+
+
+@pytest.fixture
+def folder(model_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model_folder, tmp_path / "copy"))
+
+
+def change_config(folder: Path, **changes) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def test_a_model_is_the_same_after_saving_and_loading(checkpoint, tmp_path):
+    save_checkpoint(tmp_path / "again", checkpoint.decoder, checkpoint.tokenizer)
+    again = load_checkpoint(tmp_path / "again")
+    assert again.fingerprint == checkpoint.fingerprint
+    for name, tensor in checkpoint.decoder.state_dict().items():
+        assert torch.equal(again.decoder.state_dict()[name], tensor)
+
+
+def test_two_fine_tunes_of_one_shape_have_two_fingerprints(checkpoint, folder):
+    weights = load_file(folder / "model.safetensors")
+    weights["norm.weight"][0] += 1e-6
+    save_file(weights, folder / "model.safetensors")
+    assert load_checkpoint(folder).fingerprint != checkpoint.fingerprint
+
+
+def test_bfloat16_is_warned_of_where_it_is_slow(folder, monkeypatch, caplog):
+    load_checkpoint(folder, dtype="bfloat16")
+    assert bool(caplog.records) == (not linear.multiplies_bfloat16())
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
+    caplog.clear()
+    load_checkpoint(folder, dtype="float32")
+    assert not caplog.records
+    load_checkpoint(folder, dtype="bfloat16")
+    assert "auto takes what is faster" in caplog.text
+
+
+def test_a_missing_folder_is_not_found(tmp_path):
+    with pytest.raises(NotFound, match="memlm train"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"model_type": "mystery"}, Incompatible, "mystery|model_type"),
+        ({"format_version": 99}, Incompatible, "format 99"),
+        ({"surprise": 1}, Corrupt, "surprise"),
+        ({"dim": 31, "head_dim": 0}, Corrupt, "dim"),
+        ({"num_layers": "two"}, Corrupt, "config.json"),
+        ({"ff_dim": 64}, Corrupt, "gate_up"),
+        ({"num_layers": 3}, Corrupt, "blocks.2"),
+        ({"vocab_size": 10}, Corrupt, "300 tokens"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused_by_name(folder, changes, error, says):
+    change_config(folder, **changes)
+    with pytest.raises(error, match=says):
+        load_checkpoint(folder)
+
+
+def test_truncated_and_missing_weights_are_refused_by_name(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(Corrupt, match="safetensors"):
+        load_checkpoint(folder)
+    weights.unlink()
+    with pytest.raises(Corrupt, match="missing"):
+        load_checkpoint(folder)
+
+
+def test_loading_a_model_does_not_load_a_compiler(model_folder: Path) -> None:
+    """torch's takes a second and a half, which every command would wait for."""
+    code = f"import sys; from memlm.model.checkpoint import load_checkpoint; load_checkpoint({str(model_folder)!r})"
+    code += "; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "torch" in loaded
+    assert not {"torch._dynamo", "sympy", "torch.distributed.fsdp"} & set(loaded)

@@ -1,0 +1,234 @@
+"""Every kind of position, block and memory against its float64 twin, and the rules that all of them keep."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from decoders import ALL, MEMORY, SHAPE, WITH_MEMORY, logits, make, plain, tokens_of
+from memory_twins import Twin
+
+from memlm.errors import Corrupt, Incompatible, InvalidInput
+from memlm.model import Compression, Decoder, DecoderState, Memorizing, ModelConfig, RopeScaling, attention
+from memlm.model.linear import widened
+from memlm.model.mask import Sight
+
+
+@pytest.fixture(params=ALL)
+def decoder(request) -> Decoder:
+    return make(ALL[request.param])
+
+
+@pytest.fixture(params=WITH_MEMORY)
+def memorious(request) -> Decoder:
+    return make(WITH_MEMORY[request.param])
+
+
+def test_it_equals_its_float64_twin(decoder):
+    tokens = tokens_of(33)
+    np.testing.assert_allclose(logits(decoder, tokens).numpy(), Twin(decoder).logits(tokens), atol=2e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("pieces", [[1] * 33, [6] * 5 + [3], [12, 1, 12, 8], [1, 32], [7, 19, 7]])
+def test_the_pieces_a_text_comes_in_change_nothing(decoder, pieces):
+    tokens, state, read, place = tokens_of(33), decoder.new_state(), [], 0
+    for size in pieces:
+        read.append(logits(decoder, tokens[place : place + size], state))
+        place += size
+    torch.testing.assert_close(torch.cat(read), logits(decoder, tokens), atol=1e-6, rtol=1e-6)
+
+
+def test_a_later_token_changes_nothing_before_it(decoder):
+    tokens = tokens_of(33)
+    before = logits(decoder, tokens)
+    for place in (0, 4, 5, 6, 11, 12, 20, 31, 32):
+        changed = [*tokens]
+        changed[place] = (changed[place] + 1) % 40
+        after = logits(decoder, changed)
+        assert torch.equal(after[:place], before[:place])
+        assert not torch.allclose(after[place], before[place])
+
+
+def test_rows_of_a_batch_neither_see_nor_need_each_other(decoder):
+    rows = [tokens_of(21, seed) for seed in range(3)]
+    with torch.inference_mode():
+        together = decoder.logits(decoder(torch.tensor(rows))[0])
+        backwards = decoder.logits(decoder(torch.tensor(rows[::-1]))[0])
+    for row, tokens in enumerate(rows):
+        torch.testing.assert_close(together[row], logits(decoder, tokens), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(backwards[2 - row], together[row], atol=1e-12, rtol=0)
+
+
+@pytest.fixture(params=["fused", "products"])
+def multiplied(request, monkeypatch) -> None:
+    """Both ways to attend, each the faster one on some processor."""
+    monkeypatch.setattr(attention, "_products_are_faster", lambda query: request.param == "products")
+    monkeypatch.setattr(attention, "WIDENED_BYTES", 1)  # a head at a time
+
+
+@pytest.mark.usefixtures("multiplied")
+def test_rows_of_unequal_lengths_read_as_if_they_were_alone(decoder):
+    lengths, more = [3, 17, 9], [tokens_of(9, seed + 10) for seed in range(3)]
+    rows = [tokens_of(17, seed) for seed in range(3)]
+    with torch.inference_mode():
+        state = decoder.new_state(batch_size=3)
+        padded = decoder.logits(decoder(torch.tensor(rows), state, new_B=lengths)[0])
+        steps = [decoder.logits(decoder(torch.tensor(more)[:, [t]], state)[0]) for t in range(9)]
+    for row, length in enumerate(lengths):
+        alone = logits(decoder, rows[row][:length] + more[row])
+        torch.testing.assert_close(padded[row, :length], alone[:length], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(torch.cat(steps, dim=1)[row], alone[length:], atol=1e-6, rtol=1e-6)
+    assert state.length_B == [12, 26, 18]
+
+
+def test_threads_that_read_at_once_do_not_widen_into_the_same_memory():
+    mine_NSd, theirs_NSd = torch.ones(2, 3, 4).bfloat16(), torch.zeros(2, 3, 4).bfloat16()
+    widened_NSd = widened(mine_NSd, torch.float32)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(widened, theirs_NSd, torch.float32).result()
+    assert torch.equal(widened_NSd, mine_NSd.float())
+
+
+def test_a_reset_row_is_as_good_as_new_and_the_others_do_not_notice(decoder):
+    first, second = [tokens_of(20, seed) for seed in (1, 2)], tokens_of(13, 3)
+    with torch.inference_mode():
+        state, kept = decoder.new_state(batch_size=2), decoder.new_state(batch_size=2)
+        for each in (state, kept):
+            decoder(torch.tensor(first), each)
+        state.reset(0)
+        after = decoder.logits(decoder(torch.tensor([second, second]), state)[0])
+        untouched = decoder.logits(decoder(torch.tensor([second, second]), kept)[0])
+    torch.testing.assert_close(after[0], logits(decoder, second), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(after[1], untouched[1], atol=1e-6, rtol=1e-6)
+
+
+def test_a_state_that_was_reset_is_bit_equal_to_a_fresh_one(decoder):
+    state = decoder.new_state()
+    logits(decoder, tokens_of(26), state)
+    state.reset(0)
+    assert torch.equal(logits(decoder, tokens_of(19, 5), state), logits(decoder, tokens_of(19, 5), decoder.new_state()))
+
+
+def test_forks_go_their_own_ways_and_saved_states_come_back_bit_equal(decoder):
+    state = decoder.new_state()
+    logits(decoder, tokens_of(16), state)
+    fork, restored = state.fork(), DecoderState.restore(state.save(), decoder.config)
+    expected = logits(decoder, tokens_of(15, 2), state)
+    logits(decoder, tokens_of(9, 7), fork.fork())
+    assert torch.equal(logits(decoder, tokens_of(15, 2), fork), expected)
+    assert torch.equal(logits(decoder, tokens_of(15, 2), restored), expected)
+
+
+def test_a_saved_state_is_refused_by_another_model_and_when_it_is_broken(memorious):
+    data = memorious.new_state().save()
+    with pytest.raises(Incompatible, match="another shape"):
+        DecoderState.restore(data, replace(memorious.config, norm_eps=1e-3))
+    for broken in (b"", data[:-3], b"\0" * 100):
+        with pytest.raises(Corrupt):
+            DecoderState.restore(broken, memorious.config)
+
+
+def test_memory_reaches_as_far_as_it_should_and_no_further(memorious):
+    """The first token, changed, is noticed for as long as some memory holds it."""
+    tokens = tokens_of(33)
+    changed = [(tokens[0] + 1) % 40, *tokens[1:]]
+    difference = (logits(memorious, tokens) - logits(memorious, changed)).abs().amax(dim=1)
+    assert (difference[:6] > 1e-9).all()
+    assert (difference[6:12] > 1e-9).any()
+
+
+@pytest.mark.parametrize("offset", range(7))
+def test_a_document_may_begin_anywhere_in_a_segment(memorious, offset):
+    """What follows a start reads as if its row began there, its first segment being what is left of this one."""
+    before, text = tokens_of(12 + offset, 1), tokens_of(26, 2)
+    starts = torch.zeros(1, 38 + offset, dtype=torch.bool)
+    starts[0, len(before)] = True
+    with torch.inference_mode():
+        got = memorious.logits(memorious(torch.tensor([before + text]), starts_BT=starts)[0])[0]
+        others = [(token + 1) % 40 for token in before]
+        after_others = memorious.logits(memorious(torch.tensor([others + text]), starts_BT=starts)[0])[0]
+    assert torch.equal(got[len(before) :], after_others[len(before) :])
+    torch.testing.assert_close(got[: len(before)], logits(memorious, before), atol=1e-9, rtol=1e-9)
+    fresh = memorious.new_state()
+    for name in ("length_B", "start_B", "floor_B", "base_B"):
+        setattr(fresh, name, [offset])
+    torch.testing.assert_close(got[len(before) :], logits(memorious, text, fresh), atol=1e-9, rtol=1e-9)
+    if offset in (0, 6):
+        torch.testing.assert_close(got[len(before) :], logits(memorious, text), atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("places", [[8, 15, 16], [3], [1, 7, 13, 20]])
+def test_rows_whose_documents_begin_at_different_places_read_as_if_they_were_alone(memorious, places):
+    rows = torch.tensor([tokens_of(40, 1), tokens_of(40, 2)])
+    starts = torch.zeros(2, 40, dtype=torch.bool)
+    starts[0, places] = True
+    with torch.inference_mode():
+        got = memorious.logits(memorious(rows, starts_BT=starts)[0])
+        first = memorious.logits(memorious(rows[:1], starts_BT=starts[:1])[0])
+    torch.testing.assert_close(got[0], first[0], atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(got[1], logits(memorious, rows[1].tolist()), atol=1e-9, rtol=1e-9)
+
+
+def test_a_long_text_needs_no_more_room_than_a_segment_and_its_memories(memorious):
+    state = memorious.new_state()
+    logits(memorious, tokens_of(40), state)
+    reserved = state.num_bytes
+    for _ in range(5):
+        logits(memorious, tokens_of(40), state)
+    assert state.num_bytes == reserved
+    assert state.room() is None
+
+
+def test_a_window_moves_through_a_text_longer_than_its_places():
+    decoder = make(replace(plain("rotary"), windows=(5, 3), context_length=400))
+    tokens, state = tokens_of(300), decoder.new_state()
+    stepped = torch.cat([logits(decoder, tokens[i : i + 3], state) for i in range(0, 300, 3)])
+    torch.testing.assert_close(stepped, logits(decoder, tokens), atol=1e-6, rtol=1e-6)
+    assert state.num_local < 300
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"positions": "psychic"}, {"norm": "batch"}, {"windows": (3,)}, {"num_sinks": 2}, {"xl_length": -1},
+        {"compression": Compression(length=2)}, {"memorizing": replace(MEMORY, layers=(2,))},
+        {"xl_length": 2, "positions": "learned"}, {"rotary_dim": 3}, {"num_kv_heads": 3},
+        {"parallel_residual": True, "norm_order": "post"}, {"activation": "swish"},
+    ],
+)  # fmt: skip
+def test_shapes_that_mean_nothing_are_refused(change):
+    with pytest.raises(InvalidInput):
+        replace(SHAPE, **change)
+
+
+@pytest.mark.parametrize(
+    ("part", "given"),
+    [
+        (Memorizing, {"layers": (0,), "top_k": 0}), (Memorizing, {"layers": (0,), "mixing": "loud"}),
+        (Compression, {"length": 2, "kind": "zip"}), (Compression, {"length": 0}),
+        (Compression, {"length": 2, "loss": "regret"}), (RopeScaling, {"kind": "dynamic", "factor": 2.0}),
+        (RopeScaling, {"kind": "yarn", "factor": 2.0}),
+    ],
+)  # fmt: skip
+def test_memories_that_mean_nothing_are_refused(part, given):
+    with pytest.raises(InvalidInput):
+        part(**given)
+
+
+def test_a_config_survives_json():
+    import json
+
+    for config in ALL.values():
+        assert ModelConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
+    with pytest.raises(InvalidInput, match="hidden_size"):
+        ModelConfig.from_dict({**SHAPE.as_dict(), "hidden_size": 3})
+
+
+def test_learned_positions_begin_anew_with_each_segment_wherever_the_document_began():
+    decoder = make(WITH_MEMORY["memorizing learned positions"])
+    query, tokens = torch.arange(14, 26)[None], torch.zeros(1, 12, dtype=torch.int64)
+    sight = Sight(query, query, torch.full_like(query, 14), torch.zeros(1, dtype=torch.int64))
+    added = decoder.embed(tokens, sight) - decoder.embedding(tokens)
+    expected = decoder.positions.weight[[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 0, 1]]
+    torch.testing.assert_close(added[0], expected)

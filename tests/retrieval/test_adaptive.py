@@ -1,0 +1,183 @@
+"""A lam that adapts, and a memory that is not always asked: fitted, judged on other text, and used alike everywhere."""
+
+import math
+import shutil
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from memlm.index.neighbors import Neighbours
+from memlm.indexing.tune import _Evidence, _gain, _judge
+from memlm.language_model import load
+from memlm.retrieval.adaptive import AdaptiveLam, features_of, fit, skipped
+from memlm.retrieval.interpolation import neighbor_logweights
+
+LAM = AdaptiveLam(0.3, (-0.5, 0.2, 1.5, 0.1, -0.7), (1.0, 0.5, 0.5, 1.0, -1.0), (0.5, 0.5, 0.3, 0.5, 0.8))
+
+
+def some_neighbours(rng: np.random.Generator) -> Neighbours:
+    distances_QK = np.sort(rng.exponential(size=(6, 9)).astype(np.float32), axis=1)
+    values_QK, ids_QK = rng.integers(0, 3, (6, 9)), rng.integers(0, 99, (6, 9))
+    for row, there in ((0, 0), (1, 4)):
+        distances_QK[row, there:], values_QK[row, there:], ids_QK[row, there:] = np.inf, -1, -1
+    return Neighbours(distances_QK, ids_QK, values_QK)
+
+
+def test_features_are_what_the_loops_say_and_finite_without_neighbours():
+    rng = np.random.default_rng(0)
+    found, peaks_Q, temperature = some_neighbours(rng), -rng.exponential(size=6).astype(np.float32), 0.7
+    features_QF = features_of(found, neighbor_logweights(found.distances_QK, temperature), temperature, peaks_Q)
+    assert np.isfinite(features_QF).all()
+    for query in range(1, 6):
+        there = [place for place in range(9) if found.ids_QK[query, place] >= 0]
+        distance = [float(found.distances_QK[query, place]) for place in there]
+        raw = [math.exp((distance[0] - each) / temperature) for each in distance]
+        weights = [each / sum(raw) for each in raw]
+        agreeing = sum(w for w, place in zip(weights, there, strict=True)
+                       if found.values_QK[query, place] == found.values_QK[query, 0])  # fmt: skip
+        expected = [
+            math.log1p(distance[0] / temperature),
+            sum(w * (each - distance[0]) / temperature for w, each in zip(weights, distance, strict=True)),
+            agreeing,
+            -sum(w * math.log(w) for w in weights),
+            float(peaks_Q[query]),
+        ]
+        np.testing.assert_allclose(features_QF[query], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_fitting_finds_where_the_memory_is_right():
+    rng = np.random.default_rng(1)
+    features_QF = rng.normal(size=(4000, 5))
+    right_Q = features_QF[:, 2] + 0.3 * rng.normal(size=4000) > 0
+    knn_Q, lm_Q = np.where(right_Q, 0.8, 0.01), np.full(4000, 0.2)
+    train, test = slice(0, 2000), slice(2000, 4000)
+    fixed = max(np.arange(0.01, 1, 0.01), key=lambda lam: np.log(lam * knn_Q[train] + (1 - lam) * lm_Q[train]).mean())
+    lams_Q = fit(features_QF[train], lm_Q[train], knn_Q[train], fixed).lams(features_QF[test])
+    adapted = np.log(lams_Q * knn_Q[test] + (1 - lams_Q) * lm_Q[test]).mean()
+    assert adapted > np.log(fixed * knn_Q[test] + (1 - fixed) * lm_Q[test]).mean() + 0.2
+    assert lams_Q[right_Q[test]].mean() > 0.7 > 0.3 > lams_Q[~right_Q[test]].mean()
+    useless = fit(rng.normal(size=(2000, 5)), lm_Q[train], knn_Q[train], fixed).lams(rng.normal(size=(50, 5)))
+    assert np.abs(useless - fixed).mean() < 0.06
+
+
+def test_a_lam_that_fits_noise_is_not_kept():
+    rng = np.random.default_rng(4)
+    found = Neighbours(
+        np.sort(rng.exponential(size=(60, 4)).astype(np.float32)), np.ones((60, 4), int), np.ones((60, 4), int)
+    )
+    evidence = _Evidence(
+        np.log(rng.uniform(0.1, 0.3, 60)).astype(np.float32),
+        -rng.exponential(size=60).astype(np.float32),
+        np.repeat(np.arange(6), 10),
+        found,
+        np.repeat(rng.random((60, 1)) < 0.4, 4, axis=1),
+    )
+    report, _ = _judge(evidence, 4, 1.0, 0.3, None, "noise")
+    assert report.adaptive_gain < 0  # fitted and judged on the same half, it would seem to be of use
+    assert not report.adaptive_kept
+
+
+def test_the_gains_error_counts_windows_and_not_tokens():
+    rng = np.random.default_rng(2)
+    windows_Q = np.repeat(np.arange(40), 25)
+    saved_Q = np.repeat(rng.normal(size=40), 25)  # all tokens of a window alike: 40 observations, not 1,000
+    gain, error = _gain(np.exp(saved_Q), np.ones(1000), windows_Q)
+    assert gain == pytest.approx(saved_Q.mean())
+    assert error == pytest.approx(saved_Q[::25].std(ddof=1) / math.sqrt(40), rel=1e-6)
+
+
+@pytest.mark.parametrize("most_loss", [0.0, 0.002, 0.01, 10.0])
+def test_what_may_be_skipped_is_what_trying_every_threshold_finds(most_loss):
+    rng = np.random.default_rng(3)
+    peaks_Q = -rng.exponential(size=300).astype(np.float32).round(2)
+    lm_Q = np.exp(peaks_Q.astype(np.float64)) * rng.uniform(0.2, 1, 300)
+    mixed_Q = lm_Q * np.exp(rng.normal(0.02, 0.1, 300) - 0.2 * peaks_Q)
+    threshold, share, loss = skipped(lm_Q, mixed_Q, peaks_Q, most_loss)
+    lost = {t: float((np.log(mixed_Q / lm_Q) * (peaks_Q >= t)).mean()) for t in np.unique(peaks_Q)}
+    if threshold is None:
+        assert min(lost.values()) > most_loss
+        return
+    assert share == pytest.approx((peaks_Q >= np.float32(threshold)).mean())
+    assert loss == pytest.approx(lost[np.float32(threshold)])
+
+
+@pytest.fixture
+def tuned(model_folder, store_folder, tmp_path):
+    """A store whose lam adapts, and that is not asked where the model is sure."""
+    shutil.copytree(store_folder, tmp_path / "store")
+    with load(model_folder, [tmp_path / "store"]) as lm:
+        datastore = lm.memory().datastore
+        defaults = replace(datastore.defaults, k=16, temperature=3.0, adaptive=asdict(LAM))
+        peaks = [
+            token.top_logprobs[0].logprob for token in lm.generate("a", max_tokens=30, top_logprobs=1, lam=0, seed=1)
+        ]
+        datastore.save_defaults(replace(defaults, skip_above=float(np.median(peaks))))
+    with load(model_folder, [tmp_path / "store"]) as lm:
+        yield lm
+
+
+def expected_lam(lm, text_ids: list[int]) -> float:
+    import torch
+
+    decoder = lm.checkpoint.decoder
+    with torch.inference_mode():
+        hidden_BTD, keys_BTD = decoder(torch.tensor([text_ids]))
+        peak = decoder.logprobs(hidden_BTD[0, -1:]).amax(dim=1).numpy()
+    if peak[0] >= lm.memory().datastore.defaults.skip_above:
+        return 0.0
+    found = lm.memory().datastore.search(keys_BTD[0, -1:].float().numpy(), 16)
+    return float(LAM.lams(features_of(found, neighbor_logweights(found.distances_QK, 3.0), 3.0, peak))[0])
+
+
+def test_generation_scoring_and_batches_adapt_alike(tuned):
+    drawn = list(tuned.generate("the memory", max_tokens=25, seed=5, neighbors=2))
+    ids, lams = [tuned.checkpoint.tokenizer.start_id, *tuned.tokenize("the memory")], []
+    for token in drawn:
+        lams.append(token.lam)
+        assert token.lam == pytest.approx(expected_lam(tuned, ids), abs=2e-3)
+        assert bool(token.neighbors) == (token.lam > 0)
+        ids.append(token.id)
+    assert len({round(lam, 3) for lam in lams}) > 5
+    assert 0.0 in lams
+    assert [token.id for token in tuned.generate("the memory", max_tokens=25, seed=5)] == [token.id for token in drawn]
+    batch = tuned.generate_batch(["the memory", "a"], max_tokens=25, seed=5)
+    assert [token.lam for token in batch[0].tokens] == pytest.approx(lams, abs=1e-4)
+    scored = tuned.score("the memory" + "".join(token.text for token in drawn), token_scores=True)
+    scores = scored.token_scores[-len(drawn) :]
+    if [score.id for score in scores] == [token.id for token in drawn]:
+        for score, token in zip(scores, drawn, strict=True):
+            assert score.logprob == pytest.approx(token.logprob, abs=5e-3)
+
+
+def test_who_says_how_loud_it_is_is_obeyed(tuned):
+    assert {token.lam for token in tuned.generate("the", max_tokens=6, seed=1, lam=0.25)} == {0.25}
+    assert tuned.score("the memory", lam=0.0).nll == pytest.approx(tuned.score("the memory").base.nll)
+
+
+def test_tuning_keeps_what_is_better_on_text_it_was_not_fitted_to(model_folder, corpus_folder, tmp_path):
+    from memlm.data.corpus import Corpus
+    from memlm.evaluation import evaluate
+    from memlm.index.store.datastore import Datastore
+    from memlm.indexing.build import build_index
+    from memlm.indexing.tune import tune
+
+    build_index(model_folder, Corpus([corpus_folder / f"doc-{n}.txt" for n in range(7)]), tmp_path / "s")
+    held_out = Corpus([corpus_folder / "doc-7.txt"])
+    report = tune(model_folder, tmp_path / "s", held_out, largest_k=32)
+    assert report.gain == pytest.approx(report.base_nats - report.knn_nats)
+    assert report.gain > report.gain_error > 0
+    assert report.adaptive_gain == pytest.approx(report.knn_nats - report.adaptive_nats)
+    assert report.adaptive_kept == (report.adaptive_gain > 2 * report.adaptive_gain_error)
+    assert not report.skip_kept
+    with Datastore.open(tmp_path / "s") as store:
+        assert (store.defaults.adaptive is not None) == report.adaptive_kept
+        assert store.defaults.skip_above is None
+        assert store.defaults.gain == report.gain
+    skipping = tune(model_folder, tmp_path / "s", held_out, largest_k=32, skip_loss=0.05)
+    assert skipping.skip_kept
+    assert skipping.skip_loss <= 0.05 + 1e-3
+    with load(model_folder, [tmp_path / "s"]) as lm:
+        total = evaluate(lm, held_out).total
+    best = report.adaptive_nats if report.adaptive_kept else report.knn_nats
+    assert total.nll / total.tokens == pytest.approx(best + skipping.skip_loss, abs=0.03)
