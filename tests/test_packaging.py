@@ -10,6 +10,7 @@ import zipfile
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -136,6 +137,14 @@ def test_the_public_names_are_there_and_listed():
     assert set(memlm._HOME_OF) | {"__version__"} == set(memlm.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         memlm.nothing  # noqa: B018
+
+
+def test_no_module_takes_the_place_of_a_public_name():
+    """Importing memlm.x sets x on the package, and a name that is set there is asked of nobody again."""
+    first = {name: getattr(memlm, name) for name in memlm.__all__}
+    for name, value in first.items():
+        assert getattr(memlm, name) is value
+        assert not isinstance(value, ModuleType), name
 
 
 def test_the_generated_code_is_fresh(tmp_path):
