@@ -325,7 +325,7 @@ def test_a_deletion_ends_though_a_worker_stands_still(still: tuple[RunningServer
     server, stopped = still
     with Client(server.address) as client:
         assert client.datastores.delete_documents("store", ["doc-1.txt"], timeout_s=30).num_documents == 1
-        assert stopped not in server.worker_pids
+        wait_until(lambda: stopped not in server.worker_pids, 30)
         found = [client.search("store", PROMPTS[0], k=400) for _ in range(8)]
         assert "doc-1.txt" not in {neighbor.document_id for each in found for neighbor in each}
 
