@@ -160,12 +160,12 @@ class Twin:
         if c.qk_norm:
             q = rms(q, self.w[prefix + "query_norm.weight"], c.norm_eps)
             k = rms(k, self.w[prefix + "key_norm.weight"], c.norm_eps)
-        if prefix + "memory.log_scale_H" in self.w and c.memorizing.normalize == "both":
+        if prefix + "knn.log_scale_H" in self.w and c.memorizing.normalize == "both":
             q, k = self.normalized_query(prefix, q, h), k / np.linalg.norm(k)
         return q, k, v
 
     def normalized_query(self, prefix: str, q: np.ndarray, h: int) -> np.ndarray:
-        return q / np.linalg.norm(q) * np.exp(self.w[prefix + "memory.log_scale_H"][h]) * math.sqrt(len(q))
+        return q / np.linalg.norm(q) * np.exp(self.w[prefix + "knn.log_scale_H"][h]) * math.sqrt(len(q))
 
     def read(self, layer: int, h: int, t: int, q, places, memory) -> np.ndarray:
         """One head's mixture at one position."""
@@ -191,7 +191,7 @@ class Twin:
         if not found:
             return local
         remembered = sum(w * v for w, (_, v) in zip(softmax([s for s, _ in found]), found, strict=True))
-        gate = self.w[prefix + "memory.gate_H"][h]
+        gate = self.w[prefix + "knn.gate_H"][h]
         share = np.tanh(gate) if c.memorizing.mixing == "tanh" else 1 / (1 + np.exp(-gate))
         return share * remembered + (1 - share) * local
 

@@ -25,20 +25,20 @@ from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
 from memlm.model import Decoder, DecoderState
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.model.knn_attention import MemoryAttention
-from memlm.model.knn_memory import FAISS_FROM, RowMemory
+from memlm.model.knn_attention import KnnAttention
+from memlm.model.knn_memory import FAISS_FROM, KnnCache
 
 Place = Callable[[Decoder], DecoderState]
 
 
-class Off(RowMemory):
+class Off(KnnCache):
     """Remembers nothing."""
 
     def add(self, keys_GNd: Float[Tensor, "G N d"], values_GNd: Float[Tensor, "G N d"]) -> None:
         """Forgets at once."""
 
 
-class Zero(RowMemory):
+class Zero(KnnCache):
     """Finds what is near, and reads nothing but zeros."""
 
     def read(self, ids_GQK: Int[Tensor, "G Q K"], weights_GQK: Float[Tensor, "G Q K"]) -> Float[Tensor, "G Q d"]:
@@ -46,7 +46,7 @@ class Zero(RowMemory):
         return torch.zeros_like(super().read(ids_GQK, weights_GQK))
 
 
-class Swapped(RowMemory):
+class Swapped(KnnCache):
     """Answers with what the other row remembers."""
 
     other: Swapped
@@ -60,7 +60,7 @@ class Swapped(RowMemory):
         return super(Swapped, self.other).read(ids_GQK, weights_GQK)
 
 
-class Judged(RowMemory):
+class Judged(KnnCache):
     """Answers with what Faiss finds, and counts how much of what is nearest that is."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
@@ -97,7 +97,7 @@ def bench_memory(
         raise InvalidInput("there are no two documents to read; give some held-out text", field="texts")
     judges: list[Judged] = []
     kinds: dict[str, Place] = {
-        "exact": lambda decoder: _state(decoder, RowMemory, "exact"),
+        "exact": lambda decoder: _state(decoder, KnnCache, "exact"),
         "off": lambda decoder: _state(decoder, Off, "exact"),
         "another_documents": lambda decoder: _state(decoder, Swapped, "exact"),
         "zero_values": lambda decoder: _state(decoder, Zero, "exact"),
@@ -144,7 +144,7 @@ def _pairs(checkpoint: Checkpoint, texts: Corpus, max_tokens: int) -> Iterator[I
         yield torch.tensor([[start_id, *one[:length]], [start_id, *other[:length]]])
 
 
-def _state(decoder: Decoder, kind: type[RowMemory], search: str, made: list[Any] | None = None) -> DecoderState:
+def _state(decoder: Decoder, kind: type[KnnCache], search: str, made: list[Any] | None = None) -> DecoderState:
     """An empty state whose kNN memories are of a kind."""
     state = decoder.new_state(batch_size=2)
     config, memorizing = decoder.config, decoder.config.memorizing
@@ -161,7 +161,7 @@ def _state(decoder: Decoder, kind: type[RowMemory], search: str, made: list[Any]
         for row, other in zip(rows, reversed(rows), strict=True):
             if isinstance(row, Swapped) and isinstance(other, Swapped):
                 row.other = other
-        state.memories[layer] = list(rows)
+        state.knn_caches[layer] = list(rows)
         if made is not None:
             made += rows
     return state
@@ -181,5 +181,5 @@ def _nats(decoder: Decoder, pair_2T: Int[Tensor, "2 T"], state: DecoderState) ->
 
 def _gates(decoder: Decoder) -> list[float]:
     """What share of each head comes from memory."""
-    attentions = [module for module in decoder.modules() if isinstance(module, MemoryAttention)]
+    attentions = [module for module in decoder.modules() if isinstance(module, KnnAttention)]
     return [round(float(share), 4) for attention in attentions for share in attention.shares_H]

@@ -252,7 +252,7 @@ def _reading(read: Callable[[], object]) -> float:
 def _speeds_by_size(decoder: Decoder, largest: int, progress: Progress, name: str) -> Iterator[tuple[int, float]]:
     """Entries in memory, and the tokens/s at that size, every eight segments."""
     state, segment = decoder.new_state(), decoder.config.context_length
-    row = state.memories[MEMORIZING.memorizing.layers[0] if MEMORIZING.memorizing else 0][0]
+    row = state.knn_caches[MEMORIZING.memorizing.layers[0] if MEMORIZING.memorizing else 0][0]
     with torch.inference_mode():
         while row.size < largest - decoder.config.xl_length - segment:
             tokens = torch.randint(1, decoder.config.vocab_size, (8, 1, segment))

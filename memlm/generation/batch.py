@@ -124,7 +124,7 @@ class Batch:
         """One less: its place is free at once. Nothing happens where it has left already."""
         if member in self._rows:
             row = self._rows.index(member)
-            self._pool.leave(row)
+            self._pool.remove_row(row)
             self._rows[row] = self._rows[-1]
             self._rows.pop()
         elif self._apart.pop(member, None) is None:
@@ -194,7 +194,7 @@ class Batch:
                 for reading in together
                 if reading.num_unread <= size and not reading.apart
             ]
-            self._pool.reserve(len(ending), max(ending, default=0))
+            self._pool.grow(len(ending), max(ending, default=0))
             for row, reading in enumerate(together):
                 last = min(size, reading.num_unread) - 1
                 reading.done += last + 1
@@ -203,7 +203,7 @@ class Batch:
                     if reading.apart:
                         self._apart[reading.member] = state
                     else:
-                        self._pool.join(state, row)
+                        self._pool.add_row(state, row)
                         self._rows.append(reading.member)
                     ended.append((reading.member, hidden_BTD[row, last], keys_BTD[row, last]))
         return ended

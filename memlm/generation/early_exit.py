@@ -22,7 +22,7 @@ from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Corpus
 from memlm.errors import Corrupt, InvalidInput, NotFound
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.model.early_exit import ExitRule, hoeffding_bentkus, read_until_sure
+from memlm.model.early_exit import ExitRule, forward_early_exit, hoeffding_bentkus
 
 RULE_FILE = "early_exit.json"
 THRESHOLDS = (0.999, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -147,7 +147,7 @@ def _continue_all(checkpoint: Checkpoint, asked: list[list[int]], rule: ExitRule
             begin = time.perf_counter()
             for _ in range(drawn):
                 tokens.append(token)
-                hidden_BTD, used = read_until_sure(decoder, torch.tensor([[token]]), state, rule)
+                hidden_BTD, used = forward_early_exit(decoder, torch.tensor([[token]]), state, rule)
                 token = int(decoder.logits(hidden_BTD[0, -1]).argmax())
                 layers, steps = layers + used, steps + 1
             seconds += time.perf_counter() - begin
@@ -169,6 +169,6 @@ def _nats(checkpoint: Checkpoint, asked: list[list[int]], rule: ExitRule, texts:
         state = decoder.new_state(capacity=len(tokens))
         with torch.inference_mode():
             for token, following in pairwise(tokens):
-                hidden_BTD, _ = read_until_sure(decoder, torch.tensor([[token]]), state, rule)
+                hidden_BTD, _ = forward_early_exit(decoder, torch.tensor([[token]]), state, rule)
                 nats.append(-float(decoder.logprobs(hidden_BTD[0, -1])[following]))
     return float(np.mean(nats))

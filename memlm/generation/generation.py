@@ -29,7 +29,7 @@ from memlm.generation.session_files import Past
 from memlm.generation.sessions import Lease, copied_aside
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.checkpoint import Checkpoint
-from memlm.model.early_exit import ExitRule, read_until_sure
+from memlm.model.early_exit import ExitRule, forward_early_exit
 from memlm.model.state_pool import copied
 from memlm.retrieval.gate import gated
 from memlm.retrieval.interpolation import memory_logprobs, mix
@@ -107,7 +107,7 @@ class Generation:
         with torch.inference_mode(), decoding_threads(self._decoder, len(self.unread)):
             tokens_BT = torch.tensor([self.unread])
             if self._rule is not None and len(self.unread) == 1:
-                hidden_BTD, _ = read_until_sure(self._decoder, tokens_BT, self._state, self._rule)
+                hidden_BTD, _ = forward_early_exit(self._decoder, tokens_BT, self._state, self._rule)
                 return self.draw(self._decoder.logprobs(hidden_BTD[0, -1]), None, begin)
             hidden_BTD, keys_BTD = self._decoder(tokens_BT, self._state)
             retrieved, logprobs_1V = None, self._decoder.logprobs(hidden_BTD[0, -1:])

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from memlm.errors import InvalidInput
 from memlm.model.config import ModelConfig
-from memlm.model.forward import Step
+from memlm.model.forward import ForwardContext
 from memlm.model.layers import Block, make_norm
 from memlm.model.linear import Linear
-from memlm.model.mask import Sight
+from memlm.model.mask import AttentionMask
 from memlm.model.positions import BIASES, RelativeBias, Rotary, sinusoids
-from memlm.model.segments import end_segments
+from memlm.model.segments import update_memories_at_boundary
 from memlm.model.state import DecoderState, check_room
 
 FEW_TOKENS = 4
@@ -40,7 +40,7 @@ class Decoder(nn.Module):
     """A causal language model. `config` is its shape; parameters start as GPT-2's do, scaled by depth."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Builds and initialises; seed torch first for a given start."""
+        """Builds and initializes; seed torch first for a given start."""
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
@@ -54,7 +54,7 @@ class Decoder(nn.Module):
         self.head = Linear(config.dim, config.vocab_size, bias=False)
         if config.tied_embeddings:
             self.head.weight = self.embedding.weight
-        self._initialise()
+        self._initialize()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -181,12 +181,12 @@ class Decoder(nn.Module):
         places = torch.arange(T, device=tokens_BT.device)[None]
         zero = torch.zeros(1, dtype=torch.int64, device=tokens_BT.device)
         sinks, windows = self.config.num_sinks, self.config.windows
-        sight = Sight(
+        mask = AttentionMask(
             query_RT=places, key_RS=places, document_RT=torch.zeros_like(places), floor_R=zero,
-            num_front=min(sinks, T), sink_cap=sinks + max(windows) - 1 if sinks else 0, plain=not sinks,
+            num_front=min(sinks, T), sink_cap=sinks + max(windows) - 1 if sinks else 0, causal_only=not sinks,
         )  # fmt: skip
         return self._through_layers(
-            tokens_BT, Step(sight, [T] * tokens_BT.shape[0], self.dtype, None, self.rotary, self.relative_bias)
+            tokens_BT, ForwardContext(mask, [T] * tokens_BT.shape[0], self.dtype, None, self.rotary, self.relative_bias)
         )
 
     def _read_piece(
@@ -196,36 +196,37 @@ class Decoder(nn.Module):
         T = tokens_BT.shape[1]
         state.make_room(T)
         document_BT = None if starts_BT is None or not bool(starts_BT.any()) else _documents(state, starts_BT)
-        sight = state.sight(new_B, T, document_BT)
-        read = self._through_layers(tokens_BT, Step(sight, new_B, self.dtype, state, self.rotary, self.relative_bias))
+        mask = state.attention_mask(new_B, T, document_BT)
+        context = ForwardContext(mask, new_B, self.dtype, state, self.rotary, self.relative_bias)
+        read = self._through_layers(tokens_BT, context)
         state.advance(new_B)
         if document_BT is not None:
             last_B = document_BT[:, -1].tolist()
             state.begin_documents([new if new != old else None for new, old in zip(last_B, state.start_B, strict=True)])
         if self.config.is_segmented:
-            end_segments(list(self.blocks), self.rotary, state)
+            update_memories_at_boundary(list(self.blocks), self.rotary, state)
         return read
 
-    def _through_layers(self, tokens_BT: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        hidden_BTD = self.embed(tokens_BT, step.sight)
+    def _through_layers(self, tokens_BT: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor]:
+        hidden_BTD = self.embed(tokens_BT, context.mask)
         for block in self.blocks[:-1]:
-            hidden_BTD = block.finish(*block.attend(hidden_BTD, step))
-        return self.blocks[-1].attend(hidden_BTD, step)
+            hidden_BTD = block.finish(*block.attend(hidden_BTD, context))
+        return self.blocks[-1].attend(hidden_BTD, context)
 
-    def embed(self, tokens_BT: Tensor, sight: Sight) -> Float[Tensor, "B T D"]:
+    def embed(self, tokens_BT: Tensor, mask: AttentionMask) -> Float[Tensor, "B T D"]:
         """Embeddings, with the positions of models that add them: those within the document, or, of a learned table,
         within the segment.
         """
         hidden_BTD = self.embedding(tokens_BT)
         if self.positions is not None:
-            in_document_RT = sight.query_RT - sight.document_RT
-            return hidden_BTD + self.positions(in_document_RT.minimum(sight.query_RT % self.config.context_length))
+            in_document_RT = mask.query_RT - mask.document_RT
+            return hidden_BTD + self.positions(in_document_RT.minimum(mask.query_RT % self.config.context_length))
         if self.config.positions == "sinusoidal":
-            waves = sinusoids(sight.query_RT - sight.document_RT, self.config.dim)
+            waves = sinusoids(mask.query_RT - mask.document_RT, self.config.dim)
             return hidden_BTD + waves.to(hidden_BTD.dtype)
         return hidden_BTD
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         into_residual = 0.02 / math.sqrt(2 * self.config.num_layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2 and not name.endswith(("u_Hd", "v_Hd")):

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from memlm.errors import InvalidInput
 from memlm.model.decoder import Decoder
-from memlm.model.forward import Step
-from memlm.model.segments import end_segments
+from memlm.model.forward import ForwardContext
+from memlm.model.segments import update_memories_at_boundary
 from memlm.model.state import DecoderState, check_room
 
 MEASURES = ("softmax", "state")
@@ -53,7 +53,7 @@ class ExitRule:
         return float(best[0] - best[1])
 
 
-def read_until_sure(
+def forward_early_exit(
     decoder: Decoder, token_11: Int[Tensor, "1 1"], state: DecoderState, rule: ExitRule
 ) -> tuple[Float[Tensor, "1 1 D"], int]:
     """Reads one token of one sequence; gives the final hidden state, and how many layers made it.
@@ -62,20 +62,20 @@ def read_until_sure(
     """
     check_room(state, 1)
     state.make_room(1)
-    sight = state.sight([1], 1, None)
-    step = Step(sight, [1], decoder.dtype, state, decoder.rotary, decoder.relative_bias)
-    hidden_BTD, used = decoder.embed(token_11, sight), 0
+    mask = state.attention_mask([1], 1, None)
+    context = ForwardContext(mask, [1], decoder.dtype, state, decoder.rotary, decoder.relative_bias)
+    hidden_BTD, used = decoder.embed(token_11, mask), 0
     for block in decoder.blocks:
         before_BTD, used = hidden_BTD, used + 1
-        hidden_BTD = block.finish(*block.attend(before_BTD, step))
+        hidden_BTD = block.finish(*block.attend(before_BTD, context))
         last = used == decoder.config.num_layers
         if not last and used >= rule.first_layer and rule.confidence(decoder, before_BTD, hidden_BTD) > rule.threshold:
             break
     for block in list(decoder.blocks)[used:]:
-        block.keep(hidden_BTD, step)
+        block.keep(hidden_BTD, context)
     state.advance([1])
     if decoder.config.is_segmented:
-        end_segments(list(decoder.blocks), decoder.rotary, state)
+        update_memories_at_boundary(list(decoder.blocks), decoder.rotary, state)
     return decoder.norm(hidden_BTD), used
 
 

@@ -14,15 +14,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from memlm.model.config import Memorizing, ModelConfig
-from memlm.model.forward import Step
-from memlm.model.knn_memory import RowMemory
+from memlm.model.forward import ForwardContext
+from memlm.model.knn_memory import KnnCache
 
 
 @dataclass(frozen=True)
-class Found:
+class KnnResult:
     """What the memory gave each query: scores (-inf where nothing is) and the ids they belong to, row by row."""
 
-    rows: list[RowMemory]
+    rows: list[KnnCache]
     ids: list[Tensor]  # G x Q x k, k at most K and different from row to row
     scores_BHTK: Float[Tensor, "B H T K"]
 
@@ -40,7 +40,7 @@ class Found:
         return torch.stack(read)
 
 
-class MemoryAttention(nn.Module):
+class KnnAttention(nn.Module):
     """kNN attention of one layer: what memory adds to local attention (arXiv 2203.08913, section 3.2)."""
 
     def __init__(self, config: ModelConfig, memorizing: Memorizing) -> None:
@@ -70,7 +70,9 @@ class MemoryAttention(nn.Module):
         scale_H11 = self.log_scale_H.exp()[:, None, None] * math.sqrt(self.head_dim)
         return unit(query_BHTd) * scale_H11.to(query_BHTd.dtype)
 
-    def search(self, query_BHTd: Float[Tensor, "B H T d"], rows: list[RowMemory], step: Step) -> Found | None:
+    def search(
+        self, query_BHTd: Float[Tensor, "B H T d"], rows: list[KnnCache], context: ForwardContext
+    ) -> KnnResult | None:
         """The best pairs for each query; None where no row remembers anything. Queries learn, pairs do not."""
         if not any(row.size for row in rows):
             return None
@@ -78,12 +80,12 @@ class MemoryAttention(nn.Module):
         K = min(self.top_k, max(row.size for row in rows))
         found = [self._search_row(query_HTd, row, K) for query_HTd, row in zip(query_BHTd, rows, strict=True)]
         scores_BHTK = torch.stack([scores_HTK for scores_HTK, _ in found])
-        continues_RT = step.sight.continues_RT
+        continues_RT = context.mask.continues_RT
         if continues_RT is not None:
             scores_BHTK = scores_BHTK.masked_fill(~continues_RT[:, None, :, None], -torch.inf)
-        return Found(rows, [ids_GQK for _, ids_GQK in found], scores_BHTK)
+        return KnnResult(rows, [ids_GQK for _, ids_GQK in found], scores_BHTK)
 
-    def gate(self, local_BHTd: Float[Tensor, "B H T d"], found: Found) -> Float[Tensor, "B H T d"]:
+    def gate(self, local_BHTd: Float[Tensor, "B H T d"], found: KnnResult) -> Float[Tensor, "B H T d"]:
         """local + g (memory - local), for the queries that have a memory."""
         any_B1T1 = found.any_B1T1
         scores_BHTK = exact(found.scores_BHTK).masked_fill(~any_B1T1, 0.0)
@@ -92,7 +94,7 @@ class MemoryAttention(nn.Module):
         return torch.lerp(local_BHTd, memory_BHTd, share_BHT1.expand_as(local_BHTd))
 
     def _search_row(
-        self, query_HTd: Float[Tensor, "H T d"], row: RowMemory, K: int
+        self, query_HTd: Float[Tensor, "H T d"], row: KnnCache, K: int
     ) -> tuple[Float[Tensor, "H T K"], Int[Tensor, "G Q k"]]:
         """Scores of one row, padded to K with -inf, and the ids of those that are there."""
         H, T, d = query_HTd.shape

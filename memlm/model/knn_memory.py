@@ -45,7 +45,7 @@ def _as_stored(method: Callable[P, T]) -> Callable[P, T]:
     return computed
 
 
-class RowMemory:
+class KnnCache:
     """The memory of one row: a ring of pairs."""
 
     def __init__(
@@ -54,7 +54,7 @@ class RowMemory:
         """Empty; places are reserved as they are needed."""
         self.capacity, self.count = capacity, 0
         self._ring_2GNd = torch.empty(2, num_heads, 0, head_dim, dtype=dtype, device=device)
-        self._cells = [Cells(head_dim) for _ in range(num_heads)] if search == "faiss" else []
+        self._cells = [FaissKeys(head_dim) for _ in range(num_heads)] if search == "faiss" else []
 
     @property
     def size(self) -> int:
@@ -120,9 +120,9 @@ class RowMemory:
         for cells in self._cells:
             cells.clear()
 
-    def fork(self) -> RowMemory:
+    def fork(self) -> KnnCache:
         """A copy that goes its own way."""
-        twin = object.__new__(RowMemory)
+        twin = object.__new__(KnnCache)
         twin.capacity, twin.count = self.capacity, self.count
         twin._ring_2GNd = self._ring_2GNd.clone()
         twin._cells = [cells.fork() for cells in self._cells]
@@ -178,7 +178,7 @@ class RowMemory:
         return last - (last - slots) % self.capacity
 
 
-class Cells:
+class FaissKeys:
     """Faiss' inverted file over the keys of one head. Learns its cells once there are enough keys, and again when
     there are several times as many.
     """
@@ -224,9 +224,9 @@ class Cells:
         """Forgets keys and cells: another document has other keys."""
         self._index, self._learnt_from, self._oldest = None, 0, 0
 
-    def fork(self) -> Cells:
+    def fork(self) -> FaissKeys:
         """A copy that goes its own way."""
-        twin = Cells(self.dim)
+        twin = FaissKeys(self.dim)
         twin._index = None if self._index is None else faiss.clone_index(self._index)
         twin._learnt_from, twin._oldest = self._learnt_from, self._oldest
         return twin

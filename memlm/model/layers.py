@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from memlm.model.attention import Attention
 from memlm.model.compression import Compressor
 from memlm.model.config import ModelConfig
-from memlm.model.forward import Step
+from memlm.model.forward import ForwardContext
 from memlm.model.linear import Linear
 
 
@@ -54,18 +54,18 @@ class Block(nn.Module):
         self.compressor = Compressor(config, config.compression) if config.compression else None
 
     def attend(
-        self, hidden_BTD: Float[Tensor, "B T D"], step: Step
+        self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
         """The residual stream after attention, and the input of the feed-forward: the layer's *key*."""
         if self.is_post:
-            normed_BTD = self.attention_norm(hidden_BTD + self.attention(hidden_BTD, step))
+            normed_BTD = self.attention_norm(hidden_BTD + self.attention(hidden_BTD, context))
             return normed_BTD, normed_BTD
-        attended_BTD = hidden_BTD + self.attention(self.attention_norm(hidden_BTD), step)
+        attended_BTD = hidden_BTD + self.attention(self.attention_norm(hidden_BTD), context)
         return attended_BTD, self.ff_norm(hidden_BTD if self.is_parallel else attended_BTD)
 
-    def keep(self, hidden_BTD: Float[Tensor, "B T D"], step: Step) -> None:
+    def keep(self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext) -> None:
         """Remembers tokens whose states here were left out, as if `hidden_BTD` were their input."""
-        self.attention.keep(hidden_BTD if self.is_post else self.attention_norm(hidden_BTD), step)
+        self.attention.keep(hidden_BTD if self.is_post else self.attention_norm(hidden_BTD), context)
 
     def finish(self, attended_BTD: Float[Tensor, "B T D"], key_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """The residual stream after the feed-forward."""

@@ -1,4 +1,4 @@
-"""A linear layer that multiplies by packed weights where it only predicts, and widens bfloat16 where it is emulated.
+"""A linear layer that multiplies by packed weights where it only predicts, and upcasts bfloat16 where it is emulated.
 
 The ordinary product reaches a quarter of the memory's bandwidth for one row and a third of the processor's peak for
 many (docs/log.md, 2026-11-21); oneDNN's product with weights laid out in its own blocks reaches most of both. Where
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-WIDENED_BYTES = 8 << 20  # what stays in a processor's cache
+UPCAST_BYTES = 8 << 20  # what stays in a processor's cache
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 ROWS_HINT = 16  # the layout that is best for 16 rows is best, or nearly, for one and for many
@@ -34,7 +34,7 @@ ACTIVATIONS: dict[Activation, tuple[str, str, Callable[[Tensor], Tensor]]] = {
 }
 
 
-class _Widened(threading.local):
+class _UpcastBuffer(threading.local):
     """Numbers in a wider type, until the next ones. Each thread keeps the memory that they lie in: new memory the
     system would have to clear every time.
     """
@@ -45,25 +45,25 @@ class _Widened(threading.local):
     def __call__(self, some: Tensor, wide: torch.dtype) -> Tensor:
         size = some.numel() * wide.itemsize
         if self._kept.numel() < size:
-            self._kept = torch.empty(max(WIDENED_BYTES, 1 << size.bit_length()), dtype=torch.uint8)
+            self._kept = torch.empty(max(UPCAST_BYTES, 1 << size.bit_length()), dtype=torch.uint8)
         return self._kept[:size].view(wide).view(some.shape).copy_(some)
 
 
-widened = _Widened()
+upcast_buffer = _UpcastBuffer()
 
 
 class Linear(nn.Linear):
     """`nn.Linear` with a second, packed form. `pack()` once the weights are final."""
 
     packed: Tensor | None = None
-    widens = False
+    upcasts = False
 
     def pack(self) -> None:
         """Lays the weights out for prediction; a large ordinary weight is given up. Where the processor only emulates
-        bfloat16, such weights are to be widened instead; elsewhere does nothing.
+        bfloat16, such weights are to be upcast instead; elsewhere does nothing.
         """
         if not can_pack(self.weight):
-            self.widens = is_emulated(self.weight)
+            self.upcasts = is_emulated(self.weight)
             return
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().contiguous(), ROWS_HINT)
         if self.weight.numel() >= SMALL_WEIGHT:
@@ -73,7 +73,7 @@ class Linear(nn.Linear):
 
     def unpack(self) -> None:
         """Back to the ordinary form, to train or to save."""
-        self.widens = False
+        self.upcasts = False
         if self.packed is not None:
             self.weight = nn.Parameter(self.packed.to_dense())
             self.packed = None
@@ -87,23 +87,23 @@ class Linear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "*P I"], activation: Activation | None = None) -> Float[Tensor, "*P O"]:
         """x W' + b, behind which an activation costs nothing where weights are packed."""
-        if self.widens and x.numel() >= MANY_ROWS * self.in_features and not torch.is_grad_enabled():
-            return self._widened(x, activation)
+        if self.upcasts and x.numel() >= MANY_ROWS * self.in_features and not torch.is_grad_enabled():
+            return self._upcast(x, activation)
         if self.packed is None or (self.weight.numel() and x.numel() < FEW_ROWS * self.in_features):
             y = F.linear(x, self.weight, self.bias)
             return y if activation is None else ACTIVATIONS[activation][2](y)
         name, algorithm, _ = ("none", "", None) if activation is None else ACTIVATIONS[activation]
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, name, [], algorithm)
 
-    def _widened(self, x: Float[Tensor, "*P I"], activation: Activation | None) -> Float[Tensor, "*P O"]:
+    def _upcast(self, x: Float[Tensor, "*P I"], activation: Activation | None) -> Float[Tensor, "*P O"]:
         """The same in float32, some of the weights at a time."""
         x_RI = x.reshape(-1, self.in_features).float()
         y_RO = x.new_empty(len(x_RI), self.out_features)
-        bias_O, size = self._parameters["bias"], max(1, WIDENED_BYTES // (4 * self.in_features))
+        bias_O, size = self._parameters["bias"], max(1, UPCAST_BYTES // (4 * self.in_features))
         for begin in range(0, self.out_features, size):
             some = slice(begin, begin + size)
             bias_o = None if bias_O is None else bias_O[some].float()
-            y_Ro = F.linear(x_RI, widened(self.weight[some], torch.float32), bias_o)
+            y_Ro = F.linear(x_RI, upcast_buffer(self.weight[some], torch.float32), bias_o)
             y_RO[:, some] = y_Ro if activation is None else ACTIVATIONS[activation][2](y_Ro)
         return y_RO.view(*x.shape[:-1], self.out_features)
 

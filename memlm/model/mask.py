@@ -19,8 +19,8 @@ from torch import Tensor
 
 
 @dataclass
-class Sight:
-    """Positions of queries and keys. `plain` where every place is visible but for causality among the new tokens."""
+class AttentionMask:
+    """Positions of queries and keys. `causal_only`: every place is visible, but for causality among the new tokens."""
 
     query_RT: Int[Tensor, "R T"]
     key_RS: Int[Tensor, "R S"]
@@ -29,7 +29,7 @@ class Sight:
     num_front: int = 0
     front_begin_R: Int[Tensor, " R"] | None = None  # the first place of the front that is in use
     sink_cap: int = 0  # a sink is never further away than this; 0: there are no sinks
-    plain: bool = False
+    causal_only: bool = False
     continues_RT: Bool[Tensor, "R T"] | None = None  # whether a query's document began before this step; None: all
     _masks: dict[int, Tensor | None] = field(default_factory=dict)
     _hidden: dict[int, Tensor] = field(default_factory=dict)
@@ -44,9 +44,9 @@ class Sight:
         """S."""
         return self.key_RS.shape[1]
 
-    def mask(self, window: int) -> Bool[Tensor, "R 1 T S"] | Literal["causal"] | None:
+    def for_window(self, window: int) -> Bool[Tensor, "R 1 T S"] | Literal["causal"] | None:
         """True where a query may look; None where it may look everywhere, "causal" where only order matters."""
-        if self.is_plain(window):
+        if self.is_causal_only(window):
             if self.num_new == 1:
                 return None
             if self.num_new == self.num_places:
@@ -55,16 +55,16 @@ class Sight:
             self._masks[window] = self._mask(window)[:, None]
         return self._masks[window]
 
-    def is_plain(self, window: int) -> bool:
+    def is_causal_only(self, window: int) -> bool:
         """Whether a query sees all places but those of later tokens."""
-        return self.plain and not (window and int(self.query_RT.max()) - int(self.key_RS.min()) >= window)
+        return self.causal_only and not (window and int(self.query_RT.max()) - int(self.key_RS.min()) >= window)
 
     def hide(self, scores: Tensor, window: int, begin: int, end: int) -> Tensor:
         """Sets to -inf, in place, the scores (B, G, r, Q, S') of the queries from `begin` to `end` at places they do
         not see; S' ends with the last of these queries' own.
         """
         size, seen = end - begin, scores.shape[-1]
-        if not self.is_plain(window):
+        if not self.is_causal_only(window):
             mask_R1QS = self.visible(window)[:, :, begin:end, :seen]
             return scores.masked_fill_(~mask_R1QS[:, :, None], -torch.inf)
         if size > 1:
@@ -74,7 +74,7 @@ class Sight:
 
     def hidden_from_last(self, window: int) -> Bool[Tensor, "R S"] | None:
         """True where the last query may not look; None where it may look everywhere."""
-        if self.is_plain(window):
+        if self.is_causal_only(window):
             return None
         if window not in self._hidden:
             self._hidden[window] = ~self.visible(window)[:, 0, -1]
@@ -82,7 +82,7 @@ class Sight:
 
     def visible(self, window: int) -> Bool[Tensor, "R 1 T S"]:
         """The same, always spelt out."""
-        mask = self.mask(window)
+        mask = self.for_window(window)
         return self._mask(window)[:, None] if mask is None or isinstance(mask, str) else mask
 
     def distances(self) -> Int[Tensor, "R T S"]:

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memlm.model.config import ModelConfig, RopeScaling
-from memlm.model.mask import Sight
+from memlm.model.mask import AttentionMask
 
 TABLE_LENGTH = 16_384  # positions whose angles are kept; those beyond are computed when they are needed
 
@@ -31,7 +31,7 @@ class Rotary:
         self._table_2Sd = torch.empty(2, 0, self.rotary_dim, device="cpu", dtype=torch.float64)
 
     def at(self, positions: Int[Tensor, "*P"]) -> Float[Tensor, "2 *P d"]:
-        """The turn of each position, in float64."""
+        """Returns cosines and signed sines of each position, in float64."""
         begin, end = int(positions.min()), int(positions.max()) + 1
         if begin < 0 or end > TABLE_LENGTH:
             return self._turns(positions)
@@ -49,13 +49,13 @@ class Rotary:
         return torch.stack([torch.cat([cosine, cosine], dim=-1), torch.cat([-sine, sine], dim=-1)])
 
 
-def rotate(heads: Float[Tensor, "*P T d"], turn: Float[Tensor, "2 *Q T r"], *, back: bool = False) -> Tensor:
+def apply_rope(heads: Float[Tensor, "*P T d"], cos_sin: Float[Tensor, "2 *Q T r"], *, inverse: bool = False) -> Tensor:
     """Turns each half-pair of the first r numbers of a head by its position's angle, or back."""
-    cosine, sine = turn.to(heads.dtype)
+    cosine, sine = cos_sin.to(heads.dtype)
     size = cosine.shape[-1]
     turned = heads if size == heads.shape[-1] else heads[..., :size]
     mirrored = turned.roll(size // 2, dims=-1) * sine
-    turned = turned * cosine - mirrored if back else turned * cosine + mirrored
+    turned = turned * cosine - mirrored if inverse else turned * cosine + mirrored
     return turned if size == heads.shape[-1] else torch.cat([turned, heads[..., size:]], dim=-1)
 
 
@@ -110,7 +110,7 @@ def sinusoids(positions: Int[Tensor, "*P"], dim: int) -> Float[Tensor, "*P D"]:
 class RelativeBias(nn.Module):
     """Changes attention's scores by distance. Additive kinds that do not ask what query and key are."""
 
-    def forward(self, sight: Sight) -> Float[Tensor, "R H T S"]:
+    def forward(self, mask: AttentionMask) -> Float[Tensor, "R H T S"]:
         """What is added to the scores."""
         raise NotImplementedError
 
@@ -123,10 +123,10 @@ class Alibi(RelativeBias):
         super().__init__()
         self.slopes = alibi_slopes(config.num_heads)
 
-    def forward(self, sight: Sight) -> Float[Tensor, "R H T S"]:
+    def forward(self, mask: AttentionMask) -> Float[Tensor, "R H T S"]:
         """-slope x distance."""
-        slopes_H11 = torch.tensor(self.slopes, device=sight.query_RT.device)[:, None, None]
-        return -slopes_H11 * sight.distances()[:, None]
+        slopes_H11 = torch.tensor(self.slopes, device=mask.query_RT.device)[:, None, None]
+        return -slopes_H11 * mask.distances()[:, None]
 
 
 class T5Bias(RelativeBias):
@@ -138,9 +138,9 @@ class T5Bias(RelativeBias):
         self.num_buckets, self.max_distance = config.num_buckets, config.max_distance
         self.table = nn.Embedding(config.num_buckets, config.num_heads)
 
-    def forward(self, sight: Sight) -> Float[Tensor, "R H T S"]:
+    def forward(self, mask: AttentionMask) -> Float[Tensor, "R H T S"]:
         """The table's entry for each distance."""
-        buckets_RTS = t5_buckets(sight.distances(), self.num_buckets, self.max_distance)
+        buckets_RTS = t5_buckets(mask.distances(), self.num_buckets, self.max_distance)
         return self.table(buckets_RTS).permute(0, 3, 1, 2)
 
 
@@ -165,12 +165,12 @@ class ScorePositions(nn.Module):
     """Kinds that change scores by query, key and distance together; `values` may add to what is read."""
 
     def forward(
-        self, query_BHTd: Float[Tensor, "B H T d"], key_BHSd: Float[Tensor, "B H S d"], sight: Sight
+        self, query_BHTd: Float[Tensor, "B H T d"], key_BHSd: Float[Tensor, "B H S d"], mask: AttentionMask
     ) -> Float[Tensor, "B H T S"]:
         """The scores, scaled, before any mask."""
         raise NotImplementedError
 
-    def values(self, weights_BHTS: Float[Tensor, "B H T S"], sight: Sight) -> Float[Tensor, "B H T d"] | None:
+    def values(self, weights_BHTS: Float[Tensor, "B H T S"], mask: AttentionMask) -> Float[Tensor, "B H T d"] | None:
         """What the distances themselves contribute to the mixture; None for nothing."""
         return None
 
@@ -187,12 +187,12 @@ class TransformerXLPositions(ScorePositions):
         self.project = nn.Linear(config.dim, config.num_heads * config.head_dim, bias=False)
 
     def forward(
-        self, query_BHTd: Float[Tensor, "B H T d"], key_BHSd: Float[Tensor, "B H S d"], sight: Sight
+        self, query_BHTd: Float[Tensor, "B H T d"], key_BHSd: Float[Tensor, "B H S d"], mask: AttentionMask
     ) -> Float[Tensor, "B H T S"]:
         """Content and position, each with its own bias."""
         B, H, _, d = query_BHTd.shape
         content_BHTS = (query_BHTd + self.u_Hd[:, None]) @ key_BHSd.mT
-        distance_RTS = sight.distances()
+        distance_RTS = mask.distances()
         waves_ED = sinusoids(torch.arange(int(distance_RTS.max()) + 1, device=query_BHTd.device), self.dim)
         relative_HEd = self.project(waves_ED.to(query_BHTd.dtype)).view(-1, H, d).transpose(0, 1)
         position_BHTE = (query_BHTd + self.v_Hd[:, None]) @ relative_HEd.mT
@@ -211,21 +211,21 @@ class ShawPositions(ScorePositions):
         self.vectors = nn.Embedding(config.max_distance + 1, config.head_dim)
 
     def forward(
-        self, query_BHTd: Float[Tensor, "B H T d"], key_BHSd: Float[Tensor, "B H S d"], sight: Sight
+        self, query_BHTd: Float[Tensor, "B H T d"], key_BHSd: Float[Tensor, "B H S d"], mask: AttentionMask
     ) -> Float[Tensor, "B H T S"]:
         """q (k + a)."""
         by_distance_BHTE = query_BHTd @ self.keys.weight.T
-        scores_BHTS = query_BHTd @ key_BHSd.mT + by_distance_BHTE.gather(3, self._places(query_BHTd, sight))
+        scores_BHTS = query_BHTd @ key_BHSd.mT + by_distance_BHTE.gather(3, self._places(query_BHTd, mask))
         return scores_BHTS / math.sqrt(query_BHTd.shape[-1])
 
-    def values(self, weights_BHTS: Float[Tensor, "B H T S"], sight: Sight) -> Float[Tensor, "B H T d"]:
+    def values(self, weights_BHTS: Float[Tensor, "B H T S"], mask: AttentionMask) -> Float[Tensor, "B H T d"]:
         """The weights that fall on each distance times its vector."""
         shape = (*weights_BHTS.shape[:3], self.max_distance + 1)
-        by_distance_BHTE = weights_BHTS.new_zeros(shape).scatter_add(3, self._places(weights_BHTS, sight), weights_BHTS)
+        by_distance_BHTE = weights_BHTS.new_zeros(shape).scatter_add(3, self._places(weights_BHTS, mask), weights_BHTS)
         return by_distance_BHTE @ self.vectors.weight
 
-    def _places(self, like: Tensor, sight: Sight) -> Int[Tensor, "B H T S"]:
-        distance_RTS = sight.distances().clamp(max=self.max_distance)
+    def _places(self, like: Tensor, mask: AttentionMask) -> Int[Tensor, "B H T S"]:
+        distance_RTS = mask.distances().clamp(max=self.max_distance)
         return distance_RTS[:, None].expand(like.shape[0], like.shape[1], -1, -1)
 
 
@@ -242,12 +242,12 @@ class DistanceFactor(ScorePositions):
         self.bound_H = nn.Parameter(torch.ones(config.num_heads))
 
     def forward(
-        self, query_BHTd: Float[Tensor, "B H T d"], key_BHSd: Float[Tensor, "B H S d"], sight: Sight
+        self, query_BHTd: Float[Tensor, "B H T d"], key_BHSd: Float[Tensor, "B H S d"], mask: AttentionMask
     ) -> Float[Tensor, "B H T S"]:
         """relu(q k) (1 + e^v) / (1 + e^(v - w x distance))."""
         scores_BHTS = (query_BHTd @ key_BHSd.mT).relu() / math.sqrt(query_BHTd.shape[-1])
         slope_H11, bound_H11 = self.slope_H[:, None, None], self.bound_H[:, None, None]
-        distance_RHTS = sight.distances()[:, None].to(slope_H11.dtype)
+        distance_RHTS = mask.distances()[:, None].to(slope_H11.dtype)
         factor_RHTS = (1 + bound_H11.exp()) * torch.sigmoid(slope_H11 * distance_RHTS - bound_H11)
         return scores_BHTS * factor_RHTS.to(scores_BHTS.dtype)
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from memlm.model.compression import group_size
 from memlm.model.knn_attention import unit
 from memlm.model.layers import Block
-from memlm.model.positions import Rotary, rotate
+from memlm.model.positions import Rotary, apply_rope
 from memlm.model.state import DecoderState
 
 
-def end_segments(blocks: Sequence[Block], rotary: Rotary | None, state: DecoderState) -> None:
+def update_memories_at_boundary(blocks: Sequence[Block], rotary: Rotary | None, state: DecoderState) -> None:
     """Serves every row that has just filled a segment."""
     config = state.config
     group = group_size(config.compression)
@@ -34,7 +34,7 @@ def end_segments(blocks: Sequence[Block], rotary: Rotary | None, state: DecoderS
         return
     for count, rows in leaving.items():
         for layer, block in enumerate(blocks):
-            if layer in state.memories:
+            if layer in state.knn_caches:
                 _memorize(block, rotary, state, layer, rows, count)
             if block.compressor is not None:
                 _compress(block, state, layer, rows, count)
@@ -43,7 +43,7 @@ def end_segments(blocks: Sequence[Block], rotary: Rotary | None, state: DecoderS
             if config.compression:
                 made = count // config.compression.rate
                 state.compressed_B[row] = min(config.compression.length, state.compressed_B[row] + made)
-    state.settle()
+    state.compact()
     if config.compression:
         _project_compressed(blocks, rotary, state)
 
@@ -62,10 +62,10 @@ def _memorize(
         keys_GNd, values_GNd = state.cache_L2BGSd[layer, :, row, :, begin : begin + count]
         if rotary is not None:
             positions = torch.arange(state.floor_B[row], state.floor_B[row] + count, device=keys_GNd.device)
-            keys_GNd = rotate(keys_GNd, rotary.at(positions), back=True)
-        if block.attention.memory is not None and not block.attention.memory.normalizes_all:
+            keys_GNd = apply_rope(keys_GNd, rotary.at(positions), inverse=True)
+        if block.attention.knn is not None and not block.attention.knn.normalizes_all:
             keys_GNd = unit(keys_GNd)
-        state.memories[layer][row].add(keys_GNd, values_GNd)
+        state.knn_caches[layer][row].add(keys_GNd, values_GNd)
 
 
 def _compress(block: Block, state: DecoderState, layer: int, rows: list[int], count: int) -> None:
@@ -113,6 +113,6 @@ def _project_compressed(blocks: Sequence[Block], rotary: Rotary | None, state: D
             if rotary is not None:
                 floor_B1 = torch.tensor(state.floor_B, device=key_BGFd.device)[:, None]
                 positions_BF = floor_B1 - front + torch.arange(front, device=key_BGFd.device)
-                key_BGFd = rotate(key_BGFd, rotary.at(positions_BF)[:, :, None])
+                key_BGFd = apply_rope(key_BGFd, rotary.at(positions_BF)[:, :, None])
             state.cache_L2BGSd[layer, 0, :, :, :front] = key_BGFd
             state.cache_L2BGSd[layer, 1, :, :, :front] = heads.value_BGTd

@@ -25,8 +25,8 @@ from torch import Tensor
 from memlm.errors import Corrupt, Incompatible, InvalidInput
 from memlm.model.compression import group_size
 from memlm.model.config import ModelConfig
-from memlm.model.knn_memory import RowMemory
-from memlm.model.mask import Sight
+from memlm.model.knn_memory import KnnCache
+from memlm.model.mask import AttentionMask
 from memlm.model.pages import LAZY_BYTES
 from memlm.model.tensor_bytes import safetensors_pieces
 
@@ -70,12 +70,12 @@ class DecoderState:
         self.length_B, self.start_B, self.floor_B = ([0] * batch_size for _ in range(3))
         self.base_B = [config.num_sinks] * batch_size
         self.compressed_B = [0] * batch_size  # compressed memories in use, right before the local ones
-        self.memories: dict[int, list[RowMemory]] = {}
+        self.knn_caches: dict[int, list[KnnCache]] = {}
         if memorizing := config.memorizing:
             storage = dtype if memorizing.storage == "model" else torch.float16
             for layer in memorizing.layers:
-                self.memories[layer] = [
-                    RowMemory(
+                self.knn_caches[layer] = [
+                    KnnCache(
                         G, d, capacity=memorizing.capacity, dtype=storage, search=memorizing.search,
                         device=torch.device(device),
                     )
@@ -98,7 +98,7 @@ class DecoderState:
         """Bytes reserved for all rows."""
         tensors = [each for each in (self.cache_L2BGSd, self.inputs_LBSD, self.usage_LBS) if each is not None]
         reserved = sum(each.numel() * each.itemsize for each in tensors)
-        return reserved + sum(row.num_bytes for rows in self.memories.values() for row in rows)
+        return reserved + sum(row.num_bytes for rows in self.knn_caches.values() for row in rows)
 
     @property
     def is_uniform(self) -> bool:
@@ -149,7 +149,7 @@ class DecoderState:
         self.base_B[row] = self.config.num_sinks
         self._forget(row)
 
-    def settle(self) -> None:
+    def compact(self) -> None:
         """Moves local tokens to the front of their places, after some were taken over."""
         bases = [min(self.floor_B)] * self.batch_size if len(set(self.length_B)) == 1 else self.floor_B
         for row, base in enumerate(bases):
@@ -157,7 +157,7 @@ class DecoderState:
                 self._move(row, base - self.base_B[row])
                 self.base_B[row] = base
 
-    def sight(self, new_B: list[int], num_new: int, document_BT: Tensor | None) -> Sight:
+    def attention_mask(self, new_B: list[int], num_new: int, document_BT: Tensor | None) -> AttentionMask:
         """What the next `num_new` tokens of each row see. `document_BT`: where each one's document begins."""
         device = self.cache_L2BGSd.device
         uniform = document_BT is None and self.is_uniform and len(set(new_B)) == 1
@@ -176,7 +176,7 @@ class DecoderState:
             key_RS = torch.where(place_S < F, front_RS, key_RS)
         start_RT = starts[:, None].expand_as(query_RT)
         begun = self.floor_B[0] <= self.base_B[0] and self.start_B[0] <= self.floor_B[0]
-        return Sight(
+        return AttentionMask(
             query_RT=query_RT,
             key_RS=key_RS,
             document_RT=start_RT if document_BT is None else document_BT,
@@ -184,7 +184,7 @@ class DecoderState:
             num_front=min(F, places),
             front_begin_R=F - compressed if self.config.compression else None,
             sink_cap=self.config.num_sinks + max(self.config.windows) - 1 if self.config.num_sinks else 0,
-            plain=uniform and begun and not F,
+            causal_only=uniform and begun and not F,
             continues_RT=None if document_BT is None else document_BT == start_RT,
         )
 
@@ -235,7 +235,7 @@ class DecoderState:
             setattr(twin, name, None if tensor is None else tensor.clone())
         for name in ("length_B", "start_B", "floor_B", "base_B", "compressed_B"):
             setattr(twin, name, [*getattr(self, name)])
-        twin.memories = {layer: [row.fork() for row in rows] for layer, rows in self.memories.items()}
+        twin.knn_caches = {layer: [row.fork() for row in rows] for layer, rows in self.knn_caches.items()}
         twin.compression_loss = None
         return twin
 
@@ -250,7 +250,7 @@ class DecoderState:
             for name in ("cache_L2BGSd", "inputs_LBSD", "usage_LBS")
             if (tensor := getattr(self, name)) is not None
         }
-        for layer, rows in self.memories.items():
+        for layer, rows in self.knn_caches.items():
             for number, row in enumerate(rows):
                 tensors |= {f"memory.{layer}.{number}.{name}": tensor for name, tensor in row.state().items()}
         marks = {name: getattr(self, name) for name in ("length_B", "start_B", "floor_B", "base_B", "compressed_B")}
@@ -270,7 +270,7 @@ class DecoderState:
             setattr(state, name, tensors.get(name))
         for name in ("length_B", "start_B", "floor_B", "base_B", "compressed_B"):
             setattr(state, name, told[name])
-        for layer, rows in state.memories.items():
+        for layer, rows in state.knn_caches.items():
             for number, row in enumerate(rows):
                 prefix = f"memory.{layer}.{number}."
                 row.restore({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
@@ -310,7 +310,7 @@ class DecoderState:
 
     def _forget(self, row: int) -> None:
         self.compressed_B[row] = 0
-        for rows in self.memories.values():
+        for rows in self.knn_caches.values():
             rows[row].clear()
 
 

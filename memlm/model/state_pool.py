@@ -48,7 +48,7 @@ class StatePool:
         self._num_huge: list[int] = []  # of each row in use, how many of its parts have huge pages
         for name in MARKS:
             setattr(self.state, name, [])
-        for rows in self.state.memories.values():
+        for rows in self.state.knn_caches.values():
             rows.clear()
         self._use(0)
 
@@ -64,13 +64,13 @@ class StatePool:
         return tensor.shape[2], tensor.shape[4]
 
     @torch.inference_mode()
-    def join(self, other: DecoderState, row: int = 0) -> int:
+    def add_row(self, other: DecoderState, row: int = 0) -> int:
         """Takes a row of another state over; gives its number here. The other must not be used afterwards. What is to
-        come needs a place of its own: see `reserve`.
+        come needs a place of its own: see `grow`.
         """
         mine = self.num_rows
         used = other.places_B()[row]
-        self.reserve(1, used)
+        self.grow(1, used)
         self._use(mine + 1)
         self._num_huge.append(0)
         if self._is_full(used):
@@ -81,12 +81,12 @@ class StatePool:
             pages.tensor.select(batch, mine).narrow(places - 1, 0, used).copy_(source)
         for name in MARKS:
             getattr(self.state, name).append(getattr(other, name)[row])
-        for layer, rows in self.state.memories.items():
-            rows.append(other.memories[layer][row])
+        for layer, rows in self.state.knn_caches.items():
+            rows.append(other.knn_caches[layer][row])
         return mine
 
     @torch.inference_mode()
-    def leave(self, row: int) -> None:
+    def remove_row(self, row: int) -> None:
         """Frees a row, and gives its memory back: the last one takes its number."""
         last = self.num_rows - 1
         if row != last:
@@ -96,7 +96,7 @@ class StatePool:
             for name, pages in self._reserved.items():
                 self._copy_row(pages.tensor, last, pages.tensor, row, name)
         self._release(last)
-        for rows in (*(getattr(self.state, name) for name in MARKS), *self.state.memories.values()):
+        for rows in (*(getattr(self.state, name) for name in MARKS), *self.state.knn_caches.values()):
             rows[row] = rows[last]
             rows.pop()
         self._num_huge.pop()
@@ -110,7 +110,7 @@ class StatePool:
         target.select(batch, place).narrow(places - 1, 0, used).copy_(part)
 
     @torch.inference_mode()
-    def reserve(self, more: int, num_tokens: int) -> None:
+    def grow(self, more: int, num_tokens: int) -> None:
         """Has room for so many more rows, and for so many tokens in each; what is there moves."""
         rows, places = before = self.shape
         if self.num_rows + more > rows:
@@ -208,5 +208,5 @@ def copied(state: DecoderState, row: int, decoder: Decoder, *, capacity: int | N
             getattr(twin, name).select(batch, 0).narrow(places - 1, 0, used).copy_(source)
     for name in MARKS:
         setattr(twin, name, [getattr(state, name)[row]])
-    twin.memories = {layer: [rows[row].fork()] for layer, rows in state.memories.items()}
+    twin.knn_caches = {layer: [rows[row].fork()] for layer, rows in state.knn_caches.items()}
     return twin

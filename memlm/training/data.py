@@ -44,7 +44,7 @@ def write_tokens(
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """What a step reads: inputs, the tokens that follow them, and where documents begin, if memory must know."""
 
     inputs_BT: Int[Tensor, "B T"]
@@ -84,14 +84,14 @@ class Batches:
         """Whole windows, whatever the epoch's offset."""
         return (self.num_tokens - 1) // self.context_length - 1
 
-    def at(self, step: int, rows: range | None = None) -> Batch:
+    def at(self, step: int, rows: range | None = None) -> TrainingBatch:
         """The inputs and the targets, one token further, of a step; of some of its rows, if not of all."""
         tokens_N = np.memmap(self.path, dtype=TOKEN_DTYPE, mode="r")
         rows = range(self.batch_size) if rows is None else rows
         begins = [self._begin_of(step * self.batch_size + row) for row in rows]
         windows = np.stack([tokens_N[begin : begin + self.context_length + 1] for begin in begins])
         both = torch.from_numpy(windows.astype(np.int64))
-        return Batch(both[:, :-1], both[:, 1:])
+        return TrainingBatch(both[:, :-1], both[:, 1:])
 
     @property
     def steps_per_epoch(self) -> float:
@@ -111,7 +111,7 @@ def _order_of(seed: int, epoch: int, num_windows: int, context_length: int) -> t
 
 
 @dataclass(frozen=True)
-class DocumentRows:
+class DocumentStreams:
     """Rows of whole documents for a model with memory: each row reads one document after another from its beginning
     to its end, `context_length` tokens a step, and then the next epoch's in another order.
 
@@ -146,12 +146,12 @@ class DocumentRows:
         """Steps that read as many tokens as there are."""
         return int(self._bounds[-1] - self._bounds[0]) / (self.batch_size * self.context_length)
 
-    def at(self, step: int, rows: range | None = None) -> Batch:
+    def at(self, step: int, rows: range | None = None) -> TrainingBatch:
         """The inputs, targets and starts of a step; of some of its rows, if not of all."""
         rows = range(self.batch_size) if rows is None else rows
         parts = [self._read(row, step * self.context_length, self.context_length) for row in rows]
         inputs, targets, starts = (torch.from_numpy(np.stack(each)) for each in zip(*parts, strict=True))
-        return Batch(inputs, targets, starts)
+        return TrainingBatch(inputs, targets, starts)
 
     def _read(self, row: int, begin: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """`count` positions of a row's endless text, from the `begin`-th on."""
@@ -180,18 +180,18 @@ class DocumentRows:
 
     def _row(self, row: int, epoch: int) -> tuple[list[int], Int64[np.ndarray, " E"]]:
         """The documents that a row reads in an epoch, and where each of them ends in the row."""
-        return self._dealt(epoch)[row]
+        return self._assign(epoch)[row]
 
     def _length(self, row: int, epoch: int) -> int:
         """How many positions a row reads in an epoch."""
         if epoch not in self._lengths:
-            self._lengths[epoch] = [int(ends[-1]) for _, ends in self._dealt(epoch)]
+            self._lengths[epoch] = [int(ends[-1]) for _, ends in self._assign(epoch)]
         return self._lengths[epoch][row]
 
-    def _dealt(self, epoch: int) -> list[tuple[list[int], Int64[np.ndarray, " E"]]]:
+    def _assign(self, epoch: int) -> list[tuple[list[int], Int64[np.ndarray, " E"]]]:
         """Deals the documents of an epoch, in an order of its own, each to the row that has least to read so far."""
-        if epoch in self._deals:
-            return self._deals[epoch]
+        if epoch in self._assignments:
+            return self._assignments[epoch]
         sizes = np.diff(self._bounds)
         rows: list[list[int]] = [[] for _ in range(self.batch_size)]
         loads = [(0, row) for row in range(self.batch_size)]
@@ -199,13 +199,13 @@ class DocumentRows:
             load, row = heapq.heappop(loads)
             rows[row].append(document)
             heapq.heappush(loads, (load + int(sizes[document]), row))
-        if len(self._deals) >= KEPT_EPOCHS:
-            del self._deals[min(self._deals)]
-        self._deals[epoch] = [(row, np.cumsum(sizes[row])) for row in rows]
-        return self._deals[epoch]
+        if len(self._assignments) >= KEPT_EPOCHS:
+            del self._assignments[min(self._assignments)]
+        self._assignments[epoch] = [(row, np.cumsum(sizes[row])) for row in rows]
+        return self._assignments[epoch]
 
     @cached_property
-    def _deals(self) -> dict[int, list[tuple[list[int], Int64[np.ndarray, " E"]]]]:
+    def _assignments(self) -> dict[int, list[tuple[list[int], Int64[np.ndarray, " E"]]]]:
         """The latest epochs that were dealt."""
         return {}
 

@@ -17,14 +17,14 @@ BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # counts and losses li
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
+class ProcessGroup:
     """Who takes part: `rank` of `size` processes. The first one writes; all take the same steps."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
-    def join(cls, device: torch.device) -> Team:
+    def join(cls, device: torch.device) -> ProcessGroup:
         """Takes the place that `torchrun` gave this process; alone where it gave none."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
@@ -34,11 +34,11 @@ class Team:
         return cls(dist.get_rank(), size)
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that writes."""
         return self.rank == 0
 
-    def share(self, rows: range) -> range:
+    def shard(self, rows: range) -> range:
         """The rows that this process reads. Raises InvalidInput where they cannot be shared evenly."""
         if len(rows) % self.size:
             raise InvalidInput(
@@ -47,18 +47,18 @@ class Team:
         each = len(rows) // self.size
         return rows[self.rank * each : (self.rank + 1) * each]
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all are here."""
         if self.size > 1:
             dist.barrier()
 
-    def leave(self) -> None:
+    def destroy(self) -> None:
         """Parts, once all are here: threads that still held tensors would bring the interpreter down at its end."""
         if self.size > 1:
             dist.barrier()
             dist.destroy_process_group()
 
-    def agree(self, number: float) -> float:
+    def broadcast(self, number: float) -> float:
         """The first process' number, for all."""
         if self.size == 1:
             return number

@@ -10,11 +10,11 @@ from memlm.errors import Incompatible, InvalidInput
 from memlm.model import Decoder, ModelConfig
 
 MAY_CHANGE = ("memorizing", "compression", "xl_length", "context_length")
-NEW_MEMORY: dict[str, Any] = {"memorizing": {"mixing": "tanh", "normalize": "memory"}}
-NEW_PARTS = (".memory.", ".compressor.")
+NEW_KNN_ATTENTION: dict[str, Any] = {"memorizing": {"mixing": "tanh", "normalize": "memory"}}
+NEW_PARTS = (".knn.", ".compressor.")
 
 
-def grown_config(config: ModelConfig, model_fields: dict[str, Any]) -> ModelConfig:
+def config_with_memories(config: ModelConfig, model_fields: dict[str, Any]) -> ModelConfig:
     """A model's config with the memories that were asked for.
 
     A memorizing layer that is added starts shut (`mixing="tanh"`) and leaves local attention as it is
@@ -31,7 +31,7 @@ def grown_config(config: ModelConfig, model_fields: dict[str, Any]) -> ModelConf
     asked = dict(model_fields)
     for name, given in asked.items():  # what is not said of a memory that is there stays as it is
         if isinstance(given, dict):
-            asked[name] = {**(learnt[name] or NEW_MEMORY.get(name, {})), **given}
+            asked[name] = {**(learnt[name] or NEW_KNN_ATTENTION.get(name, {})), **given}
     made = ModelConfig.from_dict({**config.as_dict(), **asked})
     if config.positions == "learned" and made.context_length > config.context_length:
         raise InvalidInput(
@@ -41,7 +41,7 @@ def grown_config(config: ModelConfig, model_fields: dict[str, Any]) -> ModelConf
     return made
 
 
-def grow(decoder: Decoder, config: ModelConfig) -> Decoder:
+def add_memories(decoder: Decoder, config: ModelConfig) -> Decoder:
     """A decoder of another config with all that this one has learnt; only memories are new. Seed torch first.
 
     Raises Incompatible, naming them, for tensors that are neither.

@@ -29,7 +29,7 @@ def flops_per_token(decoder: Decoder) -> float:
     return 6 * (decoder.num_parameters - embedded) + 12 * config.num_layers * config.num_heads * config.head_dim * seen
 
 
-def measured_peak(device: torch.device, *, bfloat16: bool) -> float:
+def peak_flops(device: torch.device, *, bfloat16: bool) -> float:
     """Operations a second of large products, the best of a few tries: what training is held against.
 
     An accelerator is given larger products, and several before it is waited for, so that starting them costs nothing.
@@ -57,14 +57,14 @@ class Record:
     valid_loss: float | None = None
 
 
-class Metrics:
+class MetricsWriter:
     """Writes records as they come. Starting over a file, it keeps what the run had already told."""
 
     def __init__(self, path: Path, past: list[Record], *, tensorboard: Path | None) -> None:
         """Opens the file anew with what is past; TensorBoard is told to drop what a killed run had told beyond it.
         Raises InvalidInput where TensorBoard is wanted and not installed.
         """
-        self._board = board_writer()(str(tensorboard), purge_step=len(past)) if tensorboard else None
+        self._board = summary_writer()(str(tensorboard), purge_step=len(past)) if tensorboard else None
         self._file = path.open("w", newline="", encoding="utf-8")
         self._csv = csv.writer(self._file)
         self._csv.writerow([field.name for field in fields(Record)])
@@ -80,7 +80,7 @@ class Metrics:
                 if (value := getattr(record, name)) is not None:
                     self._board.add_scalar(name, value, record.step)
 
-    def __enter__(self) -> Metrics:
+    def __enter__(self) -> MetricsWriter:
         """Closes the files at the end of the block."""
         return self
 
@@ -99,7 +99,7 @@ class Metrics:
         self._csv.writerow(told)
 
 
-def board_writer() -> Any:
+def summary_writer() -> Any:
     """What writes for TensorBoard. Raises InvalidInput, naming the extra, where it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter

@@ -16,7 +16,7 @@ from memlm.model import Decoder
 from memlm.model.checkpoint import has_fast_bfloat16
 from memlm.training.config import TrainConfig
 
-MEMORY_RATE = 20.0  # a head's gate and scale are single numbers that must move by about one; weights, by hundredths
+KNN_RATE = 20.0  # a head's gate and scale are single numbers that must move by about one; weights, by hundredths
 
 
 def optimizers_for(config: TrainConfig, decoder: Decoder) -> tuple[torch.optim.Optimizer, ...]:
@@ -26,12 +26,12 @@ def optimizers_for(config: TrainConfig, decoder: Decoder) -> tuple[torch.optim.O
     named = list(decoder.named_parameters())
     is_matrix = {n: n.startswith("blocks.") and p.dim() == 2 and ".positions." not in n for n, p in named}
     matrices = [p for n, p in named if is_matrix[n]]
-    of_memory = [p for n, p in named if ".memory." in n]
-    others = [p for n, p in named if not is_matrix[n] and ".memory." not in n]
+    of_knn = [p for n, p in named if ".knn." in n]
+    others = [p for n, p in named if not is_matrix[n] and ".knn." not in n]
     rate, decay = config.learning_rate, config.weight_decay
     rest = _adamw(others, rate, 0.0)
-    if of_memory:
-        rest.add_param_group({"params": of_memory, "weight_decay": 0.0, "rate": MEMORY_RATE})
+    if of_knn:
+        rest.add_param_group({"params": of_knn, "weight_decay": 0.0, "rate": KNN_RATE})
     if config.optimizer == "adamw":
         return _adamw(matrices, rate, decay), rest
     kind = torch.optim.Muon if decoder.device.type != "cpu" or has_fast_bfloat16() else Float32Muon
@@ -61,12 +61,12 @@ class Float32Muon(torch.optim.Muon):
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(grad)
         mean = state["momentum_buffer"].lerp_(grad, 1 - momentum)
-        update = orthogonal(grad.lerp(mean, momentum), group["ns_coefficients"], group["ns_steps"], group["eps"])
+        update = newton_schulz(grad.lerp(mean, momentum), group["ns_coefficients"], group["ns_steps"], group["eps"])
         matrix.mul_(1 - rate * group["weight_decay"])
         matrix.add_(update, alpha=-0.2 * rate * max(matrix.shape) ** 0.5)
 
 
-def orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+def newton_schulz(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
     """About the nearest matrix whose singular values are all one, by Newton and Schulz' iteration as Keller Jordan
     tuned it (2024): some end between 0.7 and 1.2.
     """

@@ -24,11 +24,11 @@ from memlm.errors import AlreadyExists, Corrupt, InvalidInput, MemlmError, NotFo
 from memlm.model import Decoder
 from memlm.model.checkpoint import CONFIG_FILE, Checkpoint, load_checkpoint, save_checkpoint
 from memlm.training.config import PRESETS, TrainConfig
-from memlm.training.data import Batches, DocumentRows, write_tokens
-from memlm.training.distributed import Team, device_of
-from memlm.training.init_from import grow, grown_config
-from memlm.training.metrics import board_writer
-from memlm.training.trainer import CHECKPOINT_FILE, TrainingRun
+from memlm.training.data import Batches, DocumentStreams, write_tokens
+from memlm.training.distributed import ProcessGroup, device_of
+from memlm.training.init_from import add_memories, config_with_memories
+from memlm.training.metrics import summary_writer
+from memlm.training.trainer import CHECKPOINT_FILE, Trainer
 from memlm.training.validation import HeldOut
 
 TOKENS_FILE, RUN_FILE, METRICS_FILE = "tokens.u32", "run.json", "metrics.csv"
@@ -68,43 +68,43 @@ def train(
     for settings that do not go together.
     """
     out, work = Path(out), Path(out) / "training"
-    team = Team.join(device_of(config))
+    group = ProcessGroup.join(device_of(config))
     if resume:
         config, init_from = _interrupted(out, work)
-    _check(config, team, valid, tokenizer, init_from)
+    _check(config, group, valid, tokenizer, init_from)
     base = load_checkpoint(init_from, trainable=True) if init_from else None
     if base:
-        tokenizer, _ = base.tokenizer, grown_config(base.decoder.config, config.model_fields)
-    if team.leads and not resume:
+        tokenizer, _ = base.tokenizer, config_with_memories(base.decoder.config, config.model_fields)
+    if group.is_main and not resume:
         _start(out, work, config, init_from)
-    team.wait()
-    told = progress if team.leads else silent
+    group.barrier()
+    told = progress if group.is_main else silent
     try:
-        if team.leads:
+        if group.is_main:
             _prepare(corpus, work, config, tokenizer, told)
-        team.wait()
+        group.barrier()
         tokenizer = Tokenizer.load(work)
         held = None if valid is None else HeldOut(valid, tokenizer)
-        run = _run(config, base, tokenizer, work / TOKENS_FILE, team, held, told)
+        trainer = _make_trainer(config, base, tokenizer, work / TOKENS_FILE, group, held, told)
     except MemlmError:  # a corpus that cannot be trained on leaves nothing behind; what was learnt before stays
-        if team.leads and not (work / CHECKPOINT_FILE).exists():
+        if group.is_main and not (work / CHECKPOINT_FILE).exists():
             shutil.rmtree(work)
             with contextlib.suppress(OSError):
                 out.rmdir()
         raise
-    tokens_per_s = run.to_the_end(work, told)
-    if team.leads:
-        save_checkpoint(out, run.decoder.eval(), tokenizer)
+    tokens_per_s = trainer.run(work, told)
+    if group.is_main:
+        save_checkpoint(out, trainer.decoder.eval(), tokenizer)
         (work / METRICS_FILE).replace(out / METRICS_FILE)
         shutil.rmtree(work)
-    team.leave()
+    group.destroy()
     return TrainReport(
-        steps=len(run.records),
-        tokens=len(run.records) * run.tokens_per_step,
-        losses=tuple(run.losses),
-        valid_loss=run.valid_loss,
+        steps=len(trainer.records),
+        tokens=len(trainer.records) * trainer.tokens_per_step,
+        losses=tuple(trainer.losses),
+        valid_loss=trainer.valid_loss,
         tokens_per_s=tokens_per_s,
-        num_parameters=run.decoder.num_parameters,
+        num_parameters=trainer.decoder.num_parameters,
     )
 
 
@@ -114,12 +114,16 @@ def loss_on(valid: Corpus, decoder: Decoder, tokenizer: Tokenizer) -> float:
 
 
 def _check(
-    config: TrainConfig, team: Team, valid: Corpus | None, tokenizer: Tokenizer | None, init_from: str | Path | None
+    config: TrainConfig,
+    group: ProcessGroup,
+    valid: Corpus | None,
+    tokenizer: Tokenizer | None,
+    init_from: str | Path | None,
 ) -> None:
     """Refuses, before anything is written, what would fail or mean nothing later."""
-    team.share(range(config.batch_size))
-    if config.tensorboard and team.leads:
-        board_writer()
+    group.shard(range(config.batch_size))
+    if config.tensorboard and group.is_main:
+        summary_writer()
     if config.valid_every and valid is None:
         raise InvalidInput(
             f"valid_every is {config.valid_every}, but no text is set aside to score; give --valid", field="valid"
@@ -138,30 +142,30 @@ def _prepare(corpus: Corpus, work: Path, config: TrainConfig, tokenizer: Tokeniz
         write_tokens(corpus, tokenizer, work / TOKENS_FILE, num_bytes=corpus.num_bytes, progress=told)
 
 
-def _run(
+def _make_trainer(
     config: TrainConfig,
     base: Checkpoint | None,
     tokenizer: Tokenizer,
     tokens: Path,
-    team: Team,
+    group: ProcessGroup,
     held: HeldOut | None,
     told: Progress,
-) -> TrainingRun:
+) -> Trainer:
     """The decoder that is to learn, what it reads, and what it is judged by."""
     torch.manual_seed(config.seed)
     if base:
-        decoder = grow(base.decoder, grown_config(base.decoder.config, config.model_fields))
+        decoder = add_memories(base.decoder, config_with_memories(base.decoder.config, config.model_fields))
     else:
         decoder = Decoder(config.model(tokenizer.vocab_size))
     decoder = decoder.to(device_of(config))
     length, rows = decoder.config.context_length, config.batch_size * config.accumulate
-    data: Batches | DocumentRows
+    data: Batches | DocumentStreams
     if decoder.config.is_segmented:
-        data = DocumentRows(tokens, length, rows, config.seed, tokenizer.start_id, tokenizer.end_id)
+        data = DocumentStreams(tokens, length, rows, config.seed, tokenizer.start_id, tokenizer.end_id)
     else:
         data = Batches(tokens, length, rows, config.seed)
-    score = None if held is None else (lambda learning: held.loss(learning, team, told))
-    return TrainingRun(config, decoder, data, team, score)
+    score = None if held is None else (lambda learning: held.loss(learning, group, told))
+    return Trainer(config, decoder, data, group, score)
 
 
 def _start(out: Path, work: Path, config: TrainConfig, init_from: str | Path | None) -> None:

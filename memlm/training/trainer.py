@@ -24,9 +24,9 @@ from memlm.errors import Corrupt
 from memlm.model import Decoder, DecoderState
 from memlm.model.checkpoint import has_fast_bfloat16
 from memlm.training.config import TrainConfig, learning_rate_at
-from memlm.training.data import Batch, Batches, DocumentRows
-from memlm.training.distributed import Team
-from memlm.training.metrics import Metrics, Record, flops_per_token, measured_peak
+from memlm.training.data import Batches, DocumentStreams, TrainingBatch
+from memlm.training.distributed import ProcessGroup
+from memlm.training.metrics import MetricsWriter, Record, flops_per_token, peak_flops
 from memlm.training.optimizers import optimizers_for
 
 CHECKPOINT_FILE = "checkpoint.pt"
@@ -34,19 +34,19 @@ RECENT = 20
 SETTLED = 3  # steps before the pace is worth telling
 
 
-class TrainingRun:
+class Trainer:
     """A decoder in training. `score` gives the loss on held-out text, in nats per token."""
 
     def __init__(
         self,
         config: TrainConfig,
         decoder: Decoder,
-        data: Batches | DocumentRows,
-        team: Team,
+        data: Batches | DocumentStreams,
+        group: ProcessGroup,
         score: Callable[[Decoder], float] | None = None,
     ) -> None:
         """Takes a decoder as it is; nothing is read yet."""
-        self.config, self.decoder, self.data, self.team, self.score = config, decoder, data, team, score
+        self.config, self.decoder, self.data, self.group, self.score = config, decoder, data, group, score
         self.optimizers = optimizers_for(config, decoder)
         self.states: list[DecoderState | None] = [None] * config.accumulate
         self.records: list[Record] = []
@@ -57,7 +57,7 @@ class TrainingRun:
             config.dtype == "auto" and (decoder.device.type == "cuda" or has_fast_bfloat16())
         )
         self._forward: Callable[..., Any] = torch.compile(decoder) if config.compile else decoder
-        self._peak = measured_peak(decoder.device, bfloat16=self.bfloat16)
+        self._peak = peak_flops(decoder.device, bfloat16=self.bfloat16)
 
     @property
     def losses(self) -> list[float]:
@@ -81,15 +81,15 @@ class TrainingRun:
             return self.best[0]
         return self.records[-1].valid_loss if self.records else None
 
-    def to_the_end(self, work: Path, progress: Progress = silent) -> float:
+    def run(self, work: Path, progress: Progress = silent) -> float:
         """Takes every step that is left, with a checkpoint now and then; gives the tokens read per second. Ends with
         the best weights where there is a `patience`, else with the last.
         """
         if (work / CHECKPOINT_FILE).exists():
             self.restore(work)
-        self.num_steps = self.num_steps or int(self.team.agree(self._planned_steps()))
+        self.num_steps = self.num_steps or int(self.group.broadcast(self._planned_steps()))
         board = work.parent / "tensorboard" if self.config.tensorboard else None
-        metrics = Metrics(work / "metrics.csv", self.records, tensorboard=board) if self.team.leads else None
+        metrics = MetricsWriter(work / "metrics.csv", self.records, tensorboard=board) if self.group.is_main else None
         begin, first = time.perf_counter(), len(self.records)
         with metrics or nullcontext():
             while not self.is_over:
@@ -119,13 +119,13 @@ class TrainingRun:
             shared = self._loss(number, part) / self.config.accumulate
             shared.backward()
             loss += shared.item()
-        self.team.average_gradients(self.decoder.parameters())
+        self.group.average_gradients(self.decoder.parameters())
         torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.grad_clip)
         for optimizer in self.optimizers:
             optimizer.step()
         self.decoder.zero_grad()
         pace = self.tokens_per_step / (time.perf_counter() - begin)
-        record = Record(number, self.team.mean(loss), rate, pace, self._score(number))
+        record = Record(number, self.group.mean(loss), rate, pace, self._score(number))
         self.records.append(record)
         return record
 
@@ -135,9 +135,9 @@ class TrainingRun:
         """
         step = len(self.records)
         states = [None if state is None else state.save() for state in self.states]
-        _write(work / f"memory-{self.team.rank}-{step}.pt", states)
-        self.team.wait()
-        if self.team.leads:
+        _write(work / f"memory-{self.group.rank}-{step}.pt", states)
+        self.group.barrier()
+        if self.group.is_main:
             _write(
                 work / CHECKPOINT_FILE,
                 {
@@ -148,9 +148,9 @@ class TrainingRun:
                     "best": self.best,
                 },
             )
-        self.team.wait()
-        for old in work.glob(f"memory-{self.team.rank}-*.pt"):
-            if old.name != f"memory-{self.team.rank}-{step}.pt":
+        self.group.barrier()
+        for old in work.glob(f"memory-{self.group.rank}-*.pt"):
+            if old.name != f"memory-{self.group.rank}-{step}.pt":
                 old.unlink()
 
     def restore(self, work: Path) -> None:
@@ -163,7 +163,7 @@ class TrainingRun:
                 optimizer.load_state_dict(saved)
             self.records = [Record(*record) for record in told["records"]]
             self.num_steps, self.best = told["num_steps"], told["best"]
-            path = work / f"memory-{self.team.rank}-{len(self.records)}.pt"
+            path = work / f"memory-{self.group.rank}-{len(self.records)}.pt"
             states = torch.load(path, weights_only=True)
             shape = self.decoder.config
             self.states = [None if state is None else DecoderState.restore(state, shape) for state in states]
@@ -175,7 +175,7 @@ class TrainingRun:
     def _loss(self, number: int, part: int) -> Tensor:
         """The loss of one batch; a model with memory goes on where its rows stood."""
         size = self.config.batch_size
-        rows = self.team.share(range(part * size, (part + 1) * size))
+        rows = self.group.shard(range(part * size, (part + 1) * size))
         batch = _on(self.data.at(number, rows), self.decoder.device)
         state = self.states[part]
         if state is None and self.decoder.config.is_segmented:
@@ -210,7 +210,7 @@ class TrainingRun:
         if len(self.records) < SETTLED:
             return note
         pace = sorted(record.tokens_per_s for record in recent)[len(recent) // 2]
-        share = pace / self.team.size * flops_per_token(self.decoder) / self._peak
+        share = pace / self.group.size * flops_per_token(self.decoder) / self._peak
         return f"{note}, {pace:,.0f} tokens/s, {share:.0%} of peak"
 
     def _planned_steps(self) -> int:
@@ -234,11 +234,11 @@ class TrainingRun:
         return sum(seconds[1:]) / (tries - 1)
 
 
-def _on(batch: Batch, device: torch.device) -> Batch:
+def _on(batch: TrainingBatch, device: torch.device) -> TrainingBatch:
     if device.type == "cpu":
         return batch
     starts_BT = None if batch.starts_BT is None else batch.starts_BT.to(device)
-    return Batch(batch.inputs_BT.to(device), batch.targets_BT.to(device), starts_BT)
+    return TrainingBatch(batch.inputs_BT.to(device), batch.targets_BT.to(device), starts_BT)
 
 
 def _write(path: Path, told: Any) -> None:

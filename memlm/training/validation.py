@@ -20,7 +20,7 @@ from memlm.data.corpus import Document
 from memlm.data.tokenizer import Tokenizer
 from memlm.model import Decoder
 from memlm.retrieval.encoder import document_windows
-from memlm.training.distributed import Team
+from memlm.training.distributed import ProcessGroup
 
 PADDING = -100  # a target that is none
 BATCH_TOKENS = 8192
@@ -36,19 +36,19 @@ class HeldOut:
         self._start_id = tokenizer.start_id
         self._documents = [tokenizer.encode(document.text) for document in documents]
 
-    def loss(self, decoder: Decoder, team: Team | None = None, progress: Progress = silent) -> float:
+    def loss(self, decoder: Decoder, group: ProcessGroup | None = None, progress: Progress = silent) -> float:
         """Nats per token. Of several processes each reads its share; all get the same number."""
-        team = team or Team()
-        nats, count, total = 0.0, 0, sum(map(len, self._documents[team.rank :: team.size]))
+        group = group or ProcessGroup()
+        nats, count, total = 0.0, 0, sum(map(len, self._documents[group.rank :: group.size]))
         with torch.no_grad():
-            for rows in _side_by_side(self._rows(decoder, team), decoder.config.context_length):
+            for rows in _side_by_side(self._rows(decoder, group), decoder.config.context_length):
                 nats += _nats(decoder, *_padded(rows))
                 count += sum(len(targets_N) for _, targets_N in rows)
                 progress("score held-out text", count, total)
-        return team.mean(nats) / max(team.mean(count), 1e-9)
+        return group.mean(nats) / max(group.mean(count), 1e-9)
 
-    def _rows(self, decoder: Decoder, team: Team) -> Iterator[Row]:
-        for tokens_N in self._documents[team.rank :: team.size]:
+    def _rows(self, decoder: Decoder, group: ProcessGroup) -> Iterator[Row]:
+        for tokens_N in self._documents[group.rank :: group.size]:
             if decoder.config.is_segmented and len(tokens_N):
                 yield np.concatenate([[self._start_id], tokens_N[:-1]]), tokens_N
             elif len(tokens_N):

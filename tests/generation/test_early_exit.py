@@ -15,14 +15,14 @@ from memlm.generation.early_exit import calibrate, load_rule
 from memlm.language_model import load
 from memlm.model import Decoder
 from memlm.model.checkpoint import load_checkpoint
-from memlm.model.early_exit import ExitRule, hoeffding_bentkus, read_until_sure
+from memlm.model.early_exit import ExitRule, forward_early_exit, hoeffding_bentkus
 
 
 def read(decoder: Decoder, tokens: list[int], rule: ExitRule) -> tuple[torch.Tensor, list[int]]:
     state, hidden, layers = decoder.new_state(), [], []
     with torch.inference_mode():
         for token in tokens:
-            one, used = read_until_sure(decoder, torch.tensor([[token]]), state, rule)
+            one, used = forward_early_exit(decoder, torch.tensor([[token]]), state, rule)
             hidden.append(one[0])
             layers.append(used)
     return torch.cat(hidden), layers
@@ -49,7 +49,7 @@ def test_layers_left_out_keep_keys_and_values_of_the_state_that_was_reached():
         outputs = []
         hook = decoder.blocks[0].ff.register_forward_hook(lambda _m, i, out: outputs.append((i[0], out)))
         for token in tokens_of(6):
-            read_until_sure(decoder, torch.tensor([[token]]), state, ExitRule("state", 0.0))
+            forward_early_exit(decoder, torch.tensor([[token]]), state, ExitRule("state", 0.0))
         hook.remove()
         values = state.cache_L2BGSd[1, 1, 0, :, :6]
         whole = decoder.new_state()
@@ -122,7 +122,7 @@ def test_calibrating_keeps_a_rule_that_generation_goes_by(trained, corpus_folder
             hidden, _ = decoder(torch.tensor([prompt]), state)
             for _ in range(12):
                 expected.append(int(decoder.logprobs(hidden[0, -1]).argmax()))
-                hidden, _ = read_until_sure(decoder, torch.tensor([[expected[-1]]]), state, report.rule)
+                hidden, _ = forward_early_exit(decoder, torch.tensor([[expected[-1]]]), state, report.rule)
     assert drawn == expected[: len(drawn)]
     assert len(drawn) > 3
 

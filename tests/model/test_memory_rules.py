@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from memlm.model import Compression, Decoder, ModelConfig
 from memlm.model.compression import Compressor
 from memlm.model.knn_attention import unit
-from memlm.model.knn_memory import FAISS_FROM, RowMemory
-from memlm.model.mask import Sight
+from memlm.model.knn_memory import FAISS_FROM, KnnCache
+from memlm.model.mask import AttentionMask
 from memlm.model.positions import SCORES, T5Bias
 
 RELATIVE = ["rotary", "alibi", "transformer_xl", "shaw", "t5", "distance", "none"]
@@ -30,8 +30,8 @@ def with_weights_of(decoder: Decoder, config: ModelConfig) -> Decoder:
     return other
 
 
-def row_memory(capacity: int, dtype: torch.dtype = torch.float64, search: str = "exact", heads: int = 1) -> RowMemory:
-    return RowMemory(heads, 4, capacity=capacity, dtype=dtype, search=search, device=torch.device("cpu"))
+def knn_cache(capacity: int, dtype: torch.dtype = torch.float64, search: str = "exact", heads: int = 1) -> KnnCache:
+    return KnnCache(heads, 4, capacity=capacity, dtype=dtype, search=search, device=torch.device("cpu"))
 
 
 def loss_of(decoder: Decoder, tokens: list[int], state) -> torch.Tensor:
@@ -106,7 +106,7 @@ def test_03_with_a_window_per_token_the_length_of_segments_changes_nothing(windo
 def test_03_a_window_counts_the_token_itself():
     state = make(replace(XL, windows=(4, 4), xl_length=8)).new_state()
     state.advance([6])
-    seen = state.sight([3], 3, None).visible(4)[0, 0].sum(dim=1)
+    seen = state.attention_mask([3], 3, None).visible(4)[0, 0].sum(dim=1)
     assert seen.tolist() == [4, 4, 4]
 
 
@@ -122,8 +122,10 @@ def test_04_a_relative_position_depends_on_the_distance_alone(positions):
     found = []
     for shift in (0, 700):
         place = torch.arange(8)[None] + shift
-        sight = Sight(place[:, 5:], place, torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-        found.append(kind(sight) if positions == "t5" else kind(query, key, sight))
+        mask = AttentionMask(
+            place[:, 5:], place, torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        )
+        found.append(kind(mask) if positions == "t5" else kind(query, key, mask))
     assert torch.equal(*found)
     assert found[0].std() > 0
 
@@ -140,7 +142,7 @@ def test_05_and_09_joint_attention_to_all_of_memory_is_dense_attention_and_count
 
 def test_05_a_query_gets_the_k_best_pairs_of_its_head():
     torch.manual_seed(2)
-    memory = row_memory(capacity=50, heads=2)
+    memory = knn_cache(capacity=50, heads=2)
     keys = torch.randn(2, 70, 4).double()
     memory.add(keys[:, :33], keys[:, :33])
     memory.add(keys[:, 33:], keys[:, 33:])
@@ -167,7 +169,7 @@ def test_07_a_shut_gate_is_no_memory_and_an_open_one_is_nothing_else(mixing):
     memory = replace(MEMORY, mixing=mixing, normalize="memory")
     decoder = make(replace(SHAPE, memorizing=memory))
     tokens = tokens_of(20)
-    gate = decoder.blocks[1].attention.memory.gate_H
+    gate = decoder.blocks[1].attention.knn.gate_H
     with torch.no_grad():
         gate.fill_(0.0 if mixing == "tanh" else -torch.inf)
     alone = with_weights_of(decoder, replace(SHAPE, context_length=40))
@@ -182,13 +184,13 @@ def test_07_a_shut_gate_is_no_memory_and_an_open_one_is_nothing_else(mixing):
     state = decoder.new_state()
     logits(decoder, tokens[:12], state)
     step_query = torch.randn(1, 4, 2, 4).double()
-    found = attention.memory.search(step_query, state.memories[1], _step(state, decoder))
-    assert torch.equal(attention.memory.gate(local, found), attention.memory.gate(local * 3, found))
+    found = attention.knn.search(step_query, state.knn_caches[1], _step(state, decoder))
+    assert torch.equal(attention.knn.gate(local, found), attention.knn.gate(local * 3, found))
 
 
 def test_07_the_gate_learns_from_the_start():
     decoder = make(MEMORIZING)
-    gate = decoder.blocks[1].attention.memory.gate_H
+    gate = decoder.blocks[1].attention.knn.gate_H
     with torch.no_grad():
         gate.zero_()
     tokens = tokens_of(13)
@@ -216,7 +218,7 @@ def test_07_the_gate_learns_from_the_start():
 )
 def test_12_and_13_memory_is_a_queue_of_the_last_pairs_whatever_is_added(capacity, steps):
     """Each pair carries its own number: every key comes back with its own value, and none that has left."""
-    memory, twin, number = row_memory(capacity, heads=2), deque(maxlen=capacity), 0
+    memory, twin, number = knn_cache(capacity, heads=2), deque(maxlen=capacity), 0
     for step in steps:
         if step == "clear":
             memory.clear()
@@ -354,10 +356,10 @@ def test_19_stored_keys_have_length_one_and_one_temperature_serves_search_and_so
     decoder = make(replace(SHAPE, memorizing=replace(MEMORY, normalize=normalize)))
     state = decoder.new_state()
     logits(decoder, tokens_of(20), state)
-    row = state.memories[1][0]
+    row = state.knn_caches[1][0]
     keys, _ = row.pairs(torch.arange(row.count - row.size, row.count).expand(2, 1, -1))
     torch.testing.assert_close(keys.norm(dim=-1), torch.ones_like(keys[..., 0]))
-    memory = decoder.blocks[1].attention.memory
+    memory = decoder.blocks[1].attention.knn
     query = torch.randn(1, 4, 3, 4).double()
     asked = memory.normalize(query) if memory.normalizes_all else query
     found = memory.search(asked, [row], _step(state, decoder))
@@ -371,7 +373,7 @@ def test_20_the_order_of_memory_and_where_the_text_stands_change_nothing():
     state = decoder.new_state()
     logits(decoder, tokens_of(18), state)
     shuffled = state.fork()
-    ring, size = shuffled.memories[1][0]._ring_2GNd, shuffled.memories[1][0].size
+    ring, size = shuffled.knn_caches[1][0]._ring_2GNd, shuffled.knn_caches[1][0].size
     ring[:, :, :size] = ring[:, :, torch.randperm(size)]
     expected = logits(decoder, tokens_of(6, 3), state)
     torch.testing.assert_close(logits(decoder, tokens_of(6, 3), shuffled), expected, atol=1e-12, rtol=0)
@@ -391,9 +393,9 @@ def test_21_memory_goes_stale_when_weights_change_and_a_new_state_does_not_hold_
         for parameter in decoder.parameters():
             parameter.add_(torch.randn_like(parameter) * 1e-2)
     rewritten = decoder.new_state(training=True)
-    assert rewritten.memories[1][0].size == 0
+    assert rewritten.knn_caches[1][0].size == 0
     logits(decoder, tokens_of(18), rewritten)
-    old, new = (state.memories[1][0]._ring_2GNd[0] for state in (stale, rewritten))
+    old, new = (state.knn_caches[1][0]._ring_2GNd[0] for state in (stale, rewritten))
     drift = 1 - (old * new).sum(-1)[:, :11].mean()
     assert 1e-6 < drift < 0.5
 
@@ -402,7 +404,7 @@ def test_24_faiss_finds_most_of_what_exact_search_finds():
     torch.manual_seed(5)
     centres = torch.randn(60, 4)
     keys = unit(centres[torch.randint(60, (9000,))] + 0.3 * torch.randn(9000, 4))[None]
-    exact, faiss = row_memory(8000, torch.float32), row_memory(8000, torch.float32, search="faiss")
+    exact, faiss = knn_cache(8000, torch.float32), knn_cache(8000, torch.float32, search="faiss")
     for memory in (exact, faiss):
         for begin in range(0, 9000, 500):
             memory.add(keys[:, begin : begin + 500], keys[:, begin : begin + 500])
@@ -439,7 +441,7 @@ def test_28_float16_memory_is_near_and_long_runs_stay_sound():
     tokens = tokens_of(33)
     difference = (logits(half, tokens) - logits(full, tokens)).abs().max()
     assert 0 < difference < 0.02
-    memory = row_memory(1000, torch.float16)
+    memory = knn_cache(1000, torch.float16)
     block = unit(torch.randn(1, 10_007, 4))
     for _ in range(100):
         memory.add(block, block)
@@ -466,14 +468,14 @@ def test_gradients_of_positions_equal_finite_differences(positions):
         for parameter in kind.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
     place = torch.arange(5)[None]
-    sight = Sight(place[:, 2:], place, torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    mask = AttentionMask(place[:, 2:], place, torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
     query = torch.randn(1, 2, 3, 4).double().requires_grad_()
     key = torch.randn(1, 2, 5, 4).double().requires_grad_()
     names, parameters = zip(*kind.named_parameters(), strict=True)
 
     def scores_and_values(query, key, *parameters):
         given_parameters = dict(zip(names, parameters, strict=True))
-        scores = torch.func.functional_call(kind, given_parameters, (query, key, sight))
+        scores = torch.func.functional_call(kind, given_parameters, (query, key, mask))
         if positions != "shaw":
             return scores
         return scores, scores.softmax(-1) @ given_parameters["vectors.weight"][:5]
@@ -482,6 +484,6 @@ def test_gradients_of_positions_equal_finite_differences(positions):
 
 
 def _step(state, decoder):
-    from memlm.model.forward import Step
+    from memlm.model.forward import ForwardContext
 
-    return Step(state.sight([1], 1, None), [1], decoder.dtype, state)
+    return ForwardContext(state.attention_mask([1], 1, None), [1], decoder.dtype, state)

@@ -136,8 +136,8 @@ def test_bfloat16_that_is_only_emulated_is_attended_to_in_float32(decoder, monke
         for emulated in (False, True):
             monkeypatch.setattr(attention, "is_emulated", lambda some, e=emulated: e and some.dtype == torch.bfloat16)
             errors.append((rounded.logits(rounded(tokens_BT)[0]) - exact_BTV).square().mean().sqrt() / exact_BTV.std())
-    plain, widened = errors
-    assert widened < 1.2 * plain
+    plain, upcast = errors
+    assert upcast < 1.2 * plain
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -145,13 +145,13 @@ def test_bfloat16_that_is_only_emulated_is_attended_to_in_float32(decoder, monke
 @pytest.mark.parametrize("rows_at_once", [1, 7, 40])
 def test_bfloat16_that_is_only_emulated_is_multiplied_in_float32(monkeypatch, activation, bias, rows_at_once):
     monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
-    monkeypatch.setattr(linear, "WIDENED_BYTES", 4 * 24 * rows_at_once)
+    monkeypatch.setattr(linear, "UPCAST_BYTES", 4 * 24 * rows_at_once)
     torch.manual_seed(0)
     layer, inputs_BTI = Linear(24, 40, bias=bias).to(torch.bfloat16), torch.randn(3, 5, 24).to(torch.bfloat16)
     with torch.inference_mode():
         expected_BTO = deepcopy(layer).float()(inputs_BTI.float(), activation).to(torch.bfloat16)
         layer.pack()
-        assert layer.widens
+        assert layer.upcasts
         torch.testing.assert_close(layer(inputs_BTI, activation), expected_BTO, atol=0, rtol=1e-2)  # a last bit
     layer.unpack()  # as it was
     layer(inputs_BTI).sum().backward()

@@ -11,8 +11,8 @@ from memory_twins import Twin
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput
 from memlm.model import Compression, Decoder, DecoderState, Memorizing, ModelConfig, RopeScaling, attention
-from memlm.model.linear import widened
-from memlm.model.mask import Sight
+from memlm.model.linear import upcast_buffer
+from memlm.model.mask import AttentionMask
 
 
 @pytest.fixture(params=ALL)
@@ -64,7 +64,7 @@ def test_rows_of_a_batch_neither_see_nor_need_each_other(decoder):
 def multiplied(request, monkeypatch) -> None:
     """Both ways to attend, each the faster one on some processor."""
     monkeypatch.setattr(attention, "_products_are_faster", lambda query: request.param == "products")
-    monkeypatch.setattr(attention, "WIDENED_BYTES", 1)  # a head at a time
+    monkeypatch.setattr(attention, "UPCAST_BYTES", 1)  # a head at a time
 
 
 @pytest.mark.usefixtures("multiplied")
@@ -84,9 +84,9 @@ def test_rows_of_unequal_lengths_read_as_if_they_were_alone(decoder):
 
 def test_threads_that_read_at_once_do_not_widen_into_the_same_memory():
     mine_NSd, theirs_NSd = torch.ones(2, 3, 4).bfloat16(), torch.zeros(2, 3, 4).bfloat16()
-    widened_NSd = widened(mine_NSd, torch.float32)
+    widened_NSd = upcast_buffer(mine_NSd, torch.float32)
     with ThreadPoolExecutor(1) as other:
-        other.submit(widened, theirs_NSd, torch.float32).result()
+        other.submit(upcast_buffer, theirs_NSd, torch.float32).result()
     assert torch.equal(widened_NSd, mine_NSd.float())
 
 
@@ -228,7 +228,7 @@ def test_a_config_survives_json():
 def test_learned_positions_begin_anew_with_each_segment_wherever_the_document_began():
     decoder = make(WITH_MEMORY["memorizing learned positions"])
     query, tokens = torch.arange(14, 26)[None], torch.zeros(1, 12, dtype=torch.int64)
-    sight = Sight(query, query, torch.full_like(query, 14), torch.zeros(1, dtype=torch.int64))
-    added = decoder.embed(tokens, sight) - decoder.embedding(tokens)
+    mask = AttentionMask(query, query, torch.full_like(query, 14), torch.zeros(1, dtype=torch.int64))
+    added = decoder.embed(tokens, mask) - decoder.embedding(tokens)
     expected = decoder.positions.weight[[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 0, 1]]
     torch.testing.assert_close(added[0], expected)

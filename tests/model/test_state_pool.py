@@ -61,9 +61,9 @@ def steps(decoder: Decoder, state: DecoderState, count: int) -> Tensor:
 
 def filled(decoder: Decoder, lengths: list[int], places: int = LONG + 20) -> StatePool:
     pool = StatePool(decoder, most_rows=ROWS, capacity=4096)
-    pool.reserve(len(lengths), places)
+    pool.grow(len(lengths), places)
     for seed, length in enumerate(lengths):
-        pool.join(read(decoder, length, seed))
+        pool.add_row(read(decoder, length, seed))
     return pool
 
 
@@ -83,7 +83,7 @@ def test_a_row_that_leaves_gives_its_memory_back(decoder, place):
     lengths = [SHORT] * (ROWS - 1)
     lengths.insert(place, LONG)
     pool = filled(decoder, lengths)
-    pool.leave(place)
+    pool.remove_row(place)
     left = PLACE_BYTES * (ROWS - 1) * SHORT
     assert resident(pool.state.cache_L2BGSd) < left + ROWS * HEADS * 2 * PAGE + (2 << 20)
 
@@ -93,7 +93,7 @@ def test_rows_of_very_different_lengths_are_read_as_if_they_were_alone(decoder, 
     monkeypatch.setattr(attention, "_products_are_faster", lambda query: by_products)
     lengths = [SHORT, LONG, SHORT + 100, 5, 900, 700]
     pool = filled(decoder, lengths)
-    pool.leave(2)
+    pool.remove_row(2)
     lengths[2] = lengths.pop()
     seeds = [0, 1, 5, 3, 4]
     together = steps(decoder, pool.state, 4)
@@ -131,7 +131,7 @@ def test_a_long_row_moves_into_huge_pages_a_part_at_a_time(decoder, monkeypatch)
         pool.settle()
         seen.append([*pool._num_huge])
     assert seen == [[count, 0] for count in (1, 2, 3, 4)] + [[4, count] for count in (1, 2, 3, 4, 4)]
-    pool.leave(0)
+    pool.remove_row(0)
     assert pool._num_huge == [4]
 
 

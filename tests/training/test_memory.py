@@ -20,11 +20,11 @@ from memlm.errors import Incompatible, InvalidInput
 from memlm.model import Decoder
 from memlm.model.checkpoint import load_checkpoint
 from memlm.training.config import TrainConfig
-from memlm.training.data import DocumentRows
-from memlm.training.distributed import Team
-from memlm.training.init_from import grow, grown_config
+from memlm.training.data import DocumentStreams
+from memlm.training.distributed import ProcessGroup
+from memlm.training.init_from import add_memories, config_with_memories
 from memlm.training.train import loss_on, train
-from memlm.training.trainer import TrainingRun
+from memlm.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def corpus(corpus_folder) -> Corpus:
 @pytest.mark.parametrize("num_rows", [1, 2, 3])
 def test_rows_read_whole_documents_in_order_each_once_an_epoch(tmp_path, num_rows):
     sizes = [5, 1, 17, 8, 30, 3, 12]
-    data = DocumentRows(token_file(tmp_path, sizes), 7, num_rows, seed=4, start_id=9, end_id=0)
+    data = DocumentStreams(token_file(tmp_path, sizes), 7, num_rows, seed=4, start_id=9, end_id=0)
     whole = [data.at(step) for step in range(60)]
     seen: list[list[int]] = []
     for row in range(num_rows):
@@ -59,7 +59,7 @@ def test_rows_read_whole_documents_in_order_each_once_an_epoch(tmp_path, num_row
 
 
 def test_any_step_and_any_rows_can_be_read_by_themselves(tmp_path):
-    data = DocumentRows(token_file(tmp_path, [5, 40, 17, 8]), 6, 4, seed=1, start_id=0, end_id=0)
+    data = DocumentStreams(token_file(tmp_path, [5, 40, 17, 8]), 6, 4, seed=1, start_id=0, end_id=0)
     for step in (0, 3, 50):
         whole, part = data.at(step), data.at(step, range(1, 3))
         assert torch.equal(whole.inputs_BT[1:3], part.inputs_BT)
@@ -68,7 +68,7 @@ def test_any_step_and_any_rows_can_be_read_by_themselves(tmp_path):
 
 def test_fewer_documents_than_rows_are_refused(tmp_path):
     with pytest.raises(InvalidInput, match=r"3 documents.*smaller batch_size"):
-        DocumentRows(token_file(tmp_path, [5, 6, 7]), 7, 4, seed=4, start_id=9, end_id=0)
+        DocumentStreams(token_file(tmp_path, [5, 6, 7]), 7, 4, seed=4, start_id=9, end_id=0)
 
 
 @pytest.mark.parametrize("config", [REMEMBERING, COMPRESSING], ids=["memorizing", "compressive"])
@@ -97,11 +97,11 @@ def losses_of(path: Path) -> list[float]:
 def test_memory_is_carried_from_step_to_step(corpus, tmp_path):
     """What is learnt with memory differs from what is learnt with one that is emptied at every step."""
     whole = train(corpus, tmp_path / "whole", REMEMBERING)
-    original, TrainingRun._loss = TrainingRun._loss, forgetful(TrainingRun._loss)
+    original, Trainer._loss = Trainer._loss, forgetful(Trainer._loss)
     try:
         emptied = train(corpus, tmp_path / "emptied", REMEMBERING)
     finally:
-        TrainingRun._loss = original
+        Trainer._loss = original
     assert whole.losses[0] == emptied.losses[0]
     assert whole.losses[1:] != emptied.losses[1:]
 
@@ -130,14 +130,14 @@ def test_two_processes_learn_what_one_learns(corpus_folder, corpus, tmp_path, co
     script = (
         "import hashlib, json, sys; from memlm.data.corpus import Corpus; from memlm.training.train import train\n"
         "from memlm.training.config import TrainConfig\n"
-        "from memlm.training.trainer import TrainingRun\n"
-        "corpus, finish = Corpus([sys.argv[1]]), TrainingRun.to_the_end\n"
+        "from memlm.training.trainer import Trainer\n"
+        "corpus, finish = Corpus([sys.argv[1]]), Trainer.run\n"
         "def told(run, *given):\n"
         "    pace = finish(run, *given)\n"
         "    weights = [tensor.numpy().tobytes() for tensor in run.decoder.state_dict().values()]\n"
         "    print(hashlib.sha256(b''.join(weights)).hexdigest(), *run.losses, run.valid_loss)\n"
         "    return pace\n"
-        "TrainingRun.to_the_end = told\n"
+        "Trainer.run = told\n"
         "train(corpus, sys.argv[2], TrainConfig.from_dict(json.loads(sys.argv[3])), valid=corpus)"
     )
     given = json.dumps(vars(config))
@@ -150,12 +150,12 @@ def test_two_processes_learn_what_one_learns(corpus_folder, corpus, tmp_path, co
     }
     environment["MASTER_PORT"] = str(free_port())
     command = [sys.executable, "-c", script, str(corpus_folder), str(tmp_path / "two"), given]
-    team = [
+    group = [
         subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    first, second = (process.communicate(timeout=120)[0].split() for process in team)
-    assert [process.returncode for process in team] == [0, 0]
+    first, second = (process.communicate(timeout=120)[0].split() for process in group)
+    assert [process.returncode for process in group] == [0, 0]
     assert first == second  # the same losses and, to the bit, the same weights
     np.testing.assert_allclose([float(loss) for loss in first[1:]], [*alone.losses, alone.valid_loss], rtol=1e-5)
     np.testing.assert_allclose(losses_of(tmp_path / "two"), alone.losses, rtol=1e-5)
@@ -174,8 +174,8 @@ def free_port() -> int:
 
 def test_processes_that_cannot_share_the_rows_are_told_so():
     with pytest.raises(InvalidInput, match="3 processes"):
-        Team(0, 3).share(range(4))
-    assert list(Team(1, 2).share(range(4, 8))) == [6, 7]
+        ProcessGroup(0, 3).shard(range(4))
+    assert list(ProcessGroup(1, 2).shard(range(4, 8))) == [6, 7]
 
 
 def test_training_ends_when_held_out_text_stops_getting_better_with_the_best_weights(tmp_path):
@@ -213,7 +213,7 @@ def test_tensorboard_is_named_where_it_is_missing(corpus, tmp_path, monkeypatch)
 def old_and_new(folder: Path, fields: dict) -> tuple[Decoder, Decoder]:
     old = load_checkpoint(folder, trainable=True).decoder.eval()
     torch.manual_seed(0)
-    return old, grow(old, grown_config(old.config, fields)).eval()
+    return old, add_memories(old, config_with_memories(old.config, fields)).eval()
 
 
 @pytest.mark.parametrize("kind", ["ours", "gpt2", "llama", "gpt_neox"])
@@ -226,7 +226,7 @@ def test_a_model_that_gets_memorizing_layers_starts_exactly_where_it_was(kind, m
         for begin in range(0, 100, 32):
             expected = old.logits(old(tokens[:, begin : begin + 32])[0])
             torch.testing.assert_close(got[:, begin : begin + 32], expected, atol=1e-5, rtol=1e-5)
-    assert new.blocks[1].attention.memory.mixing == "tanh"
+    assert new.blocks[1].attention.knn.mixing == "tanh"
 
 
 def test_it_is_then_trained_and_opens_its_gates(model_folder, corpus, tmp_path):
@@ -237,7 +237,7 @@ def test_it_is_then_trained_and_opens_its_gates(model_folder, corpus, tmp_path):
     report = train(corpus, tmp_path / "m", config, init_from=model_folder)
     checkpoint = load_checkpoint(tmp_path / "m")
     assert report.losses[0] == pytest.approx(losses_of(tmp_path / "m")[0], rel=1e-4)
-    assert checkpoint.decoder.blocks[1].attention.memory.gate_H.abs().max() > 1e-4
+    assert checkpoint.decoder.blocks[1].attention.knn.gate_H.abs().max() > 1e-4
     assert checkpoint.tokenizer.fingerprint == load_checkpoint(model_folder).tokenizer.fingerprint
     assert report.losses[-1] < report.losses[0]
 
@@ -245,12 +245,12 @@ def test_it_is_then_trained_and_opens_its_gates(model_folder, corpus, tmp_path):
 def test_what_cannot_change_in_a_learnt_model_is_refused_by_name(model_folder, tmp_path, tokenizer):
     config = load_checkpoint(model_folder).decoder.config
     with pytest.raises(InvalidInput, match="dim cannot change"):
-        grown_config(config, {"dim": 64})
+        config_with_memories(config, {"dim": 64})
     gpt2 = load_checkpoint(save_as_others_do("gpt2", tmp_path / "m", tokenizer)).decoder.config
     with pytest.raises(InvalidInput, match="96 positions"):
-        grown_config(gpt2, {"context_length": 128, "memorizing": {"layers": [0]}})
+        config_with_memories(gpt2, {"context_length": 128, "memorizing": {"layers": [0]}})
     with pytest.raises(Incompatible, match="qkv"):
-        grow(load_checkpoint(model_folder, trainable=True).decoder, replace(config, num_layers=3))
+        add_memories(load_checkpoint(model_folder, trainable=True).decoder, replace(config, num_layers=3))
 
 
 def test_held_out_text_is_scored_from_an_empty_memory(corpus, tmp_path):

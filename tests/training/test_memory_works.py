@@ -30,7 +30,7 @@ def answers(decoder: Decoder, texts_BT: torch.Tensor, change=None) -> torch.Tens
     state = decoder.new_state(batch_size=len(texts_BT), training=True)
     decoder(texts_BT[:, :SEGMENT], state)
     if change:
-        change([row for rows in state.memories.values() for row in rows])
+        change([row for rows in state.knn_caches.values() for row in rows])
     hidden_BTD, _ = decoder(texts_BT[:, SEGMENT:-1], state)
     losses = F.cross_entropy(
         decoder.logits(hidden_BTD).flatten(0, 1), texts_BT[:, SEGMENT + 1 :].flatten(), reduction="none"

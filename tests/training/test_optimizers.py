@@ -11,7 +11,7 @@ from torch import nn
 from memlm.model import Decoder, ModelConfig
 from memlm.training import optimizers
 from memlm.training.config import TrainConfig
-from memlm.training.optimizers import Float32Muon, optimizers_for, orthogonal
+from memlm.training.optimizers import Float32Muon, newton_schulz, optimizers_for
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 OPTIONS = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
@@ -21,7 +21,7 @@ SHAPES = [(48, 48), (96, 32), (32, 96)]
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_iteration_moves_singular_values_alone(shape):
     matrix = np.random.default_rng(0).standard_normal(shape)
-    moved = orthogonal(torch.from_numpy(matrix), COEFFICIENTS, 5, 1e-7).numpy()
+    moved = newton_schulz(torch.from_numpy(matrix), COEFFICIENTS, 5, 1e-7).numpy()
     np.testing.assert_allclose(moved, orthogonal_plainly(matrix, COEFFICIENTS, 5), atol=1e-9)
     assert 0.6 < np.linalg.svd(moved, compute_uv=False).min() < np.linalg.svd(moved, compute_uv=False).max() < 1.3
 

@@ -18,9 +18,9 @@ from memlm.errors import AlreadyExists, InvalidInput, NotFound
 from memlm.model import Decoder, Memorizing
 from memlm.model.checkpoint import load_checkpoint
 from memlm.retrieval.encoder import score_tokens
-from memlm.training.data import KEPT_EPOCHS, DocumentRows
-from memlm.training.distributed import Team, device_of
-from memlm.training.init_from import grown_config
+from memlm.training.data import KEPT_EPOCHS, DocumentStreams
+from memlm.training.distributed import ProcessGroup, device_of
+from memlm.training.init_from import config_with_memories
 from memlm.training.metrics import flops_per_token
 from memlm.training.train import loss_on, train
 from memlm.training.validation import HeldOut
@@ -55,9 +55,9 @@ def test_held_out_text_costs_what_each_document_costs_by_itself(held, tokenizer:
 def test_processes_share_held_out_text(held, tokenizer: Tokenizer, monkeypatch):
     decoder = Decoder(REMEMBERING.model(tokenizer.vocab_size))
     told: list[float] = []
-    monkeypatch.setattr(Team, "mean", lambda team, number: told.append(number) or number)
+    monkeypatch.setattr(ProcessGroup, "mean", lambda group, number: told.append(number) or number)
     for rank in range(2):
-        HeldOut(held, tokenizer).loss(decoder, Team(rank, 2))
+        HeldOut(held, tokenizer).loss(decoder, ProcessGroup(rank, 2))
     nats, count = told[0] + told[2], told[1] + told[3]
     assert count == sum(len(tokenizer.encode(each.text)) for each in held)
     assert nats / count == pytest.approx(HeldOut(held, tokenizer).loss(decoder), rel=1e-5)
@@ -141,7 +141,7 @@ def test_what_cannot_start_leaves_nothing_behind(corpus, tokenizer, model_folder
 
 
 def test_rows_that_processes_cannot_share_are_refused_before_anything_is_written(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(Team, "join", classmethod(lambda cls, device: cls(0, 3)))
+    monkeypatch.setattr(ProcessGroup, "join", classmethod(lambda cls, device: cls(0, 3)))
     with pytest.raises(InvalidInput, match="3 processes"):
         train(corpus, tmp_path / "m", TINY)
     assert not (tmp_path / "m").exists()
@@ -169,24 +169,24 @@ def test_a_run_that_scores_cannot_be_resumed_without_the_text(corpus, held, tmp_
 
 
 def test_many_epochs_are_read_in_bounded_memory(tmp_path):
-    data = DocumentRows(token_file(tmp_path, [3, 40, 5]), 8, 2, seed=1, start_id=9, end_id=0)
+    data = DocumentStreams(token_file(tmp_path, [3, 40, 5]), 8, 2, seed=1, start_id=9, end_id=0)
     late = data.at(200)
     assert len(data._lengths) > 20
     assert len(data._deals) <= KEPT_EPOCHS
-    assert torch.equal(data.at(0).inputs_BT, DocumentRows(**vars_of(data)).at(0).inputs_BT)
+    assert torch.equal(data.at(0).inputs_BT, DocumentStreams(**vars_of(data)).at(0).inputs_BT)
     assert torch.equal(data.at(200).inputs_BT, late.inputs_BT)
 
 
-def vars_of(data: DocumentRows) -> dict:
-    return {name: getattr(data, name) for name in DocumentRows.__dataclass_fields__}
+def vars_of(data: DocumentStreams) -> dict:
+    return {name: getattr(data, name) for name in DocumentStreams.__dataclass_fields__}
 
 
 def test_a_memory_that_is_there_keeps_what_nobody_changes():
     config = replace(TINY, model_fields={"memorizing": {"layers": [0], "top_k": 4, "mixing": "joint"}}).model(300)
-    assert grown_config(config, {"memorizing": {"capacity": 99}}).memorizing == Memorizing(
+    assert config_with_memories(config, {"memorizing": {"capacity": 99}}).memorizing == Memorizing(
         layers=(0,), top_k=4, capacity=99, mixing="joint"
     )
-    assert grown_config(config, {"windows": [], "dim": config.dim}).memorizing == config.memorizing
+    assert config_with_memories(config, {"windows": [], "dim": config.dim}).memorizing == config.memorizing
 
 
 def test_a_shape_asked_of_a_learnt_model_is_held_against_its_own(tmp_path):
@@ -198,7 +198,7 @@ def test_a_shape_asked_of_a_learnt_model_is_held_against_its_own(tmp_path):
         "dim": 64, "context_length": 8, "memorizing": {"layers": [0], "top_k": 2, "mixing": "joint"},
     }  # fmt: skip
     with pytest.raises(InvalidInput, match="dim cannot change"):
-        grown_config(TINY.model(300), config.model_fields)
+        config_with_memories(TINY.model(300), config.model_fields)
     assert train_config("tiny", file, {}, {}, fine_tuning=False).dim == 64
 
 
