@@ -18,6 +18,7 @@ from memlm.errors import AlreadyExists, Corrupt, StorageFull
 _TABLE = (
     "create table documents (row integer primary key, id text not null unique, title text, metadata text, tokens int)"
 )
+MOST_RECENT = 256  # documents of a table that are kept, with their metadata
 MOST_AT_ONCE = 500  # SQLite takes at least 999 values in one statement
 
 
@@ -99,6 +100,7 @@ class DocumentTable:
 
     def __init__(self, path: Path) -> None:
         """Opens the file as it stands: it never changes again. Raises Corrupt where that cannot be done."""
+        self._recent = dict[int, DocumentRow]()  # neighbors of a text come from few documents, token after token
         self._path, where = path, f"file:{quote(str(path))}?mode=ro&immutable=1"
         with self._readable():
             self._base = sqlite3.connect(where, uri=True, check_same_thread=False)
@@ -111,16 +113,19 @@ class DocumentTable:
 
     def at_each(self, rows: Collection[int]) -> dict[int, DocumentRow]:
         """The documents of some rows, by row."""
-        told: dict[int, DocumentRow] = {}
+        recent = self._recent  # another thread may replace it
+        unread = sorted(row for row in set(rows) if row not in recent)
+        read = dict[int, DocumentRow]()
         with self._readable():
-            wanted = sorted(set(rows))
-            for begin in range(0, len(wanted), MOST_AT_ONCE):
-                some = wanted[begin : begin + MOST_AT_ONCE]
-                asked = f"select * from documents where row in ({', '.join('?' * len(some))})"
-                told |= {document.row: document for document in map(_document, self._base.execute(asked, some))}
-            if len(told) != len(wanted):
+            for begin in range(0, len(unread), MOST_AT_ONCE):
+                batch = unread[begin : begin + MOST_AT_ONCE]
+                query = f"select * from documents where row in ({', '.join('?' * len(batch))})"
+                read |= {document.row: document for document in map(_document, self._base.execute(query, batch))}
+            if len(read) != len(unread):
                 raise ValueError("documents are missing")
-        return told
+        if read:
+            self._recent = dict([*recent.items(), *read.items()][-MOST_RECENT:])
+        return {row: read.get(row) or recent[row] for row in rows}
 
     def row_of(self, document_id: str) -> int | None:
         """The row of an id, None where there is none."""

@@ -195,12 +195,12 @@ class Tokenizer:
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes of some tokens. Raises InvalidInput for an id outside the vocabulary."""
-        pieces = []
-        for i in ids:
-            if not 0 <= i < self.vocab_size:
-                raise InvalidInput(f"token id {i} is outside the vocabulary of {self.vocab_size}", field="token_ids")
-            pieces.append(self.token_bytes[i])
-        return b"".join(pieces)
+        ids = list(ids)
+        if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
+            unknown = next(i for i in ids if not 0 <= i < self.vocab_size)
+            raise InvalidInput(f"token id {unknown} is outside the vocabulary of {self.vocab_size}", field="token_ids")
+        token_bytes = self.token_bytes
+        return b"".join([token_bytes[i] for i in ids])
 
     @cached_property
     def vocab_size(self) -> int:

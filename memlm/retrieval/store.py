@@ -26,8 +26,8 @@ from memlm.model.checkpoint import Checkpoint
 OnLost: TypeAlias = Callable[[str, Sequence[str] | None], None]
 
 SNIPPET_TOKENS = 12
-MARK_TOKENS = 1024
-MARKED_DOCUMENTS = 4096
+MARK_TOKENS = 128
+MARKED_DOCUMENTS = 1024
 
 
 class Memory:
@@ -94,38 +94,53 @@ class Memory:
         values_K: Int64[np.ndarray, " K"],
     ) -> tuple[Neighbor, ...]:
         """Where each neighbour stands: document, line, and the text around it. Missing places are left out."""
-        there_K = ids_K >= 0
-        places = self.datastore.locate(ids_K[there_K])
-        rows = zip(distances_K[there_K], logweights_K[there_K], values_K[there_K], places, strict=True)
+        found_K = ids_K >= 0
+        places = self.datastore.locate(ids_K[found_K])
+        if not places:
+            return ()
+        passages = self._passages(places)
+        values = values_K[found_K].tolist()
+        rows = zip(distances_K[found_K], logweights_K[found_K], values, places, passages, strict=True)
         return tuple(
             Neighbor(
                 store=self.name,
                 document_id=place.document_id,
                 title=place.title,
                 token_offset=place.token_offset,
-                char_offset=max(0, passed[1] - self._tokenizer.prepends_space),
-                line=1 + passed[0],
-                token_id=int(value),
-                token_text=self._tokenizer.decode([int(value)]),
+                char_offset=max(0, characters - self._tokenizer.prepends_space),
+                line=1 + line_ends,
+                token_id=value,
+                token_text=self._tokenizer.decode((value,)),
                 distance=float(distance),
                 weight=float(np.exp(logweight)),
-                snippet=self._snippet(place),
+                snippet=snippet,
                 metadata=place.metadata,
             )
-            for distance, logweight, value, place in rows
-            for passed in (self._passed(place),)
+            for distance, logweight, value, place, (line_ends, characters, snippet) in rows
         )
 
-    def _passed(self, place: Place) -> tuple[int, int]:
-        """How many line ends and characters are before a place in its document."""
-        whole, marks_M2 = place.token_offset // MARK_TOKENS, self._marks(place.first_id, place.num_tokens)
-        begin = whole * MARK_TOKENS
-        rest = self.datastore.run(place.first_id + begin, place.token_offset - begin)
-        line_ends, characters = marks_M2[whole].tolist()
-        return (
-            line_ends + int(self._tokenizer.newlines[rest].sum()),
-            characters + int(self._tokenizer.characters[rest].sum()),
-        )
+    def _passages(self, places: Sequence[Place]) -> list[tuple[int, int, str]]:
+        """Line ends and characters before each place in its document, and the text around it.
+
+        All places are read at once, each with the MARK_TOKENS before it: a caller who asks for many neighbors shares
+        the engine's loop with everybody else.
+        """
+        offsets_K = np.array([place.token_offset for place in places])
+        first_ids_K, sizes_K = np.array([(place.first_id, place.num_tokens) for place in places]).T
+        steps_W = np.arange(-MARK_TOKENS, SNIPPET_TOKENS)
+        positions_KW = offsets_K[:, None] + steps_W
+        ids_KW = first_ids_K[:, None] + positions_KW.clip(0, sizes_K[:, None] - 1)
+        tokens_KW = self.datastore.values(ids_KW.ravel()).reshape(ids_KW.shape)
+        since_mark_KW = (steps_W < 0) & (steps_W >= -(offsets_K % MARK_TOKENS)[:, None])
+        marks = [self._marks(place.first_id, place.num_tokens)[place.token_offset // MARK_TOKENS] for place in places]
+        marks_K2 = np.stack(marks)
+        line_ends_K = marks_K2[:, 0] + (self._tokenizer.newlines[tokens_KW] * since_mark_KW).sum(axis=1)
+        characters_K = marks_K2[:, 1] + (self._tokenizer.characters[tokens_KW] * since_mark_KW).sum(axis=1)
+        begins_K = MARK_TOKENS - np.minimum(offsets_K, SNIPPET_TOKENS)
+        ends_K = MARK_TOKENS + np.minimum(sizes_K - offsets_K, SNIPPET_TOKENS)
+        rows = zip(tokens_KW.tolist(), begins_K.tolist(), ends_K.tolist(), strict=True)
+        snippets = [self._tokenizer.decode(tokens[begin:end]) for tokens, begin, end in rows]
+        return list(zip(line_ends_K.tolist(), characters_K.tolist(), snippets, strict=True))
 
     def _count(self, first_id: int, num_tokens: int) -> Int64[np.ndarray, "M 2"]:
         """Line ends and characters before every MARK_TOKENSth token of a document."""
@@ -133,11 +148,6 @@ class Memory:
         counts_N2 = np.stack([self._tokenizer.newlines[tokens], self._tokenizer.characters[tokens]], axis=1)
         blocks = np.add.reduceat(counts_N2, np.arange(0, num_tokens, MARK_TOKENS), axis=0)
         return np.concatenate([np.zeros((1, 2), np.int64), blocks.cumsum(axis=0)])
-
-    def _snippet(self, place: Place) -> str:
-        begin = max(0, place.token_offset - SNIPPET_TOKENS)
-        end = min(place.num_tokens, place.token_offset + SNIPPET_TOKENS)
-        return self._tokenizer.decode(self.datastore.run(place.first_id + begin, end - begin).tolist())
 
 
 def check_fingerprints(manifest: Manifest, *, path: Path, checkpoint: Checkpoint) -> None:

@@ -17,7 +17,7 @@ from memlm.index.store.datastore import Datastore
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel, load
 from memlm.model.checkpoint import load_checkpoint, save_checkpoint
-from memlm.retrieval.store import Memory
+from memlm.retrieval.store import MARK_TOKENS, Memory
 
 PROMPT = "the memory of a model can"
 ASK = {"k": 16, "lam": 0.4, "knn_temperature": 3.0}
@@ -96,6 +96,22 @@ def test_a_text_that_is_stored_is_found_at_its_own_place(lm, corpus_folder):
     assert document.text[nearest.char_offset :].startswith(nearest.token_text)
     assert nearest.distance < 1e-2
     assert nearest.snippet == lm.detokenize(tokens[size - 12 : size + 12])
+
+
+def test_every_neighbor_states_its_place_as_reading_its_document_does(lm):
+    datastore, tokenizer = lm.memory().datastore, lm.checkpoint.tokenizer
+    documents = {row.id: datastore.tokens(row.id).tolist() for row in datastore.documents()}
+    assert max(map(len, documents.values())) > 3 * MARK_TOKENS
+    neighbors = lm.search(None, PROMPT, k=datastore.num_entries)
+    assert len(neighbors) == datastore.num_entries
+    for neighbor in neighbors:
+        tokens, offset = documents[neighbor.document_id], neighbor.token_offset
+        before = tokenizer.decode(tokens[:offset])
+        assert neighbor.token_id == tokens[offset]
+        assert neighbor.token_text == tokenizer.decode([tokens[offset]])
+        assert neighbor.line == 1 + before.count("\n")
+        assert neighbor.char_offset == len(before)
+        assert neighbor.snippet == tokenizer.decode(tokens[max(0, offset - 12) : offset + 12])
 
 
 def test_a_tokens_neighbours_are_the_nearest_with_their_weights(lm):
