@@ -10,7 +10,7 @@ from memlm.api.scoring import Score
 from memlm.base.progress import Progress, silent
 from memlm.base.steps import outcome_of
 from memlm.data.corpus import Corpus
-from memlm.generation.scoring import Tally, score_windows
+from memlm.generation.scoring import ScoreAccumulator, score_windows
 from memlm.language_model import LanguageModel
 from memlm.retrieval.encoder import text_windows
 
@@ -25,16 +25,16 @@ class Evaluation:
 
 def evaluate(lm: LanguageModel, texts: Corpus, *, progress: Progress = silent, **memory: Any) -> Evaluation:
     """Scores every text of a corpus, one at a time; `memory` are the fields of `MemoryParams`."""
-    retrieval = lm.retrieval(MemoryParams.of(**memory))
+    retriever = lm.retriever(MemoryParams.of(**memory))
     scores: dict[str, Score] = {}
-    total, num_bytes = Tally(), texts.num_bytes
+    total, num_bytes = ScoreAccumulator(), texts.num_bytes
     for document in texts:
-        tally = Tally()
-        for scored in score_windows(lm.checkpoint, text_windows(lm.checkpoint, document.text), retrieval):
+        tally = ScoreAccumulator()
+        for scored in score_windows(lm.checkpoint, text_windows(lm.checkpoint, document.text), retriever):
             tally.add(scored)
             total.add(scored)
         for each in (tally, total):
             outcome_of(each.add_text(document.text))
-        scores[document.id] = tally.score(retrieval)
+        scores[document.id] = tally.score(retriever)
         progress("evaluate", total.num_bytes, max(num_bytes, total.num_bytes), f"{total.tokens:,} tokens")
-    return Evaluation(scores, total.score(retrieval))
+    return Evaluation(scores, total.score(retriever))

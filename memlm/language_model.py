@@ -24,9 +24,9 @@ from memlm.generation.loaded_stores import LoadedStores
 from memlm.generation.scoring import score_steps, score_text
 from memlm.generation.sessions import Sessions
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.retrieval.encoder import PIECE_TOKENS
-from memlm.retrieval.retriever import Retrieval
-from memlm.retrieval.store import Memory, OnLost
+from memlm.retrieval.encoder import PASS_TOKENS
+from memlm.retrieval.retriever import Retriever
+from memlm.retrieval.store import ModelStore, OnLost
 
 
 def load(
@@ -110,9 +110,9 @@ class LanguageModel:
 
     def start_steps(self, request: GenerateRequest, *, request_id: str = "", owner: str = "") -> Steps[Generation]:
         """Does the work of `start`: a long prompt is encoded outside the loop."""
-        retrieval = self.retrieval(request.memory)
+        retriever = self.retriever(request.memory)
         lease = None if request.session is None else self.sessions.lease(request.session, owner=owner)
-        return Generation.steps(self.checkpoint, request, retrieval, request_id=request_id, lease=lease)
+        return Generation.steps(self.checkpoint, request, retriever, request_id=request_id, lease=lease)
 
     def session(self, *, ttl_s: float | None = None) -> Session:
         """A new session: what is appended to it and generated in it is read once, and gone on from."""
@@ -140,11 +140,11 @@ class LanguageModel:
 
     def score(self, text: str, *, token_scores: bool = False, **memory: Any) -> Score:
         """The text's log-probability; `memory` are the fields of `MemoryParams`."""
-        return score_text(self.checkpoint, text, self.retrieval(MemoryParams.of(**memory)), token_scores=token_scores)
+        return score_text(self.checkpoint, text, self.retriever(MemoryParams.of(**memory)), token_scores=token_scores)
 
     def score_steps(self, text: str, memory: MemoryParams, *, token_scores: bool = False) -> Steps[Score]:
         """Does the work of `score`, a few windows a step."""
-        return score_steps(self.checkpoint, text, self.retrieval(memory), token_scores=token_scores)
+        return score_steps(self.checkpoint, text, self.retriever(memory), token_scores=token_scores)
 
     def search(self, store: str | None, text: str, *, k: int = 8, nprobe: int | None = None) -> tuple[Neighbor, ...]:
         """The places of a datastore whose context is most like the end of `text`, nearest first.
@@ -158,11 +158,11 @@ class LanguageModel:
         self, text: str, *, k: int = 8, store: str | None = None, nprobe: int | None = None
     ) -> Steps[tuple[Neighbor, ...]]:
         """Does the work of `search`, a piece of the text a step."""
-        retrieval = self.retrieval(MemoryParams(store=store, k=k, nprobe=nprobe))
-        if retrieval is None:
+        retriever = self.retriever(MemoryParams(store=store, k=k, nprobe=nprobe))
+        if retriever is None:
             raise InvalidInput("no datastore is loaded, and search needs one; load one", field="store")
         key_1D = yield from self._key_after(text)
-        return retrieval.describe(retrieval.search(key_1D), k)
+        return retriever.describe(retriever.search(key_1D), k)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text."""
@@ -177,26 +177,26 @@ class LanguageModel:
 
         Raises NotFound, naming them, where some are not there; then none is deleted.
         """
-        return self.deleting(document_ids, store=store)()
+        return self.prepare_delete(document_ids, store=store)()
 
-    def deleting(self, document_ids: Sequence[str], *, store: str | None = None) -> Callable[[], DeleteReport]:
+    def prepare_delete(self, document_ids: Sequence[str], *, store: str | None = None) -> Callable[[], DeleteReport]:
         """The thread-safe first phase of `delete_documents`: commits the deletion, and gives what moves the open
         datastores to it in one step.
         """
-        return self._stores.deleting(document_ids, store)
+        return self._stores.prepare_delete(document_ids, store)
 
     def load_datastore(self, path: str | Path, *, name: str | None = None, replace: bool = False) -> StoreInfo:
         """Opens one more datastore; with `replace`, in the place of the one of that name.
 
         Raises AlreadyExists where there is one of that name, Incompatible for a datastore of another model.
         """
-        return self.take_in(Memory.open(path, self.checkpoint, name or ""), replace=replace)
+        return self.register_store(ModelStore.open(path, self.checkpoint, name or ""), replace=replace)
 
-    def take_in(self, memory: Memory, *, replace: bool = False) -> StoreInfo:
+    def register_store(self, store: ModelStore, *, replace: bool = False) -> StoreInfo:
         """`load_datastore` for a datastore that was opened elsewhere, with what was committed to it since. Generations
         that run go on with the one they began with.
         """
-        return self._stores.take_in(memory, replace=replace)
+        return self._stores.register_store(store, replace=replace)
 
     def unload_datastore(self, name: str) -> StoreInfo:
         """Takes a datastore out of service; it is closed once no generation uses it. Its files stay."""
@@ -213,33 +213,33 @@ class LanguageModel:
         be used, twice in a row or by another model, the datastore is unavailable until it does: calls that use it raise
         Incompatible, Corrupt or Unavailable.
         """
-        return sum(move() for move in self.newer()) > 0  # each of them, not only up to the first
+        return sum(move() for move in self.prepare_refresh()) > 0  # each of them, not only up to the first
 
-    def newer(self) -> list[Callable[[], bool]]:
+    def prepare_refresh(self) -> list[Callable[[], bool]]:
         """The thread-safe first phase of `refresh`: opens what is in the folders now, and gives what moves to it."""
-        return self._stores.newer()
+        return self._stores.prepare_refresh()
 
-    def newest(self, store: str) -> list[Callable[[], bool]]:
-        """`newer` for one datastore, under all its names. Raises the error where its folder cannot be read now."""
-        return self._stores.newest(store)
+    def prepare_refresh_of(self, store: str) -> list[Callable[[], bool]]:
+        """`prepare_refresh` for one datastore, under all its names. Raises if its folder cannot be read."""
+        return self._stores.prepare_refresh_of(store)
 
-    def memory(self, name: str | None = None) -> Memory:
+    def model_store(self, name: str | None = None) -> ModelStore:
         """The loaded datastore of that name; of no name, the only one.
 
         Raises NotFound for a name that is not loaded, InvalidInput where there is not just one to choose, and
         Incompatible, Corrupt or Unavailable where its folder cannot be used.
         """
-        return self._stores.memory(name)
+        return self._stores.model_store(name)
 
-    def retrieval(self, params: MemoryParams) -> Retrieval | None:
+    def retriever(self, params: MemoryParams) -> Retriever | None:
         """The settings with which a request searches its datastores; None where it uses none, or none is loaded.
 
-        Raises what `memory` raises, also for a request that names no datastore while one of them cannot be used.
+        Raises what `model_store` raises, also for a request that names no datastore while one of them cannot be used.
         """
         names = [each.name for each in params.stores] or ([] if params.store is None else [params.store])
         if not params.use_store or not (names or len(self._stores)):
             return None
-        return Retrieval.of(self._stores.memories(names), params)
+        return Retriever.of(self._stores.model_stores(names), params)
 
     def close(self) -> None:
         """Closes the datastores."""
@@ -260,11 +260,11 @@ class LanguageModel:
         inputs = [self.checkpoint.tokenizer.start_id, *new]
         longest, decoder = self.checkpoint.decoder.config.max_length, self.checkpoint.decoder
         inputs = inputs[-longest:] if longest else inputs
-        state = None if len(inputs) <= PIECE_TOKENS else decoder.new_state(capacity=len(inputs))
-        for begin in range(0, len(inputs), PIECE_TOKENS):
+        state = None if len(inputs) <= PASS_TOKENS else decoder.new_state(capacity=len(inputs))
+        for begin in range(0, len(inputs), PASS_TOKENS):
             with torch.inference_mode():
-                keys_1TD = decoder.keys(torch.tensor([inputs[begin : begin + PIECE_TOKENS]]), state)
-            if begin + PIECE_TOKENS < len(inputs):
+                keys_1TD = decoder.keys(torch.tensor([inputs[begin : begin + PASS_TOKENS]]), state)
+            if begin + PASS_TOKENS < len(inputs):
                 yield None
         key_1D: np.ndarray = keys_1TD[0, -1:].float().numpy()
         return key_1D

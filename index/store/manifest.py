@@ -64,9 +64,9 @@ class KnnDefaults:
     """How a store is asked where a request leaves it open: k, lam, softmax temperature, and what they were tuned on.
 
     `gain` is how many nats per token they saved there over the model alone, with its standard error. `adaptive` are
-    the weights of a lam that differs from position to position, `skip_above` the model's log-probability above which
-    it is not asked, `follow` how many pointers do in place of a search, `nprobe` how many lists are searched; None
-    where these were not found to be of use, or not wanted.
+    the weights of a lam that differs from position to position, `skip_retrieval_above` the model's log-probability
+    above which nothing is searched, `min_pointers` how many pointers replace a search, `nprobe` how many lists are
+    searched. Each is None where tuning found it of no use, or was not asked for it.
     """
 
     k: int
@@ -76,8 +76,8 @@ class KnnDefaults:
     gain: float | None = None
     gain_error: float | None = None
     adaptive: Mapping[str, Any] | None = None
-    skip_above: float | None = None
-    follow: int | None = None
+    skip_retrieval_above: float | None = None
+    min_pointers: int | None = None
     nprobe: int | None = None
 
 

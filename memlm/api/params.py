@@ -89,8 +89,8 @@ class MemoryParams:
     What is None takes the store's own default (of several, the first one's), as `memlm index tune` left it. Of `store`
     and `stores` at most one is given; neither takes all that are loaded, each with weight 1. `use_store=False` is the
     model alone. `spalm` puts the neighbours through the model's trained gate (arXiv 2102.02557), in place of the
-    mixture unless `lam` is given too. `follow` is how many pointers from the last neighbours do in place of a search
-    (arXiv 2201.12431); 0 always searches.
+    mixture unless `lam` is given too. `min_pointers` is how many pointers from the last neighbours
+    replace a search (arXiv 2201.12431); 0 always searches.
     """
 
     store: str | None = None
@@ -101,7 +101,7 @@ class MemoryParams:
     nprobe: int | None = None
     spalm: bool = False
     stores: tuple[StoreWeight, ...] = ()
-    follow: int | None = None
+    min_pointers: int | None = None
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing, naming the field."""
@@ -110,7 +110,7 @@ class MemoryParams:
         heat = self.knn_temperature
         _require(heat is None or (_finite(heat) and heat > 0), "knn_temperature", heat, "above 0")
         _require(self.nprobe is None or self.nprobe >= 1, "nprobe", self.nprobe, "at least 1")
-        _require(self.follow is None or self.follow >= 0, "follow", self.follow, "at least 0")
+        _require(self.min_pointers is None or self.min_pointers >= 0, "min_pointers", self.min_pointers, "at least 0")
         names = [each.name for each in self.stores]
         _require(len(names) <= MAX_STORES, "stores", len(names), f"at most {MAX_STORES}")
         _require(len(set(names)) == len(names), "stores", ", ".join(names), "each store once")

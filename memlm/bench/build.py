@@ -24,7 +24,7 @@ from memlm.data.windows import Window, blocks_of
 from memlm.errors import InvalidInput
 from memlm.indexing.build import BuildReport, build_index, windows_at_once
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.retrieval.encoder import Reader, batches_of, text_windows
+from memlm.retrieval.encoder import Encoder, batches_of, text_windows
 
 CORPUS_BYTES = 900_000
 POLL_S = 0.02
@@ -138,7 +138,7 @@ def _forward(checkpoint: Checkpoint, blocks: list[list[Window]]) -> float:
 def _read(checkpoint: Checkpoint, blocks: list[list[Window]]) -> float:
     """Seconds of computing all keys as a build does."""
     begin = time.perf_counter()
-    for _ in Reader(checkpoint.decoder).keys_of_blocks(blocks):
+    for _ in Encoder(checkpoint.decoder).keys_of_blocks(blocks):
         pass
     return time.perf_counter() - begin
 

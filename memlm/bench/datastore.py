@@ -35,7 +35,7 @@ from memlm.index.neighbors import Neighbours
 from memlm.index.selection import RERANKS, agreement, mean_and_error
 from memlm.index.threads import faiss_threads
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.retrieval.encoder import Reader, document_windows
+from memlm.retrieval.encoder import Encoder, document_windows
 from memlm.retrieval.interpolation import mix_targets, neighbor_logweights, target_logprobs
 
 NUM_QUERIES, K, LARGE_K, BATCH = 512, 32, 1024, 64
@@ -121,7 +121,7 @@ def _keys(
 def _compute_keys(
     checkpoint: Checkpoint, texts: Corpus, paths: tuple[Path, Path], wanted: int, progress: Progress
 ) -> float:
-    reader, begin = Reader(checkpoint.decoder), time.perf_counter()
+    encoder, begin = Encoder(checkpoint.decoder), time.perf_counter()
     with (
         closing(GrowingArray(paths[0], "<f2", checkpoint.decoder.config.dim)) as keys,
         closing(GrowingArray(paths[1], "<u4", None)) as values,
@@ -134,7 +134,7 @@ def _compute_keys(
             )
         )
         blocks, ahead = itertools.tee(blocks_of(windows, BLOCK_WINDOWS))
-        for block, read in zip(blocks, reader.keys_of_blocks(ahead), strict=True):
+        for block, read in zip(blocks, encoder.keys_of_blocks(ahead), strict=True):
             for window, keys_ND in zip(block, read, strict=True):
                 keys.append(keys_ND)
                 values.append(window.targets_N)
@@ -161,7 +161,7 @@ def _questions(checkpoint: Checkpoint, held_out: Corpus) -> Questions:
     picked = windows
     if not checkpoint.decoder.config.is_segmented:
         picked = [windows[place] for place in np.sort(rng.choice(len(windows), min(64, len(windows)), replace=False))]
-    read = Reader(checkpoint.decoder).predictions(picked)
+    read = Encoder(checkpoint.decoder).predictions(picked)
     targets_N = np.concatenate([window.targets_N for window in picked])
     keys_ND, logprobs_N = (np.concatenate([each[part] for each in read]) for part in (0, 1))
     rows = np.sort(rng.choice(len(targets_N), min(NUM_QUERIES, len(targets_N)), replace=False))

@@ -25,7 +25,7 @@ from memlm.data.corpus import Corpus
 from memlm.data.windows import blocks_of
 from memlm.errors import InvalidInput
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.retrieval.encoder import Reader, document_windows
+from memlm.retrieval.encoder import Encoder, document_windows
 from memlm.retrieval.interpolation import mix_targets
 
 WINDOWS_AT_ONCE, ROWS_AT_ONCE = 16, 512
@@ -115,10 +115,10 @@ def _documents(
 
 
 def _read(checkpoint: Checkpoint, tokens_N: Int64[np.ndarray, " N"]) -> Read:
-    reader, predictions = Reader(checkpoint.decoder), []
+    encoder, predictions = Encoder(checkpoint.decoder), []
     windows = list(document_windows(checkpoint.decoder, tokens_N, checkpoint.tokenizer.start_id))
     for some in blocks_of(windows, WINDOWS_AT_ONCE):
-        predictions += reader.predictions(some)
+        predictions += encoder.predictions(some)
     keys_ND = np.concatenate([prediction.keys_ND for prediction in predictions], dtype=np.float32)
     return Read(keys_ND, tokens_N, np.concatenate([prediction.logprobs_N for prediction in predictions]))
 

@@ -24,10 +24,10 @@ from memlm.errors import InvalidInput
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.tune import Read, joined, tune
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.retrieval.encoder import Reader, text_windows
+from memlm.retrieval.encoder import Encoder, text_windows
 from memlm.retrieval.interpolation import mix_targets, target_logprobs
-from memlm.retrieval.retriever import NO_POINTERS, Retrieval
-from memlm.retrieval.store import Memory
+from memlm.retrieval.retriever import NO_POINTERS, Retriever
+from memlm.retrieval.store import ModelStore
 
 LOSSES = (0.001, 0.01)  # nats per token that may be lost by not asking, and by following
 
@@ -38,7 +38,7 @@ class Way:
 
     store: str
     name: str
-    retrieval: Retrieval
+    retriever: Retriever
     pruned: float
 
 
@@ -64,7 +64,7 @@ def bench_retrieval(
     for repeat in range(repeats):
         for number, way in enumerate(ways):
             progress("ask", repeat * len(ways) + number, repeats * len(ways), f"{way.store}, {way.name}")
-            told, share, elapsed = _ask(reads, way.retrieval)
+            told, share, elapsed = _ask(reads, way.retriever)
             nats[id(way)], searched[id(way)] = told, share
             seconds[id(way)].append(elapsed)
     progress("ask", repeats * len(ways), repeats * len(ways))
@@ -91,24 +91,33 @@ def bench_retrieval(
 
 def _ways(checkpoint: Checkpoint, store: str | Path, text: Corpus, progress: Progress) -> list[Way]:
     """One lam; one that adapts, if tuning kept it; and each with what it may leave out."""
-    reports = [tune(checkpoint, store, text, skip_loss=loss, follow_loss=loss, progress=progress) for loss in LOSSES]
+    reports = [tune(checkpoint, store, text, skip_loss=loss, pointer_loss=loss, progress=progress) for loss in LOSSES]
     datastore = Datastore.open(store)
     spoken = datastore.num_entries + datastore.num_pruned_entries
     pruned = datastore.num_pruned_entries / max(1, spoken)
     name, defaults = datastore.path.name, datastore.defaults
-    tuned = Retrieval.of([Memory(datastore, checkpoint)], MemoryParams())
-    plain = replace(tuned, adaptive=None, skip_above=None, follow=None)
-    best = replace(tuned, skip_above=None, follow=None)
+    tuned = Retriever.of([ModelStore(datastore, checkpoint)], MemoryParams())
+    plain = replace(tuned, adaptive=None, skip_retrieval_above=None, min_pointers=None)
+    best = replace(tuned, skip_retrieval_above=None, min_pointers=None)
     ways = [Way(name, "one lam", plain, pruned)]
     if defaults.adaptive is not None:
         ways.append(Way(name, "a lam that adapts", best, pruned))
     for loss, report in zip(LOSSES, reports, strict=True):
-        if report.skip_above is not None:
-            ways.append(Way(name, f"not asked, for {loss} nats", replace(best, skip_above=report.skip_above), pruned))
-        if report.follow is not None:
-            ways.append(Way(name, f"followed, for {loss} nats", replace(best, follow=report.follow), pruned))
-    if report.follow is not None and report.skip_above is not None:
-        both = replace(best, follow=report.follow, skip_above=report.skip_above)
+        if report.skip_retrieval_above is not None:
+            ways.append(
+                Way(
+                    name,
+                    f"not asked, for {loss} nats",
+                    replace(best, skip_retrieval_above=report.skip_retrieval_above),
+                    pruned,
+                )
+            )
+        if report.min_pointers is not None:
+            ways.append(
+                Way(name, f"followed, for {loss} nats", replace(best, min_pointers=report.min_pointers), pruned)
+            )
+    if report.min_pointers is not None and report.skip_retrieval_above is not None:
+        both = replace(best, min_pointers=report.min_pointers, skip_retrieval_above=report.skip_retrieval_above)
         ways.append(Way(name, f"both, for {LOSSES[-1]} nats each", both, pruned))
     return ways
 
@@ -116,12 +125,12 @@ def _ways(checkpoint: Checkpoint, store: str | Path, text: Corpus, progress: Pro
 def _read(checkpoint: Checkpoint, texts: Corpus, max_tokens: int) -> list[Read]:
     """The beginnings of the texts' documents, read once for all ways."""
     reads, count = [], 0
-    reader = Reader(checkpoint.decoder)
+    encoder = Encoder(checkpoint.decoder)
     for document in texts:
         windows = list(text_windows(checkpoint, document.text))
         if not windows or count >= max_tokens:
             continue
-        parts = [Read.of(window, read) for window, read in zip(windows, reader.predictions(windows), strict=True)]
+        parts = [Read.of(window, read) for window, read in zip(windows, encoder.predictions(windows), strict=True)]
         reads.append(joined(parts))
         count += len(reads[-1].targets_N)
     if not count:
@@ -129,7 +138,7 @@ def _read(checkpoint: Checkpoint, texts: Corpus, max_tokens: int) -> list[Read]:
     return reads
 
 
-def _ask(reads: Sequence[Read], retrieval: Retrieval) -> tuple[list[Float64[np.ndarray, " _"]], float, float]:
+def _ask(reads: Sequence[Read], retriever: Retriever) -> tuple[list[Float64[np.ndarray, " _"]], float, float]:
     """Nats of every token of every document, the share of tokens that the store was searched for, and seconds."""
     nats, searches, count, seconds = [], 0, 0, 0.0
     for read in reads:
@@ -137,13 +146,13 @@ def _ask(reads: Sequence[Read], retrieval: Retrieval) -> tuple[list[Float64[np.n
         for place, target in enumerate(read.targets_N.tolist()):
             one = slice(place, place + 1)
             begin = time.perf_counter()
-            found = retrieval.search(read.keys_ND[one], read.peaks_N[one], [pointers])
-            pointers = retrieval.pointers_after(found, target)
+            found = retriever.search(read.keys_ND[one], read.max_logprobs_N[one], [pointers])
+            pointers = retriever.pointers_after(found, target)
             seconds += time.perf_counter() - begin
             knn_1: Float32[np.ndarray, " 1"] = target_logprobs(
-                found.logweights_QK, found.neighbours.values_QK, read.targets_N[one]
+                found.logweights_QK, found.neighbors.values_QK, read.targets_N[one]
             )
-            there_1 = (found.neighbours.ids_QK >= 0).any(axis=1)
+            there_1 = (found.neighbors.ids_QK >= 0).any(axis=1)
             mixed[place] = mix_targets(read.lm_logprobs_N[one], knn_1, there_1, found.lams_Q)[0]
             searches += int(found.searched_Q[0])
         nats.append(-mixed)

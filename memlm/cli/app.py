@@ -56,7 +56,7 @@ def evaluate(
     lam: options.Lam = None,
     knn_temperature: options.KnnTemperature = None,
     nprobe: options.Nprobe = None,
-    follow: options.Follow = None,
+    min_pointers: options.MinPointers = None,
     spalm: options.Spalm = False,
     glob: options.Glob = "**/*",
     on_error: options.OnError = "skip",
@@ -68,7 +68,7 @@ def evaluate(
     from memlm.language_model import load
 
     memory = asked(stores=options.weights(use), k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
-    memory |= asked(follow=follow, spalm=spalm or None)
+    memory |= asked(min_pointers=min_pointers, spalm=spalm or None)
     with load(model, store or (), dtype=dtype) as lm, ConsoleProgress() as progress:
         evaluation = run(lm, Corpus(texts, glob, on_error, tell_problem), progress=progress, **memory)
     if json:
@@ -94,7 +94,7 @@ def generate(
     lam: options.Lam = None,
     knn_temperature: options.KnnTemperature = None,
     nprobe: options.Nprobe = None,
-    follow: options.Follow = None,
+    min_pointers: options.MinPointers = None,
     spalm: options.Spalm = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
@@ -114,7 +114,7 @@ def generate(
 
     wanted = asked(
         stores=options.weights(use),
-        follow=follow,
+        min_pointers=min_pointers,
         k=k,
         lam=lam,
         knn_temperature=knn_temperature,

@@ -52,7 +52,7 @@ def generate(
     lam: options.Lam = None,
     knn_temperature: options.KnnTemperature = None,
     nprobe: options.Nprobe = None,
-    follow: options.Follow = None,
+    min_pointers: options.MinPointers = None,
     spalm: options.Spalm = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
@@ -75,7 +75,7 @@ def generate(
     """Continue a prompt; the text comes as it is made."""
     wanted = asked(
         stores=options.weights(use),
-        follow=follow,
+        min_pointers=min_pointers,
         k=k,
         lam=lam,
         knn_temperature=knn_temperature,
@@ -101,14 +101,14 @@ def score(
     lam: options.Lam = None,
     knn_temperature: options.KnnTemperature = None,
     nprobe: options.Nprobe = None,
-    follow: options.Follow = None,
+    min_pointers: options.MinPointers = None,
     spalm: options.Spalm = False,
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:
     """Tell how probable a text is."""
     memory = asked(stores=options.weights(use), k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
-    memory |= asked(follow=follow, spalm=spalm or None)
+    memory |= asked(min_pointers=min_pointers, spalm=spalm or None)
     with client_of(target, timeout) as client:
         scored = client.score(text, token_scores=json, use_store=not no_store, **memory)
     if json:

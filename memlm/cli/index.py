@@ -244,7 +244,7 @@ def tune(
         float | None,
         typer.Option(metavar="NATS", help="Do not ask the datastore where that costs no more a token (default: ask)."),
     ] = None,
-    follow_loss: Annotated[
+    pointer_loss: Annotated[
         float | None,
         typer.Option(
             metavar="NATS", help="Follow the last neighbours in place of a search where that costs no more a token."
@@ -261,7 +261,7 @@ def tune(
     with ConsoleProgress() as progress:
         documents = Corpus(texts, glob, on_error, tell_problem)
         report = run(
-            model, store, documents, max_tokens=max_tokens, skip_loss=skip_loss, follow_loss=follow_loss,
+            model, store, documents, max_tokens=max_tokens, skip_loss=skip_loss, pointer_loss=pointer_loss,
             progress=progress,
         )  # fmt: skip
     print_tuning(report, json=json)
@@ -282,10 +282,10 @@ def _fields(where: Sequence[str]) -> dict[str, str]:
 def _key_problems(datastore: Any, model: Path) -> list[str]:
     from memlm.indexing.quality import check_keys
     from memlm.model.checkpoint import load_checkpoint
-    from memlm.retrieval.store import Memory
+    from memlm.retrieval.store import ModelStore
 
     checkpoint = load_checkpoint(model)
-    Memory(datastore, checkpoint)
+    ModelStore(datastore, checkpoint)
     with ConsoleProgress() as progress:
         return check_keys(datastore, checkpoint, progress=progress).problems(str(datastore.path))
 

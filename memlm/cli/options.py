@@ -34,7 +34,7 @@ StoreNames = Annotated[
         "--use", metavar="NAME[=WEIGHT]", help="Which loaded datastore speaks; may be given again (default: all)."
     ),
 ]
-Follow = Annotated[
+MinPointers = Annotated[
     int | None,
     typer.Option(help="Follow the last neighbours in place of a search where this many can be; 0 always searches."),
 ]

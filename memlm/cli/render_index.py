@@ -125,11 +125,11 @@ def print_tuning(report: Any, *, json: bool) -> None:
     out.print(
         f"{report.skipped:.0%} of searches could be left out for {report.skip_loss:.4f} nats per token ({verdict})"
     )
-    verdict = "kept" if report.follow_kept else "not kept; see --follow-loss"
-    if report.follow is not None:
+    verdict = "kept" if report.pointers_kept else "not kept; see --pointer-loss"
+    if report.min_pointers is not None:
         out.print(
-            f"{report.followed:.0%} of searches could be replaced by {report.follow} or more pointers for"
-            f" {report.follow_loss:.4f} nats per token ({verdict})"
+            f"{report.pointer_share:.0%} of searches could be replaced by {report.min_pointers} or more pointers for"
+            f" {report.pointer_loss:.4f} nats per token ({verdict})"
         )
     if report.nprobe is not None:
         out.print(f"{report.nprobe} lists are searched; more would gain {report.nprobe_loss:.4f} nats per token")
@@ -161,8 +161,8 @@ def facts_of(datastore: Any) -> dict[str, Any]:
         "gain": defaults.gain,
         "gain_error": defaults.gain_error,
         "adaptive": defaults.adaptive is not None,
-        "skip_above": defaults.skip_above,
-        "follow": defaults.follow,
+        "skip_retrieval_above": defaults.skip_retrieval_above,
+        "min_pointers": defaults.min_pointers,
         "nprobe": defaults.nprobe,
         "quality": manifest.quality,
     }

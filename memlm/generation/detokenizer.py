@@ -45,7 +45,7 @@ class StopMatcher:
 
 
 @dataclass
-class TextStream:
+class Detokenizer:
     """Holds tokens back as long as their text is not certain. `stopped_by` is the stop string reached, if any.
 
     A character that spans tokens belongs to the token that completes it; the earlier ones add no text.

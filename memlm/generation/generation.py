@@ -22,10 +22,10 @@ from memlm.api.generation import Accepted, Alternative, Finished, FinishReason, 
 from memlm.api.params import GenerateRequest
 from memlm.base.steps import Steps, outcome_of
 from memlm.errors import InvalidInput
-from memlm.generation.detokenizer import TextStream
+from memlm.generation.detokenizer import Detokenizer
 from memlm.generation.early_exit import load_rule
 from memlm.generation.sampling import sample
-from memlm.generation.session_files import Past
+from memlm.generation.session_files import SessionState
 from memlm.generation.sessions import Lease, copied_aside
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.checkpoint import Checkpoint
@@ -33,7 +33,7 @@ from memlm.model.early_exit import ExitRule, forward_early_exit
 from memlm.model.state_pool import copied
 from memlm.retrieval.gate import gated
 from memlm.retrieval.interpolation import memory_logprobs, mix
-from memlm.retrieval.retriever import NO_POINTERS, Retrieval, Retrieved
+from memlm.retrieval.retriever import NO_POINTERS, RetrievalResult, Retriever
 
 
 class Generation:
@@ -44,7 +44,7 @@ class Generation:
         checkpoint: Checkpoint,
         request: GenerateRequest,
         prompt: Sequence[int],
-        retrieval: Retrieval | None,
+        retriever: Retriever | None,
         *,
         request_id: str = "",
         lease: Lease | None = None,
@@ -53,22 +53,24 @@ class Generation:
         that has read.
         """
         self._decoder, self._tokenizer = checkpoint.decoder, checkpoint.tokenizer
-        self._request, self.retrieval, self._begun_s = request, retrieval, time.perf_counter()
+        self._request, self.retriever, self._begun_s = request, retriever, time.perf_counter()
         self._sampling = request.sampling.or_else(checkpoint.sampling)
-        self._lease, self._past = lease, lease.past if lease else Past()
-        self.unread = [*self._past.unread, *prompt] if self._past.seen else self._tokenizer.framed(prompt)
-        if not self.unread:
+        self._lease, self._session = lease, lease.state if lease else SessionState()
+        self.pending_ids = (
+            [*self._session.pending_ids, *prompt] if self._session.context_ids else self._tokenizer.framed(prompt)
+        )
+        if not self.pending_ids:
             raise InvalidInput("the session's text has ended; give a prompt to go on with", field="prompt")
-        self._seen = [*self._past.seen, *prompt]
-        self.prompt_places = self._past.num_read + len(self.unread)
-        self._max_tokens = self._room_for(self.prompt_places)
-        self.num_places = self.prompt_places + self._max_tokens - 1
+        self._context_ids = [*self._session.context_ids, *prompt]
+        self.prompt_positions = self._session.num_read + len(self.pending_ids)
+        self._max_tokens = self._room_for(self.prompt_positions)
+        self.max_positions = self.prompt_positions + self._max_tokens - 1
         self._state: DecoderState | None = None
         self._rule = self._exit_rule(checkpoint) if request.early_exit else None
         seed = self._sampling.seed
         self._seed = secrets.randbits(63) if seed is None else seed
         self._generator = np.random.default_rng(self._seed)
-        self._stream = TextStream(self._sampling.stop)
+        self._stream = Detokenizer(self._sampling.stop)
         self.pointers = NO_POINTERS
         self.accepted = self._accept(request_id)
         self.usage = Usage(prompt_tokens=len(prompt))
@@ -79,7 +81,7 @@ class Generation:
         cls,
         checkpoint: Checkpoint,
         request: GenerateRequest,
-        retrieval: Retrieval | None,
+        retriever: Retriever | None,
         *,
         request_id: str = "",
         lease: Lease | None = None,
@@ -88,12 +90,12 @@ class Generation:
         whatever fails gives the session back.
         """
         try:
-            longest, past = checkpoint.decoder.config.max_length, lease.past if lease else Past()
-            least = past.num_read + checkpoint.tokenizer.least_tokens(request.prompt)
+            longest, session = checkpoint.decoder.config.max_length, lease.state if lease else SessionState()
+            least = session.num_read + checkpoint.tokenizer.least_tokens(request.prompt)
             if longest is not None and least > longest:
                 raise too_long(f"at least {least:,}", longest)
             prompt = yield from checkpoint.tokenizer.encode_steps(request.prompt)
-            return cls(checkpoint, request, prompt, retrieval, request_id=request_id, lease=lease)
+            return cls(checkpoint, request, prompt, retriever, request_id=request_id, lease=lease)
         except BaseException:
             if lease is not None:
                 lease.end(None)
@@ -103,26 +105,31 @@ class Generation:
         """Draws one token; returns those that may be shown now. After the last one `finished` is set."""
         begin = time.perf_counter()
         if self._state is None:
-            self._state = self.beginning(self.num_places)
-        with torch.inference_mode(), decoding_threads(self._decoder, len(self.unread)):
-            tokens_BT = torch.tensor([self.unread])
-            if self._rule is not None and len(self.unread) == 1:
+            self._state = self.initial_state(self.max_positions)
+        with torch.inference_mode(), decoding_threads(self._decoder, len(self.pending_ids)):
+            tokens_BT = torch.tensor([self.pending_ids])
+            if self._rule is not None and len(self.pending_ids) == 1:
                 hidden_BTD, _ = forward_early_exit(self._decoder, tokens_BT, self._state, self._rule)
-                return self.draw(self._decoder.logprobs(hidden_BTD[0, -1]), None, begin)
+                return self.sample_next(self._decoder.logprobs(hidden_BTD[0, -1]), None, begin)
             hidden_BTD, keys_BTD = self._decoder(tokens_BT, self._state)
             retrieved, logprobs_1V = None, self._decoder.logprobs(hidden_BTD[0, -1:])
-            if self.retrieval and self.wants_memory:
-                peaks_1 = logprobs_1V.amax(dim=1).numpy() if self.retrieval.wants_peaks else None
+            if self.retriever and self.needs_retrieval:
+                max_logprobs_1 = logprobs_1V.amax(dim=1).numpy() if self.retriever.needs_max_logprob else None
                 keys_1D = keys_BTD[0, -1:].float().numpy()
-                retrieved = self.retrieval.search(keys_1D, peaks_1, [self.pointers])
-                if self.retrieval.gate:
-                    gate = self.retrieval.gate
-                    hidden_1D = gated(self._decoder, gate, hidden_BTD[0, -1:], retrieved.neighbours)
+                retrieved = self.retriever.search(keys_1D, max_logprobs_1, [self.pointers])
+                if self.retriever.gate:
+                    gate = self.retriever.gate
+                    hidden_1D = gated(self._decoder, gate, hidden_BTD[0, -1:], retrieved.neighbors)
                     logprobs_1V = self._decoder.logprobs(hidden_1D)
-            return self.draw(logprobs_1V[0], retrieved, begin)
+            return self.sample_next(logprobs_1V[0], retrieved, begin)
 
-    def draw(self, lm_logprobs_V: Float[Tensor, " V"], retrieved: Retrieved | None, begin: float) -> tuple[Token, ...]:
-        """The same for whoever read what was unread: `begin` is when that was, `retrieved` has the memory's one row."""
+    def sample_next(
+        self, lm_logprobs_V: Float[Tensor, " V"], retrieved: RetrievalResult | None, begin: float
+    ) -> tuple[Token, ...]:
+        """Samples the next token from logits computed by the caller and returns the tokens that may be shown.
+
+        `begin` is the start of that forward pass (perf_counter); `retrieved` has this sequence's one row.
+        """
         first = self.usage.generated_tokens == 0
         token = self._next_token(lm_logprobs_V, retrieved)
         if token is None:
@@ -134,16 +141,16 @@ class Generation:
         return tuple(tokens)
 
     @property
-    def goes_alone(self) -> bool:
-        """Whether it cannot share its steps: how many layers are read differs from token to token."""
-        return self._rule is not None
+    def is_batchable(self) -> bool:
+        """Whether it can share its steps. With early exit the number of layers differs from token to token."""
+        return self._rule is None
 
     @property
-    def wants_memory(self) -> bool:
-        """Whether neighbours could change anything, or are asked for."""
-        retrieval = self.retrieval
-        return retrieval is not None and bool(
-            retrieval.lam or retrieval.adaptive or retrieval.gate or self._request.neighbors
+    def needs_retrieval(self) -> bool:
+        """Whether neighbors could change anything, or are asked for."""
+        retriever = self.retriever
+        return retriever is not None and bool(
+            retriever.lam or retriever.adaptive or retriever.gate or self._request.neighbors
         )
 
     def events(self) -> Generator[GenerationEvent, None, None]:
@@ -152,36 +159,36 @@ class Generation:
             yield self.accepted
             while self.finished is None:
                 tokens = self.step()
-                outcome_of(self.keep_steps())
+                outcome_of(self.commit_to_session())
                 if tokens:
                     yield tokens
             yield self.finished
         finally:
             self.close()
 
-    def beginning(self, capacity: int) -> DecoderState:
+    def initial_state(self, capacity: int) -> DecoderState:
         """The state that the first step starts from, with room for `capacity` tokens."""
-        return outcome_of(self.beginning_steps(capacity))
+        return outcome_of(self.initial_state_steps(capacity))
 
-    def beginning_steps(self, capacity: int) -> Steps[DecoderState]:
-        """Does the work of `beginning`; the state of a session is copied outside the loop where it is large."""
-        past = self._past
-        if past.state is None:
+    def initial_state_steps(self, capacity: int) -> Steps[DecoderState]:
+        """Does the work of `initial_state`; the state of a session is copied outside the loop where it is large."""
+        session = self._session
+        if session.cache is None:
             return self._decoder.new_state(capacity=capacity)
-        copy = partial(copied, past.state, 0, self._decoder, capacity=capacity)
-        return (yield from copied_aside(copy, past.num_bytes))
+        copy = partial(copied, session.cache, 0, self._decoder, capacity=capacity)
+        return (yield from copied_aside(copy, session.num_bytes))
 
     @property
     def continues(self) -> bool:
         """Whether something was read before its prompt."""
-        return self._past.state is not None
+        return self._session.cache is not None
 
     @property
     def has_session(self) -> bool:
         """Whether what was read stays with somebody."""
         return self._lease is not None
 
-    def keep_steps(self, state: DecoderState | None = None) -> Steps[None]:
+    def commit_to_session(self, state: DecoderState | None = None) -> Steps[None]:
         """After the last step, hands over what was read to the session, if there is one, and writes it where sessions
         are kept. `state` is that of a batch; nothing happens before the last step.
         """
@@ -189,8 +196,8 @@ class Generation:
         if self._lease is not None and self.finished is not None and state is not None:
             state = yield from self._trimmed(state)
             ended = self.finished.reason is FinishReason.END
-            seen = self._seen[:-1] if ended else self._seen
-            yield from self._lease.keep(Past(state, () if ended else tuple(self.unread), tuple(seen)))
+            seen = self._context_ids[:-1] if ended else self._context_ids
+            yield from self._lease.keep(SessionState(state, () if ended else tuple(self.pending_ids), tuple(seen)))
 
     def _trimmed(self, state: DecoderState) -> Steps[DecoderState]:
         """The state without the places that were reserved for more output; the copy is made outside the loop."""
@@ -204,16 +211,16 @@ class Generation:
         if self._lease is not None:
             self._lease.end(None)
 
-    def _next_token(self, lm_logprobs_V: Float[Tensor, " V"], retrieved: Retrieved | None) -> Token | None:
+    def _next_token(self, lm_logprobs_V: Float[Tensor, " V"], retrieved: RetrievalResult | None) -> Token | None:
         """Mixes and draws; None where the model ends the text."""
         knn_logprobs_V = self._memory_of(retrieved)
         lam = 0.0 if knn_logprobs_V is None or retrieved is None else float(retrieved.lams_Q[0])
         logprobs_V = mix(lm_logprobs_V, knn_logprobs_V, lam)
-        drawn = sample(logprobs_V, self._sampling, self._seen, self._generator)
-        self.unread = [drawn]
-        self._seen.append(drawn)
-        if self.retrieval and retrieved:
-            self.pointers = self.retrieval.pointers_after(retrieved, drawn)
+        drawn = sample(logprobs_V, self._sampling, self._context_ids, self._generator)
+        self.pending_ids = [drawn]
+        self._context_ids.append(drawn)
+        if self.retriever and retrieved:
+            self.pointers = self.retriever.pointers_after(retrieved, drawn)
         if drawn in self._tokenizer.end_ids:
             return None
         return Token(
@@ -231,19 +238,19 @@ class Generation:
     def _bytes_of(self, drawn: int) -> bytes:
         """A token's bytes; of the first one after no prompt, without the space that encoding would have put there."""
         piece = self._tokenizer.token_bytes[drawn] if drawn < self._tokenizer.vocab_size else b""
-        is_first = len(self._seen) == 1 and not self._request.prompt
+        is_first = len(self._context_ids) == 1 and not self._request.prompt
         return piece.removeprefix(b" ") if is_first and self._tokenizer.prepends_space else piece
 
-    def _memory_of(self, retrieved: Retrieved | None) -> Float[Tensor, " V"] | None:
+    def _memory_of(self, retrieved: RetrievalResult | None) -> Float[Tensor, " V"] | None:
         if retrieved is None:
             return None
         vocab_size = self._decoder.config.vocab_size
-        return memory_logprobs(retrieved.logweights_QK[0], retrieved.neighbours.values_QK[0], vocab_size)
+        return memory_logprobs(retrieved.logweights_QK[0], retrieved.neighbors.values_QK[0], vocab_size)
 
-    def _neighbors_of(self, retrieved: Retrieved | None) -> tuple[Neighbor, ...]:
-        if retrieved is None or self.retrieval is None or not self._request.neighbors:
+    def _neighbors_of(self, retrieved: RetrievalResult | None) -> tuple[Neighbor, ...]:
+        if retrieved is None or self.retriever is None or not self._request.neighbors:
             return ()
-        return self.retrieval.describe(retrieved, self._request.neighbors)
+        return self.retriever.describe(retrieved, self._request.neighbors)
 
     def _alternatives(self, logprobs_V: Float[Tensor, " V"]) -> tuple[Alternative, ...]:
         if not self._request.top_logprobs:
@@ -273,8 +280,8 @@ class Generation:
     def _finish(self, reason: FinishReason) -> None:
         self.finished = Finished(reason, self._stream.stopped_by, self.usage)
 
-    def _count(self, token: Token | None, retrieved: Retrieved | None, elapsed_ms: float, *, first: bool) -> None:
-        there = 0 if retrieved is None else int((retrieved.neighbours.ids_QK >= 0).sum())
+    def _count(self, token: Token | None, retrieved: RetrievalResult | None, elapsed_ms: float, *, first: bool) -> None:
+        there = 0 if retrieved is None else int((retrieved.neighbors.ids_QK >= 0).sum())
         searched = retrieved is not None and bool(retrieved.searched_Q[0])
         before, count = self.usage, self.usage.generated_tokens + (token is not None)
         self.usage = replace(
@@ -291,7 +298,7 @@ class Generation:
             self.finished = replace(self.finished, usage=self.usage)
 
     def _exit_rule(self, checkpoint: Checkpoint) -> ExitRule:
-        if self.wants_memory:
+        if self.needs_retrieval:
             raise InvalidInput(
                 "early_exit leaves out the layer whose input the datastore is searched with; ask without a datastore,"
                 " or without early_exit",
@@ -317,14 +324,14 @@ class Generation:
         return asked or room
 
     def _accept(self, request_id: str) -> Accepted:
-        retrieval = self.retrieval
+        retriever = self.retriever
         return Accepted(
             request_id=request_id or secrets.token_hex(8),
             seed=self._seed,
-            store=retrieval.name if retrieval else None,
-            k=retrieval.k if retrieval else 0,
-            lam=retrieval.lam if retrieval else 0.0,
-            knn_temperature=retrieval.temperature if retrieval else 0.0,
+            store=retriever.name if retriever else None,
+            k=retriever.k if retriever else 0,
+            lam=retriever.lam if retriever else 0.0,
+            knn_temperature=retriever.temperature if retriever else 0.0,
         )
 
 

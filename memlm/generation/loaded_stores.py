@@ -32,7 +32,7 @@ from memlm.errors import (
 from memlm.index.store.manifest import Pointer, read_pointer
 from memlm.index.store.snapshot import View
 from memlm.model.checkpoint import Checkpoint
-from memlm.retrieval.store import Memory, OnLost
+from memlm.retrieval.store import ModelStore, OnLost
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 8.0  # of a folder whose `CURRENT` stays as it is; another one is tried at once
 FAILURES = (
@@ -47,7 +47,7 @@ Move = Callable[[], bool]
 
 @dataclass(eq=False, slots=True)
 class LoadedStore:
-    """A name in service. `problem` is why its folder cannot be used; `memory` is None where it never could.
+    """A name in service. `problem` is why its folder cannot be used; `opened` is None where it never could.
 
     `failures` counts the attempts that failed in a row; the next one is due at `retry_s`, or once `CURRENT` differs
     from `seen`.
@@ -55,30 +55,30 @@ class LoadedStore:
 
     name: str
     path: Path
-    memory: Memory | None = None
+    opened: ModelStore | None = None
     problem: MemlmError | None = None
     failures: int = 0
     retry_s: float = 0.0
     seen: Pointer | None = None
 
     @property
-    def usable(self) -> Memory:
+    def usable(self) -> ModelStore:
         """The open datastore. Raises Incompatible, Corrupt or Unavailable where there is a problem."""
-        if self.memory is not None and self.problem is None:
-            return self.memory
+        if self.opened is not None and self.problem is None:
+            return self.opened
         kind = type(self.problem) if isinstance(self.problem, Incompatible | Corrupt) else Unavailable
         raise kind(f"the datastore {self.name!r} cannot be used until its folder is sound again: {self.problem}")
 
     @property
     def info(self) -> StoreInfo:
         """Size, defaults and problem."""
-        if self.memory is None:
+        if self.opened is None:
             return StoreInfo.unusable(self.name, str(self.path), str(self.problem))
-        return self.memory.info(problem="" if self.problem is None else str(self.problem))
+        return self.opened.info(problem="" if self.problem is None else str(self.problem))
 
 
 class LoadedStores:
-    """The datastores of one model. `newer` and `deleting` may run in other threads, the rest in one."""
+    """The datastores of one model. `prepare_refresh` and `prepare_delete` may run in other threads, the rest in one."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class LoadedStores:
         self._on_lost = on_lost
         self._checkpoint = checkpoint
         self._stores: dict[str, LoadedStore] = {}
-        self._retired: list[weakref.ref[Memory]] = []
+        self._retired: list[weakref.ref[ModelStore]] = []
         named = stores.items() if isinstance(stores, Mapping) else (("", path) for path in stores)
         for given, path in named:
             store = LoadedStore(given or Path(path).name, Path(path))
@@ -104,7 +104,7 @@ class LoadedStores:
                     f"two datastores are called {store.name!r}; rename the folder of one", field="stores"
                 )
             try:
-                store.memory = self._watched(Memory.open(store.path, checkpoint, store.name))
+                store.opened = self._watched(ModelStore.open(store.path, checkpoint, store.name))
             except (MemlmError, OSError) as error:
                 if store.name not in may_fail:
                     raise
@@ -120,7 +120,7 @@ class LoadedStores:
         """One of them; of no name, the only one."""
         return self._find(name).info
 
-    def memory(self, name: str | None) -> Memory:
+    def model_store(self, name: str | None) -> ModelStore:
         """A datastore that can be used; of no name, the only one.
 
         Raises NotFound for a name that is not loaded, InvalidInput where there is not just one to choose, and
@@ -128,12 +128,12 @@ class LoadedStores:
         """
         return self._find(name).usable
 
-    def memories(self, names: Sequence[str]) -> list[Memory]:
-        """The datastores of some names; of no name, all. Raises what `memory` raises: one that cannot be used is not
-        left out of a request that names none, whose answer would silently be another.
+    def model_stores(self, names: Sequence[str]) -> list[ModelStore]:
+        """The datastores of these names, or all if there is no name. Raises as `model_store`, also without names:
+        leaving out a datastore that cannot be used would silently change the answer.
         """
         if names:
-            return [self.memory(name) for name in names]
+            return [self.model_store(name) for name in names]
         try:
             return [store.usable for store in self._stores.values()]
         except (Incompatible, Corrupt, Unavailable) as error:
@@ -142,21 +142,21 @@ class LoadedStores:
     def __len__(self) -> int:
         return len(self._stores)
 
-    def take_in(self, memory: Memory, *, replace: bool = False) -> StoreInfo:
+    def register_store(self, opened: ModelStore, *, replace: bool = False) -> StoreInfo:
         """Takes a datastore that was opened elsewhere into service, with what was committed since; with `replace`, in
         the place of the one of its name. Generations that run go on with the one they began with.
 
         Raises AlreadyExists where there is one of that name.
         """
-        before = self._stores.get(memory.name)
+        before = self._stores.get(opened.name)
         if before is not None and not replace:
-            memory.datastore.close()
-            raise AlreadyExists(f"a datastore {memory.name!r} is loaded already; ask for its replacement (replace)")
-        memory.refresh()
+            opened.datastore.close()
+            raise AlreadyExists(f"a datastore {opened.name!r} is loaded already; ask for its replacement (replace)")
+        opened.refresh()
         if before is not None:
             self._retire(before)
-        store = LoadedStore(memory.name, memory.datastore.path, self._watched(memory))
-        self._stores[memory.name] = store
+        store = LoadedStore(opened.name, opened.datastore.path, self._watched(opened))
+        self._stores[opened.name] = store
         return store.info
 
     def unload(self, name: str) -> StoreInfo:
@@ -166,47 +166,47 @@ class LoadedStores:
         del self._stores[name]
         return store.info
 
-    def deleting(self, document_ids: Sequence[str], name: str | None) -> Callable[[], DeleteReport]:
+    def prepare_delete(self, document_ids: Sequence[str], name: str | None) -> Callable[[], DeleteReport]:
         """Commits a deletion in the store that is in the folder now, in any thread; what it gives moves all that is
         open of that folder to the commit.
         """
         store = self._find(name)
-        memory = store.usable if store.memory is None else store.memory
-        deleted, newer = memory.datastore.deleting(document_ids)
+        opened = store.usable if store.opened is None else store.opened
+        deleted, newer = opened.datastore.deleting(document_ids)
 
         def move() -> DeleteReport:
-            memory.adopt(newer)
+            opened.adopt(newer)
             self._recovered(store)
-            for other in self._open_at(memory.datastore.path):  # by another name, or opened anew meanwhile
+            for other in self._open_at(opened.datastore.path):  # by another name, or opened anew meanwhile
                 other.refresh()
-            return DeleteReport(memory.name, newer.manifest.number, deleted.num_documents, deleted.num_entries)
+            return DeleteReport(opened.name, newer.manifest.number, deleted.num_documents, deleted.num_entries)
 
         return move
 
-    def newer(self) -> list[Move]:
+    def prepare_refresh(self) -> list[Move]:
         """Looks at all folders, in any thread; what it gives moves to what is there, each in one step, and returns
         whether that is another snapshot. Such a step also notes a folder that cannot be read.
         """
         moves = [move for store in tuple(self._stores.values()) if (move := self._look(store))]
-        for memory in self._retired_memories():
+        for opened in self._retired_stores():
             with suppress(MemlmError, OSError):
-                if newer := memory.datastore.newer():
-                    moves.append(partial(memory.adopt, newer))
+                if newer := opened.datastore.newer():
+                    moves.append(partial(opened.adopt, newer))
         return moves
 
-    def newest(self, name: str) -> list[Move]:
-        """Looks at one folder, in any thread, as `newer` does, but raises the error where it cannot be read."""
+    def prepare_refresh_of(self, name: str) -> list[Move]:
+        """Opens what is in one folder, in any thread, as `prepare_refresh`. Raises if the folder cannot be read."""
         store = self._find(name)
-        memory = store.usable if store.memory is None else store.memory
-        found = [(each, each.datastore.newer()) for each in {memory, *self._open_at(memory.datastore.path)}]
+        opened = store.usable if store.opened is None else store.opened
+        found = [(each, each.datastore.newer()) for each in {opened, *self._open_at(opened.datastore.path)}]
         moves: list[Move] = [partial(each.adopt, newer) for each, newer in found if newer is not None]
         return [*moves, partial(self._recovered, store)]
 
     def close(self) -> None:
         """Closes the datastores."""
         for store in self._stores.values():
-            if store.memory is not None:
-                store.memory.datastore.close()
+            if store.opened is not None:
+                store.opened.datastore.close()
 
     def _look(self, store: LoadedStore) -> Move | None:
         """The step that follows from a look at a folder; None where nothing changes."""
@@ -214,10 +214,10 @@ class LoadedStores:
         if store.problem is not None and seen == store.seen and time.monotonic() < store.retry_s:
             return None
         try:
-            if store.memory is None:
-                return partial(self._opened, store, Memory.open(store.path, self._checkpoint, store.name))
-            if newer := store.memory.datastore.newer():
-                return partial(self._moved, store, store.memory, newer)
+            if store.opened is None:
+                return partial(self._opened, store, ModelStore.open(store.path, self._checkpoint, store.name))
+            if newer := store.opened.datastore.newer():
+                return partial(self._moved, store, store.opened, newer)
             return partial(self._recovered, store) if store.failures else None
         except OSError as error:
             return None if error.errno in OUT_OF_FILES else partial(self._failed, store, error, seen)
@@ -227,19 +227,19 @@ class LoadedStores:
             log.exception("looking at the datastore %r failed", store.name)
             return partial(self._failed, store, error, seen)
 
-    def _watched(self, memory: Memory) -> Memory:
-        memory.on_lost = self._on_lost
-        return memory
+    def _watched(self, opened: ModelStore) -> ModelStore:
+        opened.on_lost = self._on_lost
+        return opened
 
-    def _opened(self, store: LoadedStore, memory: Memory) -> bool:
-        if store.memory is None:
-            store.memory = self._watched(memory)
+    def _opened(self, store: LoadedStore, opened: ModelStore) -> bool:
+        if store.opened is None:
+            store.opened = self._watched(opened)
         self._recovered(store)
         return True
 
-    def _moved(self, store: LoadedStore, memory: Memory, newer: View) -> bool:
+    def _moved(self, store: LoadedStore, opened: ModelStore, newer: View) -> bool:
         self._recovered(store)
-        return memory.adopt(newer)
+        return opened.adopt(newer)
 
     def _recovered(self, store: LoadedStore) -> bool:
         if store.problem is not None:
@@ -251,7 +251,7 @@ class LoadedStores:
         """Notes that a folder cannot be used, at once where that cannot be a moment between two states of it."""
         store.failures, store.seen = store.failures + 1, seen
         store.retry_s = time.monotonic() + min(FIRST_RETRY_S * 2 ** max(0, store.failures - FAILURES), LONGEST_RETRY_S)
-        if store.memory is not None and store.failures < FAILURES and not isinstance(error, Incompatible):
+        if store.opened is not None and store.failures < FAILURES and not isinstance(error, Incompatible):
             return False
         problem = _as_problem(error)
         if str(problem) != str(store.problem):
@@ -271,18 +271,18 @@ class LoadedStores:
 
     def _retire(self, store: LoadedStore) -> None:
         """No new request uses it. Generations that run may, so it follows what is committed as long as they hold it."""
-        if store.memory is not None:
+        if store.opened is not None:
             held = [retired for retired in self._retired if retired() is not None]
-            self._retired = [*held, weakref.ref(store.memory)]
+            self._retired = [*held, weakref.ref(store.opened)]
 
-    def _retired_memories(self) -> list[Memory]:
-        return [memory for retired in tuple(self._retired) if (memory := retired()) is not None]
+    def _retired_stores(self) -> list[ModelStore]:
+        return [opened for retired in tuple(self._retired) if (opened := retired()) is not None]
 
-    def _open_at(self, path: Path) -> list[Memory]:
+    def _open_at(self, path: Path) -> list[ModelStore]:
         """All that is open of a folder, in service or held by a generation that runs."""
-        loaded = [store.memory for store in tuple(self._stores.values()) if store.memory is not None]
+        loaded = [store.opened for store in tuple(self._stores.values()) if store.opened is not None]
         home = path.resolve()
-        return [each for each in (*loaded, *self._retired_memories()) if each.datastore.path.resolve() == home]
+        return [each for each in (*loaded, *self._retired_stores()) if each.datastore.path.resolve() == home]
 
 
 def _pointer_at(path: Path) -> Pointer | None:

@@ -15,11 +15,11 @@ from memlm.base.steps import Steps, outcome_of
 from memlm.data.windows import Window, blocks_of
 from memlm.errors import InvalidInput
 from memlm.model.checkpoint import Checkpoint
-from memlm.retrieval.encoder import BLOCK_WINDOWS, Prediction, Reader
+from memlm.retrieval.encoder import BLOCK_WINDOWS, Encoder, Prediction
 from memlm.retrieval.encoder import document_windows as windows_for
-from memlm.retrieval.gate import MemoryGate, gated
+from memlm.retrieval.gate import SpalmGate, gated
 from memlm.retrieval.interpolation import mix_targets, target_logprobs
-from memlm.retrieval.retriever import NO_POINTERS, Retrieval, Retrieved
+from memlm.retrieval.retriever import NO_POINTERS, RetrievalResult, Retriever
 
 COUNTED_CHARACTERS = 1 << 16
 STEP_WINDOWS = 4  # so that whoever takes steps has its turn soon
@@ -35,74 +35,78 @@ class Scored(NamedTuple):
 
 
 def score_windows(
-    checkpoint: Checkpoint, windows: Iterator[Window], retrieval: Retrieval | None, *, at_once: int = BLOCK_WINDOWS
+    checkpoint: Checkpoint, windows: Iterator[Window], retriever: Retriever | None, *, at_once: int = BLOCK_WINDOWS
 ) -> Iterator[Scored]:
     """Scores the windows of one document as they come, `at_once` of them in a block."""
-    for scored in score_parts(checkpoint, windows, retrieval, at_once=at_once):
+    for scored in score_parts(checkpoint, windows, retriever, at_once=at_once):
         if scored is not None:
             yield scored
 
 
 def score_parts(
-    checkpoint: Checkpoint, windows: Iterator[Window], retrieval: Retrieval | None, *, at_once: int
+    checkpoint: Checkpoint, windows: Iterator[Window], retriever: Retriever | None, *, at_once: int
 ) -> Iterator[Scored | None]:
     """The same; None says that some time has passed, though nothing new is known."""
-    reader, gate = Reader(checkpoint.decoder), retrieval.gate if retrieval else None
+    encoder, gate = Encoder(checkpoint.decoder), retriever.gate if retriever else None
     pointers = NO_POINTERS
     for block in blocks_of(windows, at_once):
-        for part in reader.parts(block, hidden=gate is not None):
+        for part in encoder.parts(block, hidden=gate is not None):
             if part is None:
                 yield None
                 continue
             targets_N, read = part
-            if retrieval is None:
+            if retriever is None:
                 yield Scored(targets_N, read.logprobs_N, None, None)
                 continue
-            found, pointers = retrieval.search_in_order(read.keys_ND, read.peaks_N, targets_N, pointers)
+            found, pointers = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, targets_N, pointers)
             lm_logprobs_N = _gated_logprobs(checkpoint, gate, read, found, targets_N) if gate else read.logprobs_N
-            knn_N = target_logprobs(found.logweights_QK, found.neighbours.values_QK, targets_N)
-            there_N = (found.neighbours.ids_QK >= 0).any(axis=1)
+            knn_N = target_logprobs(found.logweights_QK, found.neighbors.values_QK, targets_N)
+            there_N = (found.neighbors.ids_QK >= 0).any(axis=1)
             mixed_N = mix_targets(lm_logprobs_N, knn_N, there_N, found.lams_Q)
             yield Scored(targets_N, read.logprobs_N, knn_N, mixed_N)
 
 
 def _gated_logprobs(
-    checkpoint: Checkpoint, gate: MemoryGate, read: Prediction, found: Retrieved, targets_N: Int64[np.ndarray, " N"]
+    checkpoint: Checkpoint,
+    gate: SpalmGate,
+    read: Prediction,
+    found: RetrievalResult,
+    targets_N: Int64[np.ndarray, " N"],
 ) -> Float32[np.ndarray, " N"]:
     """Log-probabilities of targets after the gate."""
     assert read.hidden_ND is not None  # asked for above
     with torch.inference_mode():
-        hidden_ND = gated(checkpoint.decoder, gate, read.hidden_ND, found.neighbours).to(checkpoint.decoder.dtype)
+        hidden_ND = gated(checkpoint.decoder, gate, read.hidden_ND, found.neighbors).to(checkpoint.decoder.dtype)
         logprobs_NV = checkpoint.decoder.logprobs(hidden_ND)
         return logprobs_NV.gather(1, torch.from_numpy(targets_N)[:, None])[:, 0].numpy()
 
 
-def score_text(checkpoint: Checkpoint, text: str, retrieval: Retrieval | None, *, token_scores: bool = False) -> Score:
+def score_text(checkpoint: Checkpoint, text: str, retriever: Retriever | None, *, token_scores: bool = False) -> Score:
     """Scores one text. Raises InvalidInput for an empty one, whose perplexity nobody knows."""
-    return outcome_of(score_steps(checkpoint, text, retrieval, token_scores=token_scores))
+    return outcome_of(score_steps(checkpoint, text, retriever, token_scores=token_scores))
 
 
 def score_steps(
-    checkpoint: Checkpoint, text: str, retrieval: Retrieval | None, *, token_scores: bool = False
+    checkpoint: Checkpoint, text: str, retriever: Retriever | None, *, token_scores: bool = False
 ) -> Steps[Score]:
     """Does the work of `score_text`, a few windows or a piece of a long one a step."""
     if not text:
         raise InvalidInput("the text is empty; give at least one character", field="text")
-    tally, details = Tally(), list[TokenScore]()
+    tally, details = ScoreAccumulator(), list[TokenScore]()
     tokens_N = np.asarray((yield from checkpoint.tokenizer.encode_steps(text)), dtype=np.int64)
     windows = windows_for(checkpoint.decoder, tokens_N, checkpoint.tokenizer.start_id)
     yield None  # from here on it needs the model
-    for scored in score_parts(checkpoint, windows, retrieval, at_once=STEP_WINDOWS):
+    for scored in score_parts(checkpoint, windows, retriever, at_once=STEP_WINDOWS):
         if scored is not None:
             tally.add(scored)
             details.extend(_details(scored, checkpoint) if token_scores else ())
         yield None
     yield from tally.add_text(text)
-    return tally.score(retrieval, tuple(details))
+    return tally.score(retriever, tuple(details))
 
 
 @dataclass
-class Tally:
+class ScoreAccumulator:
     """Sums over texts, from which the figures follow. Log-probabilities are added in float64."""
 
     tokens: int = 0
@@ -131,20 +135,20 @@ class Tally:
             if begin + COUNTED_CHARACTERS < len(text):
                 yield None
 
-    def score(self, retrieval: Retrieval | None, token_scores: tuple[TokenScore, ...] = ()) -> Score:
+    def score(self, retriever: Retriever | None, token_scores: tuple[TokenScore, ...] = ()) -> Score:
         """What was counted, as figures."""
         counts = {"tokens": self.tokens, "words": self.words, "num_bytes": self.num_bytes}
         base = Figures.of(self.base_nll, **counts)
         parts = {"tokens": self.tokens, "words": self.words, "bytes": self.num_bytes, "base": base}
-        if retrieval is None:
+        if retriever is None:
             return Score(**parts, token_scores=token_scores)  # type: ignore[arg-type]
         return Score(
             **parts,  # type: ignore[arg-type]
             knn=Figures.of(self.knn_nll, **counts),
-            store=retrieval.name,
-            k=retrieval.k,
-            lam=retrieval.lam,
-            knn_temperature=retrieval.temperature,
+            store=retriever.name,
+            k=retriever.k,
+            lam=retriever.lam,
+            knn_temperature=retriever.temperature,
             token_scores=token_scores,
         )
 

@@ -1,6 +1,6 @@
 """Sessions on the disk: one file each, signed, checksummed and bound to its model.
 
-A file is the magic line, a signed line of JSON, the tokens as 32-bit integers, and the decoder's state in safetensors
+A file is the magic line, a signed line of JSON, the tokens as 32-bit integers, and the decoder's cache in safetensors
 form. It is written whole under a temporary name, so a kill or a full disk leaves the file of before. Any thread may
 write: the large parts are hashed and written with the interpreter unlocked, so other threads run meanwhile.
 """
@@ -20,35 +20,35 @@ from memlm.errors import Corrupt, Incompatible
 from memlm.model import DecoderState
 from memlm.model.checkpoint import Checkpoint
 
-MAGIC = b"memlm session 2\n"
+MAGIC = b"memlm session 3\n"
 TOKEN_TYPE = "i"
 SUFFIX = ".session"
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """What was read: the state after it (None: nothing), the tokens that come next and were not read yet, and all that
+class SessionState:
+    """What was read: the cache after it (None: nothing), the tokens that come next and were not read yet, and all that
     a repetition penalty sees.
     """
 
-    state: DecoderState | None = None
-    unread: tuple[int, ...] = ()
-    seen: tuple[int, ...] = ()
+    cache: DecoderState | None = None
+    pending_ids: tuple[int, ...] = ()
+    context_ids: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
         """Tokens of text, read or not."""
-        return len(self.seen)
+        return len(self.context_ids)
 
     @property
     def num_read(self) -> int:
         """Places taken in the context."""
-        return 0 if self.state is None else self.state.length
+        return 0 if self.cache is None else self.cache.length
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the state in memory."""
-        return 0 if self.state is None else self.state.num_bytes
+        """Bytes of the cache in memory."""
+        return 0 if self.cache is None else self.cache.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class SessionRecord:
     created_s: float
     used_s: float
     used: Stamp
-    past: Past
+    state: SessionState
 
 
 class SessionFiles:
@@ -74,16 +74,16 @@ class SessionFiles:
 
     def write(self, record: SessionRecord) -> None:
         """Writes a session's file. Once this returns, the session survives a crash."""
-        past = record.past
-        tokens = memoryview(array(TOKEN_TYPE, past.seen)).cast("B")
-        pieces = [tokens, *(() if past.state is None else past.state.pieces())]
+        state = record.state
+        tokens = memoryview(array(TOKEN_TYPE, state.context_ids)).cast("B")
+        pieces = [tokens, *(() if state.cache is None else state.cache.pieces())]
         digest = hashlib.blake2b(digest_size=16)
         for piece in pieces:
             digest.update(piece)
         told: dict[str, Any] = {
             "name": record.name, "owner": record.owner, "ttl_s": record.ttl_s, "created_s": record.created_s,
-            "used_s": record.used_s, "used": record.used, "unread": past.unread, "token_bytes": len(tokens),
-            "state": digest.hexdigest(), "model": self._checkpoint.fingerprint,
+            "used_s": record.used_s, "used": record.used, "pending_ids": state.pending_ids, "token_bytes": len(tokens),
+            "cache": digest.hexdigest(), "model": self._checkpoint.fingerprint,
             "tokenizer": self._checkpoint.tokenizer.fingerprint,
         }  # fmt: skip
         write_whole(self._file(record.name), MAGIC, sign(told), b"\n", *pieces)
@@ -118,7 +118,7 @@ class SessionFiles:
             if not content.startswith(MAGIC):
                 raise ValueError("is no session of this version")
             told = signed(head)
-            if checksum_of(data) != told["state"]:
+            if checksum_of(data) != told["cache"]:
                 raise ValueError("was changed (wrong checksum)")
         except ValueError as error:
             raise Corrupt(f"{path} {error}; remove it to go on without it") from error
@@ -126,8 +126,8 @@ class SessionFiles:
             raise Incompatible(
                 f"{path} is a session of another model; serve that one, or remove the file to go on without it"
             )
-        seen, data = array(TOKEN_TYPE, data[: told["token_bytes"]]), data[told["token_bytes"] :]
-        state = DecoderState.restore(data, self._checkpoint.decoder.config) if data else None
-        past = Past(state, tuple(told["unread"]), tuple(seen))
+        context_ids, data = array(TOKEN_TYPE, data[: told["token_bytes"]]), data[told["token_bytes"] :]
+        cache = DecoderState.restore(data, self._checkpoint.decoder.config) if data else None
+        state = SessionState(cache, tuple(told["pending_ids"]), tuple(context_ids))
         used = (str(told["used"][0]), float(told["used"][1]))
-        return SessionRecord(told["name"], told["owner"], told["ttl_s"], told["created_s"], told["used_s"], used, past)
+        return SessionRecord(told["name"], told["owner"], told["ttl_s"], told["created_s"], told["used_s"], used, state)

@@ -28,14 +28,14 @@ from memlm.api.sessions import CreateSessionRequest, SessionInfo
 from memlm.base.clock import Clock
 from memlm.base.steps import Offload, Steps, outcome_of
 from memlm.errors import InvalidInput, Locked, NotFound, Overloaded
-from memlm.generation.session_files import Past, SessionFiles, SessionRecord
+from memlm.generation.session_files import SessionFiles, SessionRecord, SessionState
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.checkpoint import Checkpoint
 from memlm.model.state_pool import UNBOUNDED, copied
 
-PIECE_TOKENS = 512
+APPEND_TOKENS = 512
 CHECKED_TOKENS = 1 << 16  # token ids that are looked at in one step
-LARGE_BYTES = 1 << 20  # a state from here on is copied outside the loop
+LARGE_BYTES = 1 << 20  # a cache from here on is copied outside the loop
 SESSION_BYTES, TOKEN_BYTES = 2048, 40  # of Python's own objects, about
 DEFAULT_TTL_S = 3600.0
 DEFAULT_MAX_BYTES = 4 << 30
@@ -52,7 +52,7 @@ class _Session:
     created_s: float
     used_s: float
     used_at_s: float  # the last use by `Clock`, which lifetimes follow; `used_s` is for users
-    past: Past = field(default_factory=Past)
+    state: SessionState = field(default_factory=SessionState)
     busy: bool = False
     reading: int = 0  # tokens of an append that is going on, and how many of them were read
     reading_done: int = 0
@@ -60,7 +60,7 @@ class _Session:
     @property
     def num_bytes(self) -> int:
         """Bytes in memory, an empty session's own ones included."""
-        return SESSION_BYTES + TOKEN_BYTES * len(self.past.seen) + self.past.num_bytes
+        return SESSION_BYTES + TOKEN_BYTES * len(self.state.context_ids) + self.state.num_bytes
 
     @property
     def ends_at_s(self) -> float:
@@ -69,23 +69,23 @@ class _Session:
 
 
 class Lease:
-    """The use of a session by one generation. It ends with a past to be kept, or with none."""
+    """The use of a session by one generation. It ends with a state to be kept, or with none."""
 
     def __init__(self, sessions: Sessions, session: _Session) -> None:
         """`Sessions.lease` makes one."""
-        self._sessions, self._session, self.past = sessions, session, session.past
+        self._sessions, self._session, self.state = sessions, session, session.state
         self._open = True
 
-    def keep(self, past: Past) -> Steps[None]:
-        """Gives the session back with another past. If that cannot be written, the session stays as it was."""
+    def keep(self, state: SessionState) -> Steps[None]:
+        """Gives the session back with another state. If that cannot be written, the session stays as it was."""
         if self._open:
             self._open = False
-            yield from self._sessions._give_back(self._session, past)
+            yield from self._sessions._give_back(self._session, state)
 
-    def end(self, past: Past | None) -> None:
+    def end(self, state: SessionState | None) -> None:
         """Gives the session back at once; None leaves it as it was."""
-        if past is not None:
-            outcome_of(self.keep(past))
+        if state is not None:
+            outcome_of(self.keep(state))
         elif self._open:
             self._open = False
             self._sessions._release(self._session)
@@ -139,7 +139,7 @@ class Sessions:
         ttl_s = self._ttl_s if ttl_s is None else ttl_s
         CreateSessionRequest(ttl_s)
         self._check_room(owner)
-        return (yield from self._begin(owner, ttl_s, Past()))
+        return (yield from self._begin(owner, ttl_s, SessionState()))
 
     def get(self, name: str, *, owner: str = "") -> SessionInfo:
         """Describes a session. Raises NotFound for one that is not there, or is another owner's."""
@@ -159,7 +159,7 @@ class Sessions:
         """Does the work of `fork`. Raises Locked while the session is used, Overloaded as `create_steps`."""
         source = self._idle(name, owner)
         self._check_room(owner)
-        return (yield from self._begin(owner, source.ttl_s, source.past))
+        return (yield from self._begin(owner, source.ttl_s, source.state))
 
     def delete(self, name: str, *, owner: str = "") -> SessionInfo:
         """Deletes a session and returns what it was. Raises Locked while it is used."""
@@ -186,20 +186,22 @@ class Sessions:
         if bool(text) == bool(token_ids):
             raise InvalidInput("give either text or token_ids", field="text")
         session = self._idle(name, owner)
-        past, longest = session.past, self._checkpoint.decoder.config.max_length
+        state, longest = session.state, self._checkpoint.decoder.config.max_length
         session.busy = True
         try:
             tokenizer = self._checkpoint.tokenizer
-            self._check_fits(past, len(token_ids) or tokenizer.least_tokens(text))
+            self._check_fits(state, len(token_ids) or tokenizer.least_tokens(text))
             new = list(token_ids) or (yield from tokenizer.encode_steps(text))
-            unread = [*(past.unread if past.seen else tokenizer.prompt("")), *new]
-            self._check_fits(past, len(new), len(unread))
+            pending_ids = [*(state.pending_ids if state.context_ids else tokenizer.prompt("")), *new]
+            self._check_fits(state, len(new), len(pending_ids))
             session.reading, session.reading_done = len(new), 0
             yield from self._check_ids(token_ids)
             yield None  # from here on it needs the model
-            state = yield from self._room_for(past, UNBOUNDED if longest is None else past.num_read + len(unread))
-            yield from self._read(session, unread, state)
-            yield from self._give_back(session, Past(state, (unread[-1],), (*past.seen, *new)))
+            cache = yield from self._room_for(
+                state, UNBOUNDED if longest is None else state.num_read + len(pending_ids)
+            )
+            yield from self._read(session, pending_ids, cache)
+            yield from self._give_back(session, SessionState(cache, (pending_ids[-1],), (*state.context_ids, *new)))
         finally:
             session.busy, session.reading = False, 0
         return self._info(session)
@@ -224,13 +226,13 @@ class Sessions:
             elif session is not None:  # used since, or in use
                 heapq.heappush(self._expiring, (max(session.ends_at_s, now_s), name))
 
-    def _begin(self, owner: str, ttl_s: float, past: Past) -> Steps[SessionInfo]:
+    def _begin(self, owner: str, ttl_s: float, state: SessionState) -> Steps[SessionInfo]:
         """Adds a session. It is there, and busy, while its file is written, so that it is counted from the start."""
         now_s = time.time()
-        session = _Session(self._new_name(), owner, ttl_s, now_s, now_s, self._clock.now_s(), past, busy=True)
+        session = _Session(self._new_name(), owner, ttl_s, now_s, now_s, self._clock.now_s(), state, busy=True)
         self._add(session)
         try:
-            yield from self._write(session, past)
+            yield from self._write(session, state)
         except BaseException:
             self._forget(session, "could not be written")
             raise
@@ -253,13 +255,13 @@ class Sessions:
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def _check_fits(self, past: Past, num_new: int, num_unread: int = 0) -> None:
+    def _check_fits(self, state: SessionState, num_new: int, num_pending: int = 0) -> None:
         """Raises InvalidInput for more than the context takes. `num_new` may be a lower bound before encoding."""
         longest = self._checkpoint.decoder.config.max_length
-        if longest is not None and past.num_read + max(num_new, num_unread) > longest:
-            at_least = "" if num_unread else "at least "
+        if longest is not None and state.num_read + max(num_new, num_pending) > longest:
+            at_least = "" if num_pending else "at least "
             raise InvalidInput(
-                f"the session has {past.num_tokens:,} tokens and {at_least}{num_new:,} come; the model's context has"
+                f"the session has {state.num_tokens:,} tokens and {at_least}{num_new:,} come; the model's context has"
                 f" {longest - 1:,}: append less, or use a model with memory",
                 field="text",
             )
@@ -272,27 +274,27 @@ class Sessions:
                 raise InvalidInput(f"a token id is outside the vocabulary of {vocab_size}", field="token_ids")
             yield None
 
-    def _room_for(self, past: Past, capacity: int) -> Steps[DecoderState]:
-        """A state of its own that continues from a past, with room for `capacity` tokens."""
+    def _room_for(self, state: SessionState, capacity: int) -> Steps[DecoderState]:
+        """A cache of its own that continues from a state, with room for `capacity` tokens."""
         decoder = self._checkpoint.decoder
-        if past.state is None:
+        if state.cache is None:
             return decoder.new_state(capacity=capacity)
-        return (yield from copied_aside(partial(copied, past.state, 0, decoder, capacity=capacity), past.num_bytes))
+        return (yield from copied_aside(partial(copied, state.cache, 0, decoder, capacity=capacity), state.num_bytes))
 
-    def _read(self, session: _Session, unread: Sequence[int], state: DecoderState) -> Steps[None]:
-        """Reads all but the last token into a state, one piece a step."""
+    def _read(self, session: _Session, pending_ids: Sequence[int], cache: DecoderState) -> Steps[None]:
+        """Reads all but the last token into a cache, one piece a step."""
         decoder = self._checkpoint.decoder
-        for begin in range(0, len(unread) - 1, PIECE_TOKENS):
-            piece = unread[begin : min(begin + PIECE_TOKENS, len(unread) - 1)]
+        for begin in range(0, len(pending_ids) - 1, APPEND_TOKENS):
+            piece = pending_ids[begin : min(begin + APPEND_TOKENS, len(pending_ids) - 1)]
             with torch.inference_mode(), decoding_threads(decoder, len(piece)):
-                decoder.keys(torch.tensor([piece]), state)
+                decoder.keys(torch.tensor([piece]), cache)
             session.reading_done = begin + len(piece)
             yield None
 
     def _restored(self, record: SessionRecord) -> _Session:
         used_at_s = self._clock.now_s() - self._clock.since_s(record.used)
         return _Session(
-            record.name, record.owner, record.ttl_s, record.created_s, record.used_s, used_at_s, record.past
+            record.name, record.owner, record.ttl_s, record.created_s, record.used_s, used_at_s, record.state
         )
 
     def _new_name(self) -> str:
@@ -300,23 +302,23 @@ class Sessions:
             pass
         return name
 
-    def _write(self, session: _Session, past: Past) -> Steps[None]:
-        """Writes a session's file with a past, where there is a folder."""
+    def _write(self, session: _Session, state: SessionState) -> Steps[None]:
+        """Writes a session's file with a state, where there is a folder."""
         if self._files is not None:
             stamp = self._clock.stamp(session.used_at_s)
             record = SessionRecord(
-                session.name, session.owner, session.ttl_s, session.created_s, session.used_s, stamp, past
+                session.name, session.owner, session.ttl_s, session.created_s, session.used_s, stamp, state
             )
             write = partial(self._files.write, record)
             yield Offload(write, must_end=True)
 
-    def _give_back(self, session: _Session, past: Past) -> Steps[None]:
-        """Writes a new past; only then the session has it, and is free again."""
+    def _give_back(self, session: _Session, state: SessionState) -> Steps[None]:
+        """Writes a new state; only then the session has it, and is free again."""
         try:
             self._touch(session)
-            yield from self._write(session, past)
+            yield from self._write(session, state)
             self._num_bytes -= session.num_bytes
-            session.past = past
+            session.state = state
             self._num_bytes += session.num_bytes
         finally:
             self._release(session)
@@ -388,7 +390,7 @@ class Sessions:
     def _info(self, session: _Session) -> SessionInfo:
         return SessionInfo(
             name=session.name,
-            num_tokens=session.past.num_tokens,
+            num_tokens=session.state.num_tokens,
             num_bytes=session.num_bytes,
             created_s=session.created_s,
             used_s=session.used_s,
@@ -400,8 +402,8 @@ class Sessions:
 
 
 def copied_aside(copy: Callable[[], DecoderState], num_bytes: int) -> Steps[DecoderState]:
-    """Copies a state of `num_bytes`: outside the loop where it is large."""
+    """Copies a cache of `num_bytes`: outside the loop where it is large."""
     if num_bytes < LARGE_BYTES:
         return copy()
-    state: DecoderState = yield Offload(copy)
-    return state
+    cache: DecoderState = yield Offload(copy)
+    return cache

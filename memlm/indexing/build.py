@@ -32,12 +32,12 @@ from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import JOURNAL, StoreSpec
 from memlm.index.store.writer import StoreWriter
 from memlm.indexing.estimate import estimate_build
-from memlm.indexing.quality import KeyCheck, Quality, check_keys, make_trial, measure_quality, scale_free_temperature
+from memlm.indexing.quality import KeyCheck, Quality, check_keys, measure_quality, sample_trial, scale_free_temperature
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.retrieval.encoder import Reader, default_stride, document_windows
-from memlm.retrieval.store import Memory
+from memlm.retrieval.encoder import Encoder, default_stride, document_windows
+from memlm.retrieval.store import ModelStore
 
-BLOCK_WINDOWS, BLOCK_TOKENS = 128, 32_768  # at most: after so much of reading it survives a kill
+CHECKPOINT_WINDOWS, CHECKPOINT_TOKENS = 128, 32_768  # at most: after so much of reading it survives a kill
 TOKENIZED_DOCUMENTS, TOKENIZED_CHARACTERS = 64, 1 << 18
 TARGET, TARGET_IN_MEMORY = 0.95, 0.99
 
@@ -142,7 +142,7 @@ def add_to_index(
     """
     checkpoint = _loaded(model, dtype)
     with Datastore.open(store) as existing:
-        Memory(existing, checkpoint)
+        ModelStore(existing, checkpoint)
         spec = existing.manifest.spec
     with StoreWriter.extend(store, spec) as writer:
         return _fill(writer, checkpoint, corpus, spec, replace=replace, progress=progress)
@@ -164,7 +164,7 @@ def compact_index(
     checkpoint = None if model is None else _loaded(model, dtype)
     if checkpoint:
         with Datastore.open(store) as existing:
-            Memory(existing, checkpoint)
+            ModelStore(existing, checkpoint)
     done = compact(store, progress, purge=purge)
     if checkpoint:
         with Datastore.open(store) as datastore:
@@ -247,7 +247,7 @@ def _write_entries(
     """Streams the corpus through the model into the writer; gives the number of entries."""
     entries, bytes_read, total = 0, 0, corpus.num_bytes
     blocks, ahead = itertools.tee(blocks_of(_placed_windows(checkpoint, corpus, spec), windows_at_once(spec.context)))
-    with closing(_read(Reader(checkpoint.decoder), ahead, writer.num_resumed_entries, spec.prune)) as reads:
+    with closing(_read(Encoder(checkpoint.decoder), ahead, writer.num_resumed_entries, spec.prune)) as reads:
         for block, read in zip(blocks, reads, strict=True):
             for placed, new in zip(block, read, strict=True):
                 _begin(placed, writer, replace=replace)
@@ -265,7 +265,7 @@ def _write_entries(
 
 def windows_at_once(context: int) -> int:
     """How many windows of a model a block has."""
-    return max(1, min(BLOCK_WINDOWS, BLOCK_TOKENS // context))
+    return max(1, min(CHECKPOINT_WINDOWS, CHECKPOINT_TOKENS // context))
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ class _New(NamedTuple):
 
 
 def _read(
-    reader: Reader, blocks: Iterator[list[_Placed]], num_resumed_entries: int, prune: float | None
+    encoder: Encoder, blocks: Iterator[list[_Placed]], num_resumed_entries: int, prune: float | None
 ) -> Generator[list[_New] | list[None], None, None]:
     """What is new of each window, block by block: nothing where an interrupted build has left the entries."""
     entries = 0
@@ -315,14 +315,14 @@ def _read(
         if entries > num_resumed_entries:
             blocks = itertools.chain([block], blocks)
             break
-        reader.skip([placed.window for placed in block])
+        encoder.skip([placed.window for placed in block])
         yield [None] * len(block)
     windows = ([placed.window for placed in block] for block in blocks)
     if prune is None:
-        for keys in reader.keys_of_blocks(windows):
+        for keys in encoder.keys_of_blocks(windows):
             yield [_New(keys_ND, None) for keys_ND in keys]
         return
-    for predictions in map(reader.predictions, windows):
+    for predictions in map(encoder.predictions, windows):
         yield [_New(read.keys_ND, read.logprobs_N >= np.float32(math.log(prune))) for read in predictions]
 
 
@@ -343,8 +343,8 @@ def _judge(datastore: Datastore, checkpoint: Checkpoint, *, seed: int, progress:
     """
     if not (datastore.has_keys and datastore.num_entries):
         return None
-    memory = Memory(datastore, checkpoint)
-    trial = make_trial(memory, checkpoint, seed=seed, progress=progress)
+    memory = ModelStore(datastore, checkpoint)
+    trial = sample_trial(memory, checkpoint, seed=seed, progress=progress)
     if datastore.defaults.tuned_on is None:
         datastore.save_defaults(
             dataclasses.replace(datastore.defaults, temperature=scale_free_temperature(memory, trial))

@@ -18,7 +18,7 @@ from memlm.index.ivf import POINTS_FOR_CODES, choose_index, code_bytes, is_lossl
 from memlm.index.ivf_writer import GROUP_ROWS, beside_bytes
 from memlm.index.threads import faiss_threads
 from memlm.model.checkpoint import Checkpoint
-from memlm.retrieval.encoder import Reader, document_windows
+from memlm.retrieval.encoder import Encoder, document_windows
 
 SAMPLE_DOCUMENTS, SAMPLE_BYTES = 64, 400_000
 MEASURED_TOKENS, MEASURED_KEYS = 8192, 2048
@@ -106,9 +106,9 @@ def _tokens_per_s(checkpoint: Checkpoint, tokens: list[np.ndarray], stride: int 
             if count < MEASURED_TOKENS:
                 windows.append(window)
                 count += len(window.targets_N)
-    Reader(checkpoint.decoder).keys(windows[:1])
+    Encoder(checkpoint.decoder).keys(windows[:1])
     begin = time.perf_counter()
-    Reader(checkpoint.decoder).keys(windows)
+    Encoder(checkpoint.decoder).keys(windows)
     return count / (time.perf_counter() - begin)
 
 

@@ -2,7 +2,7 @@
 
 A query is a position of a stored document, read in its own context; that whole document is left out of the answer,
 since a store that is asked about its own text finds itself. Where hardly anything else is near, as in a store of one
-long document, the position alone is left out. recall@k is the share of the k exact neighbours that
+long document, the position alone is left out. recall@k is the share of the k exact neighbors that
 were found; softmax mass the share of exact p_kNN that they carry; the change in nats per token is what a user would
 notice.
 
@@ -25,10 +25,10 @@ from memlm.index.neighbors import Neighbours, Searcher
 from memlm.index.selection import agreement, mean_and_error
 from memlm.index.store.datastore import Datastore
 from memlm.model.checkpoint import Checkpoint
-from memlm.retrieval.encoder import Prediction, Reader, document_windows, predictions_of
+from memlm.retrieval.encoder import Encoder, Prediction, document_windows, predictions_of
 from memlm.retrieval.interpolation import mix_targets, neighbor_logweights, target_logprobs
-from memlm.retrieval.retriever import Retrieval
-from memlm.retrieval.store import Memory
+from memlm.retrieval.retriever import Retriever
+from memlm.retrieval.store import ModelStore
 
 NUM_WINDOWS, WINDOWS_AT_ONCE = 64, 16
 QUERIES_PER_WINDOW = 8
@@ -36,8 +36,8 @@ NUM_DOCUMENTS, WINDOWS_PER_DOCUMENT = 16, 2
 ALIGNED, FOUND, FOUND_BY_CODES = 0.99, 0.95, 0.75
 FOUND_WITHOUT_KEYS = 0.2  # by codes alone, which may be rough: sound stores came to 0.42 at least, others to 0.06
 SELF_K = 32
-ASKED = (2, 8, 32)  # times as many as wanted, until as many are left: a long document has all that are nearer
-SLACK, TINY = 1.001, 1e-6
+OVERFETCH = (2, 8, 32)  # times as many as wanted, until as many are left: a long document has all that are nearer
+REL_TOL, ABS_TOL = 1.001, 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Queries:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Queries, and their exact neighbours without what is left out: what an index is judged by. `unpruned` are
+    """Queries, and their exact neighbors without what is left out: what an index is judged by. `unpruned` are
     those among all entries, where some are pruned.
     """
 
@@ -109,8 +109,8 @@ class Trial:
     unpruned: Neighbours | None = None
 
 
-def make_trial(memory: Memory, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> Trial:
-    """Some positions of the store's documents, with as many exact neighbours as the store is asked for."""
+def sample_trial(memory: ModelStore, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> Trial:
+    """Some positions of the store's documents, with as many exact neighbors as the store is asked for."""
     datastore, k = memory.datastore, memory.datastore.defaults.k
     queries = sample_queries(datastore, checkpoint, seed=seed, progress=progress)
     exact = _leave_one_out(datastore, datastore.exact(), queries, k)
@@ -123,19 +123,19 @@ def make_trial(memory: Memory, checkpoint: Checkpoint, *, seed: int = 0, progres
     return Trial(queries, exact, _leave_one_out(datastore, datastore.exact(pruned=True), queries, k))
 
 
-def measure_quality(memory: Memory, trial: Trial) -> Quality:
+def measure_quality(memory: ModelStore, trial: Trial) -> Quality:
     """Compares the store's index with exact search, with the store's own lam and temperature."""
-    retrieval = Retrieval.of([memory], MemoryParams(k=trial.exact.ids_QK.shape[1]))
+    retriever = Retriever.of([memory], MemoryParams(k=trial.exact.ids_QK.shape[1]))
     queries, exact = trial.queries, trial.exact
-    found = _leave_one_out(memory.datastore, memory.datastore, queries, retrieval.k)
-    recall_Q, mass_Q = agreement(found, exact, retrieval.temperature)
+    found = _leave_one_out(memory.datastore, memory.datastore, queries, retriever.k)
+    recall_Q, mass_Q = agreement(found, exact, retriever.temperature)
     (recall, recall_error), (mass, mass_error) = mean_and_error(recall_Q), mean_and_error(mass_Q)
-    change_Q = _nats(queries, found, retrieval) - _nats(queries, exact, retrieval)
+    change_Q = _nats(queries, found, retriever) - _nats(queries, exact, retriever)
     nats, nats_error = mean_and_error(change_Q)
     pruning = (
         (None, None)
         if trial.unpruned is None
-        else mean_and_error(_nats(queries, exact, retrieval) - _nats(queries, trial.unpruned, retrieval))
+        else mean_and_error(_nats(queries, exact, retriever) - _nats(queries, trial.unpruned, retriever))
     )
     return Quality(
         recall=recall,
@@ -144,7 +144,7 @@ def measure_quality(memory: Memory, trial: Trial) -> Quality:
         softmax_mass_error=mass_error,
         nats_change=nats,
         nats_change_error=nats_error,
-        k=retrieval.k,
+        k=retriever.k,
         queries=len(change_Q),
         pruning_nats_change=pruning[0],
         pruning_nats_change_error=pruning[1],
@@ -165,7 +165,7 @@ def check_keys(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0, p
         first, size = document.first_id, document.num_entries
         tokens_n = datastore.tokens(document.document_id, 0, WINDOWS_PER_DOCUMENT * spec.context)
         windows = list(document_windows(checkpoint.decoder, tokens_n, start_id, spec.stride))
-        keys += Reader(checkpoint.decoder).keys(windows)
+        keys += Encoder(checkpoint.decoder).keys(windows)
         places_N = np.arange(len(tokens_n))
         ids.append(first + places_N)
         sides.append(np.stack([first + np.maximum(places_N - 1, 0), first + np.minimum(places_N + 1, size - 1)]))
@@ -182,12 +182,12 @@ def check_keys(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0, p
     exact = datastore.distances == "exact"
     if exact:
         nearest_N: np.ndarray = datastore.search(keys_ND[kept_N], 1).distances_QK[:, 0]
-        found_N = nearest_N <= own_N[kept_N] * SLACK + TINY
+        found_N = nearest_N <= own_N[kept_N] * REL_TOL + ABS_TOL
     else:
         found_N = _is_among_nearest(datastore, keys_ND[kept_N], ids_N[kept_N])
     return KeyCheck(
         found=float(found_N.mean()),
-        aligned=float((own_N <= beside_2N.min(axis=0) + TINY).mean()),
+        aligned=float((own_N <= beside_2N.min(axis=0) + ABS_TOL).mean()),
         positions=len(ids_N),
         exact=exact,
     )
@@ -207,15 +207,15 @@ def _distances(one_ND: Float32[np.ndarray, "N D"], other_ND: Float32[np.ndarray,
     return np.einsum("nd,nd->n", difference_ND, difference_ND)
 
 
-def scale_free_temperature(memory: Memory, trial: Trial) -> float:
+def scale_free_temperature(memory: ModelStore, trial: Trial) -> float:
     """A temperature for a store that was never tuned, whatever the scale of its model's keys.
 
-    Half the median distance to the nearest neighbour in another document: docs/log.md compares it with tuned ones.
+    Half the median distance to the nearest neighbor in another document: docs/log.md compares it with tuned ones.
     """
-    neighbours = trial.exact
+    neighbors = trial.exact
     if memory.datastore.distances == "approximate":  # the scale that searching will tell
-        neighbours = _leave_one_out(memory.datastore, memory.datastore, trial.queries, neighbours.ids_QK.shape[1])
-    nearest_Q = neighbours.distances_QK[:, 0]
+        neighbors = _leave_one_out(memory.datastore, memory.datastore, trial.queries, neighbors.ids_QK.shape[1])
+    nearest_Q = neighbors.distances_QK[:, 0]
     nearest_Q = nearest_Q[np.isfinite(nearest_Q) & (nearest_Q > 0)]
     return float(np.median(nearest_Q)) / 2 if len(nearest_Q) else 1.0
 
@@ -260,7 +260,7 @@ def _leave_one_out(datastore: Datastore, searcher: Searcher, queries: Queries, k
     distances_QK = np.full((len(queries.targets_Q), k), np.inf, np.float32)
     ids_QK, values_QK = (np.full(distances_QK.shape, -1, np.int64) for _ in range(2))
     rows_R = np.arange(len(queries.targets_Q))
-    for times in ASKED:
+    for times in OVERFETCH:
         found = searcher.search(queries.keys_QD[rows_R], times * k)
         left_out_RK = datastore.document_of(found.ids_QK) == queries.documents_Q[rows_R, None]
         left_out_RK |= found.ids_QK == queries.ids_Q[rows_R, None]
@@ -276,7 +276,7 @@ def _leave_one_out(datastore: Datastore, searcher: Searcher, queries: Queries, k
     return Neighbours(distances_QK, ids_QK, values_QK)
 
 
-def _nats(queries: Queries, found: Neighbours, retrieval: Retrieval) -> Float32[np.ndarray, " Q"]:
-    logweights_QK = neighbor_logweights(found.distances_QK, retrieval.temperature)
+def _nats(queries: Queries, found: Neighbours, retriever: Retriever) -> Float32[np.ndarray, " Q"]:
+    logweights_QK = neighbor_logweights(found.distances_QK, retriever.temperature)
     knn_Q = target_logprobs(logweights_QK, found.values_QK, queries.targets_Q)
-    return -mix_targets(queries.lm_logprobs_Q, knn_Q, (found.ids_QK >= 0).any(axis=1), retrieval.lam)
+    return -mix_targets(queries.lm_logprobs_Q, knn_Q, (found.ids_QK >= 0).any(axis=1), retriever.lam)

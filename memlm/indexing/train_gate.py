@@ -24,10 +24,10 @@ from memlm.data.corpus import Corpus
 from memlm.data.windows import blocks_of
 from memlm.errors import InvalidInput
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.retrieval.encoder import Reader, text_windows
-from memlm.retrieval.gate import GATE_FILE, MemoryGate
-from memlm.retrieval.retriever import Retrieval
-from memlm.retrieval.store import Memory
+from memlm.retrieval.encoder import Encoder, text_windows
+from memlm.retrieval.gate import GATE_FILE, SpalmGate
+from memlm.retrieval.retriever import Retriever
+from memlm.retrieval.store import ModelStore
 
 BLOCK_WINDOWS, BATCH = 64, 512
 HELD_BACK = 0.2  # of the tokens: what the gate is judged by, and never learns from
@@ -50,7 +50,7 @@ class SpalmReport:
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """Positions of the text: final states, the tokens that follow, the tokens that neighbours name (-1: none)."""
+    """Positions of the text: final states, the tokens that follow, the tokens that neighbors name (-1: none)."""
 
     hidden_ND: Tensor
     targets_N: Tensor
@@ -81,15 +81,15 @@ def train_spalm(
     Raises InvalidInput where a document of the text is in the store, or the text is shorter than 1,000 tokens.
     """
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
-    with Memory.open(store, checkpoint).datastore as datastore:
-        retrieval = Retrieval.of([Memory(datastore, checkpoint)], MemoryParams(k=k))
-        evidence = _gather(checkpoint, retrieval, texts, max_tokens, progress)
+    with ModelStore.open(store, checkpoint).datastore as datastore:
+        retriever = Retriever.of([ModelStore(datastore, checkpoint)], MemoryParams(k=k))
+        evidence = _gather(checkpoint, retriever, texts, max_tokens, progress)
     count = len(evidence.targets_N)
     if count < 1000:
         raise InvalidInput(f"the texts have {count} tokens; a gate takes at least 1,000: give more", field="texts")
     border = int(count * (1 - HELD_BACK))
     torch.manual_seed(seed)
-    gate = MemoryGate(checkpoint.decoder.config.dim)
+    gate = SpalmGate(checkpoint.decoder.config.dim)
     learnt, held_back = evidence.part(0, border), evidence.part(border, count)
     embeddings_VD = checkpoint.decoder.output_embedding_VD.float().clone()
     with torch.no_grad():
@@ -104,22 +104,22 @@ def train_spalm(
 
 
 def _gather(
-    checkpoint: Checkpoint, retrieval: Retrieval, texts: Corpus, max_tokens: int, progress: Progress
+    checkpoint: Checkpoint, retriever: Retriever, texts: Corpus, max_tokens: int, progress: Progress
 ) -> _Evidence:
-    """Reads the texts once: final states and neighbours of every position."""
+    """Reads the texts once: final states and neighbors of every position."""
     hidden: list[Tensor | None] = []
     targets: list[Int64[np.ndarray, " N"]] = []
     values: list[np.ndarray] = []
-    reader, read = Reader(checkpoint.decoder), 0
+    encoder, read = Encoder(checkpoint.decoder), 0
     for document in texts:
-        if retrieval.memories[0].datastore.has_document(document.id):
+        if retriever.stores[0].datastore.has_document(document.id):
             raise InvalidInput(
                 f"the document {document.id!r} is in the datastore, which would find it; give text that is not",
                 field="texts",
             )
         for block in blocks_of(text_windows(checkpoint, document.text), BLOCK_WINDOWS):
-            for window, prediction in zip(block, reader.predictions(block, hidden=True), strict=True):
-                found = retrieval.search(prediction.keys_ND).neighbours
+            for window, prediction in zip(block, encoder.predictions(block, hidden=True), strict=True):
+                found = retriever.search(prediction.keys_ND).neighbors
                 hidden.append(prediction.hidden_ND)
                 targets.append(window.targets_N)
                 values.append(np.where(found.ids_QK >= 0, found.values_QK, -1).astype(np.int64))
@@ -136,7 +136,7 @@ def _gather(
 
 
 def _fit(
-    gate: MemoryGate,
+    gate: SpalmGate,
     embeddings_VD: Tensor,
     learnt: _Evidence,
     held_back: _Evidence,
@@ -165,14 +165,14 @@ def _fit(
     return steps
 
 
-def _loss(gate: MemoryGate | None, embeddings_VD: Tensor, evidence: _Evidence) -> float:
+def _loss(gate: SpalmGate | None, embeddings_VD: Tensor, evidence: _Evidence) -> float:
     with torch.inference_mode():
         places = torch.arange(len(evidence.targets_N)).split(BATCH)
         losses = [_cross_entropy(gate, embeddings_VD, evidence.at(part)) for part in places]
     return float(torch.cat(losses).double().mean())
 
 
-def _cross_entropy(gate: MemoryGate | None, embeddings_VD: Tensor, evidence: _Evidence) -> Float[Tensor, " N"]:
+def _cross_entropy(gate: SpalmGate | None, embeddings_VD: Tensor, evidence: _Evidence) -> Float[Tensor, " N"]:
     hidden_ND = evidence.hidden_ND
     if gate is not None:
         neighbors_NKD = embeddings_VD[evidence.values_NK.clamp(min=0)]

@@ -30,15 +30,15 @@ from memlm.index.neighbors import Neighbours
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import KnnDefaults
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.retrieval.adaptive import AdaptiveLam, features_of, fit, skipped
-from memlm.retrieval.encoder import BLOCK_WINDOWS, Prediction, Reader, text_windows
+from memlm.retrieval.adaptive import AdaptiveLam, features_of, find_skip_threshold, fit
+from memlm.retrieval.encoder import BLOCK_WINDOWS, Encoder, Prediction, text_windows
 from memlm.retrieval.interpolation import mix_targets, neighbor_logweights, target_logprobs
-from memlm.retrieval.retriever import NO_POINTERS, Retrieval
-from memlm.retrieval.store import Memory
+from memlm.retrieval.retriever import NO_POINTERS, Retriever
+from memlm.retrieval.store import ModelStore
 
 LARGEST_K = 512
 FREE = 0.001  # nats per token that skipping is shown for where nobody says how much may be lost
-WORTH_MORE_K = 0.01  # nats per token below which more neighbours are not worth their time
+WORTH_MORE_K = 0.01  # nats per token below which more neighbors are not worth their time
 WORTH_MORE_LISTS = 0.0005  # the same of searching more lists
 GATHER_LISTS = 64  # at least so many are searched for what everything is chosen from
 TRIAL_TOKENS = 8192  # of the text, on which lists and pointers are tried
@@ -50,9 +50,9 @@ class TuneReport:
     """What was chosen, on how many tokens, and the nats per token of the model alone (`base`), with one lam (`knn`) and
     with one that adapts, on text that it was not fitted to. Gains are over what stands before: the model alone, and
     one lam. `skipped` is the share of positions at which the memory is not asked, for `skip_loss` nats per token: those
-    where the model gives its likeliest token a log-probability of `skip_above` or more;
-    `followed` that at which `follow` pointers or more take the place of a search, for `follow_loss`. `nprobe` lists are
-    searched, for `nprobe_loss` nats against the most that were tried; None where there are none.
+    where the model gives its likeliest token a log-probability of `skip_retrieval_above` or more;
+    `pointer_share` that at which `min_pointers` pointers or more replace a search, for `pointer_loss`. `nprobe` lists
+    are searched, for `nprobe_loss` nats against the most that were tried; None where there are none.
     """
 
     k: int
@@ -69,12 +69,12 @@ class TuneReport:
     adaptive_kept: bool
     skipped: float
     skip_loss: float
-    skip_above: float | None
+    skip_retrieval_above: float | None
     skip_kept: bool
-    follow: int | None
-    followed: float
-    follow_loss: float
-    follow_kept: bool
+    min_pointers: int | None
+    pointer_share: float
+    pointer_loss: float
+    pointers_kept: bool
     nprobe: int | None
     nprobe_loss: float
     tuned_on: str
@@ -83,11 +83,11 @@ class TuneReport:
 @dataclass(frozen=True, slots=True)
 class _Evidence:
     """What tuning looks at: the model's log-probability of each target and of the likeliest token, the window it
-    stands in, and its neighbours, nearest first.
+    stands in, and its neighbors, nearest first.
     """
 
     lm_logprobs_Q: Float32[np.ndarray, " Q"]
-    peaks_Q: Float32[np.ndarray, " Q"]
+    max_logprobs_Q: Float32[np.ndarray, " Q"]
     windows_Q: Int64[np.ndarray, " Q"]
     found: Neighbours
     agrees_QK: Bool[np.ndarray, "Q K"]
@@ -100,13 +100,13 @@ class Read:
 
     keys_ND: Float32[np.ndarray, "N D"]
     lm_logprobs_N: Float32[np.ndarray, " N"]
-    peaks_N: Float32[np.ndarray, " N"]
+    max_logprobs_N: Float32[np.ndarray, " N"]
     targets_N: Int64[np.ndarray, " N"]
 
     @classmethod
     def of(cls, window: Window, read: Prediction) -> Read:
         """What was read of one window."""
-        return cls(read.keys_ND, read.logprobs_N, read.peaks_N, window.targets_N)
+        return cls(read.keys_ND, read.logprobs_N, read.max_logprobs_N, window.targets_N)
 
 
 def tune(
@@ -117,34 +117,34 @@ def tune(
     max_tokens: int = 50_000,
     largest_k: int = LARGEST_K,
     skip_loss: float | None = None,
-    follow_loss: float | None = None,
+    pointer_loss: float | None = None,
     progress: Progress = silent,
 ) -> TuneReport:
     """Tunes a datastore on text that neither it nor the model has seen, and keeps the result as the store's defaults.
 
     Reads at most `max_tokens` tokens. A lam that adapts is kept where it is better by twice the error of that; with
     `skip_loss`, the memory is not asked where that costs no more than so many nats per token in all; with
-    `follow_loss`, pointers are followed in place of searches where that costs no more. Raises InvalidInput where the
+    `pointer_loss`, pointers are followed in place of searches where that costs no more. Raises InvalidInput where the
     texts are empty, or the store.
     """
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     with Datastore.open(store) as datastore:
-        memory = Memory(datastore, checkpoint)
+        memory = ModelStore(datastore, checkpoint)
         if not datastore.num_entries:
             raise InvalidInput(
                 f"every document of {store} is deleted, so there is nothing to tune; add documents first", field="store"
             )
-        start = Retrieval.of([memory], MemoryParams(k=min(largest_k, max(1, datastore.num_entries))))
+        start = Retriever.of([memory], MemoryParams(k=min(largest_k, max(1, datastore.num_entries))))
         evidence = _gather(checkpoint, start, texts, max_tokens, progress)
         k, temperature, lam, _ = _search(evidence, start.temperature)
         tuned_on = ", ".join(Path(path).name for path in texts.paths) + f" ({len(evidence.lm_logprobs_Q)} tokens)"
         report, adaptive = _judge(evidence, k, temperature, lam, skip_loss, tuned_on)
-        chosen = replace(start, k=k, lam=lam, temperature=temperature, skip_above=None, follow=None)
+        chosen = replace(start, k=k, lam=lam, temperature=temperature, skip_retrieval_above=None, min_pointers=None)
         nprobe, lost = _try_lists(evidence.trial, chosen, progress)
         report = replace(report, nprobe=nprobe, nprobe_loss=lost)
         chosen = replace(chosen, nprobe=nprobe, adaptive=adaptive if report.adaptive_kept else None)
-        if follow_loss is not None and datastore.has_keys:  # asked one by one, which takes its time
-            report = _try_pointers(evidence.trial, chosen, report, follow_loss, progress)
+        if pointer_loss is not None and datastore.has_keys:  # asked one by one, which takes its time
+            report = _try_pointers(evidence.trial, chosen, report, pointer_loss, progress)
         datastore.save_defaults(
             KnnDefaults(
                 k=k,
@@ -154,8 +154,8 @@ def tune(
                 gain=report.gain,
                 gain_error=report.gain_error,
                 adaptive=asdict(adaptive) if report.adaptive_kept else None,
-                skip_above=report.skip_above if report.skip_kept else None,
-                follow=report.follow if report.follow_kept else None,
+                skip_retrieval_above=report.skip_retrieval_above if report.skip_kept else None,
+                min_pointers=report.min_pointers if report.pointers_kept else None,
                 nprobe=nprobe,
             )
         )
@@ -170,7 +170,7 @@ def _judge(
     knn_Q = dict(_memory_probabilities(evidence, temperature))[k]
     found = evidence.found.first(k)
     features_QF = features_of(
-        found, neighbor_logweights(found.distances_QK, temperature), temperature, evidence.peaks_Q
+        found, neighbor_logweights(found.distances_QK, temperature), temperature, evidence.max_logprobs_Q
     )
     fixed_Q = lam * knn_Q + (1 - lam) * lm_Q
     adapted_Q, half_Q = np.empty_like(fixed_Q), evidence.windows_Q % 2 == 0
@@ -184,7 +184,9 @@ def _judge(
     gain, gain_error = _gain(fixed_Q, lm_Q, evidence.windows_Q)
     more, more_error = _gain(adapted_Q, fixed_Q, evidence.windows_Q)
     kept = more > 2 * more_error
-    threshold, share, loss = skipped(lm_Q, adapted_Q if kept else fixed_Q, evidence.peaks_Q, skip_loss or FREE)
+    threshold, share, loss = find_skip_threshold(
+        lm_Q, adapted_Q if kept else fixed_Q, evidence.max_logprobs_Q, skip_loss or FREE
+    )
     report = TuneReport(
         k=k,
         lam=lam,
@@ -200,12 +202,12 @@ def _judge(
         adaptive_kept=bool(kept),
         skipped=share,
         skip_loss=loss,
-        skip_above=threshold,
+        skip_retrieval_above=threshold,
         skip_kept=skip_loss is not None and threshold is not None,
-        follow=None,
-        followed=0.0,
-        follow_loss=0.0,
-        follow_kept=False,
+        min_pointers=None,
+        pointer_share=0.0,
+        pointer_loss=0.0,
+        pointers_kept=False,
         nprobe=None,
         nprobe_loss=0.0,
         tuned_on=tuned_on,
@@ -213,48 +215,48 @@ def _judge(
     return report, adaptive
 
 
-def _try_lists(trial: tuple[Read, ...], retrieval: Retrieval, progress: Progress) -> tuple[int | None, float]:
+def _try_lists(trial: tuple[Read, ...], retriever: Retriever, progress: Progress) -> tuple[int | None, float]:
     """The fewest lists that lose next to nothing against the most, and what they lose."""
-    nlist = retrieval.memories[0].datastore.nlist
+    nlist = retriever.stores[0].datastore.nlist
     if not nlist:
         return None, 0.0
     numbers = sorted({min(nprobe, nlist) for nprobe in PROBES})
     nats = []
     for done, nprobe in enumerate(numbers, start=1):
-        nats.append(_asked(trial, replace(retrieval, nprobe=nprobe))[0])
+        nats.append(_asked(trial, replace(retriever, nprobe=nprobe))[0])
         progress("try lists", done, len(numbers))
     place = next(place for place, each in enumerate(nats) if each <= nats[-1] + WORTH_MORE_LISTS)
     return numbers[place], nats[place] - nats[-1]
 
 
 def _try_pointers(
-    trial: tuple[Read, ...], retrieval: Retrieval, report: TuneReport, follow_loss: float | None, progress: Progress
+    trial: tuple[Read, ...], retriever: Retriever, report: TuneReport, pointer_loss: float | None, progress: Progress
 ) -> TuneReport:
     """How many pointers may take the place of a search: the number that saves most searches for what may be lost."""
-    always, _ = _asked(trial, retrieval)
-    allowed = FREE if follow_loss is None else follow_loss
+    always, _ = _asked(trial, retriever)
+    allowed = FREE if pointer_loss is None else pointer_loss
     best: tuple[float, int | None, float] = (0.0, None, 0.0)
-    numbers = [2**power for power in range(retrieval.k.bit_length())]
-    for done, follow in enumerate(reversed(numbers), start=1):
-        nats, searched = _asked(trial, replace(retrieval, follow=follow))
+    numbers = [2**power for power in range(retriever.k.bit_length())]
+    for done, min_pointers in enumerate(reversed(numbers), start=1):
+        nats, searched = _asked(trial, replace(retriever, min_pointers=min_pointers))
         progress("try pointers", done, len(numbers))
         if nats - always > allowed:
             progress("try pointers", len(numbers), len(numbers))
             break
         if 1 - searched > best[0]:
-            best = 1 - searched, follow, nats - always
-    followed, number, lost = best
-    kept = follow_loss is not None and number is not None
-    return replace(report, follow=number, followed=followed, follow_loss=lost, follow_kept=kept)
+            best = 1 - searched, min_pointers, nats - always
+    pointer_share, number, lost = best
+    kept = pointer_loss is not None and number is not None
+    return replace(report, min_pointers=number, pointer_share=pointer_share, pointer_loss=lost, pointers_kept=kept)
 
 
-def _asked(trial: tuple[Read, ...], retrieval: Retrieval) -> tuple[float, float]:
+def _asked(trial: tuple[Read, ...], retriever: Retriever) -> tuple[float, float]:
     """Nats per token when the store is asked in some way, and the share of positions that it was searched for."""
     nats, searches, count = 0.0, 0, 0
     for read in trial:
-        found, _ = retrieval.search_in_order(read.keys_ND, read.peaks_N, read.targets_N, NO_POINTERS)
-        knn_N = target_logprobs(found.logweights_QK, found.neighbours.values_QK, read.targets_N)
-        there_N = (found.neighbours.ids_QK >= 0).any(axis=1)
+        found, _ = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, read.targets_N, NO_POINTERS)
+        knn_N = target_logprobs(found.logweights_QK, found.neighbors.values_QK, read.targets_N)
+        there_N = (found.neighbors.ids_QK >= 0).any(axis=1)
         nats -= float(mix_targets(read.lm_logprobs_N, knn_N, there_N, found.lams_Q).sum(dtype=np.float64))
         searches, count = searches + int(found.searched_Q.sum()), count + len(read.targets_N)
     return nats / count, searches / count
@@ -286,21 +288,21 @@ def best_lam(lm_Q: Float[np.ndarray, " Q"], knn_Q: Float[np.ndarray, " Q"]) -> f
 
 
 def _gather(
-    checkpoint: Checkpoint, retrieval: Retrieval, texts: Corpus, max_tokens: int, progress: Progress
+    checkpoint: Checkpoint, retriever: Retriever, texts: Corpus, max_tokens: int, progress: Progress
 ) -> _Evidence:
     reads, founds, agrees, num_tokens = [], [], [], 0
     windows_Q: list[np.ndarray] = []
     windows = (
         (number, window) for number, document in enumerate(texts) for window in text_windows(checkpoint, document.text)
     )
-    datastore = retrieval.memories[0].datastore
+    datastore = retriever.stores[0].datastore
     lists = max([GATHER_LISTS, *(segment.record.nprobe for segment in datastore.segments)])
-    reader, trial = Reader(checkpoint.decoder), list[tuple[int, Read]]()
+    encoder, trial = Encoder(checkpoint.decoder), list[tuple[int, Read]]()
     for block in blocks_of(windows, BLOCK_WINDOWS):
-        for (number, window), read in zip(block, reader.predictions([each for _, each in block]), strict=True):
+        for (number, window), read in zip(block, encoder.predictions([each for _, each in block]), strict=True):
             if num_tokens < TRIAL_TOKENS:
                 trial.append((number, Read.of(window, read)))
-            found = datastore.search(read.keys_ND, retrieval.k, nprobe=lists)
+            found = datastore.search(read.keys_ND, retriever.k, nprobe=lists)
             agrees.append(found.values_QK == window.targets_N[:, None])
             windows_Q.append(np.full(len(window.targets_N), len(windows_Q)))
             reads.append(read)
@@ -311,16 +313,16 @@ def _gather(
             break
     if not num_tokens:
         raise InvalidInput("there is no token to tune on; give some held-out text", field="texts")
-    neighbours = Neighbours(
+    neighbors = Neighbours(
         np.concatenate([found.distances_QK for found in founds]),
         np.concatenate([found.ids_QK for found in founds]),
         np.concatenate([found.values_QK for found in founds]),
     )
     return _Evidence(
         np.concatenate([read.logprobs_N for read in reads]),
-        np.concatenate([read.peaks_N for read in reads]),
+        np.concatenate([read.max_logprobs_N for read in reads]),
         np.concatenate(windows_Q),
-        neighbours,
+        neighbors,
         np.concatenate(agrees),
         tuple(joined([read for _, read in group]) for _, group in groupby(trial, key=lambda each: each[0])),
     )
@@ -348,7 +350,7 @@ def _search(evidence: _Evidence, scale: float) -> tuple[int, float, float, float
 
 
 def _memory_probabilities(evidence: _Evidence, temperature: float) -> list[tuple[int, Float[np.ndarray, " Q"]]]:
-    """p_kNN of every target for every k at once, from running sums over the neighbours."""
+    """p_kNN of every target for every k at once, from running sums over the neighbors."""
     nearest_Q1 = evidence.found.distances_QK[:, :1]
     with np.errstate(invalid="ignore"):
         weights_QK = np.exp((nearest_Q1 - evidence.found.distances_QK) / np.float32(temperature))

@@ -1,8 +1,8 @@
 """How loudly the memory speaks at each position, from what is known there anyway; and where it need not be asked.
 
-One number fits all positions badly: a memory whose nearest neighbour is far away knows nothing, and a model that is
+One number fits all positions badly: a memory whose nearest neighbor is far away knows nothing, and a model that is
 sure needs no help. Here lam is a logistic function of five features that cost nothing: the distance of the nearest
-neighbour, how far the others lie behind it, how many of them agree with it, how evenly the softmax spreads, and how
+neighbor, how far the others lie behind it, how many of them agree with it, how evenly the softmax spreads, and how
 sure the model is (arXiv 2109.04212, section 4.1; 2210.15859, section 4). Its weights maximise the log-likelihood of
 held-out text (`memlm index tune`), and are used only where they did better on the part of it that they were not fitted
 to.
@@ -50,10 +50,10 @@ def features_of(
     found: Neighbours,
     logweights_QK: Float32[np.ndarray, "Q K"],
     temperature: float,
-    peaks_Q: Float32[np.ndarray, " Q"],
+    max_logprobs_Q: Float32[np.ndarray, " Q"],
 ) -> Float64[np.ndarray, "Q F"]:
-    """The features of some positions. `peaks_Q` are the model's largest log-probabilities. All are finite, also where
-    nothing was found.
+    """The features of Q positions, all finite, also where nothing was found. `max_logprobs_Q` are the model's largest
+    log-probabilities.
     """
     there_QK = found.ids_QK >= 0
     weights_QK = np.where(there_QK, np.exp(logweights_QK.astype(np.float64)), 0.0)
@@ -65,7 +65,7 @@ def features_of(
         -(weights_QK * np.where(there_QK, logs_QK - logs_QK[:, :1], 0.0)).sum(axis=1),
         (weights_QK * agrees_QK).sum(axis=1),
         -(weights_QK * logs_QK).sum(axis=1),
-        peaks_Q.astype(np.float64),
+        max_logprobs_Q.astype(np.float64),
     )
     return np.stack(features, axis=1)
 
@@ -100,21 +100,21 @@ def fit(
     return AdaptiveLam(bias, tuple(weights), tuple(means_F.tolist()), tuple(scales_F.tolist()))
 
 
-def skipped(
+def find_skip_threshold(
     lm_Q: Float64[np.ndarray, " Q"],
     mixed_Q: Float64[np.ndarray, " Q"],
-    peaks_Q: Float32[np.ndarray, " Q"],
+    max_logprobs_Q: Float32[np.ndarray, " Q"],
     most_loss: float,
 ) -> tuple[float | None, float, float]:
     """The model's largest log-probability above which the memory need not be asked, the share of positions that this
     skips, and the nats per token that it costs; the lowest that costs at most `most_loss`. None where none does.
     """
-    order_Q = np.argsort(-peaks_Q, kind="stable")
+    order_Q = np.argsort(-max_logprobs_Q, kind="stable")
     lost_Q = (np.log(np.maximum(mixed_Q, 1e-300)) - np.log(np.maximum(lm_Q, 1e-300)))[order_Q].cumsum() / len(lm_Q)
     may_Q = np.flatnonzero(lost_Q <= most_loss)
     if not len(may_Q):
         return None, 0.0, 0.0
     last = int(may_Q[-1])
-    threshold = float(peaks_Q[order_Q[last]])
-    taken = int((peaks_Q >= threshold).sum())  # ties go together
+    threshold = float(max_logprobs_Q[order_Q[last]])
+    taken = int((max_logprobs_Q >= threshold).sum())  # ties go together
     return threshold, taken / len(lm_Q), float(lost_Q[taken - 1])

@@ -22,7 +22,7 @@ from memlm.model import Decoder, DecoderState
 from memlm.model.checkpoint import Checkpoint
 
 BATCH_TOKENS = 1024  # what lies between two layers of a narrow model fits into a core's cache
-PIECE_TOKENS = 1024  # of a longer window that is read in turn with other work
+PASS_TOKENS = 1024  # of a longer window that is read in turn with other work
 LOGITS_ROWS = 1024  # whose log-probabilities over the vocabulary are held at once
 
 _T = TypeVar("_T")
@@ -38,7 +38,7 @@ class Prediction(NamedTuple):
 
     keys_ND: Float32[np.ndarray, "N D"]
     logprobs_N: Float32[np.ndarray, " N"]
-    peaks_N: Float32[np.ndarray, " N"]
+    max_logprobs_N: Float32[np.ndarray, " N"]
     hidden_ND: Float[Tensor, "N D"] | None = None
 
 
@@ -49,7 +49,7 @@ def _keys(decoder: Decoder, windows: list[Window], tokens_BT: Int64[Tensor, "B T
 
 def predictions_of(decoder: Decoder, windows: Sequence[Window], *, hidden: bool = False) -> list[Prediction]:
     """Keys and log-probabilities of every window's targets, in float32, and final `hidden` states if asked for."""
-    (predictions,) = _side_by_side(partial(_predictions, decoder, hidden=hidden), [windows])
+    (predictions,) = _encode_in_parallel(partial(_predictions, decoder, hidden=hidden), [windows])
     return predictions
 
 
@@ -80,11 +80,11 @@ def _prediction(
         logprobs_RV = decoder.logprobs(hidden_ND[rows])
         logprobs.append(logprobs_RV.gather(1, targets_N1[rows])[:, 0])
         peaks.append(logprobs_RV.amax(dim=1))
-    told_N, peaks_N = (torch.cat(parts).numpy() for parts in (logprobs, peaks))
-    return Prediction(keys_ND.float().numpy(), told_N, peaks_N, hidden_ND.float().clone() if hidden else None)
+    told_N, max_logprobs_N = (torch.cat(parts).numpy() for parts in (logprobs, peaks))
+    return Prediction(keys_ND.float().numpy(), told_N, max_logprobs_N, hidden_ND.float().clone() if hidden else None)
 
 
-class Reader:
+class Encoder:
     """Reads the windows of documents in their order. A model with memory carries it from window to window of a
     document; one without reads them in batches.
     """
@@ -103,7 +103,7 @@ class Reader:
     def keys_of_blocks(self, blocks: Iterable[Sequence[Window]]) -> Iterator[list[Float16[np.ndarray, "N D"]]]:
         """The same, of one block of windows after another; the next ones are read while those of one are used."""
         if not self._decoder.config.is_segmented:
-            yield from _side_by_side(partial(_keys, self._decoder), blocks)
+            yield from _encode_in_parallel(partial(_keys, self._decoder), blocks)
             return
         for windows in blocks:
             with torch.inference_mode():
@@ -129,7 +129,7 @@ class Reader:
         None stands for one that predicts nothing new.
         """
         longest = max((len(window.inputs_T) for window in windows), default=0)
-        if self._decoder.config.is_segmented or longest <= PIECE_TOKENS:
+        if self._decoder.config.is_segmented or longest <= PASS_TOKENS:
             for window, read in zip(windows, self.predictions(windows, hidden=hidden), strict=True):
                 yield window.targets_N, read
             return
@@ -161,8 +161,8 @@ def _pieces(
     """One window, a piece at a time."""
     inputs_T, first_new = window.inputs_T, len(window.inputs_T) - len(window.targets_N)
     state = decoder.new_state(capacity=len(inputs_T))
-    for begin in range(0, len(inputs_T), PIECE_TOKENS):
-        end = min(begin + PIECE_TOKENS, len(inputs_T))
+    for begin in range(0, len(inputs_T), PASS_TOKENS):
+        end = min(begin + PASS_TOKENS, len(inputs_T))
         with torch.inference_mode():
             hidden_BTD, keys_BTD = decoder(torch.from_numpy(inputs_T[begin:end])[None], state)
             if end <= first_new:
@@ -200,7 +200,7 @@ def score_tokens(decoder: Decoder, tokens_N: Int64[np.ndarray, " N"], start_id: 
     or all that memory holds.
     """
     windows = list(document_windows(decoder, tokens_N, start_id))
-    scores = [prediction.logprobs_N for prediction in Reader(decoder).predictions(windows)]
+    scores = [prediction.logprobs_N for prediction in Encoder(decoder).predictions(windows)]
     return np.concatenate([np.empty(0, np.float32), *scores])
 
 
@@ -218,7 +218,7 @@ def batches_of(windows: Sequence[Window]) -> Iterator[tuple[list[int], Int64[Ten
         yield places, tokens_BT
 
 
-def _side_by_side(
+def _encode_in_parallel(
     read: Callable[[list[Window], Tensor], list[_T]], blocks: Iterable[Sequence[Window]]
 ) -> Iterator[list[_T]]:
     """What is read of every window, block by block; the next block is read while one is used. As many batches at a time

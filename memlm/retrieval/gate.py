@@ -1,6 +1,6 @@
-"""A trained gate between the final states of the model and its neighbours (SPALM, arXiv 2102.02557, section 3.3).
+"""A trained gate between the final states of the model and its neighbors (SPALM, arXiv 2102.02557, section 3.3).
 
-Shapes: Q positions, K neighbours, D width.
+Shapes: Q positions, K neighbors, D width.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ OPEN = 4.0  # sigmoid(4) = 0.98: at first the model is nearly what it was
 GATE_FILE = "spalm.safetensors"
 
 
-class MemoryGate(nn.Module):
-    """z = g h + (1 - g) s m: h the model's final state, m the sum of the embeddings of the neighbours' next tokens,
+class SpalmGate(nn.Module):
+    """z = g h + (1 - g) s m: h the model's final state, m the sum of the embeddings of the neighbors' next tokens,
     weighted by how well each fits h, and g a sigmoid of h for each dimension.
 
     The scale s is ours: the paper trains model and gate together, and lets embeddings grow to the size of states; a
@@ -45,7 +45,7 @@ class MemoryGate(nn.Module):
         neighbors_QKD: Float[Tensor, "Q K D"],
         there_QK: Bool[Tensor, "Q K"],
     ) -> Float[Tensor, "Q D"]:
-        """The gated state; a position without neighbours keeps its own."""
+        """The gated state; a position without neighbors keeps its own."""
         scores_QK = torch.einsum("qd,qkd->qk", hidden_QD, neighbors_QKD)
         any_Q1 = there_QK.any(dim=1, keepdim=True)
         weights_QK = scores_QK.masked_fill(~there_QK & any_Q1, -torch.inf).softmax(dim=1)
@@ -54,7 +54,7 @@ class MemoryGate(nn.Module):
         return torch.where(any_Q1, own_QD * hidden_QD + (1 - own_QD) * self.scale * recalled_QD, hidden_QD)
 
 
-def load_gate(folder: Path) -> MemoryGate:
+def load_gate(folder: Path) -> SpalmGate:
     """A model's gate. Raises NotFound where it has none, Corrupt for a file that is none."""
     path = folder / GATE_FILE
     if not path.is_file():
@@ -63,7 +63,7 @@ def load_gate(folder: Path) -> MemoryGate:
         )
     try:
         weights = load(path.read_bytes())
-        gate = MemoryGate(len(weights["gate.bias"]))
+        gate = SpalmGate(len(weights["gate.bias"]))
         gate.load_state_dict(weights)
     except (SafetensorError, KeyError, RuntimeError) as error:
         raise Corrupt(f"{path} is no gate ({error}); train it anew with `memlm index spalm`") from error
@@ -71,7 +71,7 @@ def load_gate(folder: Path) -> MemoryGate:
 
 
 def gated(
-    decoder: Decoder, gate: MemoryGate, hidden_QD: Float[Tensor, "Q D"], found: Neighbours
+    decoder: Decoder, gate: SpalmGate, hidden_QD: Float[Tensor, "Q D"], found: Neighbours
 ) -> Float[Tensor, "Q D"]:
     """Final states after the gate, given what was found for each."""
     there_QK = torch.from_numpy(found.ids_QK >= 0)

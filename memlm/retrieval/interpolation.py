@@ -1,8 +1,8 @@
 """Neighbours and the model's log-probabilities -> the mixture: kNN-LM (arXiv 1911.00172, equations 2 and 3).
 
-p_kNN(v) is the softmax of -distance/temperature over the neighbours, summed over those whose value is v; the
+p_kNN(v) is the softmax of -distance/temperature over the neighbors, summed over those whose value is v; the
 mixture is p = lam p_kNN + (1 - lam) p_LM. Everything stays in log space and in float32 or better. lam = 0, and a
-position without any neighbour, give the model's own log-probabilities bit for bit; lam = 1 gives the memory alone.
+position without any neighbor, give the model's own log-probabilities bit for bit; lam = 1 gives the memory alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def neighbor_logweights(distances_QK: Float32[np.ndarray, "Q K"], temperature: float) -> Float32[np.ndarray, "Q K"]:
-    """log softmax of -distance/temperature over the neighbours there are; -inf at missing places (distance +inf)."""
+    """log softmax of -distance/temperature over the neighbors there are; -inf at missing places (distance +inf)."""
     there_Q1 = np.isfinite(distances_QK[:, :1])
     beyond_QK = distances_QK.astype(np.float64) - np.where(there_Q1, distances_QK[:, :1], 0.0)  # nearest stands first
     with np.errstate(over="ignore"):  # -inf: at this temperature the nearest have all of the mass
@@ -29,7 +29,7 @@ def neighbor_logweights(distances_QK: Float32[np.ndarray, "Q K"], temperature: f
 def target_logprobs(
     logweights_QK: Float32[np.ndarray, "Q K"], values_QK: Int64[np.ndarray, "Q K"], targets_Q: Int64[np.ndarray, " Q"]
 ) -> Float32[np.ndarray, " Q"]:
-    """log p_kNN of one token for each query: log-sum-exp over the neighbours that name it, -inf where none does."""
+    """log p_kNN of one token for each query: log-sum-exp over the neighbors that name it, -inf where none does."""
     agreeing_QK = np.where(values_QK == targets_Q[:, None], np.exp(logweights_QK.astype(np.float64)), 0.0)
     with np.errstate(divide="ignore"):
         return np.log(agreeing_QK.sum(axis=1)).astype(np.float32)
@@ -38,7 +38,7 @@ def target_logprobs(
 def memory_logprobs(
     logweights_K: Float32[np.ndarray, " K"], values_K: Int64[np.ndarray, " K"], vocab_size: int
 ) -> Float[Tensor, " V"] | None:
-    """log p_kNN of the whole vocabulary for one query; None where there is no neighbour at all."""
+    """log p_kNN of the whole vocabulary for one query; None where there is no neighbor at all."""
     if not len(values_K) or values_K[0] < 0:
         return None
     num_there = len(values_K) if values_K[-1] >= 0 else int((values_K >= 0).sum())  # missing places stand last
@@ -66,7 +66,7 @@ def mix_targets(
     found_Q: Any,
     lam: Any,
 ) -> Float32[np.ndarray, " Q"]:
-    """Computes `mix` for one token of each query, in float64. `found_Q` (bool) says which queries had any neighbour,
+    """Computes `mix` for one token of each query, in float64. `found_Q` (bool) says which queries had any neighbor,
     `lam` is a number or one for each.
     """
     # In float32, as the log-probabilities are, a lam just below 1 would be 1.

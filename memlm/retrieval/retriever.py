@@ -1,10 +1,10 @@
-"""Keys -> what memory says to them: neighbours, the logarithms of their weights in p_kNN, and how loudly they speak.
+"""Keys -> what memory says to them: neighbors, the logarithms of their weights in p_kNN, and how loudly they speak.
 
-One datastore is asked, or several at once: then all neighbours share one softmax, in which a store of weight w counts
+One datastore is asked, or several at once: then all neighbors share one softmax, in which a store of weight w counts
 as if each of its entries stood there w times (w = 1 for all: the same as one store of all their documents).
 
 Two ways not to search. Where the model is sure enough, memory is not asked (arXiv 2109.04212, section 4.1). And where
-enough of the last neighbours named the token that then came, the entries that follow them in their documents are taken
+enough of the last neighbors named the token that then came, the entries that follow them in their documents are taken
 in place of a search (RetoMaton, arXiv 2201.12431, section 3).
 """
 
@@ -22,21 +22,21 @@ from memlm.api.params import MemoryParams
 from memlm.errors import InvalidInput
 from memlm.index.neighbors import Neighbours
 from memlm.retrieval.adaptive import AdaptiveLam, features_of
-from memlm.retrieval.gate import MemoryGate, load_gate
+from memlm.retrieval.gate import SpalmGate, load_gate
 from memlm.retrieval.interpolation import neighbor_logweights
-from memlm.retrieval.store import Memory
+from memlm.retrieval.store import ModelStore
 
 NO_POINTERS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Retrieved:
-    """What Q keys brought back: neighbours, the loudest first, the logarithms of their weights in p_kNN, how loudly
+class RetrievalResult:
+    """What Q keys brought back: neighbors, the loudest first, the logarithms of their weights in p_kNN, how loudly
     they speak, which store each is of, and whether an index was searched. Where memory was not asked there are none.
     `took_ms` is how long all of it took.
     """
 
-    neighbours: Neighbours
+    neighbors: Neighbours
     logweights_QK: Float32[np.ndarray, "Q K"]
     lams_Q: Float[np.ndarray, " Q"]
     stores_QK: Int64[np.ndarray, "Q K"]
@@ -44,9 +44,9 @@ class Retrieved:
     took_ms: float = 0.0
 
     @classmethod
-    def joined(cls, rows: Sequence[Retrieved]) -> Retrieved:
+    def joined(cls, rows: Sequence[RetrievalResult]) -> RetrievalResult:
         """What several keys brought back, one after another."""
-        found = [row.neighbours for row in rows]
+        found = [row.neighbors for row in rows]
         parts: list[list[np.ndarray]] = [
             [each.distances_QK for each in found], [each.ids_QK for each in found], [each.values_QK for each in found],
             [row.logweights_QK for row in rows], [row.lams_Q for row in rows], [row.stores_QK for row in rows],
@@ -56,157 +56,159 @@ class Retrieved:
         near, took_ms = Neighbours(distances_QK, ids_QK, values_QK), sum(row.took_ms for row in rows)
         return cls(near, logweights_QK, lams_Q, stores_QK, searched_Q, took_ms)
 
-    def row(self, number: int) -> Retrieved:
+    def row(self, number: int) -> RetrievalResult:
         """What one of the keys brought back."""
         one = slice(number, number + 1)
-        found = self.neighbours
+        found = self.neighbors
         parts: list[np.ndarray] = [found.distances_QK[one], found.ids_QK[one], found.values_QK[one]]
         rest = (self.logweights_QK[one], self.lams_Q[one], self.stores_QK[one], self.searched_Q[one], self.took_ms)
-        return Retrieved(Neighbours(*parts), *rest)
+        return RetrievalResult(Neighbours(*parts), *rest)
 
 
 @dataclass(frozen=True, slots=True)
-class Retrieval:
-    """Memories and how they are asked: k neighbours, softmax temperature, weight lam in the mixture, and, where it is
-    wanted, the gate that mixes what they say into the model's final state. `follow` is how many pointers do in place
-    of a search, `skip_above` the model's largest log-probability from which on it is not asked.
+class Retriever:
+    """Datastores and how to search them: k neighbors, softmax temperature, weight lam in the mixture, and optionally
+    the gate that mixes the neighbors into the final state. `min_pointers` pointers replace a search. Nothing is
+    searched where the model's largest log-probability is `skip_retrieval_above` or more.
     """
 
-    memories: tuple[Memory, ...]
+    stores: tuple[ModelStore, ...]
     weights: tuple[float, ...]
     k: int
     lam: float
     temperature: float
     nprobe: int | None
-    gate: MemoryGate | None = None
+    gate: SpalmGate | None = None
     adaptive: AdaptiveLam | None = None
-    skip_above: float | None = None
-    follow: int | None = None
+    skip_retrieval_above: float | None = None
+    min_pointers: int | None = None
 
     @classmethod
-    def of(cls, memories: Sequence[Memory], params: MemoryParams) -> Retrieval:
+    def of(cls, stores: Sequence[ModelStore], params: MemoryParams) -> Retriever:
         """A request's settings. What it leaves open comes from the first store's defaults; what tuning found beyond
         one lam is for whoever asks one store for nothing else.
 
         Raises InvalidInput where pointers of several stores are to be followed, or of one without its keys.
         """
-        first, defaults = memories[0], memories[0].datastore.defaults
+        first, defaults = stores[0], stores[0].datastore.defaults
         weight_of = {each.name: each.weight for each in params.stores}
         lam = 0.0 if params.spalm else defaults.lam  # the gate already mixes: interpolation comes only when asked for
-        as_tuned = len(memories) == 1 and not params.spalm and params.lam is params.k is params.knn_temperature is None
+        as_tuned = len(stores) == 1 and not params.spalm and params.lam is params.k is params.knn_temperature is None
         adaptive = AdaptiveLam.of(defaults.adaptive) if as_tuned and defaults.adaptive is not None else None
-        follow = defaults.follow if as_tuned and first.datastore.has_keys else None
-        if params.follow is not None:
-            follow = params.follow or None
-        if params.follow:
-            _check_pointers(memories)
+        min_pointers = defaults.min_pointers if as_tuned and first.datastore.has_keys else None
+        if params.min_pointers is not None:
+            min_pointers = params.min_pointers or None
+        if params.min_pointers:
+            _check_pointers(stores)
         return cls(
-            memories=tuple(memories),
-            weights=tuple(weight_of.get(memory.name, 1.0) for memory in memories),
+            stores=tuple(stores),
+            weights=tuple(weight_of.get(store.name, 1.0) for store in stores),
             k=defaults.k if params.k is None else params.k,
             lam=lam if params.lam is None else float(params.lam),
             temperature=defaults.temperature if params.knn_temperature is None else params.knn_temperature,
             nprobe=defaults.nprobe if params.nprobe is None else params.nprobe,
             gate=load_gate(first.model_folder) if params.spalm else None,
             adaptive=adaptive,
-            skip_above=defaults.skip_above if as_tuned else None,
-            follow=follow,
+            skip_retrieval_above=defaults.skip_retrieval_above if as_tuned else None,
+            min_pointers=min_pointers,
         )
 
     @property
     def name(self) -> str:
         """The stores' names."""
-        return " + ".join(memory.name for memory in self.memories)
+        return " + ".join(store.name for store in self.stores)
 
     @property
-    def wants_peaks(self) -> bool:
+    def needs_max_logprob(self) -> bool:
         """Whether searching goes by how sure the model is."""
-        return self.adaptive is not None or self.skip_above is not None
+        return self.adaptive is not None or self.skip_retrieval_above is not None
 
     def search(
         self,
         keys_QD: Float32[np.ndarray, "Q D"],
-        peaks_Q: Float32[np.ndarray, " Q"] | None = None,
+        max_logprobs_Q: Float32[np.ndarray, " Q"] | None = None,
         pointers: Sequence[Int64[np.ndarray, " _"]] | None = None,
-    ) -> Retrieved:
-        """The neighbours of some keys, with their weights. Given the model's largest log-probability at each, lam may
+    ) -> RetrievalResult:
+        """The neighbors of some keys, with their weights. Given the model's largest log-probability at each, lam may
         differ from position to position, and those where the model is sure enough are not asked about, if the store
         was tuned so; given pointers for each (`pointers_after`), they may take the place of a search.
         """
         begin_s = time.perf_counter()
-        several = len(self.memories) > 1
-        retrieved = self._search_union(keys_QD) if several else self._search_one(keys_QD, peaks_Q, pointers)
+        several = len(self.stores) > 1
+        retrieved = self._search_union(keys_QD) if several else self._search_one(keys_QD, max_logprobs_Q, pointers)
         return replace(retrieved, took_ms=1000 * (time.perf_counter() - begin_s))
 
     def _search_one(
         self,
         keys_QD: Float32[np.ndarray, "Q D"],
-        peaks_Q: Float32[np.ndarray, " Q"] | None,
+        max_logprobs_Q: Float32[np.ndarray, " Q"] | None,
         pointers: Sequence[Int64[np.ndarray, " _"]] | None,
-    ) -> Retrieved:
-        found, searched_Q = self._found(keys_QD, peaks_Q, pointers)
+    ) -> RetrievalResult:
+        found, searched_Q = self._found(keys_QD, max_logprobs_Q, pointers)
         logweights_QK = neighbor_logweights(found.distances_QK, self.temperature)
         lams_Q = np.full(len(keys_QD), self.lam)
-        if self.adaptive and peaks_Q is not None:
-            lams_Q = self.adaptive.lams(features_of(found, logweights_QK, self.temperature, peaks_Q)).astype(np.float64)
-        return Retrieved(found, logweights_QK, lams_Q, np.zeros_like(found.ids_QK), searched_Q)
+        if self.adaptive and max_logprobs_Q is not None:
+            lams_Q = self.adaptive.lams(features_of(found, logweights_QK, self.temperature, max_logprobs_Q)).astype(
+                np.float64
+            )
+        return RetrievalResult(found, logweights_QK, lams_Q, np.zeros_like(found.ids_QK), searched_Q)
 
     def search_in_order(
         self,
         keys_ND: Float32[np.ndarray, "N D"],
-        peaks_N: Float32[np.ndarray, " N"],
+        max_logprobs_N: Float32[np.ndarray, " N"],
         targets_N: Int64[np.ndarray, " N"],
         pointers: Int64[np.ndarray, " P"],
-    ) -> tuple[Retrieved, Int64[np.ndarray, " M"]]:
+    ) -> tuple[RetrievalResult, Int64[np.ndarray, " M"]]:
         """The same for positions of a text that follow each other, and the pointers behind the last; with pointers to
         follow, they are asked about one by one.
         """
-        if not self.follow:
-            return self.search(keys_ND, peaks_N), pointers
+        if not self.min_pointers:
+            return self.search(keys_ND, max_logprobs_N), pointers
         rows = []
         for place, target in enumerate(targets_N.tolist()):
             one = slice(place, place + 1)
-            rows.append(self.search(keys_ND[one], peaks_N[one], [pointers]))
+            rows.append(self.search(keys_ND[one], max_logprobs_N[one], [pointers]))
             pointers = self.pointers_after(rows[-1], target)
-        return Retrieved.joined(rows), pointers
+        return RetrievalResult.joined(rows), pointers
 
-    def pointers_after(self, found: Retrieved, token: int) -> Int64[np.ndarray, " P"]:
+    def pointers_after(self, found: RetrievalResult, token: int) -> Int64[np.ndarray, " P"]:
         """The entries that follow those that named a token, given what one key brought back; none where nobody is to
         follow them.
         """
-        if not self.follow:
+        if not self.min_pointers:
             return NO_POINTERS
-        named_K = found.neighbours.values_QK[0] == token
-        return self.memories[0].datastore.successors(found.neighbours.ids_QK[0, named_K])
+        named_K = found.neighbors.values_QK[0] == token
+        return self.stores[0].datastore.successors(found.neighbors.ids_QK[0, named_K])
 
-    def describe(self, found: Retrieved, most: int) -> tuple[Neighbor, ...]:
-        """Where the first `most` neighbours stand, given what one key brought back: document, line, and the text
+    def describe(self, found: RetrievalResult, most: int) -> tuple[Neighbor, ...]:
+        """Where the first `most` neighbors stand, given what one key brought back: document, line, and the text
         around it.
         """
-        near = found.neighbours
+        near = found.neighbors
         parts = (near.ids_QK, near.distances_QK, found.logweights_QK, near.values_QK)
         ids_K, distances_K, logweights_K, values_K = (part_QK[0, :most] for part_QK in parts)
         told: dict[int, Neighbor] = {}
-        for number, memory in enumerate(self.memories):
+        for number, store in enumerate(self.stores):
             mine = np.flatnonzero((found.stores_QK[0, :most] == number) & (ids_K >= 0))
-            rows = memory.describe(ids_K[mine], distances_K[mine], logweights_K[mine], values_K[mine])
+            rows = store.describe(ids_K[mine], distances_K[mine], logweights_K[mine], values_K[mine])
             told |= dict(zip(mine.tolist(), rows, strict=True))
         return tuple(told[place] for place in sorted(told))
 
     def _found(
         self,
         keys_QD: Float32[np.ndarray, "Q D"],
-        peaks_Q: Float32[np.ndarray, " Q"] | None,
+        max_logprobs_Q: Float32[np.ndarray, " Q"] | None,
         pointers: Sequence[Int64[np.ndarray, " _"]] | None,
     ) -> tuple[Neighbours, Bool[np.ndarray, " Q"]]:
-        datastore, asked_Q = self.memories[0].datastore, np.ones(len(keys_QD), bool)
+        datastore, asked_Q = self.stores[0].datastore, np.ones(len(keys_QD), bool)
         found = Neighbours.none(len(keys_QD), self.k)
-        if self.skip_above is not None and peaks_Q is not None:
-            asked_Q &= peaks_Q < self.skip_above
-        if self.follow and pointers is not None:
+        if self.skip_retrieval_above is not None and max_logprobs_Q is not None:
+            asked_Q &= max_logprobs_Q < self.skip_retrieval_above
+        if self.min_pointers and pointers is not None:
             for row in np.flatnonzero(asked_Q).tolist():
                 there = datastore.live(pointers[row])
-                if len(there) >= self.follow:
+                if len(there) >= self.min_pointers:
                     _put(datastore.nearest_among(keys_QD[row : row + 1], there, self.k), found, np.array([row]))
                     asked_Q[row] = False
         if asked_Q.all():
@@ -215,9 +217,9 @@ class Retrieval:
             _put(datastore.search(keys_QD[asked_Q], self.k, nprobe=self.nprobe), found, np.flatnonzero(asked_Q))
         return found, asked_Q
 
-    def _search_union(self, keys_QD: Float32[np.ndarray, "Q D"]) -> Retrieved:
+    def _search_union(self, keys_QD: Float32[np.ndarray, "Q D"]) -> RetrievalResult:
         """The k that are loudest in one softmax over all stores: a weight is so much less distance."""
-        parts = [memory.datastore.search(keys_QD, self.k, nprobe=self.nprobe) for memory in self.memories]
+        parts = [store.datastore.search(keys_QD, self.k, nprobe=self.nprobe) for store in self.stores]
         shifts = [np.float32(-self.temperature * np.log(weight)) for weight in self.weights]
         heard_QM = np.concatenate(
             [part.distances_QK + shift for part, shift in zip(parts, shifts, strict=True)], axis=1
@@ -232,22 +234,26 @@ class Retrieval:
         )
         logweights_QK = neighbor_logweights(np.take_along_axis(heard_QM, order_QK, axis=1), self.temperature)
         found = Neighbours(distances_QK, ids_QK, values_QK)
-        return Retrieved(found, logweights_QK, np.full(len(keys_QD), self.lam), stores_QK, np.ones(len(keys_QD), bool))
+        return RetrievalResult(
+            found, logweights_QK, np.full(len(keys_QD), self.lam), stores_QK, np.ones(len(keys_QD), bool)
+        )
 
 
-def _check_pointers(memories: Sequence[Memory]) -> None:
-    if len(memories) > 1:
-        raise InvalidInput("pointers are followed within one datastore; name one, or leave follow out", field="follow")
-    if not memories[0].datastore.has_keys:
+def _check_pointers(stores: Sequence[ModelStore]) -> None:
+    if len(stores) > 1:
         raise InvalidInput(
-            f"the datastore {memories[0].name!r} was built without keeping its keys, which following pointers needs;"
-            " leave follow out",
-            field="follow",
+            "pointers are followed within one datastore; name one, or leave min_pointers out", field="min_pointers"
+        )
+    if not stores[0].datastore.has_keys:
+        raise InvalidInput(
+            f"the datastore {stores[0].name!r} was built without keeping its keys, which following pointers needs;"
+            " leave min_pointers out",
+            field="min_pointers",
         )
 
 
 def _put(some: Neighbours, found: Neighbours, rows_R: Int64[np.ndarray, " R"]) -> None:
-    """Writes neighbours into some rows of others, which may be wider."""
+    """Writes neighbors into some rows of others, which may be wider."""
     width = some.ids_QK.shape[1]
     found.distances_QK[rows_R, :width] = some.distances_QK
     found.ids_QK[rows_R, :width] = some.ids_QK

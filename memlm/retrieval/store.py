@@ -1,6 +1,6 @@
 """A datastore, opened for one model: entries -> the words a person can read.
 
-Keeps what the library and the server both promise: a store of another model is refused, and every neighbour can say
+Keeps what the library and the server both promise: a store of another model is refused, and every neighbor can say
 where it came from.
 """
 
@@ -30,7 +30,7 @@ MARK_TOKENS = 128
 MARKED_DOCUMENTS = 1024
 
 
-class Memory:
+class ModelStore:
     """One loaded datastore. Raises Incompatible for a store that another model or tokenizer built."""
 
     def __init__(self, datastore: Datastore, checkpoint: Checkpoint, name: str = "") -> None:
@@ -44,7 +44,7 @@ class Memory:
         self._marks = lru_cache(maxsize=MARKED_DOCUMENTS)(self._count)
 
     @classmethod
-    def open(cls, path: str | Path, checkpoint: Checkpoint, name: str = "") -> Memory:
+    def open(cls, path: str | Path, checkpoint: Checkpoint, name: str = "") -> ModelStore:
         """Opens the datastore at `path` for a model."""
         return cls(Datastore.open(path), checkpoint, name)
 
@@ -93,7 +93,7 @@ class Memory:
         logweights_K: Float32[np.ndarray, " K"],
         values_K: Int64[np.ndarray, " K"],
     ) -> tuple[Neighbor, ...]:
-        """Where each neighbour stands: document, line, and the text around it. Missing places are left out."""
+        """Where each neighbor stands: document, line, and the text around it. Missing places are left out."""
         found_K = ids_K >= 0
         places = self.datastore.locate(ids_K[found_K])
         if not places:

@@ -20,7 +20,7 @@ class CacheRoom:
 
     def need(self, generation: Generation) -> int:
         """Bytes that a generation may come to. Raises InvalidInput where that is more than there can ever be."""
-        decoder, num_tokens = self._checkpoint.decoder, generation.num_places
+        decoder, num_tokens = self._checkpoint.decoder, generation.max_positions
         need = row_bytes(decoder.config, num_tokens, decoder.dtype)
         if need > self.max_bytes:
             raise InvalidInput(

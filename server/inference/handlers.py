@@ -23,7 +23,7 @@ from memlm.api.sessions import (
 )
 from memlm.base.steps import Steps
 from memlm.errors import InvalidInput
-from memlm.generation.batch import Batch, Member
+from memlm.generation.batch import Batch, RunningSequence
 from memlm.generation.generation import Generation
 from memlm.language_model import LanguageModel
 from memlm.server.inference.cache_room import CacheRoom
@@ -44,7 +44,7 @@ class Generating(Protocol):
     """A job as its steps see it: what it draws from, and its place in the batch while it has one."""
 
     generation: Generation | None
-    member: Member | None
+    sequence: RunningSequence | None
     cache_bytes: int
 
 
@@ -113,30 +113,30 @@ def generated(
     try:
         job.cache_bytes = room.need(generation)
         yield None  # waits for a place among those that run
-        if generation.goes_alone:
+        if not generation.is_batchable:
             telling = Telling(ask, generation, send, pace)
             while generation.finished is None:
                 yield None
                 tokens = generation.step()
-                yield from generation.keep_steps()
+                yield from generation.commit_to_session()
                 telling.add(tokens)
             return
-        member = job.member = yield from batch.join_steps(generation)
+        sequence = job.sequence = yield from batch.add_steps(generation)
         telling = Telling(ask, generation, send, pace)
         while True:
             yield None  # until the batch has drawn a token
-            if member.failure is not None:
-                raise member.failure
-            if member.is_done:
+            if sequence.failure is not None:
+                raise sequence.failure
+            if sequence.is_done:
                 break
-            telling.add(member.tokens)
-        job.member = None
-        if member.state is not None:
-            yield from generation.keep_steps(member.state)  # what is acknowledged is on the disk
-        telling.add(member.tokens)
+            telling.add(sequence.tokens)
+        job.sequence = None
+        if sequence.state is not None:
+            yield from generation.commit_to_session(sequence.state)  # what is acknowledged is on the disk
+        telling.add(sequence.tokens)
     finally:
-        if job.member is not None:
-            batch.leave(job.member)
+        if job.sequence is not None:
+            batch.remove(job.sequence)
         generation.close()
 
 

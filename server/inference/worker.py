@@ -28,12 +28,12 @@ from memlm.base.allocator import give_back
 from memlm.base.cpu import use_cores
 from memlm.base.steps import Steps
 from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded
-from memlm.generation.batch import Batch, Member
+from memlm.generation.batch import Batch, RunningSequence
 from memlm.generation.generation import Generation
 from memlm.generation.sessions import Sessions
 from memlm.language_model import LanguageModel
 from memlm.model.checkpoint import load_checkpoint
-from memlm.retrieval.store import Memory, OnLost
+from memlm.retrieval.store import ModelStore, OnLost
 from memlm.server.config import ServerConfig, place_of
 from memlm.server.inference.cache_room import CacheRoom
 from memlm.server.inference.handlers import Pace, answered, generated
@@ -119,14 +119,14 @@ def _loaded(
 @dataclass(eq=False, slots=True)
 class Job:
     """A request in work. Its `steps` run until they want a turn; `away` is what a thread does for them meanwhile. A
-    generation's `member` is its place in the batch.
+    generation's `sequence` is its place in the batch.
     """
 
     ask: Ask
     num_tokens: int = 0  # of its prompt; estimated until it is encoded
     steps: Steps[None] | None = None
     generation: Generation | None = None
-    member: Member | None = None
+    sequence: RunningSequence | None = None
     cache_bytes: int = 0  # what its keys and values may come to
     away: Future[Any] | None = None
     must_end: bool = False  # what is away cannot be taken back
@@ -154,7 +154,10 @@ class Worker:
         """Takes a loaded model, and where to hear and to answer; `flush` follows whatever should not wait."""
         self._lm, self._inbox, self._send, self._flush = lm, inbox, send, flush
         self._max_running, self._max_queued_tokens = max_running, max_queued_tokens
-        self._batch, self._room = Batch(lm.checkpoint, most=max_running), CacheRoom(max_cache_bytes, lm.checkpoint)
+        self._batch, self._room = (
+            Batch(lm.checkpoint, max_sequences=max_running),
+            CacheRoom(max_cache_bytes, lm.checkpoint),
+        )
         self._waiting: list[Job] = []
         self._running: list[Job] = []
         self._away: list[Job] = []  # those that a thread works for; some of them run, none of them wait
@@ -211,13 +214,17 @@ class Worker:
         question, send = job.ask.question, partial(self._tell, job)
         with self._answering(job):
             if isinstance(question, LoadDatastoreRequest):
-                opening = self._opener.submit(Memory.open, question.path, self._lm.checkpoint, question.store or "")
-                self._opening.append((job, opening, partial(self._lm.take_in, replace=question.replace)))
+                opening = self._opener.submit(ModelStore.open, question.path, self._lm.checkpoint, question.store or "")
+                self._opening.append((job, opening, partial(self._lm.register_store, replace=question.replace)))
             elif isinstance(question, DeleteDocumentsRequest):
-                deleting = self._deleter.submit(self._lm.deleting, question.document_ids, store=question.store)
+                deleting = self._deleter.submit(self._lm.prepare_delete, question.document_ids, store=question.store)
                 self._opening.append((job, deleting, lambda move: move()))
             elif isinstance(question, CatchUp):
-                look = self._lm.newer if question.store is None else partial(self._lm.newest, question.store)
+                look = (
+                    self._lm.prepare_refresh
+                    if question.store is None
+                    else partial(self._lm.prepare_refresh_of, question.store)
+                )
                 self._opening.append((job, self._deleter.submit(look), _move_all))
             elif isinstance(question, GenerateRequest):
                 self._check_queue(job, question)
@@ -234,7 +241,7 @@ class Worker:
         with self._answering(job):
             wanted = job.steps.send(result) if error is None else job.steps.throw(error)
             if job.generation is not None:
-                job.num_tokens = len(job.generation.unread)
+                job.num_tokens = len(job.generation.pending_ids)
             if wanted is not None:
                 job.away, job.must_end = self._offloads.submit(job.ask.caller, wanted), wanted.must_end
                 self._away.append(job)
@@ -356,21 +363,21 @@ class Worker:
         """Draws one more token for every generation in the batch."""
         if not len(self._batch):
             return
-        jobs = {job.member: job for job in self._running if job.member}
+        jobs = {job.sequence: job for job in self._running if job.sequence}
         try:
-            members = self._batch.step()
+            sequences = self._batch.step()
         except Exception:
             log.exception("a step of %d generations failed", len(jobs))
             for job in jobs.values():
                 self._send(Failed(job.ask.id, internal_error(job.ask.id)))
                 self._drop(job)
             return
-        for member in members:
-            self._advance(jobs[member])
+        for sequence in sequences:
+            self._advance(jobs[sequence])
 
     def _step_next(self) -> None:
         """Takes one step of one job that is not in the batch, in turn."""
-        job = next((job for job in self._running if job.is_ready and job.member is None), None)
+        job = next((job for job in self._running if job.is_ready and job.sequence is None), None)
         if job is None:
             return
         self._running.remove(job)
@@ -402,7 +409,7 @@ class Worker:
         if now_s - self._beat_s >= HEARTBEAT_S:
             self._beat_s = now_s
             if self._newer is None:
-                self._newer = self._opener.submit(self._lm.newer)
+                self._newer = self._opener.submit(self._lm.prepare_refresh)
             self._lm.sessions.expire()
             self._send(Heartbeat(self._stats()))
             self._rest(now_s)
@@ -413,7 +420,7 @@ class Worker:
             self._worked_s = now_s
         elif self._worked_s is not None and now_s - self._worked_s >= REST_S:
             self._worked_s = None
-            self._batch.rest()
+            self._batch.shrink()
             give_back()
 
     def _stats(self) -> Stats:

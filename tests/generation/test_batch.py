@@ -11,7 +11,7 @@ from running import alike
 from memlm.api.params import GenerateRequest
 from memlm.base.steps import outcome_of
 from memlm.errors import InternalError
-from memlm.generation.batch import Batch, Member
+from memlm.generation.batch import Batch, RunningSequence
 from memlm.generation.generation import Generation
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig, forward, pages, state_pool
@@ -59,25 +59,25 @@ def alone(checkpoint: Checkpoint, prompt: str, seed: int) -> list:
     return tokens
 
 
-@pytest.mark.parametrize("piece_tokens", [3, 256])
-def test_whoever_joins_and_leaves_each_draws_what_it_draws_alone(kind, piece_tokens):
-    rng, batch = random.Random(0), Batch(kind, most=6, piece_tokens=piece_tokens)
+@pytest.mark.parametrize("prefill_tokens", [3, 256])
+def test_whoever_joins_and_leaves_each_draws_what_it_draws_alone(kind, prefill_tokens):
+    rng, batch = random.Random(0), Batch(kind, max_sequences=6, prefill_tokens=prefill_tokens)
     waiting = list(enumerate(prompts(14)))
     told: dict[int, list] = {}
     left: set[int] = set()
-    members: dict[Member, int] = {}
+    sequences: dict[RunningSequence, int] = {}
     while waiting or len(batch):
         while waiting and len(batch) < 6 and rng.random() < 0.7:
             number, prompt = waiting.pop()
-            members[batch.join(started(kind, prompt, number))], told[number] = number, []
-        for member in batch.step():
-            assert member.failure is None
-            told[members[member]] += member.tokens
-        if members and rng.random() < 0.1:
-            member = rng.choice(list(members))
-            if not member.is_done:
-                left.add(members[member])
-            batch.leave(member)
+            sequences[batch.add(started(kind, prompt, number))], told[number] = number, []
+        for sequence in batch.step():
+            assert sequence.failure is None
+            told[sequences[sequence]] += sequence.tokens
+        if sequences and rng.random() < 0.1:
+            sequence = rng.choice(list(sequences))
+            if not sequence.is_done:
+                left.add(sequences[sequence])
+            batch.remove(sequence)
     assert left
     for number, prompt in enumerate(prompts(14)):
         expected = alone(kind, prompt, number)
@@ -86,11 +86,11 @@ def test_whoever_joins_and_leaves_each_draws_what_it_draws_alone(kind, piece_tok
 
 
 def test_a_long_prompt_is_read_in_pieces_while_others_go_on(checkpoint):
-    batch = Batch(checkpoint, most=4, piece_tokens=4)
-    short = batch.join(started(checkpoint, "a", 1))
+    batch = Batch(checkpoint, max_sequences=4, prefill_tokens=4)
+    short = batch.add(started(checkpoint, "a", 1))
     assert batch.step() == [short]
-    long = batch.join(started(checkpoint, "the memory of a model can be read and edited", 2))
-    size = len(long.generation.unread)
+    long = batch.add(started(checkpoint, "the memory of a model can be read and edited", 2))
+    size = len(long.generation.pending_ids)
     steps = 0
     while long not in (told := batch.step()):
         assert told == [short]
@@ -109,8 +109,8 @@ def test_one_stream_of_a_small_model_takes_one_thread(checkpoint):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        batch = Batch(checkpoint, most=4)
-        batch.join(started(checkpoint, "a", 1))
+        batch = Batch(checkpoint, max_sequences=4)
+        batch.add(started(checkpoint, "a", 1))
         while len(batch):
             batch.step()
         assert torch.get_num_threads() == 2
@@ -123,24 +123,24 @@ def test_one_stream_of_a_small_model_takes_one_thread(checkpoint):
 
 
 def test_one_that_fails_harms_no_other(checkpoint, monkeypatch):
-    batch = Batch(checkpoint, most=4)
-    good, bad = (batch.join(started(checkpoint, "the memory", seed)) for seed in (1, 2))
+    batch = Batch(checkpoint, max_sequences=4)
+    good, bad = (batch.add(started(checkpoint, "the memory", seed)) for seed in (1, 2))
     batch.step()
     told = list(good.tokens)
 
     def fail(*_: object) -> None:
         raise InternalError("broken")
 
-    monkeypatch.setattr(bad.generation, "draw", fail)
+    monkeypatch.setattr(bad.generation, "sample_next", fail)
     while len(batch):
-        for member in batch.step():
-            told += member.tokens if member is good else ()
+        for sequence in batch.step():
+            told += sequence.tokens if sequence is good else ()
     assert isinstance(bad.failure, InternalError)
     assert alike(told, alone(checkpoint, "the memory", 1))
 
 
 def test_one_search_a_step_serves_all_that_ask_alike(lm: LanguageModel, monkeypatch):
-    searches, datastore = [], lm.memory().datastore
+    searches, datastore = [], lm.model_store().datastore
     search = type(datastore).search
 
     def counted(self, queries_QD, k, *, nprobe=None):
@@ -148,66 +148,66 @@ def test_one_search_a_step_serves_all_that_ask_alike(lm: LanguageModel, monkeypa
         return search(self, queries_QD, k, nprobe=nprobe)
 
     monkeypatch.setattr(type(datastore), "search", counted)
-    batch = Batch(lm.checkpoint, most=8)
+    batch = Batch(lm.checkpoint, max_sequences=8)
     asked = [{"k": 4}, {"k": 4}, {"k": 9}, {"use_store": False}, {"k": 4, "lam": 0.0}]
-    members = [batch.join(lm.start(GenerateRequest.of("the", {"seed": 1, **memory}))) for memory in asked]
+    sequences = [batch.add(lm.start(GenerateRequest.of("the", {"seed": 1, **memory}))) for memory in asked]
     batch.step()
     assert sorted(searches) == [(1, 9), (2, 4)]
-    assert members[3].tokens[0].knn_logprob is None
-    assert members[0].tokens[0].knn_logprob is not None
-    assert alike(members[0].tokens, lm.generate("the", seed=1, k=4, max_tokens=1))
+    assert sequences[3].tokens[0].knn_logprob is None
+    assert sequences[0].tokens[0].knn_logprob is not None
+    assert alike(sequences[0].tokens, lm.generate("the", seed=1, k=4, max_tokens=1))
 
 
 def test_places_that_become_free_are_used_again(checkpoint):
-    batch = Batch(checkpoint, most=3)
+    batch = Batch(checkpoint, max_sequences=3)
     for round_ in range(5):
-        members = [batch.join(started(checkpoint, "a", seed)) for seed in range(3)]
+        sequences = [batch.add(started(checkpoint, "a", seed)) for seed in range(3)]
         batch.step()
-        for member in random.Random(round_).sample(members, 3):
-            batch.leave(member)
-            batch.leave(member)
+        for sequence in random.Random(round_).sample(sequences, 3):
+            batch.remove(sequence)
+            batch.remove(sequence)
         assert len(batch) == 0
     assert batch._pool.shape[0] == 3
 
 
 def test_room_is_reserved_for_what_is_asked_and_given_up_when_nobody_is_there(checkpoint):
-    batch, places = Batch(checkpoint, most=8), list[tuple[int, int]]()
+    batch, places = Batch(checkpoint, max_sequences=8), list[tuple[int, int]]()
     for prompt, count in (("a", 3), ("the memory", 20), ("a", 2), ("", 43)):
-        batch.join(
+        batch.add(
             outcome_of(Generation.steps(checkpoint, GenerateRequest.of(prompt, {"seed": 1, "max_tokens": count}), None))
         )
         batch.step()
         places.append(batch._pool.shape)
-    first, second, *_ = (len(started(checkpoint, prompt, 1).unread) for prompt in ("a", "the memory"))
+    first, second, *_ = (len(started(checkpoint, prompt, 1).pending_ids) for prompt in ("a", "the memory"))
     rooms = [max(4, first + 2)]
     rooms.append(max(second + 19, 2 * rooms[0]))
     assert places == [(1, rooms[0]), (2, rooms[1]), (4, rooms[1]), (4, min(48, 2 * rooms[1]))]
-    batch.rest()
+    batch.shrink()
     assert batch._pool.shape[0] == 4
     while len(batch):
         batch.step()
-    batch.rest()
+    batch.shrink()
     assert batch._pool.shape == (1, 4)
-    member, told = batch.join(started(checkpoint, "the", 3)), []
+    sequence, told = batch.add(started(checkpoint, "the", 3)), []
     while len(batch):
         batch.step()
-        told += member.tokens
+        told += sequence.tokens
     assert alike(told, alone(checkpoint, "the", 3))
 
 
 def test_a_store_that_fails_harms_only_those_that_ask_it(lm: LanguageModel, monkeypatch):
-    batch = Batch(lm.checkpoint, most=4)
-    asking = batch.join(lm.start(GenerateRequest.of("the", {"seed": 1, "max_tokens": 4})))
-    alone_ = batch.join(lm.start(GenerateRequest.of("the", {"seed": 1, "max_tokens": 4, "use_store": False})))
+    batch = Batch(lm.checkpoint, max_sequences=4)
+    asking = batch.add(lm.start(GenerateRequest.of("the", {"seed": 1, "max_tokens": 4})))
+    alone_ = batch.add(lm.start(GenerateRequest.of("the", {"seed": 1, "max_tokens": 4, "use_store": False})))
 
     def fail(*_: object, **__: object) -> None:
         raise InternalError("the disk is gone")
 
-    monkeypatch.setattr(type(lm.memory().datastore), "search", fail)
+    monkeypatch.setattr(type(lm.model_store().datastore), "search", fail)
     told = []
     while len(batch):
-        for member in batch.step():
-            told += member.tokens if member is alone_ else ()
+        for sequence in batch.step():
+            told += sequence.tokens if sequence is alone_ else ()
     assert isinstance(asking.failure, InternalError)
     monkeypatch.undo()
     assert alike(told, lm.generate("the", seed=1, max_tokens=4, use_store=False))
@@ -216,12 +216,12 @@ def test_a_store_that_fails_harms_only_those_that_ask_it(lm: LanguageModel, monk
 def test_prompts_that_come_together_are_read_together(checkpoint):
     reads = []
     handle = checkpoint.decoder.register_forward_pre_hook(lambda decoder, inputs: reads.append(tuple(inputs[0].shape)))
-    batch = Batch(checkpoint, most=8)
+    batch = Batch(checkpoint, max_sequences=8)
     texts = ["the", "the memory of a", "", "a model can be read", "the memory " * 9]
-    sizes = [len(started(checkpoint, text, 0).unread) for text in texts]
+    sizes = [len(started(checkpoint, text, 0).pending_ids) for text in texts]
     try:
         for text in texts:
-            batch.join(started(checkpoint, text, 0))
+            batch.add(started(checkpoint, text, 0))
         assert len(batch.step()) == len(texts)
     finally:
         handle.remove()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from reference import stop_plainly
 
 from memlm.api.generation import Token
-from memlm.generation.detokenizer import TextStream
+from memlm.generation.detokenizer import Detokenizer
 
 
 def tokens_of(pieces: list[bytes]) -> list[Token]:
@@ -15,7 +15,7 @@ def tokens_of(pieces: list[bytes]) -> list[Token]:
 
 def run(pieces: list[bytes], stop: tuple[str, ...] = ()) -> tuple[list[str], str | None]:
     """The text of every token let go, and the stop string reached."""
-    stream, shown = TextStream(stop), []
+    stream, shown = Detokenizer(stop), []
     for token in tokens_of(pieces):
         shown += stream.push(token)
         if stream.stopped_by is not None:
@@ -60,7 +60,7 @@ def test_bytes_that_are_no_utf8_become_replacement_characters():
 @given(st.text(alphabet="ab", max_size=60), st.lists(st.text(alphabet="ab", min_size=1, max_size=8), max_size=3))
 def test_what_waits_is_the_longest_beginning_of_a_stop_string(text, stops):
     """Token by token, against a search through all that is known."""
-    stream, shown = TextStream(tuple(stops)), ""
+    stream, shown = Detokenizer(tuple(stops)), ""
     for place, token in enumerate(tokens_of([character.encode() for character in text])):
         shown += "".join(token.text for token in stream.push(token))
         known = text[: place + 1]
@@ -74,7 +74,7 @@ def test_what_waits_is_the_longest_beginning_of_a_stop_string(text, stops):
 def test_a_stop_string_that_is_almost_met_costs_no_more_than_its_text():
     """Forty thousand tokens are held back, and the next one shows that no stop string comes."""
     count = 40_000
-    stream = TextStream(tuple("🙂" * count + str(number) for number in range(16)))
+    stream = Detokenizer(tuple("🙂" * count + str(number) for number in range(16)))
     *held, last = tokens_of(["🙂".encode()] * count + [b"d"])
     assert not any(map(stream.push, held))
     begin_s = time.process_time()
@@ -83,7 +83,7 @@ def test_a_stop_string_that_is_almost_met_costs_no_more_than_its_text():
 
 
 def test_a_token_is_let_go_as_soon_as_it_is_certain():
-    stream = TextStream(stop=("END",))
+    stream = Detokenizer(stop=("END",))
     tokens = tokens_of([b"a", b" E", b"N", b"x", b"END"])
     assert [[t.text for t in stream.push(token)] for token in tokens] == [["a"], [], [], [" E", "N", "x"], []]
     assert stream.stopped_by == "END"

@@ -16,7 +16,7 @@ from memlm.indexing.build import build_index
 from memlm.language_model import load
 from memlm.model import Decoder, Memorizing, ModelConfig
 from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from memlm.retrieval.encoder import Reader, document_windows, score_tokens
+from memlm.retrieval.encoder import Encoder, document_windows, score_tokens
 
 
 class Killed(Exception):
@@ -99,7 +99,7 @@ def test_a_store_holds_the_keys_of_documents_read_whole(remembering, checkpoint,
 
 
 def test_a_build_killed_within_a_document_goes_on_with_its_memory(remembering, corpus_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("memlm.indexing.build.BLOCK_WINDOWS", 7)  # blocks that end within documents
+    monkeypatch.setattr("memlm.indexing.build.CHECKPOINT_WINDOWS", 7)  # blocks that end within documents
     build_index(remembering, Corpus([corpus_folder]), tmp_path / "whole")
     for killed_at in (2, 4, 6):
         name = f"killed-{killed_at}"
@@ -127,11 +127,11 @@ def keys_of(store: Path) -> np.ndarray:
 def test_skipping_windows_changes_nothing_that_follows(checkpoint):
     tokens = torch.randint(1, 300, (90,), generator=torch.Generator().manual_seed(2)).numpy()
     windows = list(document_windows(checkpoint.decoder, tokens, checkpoint.tokenizer.start_id))
-    whole = Reader(checkpoint.decoder).keys(windows)
+    whole = Encoder(checkpoint.decoder).keys(windows)
     for skipped in range(len(windows)):
-        reader = Reader(checkpoint.decoder)
-        reader.skip(windows[:skipped])
-        for got, expected in zip(reader.keys(windows[skipped:]), whole[skipped:], strict=True):
+        encoder = Encoder(checkpoint.decoder)
+        encoder.skip(windows[:skipped])
+        for got, expected in zip(encoder.keys(windows[skipped:]), whole[skipped:], strict=True):
             assert np.array_equal(got, expected)
 
 

@@ -121,15 +121,15 @@ def test_sessions_go_on_side_by_side(model, monkeypatch, apart):
         session.append(text)
     from memlm.api.params import GenerateRequest
 
-    batch, told = Batch(model.checkpoint, most=4), {}
+    batch, told = Batch(model.checkpoint, max_sequences=4), {}
     for session in sessions:
         options = {"session": session.name, "temperature": 0, "max_tokens": 5}
-        told[batch.join(model.start(GenerateRequest.of("", options)))] = []
+        told[batch.add(model.start(GenerateRequest.of("", options)))] = []
     while len(batch):
-        for member in batch.step():
-            told[member] += member.tokens
-            if member.state is not None:
-                outcome_of(member.generation.keep_steps(member.state))
+        for sequence in batch.step():
+            told[sequence] += sequence.tokens
+            if sequence.state is not None:
+                outcome_of(sequence.generation.commit_to_session(sequence.state))
     for session, text, tokens in zip(sessions, texts, told.values(), strict=True):
         ids = ids_of(model, text)
         assert alike(tokens, after(model, ids, 5))

@@ -26,11 +26,11 @@ from memlm.index.store.segment import Segment
 from memlm.indexing import build as indexing_build
 from memlm.indexing.build import add_to_index, build_index, compact_index, finish_build, windows_at_once
 from memlm.indexing.estimate import estimate_build
-from memlm.indexing.quality import check_keys, make_trial, measure_quality, sample_queries, scale_free_temperature
+from memlm.indexing.quality import check_keys, measure_quality, sample_queries, sample_trial, scale_free_temperature
 from memlm.indexing.tune import best_lam, tune
 from memlm.language_model import load
 from memlm.model import Decoder, Memorizing, ModelConfig
-from memlm.retrieval.store import Memory
+from memlm.retrieval.store import ModelStore
 
 
 class Killed(Exception):
@@ -39,7 +39,7 @@ class Killed(Exception):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(indexing_build, "BLOCK_WINDOWS", 4)
+    monkeypatch.setattr(indexing_build, "CHECKPOINT_WINDOWS", 4)
 
 
 def read(store: Path, name: str) -> np.ndarray:
@@ -149,7 +149,7 @@ def test_an_addition_killed_in_its_checks_is_measured_by_nobodys_figures_until_i
 
 @pytest.mark.parametrize(("context", "windows"), [(16, 128), (256, 128), (1024, 32), (2048, 16), (131_072, 1)])
 def test_what_a_kill_may_cost_is_bounded_in_tokens_too(monkeypatch, context, windows):
-    monkeypatch.setattr(indexing_build, "BLOCK_WINDOWS", 128)
+    monkeypatch.setattr(indexing_build, "CHECKPOINT_WINDOWS", 128)
     assert windows_at_once(context) == windows
 
 
@@ -191,9 +191,9 @@ def test_quality_compares_the_index_with_exact_search(model_folder, corpus_folde
     assert (exact.recall, exact.softmax_mass, exact.nats_change) == (1.0, pytest.approx(1.0), 0.0)
     build_index(model_folder, Corpus([corpus_folder]), tmp_path / "ivf", index="IVF16,SQfp16")
     with Datastore.open(tmp_path / "ivf") as store:
-        memory = Memory(store, checkpoint)
+        memory = ModelStore(store, checkpoint)
         stored = store.manifest.quality
-        assert stored == measure_quality(memory, make_trial(memory, checkpoint)).as_dict()
+        assert stored == measure_quality(memory, sample_trial(memory, checkpoint)).as_dict()
         assert 0.5 < stored["recall"] <= 1.0
 
 
@@ -216,7 +216,7 @@ def test_a_store_of_one_document_is_judged_by_its_other_positions(checkpoint, tm
     assert (built.documents, built.entries > 32 * built.quality.k) == (1, True)
     assert built.quality.softmax_mass_error > 0  # of what was found, not of nothing
     with Datastore.open(tmp_path / "s") as store:
-        trial = make_trial(Memory(store, checkpoint), checkpoint)
+        trial = sample_trial(ModelStore(store, checkpoint), checkpoint)
         ids_QK, queries = trial.exact.ids_QK, trial.queries
         offsets = [place.token_offset for place in store.locate(queries.ids_Q)]
         np.testing.assert_array_equal(store.tokens("long.txt")[offsets], queries.targets_Q)
@@ -232,7 +232,7 @@ def test_what_is_left_out_costs_a_bounded_search(monkeypatch, checkpoint, store_
     """A long document has all that are near: no search asks for the whole store."""
     from memlm.indexing import quality
 
-    monkeypatch.setattr(quality, "ASKED", (1, 2))
+    monkeypatch.setattr(quality, "OVERFETCH", (1, 2))
     with Datastore.open(store_folder) as store:
         asked, searcher = [], store.exact()
         plain = type(searcher).search
@@ -255,8 +255,8 @@ def test_agreement_counts_ids_and_weighs_mass():
 
 def test_the_untuned_temperature_follows_the_scale_of_the_keys(store_folder, checkpoint):
     with Datastore.open(store_folder) as store:
-        memory = Memory(store, checkpoint)
-        assert store.defaults.temperature == scale_free_temperature(memory, make_trial(memory, checkpoint)) > 0
+        memory = ModelStore(store, checkpoint)
+        assert store.defaults.temperature == scale_free_temperature(memory, sample_trial(memory, checkpoint)) > 0
         assert (store.defaults.k, store.defaults.lam, store.defaults.tuned_on) == (64, 0.25, None)
 
 
@@ -315,11 +315,11 @@ def test_evaluation_adds_up(lm, corpus_folder):
 
 
 def test_saved_defaults_are_what_a_request_takes(lm, tmp_path):
-    retrieval = lm.retrieval(MemoryParams())
-    defaults = lm.memory().datastore.defaults
-    assert (retrieval.k, retrieval.lam, retrieval.temperature) == (defaults.k, defaults.lam, defaults.temperature)
+    retriever = lm.retriever(MemoryParams())
+    defaults = lm.model_store().datastore.defaults
+    assert (retriever.k, retriever.lam, retriever.temperature) == (defaults.k, defaults.lam, defaults.temperature)
     assert isinstance(defaults, KnnDefaults)
-    assert json.dumps(lm.memory().datastore.manifest.quality)
+    assert json.dumps(lm.model_store().datastore.manifest.quality)
 
 
 @pytest.fixture(params=["plain", "memorizing"])

@@ -10,7 +10,7 @@ from memlm.errors import InvalidInput
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.build import add_to_index, build_index, compact_index
 from memlm.language_model import load
-from memlm.retrieval.encoder import Reader, document_windows
+from memlm.retrieval.encoder import Encoder, document_windows
 
 PRUNE = 0.0033  # of a model with random parameters: about half of the entries
 
@@ -21,7 +21,7 @@ def predicted(checkpoint, corpus) -> dict[str, np.ndarray]:
     for document in corpus:
         tokens_n = checkpoint.tokenizer.encode(document.text)
         windows = list(document_windows(checkpoint.decoder, tokens_n, checkpoint.tokenizer.start_id))
-        logprobs = [read.logprobs_N for read in Reader(checkpoint.decoder).predictions(windows)]
+        logprobs = [read.logprobs_N for read in Encoder(checkpoint.decoder).predictions(windows)]
         told[document.id] = np.exp(np.concatenate(logprobs)) >= PRUNE
     return told
 
@@ -93,7 +93,7 @@ def test_a_pruned_build_goes_on_where_it_was_interrupted(model_folder, corpus_fo
     from memlm.index.store.writer import StoreWriter
     from memlm.indexing import build
 
-    monkeypatch.setattr(build, "BLOCK_WINDOWS", 8)
+    monkeypatch.setattr(build, "CHECKPOINT_WINDOWS", 8)
     corpus = Corpus([corpus_folder])
     build_index(model_folder, corpus, tmp_path / "whole", prune=PRUNE)
     steps, checkpoint_once = [], StoreWriter.checkpoint

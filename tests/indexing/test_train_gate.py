@@ -14,14 +14,14 @@ from memlm.indexing.build import build_index
 from memlm.indexing.train_gate import train_spalm
 from memlm.language_model import load
 from memlm.model.checkpoint import load_checkpoint
-from memlm.retrieval.gate import GATE_FILE, MemoryGate, load_gate
+from memlm.retrieval.gate import GATE_FILE, SpalmGate, load_gate
 
 PROMPT = "the memory of a model"
 
 
-def gate_of(dim: int) -> MemoryGate:
+def gate_of(dim: int) -> SpalmGate:
     torch.manual_seed(0)
-    gate = MemoryGate(dim).double()
+    gate = SpalmGate(dim).double()
     with torch.no_grad():
         for parameter in gate.parameters():
             parameter.copy_(torch.randn_like(parameter))

@@ -10,7 +10,7 @@ import pytest
 from memlm.index.neighbors import Neighbours
 from memlm.indexing.tune import _Evidence, _gain, _judge
 from memlm.language_model import load
-from memlm.retrieval.adaptive import AdaptiveLam, features_of, fit, skipped
+from memlm.retrieval.adaptive import AdaptiveLam, features_of, find_skip_threshold, fit
 from memlm.retrieval.interpolation import neighbor_logweights
 
 LAM = AdaptiveLam(0.3, (-0.5, 0.2, 1.5, 0.1, -0.7), (1.0, 0.5, 0.5, 1.0, -1.0), (0.5, 0.5, 0.3, 0.5, 0.8))
@@ -26,8 +26,8 @@ def some_neighbours(rng: np.random.Generator) -> Neighbours:
 
 def test_features_are_what_the_loops_say_and_finite_without_neighbours():
     rng = np.random.default_rng(0)
-    found, peaks_Q, temperature = some_neighbours(rng), -rng.exponential(size=6).astype(np.float32), 0.7
-    features_QF = features_of(found, neighbor_logweights(found.distances_QK, temperature), temperature, peaks_Q)
+    found, max_logprobs_Q, temperature = some_neighbours(rng), -rng.exponential(size=6).astype(np.float32), 0.7
+    features_QF = features_of(found, neighbor_logweights(found.distances_QK, temperature), temperature, max_logprobs_Q)
     assert np.isfinite(features_QF).all()
     for query in range(1, 6):
         there = [place for place in range(9) if found.ids_QK[query, place] >= 0]
@@ -41,7 +41,7 @@ def test_features_are_what_the_loops_say_and_finite_without_neighbours():
             sum(w * (each - distance[0]) / temperature for w, each in zip(weights, distance, strict=True)),
             agreeing,
             -sum(w * math.log(w) for w in weights),
-            float(peaks_Q[query]),
+            float(max_logprobs_Q[query]),
         ]
         np.testing.assert_allclose(features_QF[query], expected, rtol=1e-4, atol=1e-5)
 
@@ -90,15 +90,15 @@ def test_the_gains_error_counts_windows_and_not_tokens():
 @pytest.mark.parametrize("most_loss", [0.0, 0.002, 0.01, 10.0])
 def test_what_may_be_skipped_is_what_trying_every_threshold_finds(most_loss):
     rng = np.random.default_rng(3)
-    peaks_Q = -rng.exponential(size=300).astype(np.float32).round(2)
-    lm_Q = np.exp(peaks_Q.astype(np.float64)) * rng.uniform(0.2, 1, 300)
-    mixed_Q = lm_Q * np.exp(rng.normal(0.02, 0.1, 300) - 0.2 * peaks_Q)
-    threshold, share, loss = skipped(lm_Q, mixed_Q, peaks_Q, most_loss)
-    lost = {t: float((np.log(mixed_Q / lm_Q) * (peaks_Q >= t)).mean()) for t in np.unique(peaks_Q)}
+    max_logprobs_Q = -rng.exponential(size=300).astype(np.float32).round(2)
+    lm_Q = np.exp(max_logprobs_Q.astype(np.float64)) * rng.uniform(0.2, 1, 300)
+    mixed_Q = lm_Q * np.exp(rng.normal(0.02, 0.1, 300) - 0.2 * max_logprobs_Q)
+    threshold, share, loss = find_skip_threshold(lm_Q, mixed_Q, max_logprobs_Q, most_loss)
+    lost = {t: float((np.log(mixed_Q / lm_Q) * (max_logprobs_Q >= t)).mean()) for t in np.unique(max_logprobs_Q)}
     if threshold is None:
         assert min(lost.values()) > most_loss
         return
-    assert share == pytest.approx((peaks_Q >= np.float32(threshold)).mean())
+    assert share == pytest.approx((max_logprobs_Q >= np.float32(threshold)).mean())
     assert loss == pytest.approx(lost[np.float32(threshold)])
 
 
@@ -107,12 +107,12 @@ def tuned(model_folder, store_folder, tmp_path):
     """A store whose lam adapts, and that is not asked where the model is sure."""
     shutil.copytree(store_folder, tmp_path / "store")
     with load(model_folder, [tmp_path / "store"]) as lm:
-        datastore = lm.memory().datastore
+        datastore = lm.model_store().datastore
         defaults = replace(datastore.defaults, k=16, temperature=3.0, adaptive=asdict(LAM))
         peaks = [
             token.top_logprobs[0].logprob for token in lm.generate("a", max_tokens=30, top_logprobs=1, lam=0, seed=1)
         ]
-        datastore.save_defaults(replace(defaults, skip_above=float(np.median(peaks))))
+        datastore.save_defaults(replace(defaults, skip_retrieval_above=float(np.median(peaks))))
     with load(model_folder, [tmp_path / "store"]) as lm:
         yield lm
 
@@ -124,9 +124,9 @@ def expected_lam(lm, text_ids: list[int]) -> float:
     with torch.inference_mode():
         hidden_BTD, keys_BTD = decoder(torch.tensor([text_ids]))
         peak = decoder.logprobs(hidden_BTD[0, -1:]).amax(dim=1).numpy()
-    if peak[0] >= lm.memory().datastore.defaults.skip_above:
+    if peak[0] >= lm.model_store().datastore.defaults.skip_retrieval_above:
         return 0.0
-    found = lm.memory().datastore.search(keys_BTD[0, -1:].float().numpy(), 16)
+    found = lm.model_store().datastore.search(keys_BTD[0, -1:].float().numpy(), 16)
     return float(LAM.lams(features_of(found, neighbor_logweights(found.distances_QK, 3.0), 3.0, peak))[0])
 
 
@@ -172,7 +172,7 @@ def test_tuning_keeps_what_is_better_on_text_it_was_not_fitted_to(model_folder, 
     assert not report.skip_kept
     with Datastore.open(tmp_path / "s") as store:
         assert (store.defaults.adaptive is not None) == report.adaptive_kept
-        assert store.defaults.skip_above is None
+        assert store.defaults.skip_retrieval_above is None
         assert store.defaults.gain == report.gain
     skipping = tune(model_folder, tmp_path / "s", held_out, largest_k=32, skip_loss=0.05)
     assert skipping.skip_kept

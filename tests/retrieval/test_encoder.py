@@ -10,7 +10,7 @@ from reference import decode_plainly
 from memlm.data.windows import windows_of
 from memlm.model.checkpoint import load_checkpoint
 from memlm.retrieval import encoder
-from memlm.retrieval.encoder import Reader, predictions_of, score_tokens
+from memlm.retrieval.encoder import Encoder, predictions_of, score_tokens
 
 
 def windows_for(checkpoint, length: int, context: int = 12, stride: int = 5):
@@ -22,7 +22,7 @@ def windows_for(checkpoint, length: int, context: int = 12, stride: int = 5):
 def test_keys_in_batches_equal_keys_one_by_one(checkpoint, monkeypatch, batch_tokens):
     monkeypatch.setattr(encoder, "BATCH_TOKENS", batch_tokens)
     windows = [window for length in (1, 7, 40, 13) for window in windows_for(checkpoint, length)]
-    for window, keys_ND in zip(windows, Reader(checkpoint.decoder).keys(windows), strict=True):
+    for window, keys_ND in zip(windows, Encoder(checkpoint.decoder).keys(windows), strict=True):
         _, expected_TD = decode_plainly(checkpoint.decoder, window.inputs_T.tolist())
         expected_ND = expected_TD[-len(window.targets_N) :]
         rounding_ND = np.abs(np.spacing(keys_ND)).astype(np.float32) / 2
@@ -40,10 +40,10 @@ def test_blocks_are_read_in_their_order_and_the_next_one_while_one_is_used(check
             pulled.append(block)
             yield block
 
-    reader = Reader(checkpoint.decoder)
-    for number, keys in enumerate(reader.keys_of_blocks(pull()), start=1):
+    reading = Encoder(checkpoint.decoder)
+    for number, keys in enumerate(reading.keys_of_blocks(pull()), start=1):
         assert len(pulled) == min(number + 1, len(blocks))
-        for read, expected in zip(keys, reader.keys(blocks[number - 1]), strict=True):
+        for read, expected in zip(keys, reading.keys(blocks[number - 1]), strict=True):
             np.testing.assert_array_equal(read, expected)
     assert number == len(blocks)
 
@@ -59,7 +59,7 @@ def test_who_stops_does_not_wait_for_what_has_not_begun(checkpoint, monkeypatch)
         return keys(tokens_BT)
 
     monkeypatch.setattr(decoder, "keys", keys)
-    reads = Reader(decoder).keys_of_blocks([first, second])
+    reads = Encoder(decoder).keys_of_blocks([first, second])
     next(reads)
     timer = threading.Timer(0.5, go_on.set)
     timer.start()
@@ -73,7 +73,7 @@ def test_what_fails_in_a_batch_is_told_and_the_threads_are_given_back(checkpoint
     threads = torch.get_num_threads()
     monkeypatch.setattr(checkpoint.decoder, "keys", partial(checkpoint.decoder.keys, wrong=True))
     with pytest.raises(TypeError, match="wrong"):
-        Reader(checkpoint.decoder).keys(windows_for(checkpoint, 40))
+        Encoder(checkpoint.decoder).keys(windows_for(checkpoint, 40))
     with ThreadPoolExecutor(1) as later:
         assert torch.get_num_threads() == later.submit(torch.get_num_threads).result() == threads
 
@@ -81,20 +81,20 @@ def test_what_fails_in_a_batch_is_told_and_the_threads_are_given_back(checkpoint
 def test_predictions_are_keys_and_the_targets_logprobs(checkpoint):
     windows = windows_for(checkpoint, 40)
     predictions = predictions_of(checkpoint.decoder, windows)
-    for window, (keys_ND, logprobs_N, peaks_N, _) in zip(windows, predictions, strict=True):
+    for window, (keys_ND, logprobs_N, max_logprobs_N, _) in zip(windows, predictions, strict=True):
         expected_TV, expected_TD = decode_plainly(checkpoint.decoder, window.inputs_T.tolist())
         new = len(window.targets_N)
         np.testing.assert_allclose(keys_ND, expected_TD[-new:], rtol=2e-4, atol=2e-4)
         expected = expected_TV[-new:][np.arange(new), window.targets_N]
         np.testing.assert_allclose(logprobs_N, expected, rtol=2e-4, atol=2e-4)
-        np.testing.assert_allclose(peaks_N, expected_TV[-new:].max(axis=1), rtol=2e-4, atol=2e-4)
+        np.testing.assert_allclose(max_logprobs_N, expected_TV[-new:].max(axis=1), rtol=2e-4, atol=2e-4)
 
 
 def test_bfloat16_keys_are_near_the_exact_ones(checkpoint):
     windows = windows_for(checkpoint, 60)
     rounded = load_checkpoint(checkpoint.path, dtype=torch.bfloat16).decoder
     decoders = checkpoint.decoder, rounded
-    exact, near = (np.concatenate(Reader(each).keys(windows), dtype=np.float32) for each in decoders)
+    exact, near = (np.concatenate(Encoder(each).keys(windows), dtype=np.float32) for each in decoders)
     error = np.linalg.norm(near - exact, axis=1) / np.linalg.norm(exact, axis=1)
     assert 0 < np.median(error) < 0.05
 
@@ -110,16 +110,16 @@ def test_a_document_is_scored_whole(checkpoint):
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_long_window_in_pieces_says_the_same(checkpoint, monkeypatch, hidden):
     windows = windows_for(checkpoint, 100, context=40, stride=20)
-    whole = Reader(checkpoint.decoder).predictions(windows, hidden=hidden)
-    monkeypatch.setattr(encoder, "PIECE_TOKENS", 7)
+    whole = Encoder(checkpoint.decoder).predictions(windows, hidden=hidden)
+    monkeypatch.setattr(encoder, "PASS_TOKENS", 7)
     monkeypatch.setattr(encoder, "LOGITS_ROWS", 3)
-    parts = list(Reader(checkpoint.decoder).parts(windows, hidden=hidden))
+    parts = list(Encoder(checkpoint.decoder).parts(windows, hidden=hidden))
     assert None in parts  # the first half of a later window predicts nothing new
     told = [part for part in parts if part is not None]
     assert max(len(targets_N) for targets_N, _ in told) <= 7
     np.testing.assert_array_equal(
         np.concatenate([targets_N for targets_N, _ in told]), np.concatenate([window.targets_N for window in windows])
     )
-    for field in ("keys_ND", "logprobs_N", "peaks_N", *(["hidden_ND"] if hidden else [])):
+    for field in ("keys_ND", "logprobs_N", "max_logprobs_N", *(["hidden_ND"] if hidden else [])):
         pieces, expected = ([getattr(read, field) for read in reads] for reads in ([read for _, read in told], whole))
         np.testing.assert_allclose(np.concatenate(pieces), np.concatenate(expected), rtol=2e-4, atol=2e-4)

@@ -18,10 +18,10 @@ def lm_of(seed: int) -> np.ndarray:
 
 
 @given(NEIGHBOURS, st.floats(0.1, 1e3), st.floats(0, 1), st.integers(0, 5), st.integers(0, 3))
-def test_the_mixture_equals_its_plain_twin(neighbours, temperature, lam, seed, missing):
-    neighbours = sorted(neighbours)
-    distances = [d for d, _ in neighbours] + [math.inf] * missing
-    values = [v for _, v in neighbours] + [-1] * missing
+def test_the_mixture_equals_its_plain_twin(neighbors, temperature, lam, seed, missing):
+    neighbors = sorted(neighbors)
+    distances = [d for d, _ in neighbors] + [math.inf] * missing
+    values = [v for _, v in neighbors] + [-1] * missing
     lm = lm_of(seed)
     expected = mix_plainly(lm, distances, values, temperature, lam)
     logweights_K = neighbor_logweights(np.array([distances], np.float32), temperature)[0]
@@ -53,8 +53,8 @@ def test_lam_near_0_or_1_leaves_the_less_likely_side_its_share(lam):
 
 
 @given(NEIGHBOURS, st.floats(5e-324, 1e308))
-def test_weights_are_finite_or_none_at_any_temperature(neighbours, temperature):
-    distances_QK = np.array([[distance for distance, _ in sorted(neighbours)]], np.float32)
+def test_weights_are_finite_or_none_at_any_temperature(neighbors, temperature):
+    distances_QK = np.array([[distance for distance, _ in sorted(neighbors)]], np.float32)
     weights_QK = np.exp(neighbor_logweights(distances_QK, temperature).astype(np.float64))
     np.testing.assert_allclose(weights_QK.sum(), 1, rtol=1e-6)
     assert weights_QK[0, 0] == weights_QK.max()

@@ -16,7 +16,7 @@ from memlm.indexing.build import build_index
 from memlm.indexing.tune import tune
 from memlm.language_model import load
 from memlm.retrieval.encoder import predictions_of, text_windows
-from memlm.retrieval.retriever import Retrieval
+from memlm.retrieval.retriever import Retriever
 
 PROMPT = "the memory of a model can"
 ASK = {"k": 12, "lam": 0.4, "knn_temperature": 3.0}
@@ -74,8 +74,8 @@ def test_a_weight_of_two_is_the_store_twice(model_folder, halves, tmp_path):
         ({"stores": {"first": float("nan")}}, "above 0"),
         ({"stores": "first"}, "expected a list"),
         ({"stores": ["first"], "store": "second"}, "either store or stores"),
-        ({"follow": -1}, "at least 0"),
-        ({"follow": 2}, "within one datastore"),
+        ({"min_pointers": -1}, "at least 0"),
+        ({"min_pointers": 2}, "within one datastore"),
     ],
 )
 def test_what_means_nothing_is_refused(model_folder, halves, memory, message):
@@ -97,42 +97,44 @@ def plain_pointers(datastore: Datastore, found_ids: list[int], token: int) -> li
     return followers
 
 
-def plain_following(retrieval: Retrieval, keys_ND: np.ndarray, targets: list[int], follow: int) -> tuple[list, int]:
+def plain_following(
+    retriever: Retriever, keys_ND: np.ndarray, targets: list[int], min_pointers: int
+) -> tuple[list, int]:
     """RetoMaton, one position after another, from exact search alone."""
-    datastore, last, told, searches = retrieval.memories[0].datastore, [], [], 0
+    datastore, last, told, searches = retriever.stores[0].datastore, [], [], 0
     for key_D, target in zip(keys_ND, targets, strict=True):
         found = datastore.exact().search(key_D[None], datastore.num_entries)
-        if len(last) >= follow:
-            ids = [int(id_) for id_ in found.ids_QK[0] if id_ in last][: retrieval.k]
+        if len(last) >= min_pointers:
+            ids = [int(id_) for id_ in found.ids_QK[0] if id_ in last][: retriever.k]
         else:
-            ids, searches = [int(id_) for id_ in found.ids_QK[0][: retrieval.k]], searches + 1
+            ids, searches = [int(id_) for id_ in found.ids_QK[0][: retriever.k]], searches + 1
         told.append(set(ids))
         last = plain_pointers(datastore, ids, target)
     return told, searches
 
 
-@pytest.mark.parametrize("follow", [1, 3])
-def test_following_pointers_is_what_the_plain_twin_does(lm, corpus_folder, follow):
+@pytest.mark.parametrize("min_pointers", [1, 3])
+def test_following_pointers_is_what_the_plain_twin_does(lm, corpus_folder, min_pointers):
     text = (corpus_folder / "doc-1.txt").read_text()
     window = next(text_windows(lm.checkpoint, text))
     read = predictions_of(lm.checkpoint.decoder, [window])[0]
-    retrieval = lm.retrieval(MemoryParams(**ASK, follow=follow))
-    assert retrieval is not None
-    found, _ = retrieval.search_in_order(read.keys_ND, read.peaks_N, window.targets_N, np.empty(0, np.int64))
-    expected, searches = plain_following(retrieval, read.keys_ND, window.targets_N.tolist(), follow)
+    retriever = lm.retriever(MemoryParams(**ASK, min_pointers=min_pointers))
+    assert retriever is not None
+    found, _ = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, window.targets_N, np.empty(0, np.int64))
+    expected, searches = plain_following(retriever, read.keys_ND, window.targets_N.tolist(), min_pointers)
     assert int(found.searched_Q.sum()) == searches
     assert 0 < searches < len(expected)
-    for ids_K, wanted in zip(found.neighbours.ids_QK, expected, strict=True):
+    for ids_K, wanted in zip(found.neighbors.ids_QK, expected, strict=True):
         assert set(ids_K[ids_K >= 0].tolist()) == wanted
-    nearest_first = np.nan_to_num(found.neighbours.distances_QK, posinf=1e9)
+    nearest_first = np.nan_to_num(found.neighbors.distances_QK, posinf=1e9)
     assert (np.diff(nearest_first, axis=1) >= 0).all()
 
 
 def test_generation_batches_and_scoring_follow_alike(lm):
-    whole = lm.generate(PROMPT, max_tokens=20, seed=3, follow=2, **ASK)
+    whole = lm.generate(PROMPT, max_tokens=20, seed=3, min_pointers=2, **ASK)
     tokens = list(whole)
     assert whole.finished.usage.searches < len(tokens)
-    batch = lm.generate_batch([PROMPT, "a page"], max_tokens=20, seed=3, follow=2, **ASK)
+    batch = lm.generate_batch([PROMPT, "a page"], max_tokens=20, seed=3, min_pointers=2, **ASK)
     assert [token.id for token in batch[0].tokens] == [token.id for token in tokens]
     assert batch[0].finished.usage.searches == whole.finished.usage.searches
     for usage in (whole.finished.usage, batch[0].finished.usage):
@@ -141,16 +143,16 @@ def test_generation_batches_and_scoring_follow_alike(lm):
     alone = lm.generate(PROMPT, max_tokens=3, use_store=False)
     assert len(list(alone))
     assert alone.finished.usage.lam == alone.finished.usage.retrieval_ms == 0
-    always = lm.generate(PROMPT, max_tokens=20, seed=3, follow=0, **ASK)
+    always = lm.generate(PROMPT, max_tokens=20, seed=3, min_pointers=0, **ASK)
     assert len(list(always)) == always.finished.usage.searches
     read = lm.checkpoint.tokenizer
     ids = np.array([read.start_id, *read.encode(PROMPT), *(token.id for token in tokens)])
     window = Window(ids[:-1], ids[-len(tokens) :])
-    retrieval = lm.retrieval(MemoryParams(follow=2, **ASK))
-    (scored,) = score_windows(lm.checkpoint, iter([window]), retrieval)
+    retriever = lm.retriever(MemoryParams(min_pointers=2, **ASK))
+    (scored,) = score_windows(lm.checkpoint, iter([window]), retriever)
     assert scored.logprobs_N.tolist() == pytest.approx([token.logprob for token in tokens], abs=1e-3)
     text = "the memory of a page"
-    assert lm.score(text, follow=10**6, **ASK).nll == pytest.approx(lm.score(text, **ASK).nll, rel=1e-6)
+    assert lm.score(text, min_pointers=10**6, **ASK).nll == pytest.approx(lm.score(text, **ASK).nll, rel=1e-6)
 
 
 def test_pointers_end_with_their_document_and_with_its_deletion(model_folder, halves, tmp_path):
@@ -173,7 +175,7 @@ def test_pointers_into_a_deleted_document_are_not_followed(model_folder, halves,
         generation = lm.start(dataclasses.replace(request_for(lm), neighbors=12))
         while not len(generation.pointers):
             generation.step()
-        doomed = {place.document_id for place in lm.memory().datastore.locate(generation.pointers)}
+        doomed = {place.document_id for place in lm.model_store().datastore.locate(generation.pointers)}
         lm.delete_documents(sorted(doomed))
         before = generation.usage.searches
         generation.step()
@@ -183,7 +185,7 @@ def test_pointers_into_a_deleted_document_are_not_followed(model_folder, halves,
 def request_for(lm):
     from memlm.api.params import GenerateRequest
 
-    return GenerateRequest.of(PROMPT, {**ASK, "follow": 1, "temperature": 0.0, "max_tokens": 20})
+    return GenerateRequest.of(PROMPT, {**ASK, "min_pointers": 1, "temperature": 0.0, "max_tokens": 20})
 
 
 def test_a_store_without_keys_cannot_be_followed(model_folder, corpus_folder, tmp_path):
@@ -191,10 +193,10 @@ def test_a_store_without_keys_cannot_be_followed(model_folder, corpus_folder, tm
     build_index(model_folder, Corpus([corpus_folder]), store, index="IVF4,SQ8", keep_keys=False)
     with load(model_folder, [store]) as lm:
         with pytest.raises(InvalidInput, match="without keeping its keys"):
-            lm.generate(PROMPT, follow=1)
-        datastore = lm.memory().datastore
-        datastore.save_defaults(dataclasses.replace(datastore.defaults, follow=1))  # tuned before the keys went
-        assert lm.retrieval(MemoryParams()).follow is None
+            lm.generate(PROMPT, min_pointers=1)
+        datastore = lm.model_store().datastore
+        datastore.save_defaults(dataclasses.replace(datastore.defaults, min_pointers=1))  # tuned before the keys went
+        assert lm.retriever(MemoryParams()).min_pointers is None
         assert list(lm.generate(PROMPT, max_tokens=2, seed=1))
 
 
@@ -203,23 +205,23 @@ def test_tuning_settles_how_many_lists_and_pointers(model_folder, corpus_folder,
     build_index(model_folder, texts, tmp_path / "s", index="IVF32,SQfp16")
     held_out = Corpus([corpus_folder / "doc-7.txt"])
     cautious = tune(model_folder, tmp_path / "s", held_out, largest_k=16)
-    assert not cautious.follow_kept
+    assert not cautious.pointers_kept
     assert cautious.nprobe in (4, 8, 16, 32)
     assert cautious.nprobe_loss <= 0.0005
-    bold = tune(model_folder, tmp_path / "s", held_out, largest_k=16, follow_loss=5.0)
-    assert bold.follow_kept
-    assert bold.followed > cautious.followed
+    bold = tune(model_folder, tmp_path / "s", held_out, largest_k=16, pointer_loss=5.0)
+    assert bold.pointers_kept
+    assert bold.pointer_share > cautious.pointer_share
     with load(model_folder, [tmp_path / "s"]) as lm:
-        datastore = lm.memory().datastore
-        assert (datastore.defaults.nprobe, datastore.defaults.follow) == (bold.nprobe, bold.follow)
-        retrieval = lm.retrieval(MemoryParams())
-        assert (retrieval.nprobe, retrieval.follow) == (bold.nprobe, bold.follow)
-        assert lm.retrieval(MemoryParams(nprobe=3, follow=0)).nprobe == 3
-        assert not lm.retrieval(MemoryParams(follow=0)).follow
-        assert lm.retrieval(MemoryParams(lam=0.5)).follow is None
+        datastore = lm.model_store().datastore
+        assert (datastore.defaults.nprobe, datastore.defaults.min_pointers) == (bold.nprobe, bold.min_pointers)
+        retriever = lm.retriever(MemoryParams())
+        assert (retriever.nprobe, retriever.min_pointers) == (bold.nprobe, bold.min_pointers)
+        assert lm.retriever(MemoryParams(nprobe=3, min_pointers=0)).nprobe == 3
+        assert not lm.retriever(MemoryParams(min_pointers=0)).min_pointers
+        assert lm.retriever(MemoryParams(lam=0.5)).min_pointers is None
         whole = lm.generate(PROMPT, max_tokens=20, seed=3)
         assert whole.finished is None
         assert len(list(whole)) > whole.finished.usage.searches > 0
         score = lm.score(held_out_text := (corpus_folder / "doc-7.txt").read_text())
-        always = lm.score(held_out_text, follow=0)
-        assert (score.nll - always.nll) / score.tokens == pytest.approx(bold.follow_loss, abs=0.02)
+        always = lm.score(held_out_text, min_pointers=0)
+        assert (score.nll - always.nll) / score.tokens == pytest.approx(bold.pointer_loss, abs=0.02)

@@ -45,7 +45,7 @@ stores = st.lists(weights, max_size=3, unique_by=lambda each: each.name).map(tup
 memory = st.builds(
     params.MemoryParams,
     store=maybe(text),
-    follow=maybe(st.integers(0, 2**31 - 1)),
+    min_pointers=maybe(st.integers(0, 2**31 - 1)),
     use_store=st.booleans(),
     k=maybe(st.integers(1, params.MAX_NEIGHBOURS)),
     lam=maybe(st.floats(0, 1)),

@@ -44,7 +44,7 @@ class SamplingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., time_limit_s: _Optional[float] = ...) -> None: ...
 
 class MemoryParams(_message.Message):
-    __slots__ = ("store", "without_store", "k", "lam", "knn_temperature", "nprobe", "spalm", "stores", "follow")
+    __slots__ = ("store", "without_store", "k", "lam", "knn_temperature", "nprobe", "spalm", "stores", "min_pointers")
     STORE_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_STORE_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
@@ -53,7 +53,7 @@ class MemoryParams(_message.Message):
     NPROBE_FIELD_NUMBER: _ClassVar[int]
     SPALM_FIELD_NUMBER: _ClassVar[int]
     STORES_FIELD_NUMBER: _ClassVar[int]
-    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    MIN_POINTERS_FIELD_NUMBER: _ClassVar[int]
     store: str
     without_store: bool
     k: int
@@ -62,8 +62,8 @@ class MemoryParams(_message.Message):
     nprobe: int
     spalm: bool
     stores: _containers.RepeatedCompositeFieldContainer[StoreWeight]
-    follow: int
-    def __init__(self, store: _Optional[str] = ..., without_store: bool = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., nprobe: _Optional[int] = ..., spalm: bool = ..., stores: _Optional[_Iterable[_Union[StoreWeight, _Mapping]]] = ..., follow: _Optional[int] = ...) -> None: ...
+    min_pointers: int
+    def __init__(self, store: _Optional[str] = ..., without_store: bool = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., nprobe: _Optional[int] = ..., spalm: bool = ..., stores: _Optional[_Iterable[_Union[StoreWeight, _Mapping]]] = ..., min_pointers: _Optional[int] = ...) -> None: ...
 
 class StoreWeight(_message.Message):
     __slots__ = ("name", "weight")
