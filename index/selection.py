@@ -181,18 +181,18 @@ def choose(
     starts: Int64[np.ndarray, " E"],
     *,
     target: float,
-    max_memory: int,
+    max_ram_bytes: int,
     keep_keys: bool,
     seed: int,
     progress: Progress,
 ) -> tuple[str, list[Tried]]:
     """The factory string of the index with the smallest codes that finds the wanted softmax mass within a memory of
-    `max_memory` bytes, or of the one that comes nearest; and what was tried.
+    `max_ram_bytes` bytes, or of the one that comes nearest; and what was tried.
 
     Raises InvalidInput, telling the least that would do, where no index is that small.
     """
     entries, dim = keys_ND.shape
-    if entries < FLAT_BELOW and entries * 4 * dim <= max_memory:
+    if entries < FLAT_BELOW and entries * 4 * dim <= max_ram_bytes:
         return FLAT, []
     rows = np.sort(np.random.default_rng(seed).choice(entries, min(SAMPLE_ROWS, entries), replace=False))
     sample_ND, sample_N = np.asarray(keys_ND[rows]), np.asarray(values_N[rows])
@@ -200,7 +200,7 @@ def choose(
     ends = np.flatnonzero(np.diff(documents_N)) + 1
     trial = Trial.of(sample_ND, sample_N, np.array([0, *ends, len(rows)]), seed=seed)
     lists, tried = lists_for(entries), []
-    fitting = codes_within(max_memory, entries, dim)
+    fitting = codes_within(max_ram_bytes, entries, dim)
     for number, code in enumerate(fitting):
         progress("try indexes", number, len(fitting))
         small = f"IVF{lists_for(len(rows))},{code}"
@@ -213,19 +213,19 @@ def choose(
     return f"IVF{lists}," + best.index.partition(",")[2], tried
 
 
-def codes_within(max_memory: int, entries: int, dim: int) -> list[str]:
+def codes_within(max_ram_bytes: int, entries: int, dim: int) -> list[str]:
     """The codes whose index is searched within a memory, the smallest first. Raises InvalidInput, telling the least
     that would do, where none is.
     """
     lists = lists_for(entries)
     codes = sorted(_codes(dim), key=lambda code: code_bytes(f"IVF1,{code}", dim))
-    fitting = [code for code in codes if _memory(f"IVF{lists},{code}", entries, dim) <= max_memory]
-    if not fitting and not (entries < FLAT_BELOW and entries * 4 * dim <= max_memory):
+    fitting = [code for code in codes if _memory(f"IVF{lists},{code}", entries, dim) <= max_ram_bytes]
+    if not fitting and not (entries < FLAT_BELOW and entries * 4 * dim <= max_ram_bytes):
         least = _memory(f"IVF{lists},{codes[0]}", entries, dim)
         raise InvalidInput(
-            f"max_memory is {max_memory:,} bytes; the smallest index of {entries:,} entries takes {least:,}: give that,"
+            f"max_ram_bytes is {max_ram_bytes:,}; the smallest index of {entries:,} entries takes {least:,}: give that,"
             " or fewer documents",
-            field="max_memory",
+            field="max_ram_bytes",
         )
     return fitting
 

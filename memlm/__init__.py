@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memlm.api.datastores import DeleteReport, StoreInfo
     from memlm.api.generation import Accepted, Alternative, Completion, Finished, FinishReason, Neighbor, Token, Usage
     from memlm.api.operations import JobReport, JobState, Operation, OperationInfo
-    from memlm.api.params import GenerateRequest, MemoryParams, SamplingParams, StoreWeight
+    from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams, StoreWeight
     from memlm.api.scoring import Figures, Score, TokenScore
     from memlm.api.server import ModelInfo, ServerInfo
     from memlm.api.sessions import SessionInfo
@@ -39,7 +39,7 @@ _HOMES = {
     "memlm.api.datastores": "DeleteReport StoreInfo",
     "memlm.api.generation": "Accepted Alternative Completion FinishReason Finished Neighbor Token Usage",
     "memlm.api.operations": "JobReport JobState Operation OperationInfo",
-    "memlm.api.params": "GenerateRequest MemoryParams SamplingParams StoreWeight",
+    "memlm.api.params": "GenerateRequest RetrievalParams SamplingParams StoreWeight",
     "memlm.api.scoring": "Figures Score TokenScore",
     "memlm.api.server": "ModelInfo ServerInfo",
     "memlm.api.sessions": "SessionInfo",
@@ -71,7 +71,7 @@ __all__ = [  # noqa: RUF022 - in the order of use
     "AsyncClient",
     "GenerateRequest",
     "SamplingParams",
-    "MemoryParams",
+    "RetrievalParams",
     "StoreWeight",
     "Token",
     "Completion",

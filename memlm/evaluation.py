@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from memlm.api.params import MemoryParams
+from memlm.api.params import RetrievalParams
 from memlm.api.scoring import Score
 from memlm.base.progress import Progress, silent
 from memlm.base.steps import outcome_of
@@ -24,8 +24,8 @@ class Evaluation:
 
 
 def evaluate(lm: LanguageModel, texts: Corpus, *, progress: Progress = silent, **memory: Any) -> Evaluation:
-    """Scores every text of a corpus, one at a time; `memory` are the fields of `MemoryParams`."""
-    retriever = lm.retriever(MemoryParams.of(**memory))
+    """Scores every text of a corpus, one at a time; `memory` are the fields of `RetrievalParams`."""
+    retriever = lm.retriever(RetrievalParams.of(**memory))
     scores: dict[str, Score] = {}
     total, num_bytes = ScoreAccumulator(), texts.num_bytes
     for document in texts:

@@ -12,7 +12,7 @@ import torch
 
 from memlm.api.datastores import DeleteReport, StoreInfo
 from memlm.api.generation import Completion, Neighbor, TokenStream
-from memlm.api.params import GenerateRequest, MemoryParams
+from memlm.api.params import GenerateRequest, RetrievalParams
 from memlm.api.scoring import Score
 from memlm.api.server import ModelInfo
 from memlm.api.sessions import Session, SessionInfo
@@ -84,7 +84,7 @@ class LanguageModel:
     def generate(self, prompt: str, **options: Any) -> TokenStream:
         """Continues a prompt, token by token.
 
-        The options are the fields of `SamplingParams` and `MemoryParams`, and `neighbors` and `top_logprobs`.
+        The options are the fields of `SamplingParams` and `RetrievalParams`, and `neighbors` and `top_logprobs`.
         Raises InvalidInput for a prompt that does not fit the context, for an unknown option, and for a value that
         means nothing.
         """
@@ -110,7 +110,7 @@ class LanguageModel:
 
     def start_steps(self, request: GenerateRequest, *, request_id: str = "", owner: str = "") -> Steps[Generation]:
         """Does the work of `start`: a long prompt is encoded outside the loop."""
-        retriever = self.retriever(request.memory)
+        retriever = self.retriever(request.retrieval)
         lease = None if request.session is None else self.sessions.lease(request.session, owner=owner)
         return Generation.steps(self.checkpoint, request, retriever, request_id=request_id, lease=lease)
 
@@ -138,13 +138,15 @@ class LanguageModel:
         """Forgets a session; tells what it was."""
         return self.sessions.delete(name)
 
-    def score(self, text: str, *, token_scores: bool = False, **memory: Any) -> Score:
-        """The text's log-probability; `memory` are the fields of `MemoryParams`."""
-        return score_text(self.checkpoint, text, self.retriever(MemoryParams.of(**memory)), token_scores=token_scores)
+    def score(self, text: str, *, token_scores: bool = False, **retrieval: Any) -> Score:
+        """The text's log-probability; `retrieval` are the fields of `RetrievalParams`."""
+        return score_text(
+            self.checkpoint, text, self.retriever(RetrievalParams.of(**retrieval)), token_scores=token_scores
+        )
 
-    def score_steps(self, text: str, memory: MemoryParams, *, token_scores: bool = False) -> Steps[Score]:
+    def score_steps(self, text: str, retrieval: RetrievalParams, *, token_scores: bool = False) -> Steps[Score]:
         """Does the work of `score`, a few windows a step."""
-        return score_steps(self.checkpoint, text, self.retriever(memory), token_scores=token_scores)
+        return score_steps(self.checkpoint, text, self.retriever(retrieval), token_scores=token_scores)
 
     def search(self, store: str | None, text: str, *, k: int = 8, nprobe: int | None = None) -> tuple[Neighbor, ...]:
         """The places of a datastore whose context is most like the end of `text`, nearest first.
@@ -158,7 +160,7 @@ class LanguageModel:
         self, text: str, *, k: int = 8, store: str | None = None, nprobe: int | None = None
     ) -> Steps[tuple[Neighbor, ...]]:
         """Does the work of `search`, a piece of the text a step."""
-        retriever = self.retriever(MemoryParams(store=store, k=k, nprobe=nprobe))
+        retriever = self.retriever(RetrievalParams(store=store, k=k, nprobe=nprobe))
         if retriever is None:
             raise InvalidInput("no datastore is loaded, and search needs one; load one", field="store")
         key_1D = yield from self._key_after(text)
@@ -231,7 +233,7 @@ class LanguageModel:
         """
         return self._stores.model_store(name)
 
-    def retriever(self, params: MemoryParams) -> Retriever | None:
+    def retriever(self, params: RetrievalParams) -> Retriever | None:
         """The settings with which a request searches its datastores; None where it uses none, or none is loaded.
 
         Raises what `model_store` raises, also for a request that names no datastore while one of them cannot be used.

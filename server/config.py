@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from memlm.api.params import MAX_NEIGHBOURS
-from memlm.base.machine import memory_bytes
+from memlm.api.params import MAX_NEIGHBORS
+from memlm.base.machine import ram_bytes
 from memlm.errors import InvalidInput
 from memlm.server.telemetry.logs import FORMATS
 
@@ -106,7 +106,7 @@ class ServerConfig:
             ("max_streams", 1, 1 << 20),
             ("max_caller_calls", 1, 1 << 20),
             ("max_receiving", 1, 1 << 20),
-            ("max_neighbors", 0, MAX_NEIGHBOURS),
+            ("max_neighbors", 0, MAX_NEIGHBORS),
             ("max_stream_bytes", 1 << 10, 1 << 40),
             ("max_event_bytes", 1 << 10, 1 << 40),
             ("message_timeout_s", 0.1, 86_400),
@@ -143,7 +143,7 @@ class ServerConfig:
     @property
     def cache_bytes(self) -> int:
         """`max_cache_bytes`, or half of the memory there is."""
-        return self.max_cache_bytes or memory_bytes() // 2
+        return self.max_cache_bytes or ram_bytes() // 2
 
     def share(self, num_cores: int) -> Self:
         """What each of the workers may take on of what all of them may."""

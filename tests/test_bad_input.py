@@ -173,7 +173,7 @@ def test_commands_escape_what_documents_bring(capsys, hostile_store, model_folde
     (neighbor, _) = json.loads(run(capsys, *search, "--json")[0])["neighbors"]
     assert neighbor["document_id"].endswith(f"\nforged {TITLE_A_WINDOW}")
     generate = ("generate", "the memory", "--model", model_folder, "--store", hostile_store, "--lam", 0.9)
-    shown, _ = run(capsys, *generate, "--show-memory", "--temperature", 0, "--max-tokens", 40)
+    shown, _ = run(capsys, *generate, "--show-sources", "--temperature", 0, "--max-tokens", 40)
     assert "forged" in shown
     doomed, _ = run(capsys, "index", "delete", hostile_store, "--where", f"license={TITLE_A_WINDOW}", "--dry-run")
     assert len(doomed.splitlines()) == 4
@@ -185,7 +185,7 @@ def test_the_client_escapes_what_a_server_sends(capsys, hostile_store, model_fol
         target = ("--target", server.address)
         shown, _ = run(capsys, "client", "search", "the memory", *target)
         assert "forged" in shown
-        words = ("client", "generate", "the memory", "--show-memory", "--lam", 0.9, "--max-tokens", 40)
+        words = ("client", "generate", "the memory", "--show-sources", "--lam", 0.9, "--max-tokens", 40)
         assert "forged" in run(capsys, *words, "--temperature", 0, *target)[0]
         run(capsys, "client", "datastore", "list", *target)
         run(capsys, "client", "datastore", "info", "store", *target)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from memlm.api.params import MAX_NEIGHBOURS
+from memlm.api.params import MAX_NEIGHBORS
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
 from memlm.evaluation import evaluate
@@ -31,7 +31,7 @@ EXTREMES: list[dict[str, Any]] = [
     *({"repetition_penalty": value} for value in (TINY, 1e-30, 1e30, 1e308)),
     *({"min_p": value} for value in (TINY, 1.0)),
     *({"top_p": value} for value in (TINY, 1e-30, 1 - 1e-16)),
-    *({"k": value} for value in (1, MAX_NEIGHBOURS)),
+    *({"k": value} for value in (1, MAX_NEIGHBORS)),
     *({"nprobe": value} for value in (1, 10**30)),
     {"top_k": 2**62},
     {"temperature": 1e38, "repetition_penalty": 1e308, "lam": TINY, "knn_temperature": 1e308},
@@ -59,7 +59,7 @@ def test_numbers_stay_finite_at_the_ends_of_every_setting(pair: LanguageModel, o
             assert math.isfinite(token.logprob)
             assert token.logprob <= 1e-5
             assert math.isfinite(token.lm_logprob)
-            assert 0 <= token.memory_share <= 1
+            assert 0 <= token.knn_share <= 1
             assert not math.isnan(token.knn_logprob)
             assert [n for n in token.neighbors if not 0 <= n.weight <= 1 + 1e-6 or not math.isfinite(n.distance)] == []
             assert not any(math.isnan(each.logprob) for each in token.top_logprobs)
@@ -85,7 +85,7 @@ def test_scores_are_numbers_at_the_ends_of_every_setting(pair: LanguageModel, op
         ("repetition_penalty", (0.0, -1.0, math.inf, math.nan)),
         ("top_p", (0.0, 1.1, math.nan)),
         ("min_p", (-TINY, 1.1, math.nan)),
-        ("k", (0, -1, MAX_NEIGHBOURS + 1, 10**6)),
+        ("k", (0, -1, MAX_NEIGHBORS + 1, 10**6)),
         ("nprobe", (0, -1)),
         ("max_tokens", (0, -1)),
         ("top_k", (0, -1)),

@@ -41,7 +41,7 @@ class StoreSpec:
     """How a store's entries were made; the same for all its segments.
 
     `context` and `stride` count tokens; `index` is "auto" or a Faiss factory string. `target` is the share of the
-    softmax mass that an index should find, `max_memory` the bytes that searching it may want in memory; without
+    softmax mass that an index should find, `max_ram_bytes` the bytes that searching it may want in memory; without
     `keep_keys`, keys go once the index is built and judged. With `prune`, entries whose token the model alone gives
     that probability or more are left out of the index.
     """
@@ -54,7 +54,7 @@ class StoreSpec:
     index: str = "auto"
     seed: int = 0
     target: float = 0.95
-    max_memory: int | None = None
+    max_ram_bytes: int | None = None
     keep_keys: bool = True
     prune: float | None = None
 

@@ -60,7 +60,7 @@ from memlm.index.store.tombstones import bury
 
 NOT_FINITE = np.uint16(0x7C00)  # the bits of a float16's exponent: all are set in infinity and in what is no number
 UNTUNED_K, UNTUNED_LAM = 64, 0.25
-ABOUT_INDEX = ("index", "seed", "target", "max_memory", "keep_keys")
+ABOUT_INDEX = ("index", "seed", "target", "max_ram_bytes", "keep_keys")
 OURS = re.compile(
     rf"({CURRENT}|{JOURNAL}|manifest-\d+\.json)((\.[0-9a-f]{{8}})?\.tmp)?|{SEGMENTS}|{BUILDING}|{LOCK}|{COMMIT_LOCK}"
 )
@@ -346,9 +346,9 @@ class StoreWriter:
         starts, seed = np.array([*self._starts, self._entries]), self.spec.seed
         tried: list[Tried] = []
         factory = with_lists_for(choose_index(self.spec.index, len(keys_ND)), len(keys_ND))
-        if self.spec.index == "auto" and self.spec.max_memory is not None:
+        if self.spec.index == "auto" and self.spec.max_ram_bytes is not None:
             factory, tried = choose(
-                keys_ND, values_N, starts, target=self.spec.target, max_memory=self.spec.max_memory,
+                keys_ND, values_N, starts, target=self.spec.target, max_ram_bytes=self.spec.max_ram_bytes,
                 keep_keys=self.spec.keep_keys, seed=seed, progress=progress,
             )  # fmt: skip
         if factory == FLAT:

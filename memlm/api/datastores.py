@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from memlm.api.params import MemoryParams, _PlainRequest
+from memlm.api.params import RetrievalParams, _PlainRequest
 from memlm.base.storable import check_document
 from memlm.errors import InvalidInput
 from memlm.index.factory import check_factory
@@ -38,8 +38,8 @@ class SearchRequest:
     nprobe: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuses what `MemoryParams` refuses."""
-        MemoryParams(store=self.store, k=self.k, nprobe=self.nprobe)
+        """Refuses what `RetrievalParams` refuses."""
+        RetrievalParams(store=self.store, k=self.k, nprobe=self.nprobe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class BuildDatastoreRequest:
     glob: str | None = None
     index: str | None = None
     target: float | None = None
-    max_memory: int | None = None
+    max_ram_bytes: int | None = None
     drop_keys: bool = False
     prune: float | None = None
     stride: int | None = None
@@ -104,7 +104,7 @@ class BuildDatastoreRequest:
             value = getattr(self, name)
             if value is not None and not low < value < high:
                 raise InvalidInput(f"{name} is {value!r}; expected between {low:g} and {high:g}", field=name)
-        for name, low, high in (("max_memory", 1, 1 << 60), ("stride", 1, 1 << 30), ("seed", 0, (1 << 31) - 2)):
+        for name, low, high in (("max_ram_bytes", 1, 1 << 60), ("stride", 1, 1 << 30), ("seed", 0, (1 << 31) - 2)):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise InvalidInput(f"{name} is {value!r}; expected {low} to {high}", field=name)

@@ -71,7 +71,7 @@ class Token:
     top_logprobs: tuple[Alternative, ...] = ()
 
     @property
-    def memory_share(self) -> float:
+    def knn_share(self) -> float:
         """How much of this token's probability came from memory: lam p_kNN / p, between 0 and 1."""
         if self.knn_logprob is None or self.lam == 0.0 or self.knn_logprob == -math.inf:
             return 0.0

@@ -91,7 +91,7 @@ class OperationPage:
     next_page_token: str = ""
 
 
-class Host(Protocol):
+class OperationHost(Protocol):
     """What runs operations: `Client.operations`."""
 
     def get(self, name: str) -> OperationInfo:
@@ -107,7 +107,7 @@ class Host(Protocol):
 class Operation:
     """One operation, as its user holds it. It goes on whether or not anybody does."""
 
-    def __init__(self, host: Host, name: str) -> None:
+    def __init__(self, host: OperationHost, name: str) -> None:
         """What begins an operation makes one; an old one is taken up by its name."""
         self._host, self.name = host, name
 
@@ -119,7 +119,7 @@ class Operation:
         """Waits for its end, however it ends. Raises DeadlineExceeded where that takes longer than allowed."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            info = self._host.wait(self.name, slice_of(deadline_s))
+            info = self._host.wait(self.name, wait_slice(deadline_s))
             if info.has_ended:
                 return info
             check_deadline(deadline_s, info)
@@ -133,7 +133,7 @@ class Operation:
         self._host.cancel(self.name)
 
 
-def slice_of(deadline_s: float | None) -> float:
+def wait_slice(deadline_s: float | None) -> float:
     """How long one call may wait, on the way to a deadline on the monotonic clock."""
     return WAIT_SLICE_S if deadline_s is None else max(0.0, min(WAIT_SLICE_S, deadline_s - time.monotonic()))
 
@@ -190,6 +190,6 @@ class DeleteOperationRequest(_OperationRequest):
     __slots__ = ()
 
 
-OperationQuestion: TypeAlias = (
+OperationRequest: TypeAlias = (
     GetOperationRequest | ListOperationsRequest | WaitOperationRequest | CancelOperationRequest | DeleteOperationRequest
 )

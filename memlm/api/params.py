@@ -13,7 +13,7 @@ from typing import Any
 
 from memlm.errors import InvalidInput
 
-MAX_NEIGHBOURS = 4096
+MAX_NEIGHBORS = 4096
 MAX_RESUME_S = 300.0
 MAX_TOP_LOGPROBS = 64
 MAX_STOP_STRINGS = 16
@@ -83,13 +83,13 @@ class StoreWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryParams:
+class RetrievalParams:
     """Which datastores speak, and how loudly: p = lam p_kNN + (1 - lam) p_LM (arXiv 1911.00172, eq. 3).
 
     What is None takes the store's own default (of several, the first one's), as `memlm index tune` left it. Of `store`
     and `stores` at most one is given; neither takes all that are loaded, each with weight 1. `use_store=False` is the
-    model alone. `spalm` puts the neighbours through the model's trained gate (arXiv 2102.02557), in place of the
-    mixture unless `lam` is given too. `min_pointers` is how many pointers from the last neighbours
+    model alone. `spalm` puts the neighbors through the model's trained gate (arXiv 2102.02557), in place of the
+    mixture unless `lam` is given too. `min_pointers` is how many pointers from the last neighbors
     replace a search (arXiv 2201.12431); 0 always searches.
     """
 
@@ -105,7 +105,7 @@ class MemoryParams:
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing, naming the field."""
-        _require(self.k is None or 1 <= self.k <= MAX_NEIGHBOURS, "k", self.k, f"between 1 and {MAX_NEIGHBOURS}")
+        _require(self.k is None or 1 <= self.k <= MAX_NEIGHBORS, "k", self.k, f"between 1 and {MAX_NEIGHBORS}")
         _require(self.lam is None or 0 <= self.lam <= 1, "lam", self.lam, "between 0 and 1")
         heat = self.knn_temperature
         _require(heat is None or (_finite(heat) and heat > 0), "knn_temperature", heat, "above 0")
@@ -117,7 +117,7 @@ class MemoryParams:
         _require(not (self.stores and self.store is not None), "stores", ", ".join(names), "either store or stores")
 
     @classmethod
-    def of(cls, **options: Any) -> MemoryParams:
+    def of(cls, **options: Any) -> RetrievalParams:
         """Takes `stores` also as names, or as weights by name."""
         stores = options.get("stores")
         if isinstance(stores, str):
@@ -141,7 +141,7 @@ class GenerateRequest:
 
     prompt: str
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    memory: MemoryParams = field(default_factory=MemoryParams)
+    retrieval: RetrievalParams = field(default_factory=RetrievalParams)
     neighbors: int = 0
     top_logprobs: int = 0
     early_exit: bool = False
@@ -153,7 +153,7 @@ class GenerateRequest:
         if "\0" in self.prompt:
             place = self.prompt.index("\0")
             raise InvalidInput(f"the prompt has a NUL at character {place}; send text", field="prompt")
-        _require(0 <= self.neighbors <= MAX_NEIGHBOURS, "neighbors", self.neighbors, f"between 0 and {MAX_NEIGHBOURS}")
+        _require(0 <= self.neighbors <= MAX_NEIGHBORS, "neighbors", self.neighbors, f"between 0 and {MAX_NEIGHBORS}")
         most = MAX_TOP_LOGPROBS
         _require(0 <= self.top_logprobs <= most, "top_logprobs", self.top_logprobs, f"between 0 and {most}")
         longest, kept_s = MAX_RESUME_S, self.resume_s
@@ -162,29 +162,29 @@ class GenerateRequest:
     @classmethod
     def of(cls, prompt: str, options: Mapping[str, Any]) -> GenerateRequest:
         """Sorts keyword arguments (`temperature=0.8, lam=0.3, neighbors=4`) into the parts they belong to."""
-        parts: dict[str, dict[str, Any]] = {"sampling": {}, "memory": {}, "request": {}}
+        parts: dict[str, dict[str, Any]] = {"sampling": {}, "retrieval": {}, "request": {}}
         for name, value in options.items():
             parts[_home_of(name)][name] = value
         if "stop" in parts["sampling"]:
             stop = parts["sampling"]["stop"]
             parts["sampling"]["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-        sampling, memory = SamplingParams(**parts["sampling"]), MemoryParams.of(**parts["memory"])
-        return cls(prompt, sampling, memory, **parts["request"])
+        sampling, retrieval = SamplingParams(**parts["sampling"]), RetrievalParams.of(**parts["retrieval"])
+        return cls(prompt, sampling, retrieval, **parts["request"])
 
 
 _SAMPLING = frozenset(f.name for f in fields(SamplingParams))
-_MEMORY = frozenset(f.name for f in fields(MemoryParams))
+_RETRIEVAL = frozenset(f.name for f in fields(RetrievalParams))
 _REQUEST = frozenset({"neighbors", "top_logprobs", "early_exit", "session", "resume_s"})
 
 
 def _home_of(name: str) -> str:
     if name in _SAMPLING:
         return "sampling"
-    if name in _MEMORY:
-        return "memory"
+    if name in _RETRIEVAL:
+        return "retrieval"
     if name in _REQUEST:
         return "request"
-    known = ", ".join(sorted(_SAMPLING | _MEMORY | _REQUEST))
+    known = ", ".join(sorted(_SAMPLING | _RETRIEVAL | _REQUEST))
     raise InvalidInput(f"unknown option {name!r}; the options are {known}", field=name)
 
 

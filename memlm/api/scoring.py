@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from memlm.api.params import MemoryParams
+from memlm.api.params import RetrievalParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,5 +92,5 @@ class ScoreRequest:
     """How probable is this text?"""
 
     text: str
-    memory: MemoryParams = field(default_factory=MemoryParams)
+    retrieval: RetrievalParams = field(default_factory=RetrievalParams)
     token_scores: bool = False

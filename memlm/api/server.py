@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memlm.api.params import (
-    MAX_NEIGHBOURS,
+    MAX_NEIGHBORS,
     MAX_STOP_STRINGS,
     MAX_STORES,
     MAX_TOKEN_IDS,
@@ -54,7 +54,7 @@ class ServerInfo:
     max_queued_tokens: int
     max_session_bytes: int
     session_ttl_s: float
-    max_neighbors: int = MAX_NEIGHBOURS
+    max_neighbors: int = MAX_NEIGHBORS
     max_top_logprobs: int = MAX_TOP_LOGPROBS
     max_stop_strings: int = MAX_STOP_STRINGS
     max_stores: int = MAX_STORES

@@ -19,7 +19,7 @@ from memlm.errors import InvalidInput
 Text: TypeAlias = "str | IO[str] | Iterable[str]"
 
 
-class Host(Protocol):
+class SessionHost(Protocol):
     """What has sessions."""
 
     def generate(self, prompt: str, **options: Any) -> TokenStream:
@@ -41,7 +41,7 @@ class Host(Protocol):
 class Session:
     """One session; leaving its block forgets it."""
 
-    def __init__(self, host: Host, name: str) -> None:
+    def __init__(self, host: SessionHost, name: str) -> None:
         """`LanguageModel.session` and `Client.session` make one; an old one is taken up by its name."""
         self._host, self.name = host, name
 

@@ -9,7 +9,7 @@ from pathlib import Path
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-def memory_bytes() -> int:
+def ram_bytes() -> int:
     """Bytes of the machine's memory, or of what a container or service may take, whichever is less."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_limits(CGROUPS, _own_cgroup())])

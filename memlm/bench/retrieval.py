@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from memlm.api.params import MemoryParams
+from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
@@ -96,7 +96,7 @@ def _ways(checkpoint: Checkpoint, store: str | Path, text: Corpus, progress: Pro
     spoken = datastore.num_entries + datastore.num_pruned_entries
     pruned = datastore.num_pruned_entries / max(1, spoken)
     name, defaults = datastore.path.name, datastore.defaults
-    tuned = Retriever.of([ModelStore(datastore, checkpoint)], MemoryParams())
+    tuned = Retriever.of([ModelStore(datastore, checkpoint)], RetrievalParams())
     plain = replace(tuned, adaptive=None, skip_retrieval_above=None, min_pointers=None)
     best = replace(tuned, skip_retrieval_above=None, min_pointers=None)
     ways = [Way(name, "one lam", plain, pruned)]

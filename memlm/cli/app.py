@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from memlm.cli import bench, client, index, options, render
-from memlm.cli.console import ConsoleProgress, emit_json, out, table, tell_problem
-from memlm.cli.options import asked
+from memlm.cli.console import ConsoleProgress, emit_json, out, print_problem, table
+from memlm.cli.options import given
 from memlm.cli.serve import serve as serve_command
 from memlm.cli.train import train as train_command
 
@@ -51,7 +51,7 @@ def evaluate(
     model: options.Model,
     store: options.Stores = None,
     dtype: options.Dtype = "float32",
-    use: options.StoreNames = None,
+    use: options.StoreWeights = None,
     k: options.K = None,
     lam: options.Lam = None,
     knn_temperature: options.KnnTemperature = None,
@@ -67,10 +67,10 @@ def evaluate(
     from memlm.evaluation import evaluate as run
     from memlm.language_model import load
 
-    memory = asked(stores=options.weights(use), k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
-    memory |= asked(min_pointers=min_pointers, spalm=spalm or None)
+    retrieval = given(stores=options.weights(use), k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
+    retrieval |= given(min_pointers=min_pointers, spalm=spalm or None)
     with load(model, store or (), dtype=dtype) as lm, ConsoleProgress() as progress:
-        evaluation = run(lm, Corpus(texts, glob, on_error, tell_problem), progress=progress, **memory)
+        evaluation = run(lm, Corpus(texts, glob, on_error, print_problem), progress=progress, **retrieval)
     if json:
         emit_json({**_figures(evaluation.total), "texts": {name: _figures(s) for name, s in evaluation.texts.items()}})
         return
@@ -82,13 +82,13 @@ def evaluate(
     out.print(shown)
 
 
-@app.command(epilog="Example: memlm generate 'def main(' --model model --store store --show-memory")
+@app.command(epilog="Example: memlm generate 'def main(' --model model --store store --show-sources")
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
     model: options.Model,
     store: options.Stores = None,
     dtype: options.Dtype = "float32",
-    use: options.StoreNames = None,
+    use: options.StoreWeights = None,
     no_store: options.NoStore = False,
     k: options.K = None,
     lam: options.Lam = None,
@@ -105,14 +105,14 @@ def generate(
     seed: options.Seed = None,
     stop: options.Stop = None,
     time_limit: options.TimeLimit = None,
-    show_memory: options.ShowMemory = False,
+    show_sources: options.ShowSources = False,
     early_exit: options.EarlyExit = False,
     json: options.Json = False,
 ) -> None:
     """Continue a prompt in this process."""
     from memlm.language_model import load
 
-    wanted = asked(
+    wanted = given(
         stores=options.weights(use),
         min_pointers=min_pointers,
         k=k,
@@ -122,11 +122,11 @@ def generate(
         spalm=spalm or None,
         max_tokens=max_tokens,
     )
-    wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()), time_limit_s=time_limit)
-    wanted |= asked(temperature=temperature, repetition_penalty=repetition_penalty) | {"use_store": not no_store}
-    wanted |= {"neighbors": options.NEIGHBORS_SHOWN if show_memory else 0, "early_exit": early_exit}
+    wanted |= given(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()), time_limit_s=time_limit)
+    wanted |= given(temperature=temperature, repetition_penalty=repetition_penalty) | {"use_store": not no_store}
+    wanted |= {"neighbors": options.NEIGHBORS_SHOWN if show_sources else 0, "early_exit": early_exit}
     with load(model, store or (), dtype=dtype) as lm, lm.generate(prompt, **wanted) as tokens:
-        render.print_generation(tokens, json=json, show_memory=show_memory)
+        render.print_generation(tokens, json=json, show_sources=show_sources)
 
 
 @app.command(epilog="Example: memlm calibrate heldout/ --model model --delta 0.1")
@@ -146,7 +146,7 @@ def calibrate(
     from memlm.generation.early_exit import calibrate as run
 
     with ConsoleProgress() as progress:
-        documents = Corpus(texts, glob, on_error, tell_problem)
+        documents = Corpus(texts, glob, on_error, print_problem)
         report = run(
             model, documents, measure=measure, delta=delta, epsilon=epsilon, prompts=prompts, progress=progress
         )

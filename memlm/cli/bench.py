@@ -43,7 +43,7 @@ def build(
         figures = bench_build(
             model, Corpus(texts) if texts else None, entries=entries, dtype=dtype, repeats=repeats, progress=progress
         )
-    _tell("bench build", figures, json=json)
+    _print_figures("bench build", figures, json=json)
 
 
 @app.command(epilog="Example: memlm bench generate --json")
@@ -57,7 +57,9 @@ def generate(
     from memlm.bench.generate import bench_generate
 
     with ConsoleProgress() as progress:
-        _tell("bench generate", bench_generate(model, entries=entries, repeats=repeats, progress=progress), json=json)
+        _print_figures(
+            "bench generate", bench_generate(model, entries=entries, repeats=repeats, progress=progress), json=json
+        )
 
 
 @app.command(epilog="Example: memlm bench serve --json")
@@ -66,7 +68,7 @@ def serve(model: SomeModel = None, repeats: Repeats = 7, json: options.Json = Fa
     from memlm.bench.serve import bench_serve
 
     with ConsoleProgress() as progress:
-        _tell("bench serve", bench_serve(model, repeats=repeats, progress=progress), json=json)
+        _print_figures("bench serve", bench_serve(model, repeats=repeats, progress=progress), json=json)
 
 
 @app.command(epilog="Example: memlm bench versus --json")
@@ -75,7 +77,7 @@ def versus(repeats: Repeats = 5, json: options.Json = False) -> None:
     from memlm.bench.versus import bench_versus
 
     with ConsoleProgress() as progress:
-        _tell("bench versus", bench_versus(repeats=repeats, progress=progress), json=json)
+        _print_figures("bench versus", bench_versus(repeats=repeats, progress=progress), json=json)
 
 
 @app.command(epilog="Example: memlm bench load --model model --store store --json")
@@ -98,7 +100,7 @@ def load(
         figures = bench_load(
             path, store or (), streams=counts, seconds=seconds, repeats=repeats, workers=workers, progress=progress
         )
-    _tell("bench load", figures, json=json)
+    _print_figures("bench load", figures, json=json)
 
 
 @app.command(epilog="Example: memlm bench model --part decode --json")
@@ -118,7 +120,7 @@ def model(
         raise InvalidInput(f"part is {unknown[0]!r}; expected one of {', '.join(PARTS)}", field="part")
     with ConsoleProgress() as progress:
         figures = bench_model(tuple(part or PARTS), repeats=repeats, largest=largest, progress=progress)
-    _tell("bench model", figures, json=json)
+    _print_figures("bench model", figures, json=json)
 
 
 @app.command(epilog="Example: memlm bench memory held-out/ --model model --json")
@@ -134,7 +136,7 @@ def memory(
 
     with ConsoleProgress() as progress:
         figures = bench_memory(model, Corpus(texts), max_tokens=max_tokens, progress=progress)
-    _tell("bench memory", figures, json=json)
+    _print_figures("bench memory", figures, json=json)
 
 
 @app.command(epilog="Example: memlm bench past held-out/ --model model --json")
@@ -153,7 +155,7 @@ def past(
         figures = bench_past(
             model, Corpus(texts), max_tokens=max_tokens, document_tokens=document_tokens, progress=progress
         )
-    _tell("bench past", figures, json=json)
+    _print_figures("bench past", figures, json=json)
 
 
 @app.command(epilog="Example: memlm bench datastore docs/ --held-out more/ --model model --work keys --json")
@@ -198,7 +200,7 @@ def open_store(store: options.StoreArgument, repeats: Repeats = 5, json: options
 
     with ConsoleProgress() as progress, TemporaryDirectory() as work:
         figures = bench_opening(store, work, repeats=repeats, progress=progress)
-    _tell("bench open", figures, json=json)
+    _print_figures("bench open", figures, json=json)
 
 
 @app.command(epilog="Example: memlm bench retrieval held-out/ --tune valid/ --model model --store store --json")
@@ -234,7 +236,7 @@ def retrieval(
     out.print(shown)
 
 
-def _tell(title: str, figures: dict[str, Any], *, json: bool) -> None:
+def _print_figures(title: str, figures: dict[str, Any], *, json: bool) -> None:
     if json:
         emit_json(figures)
         return

@@ -14,7 +14,7 @@ from memlm.base.printable import one_line
 from memlm.cli import client_datastores, options, render
 from memlm.cli.client_connection import HERE, Target, Timeout, client_of, connect_with
 from memlm.cli.console import cell, emit_json, out, table
-from memlm.cli.options import asked
+from memlm.cli.options import given
 from memlm.cli.render_index import print_neighbors
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ def connection(
     connect_with(token, (ca, cert, key) if tls or ca or cert else None)
 
 
-@app.command(epilog="Example: memlm client generate 'def main(' --target localhost:50051 --show-memory")
+@app.command(epilog="Example: memlm client generate 'def main(' --target localhost:50051 --show-sources")
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")],
     target: Target = HERE,
-    use: options.StoreNames = None,
+    use: options.StoreWeights = None,
     no_store: options.NoStore = False,
     k: options.K = None,
     lam: options.Lam = None,
@@ -63,7 +63,7 @@ def generate(
     seed: options.Seed = None,
     stop: options.Stop = None,
     time_limit: options.TimeLimit = None,
-    show_memory: options.ShowMemory = False,
+    show_sources: options.ShowSources = False,
     early_exit: options.EarlyExit = False,
     session: Annotated[str | None, typer.Option(metavar="NAME", help="Go on from what this session has read.")] = None,
     resume: Annotated[
@@ -73,7 +73,7 @@ def generate(
     json: options.Json = False,
 ) -> None:
     """Continue a prompt; the text comes as it is made."""
-    wanted = asked(
+    wanted = given(
         stores=options.weights(use),
         min_pointers=min_pointers,
         k=k,
@@ -83,19 +83,23 @@ def generate(
         spalm=spalm or None,
         max_tokens=max_tokens,
     )
-    wanted |= asked(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()), time_limit_s=time_limit)
-    wanted |= asked(temperature=temperature, repetition_penalty=repetition_penalty) | {"use_store": not no_store}
-    wanted |= {"neighbors": options.NEIGHBORS_SHOWN if show_memory else 0, "early_exit": early_exit, "session": session}
-    wanted |= asked(resume_s=resume)
+    wanted |= given(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()), time_limit_s=time_limit)
+    wanted |= given(temperature=temperature, repetition_penalty=repetition_penalty) | {"use_store": not no_store}
+    wanted |= {
+        "neighbors": options.NEIGHBORS_SHOWN if show_sources else 0,
+        "early_exit": early_exit,
+        "session": session,
+    }
+    wanted |= given(resume_s=resume)
     with client_of(target, timeout) as client, client.generate(prompt, **wanted) as tokens:
-        render.print_generation(tokens, json=json, show_memory=show_memory)
+        render.print_generation(tokens, json=json, show_sources=show_sources)
 
 
 @app.command(epilog="Example: memlm client score 'import os' --target localhost:50051")
 def score(
     text: Annotated[str, typer.Argument(help="The text to score.")],
     target: Target = HERE,
-    use: options.StoreNames = None,
+    use: options.StoreWeights = None,
     no_store: options.NoStore = False,
     k: options.K = None,
     lam: options.Lam = None,
@@ -107,10 +111,10 @@ def score(
     json: options.Json = False,
 ) -> None:
     """Tell how probable a text is."""
-    memory = asked(stores=options.weights(use), k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
-    memory |= asked(min_pointers=min_pointers, spalm=spalm or None)
+    retrieval = given(stores=options.weights(use), k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
+    retrieval |= given(min_pointers=min_pointers, spalm=spalm or None)
     with client_of(target, timeout) as client:
-        scored = client.score(text, token_scores=json, use_store=not no_store, **memory)
+        scored = client.score(text, token_scores=json, use_store=not no_store, **retrieval)
     if json:
         emit_json(scored)
         return
@@ -168,14 +172,14 @@ def append_to_session(
 ) -> None:
     """Let the model read a file: all of it, or nothing."""
     with client_of(target, timeout) as client, _opened(text) as file:
-        _tell_session(client.append_to_session(name, file.read()), json=json)
+        _print_session(client.append_to_session(name, file.read()), json=json)
 
 
 @session.command("info", epilog="Example: memlm client session info NAME --target localhost:50051")
 def get_session(name: SessionName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
     """Show what a session holds, and how far an append is."""
     with client_of(target, timeout) as client:
-        _tell_session(client.get_session(name), json=json)
+        _print_session(client.get_session(name), json=json)
 
 
 @session.command("list", epilog="Example: memlm client session list --target localhost:50051")
@@ -187,7 +191,7 @@ def list_sessions(target: Target = HERE, timeout: Timeout = 60.0, json: options.
         emit_json({"sessions": sessions})
         return
     for info in sessions:
-        _tell_session(info, json=False)
+        _print_session(info, json=False)
 
 
 @session.command("fork", epilog="Example: memlm client session fork NAME --target localhost:50051")
@@ -204,10 +208,10 @@ def delete_session(
 ) -> None:
     """Forget a session."""
     with client_of(target, timeout) as client:
-        _tell_session(client.delete_session(name), json=json)
+        _print_session(client.delete_session(name), json=json)
 
 
-def _tell_session(info: Any, *, json: bool) -> None:
+def _print_session(info: Any, *, json: bool) -> None:
     if json:
         emit_json(info)
         return

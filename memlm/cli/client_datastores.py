@@ -11,8 +11,8 @@ import typer
 from memlm.base.printable import one_line
 from memlm.cli import options
 from memlm.cli.client_connection import HERE, Target, Timeout, client_of
-from memlm.cli.console import ConsoleProgress, cell, emit_json, err, jsonable, out, table, tell_problem
-from memlm.cli.options import asked
+from memlm.cli.console import ConsoleProgress, cell, emit_json, err, jsonable, out, print_problem, table
+from memlm.cli.options import given
 from memlm.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def delete_documents(
 def get_datastore(name: Name, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
     """Show all that is known of a loaded datastore."""
     with client_of(target, timeout) as client:
-        _tell_store(client.datastores.get(name), json=json)
+        _print_store(client.datastores.get(name), json=json)
 
 
 @datastore.command("build", epilog="Example: memlm client datastore build docs /srv/texts --target localhost:50051")
@@ -85,7 +85,7 @@ def build(
     glob: Annotated[str | None, typer.Option(help="Which files of a folder.")] = None,
     index: Annotated[str | None, typer.Option(metavar="auto|FACTORY", help="Which index.")] = None,
     share: Annotated[float | None, typer.Option("--share", help="Softmax mass that the index should find.")] = None,
-    max_memory: Annotated[
+    max_ram: Annotated[
         str | None, typer.Option(metavar="BYTES", help="What searching may want in memory, such as 2GiB.")
     ] = None,
     drop_keys: Annotated[bool, typer.Option("--no-keep-keys", help="Keep codes alone.")] = False,
@@ -102,8 +102,8 @@ def build(
     json: options.Json = False,
 ) -> None:
     """Build a datastore of texts that lie on the server; the old one answers until it is complete."""
-    wanted = asked(glob=glob, index=index, target=share, max_memory=options.num_bytes(max_memory), prune=prune)
-    wanted |= asked(stride=stride, seed=seed, request_id=request_id)
+    wanted = given(glob=glob, index=index, target=share, max_ram_bytes=options.num_bytes(max_ram), prune=prune)
+    wanted |= given(stride=stride, seed=seed, request_id=request_id)
     with client_of(target, timeout) as client:
         job = client.datastores.build(name, corpus, replace=replace, drop_keys=drop_keys, **wanted)
         _follow(job, wait=wait, json=json)
@@ -128,7 +128,7 @@ def add(
     from memlm.data.corpus import Corpus
 
     with client_of(target, timeout) as client:
-        documents = Corpus(corpus, glob, on_error, tell_problem)
+        documents = Corpus(corpus, glob, on_error, print_problem)
         job = client.datastores.add(name, documents, replace=replace, request_id=request_id)
         _follow(job, wait=wait, json=json)
 
@@ -159,14 +159,14 @@ def load(
 ) -> None:
     """Take a datastore on the server's disk into service."""
     with client_of(target, timeout) as client:
-        _tell_store(client.datastores.load(path, name, replace=replace), json=json)
+        _print_store(client.datastores.load(path, name, replace=replace), json=json)
 
 
 @datastore.command("unload", epilog="Example: memlm client datastore unload docs --target localhost:50051")
 def unload(name: Name, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
     """Take a datastore out of service; its files stay."""
     with client_of(target, timeout) as client:
-        _tell_store(client.datastores.unload(name), json=json)
+        _print_store(client.datastores.unload(name), json=json)
 
 
 @operation.command("list", epilog="Example: memlm client operation list --target localhost:50051")
@@ -190,7 +190,7 @@ def get_operation(
 ) -> None:
     """Show how far an operation is."""
     with client_of(target, timeout) as client:
-        _tell_operation(client.operations.get(name), json=json)
+        _print_operation(client.operations.get(name), json=json)
 
 
 @operation.command("wait", epilog="Example: memlm client operation wait operations/0123 --target localhost:50051")
@@ -209,7 +209,7 @@ def cancel_operation(
     """Stop an operation, and remove what it had done."""
     with client_of(target, timeout) as client:
         client.operations.cancel(name)
-        _tell_operation(client.operations.get(name), json=json)
+        _print_operation(client.operations.get(name), json=json)
 
 
 @operation.command("delete", epilog="Example: memlm client operation delete operations/0123")
@@ -220,13 +220,13 @@ def delete_operation(
     with client_of(target, timeout) as client:
         info = client.operations.get(name)
         client.operations.delete(name)
-    _tell_operation(info, json=json)
+    _print_operation(info, json=json)
 
 
 def _follow(job: Operation, *, wait: bool, json: bool) -> None:
     """Shows an operation until it ends, and raises its error. It goes on also where nobody watches."""
     if not wait:
-        _tell_operation(job.progress(), json=json)
+        _print_operation(job.progress(), json=json)
         return
     try:
         with ConsoleProgress() as progress:
@@ -239,10 +239,10 @@ def _follow(job: Operation, *, wait: bool, json: bool) -> None:
         err.print(f"{job.name} goes on; `memlm client operation cancel {job.name}` stops it", markup=False)
         raise
     info.outcome()
-    _tell_operation(info, json=json)
+    _print_operation(info, json=json)
 
 
-def _tell_operation(info: OperationInfo, *, json: bool) -> None:
+def _print_operation(info: OperationInfo, *, json: bool) -> None:
     if json:
         emit_json(_jsonable(info))
         return
@@ -270,7 +270,7 @@ def _jsonable(info: OperationInfo) -> dict[str, Any]:
     return {**told, "error": None if info.error is None else str(info.error)}
 
 
-def _tell_store(info: Any, *, json: bool) -> None:
+def _print_store(info: Any, *, json: bool) -> None:
     if json:
         emit_json(info)
         return

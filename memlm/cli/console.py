@@ -89,7 +89,7 @@ def table(*columns: str, title: str = "") -> Table:
     return made
 
 
-def tell_problem(problem: object) -> None:
+def print_problem(problem: object) -> None:
     """One line about something that was left out."""
     err.print(f"[yellow]skipped[/] {escape(one_line(str(problem)))}")
 

@@ -51,9 +51,9 @@ class DemoReport:
     build: BuildReport
     tuning: TuneReport
     score: Score
-    loudest_document: str
-    spoken_before: float
-    spoken_after: float
+    top_document: str
+    probability_before: float
+    probability_after: float
     seconds: float
 
 
@@ -112,7 +112,7 @@ def _run(folder: Path, steps: int, seed: int, say: Any) -> DemoReport:
     say.rule("2. Build its datastore", align="left")
     with ConsoleProgress() as progress:
         built = build_index(model, Corpus([texts / "store"]), store, seed=seed, progress=progress)
-    _say_build(built, say)
+    _print_build(built, say)
 
     say.rule("3. Tune on held-out modules, test on others", align="left")
     with ConsoleProgress() as progress:
@@ -126,23 +126,23 @@ def _run(folder: Path, steps: int, seed: int, say: Any) -> DemoReport:
     with started_server(model, store) as target, Client(target) as client:
         client.wait_until_ready()
         before = _ask(client, seed, say)
-        spoken = render.spoken_by_document(before)
+        spoken = render.probability_by_document(before)
         loudest = spoken.most_common(1)[0][0] if spoken else client.search("store", PROMPT, k=1)[0].document_id
 
         say.rule(f"5. Delete {loudest}, ask again", align="left")
         deleted = client.datastores.delete_documents("store", [loudest])
         say.print(f"deleted {deleted.num_documents} document, {deleted.num_entries:,} entries; the same question:\n")
-        after = render.spoken_by_document(_ask(client, seed, say))
+        after = render.probability_by_document(_ask(client, seed, say))
     say.print(f"{loudest} spoke for {spoken[loudest]:.2f} tokens before, and for {after[loudest]:.2f} now.\n")
     return DemoReport(training, built, tuning, score, loudest, spoken[loudest], after[loudest], 0.0)
 
 
 def _ask(client: Client, seed: int, say: Any) -> list[Token]:
-    """Streams a continuation, coloured, with the places that spoke."""
+    """Streams a continuation, colored, with the places that spoke."""
     say.print(render.legend())
     say.print(f"[dim]{PROMPT}[/]", end="")
     with client.generate(PROMPT, max_tokens=MAX_TOKENS, temperature=0.6, seed=seed, neighbors=64) as tokens:
-        seen = render.stream(tokens, coloured=True, to=say)
+        seen = render.stream(tokens, colored=True, to=say)
     render.print_sources(seen, to=say)
     say.print()
     return seen
@@ -171,7 +171,7 @@ def _make_room(folder: Path, overwrite: bool) -> None:
     (folder / MARK).touch()
 
 
-def _say_build(built: BuildReport, say: Any) -> None:
+def _print_build(built: BuildReport, say: Any) -> None:
     quality = built.quality
     assert quality is not None  # its keys are kept
     say.print(
@@ -195,7 +195,8 @@ def _print_summary(folder: Path, report: DemoReport) -> None:
     facts.add_row("datastore", f"{report.build.entries:,} entries, {report.build.tokens_per_s:,.0f} tokens/s")
     facts.add_row("index", f"{report.build.index}, recall {quality.recall:.3f}")
     facts.add_row(
-        f"{report.loudest_document} spoke for", f"{report.spoken_before:.2f} tokens, then {report.spoken_after:.2f}"
+        f"{report.top_document} spoke for",
+        f"{report.probability_before:.2f} tokens, then {report.probability_after:.2f}",
     )
     facts.add_row("all of it took", f"{report.seconds:.0f} s")
     out.print(facts)
@@ -207,8 +208,8 @@ def _print_summary(folder: Path, report: DemoReport) -> None:
         f"memlm index tune {s} {t}/valid --model {m}",
         f"memlm eval {t}/test --model {m} --store {s}",
         f"memlm serve --model {m} --store {s}",
-        f"memlm client generate {PROMPT.split()[0]!r} --show-memory",
-        f"memlm client datastore delete store {report.loudest_document}",
+        f"memlm client generate {PROMPT.split()[0]!r} --show-sources",
+        f"memlm client datastore delete store {report.top_document}",
     ):
         out.print(f"  {line}", markup=False)
     out.print(f"\nThe texts, the model and the datastore are in {folder}.", markup=False)

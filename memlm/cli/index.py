@@ -11,12 +11,12 @@ import typer
 
 from memlm.base.printable import one_line
 from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, err, out, tell_problem
+from memlm.cli.console import ConsoleProgress, emit_json, err, out, print_problem
 from memlm.cli.render_index import (
     facts_of,
     print_build,
     print_compaction,
-    print_doomed,
+    print_delete_preview,
     print_facts,
     print_neighbors,
     print_tuning,
@@ -35,9 +35,9 @@ def build(
     index: Annotated[str, typer.Option(metavar="auto|FACTORY", help="auto, or a Faiss factory string.")] = "auto",
     target: Annotated[
         float | None,
-        typer.Option(help="Share of the softmax mass to find (default: 0.95; with --max-memory 0.99)."),
+        typer.Option(help="Share of the softmax mass to find (default: 0.95; with --max-ram 0.99)."),
     ] = None,
-    max_memory: Annotated[
+    max_ram: Annotated[
         str | None, typer.Option(metavar="BYTES", help="What searching may want in memory, as 500M or 2GiB.")
     ] = None,
     keep_keys: Annotated[bool, typer.Option(help="Keep the keys, to re-rank by and to compact from.")] = True,
@@ -57,13 +57,13 @@ def build(
     from memlm.data.corpus import Corpus
     from memlm.indexing.build import build_index
 
-    documents = Corpus(corpus, glob, on_error, tell_problem)
+    documents = Corpus(corpus, glob, on_error, print_problem)
     if dry_run:
         _estimate(model, documents, out_folder, index=index, stride=stride, dtype=dtype, json=json)
         return
     with ConsoleProgress() as progress:
         report = build_index(
-            model, documents, out_folder, index=index, target=target, max_memory=options.num_bytes(max_memory),
+            model, documents, out_folder, index=index, target=target, max_ram_bytes=options.num_bytes(max_ram),
             keep_keys=keep_keys, prune=prune, stride=stride, seed=seed, dtype=dtype, progress=progress,
         )  # fmt: skip
     print_build(report, json=json)
@@ -84,7 +84,7 @@ def add(
     from memlm.data.corpus import Corpus
     from memlm.indexing.build import add_to_index
 
-    documents = Corpus(corpus, glob, on_error, tell_problem)
+    documents = Corpus(corpus, glob, on_error, print_problem)
     with ConsoleProgress() as progress:
         report = add_to_index(model, documents, store, replace=replace, dtype=dtype, progress=progress)
     print_build(report, json=json)
@@ -109,7 +109,7 @@ def delete(
     fields = _fields(where or ())
     with Datastore.open(store) as datastore:
         if dry_run:
-            print_doomed(datastore.matching(fields) if fields else list(document_ids or ()), json=json)
+            print_delete_preview(datastore.matching(fields) if fields else list(document_ids or ()), json=json)
             return
         deleted = datastore.delete_where(fields) if fields else datastore.delete(document_ids or ())
         number = datastore.manifest.number
@@ -208,7 +208,7 @@ def spalm(
     from memlm.indexing.train_gate import train_spalm as run
 
     with ConsoleProgress() as progress:
-        documents = Corpus(texts, glob, on_error, tell_problem)
+        documents = Corpus(texts, glob, on_error, print_problem)
         report = run(model, store, documents, k=k, max_tokens=max_tokens, seed=seed, progress=progress)
     if json:
         emit_json(report)
@@ -247,7 +247,7 @@ def tune(
     pointer_loss: Annotated[
         float | None,
         typer.Option(
-            metavar="NATS", help="Follow the last neighbours in place of a search where that costs no more a token."
+            metavar="NATS", help="Follow the last neighbors in place of a search where that costs no more a token."
         ),
     ] = None,
     glob: options.Glob = "**/*",
@@ -259,7 +259,7 @@ def tune(
     from memlm.indexing.tune import tune as run
 
     with ConsoleProgress() as progress:
-        documents = Corpus(texts, glob, on_error, tell_problem)
+        documents = Corpus(texts, glob, on_error, print_problem)
         report = run(
             model, store, documents, max_tokens=max_tokens, skip_loss=skip_loss, pointer_loss=pointer_loss,
             progress=progress,

@@ -27,16 +27,18 @@ Dtype = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
-StoreName = Annotated[str | None, typer.Option("--use", metavar="NAME", help="Which loaded datastore speaks.")]
-StoreNames = Annotated[
+StoreName = Annotated[str | None, typer.Option("--store-name", metavar="NAME", help="Which loaded datastore speaks.")]
+StoreWeights = Annotated[
     list[str] | None,
     typer.Option(
-        "--use", metavar="NAME[=WEIGHT]", help="Which loaded datastore speaks; may be given again (default: all)."
+        "--store-name",
+        metavar="NAME[=WEIGHT]",
+        help="Which loaded datastore speaks; may be given again (default: all).",
     ),
 ]
 MinPointers = Annotated[
     int | None,
-    typer.Option(help="Follow the last neighbours in place of a search where this many can be; 0 always searches."),
+    typer.Option(help="Follow the last neighbors in place of a search where this many can be; 0 always searches."),
 ]
 NoStore = Annotated[bool, typer.Option("--no-store", help="The model alone.")]
 K = Annotated[int | None, typer.Option("--k", help="Neighbours to retrieve.")]
@@ -44,7 +46,7 @@ Lam = Annotated[float | None, typer.Option("--lam", help="Weight of the memory, 
 KnnTemperature = Annotated[float | None, typer.Option("--knn-temperature", help="Softmax temperature over distances.")]
 Nprobe = Annotated[int | None, typer.Option("--nprobe", help="Inverted lists to search.")]
 
-Spalm = Annotated[bool, typer.Option("--spalm", help="Put the neighbours through the model's trained gate.")]
+Spalm = Annotated[bool, typer.Option("--spalm", help="Put the neighbors through the model's trained gate.")]
 
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-n", help="At most this many tokens.")]
 Temperature = Annotated[
@@ -61,8 +63,8 @@ Penalty = Annotated[
 TimeLimit = Annotated[float | None, typer.Option("--time-limit", help="Seconds after which the text ends.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same text.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this string; may be given again.")]
-ShowMemory = Annotated[
-    bool, typer.Option("--show-memory", help="Colour tokens by their share of memory; name the places.")
+ShowSources = Annotated[
+    bool, typer.Option("--show-sources", help="Color tokens by their share of memory; name the places.")
 ]
 EarlyExit = Annotated[
     bool, typer.Option("--early-exit", help="Leave later layers out where the model was calibrated to be sure.")
@@ -71,20 +73,20 @@ EarlyExit = Annotated[
 NEIGHBORS_SHOWN = 16
 
 
-def asked(**options: Any) -> dict[str, Any]:
+def given(**options: Any) -> dict[str, Any]:
     """The options that were given; the others keep their defaults."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def weights(use: list[str] | None) -> dict[str, float] | None:
-    """What `--use NAME[=WEIGHT]` says, where it was given."""
+    """What `--store-name NAME[=WEIGHT]` says, where it was given."""
     told = {}
     for said in use or ():
         name, _, weight = said.partition("=")
         try:
             told[name] = float(weight or 1)
         except ValueError:
-            raise typer.BadParameter(f"--use is {said!r}; expected NAME or NAME=WEIGHT, as code=0.5") from None
+            raise typer.BadParameter(f"--store-name is {said!r}; expected NAME or NAME=WEIGHT, as code=0.5") from None
     return told or None
 
 

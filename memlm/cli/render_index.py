@@ -23,7 +23,7 @@ def print_neighbors(neighbors: tuple[Any, ...], *, json: bool) -> None:
     out.print(shown)
 
 
-def print_doomed(document_ids: list[str], *, json: bool) -> None:
+def print_delete_preview(document_ids: list[str], *, json: bool) -> None:
     """What a deletion would delete."""
     if json:
         emit_json({"documents": document_ids})

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, out, tell_problem
-from memlm.cli.options import asked
+from memlm.cli.console import ConsoleProgress, emit_json, out, print_problem
+from memlm.cli.options import given
 from memlm.errors import InvalidInput
 
 FINE_TUNING = {"optimizer": "adamw", "learning_rate": 3e-4}  # unless it is said otherwise
@@ -67,20 +67,20 @@ def train(
     from memlm.data.tokenizer import Tokenizer
     from memlm.training.train import train as run
 
-    given = asked(
+    fields = given(
         steps=steps, epochs=epochs, minutes=minutes, seed=seed, batch_size=batch_size, accumulate=accumulate,
         learning_rate=learning_rate, schedule=schedule, valid_every=valid_every, patience=patience,
         tensorboard=tensorboard or None, compile=compile_first or None,
     )  # fmt: skip
     layers = None if memorizing_layers is None else _layers(memorizing_layers)
-    memories: dict[str, Any] = asked(xl_length=xl_length, memorizing=asked(layers=layers, mixing=memory_mixing) or None)
-    settings = train_config(preset, config, given, memories, fine_tuning=init_from is not None)
+    memories: dict[str, Any] = given(xl_length=xl_length, memorizing=given(layers=layers, mixing=memory_mixing) or None)
+    settings = train_config(preset, config, fields, memories, fine_tuning=init_from is not None)
     with ConsoleProgress() as progress:
         report = run(
-            Corpus(corpus, glob, on_error, tell_problem),
+            Corpus(corpus, glob, on_error, print_problem),
             out_folder,
             settings,
-            valid=Corpus(valid, glob, on_error, tell_problem) if valid else None,
+            valid=Corpus(valid, glob, on_error, print_problem) if valid else None,
             tokenizer=Tokenizer.load(tokenizer) if tokenizer else None,
             init_from=init_from,
             resume=resume,
@@ -97,7 +97,7 @@ def train(
 
 
 def train_config(
-    preset: str, file: Path | None, given: dict[str, Any], memories: dict[str, Any], *, fine_tuning: bool
+    preset: str, file: Path | None, fields: dict[str, Any], memories: dict[str, Any], *, fine_tuning: bool
 ) -> Any:
     """The settings: a preset, a file over it, and what was said on the command line over both."""
     from memlm.training.config import PRESETS, SHAPE, TrainConfig
@@ -117,15 +117,15 @@ def train_config(
         memories = {**memories, "memorizing": {**kept, **memories["memorizing"]}}
     model_fields = {**model_fields, **memories}
     try:
-        return TrainConfig.from_dict({**vars(PRESETS[preset]), **changes, **given, "model_fields": model_fields})
+        return TrainConfig.from_dict({**vars(PRESETS[preset]), **changes, **fields, "model_fields": model_fields})
     except (TypeError, InvalidInput) as error:
         raise InvalidInput(f"{file or 'the settings'}: {error}", field="config") from error
 
 
-def _layers(given: str) -> list[int]:
+def _layers(fields: str) -> list[int]:
     try:
-        return [int(layer) for layer in given.split(",")]
+        return [int(layer) for layer in fields.split(",")]
     except ValueError as error:
         raise InvalidInput(
-            f"memorizing_layers is {given!r}; expected numbers with commas between", field="memorizing_layers"
+            f"memorizing_layers is {fields!r}; expected numbers with commas between", field="memorizing_layers"
         ) from error

@@ -23,7 +23,7 @@ from memlm.api.generation import (
     Token,
     TokenizeRequest,
 )
-from memlm.api.params import GenerateRequest, MemoryParams
+from memlm.api.params import GenerateRequest, RetrievalParams
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import GetModelRequest, GetServerInfoRequest, ModelInfo, ServerInfo
 from memlm.api.sessions import (
@@ -67,11 +67,12 @@ class AsyncClient:
         return await AsyncTokenStream.begin(self._transport.events(GenerateRequest.of(prompt, options), timeout_s))
 
     async def score(
-        self, text: str, *, token_scores: bool = False, timeout_s: float | None = None, **memory: Any
+        self, text: str, *, token_scores: bool = False, timeout_s: float | None = None, **retrieval: Any
     ) -> Score:
         """See `Client.score`."""
         return cast(
-            Score, await self._transport.ask(ScoreRequest(text, MemoryParams.of(**memory), token_scores), timeout_s)
+            Score,
+            await self._transport.ask(ScoreRequest(text, RetrievalParams.of(**retrieval), token_scores), timeout_s),
         )
 
     async def search(

@@ -31,7 +31,7 @@ from memlm.api.operations import (
     OperationPage,
     WaitOperationRequest,
     check_deadline,
-    slice_of,
+    wait_slice,
 )
 from memlm.client.datastores import WAIT_SPARE_S, build_request
 
@@ -168,7 +168,7 @@ class AsyncOperation:
         """See `Operation.wait`."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            info = await self._host.wait(self.name, slice_of(deadline_s))
+            info = await self._host.wait(self.name, wait_slice(deadline_s))
             if info.has_ended:
                 return info
             check_deadline(deadline_s, info)

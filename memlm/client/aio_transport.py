@@ -15,9 +15,17 @@ from memlm.api.datastores import AddDocumentsRequest, NewDocument
 from memlm.api.generation import CancelGenerationRequest, Finished, GenerationEvent
 from memlm.api.params import GenerateRequest
 from memlm.api.sessions import AppendToSessionRequest
-from memlm.client.resume import Heard, Tls
-from memlm.client.transport import READY_POLL_S, broken_off, channel_to, metadata_of, not_ready, our_errors, rpcs_of
-from memlm.client.uploads import Sending, additions_of, appends_of
+from memlm.client.resume import StreamResumer, Tls
+from memlm.client.transport import (
+    READY_POLL_S,
+    channel_to,
+    metadata_of,
+    not_ready,
+    rpcs_by_request,
+    stream_broke_off,
+    translate_rpc_errors,
+)
+from memlm.client.uploads import RequestStream, add_document_requests, append_requests
 from memlm.errors import MemlmError, NotFound, Unavailable
 from memlm.wire import codec
 
@@ -34,36 +42,36 @@ class AsyncTransport:
         """See `Transport`."""
         self._target, self._timeout_s, self._max_message_bytes = target, timeout_s, max_message_bytes
         self._channel, self._metadata = channel_to(grpc.aio, target, max_message_bytes, tls), metadata_of(token)
-        self._rpcs = rpcs_of(self._channel)
+        self._rpcs = rpcs_by_request(self._channel)
 
     async def ask(self, question: Any, timeout_s: float | None = None) -> Any:
         """See `Transport.ask`."""
         message = codec.to_wire(question)
-        with our_errors(self._target):
+        with translate_rpc_errors(self._target):
             reply = await self._call(type(question), message, timeout_s)
-        return codec.answer_from_wire(reply)
+        return codec.response_from_wire(reply)
 
     async def append(self, session: str, text: str, token_ids: Sequence[int], timeout_s: float | None) -> Any:
         """See `Transport.append`."""
-        messages = appends_of(session, text, token_ids)
-        with our_errors(self._target):
+        messages = append_requests(session, text, token_ids)
+        with translate_rpc_errors(self._target):
             reply = await self._call(AppendToSessionRequest, messages, timeout_s)
-        return codec.answer_from_wire(reply)
+        return codec.response_from_wire(reply)
 
     async def add(
         self, request: AddDocumentsRequest, documents: Iterable[NewDocument | Document], timeout_s: float | None
     ) -> Any:
         """See `Transport.add`."""
-        messages = Sending(additions_of(request, documents, self._max_message_bytes))
-        with messages.watched(), our_errors(self._target):
+        messages = RequestStream(add_document_requests(request, documents, self._max_message_bytes))
+        with messages.reraising_producer_errors(), translate_rpc_errors(self._target):
             call = self._call(AddDocumentsRequest, messages, timeout_s)
-            messages.travel_by(call)
+            messages.bind_call(call)
             reply = await call
-        return codec.answer_from_wire(reply)
+        return codec.response_from_wire(reply)
 
     async def events(self, request: GenerateRequest, timeout_s: float | None) -> AsyncGenerator[GenerationEvent, None]:
         """See `Transport.events`."""
-        heard = Heard(request, self._allowed_s(timeout_s))
+        heard = StreamResumer(request, self._allowed_s(timeout_s))
         try:
             while True:
                 try:
@@ -102,18 +110,18 @@ class AsyncTransport:
     def _allowed_s(self, timeout_s: float | None) -> float:
         return self._timeout_s if timeout_s is None else timeout_s
 
-    async def _heard(self, heard: Heard) -> AsyncGenerator[GenerationEvent, None]:
+    async def _heard(self, heard: StreamResumer) -> AsyncGenerator[GenerationEvent, None]:
         """The events of one connection, to the last."""
         asked = codec.to_wire(heard.question)
-        with our_errors(self._target):
+        with translate_rpc_errors(self._target):
             call = self._call(type(heard.question), asked, heard.left_s)
         try:
             event: GenerationEvent = ()
             while not isinstance(event, Finished):
-                with our_errors(self._target):
+                with translate_rpc_errors(self._target):
                     message = await call.read()
                 if message is grpc.aio.EOF:
-                    raise broken_off(self._target)
+                    raise stream_broke_off(self._target)
                 event = codec.event_from_wire(message)
                 yield event
             with suppress(grpc.RpcError):  # the status says no more than the event did; not to wait for it is to cancel

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from memlm.api.datastores import SearchRequest
 from memlm.api.generation import DetokenizeRequest, Neighbor, TokenizeRequest, TokenStream
-from memlm.api.params import GenerateRequest, MemoryParams
+from memlm.api.params import GenerateRequest, RetrievalParams
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import GetModelRequest, GetServerInfoRequest, ModelInfo, ServerInfo
 from memlm.api.sessions import (
@@ -65,9 +65,13 @@ class Client:
         """
         return TokenStream(self._transport.events(GenerateRequest.of(prompt, options), timeout_s))
 
-    def score(self, text: str, *, token_scores: bool = False, timeout_s: float | None = None, **memory: Any) -> Score:
-        """The text's log-probability; `memory` are the fields of `MemoryParams`."""
-        return cast(Score, self._transport.ask(ScoreRequest(text, MemoryParams.of(**memory), token_scores), timeout_s))
+    def score(
+        self, text: str, *, token_scores: bool = False, timeout_s: float | None = None, **retrieval: Any
+    ) -> Score:
+        """The text's log-probability; `retrieval` are the fields of `RetrievalParams`."""
+        return cast(
+            Score, self._transport.ask(ScoreRequest(text, RetrievalParams.of(**retrieval), token_scores), timeout_s)
+        )
 
     def search(
         self, store: str | None, text: str, *, k: int = 8, nprobe: int | None = None, timeout_s: float | None = None

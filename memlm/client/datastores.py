@@ -71,7 +71,7 @@ class Datastores:
     ) -> Operation:
         """Begins to build a datastore of files and folders on the server, under the folders that it may read from.
 
-        The options are `glob`, `index`, `target`, `max_memory`, `drop_keys`, `prune`, `stride` and `seed`; see
+        The options are `glob`, `index`, `target`, `max_ram_bytes`, `drop_keys`, `prune`, `stride` and `seed`; see
         `memlm.build_index`. With `replace` it takes the place of one of that name, once it is complete. Asked again
         with the same `request_id`, it is the same operation.
         """

@@ -28,7 +28,7 @@ class Tls:
     key: str | Path | None = None
 
 
-class Heard:
+class StreamResumer:
     """What has been heard of a generation, and how to take it up again when its connection breaks."""
 
     def __init__(self, request: GenerateRequest, allowed_s: float) -> None:

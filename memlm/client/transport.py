@@ -23,8 +23,8 @@ from memlm.api.datastores import AddDocumentsRequest, NewDocument
 from memlm.api.generation import CancelGenerationRequest, Finished, GenerationEvent
 from memlm.api.params import GenerateRequest
 from memlm.api.sessions import AppendToSessionRequest
-from memlm.client.resume import Heard, Tls
-from memlm.client.uploads import Sending, additions_of, appends_of
+from memlm.client.resume import StreamResumer, Tls
+from memlm.client.uploads import RequestStream, add_document_requests, append_requests
 from memlm.errors import InvalidInput, MemlmError, NotFound, Unavailable
 from memlm.wire import codec
 from memlm.wire.limits import KEEPALIVE_S
@@ -77,7 +77,7 @@ def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:
     return () if token is None else (("authorization", f"Bearer {token}"),)
 
 
-def rpcs_of(channel: Any) -> dict[str, Any]:
+def rpcs_by_request(channel: Any) -> dict[str, Any]:
     """The calls of the contract over a channel of either kind, by what asks for them: Score by a ScoreRequest."""
     return {
         f"{method.name}Request": _way_of(channel, method)(
@@ -97,7 +97,7 @@ def _way_of(channel: Any, method: Any) -> Any:
 
 
 @contextmanager
-def our_errors(target: str) -> Iterator[None]:
+def translate_rpc_errors(target: str) -> Iterator[None]:
     """Raises a failed call's reason as an error of `memlm.errors`."""
     try:
         yield
@@ -107,7 +107,7 @@ def our_errors(target: str) -> Iterator[None]:
         raise InvalidInput(f"the client of {target} is closed ({error}); open another one") from None
 
 
-def broken_off(target: str) -> Unavailable:
+def stream_broke_off(target: str) -> Unavailable:
     """A stream that ended without its last event."""
     return Unavailable(f"{target} broke the stream off before its end; ask again")
 
@@ -131,30 +131,32 @@ class Transport:
     def ask(self, question: Any, timeout_s: float | None = None) -> Any:
         """What the library would have answered."""
         message = codec.to_wire(question)
-        with our_errors(self._target):
+        with translate_rpc_errors(self._target):
             reply = self._rpc(type(question))(message, **self._with(timeout_s))
-        return codec.answer_from_wire(reply)
+        return codec.response_from_wire(reply)
 
     def append(self, session: str, text: str, token_ids: Sequence[int], timeout_s: float | None) -> Any:
         """Reads a text, or tokens, into a session; what is then known of it."""
-        with our_errors(self._target):
-            reply = self._rpc(AppendToSessionRequest)(appends_of(session, text, token_ids), **self._with(timeout_s))
-        return codec.answer_from_wire(reply)
+        with translate_rpc_errors(self._target):
+            reply = self._rpc(AppendToSessionRequest)(
+                append_requests(session, text, token_ids), **self._with(timeout_s)
+            )
+        return codec.response_from_wire(reply)
 
     def add(
         self, request: AddDocumentsRequest, documents: Iterable[NewDocument | Document], timeout_s: float | None
     ) -> Any:
         """Sends documents to be added; how far that operation is."""
-        messages = Sending(additions_of(request, documents, self._max_message_bytes))
-        with messages.watched(), our_errors(self._target):
+        messages = RequestStream(add_document_requests(request, documents, self._max_message_bytes))
+        with messages.reraising_producer_errors(), translate_rpc_errors(self._target):
             call = self._rpc(AddDocumentsRequest).future(messages, **self._with(timeout_s))
-            messages.travel_by(call)
+            messages.bind_call(call)
             reply = call.result()
-        return codec.answer_from_wire(reply)
+        return codec.response_from_wire(reply)
 
     def events(self, request: GenerateRequest, timeout_s: float | None) -> Generator[GenerationEvent, None, None]:
         """A generation's events, over as many connections as they take. Closing it stops the generation."""
-        heard = Heard(request, self._allowed_s(timeout_s))
+        heard = StreamResumer(request, self._allowed_s(timeout_s))
         try:
             while True:
                 try:
@@ -189,7 +191,7 @@ class Transport:
 
     def _connect(self) -> None:
         self._channel, self._pid = self._open(), os.getpid()
-        self._rpcs = rpcs_of(self._channel)
+        self._rpcs = rpcs_by_request(self._channel)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -207,18 +209,18 @@ class Transport:
         """What goes with a call: its time, and who calls."""
         return {"timeout": self._allowed_s(timeout_s), "metadata": self._metadata}
 
-    def _heard(self, heard: Heard) -> Generator[GenerationEvent, None, None]:
+    def _heard(self, heard: StreamResumer) -> Generator[GenerationEvent, None, None]:
         """The events of one connection, to the last."""
         asked = codec.to_wire(heard.question)
-        with our_errors(self._target):
+        with translate_rpc_errors(self._target):
             call = self._rpc(type(heard.question))(asked, **self._with(heard.left_s))
         try:
             event: GenerationEvent = ()
             while not isinstance(event, Finished):
-                with our_errors(self._target):
+                with translate_rpc_errors(self._target):
                     message = next(call, None)
                 if message is None:
-                    raise broken_off(self._target)
+                    raise stream_broke_off(self._target)
                 event = codec.event_from_wire(message)
                 yield event
             with suppress(grpc.RpcError):  # the status says no more than the event did; not to wait for it is to cancel

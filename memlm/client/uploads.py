@@ -25,7 +25,7 @@ FRAME_BYTES = 16  # what stands around a document in a message, and around its t
 BYTES_A_CHARACTER = 4  # in UTF-8, at most
 
 
-def appends_of(name: str, text: str, token_ids: Sequence[int]) -> Iterator[Message]:
+def append_requests(name: str, text: str, token_ids: Sequence[int]) -> Iterator[Message]:
     """What is appended to a session, in messages far below any limit."""
     yield codec.to_wire(AppendToSessionRequest(name))
     for begin in range(0, len(text), PIECE_CHARACTERS):
@@ -35,7 +35,7 @@ def appends_of(name: str, text: str, token_ids: Sequence[int]) -> Iterator[Messa
         yield codec.to_wire(AppendToSessionRequest("", token_ids=piece))
 
 
-def additions_of(
+def add_document_requests(
     request: AddDocumentsRequest, documents: Iterable[NewDocument | Document], limit: int
 ) -> Iterator[Message]:
     """Documents that are added, several a message or in parts, each message below the limit.
@@ -76,7 +76,7 @@ def _parts(document: NewDocument | Document, room: int) -> Iterator[NewDocument]
         yield NewDocument(whole.id, whole.text[begin : begin + characters], continues=True)
 
 
-class Sending(Iterator[Message]):
+class RequestStream(Iterator[Message]):
     """Messages on their way. What goes wrong while they are made ends their call, and is raised as it is: gRPC would
     log it, and tell that the call was cancelled.
     """
@@ -86,7 +86,7 @@ class Sending(Iterator[Message]):
         self._messages, self._failure = messages, list[Exception]()
         self._call, self._travels = cast(Any, None), threading.Event()
 
-    def travel_by(self, call: Any) -> None:
+    def bind_call(self, call: Any) -> None:
         """Takes the call that carries them, which may have begun to ask for them already."""
         self._call = call
         self._travels.set()
@@ -104,7 +104,7 @@ class Sending(Iterator[Message]):
             raise StopIteration from None
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def reraising_producer_errors(self) -> Iterator[None]:
         """Raises what went wrong here, or else what the call ended with."""
         try:
             yield

@@ -32,7 +32,7 @@ from memlm.model.checkpoint import Checkpoint
 from memlm.model.early_exit import ExitRule, forward_early_exit
 from memlm.model.state_pool import copied
 from memlm.retrieval.gate import gated
-from memlm.retrieval.interpolation import memory_logprobs, mix
+from memlm.retrieval.interpolation import knn_logprobs, mix
 from memlm.retrieval.retriever import NO_POINTERS, RetrievalResult, Retriever
 
 
@@ -245,7 +245,7 @@ class Generation:
         if retrieved is None:
             return None
         vocab_size = self._decoder.config.vocab_size
-        return memory_logprobs(retrieved.logweights_QK[0], retrieved.neighbors.values_QK[0], vocab_size)
+        return knn_logprobs(retrieved.logweights_QK[0], retrieved.neighbors.values_QK[0], vocab_size)
 
     def _neighbors_of(self, retrieved: RetrievalResult | None) -> tuple[Neighbor, ...]:
         if retrieved is None or self.retriever is None or not self._request.neighbors:

@@ -74,7 +74,7 @@ def build_index(
     *,
     index: str = "auto",
     target: float | None = None,
-    max_memory: int | None = None,
+    max_ram_bytes: int | None = None,
     keep_keys: bool = True,
     prune: float | None = None,
     stride: int | None = None,
@@ -85,7 +85,7 @@ def build_index(
     """Builds a datastore with one entry per token of the corpus, or goes on with an interrupted build of it.
 
     `index` is "auto" or a Faiss factory string; `target` the share of the softmax mass that it should find: if not
-    given, 0.95, beyond which searches cost more and nats hardly change. Given `max_memory`, the bytes that searching
+    given, 0.95, beyond which searches cost more and nats hardly change. Given `max_ram_bytes`, the bytes that searching
     may want in memory, "auto" takes the smallest codes that find the target, then 0.99. Without `keep_keys`, keys go
     when the index is built: half the disk or less, and no re-ranking, exact search or compaction. With `prune`, entries
     whose token the model alone gives that probability or more are left out of the index (after arXiv 2211.04052), which
@@ -111,8 +111,8 @@ def build_index(
         stride=stride,
         index=index,
         seed=seed,
-        target=target or (TARGET if max_memory is None else TARGET_IN_MEMORY),
-        max_memory=max_memory,
+        target=target or (TARGET if max_ram_bytes is None else TARGET_IN_MEMORY),
+        max_ram_bytes=max_ram_bytes,
         keep_keys=keep_keys,
         prune=_checked(prune),
     )
@@ -120,8 +120,8 @@ def build_index(
         choose_index(index, 0)
         told = estimate_build(checkpoint, corpus, out, index=index, stride=stride, measure=False)
         told.check(out)
-        if max_memory is not None and index == "auto":
-            codes_within(max_memory, told.entries, spec.dim)
+        if max_ram_bytes is not None and index == "auto":
+            codes_within(max_ram_bytes, told.entries, spec.dim)
     with StoreWriter.create(out, spec) as writer:
         return _fill(writer, checkpoint, corpus, spec, progress=progress)
 

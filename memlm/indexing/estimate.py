@@ -28,7 +28,7 @@ BASE_BYTES = 300 << 20  # Python, torch and Faiss themselves
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a build will take. `disk_bytes` is the most that it has on the disk at any time, `memory_bytes` the build's
+    """What a build will take. `disk_bytes` is the most that it has on the disk at any time, `ram_bytes` the build's
     own, `search_bytes` what searching the store will want in memory; `seconds` is None where nothing was measured.
     """
 
@@ -37,7 +37,7 @@ class Estimate:
     index: str
     disk_bytes: int
     free_bytes: int
-    memory_bytes: int
+    ram_bytes: int
     search_bytes: int
     tokens_per_s: float | None
     seconds: float | None
@@ -91,7 +91,7 @@ def estimate_build(
         index=factory,
         disk_bytes=disk,
         free_bytes=shutil.disk_usage(place).free,
-        memory_bytes=BASE_BYTES + checkpoint.decoder.num_bytes + working,
+        ram_bytes=BASE_BYTES + checkpoint.decoder.num_bytes + working,
         search_bytes=entries * (code or 4 * dim) + 4 * dim * lists,
         tokens_per_s=pace,
         seconds=None if pace is None else entries / pace + entries * _seconds_per_key(dim, lists),

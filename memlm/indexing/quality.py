@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
-from memlm.api.params import MemoryParams
+from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress, silent
 from memlm.data.windows import Window, blocks_of
 from memlm.index.neighbors import Neighbours, Searcher
@@ -125,7 +125,7 @@ def sample_trial(memory: ModelStore, checkpoint: Checkpoint, *, seed: int = 0, p
 
 def measure_quality(memory: ModelStore, trial: Trial) -> Quality:
     """Compares the store's index with exact search, with the store's own lam and temperature."""
-    retriever = Retriever.of([memory], MemoryParams(k=trial.exact.ids_QK.shape[1]))
+    retriever = Retriever.of([memory], RetrievalParams(k=trial.exact.ids_QK.shape[1]))
     queries, exact = trial.queries, trial.exact
     found = _leave_one_out(memory.datastore, memory.datastore, queries, retriever.k)
     recall_Q, mass_Q = agreement(found, exact, retriever.temperature)

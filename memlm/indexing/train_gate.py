@@ -17,7 +17,7 @@ from jaxtyping import Float, Int64
 from safetensors.torch import save
 from torch import Tensor
 
-from memlm.api.params import MemoryParams
+from memlm.api.params import RetrievalParams
 from memlm.base.files import write_whole
 from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Corpus
@@ -82,7 +82,7 @@ def train_spalm(
     """
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     with ModelStore.open(store, checkpoint).datastore as datastore:
-        retriever = Retriever.of([ModelStore(datastore, checkpoint)], MemoryParams(k=k))
+        retriever = Retriever.of([ModelStore(datastore, checkpoint)], RetrievalParams(k=k))
         evidence = _gather(checkpoint, retriever, texts, max_tokens, progress)
     count = len(evidence.targets_N)
     if count < 1000:

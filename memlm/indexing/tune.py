@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
 
-from memlm.api.params import MemoryParams
+from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Corpus
 from memlm.data.windows import Window, blocks_of
@@ -134,7 +134,7 @@ def tune(
             raise InvalidInput(
                 f"every document of {store} is deleted, so there is nothing to tune; add documents first", field="store"
             )
-        start = Retriever.of([memory], MemoryParams(k=min(largest_k, max(1, datastore.num_entries))))
+        start = Retriever.of([memory], RetrievalParams(k=min(largest_k, max(1, datastore.num_entries))))
         evidence = _gather(checkpoint, start, texts, max_tokens, progress)
         k, temperature, lam, _ = _search(evidence, start.temperature)
         tuned_on = ", ".join(Path(path).name for path in texts.paths) + f" ({len(evidence.lm_logprobs_Q)} tokens)"

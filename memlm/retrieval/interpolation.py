@@ -35,7 +35,7 @@ def target_logprobs(
         return np.log(agreeing_QK.sum(axis=1)).astype(np.float32)
 
 
-def memory_logprobs(
+def knn_logprobs(
     logweights_K: Float32[np.ndarray, " K"], values_K: Int64[np.ndarray, " K"], vocab_size: int
 ) -> Float[Tensor, " V"] | None:
     """log p_kNN of the whole vocabulary for one query; None where there is no neighbor at all."""

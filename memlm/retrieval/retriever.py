@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
 
 from memlm.api.generation import Neighbor
-from memlm.api.params import MemoryParams
+from memlm.api.params import RetrievalParams
 from memlm.errors import InvalidInput
 from memlm.index.neighbors import Neighbours
 from memlm.retrieval.adaptive import AdaptiveLam, features_of
@@ -84,7 +84,7 @@ class Retriever:
     min_pointers: int | None = None
 
     @classmethod
-    def of(cls, stores: Sequence[ModelStore], params: MemoryParams) -> Retriever:
+    def of(cls, stores: Sequence[ModelStore], params: RetrievalParams) -> Retriever:
         """A request's settings. What it leaves open comes from the first store's defaults; what tuning found beyond
         one lam is for whoever asks one store for nothing else.
 

@@ -35,7 +35,7 @@ SERVICES = tuple(
 _MESSAGE_OF: dict[type, type[Message]] = {
     params.SamplingParams: generation_pb2.SamplingParams,
     params.StoreWeight: generation_pb2.StoreWeight,
-    params.MemoryParams: generation_pb2.MemoryParams,
+    params.RetrievalParams: generation_pb2.RetrievalParams,
     params.GenerateRequest: generation_pb2.GenerateRequest,
     generation.Accepted: generation_pb2.Accepted,
     generation.Token: generation_pb2.Token,
@@ -78,7 +78,7 @@ _MESSAGE_OF: dict[type, type[Message]] = {
 _AS_JSON = {(generation.Neighbor, "metadata"), (datastores.NewDocument, "metadata")}
 _RECORD_OF = {message: record for record, message in _MESSAGE_OF.items()}
 # `bytes` is a type's name in the .proto; a bool that is not set is false, so the wire asks for the exception.
-_RENAMED = {(generation.Token, "bytes"): "raw", (params.MemoryParams, "use_store"): "without_store"}
+_RENAMED = {(generation.Token, "bytes"): "raw", (params.RetrievalParams, "use_store"): "without_store"}
 _REASONS = {
     reason: generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in generation.FinishReason
 }
@@ -112,7 +112,7 @@ def to_wire(record: Any) -> Message:
     try:
         return message_type(**wanted)
     except (TypeError, ValueError):
-        raise _blame(message_type, wanted) from None
+        raise _find_bad_field(message_type, wanted) from None
 
 
 def from_wire(message: Message) -> Any:
@@ -186,7 +186,7 @@ def _token_from_wire(token: generation_pb2.Token) -> generation.Token:
     )
 
 
-def answer_to_wire(question: Any, answer: Any) -> Message:
+def response_to_wire(question: Any, answer: Any) -> Message:
     """What the library answered to a question, as the reply of its call."""
     if answer is None:
         return empty_pb2.Empty()
@@ -197,7 +197,7 @@ def answer_to_wire(question: Any, answer: Any) -> Message:
     return reply_type(**{name: answer if is_plain else _each_to_wire(answer)})
 
 
-def answer_from_wire(reply: Message) -> Any:
+def response_from_wire(reply: Message) -> Any:
     """A reply, as what the library would have answered."""
     if isinstance(reply, empty_pb2.Empty):
         return None
@@ -247,14 +247,14 @@ def _fields_of(record_type: type) -> tuple[_Field, ...]:
             wire=(wire := _RENAMED.get((record_type, field.name), field.name)),
             required=field.default is MISSING and field.default_factory is MISSING,
             optional=on_wire[wire].has_presence,
-            pack=(ways := _ways(record_type, field, on_wire[wire]))[0],
+            pack=(ways := _codec_for(record_type, field, on_wire[wire]))[0],
             unpack=ways[1],
         )
         for field in fields(record_type)
     )
 
 
-def _ways(record_type: type, field: Any, on_wire: Any) -> tuple[Callable[[Any], Any] | None, ...]:
+def _codec_for(record_type: type, field: Any, on_wire: Any) -> tuple[Callable[[Any], Any] | None, ...]:
     """How a field is packed, and unpacked."""
     if str(field.type).startswith("tuple"):
         return (_each_to_wire, _tuple_from_wire) if on_wire.message_type is not None else (None, tuple)
@@ -302,7 +302,7 @@ def _reason_of(number: int) -> generation.FinishReason:
     return _REASON_OF[number]
 
 
-def _blame(message_type: type[Message], wanted: dict[str, Any]) -> InvalidInput:
+def _find_bad_field(message_type: type[Message], wanted: dict[str, Any]) -> InvalidInput:
     """Finds the field whose value protobuf would not take."""
     for name, value in wanted.items():
         try:

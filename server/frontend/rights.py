@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from memlm.api.datastores import LoadDatastoreRequest, StoreInfo
 from memlm.api.operations import OperationInfo, OperationPage
-from memlm.api.params import MemoryParams, StoreWeight
+from memlm.api.params import RetrievalParams, StoreWeight
 from memlm.errors import MemlmError, NotFound, PermissionDenied
 from memlm.server.config import ServerConfig
 from memlm.server.frontend.auth import Caller
@@ -111,19 +111,19 @@ def _about_one_store(rights: Rights, caller: Caller, question: Any) -> Any:
     return question
 
 
-def _with_memory(rights: Rights, caller: Caller, question: Any) -> Any:
+def _with_retrieval(rights: Rights, caller: Caller, question: Any) -> Any:
     """Names datastores that answer together, or leaves them open: then those that are in service and the caller's."""
-    memory: MemoryParams = question.memory
+    retrieval: RetrievalParams = question.retrieval
     if caller.stores is None:
         return question
-    names = [each.name for each in memory.stores] or ([] if memory.store is None else [memory.store])
+    names = [each.name for each in retrieval.stores] or ([] if retrieval.store is None else [retrieval.store])
     _check_names(caller, names)
-    if names or not memory.use_store:
+    if names or not retrieval.use_store:
         return question
     own = sorted(caller.stores & set(rights.stores.paths))
     if not own:
-        return replace(question, memory=replace(memory, use_store=False))
-    return replace(question, memory=replace(memory, stores=tuple(map(StoreWeight, own))))
+        return replace(question, retrieval=replace(retrieval, use_store=False))
+    return replace(question, retrieval=replace(retrieval, stores=tuple(map(StoreWeight, own))))
 
 
 def _with_path(rights: Rights, caller: Caller, question: LoadDatastoreRequest) -> LoadDatastoreRequest:
@@ -138,8 +138,8 @@ def _with_path(rights: Rights, caller: Caller, question: LoadDatastoreRequest) -
 
 
 RULES: Mapping[str, Rule] = {
-    "Generate": _with_memory,
-    "Score": _with_memory,
+    "Generate": _with_retrieval,
+    "Score": _with_retrieval,
     "ResumeGeneration": _about_own,
     "CancelGeneration": _about_own,
     "Tokenize": _about_no_store,

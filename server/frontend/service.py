@@ -35,7 +35,7 @@ from memlm.api.operations import (
     DeleteOperationRequest,
     GetOperationRequest,
     ListOperationsRequest,
-    OperationQuestion,
+    OperationRequest,
     WaitOperationRequest,
 )
 from memlm.api.params import GenerateRequest
@@ -144,7 +144,7 @@ class Front:
         question = self._rights.checked(call.name, caller, question)
         if isinstance(question, GetServerInfoRequest):
             answer: Any = self._info()
-        elif isinstance(question, JobRequest | OperationQuestion):
+        elif isinstance(question, JobRequest | OperationRequest):
             answer = await self._about_jobs(question, caller, context)
         elif isinstance(question, CancelGenerationRequest):
             self._streams.cancel(question.request_id, caller.name)
@@ -170,7 +170,7 @@ class Front:
         return await self._workers.everywhere(question, lambda told: self._stores.put(told.name, path), id_=call.id)
 
     async def _about_jobs(
-        self, question: JobRequest | OperationQuestion, caller: Caller, context: grpc.aio.ServicerContext
+        self, question: JobRequest | OperationRequest, caller: Caller, context: grpc.aio.ServicerContext
     ) -> Any:
         """What begins long work, or asks after it."""
         jobs, owner = self._jobs, caller.name
@@ -309,7 +309,7 @@ class Front:
         """The reply with an answer. One of many parts is made in a thread. Raises InvalidInput for too large a one."""
         parts = answer.token_scores if isinstance(answer, Score) else answer
         is_large = isinstance(parts, tuple | array) and len(parts) > LARGE_PARTS
-        reply = await self._aside(is_large, lambda: codec.answer_to_wire(question, answer))
+        reply = await self._aside(is_large, lambda: codec.response_to_wire(question, answer))
         if (size := reply.ByteSize()) > DEFAULT_MAX_MESSAGE_BYTES:
             raise InvalidInput(
                 f"the answer has {size:,} bytes, and a message takes {DEFAULT_MAX_MESSAGE_BYTES:,}; ask for less at"

@@ -150,8 +150,8 @@ def answer_steps(lm: LanguageModel, question: Question, owner: str) -> Steps[Any
     """The steps to the answer of a request; `owner` is the owner of its sessions."""
     sessions = lm.sessions
     match question:
-        case ScoreRequest(text, memory, token_scores):
-            return (yield from lm.score_steps(text, memory, token_scores=token_scores))
+        case ScoreRequest(text, retrieval, token_scores):
+            return (yield from lm.score_steps(text, retrieval, token_scores=token_scores))
         case SearchRequest(text, store, k, nprobe):
             return (yield from lm.search_steps(text, k=k, store=store, nprobe=nprobe))
         case TokenizeRequest(text):

@@ -182,7 +182,7 @@ class JobRunner:
             return Task(**common, purge=request.get("purge", False))
         options = {
             name: request[name]
-            for name in ("index", "target", "max_memory", "prune", "stride", "seed")
+            for name in ("index", "target", "max_ram_bytes", "prune", "stride", "seed")
             if request[name] is not None
         }
         return Task(

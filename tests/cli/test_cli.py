@@ -200,7 +200,7 @@ def test_text_that_cannot_be_used_is_told_and_left_out(capsys, model_folder, tmp
 
 def test_generate_prints_the_text_and_its_sources(capsys, model_folder, store_folder):
     words = ["generate", "the memory", "--model", model_folder, "--store", store_folder, "--seed", "1", "--lam", "0.9"]
-    code, out, _ = memlm(capsys, *words, "--max-tokens", "10", "--show-memory")
+    code, out, _ = memlm(capsys, *words, "--max-tokens", "10", "--show-sources")
     assert code == 0
     assert "from memory:" in out
     assert "doc-" in out
@@ -304,10 +304,10 @@ def test_what_is_no_number_of_bytes_is_refused(said):
 def test_a_build_within_a_memory_wants_more_of_the_mass(capsys, model_folder, corpus_folder, tmp_path):
     command = ["index", "build", corpus_folder, "--model", model_folder, "--out"]
     assert memlm(capsys, *command, tmp_path / "plain")[0] == 0
-    assert memlm(capsys, *command, tmp_path / "small", "--max-memory", "1GiB")[0] == 0
+    assert memlm(capsys, *command, tmp_path / "small", "--max-ram", "1GiB")[0] == 0
     manifests = [read_manifest(tmp_path / name) for name in ("plain", "small")]
     assert [manifest.spec.target for manifest in manifests] == [0.95, 0.99]
-    code, _, err = memlm(capsys, *command, tmp_path / "none", "--max-memory", "1kB")
+    code, _, err = memlm(capsys, *command, tmp_path / "none", "--max-ram", "1kB")
     assert (code, "smallest index" in err) == (1, True)
     assert not (tmp_path / "none").exists()
     told = json.loads(memlm(capsys, *command, tmp_path / "dry", "--dry-run", "--json")[1])

@@ -74,10 +74,10 @@ def test_the_whole_demo_shows_what_it_promises_twice_alike(tmp_path):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         reports.append(json.loads(done.stdout))
     first, again = reports
-    assert first["spoken_before"] > 0 == first["spoken_after"]
+    assert first["probability_before"] > 0 == first["probability_after"]
     assert first["score"]["knn"]["nll"] < first["score"]["base"]["nll"]
     assert first["build"]["quality"]["recall"] > 0.8
-    for name in ("score", "loudest_document", "spoken_before"):
+    for name in ("score", "top_document", "probability_before"):
         assert first[name] == again[name]
 
 

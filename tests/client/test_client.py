@@ -20,7 +20,7 @@ from memlm.client import AsyncClient, Client
 from memlm.client.aio_client import AsyncSession
 from memlm.client.aio_datastores import AsyncDatastores, AsyncOperation, AsyncOperations
 from memlm.client.datastores import Datastores, Operations
-from memlm.client.transport import RETRIED, rpcs_of
+from memlm.client.transport import RETRIED, rpcs_by_request
 from memlm.errors import InvalidInput, Unavailable
 from memlm.language_model import LanguageModel
 from memlm.v1 import generation_pb2_grpc
@@ -134,7 +134,7 @@ def test_every_call_is_asked_by_a_question_of_its_name() -> None:
     asked = {name for name, kind in members.items() if name.endswith("Request") and isinstance(kind, type)}
     asked -= {name for name in asked if name.startswith("_")}
     with grpc.insecure_channel("localhost:1") as channel:
-        assert set(rpcs_of(channel)) == asked
+        assert set(rpcs_by_request(channel)) == asked
 
 
 def test_only_calls_that_change_nothing_are_tried_again() -> None:

@@ -33,7 +33,7 @@ def test_a_token_tells_the_models_own_logprob(checkpoint):
         expected_V = decode_plainly(checkpoint.decoder, tokens)[0][-1]
         assert token.logprob == token.lm_logprob == pytest.approx(expected_V[token.id], abs=1e-3)
         assert token.knn_logprob is None
-        assert token.memory_share == 0
+        assert token.knn_share == 0
         best = sorted(range(len(expected_V)), key=lambda i: -expected_V[i])[:3]
         assert [alternative.token_id for alternative in token.top_logprobs] == best
         tokens.append(token.id)

@@ -116,9 +116,9 @@ def many(monkeypatch):
     monkeypatch.setattr(selection, "_codes", lambda dim: ["SQfp16", "SQ8", "SQ4", "PQ6x4", "PQ3x4"])
 
 
-def chosen(max_memory: int, target: float = 0.99, *, keep_keys: bool = True) -> tuple[str, list[selection.Tried]]:
+def chosen(max_ram_bytes: int, target: float = 0.99, *, keep_keys: bool = True) -> tuple[str, list[selection.Tried]]:
     return choose(
-        KEYS_ND, LARGE.values_N, STARTS, target=target, max_memory=max_memory, keep_keys=keep_keys, seed=0,
+        KEYS_ND, LARGE.values_N, STARTS, target=target, max_ram_bytes=max_ram_bytes, keep_keys=keep_keys, seed=0,
         progress=silent,
     )  # fmt: skip
 
@@ -145,7 +145,7 @@ def test_no_index_larger_than_the_memory_is_tried_and_the_best_of_the_rest_is_ta
     assert factory.partition(",")[2] == best.index.partition(",")[2]
     with pytest.raises(InvalidInput, match="smallest index") as told:
         chosen(1000)
-    assert told.value.field == "max_memory"
+    assert told.value.field == "max_ram_bytes"
     assert f"{entries * (2 + 8) + lists:,}" in str(told.value)
 
 
@@ -181,7 +181,7 @@ def test_a_store_knows_what_its_distances_are_of(tmp_path, factory, keep_keys):
 
 def test_a_build_within_a_memory_says_what_it_tried(many, tmp_path, monkeypatch):
     monkeypatch.setattr("memlm.index.ivf.FLAT_BELOW", 100)
-    with StoreWriter.create(tmp_path / "s", spec(max_memory=10**9, target=0.6)) as writer:
+    with StoreWriter.create(tmp_path / "s", spec(max_ram_bytes=10**9, target=0.6)) as writer:
         fill(writer, LARGE)
         store = writer.commit(defaults=DEFAULTS)
     record = store.manifest.segments[0]

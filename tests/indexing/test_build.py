@@ -13,7 +13,7 @@ from conftest import SHAPE
 from reference import decode_plainly
 from texts import make_text
 
-from memlm.api.params import MemoryParams
+from memlm.api.params import RetrievalParams
 from memlm.cli.render_index import print_build
 from memlm.data.corpus import Corpus
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, StorageFull
@@ -315,7 +315,7 @@ def test_evaluation_adds_up(lm, corpus_folder):
 
 
 def test_saved_defaults_are_what_a_request_takes(lm, tmp_path):
-    retriever = lm.retriever(MemoryParams())
+    retriever = lm.retriever(RetrievalParams())
     defaults = lm.model_store().datastore.defaults
     assert (retriever.k, retriever.lam, retriever.temperature) == (defaults.k, defaults.lam, defaults.temperature)
     assert isinstance(defaults, KnnDefaults)

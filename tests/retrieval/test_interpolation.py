@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import log_softmax, mix_plainly
 
-from memlm.retrieval.interpolation import memory_logprobs, mix, mix_targets, neighbor_logweights, target_logprobs
+from memlm.retrieval.interpolation import knn_logprobs, mix, mix_targets, neighbor_logweights, target_logprobs
 
 VOCAB = 11
 NEIGHBOURS = st.lists(st.tuples(st.floats(0, 1e4, width=32), st.integers(0, VOCAB - 1)), min_size=1, max_size=20)
@@ -25,7 +25,7 @@ def test_the_mixture_equals_its_plain_twin(neighbors, temperature, lam, seed, mi
     lm = lm_of(seed)
     expected = mix_plainly(lm, distances, values, temperature, lam)
     logweights_K = neighbor_logweights(np.array([distances], np.float32), temperature)[0]
-    knn_V = memory_logprobs(logweights_K, np.array(values), VOCAB)
+    knn_V = knn_logprobs(logweights_K, np.array(values), VOCAB)
     mixed_V = mix(torch.from_numpy(np.log(lm)).float(), knn_V, lam)
     np.testing.assert_allclose(mixed_V.double().exp().numpy(), expected, atol=2e-6)
 
@@ -63,7 +63,7 @@ def test_weights_are_finite_or_none_at_any_temperature(neighbors, temperature):
 def test_no_neighbour_at_all_is_the_model_again():
     logweights_QK = neighbor_logweights(np.full((1, 3), np.inf, np.float32), 1.0)
     assert np.isneginf(logweights_QK).all()
-    assert memory_logprobs(logweights_QK[0], np.full(3, -1), VOCAB) is None
+    assert knn_logprobs(logweights_QK[0], np.full(3, -1), VOCAB) is None
     lm_V = torch.log(torch.from_numpy(lm_of(0)).float())
     assert torch.equal(mix(lm_V, None, 1.0), lm_V)
     lm_Q = np.array([-1.0, -2.0], np.float32)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from reference import decode_plainly, mix_plainly
 
-from memlm.api.params import GenerateRequest, MemoryParams
+from memlm.api.params import GenerateRequest, RetrievalParams
 from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput, NotFound
 from memlm.index.store.datastore import Datastore
@@ -47,7 +47,7 @@ def test_generation_equals_the_plain_mixture_token_by_token(lm):
         assert token.lam == ASK["lam"]
         mixed = math.log(0.4 * math.exp(token.knn_logprob) + 0.6 * math.exp(token.lm_logprob))
         assert token.logprob == pytest.approx(mixed, abs=1e-5)
-        assert token.memory_share == pytest.approx(0.4 * math.exp(token.knn_logprob - token.logprob), abs=1e-6)
+        assert token.knn_share == pytest.approx(0.4 * math.exp(token.knn_logprob - token.logprob), abs=1e-6)
         tokens.append(token.id)
 
 
@@ -81,7 +81,7 @@ def test_lam_0_is_the_model_bit_for_bit(lm):
 def test_lam_1_is_the_memory_alone(lm):
     for token in lm.generate(PROMPT, seed=1, max_tokens=8, lam=1.0, k=4):
         assert token.logprob == token.knn_logprob
-        assert token.memory_share == 1.0
+        assert token.knn_share == 1.0
 
 
 def test_a_text_that_is_stored_is_found_at_its_own_place(lm, corpus_folder):
@@ -207,7 +207,7 @@ def test_stores_are_chosen_by_name(model_folder, store_folder, own_store, tmp_pa
     second = shutil.copytree(own_store, tmp_path / "second")
     with load(model_folder, [store_folder, second]) as lm:
         assert [info.name for info in lm.stores] == ["store", "second"]
-        assert lm.start(GenerateRequest(PROMPT, memory=MemoryParams(store="second"))).accepted.store == "second"
+        assert lm.start(GenerateRequest(PROMPT, retrieval=RetrievalParams(store="second"))).accepted.store == "second"
         assert lm.start(GenerateRequest(PROMPT)).accepted.store == "store + second"
         with pytest.raises(InvalidInput, match="store, second"):
             lm.delete_documents(["doc-1.txt"])

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from memlm.api.params import MemoryParams
+from memlm.api.params import RetrievalParams
 from memlm.data.corpus import Corpus
 from memlm.data.windows import Window
 from memlm.errors import InvalidInput, NotFound
@@ -118,7 +118,7 @@ def test_following_pointers_is_what_the_plain_twin_does(lm, corpus_folder, min_p
     text = (corpus_folder / "doc-1.txt").read_text()
     window = next(text_windows(lm.checkpoint, text))
     read = predictions_of(lm.checkpoint.decoder, [window])[0]
-    retriever = lm.retriever(MemoryParams(**ASK, min_pointers=min_pointers))
+    retriever = lm.retriever(RetrievalParams(**ASK, min_pointers=min_pointers))
     assert retriever is not None
     found, _ = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, window.targets_N, np.empty(0, np.int64))
     expected, searches = plain_following(retriever, read.keys_ND, window.targets_N.tolist(), min_pointers)
@@ -148,7 +148,7 @@ def test_generation_batches_and_scoring_follow_alike(lm):
     read = lm.checkpoint.tokenizer
     ids = np.array([read.start_id, *read.encode(PROMPT), *(token.id for token in tokens)])
     window = Window(ids[:-1], ids[-len(tokens) :])
-    retriever = lm.retriever(MemoryParams(min_pointers=2, **ASK))
+    retriever = lm.retriever(RetrievalParams(min_pointers=2, **ASK))
     (scored,) = score_windows(lm.checkpoint, iter([window]), retriever)
     assert scored.logprobs_N.tolist() == pytest.approx([token.logprob for token in tokens], abs=1e-3)
     text = "the memory of a page"
@@ -196,7 +196,7 @@ def test_a_store_without_keys_cannot_be_followed(model_folder, corpus_folder, tm
             lm.generate(PROMPT, min_pointers=1)
         datastore = lm.model_store().datastore
         datastore.save_defaults(dataclasses.replace(datastore.defaults, min_pointers=1))  # tuned before the keys went
-        assert lm.retriever(MemoryParams()).min_pointers is None
+        assert lm.retriever(RetrievalParams()).min_pointers is None
         assert list(lm.generate(PROMPT, max_tokens=2, seed=1))
 
 
@@ -214,11 +214,11 @@ def test_tuning_settles_how_many_lists_and_pointers(model_folder, corpus_folder,
     with load(model_folder, [tmp_path / "s"]) as lm:
         datastore = lm.model_store().datastore
         assert (datastore.defaults.nprobe, datastore.defaults.min_pointers) == (bold.nprobe, bold.min_pointers)
-        retriever = lm.retriever(MemoryParams())
+        retriever = lm.retriever(RetrievalParams())
         assert (retriever.nprobe, retriever.min_pointers) == (bold.nprobe, bold.min_pointers)
-        assert lm.retriever(MemoryParams(nprobe=3, min_pointers=0)).nprobe == 3
-        assert not lm.retriever(MemoryParams(min_pointers=0)).min_pointers
-        assert lm.retriever(MemoryParams(lam=0.5)).min_pointers is None
+        assert lm.retriever(RetrievalParams(nprobe=3, min_pointers=0)).nprobe == 3
+        assert not lm.retriever(RetrievalParams(min_pointers=0)).min_pointers
+        assert lm.retriever(RetrievalParams(lam=0.5)).min_pointers is None
         whole = lm.generate(PROMPT, max_tokens=20, seed=3)
         assert whole.finished is None
         assert len(list(whole)) > whole.finished.usage.searches > 0

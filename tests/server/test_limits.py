@@ -18,7 +18,7 @@ from texts import make_text
 from memlm.api.datastores import AddDocumentsRequest, NewDocument
 from memlm.api.sessions import AppendToSessionRequest
 from memlm.client import Client
-from memlm.client.uploads import additions_of
+from memlm.client.uploads import add_document_requests
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
 from memlm.indexing.build import build_index
@@ -96,7 +96,7 @@ def test_messages_under_way_are_bounded_for_a_caller(guarded: RunningServer) -> 
 
 def test_a_large_document_is_sent_in_messages_that_a_server_takes() -> None:
     document = NewDocument("large", "text " * MIB, metadata={"a": "b" * MIB})
-    messages = list(additions_of(AddDocumentsRequest(), [document], DEFAULT_MAX_MESSAGE_BYTES))
+    messages = list(add_document_requests(AddDocumentsRequest(), [document], DEFAULT_MAX_MESSAGE_BYTES))
     assert max(message.ByteSize() for message in messages) < ServerConfig(Path("model")).max_message_bytes
     parts = [part for message in messages for part in codec.from_wire(message).documents]
     assert "".join(part.text for part in parts) == document.text

@@ -16,7 +16,7 @@ from hostile import METHODS
 from running import RunningServer
 
 from memlm.api.datastores import LoadDatastoreRequest, NewDocument, SearchRequest, StoreInfo
-from memlm.api.params import GenerateRequest, MemoryParams, StoreWeight
+from memlm.api.params import GenerateRequest, RetrievalParams, StoreWeight
 from memlm.api.scoring import ScoreRequest
 from memlm.client import Client
 from memlm.errors import Corrupt, InvalidInput, MemlmError, NotFound, Overloaded, PermissionDenied
@@ -44,7 +44,7 @@ def test_every_rpc_of_the_contract_has_a_rule() -> None:
 
 
 def test_an_rpc_that_names_a_datastore_or_a_path_has_a_rule_that_looks_at_it() -> None:
-    naming = {"store", "stores", "memory", "path"}
+    naming = {"store", "stores", "retrieval", "path"}
     for method in METHODS:
         fields = {field.name for field in GetMessageClass(method.input_type).DESCRIPTOR.fields}
         assert not (fields & naming and RULES[method.name] in (_about_no_store, _about_own)), method.name
@@ -53,13 +53,13 @@ def test_an_rpc_that_names_a_datastore_or_a_path_has_a_rule_that_looks_at_it() -
 def test_what_a_question_leaves_open_is_filled_with_the_callers_own(tmp_path: Path) -> None:
     rights, ann = rights_of(tmp_path, "a", "b", "z"), Caller("ann", stores=frozenset({"b", "a", "not-there"}))
     asked = rights.checked("Generate", ann, GenerateRequest("x"))
-    assert asked.memory.stores == (StoreWeight("a"), StoreWeight("b"))
+    assert asked.retrieval.stores == (StoreWeight("a"), StoreWeight("b"))
     alone = rights.checked("Generate", Caller("ben", stores=frozenset({"not-there"})), GenerateRequest("x"))
-    assert not alone.memory.use_store
-    scored = rights.checked("Score", ann, ScoreRequest("x", MemoryParams(use_store=False)))
-    assert scored.memory.stores == ()
+    assert not alone.retrieval.use_store
+    scored = rights.checked("Score", ann, ScoreRequest("x", RetrievalParams(use_store=False)))
+    assert scored.retrieval.stores == ()
     with pytest.raises(PermissionDenied):
-        rights.checked("Score", ann, ScoreRequest("x", MemoryParams(stores=(StoreWeight("a"), StoreWeight("c")))))
+        rights.checked("Score", ann, ScoreRequest("x", RetrievalParams(stores=(StoreWeight("a"), StoreWeight("c")))))
     with pytest.raises(PermissionDenied, match="has to name a datastore; it may use a, b, not-there"):
         rights.checked("Search", ann, SearchRequest("x"))
     assert rights.checked("Search", Caller("ben", stores=frozenset({"a"})), SearchRequest("x")).store == "a"

@@ -95,10 +95,10 @@ def test_a_fresh_seed_is_told_and_gives_the_same_again(client: Client) -> None:
     assert alike(client.generate(PROMPT, seed=first.accepted.seed), first)
 
 
-@pytest.mark.parametrize("memory", [{}, MEMORY, {"use_store": False}], ids=str)
-def test_score_equals_in_process(client: Client, lm: LanguageModel, memory: dict[str, Any]) -> None:
+@pytest.mark.parametrize("retrieval", [{}, MEMORY, {"use_store": False}], ids=str)
+def test_score_equals_in_process(client: Client, lm: LanguageModel, retrieval: dict[str, Any]) -> None:
     text = "the memory of a model can be read\nand 猫 edited, " * 10
-    assert client.score(text, token_scores=True, **memory) == lm.score(text, token_scores=True, **memory)
+    assert client.score(text, token_scores=True, **retrieval) == lm.score(text, token_scores=True, **retrieval)
 
 
 def as_shown(stores: tuple[StoreInfo, ...]) -> tuple[StoreInfo, ...]:
@@ -181,8 +181,8 @@ def test_what_cannot_be_used_is_refused_by_name(client: Client, ask: Any, error:
         (generation_pb2.GenerateRequest(sampling=generation_pb2.SamplingParams(top_k=0)), "top_k"),
         (generation_pb2.GenerateRequest(sampling=generation_pb2.SamplingParams(temperature=math.nan)), "temperature"),
         (generation_pb2.GenerateRequest(sampling=generation_pb2.SamplingParams(temperature=math.inf)), "temperature"),
-        (generation_pb2.GenerateRequest(memory=generation_pb2.MemoryParams(lam=math.nan)), "lam"),
-        (generation_pb2.GenerateRequest(memory=generation_pb2.MemoryParams(k=10**6)), "k"),
+        (generation_pb2.GenerateRequest(retrieval=generation_pb2.RetrievalParams(lam=math.nan)), "lam"),
+        (generation_pb2.GenerateRequest(retrieval=generation_pb2.RetrievalParams(k=10**6)), "k"),
     ],
     ids=lambda value: str(value).replace("\n", " ")[:50],
 )

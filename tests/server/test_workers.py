@@ -17,7 +17,7 @@ from texts import make_text
 
 from memlm.api.datastores import ListDatastoresRequest, NewDocument
 from memlm.base import machine
-from memlm.base.machine import memory_bytes
+from memlm.base.machine import ram_bytes
 from memlm.client import Client
 from memlm.errors import InvalidInput, NotFound, Overloaded, Unavailable
 from memlm.language_model import LanguageModel
@@ -235,7 +235,7 @@ def test_what_the_server_may_take_on_is_shared_out() -> None:
     assert (share.max_running, share.max_queued, share.max_session_bytes, share.num_threads) == (11, 0, 1 << 30, 2)
     assert config.share(num_cores=2).num_threads == 1
     assert replace(config, max_cache_bytes=9 << 20).share(8).cache_bytes == 3 << 20
-    assert share.cache_bytes == memory_bytes() // 2 // 3
+    assert share.cache_bytes == ram_bytes() // 2 // 3
     alone = ServerConfig(Path("model"))
     assert alone.share(8) is alone
 
@@ -256,7 +256,7 @@ def test_the_memory_there_is_ends_at_the_limit_of_a_control_group_or_of_one_abov
     (tmp_path / "slice" / "memory.max").write_text("4096000\n")
     (tmp_path / "slice" / "service" / "memory.max").write_text("max\n")
     assert machine._limits(tmp_path, "slice/service") == [4096000]
-    assert 0 < memory_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < ram_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_who_is_full_still_does_what_all_do(long_model: Path, corpus_folder: Path, tmp_path: Path) -> None:

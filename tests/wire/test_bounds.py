@@ -23,7 +23,7 @@ MANY = 400_000
         (datastores_pb2.BuildDatastoreRequest(corpus=["a"] * MANY), "corpus"),
         (datastores_pb2.AddDocumentsRequest(documents=[datastores_pb2.Document()] * MANY), "documents"),
         (generation_pb2.GenerateRequest(sampling=generation_pb2.SamplingParams(stop=["a"] * MANY)), "stop"),
-        (generation_pb2.GenerateRequest(memory={"stores": [generation_pb2.StoreWeight()] * MANY}), "stores"),
+        (generation_pb2.GenerateRequest(retrieval={"stores": [generation_pb2.StoreWeight()] * MANY}), "stores"),
         (generation_pb2.DetokenizeRequest(token_ids=[300] * (MAX_TOKEN_IDS + 1)), "token_ids"),
         (sessions_pb2.AppendToSessionRequest(token_ids=[5] * (MAX_TOKEN_IDS + 1)), "token_ids"),
     ],
@@ -67,4 +67,4 @@ def test_token_ids_travel_as_they_are() -> None:
     """Not one by one: there may be a million of them."""
     ids = tuple(range(1000))
     assert codec.to_wire(DetokenizeRequest(ids)).token_ids == list(ids)
-    assert codec.answer_from_wire(codec.answer_to_wire(TokenizeRequest("a"), list(ids))) == list(ids)
+    assert codec.response_from_wire(codec.response_to_wire(TokenizeRequest("a"), list(ids))) == list(ids)

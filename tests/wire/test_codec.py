@@ -42,12 +42,12 @@ sampling = st.builds(
 )
 weights = st.builds(params.StoreWeight, text, st.floats(1e-6, 1e6))
 stores = st.lists(weights, max_size=3, unique_by=lambda each: each.name).map(tuple)
-memory = st.builds(
-    params.MemoryParams,
+retrieval = st.builds(
+    params.RetrievalParams,
     store=maybe(text),
     min_pointers=maybe(st.integers(0, 2**31 - 1)),
     use_store=st.booleans(),
-    k=maybe(st.integers(1, params.MAX_NEIGHBOURS)),
+    k=maybe(st.integers(1, params.MAX_NEIGHBORS)),
     lam=maybe(st.floats(0, 1)),
     knn_temperature=maybe(st.floats(1e-6, 1e6)),
     nprobe=maybe(st.integers(1, 2**31 - 1)),
@@ -56,10 +56,10 @@ generate = st.builds(
     params.GenerateRequest,
     prompt=prompts,
     sampling=sampling,
-    memory=memory | st.builds(params.MemoryParams, stores=stores),
+    retrieval=retrieval | st.builds(params.RetrievalParams, stores=stores),
     session=maybe(text),
     resume_s=maybe(st.floats(1e-3, params.MAX_RESUME_S)),
-    neighbors=st.integers(0, params.MAX_NEIGHBOURS),
+    neighbors=st.integers(0, params.MAX_NEIGHBORS),
     top_logprobs=st.integers(0, params.MAX_TOP_LOGPROBS),
 )
 store_name = st.from_regex(datastores.STORE_NAME, fullmatch=True)
@@ -75,7 +75,7 @@ document = st.builds(
 )
 requests = st.one_of(
     generate,
-    st.builds(scoring.ScoreRequest, text, memory, st.booleans()),
+    st.builds(scoring.ScoreRequest, text, retrieval, st.booleans()),
     st.builds(generation.TokenizeRequest, text),
     st.builds(generation.DetokenizeRequest, st.lists(int32, max_size=5).map(tuple)),
     st.builds(server.GetModelRequest),
@@ -91,7 +91,7 @@ requests = st.one_of(
         datastores.SearchRequest,
         text,
         maybe(text),
-        st.integers(1, params.MAX_NEIGHBOURS),
+        st.integers(1, params.MAX_NEIGHBORS),
         maybe(st.integers(1, 2**31 - 1)),
     ),
     st.builds(generation.ResumeGenerationRequest, text, int32),
@@ -104,7 +104,7 @@ requests = st.one_of(
         glob=maybe(glob),
         index=maybe(index),
         target=maybe(share),
-        max_memory=maybe(st.integers(1, 2**60)),
+        max_ram_bytes=maybe(st.integers(1, 2**60)),
         drop_keys=st.booleans(),
         prune=maybe(share),
         stride=maybe(st.integers(1, 2**30)),
@@ -228,8 +228,8 @@ operation_info = (
 
 
 def over_the_wire(question: messages.Question, answer: object) -> object:
-    reply = codec.answer_to_wire(question, answer)
-    return codec.answer_from_wire(type(reply).FromString(reply.SerializeToString()))
+    reply = codec.response_to_wire(question, answer)
+    return codec.response_from_wire(type(reply).FromString(reply.SerializeToString()))
 
 
 @given(requests)
@@ -290,7 +290,7 @@ def test_not_set_and_zero_differ() -> None:
     assert nothing.sampling.temperature is None
     zero = generation_pb2.SamplingParams(temperature=0, min_p=0, seed=0)
     assert codec.from_wire(zero) == params.SamplingParams(temperature=0, min_p=0, seed=0)
-    assert codec.from_wire(generation_pb2.MemoryParams(lam=0)) == params.MemoryParams(lam=0.0)
+    assert codec.from_wire(generation_pb2.RetrievalParams(lam=0)) == params.RetrievalParams(lam=0.0)
 
 
 def test_no_field_is_forgotten() -> None:
@@ -312,7 +312,7 @@ def test_nan_is_refused_by_name(name: str) -> None:
     [
         (params.SamplingParams(max_tokens=2**40), "max_tokens"),
         (params.SamplingParams(top_k=1.5), "top_k"),  # type: ignore[arg-type]
-        (params.MemoryParams(store="\ud800"), "store"),
+        (params.RetrievalParams(store="\ud800"), "store"),
         (generation.TokenizeRequest(5), "text"),  # type: ignore[arg-type]
         (generation.DetokenizeRequest((2**40,)), "token_ids"),
     ],

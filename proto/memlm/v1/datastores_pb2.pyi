@@ -113,13 +113,13 @@ class GetDatastoreRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ...) -> None: ...
 
 class BuildDatastoreRequest(_message.Message):
-    __slots__ = ("store", "corpus", "glob", "index", "target", "max_memory", "drop_keys", "prune", "stride", "seed", "replace", "request_id")
+    __slots__ = ("store", "corpus", "glob", "index", "target", "max_ram_bytes", "drop_keys", "prune", "stride", "seed", "replace", "request_id")
     STORE_FIELD_NUMBER: _ClassVar[int]
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     GLOB_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
-    MAX_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    MAX_RAM_BYTES_FIELD_NUMBER: _ClassVar[int]
     DROP_KEYS_FIELD_NUMBER: _ClassVar[int]
     PRUNE_FIELD_NUMBER: _ClassVar[int]
     STRIDE_FIELD_NUMBER: _ClassVar[int]
@@ -131,14 +131,14 @@ class BuildDatastoreRequest(_message.Message):
     glob: str
     index: str
     target: float
-    max_memory: int
+    max_ram_bytes: int
     drop_keys: bool
     prune: float
     stride: int
     seed: int
     replace: bool
     request_id: str
-    def __init__(self, store: _Optional[str] = ..., corpus: _Optional[_Iterable[str]] = ..., glob: _Optional[str] = ..., index: _Optional[str] = ..., target: _Optional[float] = ..., max_memory: _Optional[int] = ..., drop_keys: bool = ..., prune: _Optional[float] = ..., stride: _Optional[int] = ..., seed: _Optional[int] = ..., replace: bool = ..., request_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, store: _Optional[str] = ..., corpus: _Optional[_Iterable[str]] = ..., glob: _Optional[str] = ..., index: _Optional[str] = ..., target: _Optional[float] = ..., max_ram_bytes: _Optional[int] = ..., drop_keys: bool = ..., prune: _Optional[float] = ..., stride: _Optional[int] = ..., seed: _Optional[int] = ..., replace: bool = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class AddDocumentsRequest(_message.Message):
     __slots__ = ("store", "replace", "request_id", "documents")

@@ -43,7 +43,7 @@ class SamplingParams(_message.Message):
     time_limit_s: float
     def __init__(self, max_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., time_limit_s: _Optional[float] = ...) -> None: ...
 
-class MemoryParams(_message.Message):
+class RetrievalParams(_message.Message):
     __slots__ = ("store", "without_store", "k", "lam", "knn_temperature", "nprobe", "spalm", "stores", "min_pointers")
     STORE_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_STORE_FIELD_NUMBER: _ClassVar[int]
@@ -74,10 +74,10 @@ class StoreWeight(_message.Message):
     def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "sampling", "memory", "neighbors", "top_logprobs", "early_exit", "session", "resume_s")
+    __slots__ = ("prompt", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
     NEIGHBORS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     EARLY_EXIT_FIELD_NUMBER: _ClassVar[int]
@@ -85,13 +85,13 @@ class GenerateRequest(_message.Message):
     RESUME_S_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     sampling: SamplingParams
-    memory: MemoryParams
+    retrieval: RetrievalParams
     neighbors: int
     top_logprobs: int
     early_exit: bool
     session: str
     resume_s: float
-    def __init__(self, prompt: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., memory: _Optional[_Union[MemoryParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, prompt: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ...) -> None: ...
 
 class ResumeGenerationRequest(_message.Message):
     __slots__ = ("request_id", "offset")
@@ -232,14 +232,14 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., retrieved_neighbors: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., searches: _Optional[int] = ..., retrieval_ms: _Optional[float] = ..., lam: _Optional[float] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("text", "memory", "token_scores")
+    __slots__ = ("text", "retrieval", "token_scores")
     TEXT_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_SCORES_FIELD_NUMBER: _ClassVar[int]
     text: str
-    memory: MemoryParams
+    retrieval: RetrievalParams
     token_scores: bool
-    def __init__(self, text: _Optional[str] = ..., memory: _Optional[_Union[MemoryParams, _Mapping]] = ..., token_scores: bool = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., token_scores: bool = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("tokens", "words", "bytes", "base", "knn", "store", "k", "lam", "knn_temperature", "token_scores")
