@@ -7,7 +7,7 @@ TYPED := build/typed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check lint types format proto bench dist clean
+.PHONY: help demo test test-rest test-all check lint types format proto bench dist clean
 
 help:  ## say what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,13 +20,20 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## run the main job on real text and show the result (four to fourteen minutes)
 	$(BIN)/memlm demo --out build/demo --overwrite
 
-test: $(STAMP)  ## run every test but the slow ones
-	$(BIN)/pytest -m "not slow"
+# Two processes: the tests of one file stay together as long as both have work (worksteal), so that what a module's
+# tests share is made once.
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-test-slow: $(STAMP)  ## run the slow tests
-	$(BIN)/pytest -m slow
+test: $(STAMP)  ## run the unit and the server tests (five minutes on two idle cores)
+	$(PYTEST) -m "not (crash or packaging or exhaustive or slow)"
 
-check: lint types test  ## all that CI checks
+test-rest: $(STAMP)  ## run the crash and the packaging tests
+	$(PYTEST) -m "(crash or packaging) and not (exhaustive or slow)"
+
+test-all: $(STAMP)  ## run every test, the exhaustive grid and the slow ones included
+	$(PYTEST)
+
+check: lint types test test-rest  ## all that CI checks
 
 lint: $(STAMP)  ## lint and formatting
 	$(BIN)/ruff check .

@@ -4,12 +4,12 @@ A key belongs to the list with the nearest centroid. To compare every key with e
 2 sqrt(N), takes longest of all that filling an index does. So centroids that are near each other form a group, and a
 key is compared with those of the few groups whose middle is nearest to it. One or two keys of a hundred come into
 another list than the nearest, one that is hardly farther away, and are searched for there with the same centroids
-(docs/log.md, 2026-11-22).
+(docs/log, 2026-11-22).
 
 A round puts each point of a sample to its nearest centroid, and moves the centroids into the middle of their points.
 The first rounds go by a part of the sample, which is hardly worse than four rounds by all of it, for less of the time.
 Once the centroids are near their places, points find them by groups of centroids (`ListFinder`): at two million
-entries training takes half as long, and its lists are as good (docs/log.md, 2026-11-23).
+entries training takes half as long, and its lists are as good (docs/log, 2026-11-23).
 """
 
 from __future__ import annotations

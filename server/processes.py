@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 
 PRELOADED = "memlm.server.preload"
 # How often OpenMP's threads (libgomp's) look for more to do before they sleep. It would be 300,000 times, and where
-# another process wants the core 16 streams took seven times as long as they do so (docs/log.md, 2026-11-24).
+# another process wants the core 16 streams took seven times as long as they do so (docs/log, 2026-11-24).
 SPINS = 20_000
 
 

@@ -1,5 +1,6 @@
-"""Tiny real parts, made once a session: text, a tokenizer, a model, a datastore."""
+"""The tier of each test, and tiny real parts made once a session: text, a tokenizer, a model, a datastore."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,26 @@ from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig
 from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
+TIERS = ("unit", "server", "crash", "packaging", "exhaustive", "slow")
+STARTED_SERVERS = {"server", "narrow_server"}  # fixtures
 SHAPE = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim": 48, "context_length": 48}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)  # one process a core; threads that spin for each other would halve the speed
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives each test that carries no tier's mark the tier of its module: `server` where that starts servers."""
+    for item in items:
+        if not any(item.get_closest_marker(tier) for tier in TIERS):
+            item.add_marker(pytest.mark.server if starts_servers(item) else pytest.mark.unit)
+
+
+def starts_servers(item: pytest.Item) -> bool:
+    assert isinstance(item, pytest.Function)
+    return hasattr(item.module, "RunningServer") or not STARTED_SERVERS.isdisjoint(item.fixturenames)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """Crashes and full disks on purpose: every sync, move and removal of a commit is counted, and one of them fails."""
 
+import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +13,7 @@ from memlm.base import files
 
 
 class Crash(BaseException):
-    """Stands for the end of the process: nobody catches it."""
+    """Stands for the end of the process. No `except Exception` catches it."""
 
 
 @contextmanager
@@ -39,3 +41,39 @@ def count_of(work: Callable[[], object]) -> int:
     with failing_at(10**9, Crash()) as count:
         work()
     return count[0]
+
+
+def crash_at_every_step(
+    change: Callable[[Path], object], original: Path | None, folder: Path, *, every: int = 1
+) -> Iterator[tuple[int, Path]]:
+    """Yields each durable step of a change, and a copy of the store `original` in which the change crashed there.
+
+    Without an original the change starts from nothing. `every` skips steps; the last step is always among them.
+    """
+    for step, path in _steps_of(change, original, folder, every):
+        with pytest.raises(Crash), failing_at(step, Crash()):
+            change(path)
+        yield step, path
+
+
+def fill_disk_at_every_step(
+    change: Callable[[Path], object], original: Path, folder: Path
+) -> Iterator[tuple[int, Path, BaseException]]:
+    """Yields each durable step of a change, a copy in which the disk was full from there on, and the error raised."""
+    for step, path in _steps_of(change, original, folder, every=1):
+        with failing_at(step, OSError(errno.ENOSPC, "No space left on device")), pytest.raises(Exception) as raised:  # noqa: PT011
+            change(path)
+        yield step, path, raised.value
+
+
+def _steps_of(
+    change: Callable[[Path], object], original: Path | None, folder: Path, every: int
+) -> Iterator[tuple[int, Path]]:
+    def copy(name: str) -> Path:
+        return folder / name if original is None else Path(shutil.copytree(original, folder / name))
+
+    counted = copy("counted")
+    steps = count_of(lambda: change(counted))
+    assert steps > 3
+    for step in range((steps - 1) % every + 1, steps + 1, every):
+        yield step, copy(f"step-{step}")

@@ -147,6 +147,7 @@ def test_no_module_takes_the_place_of_a_public_name():
         assert not isinstance(value, ModuleType), name
 
 
+@pytest.mark.packaging
 def test_the_generated_code_is_fresh(tmp_path):
     sources = list((ROOT / "proto").rglob("*.proto"))
     variables = [f"OUT={tmp_path}", f"BIN={Path(sys.executable).parent}", "STAMP=pyproject.toml"]
@@ -193,6 +194,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.packaging
 def test_the_wheel_holds_the_contract_and_the_types(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {
@@ -205,6 +207,7 @@ def test_the_wheel_holds_the_contract_and_the_types(wheel):
     assert sum(name.endswith(".py") for name in names) == len(modules())
 
 
+@pytest.mark.packaging
 def test_an_installed_wheel_gives_a_working_command(wheel, tmp_path):
     target = tmp_path / "site"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel]

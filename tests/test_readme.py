@@ -44,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.packaging
 def test_the_readme_does_what_it_says(folder):
     (_, by_hand), (_, while_it_serves), (_, in_process), (_, over_grpc) = BLOCKS
     port = str(free_port())

@@ -172,7 +172,7 @@ def _training(repeats: int) -> dict[str, Any]:
 
 
 def _session() -> dict[str, Any]:
-    """Bytes of a session after 20,000 tokens, as reserved and as the formula in docs/memory.md foretells."""
+    """Bytes of a session after 20,000 tokens, as reserved and as the formula in docs/model.md foretells."""
     shape = replace(
         MEMORIZING, memorizing=None, dim=256, num_layers=4, num_kv_heads=2, head_dim=32, rotary_dim=0, ff_dim=512
     )
@@ -194,7 +194,7 @@ def _session() -> dict[str, Any]:
 
 
 def session_bytes(config: ModelConfig, tokens: int, *, itemsize: int = 4, capacity: int = 32_768) -> int:
-    """Bytes that one sequence's memory takes after some tokens: the formula of docs/memory.md."""
+    """Bytes that one sequence's memory takes after some tokens: the formula of docs/model.md."""
     from memlm.model.state import local_places
 
     front = config.compression.length if config.compression else config.num_sinks

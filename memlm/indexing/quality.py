@@ -210,7 +210,7 @@ def _distances(one_ND: Float32[np.ndarray, "N D"], other_ND: Float32[np.ndarray,
 def scale_free_temperature(memory: ModelStore, trial: Trial) -> float:
     """A temperature for a store that was never tuned, whatever the scale of its model's keys.
 
-    Half the median distance to the nearest neighbor in another document: docs/log.md compares it with tuned ones.
+    Half the median distance to the nearest neighbor in another document: docs/log compares it with tuned ones.
     """
     neighbors = trial.exact
     if memory.datastore.distances == "approximate":  # the scale that searching will tell

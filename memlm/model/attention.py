@@ -317,7 +317,7 @@ def frozen(module: nn.Module) -> Iterator[None]:
 
 def _products_are_faster(query: Tensor) -> bool:
     """Without matrix units the fused kernel takes two to five times as long in bfloat16; with them, products by
-    themselves do, since they first copy what they read (docs/log.md, 2026-11-21 and 22).
+    themselves do, since they first copy what they read (docs/log, 2026-11-21 and 22).
     """
     return query.dtype == torch.bfloat16 and query.device.type == "cpu" and not _has_matrix_units()
 

@@ -249,7 +249,7 @@ def decoding_threads(decoder: Decoder, num_tokens: int) -> Iterator[None]:
     everything.
 
     A step of the tiny preset takes 0.43 ms on one thread and on two; where the second core is taken for a moment,
-    two took 30 ms (docs/log.md).
+    two took 30 ms (docs/log).
     """
     before = torch.get_num_threads()
     small = num_tokens <= FEW_TOKENS and decoder.num_bytes < ONE_THREAD_BYTES

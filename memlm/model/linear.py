@@ -1,7 +1,7 @@
 """A linear layer that multiplies by packed weights where it only predicts, and upcasts bfloat16 where it is emulated.
 
 The ordinary product reaches a quarter of the memory's bandwidth for one row and a third of the processor's peak for
-many (docs/log.md, 2026-11-21); oneDNN's product with weights laid out in its own blocks reaches most of both. Where
+many (docs/log, 2026-11-21); oneDNN's product with weights laid out in its own blocks reaches most of both. Where
 the processor only emulates bfloat16, its product takes as long again for each row, and many rows want float32.
 """
 

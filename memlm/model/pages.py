@@ -2,7 +2,7 @@
 
 The rows of a batch lie side by side in one tensor, each with as many places as the longest one asks for. Its pages are
 small, so that a short row takes memory for its own tokens alone. Where a row is mostly full, huge pages hold no more
-than twice that and are faster to read (docs/log.md, 2026-11-24); the pool asks for them row by row.
+than twice that and are faster to read (docs/log, 2026-11-24); the pool asks for them row by row.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ over all before `floor`, and place 0 behind the front holds the token at `base`.
 
 Bytes of one row, for L layers, G key-value heads of width d, item size w and P = front + local places:
 `2 L G d w P`, plus `L D w P` for a model with compression, plus `2 G d 2 min(tokens, capacity)` for each memorizing
-layer whose memory is exact (docs/memory.md has the local places and an example).
+layer whose memory is exact (docs/model.md has the local places and an example).
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def _encode_in_parallel(
 ) -> Iterator[list[_T]]:
     """What is read of every window, block by block; the next block is read while one is used. As many batches at a time
     as torch has threads, each on a core of its own: they share no product, and so never wait for each other
-    (docs/log.md, 2026-11-22).
+    (docs/log, 2026-11-22).
     """
     threads, ahead = torch.get_num_threads(), deque[tuple[int, list[_Begun[_T]]]]()
 

@@ -1,12 +1,11 @@
 """Compaction, replacing and deleting by metadata: what is left is what a store built from the rest would hold."""
 
-import errno
-import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from crashes import Crash, count_of, failing_at
+from crashes import Crash, crash_at_every_step, fill_disk_at_every_step
 from random_stores import DEFAULTS, IVF, Corpus, add, build, spec
 
 from memlm.errors import Incompatible, InvalidInput, Locked, NotFound, StorageFull
@@ -82,18 +81,14 @@ def test_a_reader_keeps_what_it_opened_while_others_compact(tmp_path):
         assert [place.document_id for place in reader.locate(moved.ids_QK[0])] == places
 
 
+@pytest.mark.crash
 def test_a_crash_at_every_step_of_a_compaction_leaves_the_old_state_or_the_new(tmp_path, monkeypatch):
     monkeypatch.setattr("memlm.index.store.compaction.CHECKPOINT_ROWS", 100)
     original = grown(tmp_path / "grown")
-    steps = count_of(lambda: compact(Path(shutil.copytree(original, tmp_path / "counted"))))
     with fresh(tmp_path / "fresh") as expected:
         wanted = files_of(expected)
-    assert steps > 20
-    resumed = 0
-    for step in range(1, steps + 1):
-        path = Path(shutil.copytree(original, tmp_path / f"crash-{step}"))
-        with pytest.raises(Crash), failing_at(step, Crash()):
-            compact(path)
+    resumed = step = 0
+    for step, path in crash_at_every_step(compact, original, tmp_path):
         with Datastore.open(path) as store:
             assert store.verify() == []
             assert [document.id for document in store.documents()] == [name for name, _, _ in remaining()]
@@ -103,23 +98,20 @@ def test_a_crash_at_every_step_of_a_compaction_leaves_the_old_state_or_the_new(t
         with Datastore.open(path) as store:
             assert files_of(store) == wanted, f"step {step}"
             assert store.verify() == []
+    assert step > 20
     assert resumed > 3
 
 
+@pytest.mark.crash
 def test_a_disk_that_fills_while_compacting_is_reported_and_harms_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("memlm.index.store.compaction.CHECKPOINT_ROWS", 100)
     original = grown(tmp_path / "grown")
-    steps, reported = count_of(lambda: compact(Path(shutil.copytree(original, tmp_path / "counted")))), 0
+    reported = 0
     with fresh(tmp_path / "fresh") as expected:
         wanted = files_of(expected)
-    for step in range(1, steps + 1):
-        path = Path(shutil.copytree(original, tmp_path / f"full-{step}"))
-        with (
-            failing_at(step, OSError(errno.ENOSPC, "No space left on device")),
-            pytest.raises((StorageFull, OSError)) as told,
-        ):
-            compact(path)
-        reported += isinstance(told.value, StorageFull) and "make room" in str(told.value)
+    for step, path, error in fill_disk_at_every_step(compact, original, tmp_path):
+        assert isinstance(error, StorageFull | OSError)
+        reported += isinstance(error, StorageFull) and "make room" in str(error)
         with Datastore.open(path) as store:
             assert store.verify() == []
             assert [document.id for document in store.documents()] == [name for name, _, _ in remaining()]
@@ -205,17 +197,14 @@ def test_a_replaced_document_speaks_until_the_commit_and_its_successor_after(tmp
         assert before.tokens("doc-1").tolist() == new.values_N[new.owner_N == 1].tolist()
 
 
+@pytest.mark.crash
 def test_a_crash_while_replacing_leaves_the_old_documents_or_the_new(tmp_path):
     new = Corpus(9, num_documents=3)
-    build(tmp_path / "counted", Corpus(1)).close()
-    steps = count_of(lambda: add(tmp_path / "counted", new, index="auto", replace=True))
+    build(tmp_path / "built", Corpus(1)).close()
     old_sizes, new_sizes = (dict(zip(each.names, each.sizes.tolist(), strict=True)) for each in (Corpus(1), new))
     seen = set()
-    for step in range(1, steps + 1):
-        path = tmp_path / f"crash-{step}"
-        build(path, Corpus(1)).close()
-        with pytest.raises(Crash), failing_at(step, Crash()):
-            add(path, new, index="auto", replace=True)
+    replacing = partial(add, corpus=new, index="auto", replace=True)
+    for _, path in crash_at_every_step(replacing, tmp_path / "built", tmp_path):
         with Datastore.open(path) as store:
             assert store.verify() == []
             sizes = {document.id: document.num_tokens for document in store.documents()}

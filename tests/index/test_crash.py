@@ -1,8 +1,6 @@
 """Kills, crashes and full disks: the last committed state stands, and the next run goes on."""
 
-import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from crashes import Crash, count_of, failing_at
+from crashes import crash_at_every_step, fill_disk_at_every_step
 from random_stores import DEFAULTS, IVF, Corpus, build, fill, spec
 
 from memlm.base import files as base_files
@@ -73,20 +71,19 @@ def test_a_changed_corpus_is_refused_on_resume(corpus, tmp_path):
         StoreWriter.create(tmp_path / "s", spec(stride=3))
 
 
+@pytest.mark.crash
 def test_a_crash_at_every_step_of_a_build_leaves_it_resumable(corpus, tmp_path):
     whole = content_of(build(tmp_path / "whole", corpus, IVF))
-    steps = count_of(lambda: finish(tmp_path / "counted", corpus).close())
-    assert steps > 20
-    for step in range(1, steps + 1):
-        path = tmp_path / f"crash-{step}"
-        with pytest.raises(Crash), failing_at(step, Crash()):
-            finish(path, corpus)
+    step = 0
+    for step, path in crash_at_every_step(lambda path: finish(path, corpus).close(), None, tmp_path):
         store = Datastore.open(path) if (path / "CURRENT").exists() else finish(path, corpus)
         assert content_of(store) == whole, f"step {step}"
         store.delete(["doc-0"])
         store.close()
+    assert step > 20
 
 
+@pytest.mark.crash
 def test_a_crash_at_every_step_of_a_change_leaves_the_old_state_or_the_new(corpus, tmp_path):
     def change(path: Path) -> None:
         with Datastore.open(path) as store:
@@ -94,12 +91,8 @@ def test_a_crash_at_every_step_of_a_change_leaves_the_old_state_or_the_new(corpu
             store.save_defaults(KnnDefaults(5, 0.5, 3.0, "x"))
 
     build(tmp_path / "built", corpus, IVF).close()
-    steps = count_of(lambda: change(shutil.copytree(tmp_path / "built", tmp_path / "counted")))
     seen = set()
-    for step in range(1, steps + 1):
-        path = Path(shutil.copytree(tmp_path / "built", tmp_path / f"crash-{step}"))
-        with pytest.raises(Crash), failing_at(step, Crash()):
-            change(path)
+    for _, path in crash_at_every_step(change, tmp_path / "built", tmp_path):
         with Datastore.open(path) as store:
             assert store.verify() == []
             state = store.manifest.number
@@ -111,6 +104,7 @@ def test_a_crash_at_every_step_of_a_change_leaves_the_old_state_or_the_new(corpu
     assert seen == {1, 2, 3}
 
 
+@pytest.mark.crash
 def test_a_crash_at_every_step_of_adding_leaves_the_old_documents_or_all(corpus, tmp_path):
     more = Corpus(2, num_documents=3, prefix="more")
 
@@ -120,11 +114,7 @@ def test_a_crash_at_every_step_of_adding_leaves_the_old_documents_or_all(corpus,
             writer.commit(defaults=DEFAULTS).close()
 
     build(tmp_path / "built", corpus).close()
-    steps = count_of(lambda: add(shutil.copytree(tmp_path / "built", tmp_path / "counted")))
-    for step in range(1, steps + 1):
-        path = Path(shutil.copytree(tmp_path / "built", tmp_path / f"crash-{step}"))
-        with pytest.raises(Crash), failing_at(step, Crash()):
-            add(path)
+    for _, path in crash_at_every_step(add, tmp_path / "built", tmp_path):
         with Datastore.open(path) as store:
             added = store.num_documents > len(corpus.names)
             assert store.num_documents == len(corpus.names) + (len(more.names) if added else 0)
@@ -135,6 +125,7 @@ def test_a_crash_at_every_step_of_adding_leaves_the_old_documents_or_all(corpus,
             assert store.verify() == []
 
 
+@pytest.mark.crash
 def test_a_disk_that_fills_at_any_write_is_reported_and_harms_nothing(corpus, tmp_path):
     more = Corpus(2, num_documents=3, prefix="more")
 
@@ -145,14 +136,9 @@ def test_a_disk_that_fills_at_any_write_is_reported_and_harms_nothing(corpus, tm
 
     build(tmp_path / "built", corpus).close()
     reported = 0
-    for step in range(1, count_of(lambda: add(shutil.copytree(tmp_path / "built", tmp_path / "counted"))) + 1):
-        path = Path(shutil.copytree(tmp_path / "built", tmp_path / f"full-{step}"))
-        with (
-            failing_at(step, OSError(errno.ENOSPC, "No space left on device")),
-            pytest.raises((StorageFull, OSError)) as told,
-        ):
-            add(path)
-        reported += isinstance(told.value, StorageFull) and "make room" in str(told.value)
+    for _, path, error in fill_disk_at_every_step(add, tmp_path / "built", tmp_path):
+        assert isinstance(error, StorageFull | OSError)
+        reported += isinstance(error, StorageFull) and "make room" in str(error)
         with Datastore.open(path) as store:
             assert store.verify() == []
             added = store.num_documents > len(corpus.names)

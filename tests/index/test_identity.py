@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from crashes import Crash, count_of, failing_at
+from crashes import crash_at_every_step, failing_at
 from random_stores import DEFAULTS, IVF, Corpus, add, build, fill, spec
 
 from memlm.base.files import checksum_of, sign, signed, write_whole
@@ -221,6 +221,7 @@ def test_a_compaction_does_not_lose_what_a_roll_back_brought_back(tmp_path: Path
     assert names(live) == set(A.names)
 
 
+@pytest.mark.crash
 def test_hard_links_do_not_join_two_stores_whenever_the_copy_is_made(tmp_path: Path) -> None:
     """A deletion is killed at each of its steps, the folder is linked as `cp -al` does, and both go on."""
     build(tmp_path / "built", A, IVF).close()
@@ -229,11 +230,7 @@ def test_hard_links_do_not_join_two_stores_whenever_the_copy_is_made(tmp_path: P
         with Datastore.open(path) as store:
             store.delete(documents)
 
-    steps = count_of(lambda: delete(Path(shutil.copytree(tmp_path / "built", tmp_path / "counted")), "doc-1"))
-    for step in range(1, steps + 1):
-        path = Path(shutil.copytree(tmp_path / "built", tmp_path / f"step-{step}"))
-        with pytest.raises(Crash), failing_at(step, Crash()):
-            delete(path, "doc-1")
+    for step, path in crash_at_every_step(lambda path: delete(path, "doc-1"), tmp_path / "built", tmp_path):
         linked = hard_linked(path, tmp_path / f"linked-{step}")
         begun = names(path)
         delete(path, "doc-2")

@@ -1,13 +1,12 @@
 """While somebody adds to a store or compacts it, others delete and tune: what they committed stands."""
 
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from crashes import Crash, count_of, failing_at
+from crashes import crash_at_every_step
 from random_stores import DEFAULTS, IVF, Corpus, add, build, fill, spec
 
 from memlm.errors import Locked
@@ -120,23 +119,18 @@ def test_what_is_tuned_meanwhile_is_kept(
         assert store.defaults == TUNED
 
 
+@pytest.mark.crash
 def test_a_crash_at_every_step_beside_a_deletion_brings_nothing_back(tmp_path: Path) -> None:
     """And the next run ends what was begun."""
     original = two_segments(tmp_path / "s")
-
-    def copied(name: str) -> Path:
-        return Path(shutil.copytree(original, tmp_path / name))
 
     def work(path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             before_the_commit(patch, lambda: delete(path, "doc-3"))
             compact(path)
 
-    steps, late = count_of(lambda: work(copied("counted"))), 0
-    for step in range(1, steps + 1):
-        path = copied(f"crash-{step}")
-        with pytest.raises(Crash), failing_at(step, Crash()):
-            work(path)
+    late = step = 0
+    for step, path in crash_at_every_step(work, original, tmp_path):
         with Datastore.open(path) as store:
             assert store.verify() == []
             is_deleted = not store.has_document("doc-3")
@@ -146,7 +140,7 @@ def test_a_crash_at_every_step_beside_a_deletion_brings_nothing_back(tmp_path: P
             names = {*DOCS.names, *MORE.names} - ({"doc-3"} if is_deleted else set())
             assert {document.id for document in store.documents()} == names, f"step {step}"
         late += is_deleted
-    assert 10 < late < steps
+    assert 10 < late < step
 
 
 def test_who_deletes_waits_for_a_commit_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Crashes of one change to a store during another: no document is lost, and no deleted document returns.
 
-Every test counts the durable steps (sync, move, removal) of a change and crashes it at each of them. The default run
-takes every eighth step; the slow run takes all. A crashed deletion may have been committed or not: the tests read which
+Every test counts the durable steps (sync, move, removal) of a change and crashes it at some of them: every eighth step
+in the crash tier, all steps in the slow tier. A crashed deletion may have been committed or not: the tests read which
 from the store right after the crash, and the store must stay at that answer.
 """
 
@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from crashes import Crash, count_of, failing_at
+from crashes import Crash, count_of, crash_at_every_step, failing_at
 from random_stores import DEFAULTS, spec
 from store_history import INDEX, Content, check_holds, entries_of
 
@@ -22,6 +22,7 @@ from memlm.index.store.datastore import Datastore
 from memlm.index.store.journal import give_up
 from memlm.index.store.writer import StoreWriter
 
+pytestmark = pytest.mark.crash
 SAMPLED = 8
 STRIDES = pytest.mark.parametrize("stride", [SAMPLED, pytest.param(1, marks=pytest.mark.slow)])
 BASE: Content = {f"base-{number}": 1 for number in range(8)}
@@ -87,17 +88,13 @@ class Ground:
         return Path(shutil.copytree(self.original, self.folder / f"copy-{self.copies}"))
 
     def steps(self, count: int) -> range:
-        """Each step of the slow run, every few of the default run; the last one is always among them."""
+        """Each step with a stride of 1, else every few; the last one is always among them."""
         assert count > 3
         return range((count - 1) % self.stride + 1, count + 1, self.stride)
 
     def crashes(self, work: Callable[[Path], object]) -> Iterator[tuple[int, Path]]:
         """A copy of the store for each step of a change, crashed there."""
-        counted = self.copy()
-        for step in self.steps(count_of(lambda: work(counted))):
-            path = self.copy()
-            crashed(step, lambda path=path: work(path))  # type: ignore[misc]
-            yield step, path
+        return crash_at_every_step(work, self.original, self.folder, every=self.stride)
 
 
 @pytest.fixture(scope="module")

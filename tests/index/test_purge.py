@@ -1,11 +1,10 @@
 """Purging: afterwards no file of a store holds a byte of a deleted document."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from crashes import Crash, count_of, failing_at
+from crashes import crash_at_every_step
 from random_stores import DEFAULTS, Corpus, add, build, spec
 
 from memlm.errors import Incompatible, NotFound
@@ -75,21 +74,19 @@ def test_a_store_whose_every_document_is_deleted_is_compacted_to_none(tmp_path):
         assert later.min() > ids.max()  # ids of entries do not come again
 
 
+@pytest.mark.crash
 def test_a_crash_at_every_step_of_emptying_leaves_the_old_state_or_the_new_and_a_purge_ends_it(tmp_path):
     original = with_secret(tmp_path / "original")
     with Datastore.open(original) as store:
         store.delete([document.id for document in store.documents()])
-    steps = count_of(lambda: compact(Path(shutil.copytree(original, tmp_path / "counted")), purge=True))
-    assert steps > 5
-    for step in range(1, steps + 1):
-        path = Path(shutil.copytree(original, tmp_path / f"crash-{step}"))
-        with pytest.raises(Crash), failing_at(step, Crash()):
-            compact(path, purge=True)
+    step = 0
+    for step, path in crash_at_every_step(lambda path: compact(path, purge=True), original, tmp_path):
         with Datastore.open(path) as store:
             assert store.verify() == []
             assert store.num_documents == 0
         compact(path, purge=True)
         assert not traces_in(path), step
+    assert step > 5
 
 
 def test_what_is_deleted_while_a_compaction_copies_is_left_and_told_or_purged(tmp_path):

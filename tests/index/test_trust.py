@@ -58,6 +58,7 @@ def kill_again_and_again(path: Path, *, kills: int, seed: int) -> int:
     return number
 
 
+@pytest.mark.crash
 def test_kills_at_random_moments_lose_nothing_while_others_read(tmp_path):
     with readers(tmp_path / "s", 2):
         assert kill_again_and_again(tmp_path / "s", kills=6, seed=0) >= 6
@@ -118,6 +119,7 @@ def changed_bytes_are_told(tmp_path: Path, most: int) -> int:
     return tried
 
 
+@pytest.mark.crash
 def test_changed_bytes_are_found_and_named(tmp_path):
     assert changed_bytes_are_told(tmp_path, 40) > 250
 
