@@ -12,7 +12,7 @@ from memlm.base.machine import ram_bytes
 from memlm.errors import InvalidInput
 from memlm.server.telemetry.logs import FORMATS
 
-LEAST_SESSION_BYTES = 1 << 20
+MIN_SESSION_BYTES = 1 << 20
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -113,7 +113,7 @@ class ServerConfig:
             ("connection_idle_s", 1, 86_400),
             ("session_ttl_s", 1, 30 * 86_400),
             ("max_cache_bytes", 0, 1 << 50),
-            ("max_session_bytes", LEAST_SESSION_BYTES, 1 << 50),
+            ("max_session_bytes", MIN_SESSION_BYTES, 1 << 50),
             ("max_sessions", 0, 1 << 24),
             ("max_sessions_per_caller", 0, 1 << 24),
             ("index_workers", 0, 64),
@@ -145,7 +145,7 @@ class ServerConfig:
         """`max_cache_bytes`, or half of the memory there is."""
         return self.max_cache_bytes or ram_bytes() // 2
 
-    def share(self, num_cores: int) -> Self:
+    def per_worker(self, num_cores: int) -> Self:
         """What each of the workers may take on of what all of them may."""
         count = self.num_workers
         if count == 1:
@@ -157,12 +157,12 @@ class ServerConfig:
             max_queued=-(-self.max_queued // count),
             max_queued_tokens=-(-self.max_queued_tokens // count),
             max_cache_bytes=self.cache_bytes // count,
-            max_session_bytes=max(LEAST_SESSION_BYTES, self.max_session_bytes // count),
+            max_session_bytes=max(MIN_SESSION_BYTES, self.max_session_bytes // count),
             max_sessions=-(-self.max_sessions // count),
             max_sessions_per_caller=-(-self.max_sessions_per_caller // count),
         )
 
 
-def place_of(session: str, num_workers: int) -> int:
+def worker_for_session(session: str, num_workers: int) -> int:
     """Which worker has a session: told by its name alone, also after a restart, and with more or fewer workers."""
     return zlib.crc32(session.encode(errors="replace")) % num_workers

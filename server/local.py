@@ -25,16 +25,16 @@ def started_server(model: Path, *stores: Path, options: Sequence[str] = ()) -> I
     process = subprocess.Popen(
         [*command, "--port", "0"], stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=model.resolve()
     )
-    listening: threading.Thread | None = None
+    forwarder: threading.Thread | None = None
     try:
         assert process.stderr is not None
-        said = list(_until_it_serves(process.stderr))
-        if not said or not said[-1].startswith(SERVING):
-            raise Unavailable(f"the server did not start: {''.join(said).strip() or 'it said nothing'}")
-        _pass_on(said[:-1])
-        listening = threading.Thread(target=_pass_on, args=(process.stderr,), daemon=True)
-        listening.start()  # a pipe that nobody reads fills, and then the server stands still
-        yield said[-1].rpartition(" at ")[2].strip()
+        output = list(_until_serving(process.stderr))
+        if not output or not output[-1].startswith(SERVING):
+            raise Unavailable(f"the server did not start: {''.join(output).strip() or 'it output nothing'}")
+        _forward(output[:-1])
+        forwarder = threading.Thread(target=_forward, args=(process.stderr,), daemon=True)
+        forwarder.start()  # a pipe that nobody reads fills, and then the server stands still
+        yield output[-1].rpartition(" at ")[2].strip()
     finally:
         process.terminate()
         try:
@@ -42,13 +42,13 @@ def started_server(model: Path, *stores: Path, options: Sequence[str] = ()) -> I
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if listening is not None:
-            listening.join()
+        if forwarder is not None:
+            forwarder.join()
         if process.stderr is not None:
             process.stderr.close()
 
 
-def _until_it_serves(lines: Iterable[str]) -> Iterator[str]:
+def _until_serving(lines: Iterable[str]) -> Iterator[str]:
     """What a server says up to the line that tells where it serves, that one included."""
     for line in lines:
         yield line
@@ -56,6 +56,6 @@ def _until_it_serves(lines: Iterable[str]) -> Iterator[str]:
             return
 
 
-def _pass_on(lines: Iterable[str]) -> None:
+def _forward(lines: Iterable[str]) -> None:
     for line in lines:
         sys.stderr.write(line)

@@ -15,18 +15,18 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from memlm.base.allocator import give_back
+from memlm.base.allocator import trim_heap
 from memlm.errors import InvalidInput
 from memlm.server.config import ServerConfig
-from memlm.server.frontend.auth import Guard
-from memlm.server.frontend.gate import Gate
-from memlm.server.frontend.service import Front
-from memlm.server.frontend.watched_files import WatchedFiles, warn_of_readers
+from memlm.server.frontend.auth import Authenticator
+from memlm.server.frontend.interceptor import BuiltinServicesInterceptor
+from memlm.server.frontend.service import Servicer
+from memlm.server.frontend.watched_files import WatchedFiles, warn_if_world_readable
 from memlm.server.inference.handle import JOIN_S
-from memlm.server.inference.pool import Workers
-from memlm.server.ownership import owning
+from memlm.server.inference.pool import WorkerPool
+from memlm.server.ownership import lock_folders
 from memlm.server.processes import file_limit, raise_file_limit
-from memlm.server.registry import Stores
+from memlm.server.registry import DatastoreRegistry
 from memlm.server.telemetry.calls import Tracer
 from memlm.server.telemetry.logs import start_logging
 from memlm.server.telemetry.metrics import Metrics
@@ -35,7 +35,7 @@ from memlm.wire import codec
 from memlm.wire.limits import DEFAULT_MAX_MESSAGE_BYTES, KEEPALIVE_S
 
 HEALTH_PERIOD_S = 0.25
-REST_S = 5.0
+TRIM_AFTER_S = 5.0
 POLL_S = 0.02
 GRACE_S = 0.5  # for the last bytes of what has been answered; health watchers would wait for ever
 HANDSHAKE_S = 10  # within which a connection has to begin with HTTP/2
@@ -55,7 +55,7 @@ def serve(config: ServerConfig, on_ready: Callable[[str], None]) -> int:
     """
     start_logging(config.log_level, config.log_format)
     raise_file_limit()
-    with owning(config):
+    with lock_folders(config):
         return asyncio.run(_Server(config).run(on_ready))
 
 
@@ -66,57 +66,61 @@ class _Server:
         """Starts nothing yet."""
         self._config = config
         self._metrics = Metrics()
-        self._stores = Stores(config.stores, config.store_dir)
-        self._workers = Workers(config, lambda: self._stores.paths)
-        self._metrics.watch(lambda: self._workers.beat_age_s, lambda: self._workers.stats)
-        self._guard = Guard(config.auth_file)
+        self._registry = DatastoreRegistry(config.stores, config.store_dir)
+        self._workers = WorkerPool(config, lambda: self._registry.paths)
+        self._metrics.observe_workers(lambda: self._workers.heartbeat_age_s, lambda: self._workers.stats)
+        self._authenticator = Authenticator(config.auth_file)
         self._credentials = server_credentials(config)
         self._tracer = None if config.otlp is None else Tracer(config.otlp)
-        self._front = Front(self._workers, config, self._guard, self._metrics, self._stores, self._tracer)
+        self._servicer = Servicer(
+            self._workers, config, self._authenticator, self._metrics, self._registry, self._tracer
+        )
         self._metrics_port = MetricsPort(self._metrics.registry, lambda: self._is_ready)
         self._health = health.aio.HealthServicer()
-        self._told_to_stop, self._told_again = asyncio.Event(), asyncio.Event()
+        self._stop_requested, self._stop_forced = asyncio.Event(), asyncio.Event()
 
     async def run(self, on_ready: Callable[[str], None]) -> int:
         """All the steps, in order; whatever happens, no process is left behind."""
-        self._listen_to_signals()
-        if warning := warning_of(self._config):
+        self._handle_signals()
+        if warning := exposure_warning(self._config):
             log.warning(warning)
         _check_address(self._config)
         try:
-            if not await _unless(self._told_to_stop, self._workers.start()):
+            if not await _run_until_signal(self._stop_requested, self._workers.start()):
                 return 0
             server, address = self._bind()
             if (port := self._config.metrics_port) is not None:
                 await self._metrics_port.start(self._config.host, port)
             await server.start()
-            await self._tell_health()
-            watching, resting = (asyncio.create_task(work()) for work in (self._watch_health, self._rest))
-            self._front.jobs.start()
+            await self._publish_health()
+            watching, trimming = (
+                asyncio.create_task(work()) for work in (self._watch_health, self._trim_heap_when_idle)
+            )
+            self._servicer.jobs.start()
             on_ready(address)
-            await self._told_to_stop.wait()
+            await self._stop_requested.wait()
             watching.cancel()
-            resting.cancel()
+            trimming.cancel()
             return await self._drain(server)
         finally:
             self._metrics_port.close()
-            await self._front.jobs.stop()
+            await self._servicer.jobs.stop()
             if self._tracer is not None:
                 await asyncio.to_thread(self._tracer.close)
-            await self._workers.stop(0 if self._told_again.is_set() else JOIN_S)
+            await self._workers.stop(0 if self._stop_forced.is_set() else JOIN_S)
 
-    def _listen_to_signals(self) -> None:
-        def hear(number: signal.Signals) -> None:
-            log.info("%s: stopping%s", number.name, " at once" if self._told_to_stop.is_set() else "")
-            (self._told_again if self._told_to_stop.is_set() else self._told_to_stop).set()
+    def _handle_signals(self) -> None:
+        def on_signal(number: signal.Signals) -> None:
+            log.info("%s: stopping%s", number.name, " at once" if self._stop_requested.is_set() else "")
+            (self._stop_forced if self._stop_requested.is_set() else self._stop_requested).set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, hear, number)
+            asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
 
     def _bind(self) -> tuple[grpc.aio.Server, str]:
         config = self._config
         server = grpc.aio.server(
-            interceptors=[Gate(self._guard, config)],
+            interceptors=[BuiltinServicesInterceptor(self._authenticator, config)],
             options=[
                 ("grpc.so_reuseport", 0),  # else a second server would silently share the port
                 ("grpc.max_receive_message_length", config.max_message_bytes),
@@ -132,40 +136,40 @@ class _Server:
                 ("grpc.http2.min_ping_interval_without_data_ms", 500 * KEEPALIVE_S),
             ],
         )
-        server.add_generic_rpc_handlers(self._front.handlers())
+        server.add_generic_rpc_handlers(self._servicer.handlers())
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*_service_names(), health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         try:
-            place = _address(config.host, config.port)
+            address = _address(config.host, config.port)
             if self._credentials is None:
-                port = server.add_insecure_port(place)
+                port = server.add_insecure_port(address)
             else:
-                port = server.add_secure_port(place, self._credentials)
+                port = server.add_secure_port(address, self._credentials)
         except RuntimeError as error:
-            raise _not_to_be_had(config, str(error)) from error
+            raise _bind_error(config, str(error)) from error
         return server, _address(config.host, port)
 
     async def _watch_health(self) -> None:
         while True:
             await asyncio.sleep(HEALTH_PERIOD_S)
-            await self._tell_health()
+            await self._publish_health()
 
-    async def _rest(self) -> None:
+    async def _trim_heap_when_idle(self) -> None:
         """Gives the system the memory that calls took, after REST_S without any."""
-        begun = 0
+        trimmed_at = 0
         while True:
-            before = self._front.num_begun
-            await asyncio.sleep(REST_S)
-            if self._front.num_begun == before != begun and not self._front.num_open:
-                begun = before
-                await asyncio.to_thread(give_back)
+            before = self._servicer.num_admitted
+            await asyncio.sleep(TRIM_AFTER_S)
+            if self._servicer.num_admitted == before != trimmed_at and not self._servicer.num_open:
+                trimmed_at = before
+                await asyncio.to_thread(trim_heap)
 
     @property
     def _is_ready(self) -> bool:
         """Whether requests are taken, and a worker's loop has moved of late; that a process exists says nothing."""
-        return self._workers.is_serving and not self._front.draining
+        return self._workers.is_serving and not self._servicer.is_draining
 
-    async def _tell_health(self) -> None:
+    async def _publish_health(self) -> None:
         answer = health_pb2.HealthCheckResponse
         status = answer.SERVING if self._is_ready else answer.NOT_SERVING
         for name in ("", *_service_names()):
@@ -173,21 +177,21 @@ class _Server:
 
     async def _drain(self, server: grpc.aio.Server) -> int:
         """Refuses what is new, then lets what runs come to its end: within `drain_s`, or until a second signal."""
-        self._front.draining = True
+        self._servicer.is_draining = True
         await self._health.enter_graceful_shutdown()
         log.info("draining: %d requests are open", self._workers.num_open)
         with suppress(TimeoutError):
-            await asyncio.wait_for(_unless(self._told_again, self._idle()), self._config.drain_s)
+            await asyncio.wait_for(_run_until_signal(self._stop_forced, self._wait_until_idle()), self._config.drain_s)
         log.info("stopping: %d requests are cut off", self._workers.num_open)
         await server.stop(0 if self._workers.num_open else GRACE_S)
-        return STOPPED_AT_ONCE if self._told_again.is_set() else 0
+        return STOPPED_AT_ONCE if self._stop_forced.is_set() else 0
 
-    async def _idle(self) -> None:
+    async def _wait_until_idle(self) -> None:
         while self._workers.num_open:
             await asyncio.sleep(POLL_S)
 
 
-async def _unless(signalled: asyncio.Event, work: Awaitable[None]) -> bool:
+async def _run_until_signal(signalled: asyncio.Event, work: Awaitable[None]) -> bool:
     """Waits for some work, but not past a signal; tells whether the work was done. Raises what the work raised."""
     working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(signalled.wait())
     try:
@@ -202,15 +206,15 @@ async def _unless(signalled: asyncio.Event, work: Awaitable[None]) -> bool:
 
 def _num_connections(config: ServerConfig) -> int:
     """As many as may be, and as files are left for them."""
-    most = max(1, file_limit() - RESERVED_FILES)
-    if most < config.max_connections:
+    limit = max(1, file_limit() - RESERVED_FILES)
+    if limit < config.max_connections:
         log.warning(
             "only %d connections fit the limit of open files (%d); raise it (ulimit -Hn, LimitNOFILE), or lower"
             " --max-connections",
-            most,
+            limit,
             file_limit(),
         )
-    return min(config.max_connections, most)
+    return min(config.max_connections, limit)
 
 
 def _service_names() -> tuple[str, ...]:
@@ -224,15 +228,15 @@ def _address(host: str, port: int) -> str:
 def _check_address(config: ServerConfig) -> None:
     """Before the model is loaded: whether the address can be had. gRPC's own error does not say why."""
     try:
-        family, kind, *_, place = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        family, kind, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
+            probe.bind(address)
     except OSError as error:
-        raise _not_to_be_had(config, error.strerror or str(error)) from error
+        raise _bind_error(config, error.strerror or str(error)) from error
 
 
-def _not_to_be_had(config: ServerConfig, why: str) -> InvalidInput:
+def _bind_error(config: ServerConfig, why: str) -> InvalidInput:
     return InvalidInput(
         f"cannot listen on {_address(config.host, config.port)} ({why}); choose another port, or 0 for any free one",
         field="port",
@@ -248,7 +252,7 @@ def server_credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
     paths = [path for path in (config.tls_key, config.tls_cert, config.tls_client_ca) if path is not None]
     try:
         files = WatchedFiles(*paths)
-        warn_of_readers(config.tls_key)
+        warn_if_world_readable(config.tls_key)
     except OSError as error:
         raise InvalidInput(f"a certificate cannot be read: {error}", field="tls_cert") from error
 
@@ -258,7 +262,7 @@ def server_credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
 
     def changed() -> Any:
         try:
-            if not files.have_changed():
+            if not files.reload():
                 return None
             log.info("certificates were read again")
             return certificates()
@@ -269,11 +273,11 @@ def server_credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
     return grpc.dynamic_ssl_server_credentials(certificates(), changed, config.tls_client_ca is not None)
 
 
-def warning_of(config: ServerConfig) -> str | None:
+def exposure_warning(config: ServerConfig) -> str | None:
     """What an operator should know of a server that others can reach."""
     if _is_loopback(config.host) or (config.tls_cert and (config.auth_file or config.tls_client_ca)):
         return None
-    lacks = [what for what, there in (("TLS", config.tls_cert), ("tokens", config.auth_file)) if not there]
+    lacks = [name for name, is_given in (("TLS", config.tls_cert), ("tokens", config.auth_file)) if not is_given]
     return (
         f"WARNING: {config.host} can be reached from other machines, without {' and without '.join(lacks)}: whoever"
         " reaches it can use it and read along. Give --tls-cert, --tls-key and --auth-file, or --host 127.0.0.1"

@@ -14,29 +14,29 @@ from memlm.errors import InvalidInput, Locked
 from memlm.server.config import ServerConfig
 
 LOCK = "server.lock"
-NOT_FOR_OTHERS = 0o077
+PRIVATE_UMASK = 0o077
 
 
 def keep_private() -> None:
     """Lets only the server's user read the files that this process and its children make: they hold private texts."""
-    os.umask(NOT_FOR_OTHERS)
+    os.umask(PRIVATE_UMASK)
 
 
 @contextmanager
-def owning(config: ServerConfig) -> Iterator[None]:
+def lock_folders(config: ServerConfig) -> Iterator[None]:
     """Holds the folders that one server at a time may use, and makes those that are missing.
 
     The system releases the locks when the process ends, however it ends; the server's other processes do not inherit
     them. Raises Locked, naming folder and option, for a folder of another server, InvalidInput for one that cannot be
     used.
     """
-    with ExitStack() as held:
-        for folder, option in _owned(config).items():
-            held.callback(_lock(folder, option).release)
+    with ExitStack() as locks:
+        for folder, option in _folders_with_options(config).items():
+            locks.callback(_lock(folder, option).release)
         yield
 
 
-def _owned(config: ServerConfig) -> dict[Path, str]:
+def _folders_with_options(config: ServerConfig) -> dict[Path, str]:
     """Each folder with its option; both options may name one folder."""
     options = {"--session-dir": config.session_dir, "--store-dir": config.store_dir}
     return {folder.resolve(): option for option, folder in options.items() if folder is not None}

@@ -17,19 +17,19 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 PRELOADED = "memlm.server.preload"
 # How often OpenMP's threads (libgomp's) look for more to do before they sleep. It would be 300,000 times, and where
 # another process wants the core 16 streams took seven times as long as they do so (docs/log, 2026-11-24).
-SPINS = 20_000
+OPENMP_SPIN_COUNT = 20_000
 
 
-def forking() -> ForkServerContext | SpawnContext:
+def process_context() -> ForkServerContext | SpawnContext:
     """What starts processes, and makes the pipes to them. The first call begins to load, and does not wait for it.
 
-    Their OpenMP threads wait for `SPINS`, unless the environment says how they are to wait.
+    Their OpenMP threads wait for `OPENMP_SPIN_COUNT`, unless the environment says how they are to wait.
     """
     raise_file_limit()  # they inherit it
     if sys.platform == "darwin":
         return multiprocessing.get_context("spawn")
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))  # is read once, as a process loads OpenMP
+        os.environ.setdefault("GOMP_SPINCOUNT", str(OPENMP_SPIN_COUNT))  # is read once, as a process loads OpenMP
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])
     forkserver.ensure_running()

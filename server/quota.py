@@ -15,15 +15,15 @@ RETRY_AFTER_S = 1.0
 class Quota:
     """Counts how much of something each caller holds, and refuses more than `total` for all or `per_caller` for one.
 
-    `what` completes the sentence "... are all that this server takes". Before something is refused `reclaim` is
+    `noun` completes the sentence "... are all that this server takes". Before something is refused `reclaim` is
     called until there is room or it gives False, to give back what the caller itself (True) or anybody can do without.
     """
 
-    def __init__(self, what: str, total: int, per_caller: int) -> None:
-        self._what, self.total, self.per_caller = what, total, min(per_caller, total)
+    def __init__(self, noun: str, total: int, per_caller: int) -> None:
+        self._noun, self.total, self.per_caller = noun, total, min(per_caller, total)
         self._held = Counter[str]()
         self.taken = 0
-        self.reclaim: Callable[[str, bool], bool] = lambda caller, own: False
+        self.reclaim: Callable[[str, bool], bool] = lambda caller, own_only: False
 
     def of(self, caller: str) -> int:
         """How much a caller holds."""
@@ -39,9 +39,9 @@ class Quota:
             if not self.reclaim(caller, self._held[caller] + amount > self.per_caller):
                 break
         if not self.has_room(caller, amount):
-            whose, limit = ("of one caller", self.per_caller) if self.taken + amount <= self.total else ("", self.total)
+            scope, limit = ("of one caller", self.per_caller) if self.taken + amount <= self.total else ("", self.total)
             raise Overloaded(
-                f"{limit:,} {self._what}{' ' * bool(whose)}{whose} are all that this server takes; end some, or try"
+                f"{limit:,} {self._noun}{' ' * bool(scope)}{scope} are all that this server takes; end some, or try"
                 f" again in {RETRY_AFTER_S:g} s",
                 retry_after_s=RETRY_AFTER_S,
             )

@@ -18,7 +18,7 @@ NAMES = "stores.json"
 BUILT = re.compile(r"-[0-9a-f]{16}$")  # what a job puts behind the name of the datastore that it builds
 
 
-class Stores:
+class DatastoreRegistry:
     """Names and folders. Only the front changes them."""
 
     def __init__(self, given: Sequence[Path], folder: Path | None) -> None:
@@ -29,9 +29,9 @@ class Stores:
             raise InvalidInput("two datastores have the same name; rename the folder of one", field="stores")
         self._built = {} if self.folder is None else _read(self.folder / NAMES)
         self._loaded: dict[str, Path] = {}
-        if twice := sorted(set(self._given) & set(self._built)):
+        if duplicates := sorted(set(self._given) & set(self._built)):
             raise InvalidInput(
-                f"{', '.join(twice)} was given and is in {folder} too; rename one folder, or leave it out",
+                f"{', '.join(duplicates)} was given and is in {folder} too; rename one folder, or leave it out",
                 field="stores",
             )
         self._loaded = {**self._given, **self._built}
@@ -58,38 +58,39 @@ class Stores:
 
     def names_of(self, path: Path) -> tuple[str, ...]:
         """The names under which a folder is in service, however its path is spelled."""
-        real = path.resolve()
-        return tuple(name for name, loaded in self._loaded.items() if loaded.resolve() == real)
+        resolved = path.resolve()
+        return tuple(name for name, loaded in self._loaded.items() if loaded.resolve() == resolved)
 
-    def located(self, text: str) -> Path:
-        """The folder that a caller names: by an absolute path, or as `shown` shows it. Raises PermissionDenied for a
-        path that is neither a datastore that the server was started with nor under the folder for datastores.
+    def resolve(self, text: str) -> Path:
+        """The folder that a caller names, by an absolute path or as `display_name` returns it.
+
+        Raises PermissionDenied for a path that is neither a datastore given at start nor under the datastore folder.
         """
         path = self._given.get(text) or (Path(text) if self.folder is None else self.folder / text)
         roots = [*self._given.values(), *([] if self.folder is None else [self.folder])]
         if not path.is_absolute() or not lies_under(path, roots):
             raise PermissionDenied(f"{text} is none of the datastores that this server was started with, or built")
-        real = path.resolve()
-        return next((given for given in self._given.values() if given.resolve() == real), real)
+        resolved = path.resolve()
+        return next((given for given in self._given.values() if given.resolve() == resolved), resolved)
 
-    def shown(self, path: Path) -> str:
+    def display_name(self, path: Path) -> str:
         """A folder as callers see it: relative to the folder for datastores, or a given datastore's name."""
-        real = path.resolve()
-        if self.folder is not None and real.is_relative_to(self.folder):
-            return real.relative_to(self.folder).as_posix()
-        return next((name for name, given in self._given.items() if given.resolve() == real), path.name)
+        resolved = path.resolve()
+        if self.folder is not None and resolved.is_relative_to(self.folder):
+            return resolved.relative_to(self.folder).as_posix()
+        return next((name for name, given in self._given.items() if given.resolve() == resolved), path.name)
 
     def owners_of(self, path: Path) -> frozenset[str]:
         """The names that a folder belongs to: those under which it is in service, else the one that it was started
         with, or built under.
         """
-        real = path.resolve()
-        for named in (self._loaded, self._given):
-            if names := [name for name, folder in named.items() if real.is_relative_to(folder.resolve())]:
+        resolved = path.resolve()
+        for folders in (self._loaded, self._given):
+            if names := [name for name, folder in folders.items() if resolved.is_relative_to(folder.resolve())]:
                 return frozenset(names)
-        if self.folder is None or not real.is_relative_to(self.folder) or real == self.folder:
+        if self.folder is None or not resolved.is_relative_to(self.folder) or resolved == self.folder:
             return frozenset()
-        folder = real.relative_to(self.folder).parts[0]
+        folder = resolved.relative_to(self.folder).parts[0]
         return frozenset({BUILT.sub("", folder)})
 
     def put(self, name: str, path: Path) -> None:
@@ -111,7 +112,7 @@ class Stores:
                 f"the server was started with a datastore {name!r} (--store) and cannot replace it; choose another name"
             )
 
-    def take_out(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """One less in service, also after a restart, unless the server is started with it again."""
         self._write({other: folder for other, folder in self._built.items() if other != name})
         self._loaded.pop(name, None)
@@ -126,8 +127,8 @@ class Stores:
         if built == self._built:
             return
         assert self.folder is not None  # something was built
-        body = {name: path.resolve().relative_to(self.folder).as_posix() for name, path in built.items()}
-        write_whole(self.folder / NAMES, sign({"stores": body}))
+        folders = {name: path.resolve().relative_to(self.folder).as_posix() for name, path in built.items()}
+        write_whole(self.folder / NAMES, sign({"stores": folders}))
         self._built = built
 
 
@@ -135,7 +136,7 @@ def _read(path: Path) -> dict[str, Path]:
     if not path.exists():
         return {}
     try:
-        body = signed(path.read_bytes())["stores"]
+        built = signed(path.read_bytes())["stores"]
     except (OSError, ValueError) as error:
         raise Corrupt(f"{path} {error}; restore it from a backup, or remove it and load the datastores anew") from error
-    return {name: path.parent / folder for name, folder in body.items()}  # of a missing one, the workers tell its name
+    return {name: path.parent / folder for name, folder in built.items()}  # of a missing one, the workers tell its name

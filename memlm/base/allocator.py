@@ -7,7 +7,7 @@ import ctypes
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Gives the system the pages that nothing lives in; a matter of milliseconds. Elsewhere than on glibc, nothing."""
     if _trim is not None:
         _trim(0)

@@ -203,10 +203,10 @@ def serve(
         return
 
     from memlm.server.ownership import keep_private
-    from memlm.server.processes import forking
+    from memlm.server.processes import process_context
 
     keep_private()  # before there is any other process, so that all are
-    forking()  # loads while the front does
+    process_context()  # loads while the front does
 
     from memlm.server.main import serve as run
 

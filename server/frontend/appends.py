@@ -15,13 +15,13 @@ ID_BYTES = 4
 
 def append_quota(config: ServerConfig) -> Quota:
     """Bytes that unfinished appends may hold: of one caller its share, and at least one append."""
-    one = config.max_append_bytes + config.max_message_bytes
-    total = max(config.max_unfinished_bytes, one)
-    return Quota("bytes of unfinished appends", total, max(share_of(total), one))
+    append_bytes = config.max_append_bytes + config.max_message_bytes
+    total = max(config.max_unfinished_bytes, append_bytes)
+    return Quota("bytes of unfinished appends", total, max(share_of(total), append_bytes))
 
 
-async def joined(
-    parts: AsyncIterator[AppendToSessionRequest], held: Holding, config: ServerConfig
+async def join_append(
+    parts: AsyncIterator[AppendToSessionRequest], holding: Holding, config: ServerConfig
 ) -> AppendToSessionRequest:
     """Joins the messages of one append. Its bytes, and room for the message that is under way, are held meanwhile.
 
@@ -29,21 +29,21 @@ async def joined(
     unfinished appends hold too much.
     """
     texts, token_ids, session, size = list[bytes](), array("i"), None, 0
-    held.take(config.max_message_bytes)
+    holding.take(config.max_message_bytes)
     async for part in parts:
         session = part.session if session is None else session
         if part.session not in ("", session):
             raise InvalidInput("the messages of one append name several sessions", field="session")
         text = part.text.encode()  # a string may take four bytes for each of its characters
-        size += (more := len(text) + ID_BYTES * len(part.token_ids))
+        size += (num_bytes := len(text) + ID_BYTES * len(part.token_ids))
         if size > config.max_append_bytes:
             raise InvalidInput(
                 f"more than {config.max_append_bytes:,} bytes in one append; append in several calls", field="text"
             )
-        held.take(more)
+        holding.take(num_bytes)
         texts.append(text)
         token_ids.extend(part.token_ids)
-    held.give(config.max_message_bytes)
+    holding.give(config.max_message_bytes)
     if session is None:
         raise InvalidInput("nothing was sent; the first message names the session", field="session")
     return AppendToSessionRequest(session, b"".join(texts).decode(), tuple(token_ids))

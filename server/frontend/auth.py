@@ -24,17 +24,17 @@ from pathlib import Path
 from typing import Any
 
 from memlm.errors import InvalidInput, Overloaded, PermissionDenied, Unauthenticated
-from memlm.server.frontend.watched_files import WatchedFiles, warn_of_readers
+from memlm.server.frontend.watched_files import WatchedFiles, warn_if_world_readable
 
 BURST_S = 10.0  # of its rate that a caller may use at once
-LEAST_SECRET = 16
+MIN_SECRET_CHARS = 16
 FIELDS = {"name", "secret", "sha256", "calls", "stores", "requests_per_minute"}
 
 log = logging.getLogger("memlm.server")
 
 
 @dataclass(slots=True)
-class Caller:
+class Principal:
     """Whoever sent a call. Without a file of tokens everybody is nobody in particular, and may do anything."""
 
     name: str = ""
@@ -42,61 +42,63 @@ class Caller:
     calls: frozenset[str] | None = None
     stores: frozenset[str] | None = None
     requests_per_minute: float | None = None
-    _left: float = field(default=0.0, repr=False)
-    _since_s: float | None = field(default=None, repr=False)
+    _tokens_left: float = field(default=0.0, repr=False)
+    _filled_s: float | None = field(default=None, repr=False)
 
     def check(self, call: str) -> None:
         """Raises PermissionDenied for a call that is not among its own, Overloaded for one too many."""
         if self.calls is not None and call not in self.calls:
-            own = ", ".join(sorted(self.calls)) or "nothing"
-            raise PermissionDenied(f"the token {self.name!r} may not call {call}; it may call {own}")
+            allowed = ", ".join(sorted(self.calls)) or "nothing"
+            raise PermissionDenied(f"the token {self.name!r} may not call {call}; it may call {allowed}")
         if self.requests_per_minute is not None:
-            self._take_one(self.requests_per_minute / 60)
+            self._take_token(self.requests_per_minute / 60)
 
-    def go_on_from(self, earlier: Caller) -> None:
+    def continue_rate_limit(self, previous: Principal) -> None:
         """Takes over how many calls an earlier one of the same rate has left."""
-        self._left, self._since_s = earlier._left, earlier._since_s
+        self._tokens_left, self._filled_s = previous._tokens_left, previous._filled_s
 
-    def _take_one(self, per_s: float) -> None:
+    def _take_token(self, per_s: float) -> None:
         """A bucket that fills at the caller's rate."""
-        now_s, most = time.monotonic(), max(1.0, BURST_S * per_s)
-        since_s = now_s if self._since_s is None else self._since_s
-        left = most if self._since_s is None else min(most, self._left + (now_s - since_s) * per_s)
-        self._since_s, self._left = now_s, left
-        if left < 1:
-            wait_s = (1 - left) / per_s
+        now_s, capacity = time.monotonic(), max(1.0, BURST_S * per_s)
+        filled_s = now_s if self._filled_s is None else self._filled_s
+        tokens_left = (
+            capacity if self._filled_s is None else min(capacity, self._tokens_left + (now_s - filled_s) * per_s)
+        )
+        self._filled_s, self._tokens_left = now_s, tokens_left
+        if tokens_left < 1:
+            wait_s = (1 - tokens_left) / per_s
             raise Overloaded(
                 f"the token {self.name!r} may call {60 * per_s:g} times a minute; try again in {wait_s:.2g} s",
                 retry_after_s=wait_s,
             )
-        self._left -= 1
+        self._tokens_left -= 1
 
 
-class Guard:
+class Authenticator:
     """Knows the callers by their tokens."""
 
     def __init__(self, path: Path | None) -> None:
         """Raises InvalidInput, naming what is wrong, for a file that cannot be used."""
-        self._path, self._callers = path, tuple[Caller, ...]()
+        self._path, self._callers = path, tuple[Principal, ...]()
         if path is not None:
-            self._file = _watched(path)
-            self._callers = _callers_in(self._file.contents[0], path)
+            self._file = _watch_file(path)
+            self._callers = _parse_callers(self._file.contents[0], path)
 
     @property
     def is_open(self) -> bool:
         """Whether anybody may call."""
         return self._path is None
 
-    def caller(self, metadata: Any) -> Caller:
+    def authenticate(self, metadata: Any) -> Principal:
         """Whose token came with a call. Raises Unauthenticated where it is nobody's.
 
         Every token there is is compared, each in constant time, so that how long it takes tells nothing.
         """
         if self._path is None:
-            return Caller()
-        self._read_again(self._path)
-        said = next((value for key, value in metadata or () if key == "authorization"), "")
-        kind, _, secret = str(said).partition(" ")
+            return Principal()
+        self._reload_if_changed(self._path)
+        header = next((value for key, value in metadata or () if key == "authorization"), "")
+        kind, _, secret = str(header).partition(" ")
         digest, found = _digest(secret), None
         for caller in self._callers:
             if hmac.compare_digest(caller.digest, digest):
@@ -105,61 +107,61 @@ class Guard:
             raise Unauthenticated("this server wants a token that it knows; give one (token=..., or --token)")
         return found
 
-    def _read_again(self, path: Path) -> None:
+    def _reload_if_changed(self, path: Path) -> None:
         try:
-            if self._file.have_changed():
-                self._replace(_callers_in(self._file.contents[0], path))
+            if self._file.reload():
+                self._replace(_parse_callers(self._file.contents[0], path))
                 log.info("%s was read again: %d tokens", path, len(self._callers))
         except (InvalidInput, OSError) as error:
             log.error("%s was not read again, the last one stays in force: %s", path, error)
 
-    def _replace(self, callers: tuple[Caller, ...]) -> None:
+    def _replace(self, callers: tuple[Principal, ...]) -> None:
         """Lets these callers in from now on. One whose rate stays has no more calls left than before."""
-        earlier = {(caller.name, caller.requests_per_minute): caller for caller in self._callers}
+        previous = {(caller.name, caller.requests_per_minute): caller for caller in self._callers}
         for caller in callers:
-            caller.go_on_from(earlier.get((caller.name, caller.requests_per_minute), caller))
+            caller.continue_rate_limit(previous.get((caller.name, caller.requests_per_minute), caller))
         self._callers = callers
 
 
-def read_callers(path: Path) -> tuple[Caller, ...]:
+def read_callers(path: Path) -> tuple[Principal, ...]:
     """The callers in a file of tokens. Raises InvalidInput, naming the token and what is wrong."""
-    return _callers_in(_watched(path).contents[0], path)
+    return _parse_callers(_watch_file(path).contents[0], path)
 
 
-def _watched(path: Path) -> WatchedFiles:
+def _watch_file(path: Path) -> WatchedFiles:
     try:
         file = WatchedFiles(path)
-        warn_of_readers(path)
+        warn_if_world_readable(path)
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise _unreadable(path, error) from error
     return file
 
 
-def _unusable(path: Path, error: Exception) -> InvalidInput:
+def _unreadable(path: Path, error: Exception) -> InvalidInput:
     return InvalidInput(f"{path} cannot be read as a file of tokens ({error})", field="auth_file")
 
 
-def _callers_in(content: bytes, path: Path) -> tuple[Caller, ...]:
+def _parse_callers(content: bytes, path: Path) -> tuple[Principal, ...]:
     try:
-        told = tomllib.loads(content.decode())
+        entries_by_key = tomllib.loads(content.decode())
     except ValueError as error:
-        raise _unusable(path, error) from error
-    entries = told.get("token")
+        raise _unreadable(path, error) from error
+    entries = entries_by_key.get("token")
     if (
-        set(told) != {"token"}
+        set(entries_by_key) != {"token"}
         or not isinstance(entries, list)
         or not entries
         or not all(isinstance(entry, dict) for entry in entries)
     ):
         raise InvalidInput(f"{path} has no tokens; write [[token]] with a name and a secret", field="auth_file")
-    callers = tuple(_caller(entry, f"{path}: token {number}") for number, entry in enumerate(entries, start=1))
+    callers = tuple(_parse_caller(entry, f"{path}: token {number}") for number, entry in enumerate(entries, start=1))
     for kind, values in (("name", [c.name for c in callers]), ("secret", [c.digest for c in callers])):
         if len(set(values)) < len(values):
             raise InvalidInput(f"{path}: two tokens have the same {kind}", field="auth_file")
     return callers
 
 
-def _caller(entry: dict[str, Any], where: str) -> Caller:
+def _parse_caller(entry: dict[str, Any], where: str) -> Principal:
     if unknown := sorted(set(entry) - FIELDS):
         raise InvalidInput(f"{where} has {unknown}; expected {', '.join(sorted(FIELDS))}", field="auth_file")
     name, secret, sha256 = entry.get("name"), entry.get("secret"), entry.get("sha256")
@@ -167,8 +169,8 @@ def _caller(entry: dict[str, Any], where: str) -> Caller:
         raise InvalidInput(f"{where} has no name", field="auth_file")
     if (secret is None) == (sha256 is None):
         raise InvalidInput(f"{where} ({name!r}) needs either a secret or a sha256", field="auth_file")
-    if secret is not None and (not isinstance(secret, str) or len(secret) < LEAST_SECRET):
-        raise InvalidInput(f"{where} ({name!r}) has a secret under {LEAST_SECRET} characters", field="auth_file")
+    if secret is not None and (not isinstance(secret, str) or len(secret) < MIN_SECRET_CHARS):
+        raise InvalidInput(f"{where} ({name!r}) has a secret under {MIN_SECRET_CHARS} characters", field="auth_file")
     rate = entry.get("requests_per_minute")
     if rate is not None and (not isinstance(rate, int | float) or isinstance(rate, bool) or not rate > 0):
         raise InvalidInput(f"{where} ({name!r}) has requests_per_minute {rate!r}; expected above 0", field="auth_file")
@@ -178,11 +180,11 @@ def _caller(entry: dict[str, Any], where: str) -> Caller:
         digest = b""
     if len(digest) != 32:
         raise InvalidInput(f"{where} ({name!r}) has a sha256 that is not 64 hexadecimal digits", field="auth_file")
-    calls, stores = (_names(entry, key, where) for key in ("calls", "stores"))
-    return Caller(name, digest, calls, stores, None if rate is None else float(rate))
+    calls, stores = (_parse_names(entry, key, where) for key in ("calls", "stores"))
+    return Principal(name, digest, calls, stores, None if rate is None else float(rate))
 
 
-def _names(entry: dict[str, Any], key: str, where: str) -> frozenset[str] | None:
+def _parse_names(entry: dict[str, Any], key: str, where: str) -> frozenset[str] | None:
     names = entry.get(key)
     if names is None:
         return None

@@ -1,9 +1,9 @@
 """What a caller may do with which datastore: one rule for each rpc, and what answers and errors may show.
 
-Every question passes `Rights.checked` before anything is done with it, every answer `Rights.visible`, and every error
-`Rights.visible_error`. A token that is restricted to some datastores can name no other: not by its name, not by an
+Every question passes `Rights.authorize` before anything is done with it, every answer `Rights.redact`, and every error
+`Rights.redact_error`. A token that is restricted to some datastores can name no other: not by its name, not by an
 absolute, relative or linked path, and it is told no other's name. No caller is told where on the server's disk
-something lies. Which calls a token may make, and how often, is `Caller.check`.
+something lies. Which calls a token may make, and how often, is `Principal.check`.
 """
 
 from __future__ import annotations
@@ -20,168 +20,173 @@ from memlm.api.operations import OperationInfo, OperationPage
 from memlm.api.params import RetrievalParams, StoreWeight
 from memlm.errors import MemlmError, NotFound, PermissionDenied
 from memlm.server.config import ServerConfig
-from memlm.server.frontend.auth import Caller
-from memlm.server.registry import Stores
+from memlm.server.frontend.auth import Principal
+from memlm.server.registry import DatastoreRegistry
 
 Names: TypeAlias = frozenset[str] | None  # None: all
-Rule: TypeAlias = Callable[["Rights", Caller, Any], Any]
+Rule: TypeAlias = Callable[["Rights", Principal, Any], Any]
 
 
 class Rights:
     """The rights of all callers over the datastores of a server."""
 
-    def __init__(self, config: ServerConfig, stores: Stores) -> None:
+    def __init__(self, config: ServerConfig, stores: DatastoreRegistry) -> None:
         self.stores = stores
         self._folders = {path for folder in (config.store_dir, config.session_dir) for path in _spellings(folder)}
-        self._named = {path: stores.shown(given) for given in config.stores for path in _spellings(given)}
-        self._named |= dict.fromkeys(_spellings(config.model), config.model.name)
-        places = sorted({*self._folders, *self._named}, key=len, reverse=True)
-        self._places = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, places))})(/|(?![\w-]|\.\w))")
+        self._names_by_path = {
+            path: stores.display_name(given) for given in config.stores for path in _spellings(given)
+        }
+        self._names_by_path |= dict.fromkeys(_spellings(config.model), config.model.name)
+        paths = sorted({*self._folders, *self._names_by_path}, key=len, reverse=True)
+        self._path_pattern = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, paths))})(/|(?![\w-]|\.\w))")
 
-    def checked(self, call: str, caller: Caller, question: Any) -> Any:
+    def authorize(self, call: str, caller: Principal, request: Any) -> Any:
         """A question as its caller may put it, with what it leaves open filled in. Raises PermissionDenied where it is
         about a datastore that the caller may not use.
         """
-        return RULES[call](self, caller, question)
+        return RULES[call](self, caller, request)
 
-    def visible(self, caller: Caller, answer: Any) -> Any:
+    def redact(self, caller: Principal, answer: Any) -> Any:
         """The part of an answer that its caller may see."""
         match answer:
             case StoreInfo():
-                problem = self._without_places(answer.problem)
-                return replace(answer, path=self.stores.shown(Path(answer.path)), problem=problem)
+                problem = self._hide_paths(answer.problem)
+                return replace(answer, path=self.stores.display_name(Path(answer.path)), problem=problem)
             case OperationInfo() if answer.error is not None:
-                return replace(answer, error=self.visible_error(caller.stores, answer.error))
+                return replace(answer, error=self.redact_error(caller.stores, answer.error))
             case OperationPage():
-                operations = tuple(self.visible(caller, info) for info in answer.operations)
+                operations = tuple(self.redact(caller, info) for info in answer.operations)
                 return replace(answer, operations=operations)
             case (StoreInfo(), *_):
-                return tuple(self.visible(caller, info) for info in answer if _may_use(caller, info.name))
+                return tuple(self.redact(caller, info) for info in answer if _may_use(caller, info.name))
         return answer
 
-    def visible_error(self, stores: Names, error: MemlmError) -> MemlmError:
+    def redact_error(self, stores: Names, error: MemlmError) -> MemlmError:
         """An error as a caller of these datastores may see it. The operator's log has it in full."""
         if isinstance(error, NotFound) and error.kind == "datastore" and stores is not None:
             loaded = ", ".join(sorted(stores & set(self.stores.paths))) or "none"
-            name = self._without_places(error.name)
+            name = self._hide_paths(error.name)
             return NotFound(
                 f"no datastore {name!r} is loaded, or lies there; loaded: {loaded}", kind="datastore", name=name
             )
-        shown = copy(error)
-        shown.args = (self._without_places(str(error)),)
-        if isinstance(shown, NotFound):
-            shown.name = self._without_places(shown.name)
-        return shown
+        redacted = copy(error)
+        redacted.args = (self._hide_paths(str(error)),)
+        if isinstance(redacted, NotFound):
+            redacted.name = self._hide_paths(redacted.name)
+        return redacted
 
-    def _without_places(self, text: str) -> str:
+    def _hide_paths(self, text: str) -> str:
         """A text with paths relative to the folders of the server, and with names for its model and given stores."""
-        return self._places.sub(self._shortened, text)
+        return self._path_pattern.sub(self._shorten, text)
 
-    def _shortened(self, found: re.Match[str]) -> str:
-        place, slash = found[1], found[2]
-        if place in self._named:
-            return self._named[place] + slash
-        return "" if slash else Path(place).name
+    def _shorten(self, found: re.Match[str]) -> str:
+        path, slash = found[1], found[2]
+        if path in self._names_by_path:
+            return self._names_by_path[path] + slash
+        return "" if slash else Path(path).name
 
 
-def _about_no_store(rights: Rights, caller: Caller, question: Any) -> Any:
+def _no_store(rights: Rights, caller: Principal, request: Any) -> Any:
     """Needs no datastore."""
-    return question
+    return request
 
 
-def _about_own(rights: Rights, caller: Caller, question: Any) -> Any:
+def _own_resource(rights: Rights, caller: Principal, request: Any) -> Any:
     """Names a session, a generation or an operation, which is looked up among those of the caller."""
-    return question
+    return request
 
 
-def _about_all_stores(rights: Rights, caller: Caller, question: Any) -> Any:
-    """Lists datastores; `Rights.visible` leaves out those that the caller may not use."""
-    return question
+def _all_stores(rights: Rights, caller: Principal, request: Any) -> Any:
+    """Lists datastores; `Rights.redact` leaves out those that the caller may not use."""
+    return request
 
 
-def _about_one_store(rights: Rights, caller: Caller, question: Any) -> Any:
+def _one_store(rights: Rights, caller: Principal, request: Any) -> Any:
     """Names one datastore, or, where the caller may use only one, leaves it open."""
     if caller.stores is None:
-        return question
-    if question.store is None and len(caller.stores) == 1:
-        return replace(question, store=next(iter(caller.stores)))
-    if question.store is None:
-        raise PermissionDenied(f"the token {caller.name!r} has to name a datastore; it may use {_own(caller)}")
-    _check_names(caller, [question.store])
-    return question
+        return request
+    if request.store is None and len(caller.stores) == 1:
+        return replace(request, store=next(iter(caller.stores)))
+    if request.store is None:
+        raise PermissionDenied(
+            f"the token {caller.name!r} has to name a datastore; it may use {_allowed_names(caller)}"
+        )
+    _check_names(caller, [request.store])
+    return request
 
 
-def _with_retrieval(rights: Rights, caller: Caller, question: Any) -> Any:
+def _with_retrieval(rights: Rights, caller: Principal, request: Any) -> Any:
     """Names datastores that answer together, or leaves them open: then those that are in service and the caller's."""
-    retrieval: RetrievalParams = question.retrieval
+    retrieval: RetrievalParams = request.retrieval
     if caller.stores is None:
-        return question
+        return request
     names = [each.name for each in retrieval.stores] or ([] if retrieval.store is None else [retrieval.store])
     _check_names(caller, names)
     if names or not retrieval.use_store:
-        return question
-    own = sorted(caller.stores & set(rights.stores.paths))
-    if not own:
-        return replace(question, retrieval=replace(retrieval, use_store=False))
-    return replace(question, retrieval=replace(retrieval, stores=tuple(map(StoreWeight, own))))
+        return request
+    allowed = sorted(caller.stores & set(rights.stores.paths))
+    if not allowed:
+        return replace(request, retrieval=replace(retrieval, use_store=False))
+    return replace(request, retrieval=replace(retrieval, stores=tuple(map(StoreWeight, allowed))))
 
 
-def _with_path(rights: Rights, caller: Caller, question: LoadDatastoreRequest) -> LoadDatastoreRequest:
+def _with_path(rights: Rights, caller: Principal, request: LoadDatastoreRequest) -> LoadDatastoreRequest:
     """Names a folder on the server, and what it is to be called: both have to be the caller's."""
-    question = _about_one_store(rights, caller, question)
-    path = rights.stores.located(question.path)
+    request = _one_store(rights, caller, request)
+    path = rights.stores.resolve(request.path)
     if caller.stores is not None and not caller.stores & rights.stores.owners_of(path):
         raise PermissionDenied(
-            f"the token {caller.name!r} may not load {question.path!r}; it may load where they lie: {_own(caller)}"
+            f"the token {caller.name!r} may not load {request.path!r}; it may load where they lie:"
+            f" {_allowed_names(caller)}"
         )
-    return replace(question, path=str(path))
+    return replace(request, path=str(path))
 
 
 RULES: Mapping[str, Rule] = {
     "Generate": _with_retrieval,
     "Score": _with_retrieval,
-    "ResumeGeneration": _about_own,
-    "CancelGeneration": _about_own,
-    "Tokenize": _about_no_store,
-    "Detokenize": _about_no_store,
-    "GetModel": _about_no_store,
-    "GetServerInfo": _about_no_store,
-    "ListDatastores": _about_all_stores,
-    "GetDatastore": _about_one_store,
-    "Search": _about_one_store,
-    "DeleteDocuments": _about_one_store,
-    "BuildDatastore": _about_one_store,
-    "AddDocuments": _about_one_store,
-    "CompactDatastore": _about_one_store,
-    "UnloadDatastore": _about_one_store,
+    "ResumeGeneration": _own_resource,
+    "CancelGeneration": _own_resource,
+    "Tokenize": _no_store,
+    "Detokenize": _no_store,
+    "GetModel": _no_store,
+    "GetServerInfo": _no_store,
+    "ListDatastores": _all_stores,
+    "GetDatastore": _one_store,
+    "Search": _one_store,
+    "DeleteDocuments": _one_store,
+    "BuildDatastore": _one_store,
+    "AddDocuments": _one_store,
+    "CompactDatastore": _one_store,
+    "UnloadDatastore": _one_store,
     "LoadDatastore": _with_path,
-    "CreateSession": _about_own,
-    "AppendToSession": _about_own,
-    "GetSession": _about_own,
-    "ListSessions": _about_own,
-    "ForkSession": _about_own,
-    "DeleteSession": _about_own,
-    "GetOperation": _about_own,
-    "ListOperations": _about_own,
-    "WaitOperation": _about_own,
-    "CancelOperation": _about_own,
-    "DeleteOperation": _about_own,
+    "CreateSession": _own_resource,
+    "AppendToSession": _own_resource,
+    "GetSession": _own_resource,
+    "ListSessions": _own_resource,
+    "ForkSession": _own_resource,
+    "DeleteSession": _own_resource,
+    "GetOperation": _own_resource,
+    "ListOperations": _own_resource,
+    "WaitOperation": _own_resource,
+    "CancelOperation": _own_resource,
+    "DeleteOperation": _own_resource,
 }
 
 
-def _may_use(caller: Caller, name: str) -> bool:
+def _may_use(caller: Principal, name: str) -> bool:
     return caller.stores is None or name in caller.stores
 
 
-def _check_names(caller: Caller, names: Sequence[str]) -> None:
+def _check_names(caller: Principal, names: Sequence[str]) -> None:
     for name in names:
         if not _may_use(caller, name):
             raise PermissionDenied(
-                f"the token {caller.name!r} may not use the datastore {name!r}; it may use {_own(caller)}"
+                f"the token {caller.name!r} may not use the datastore {name!r}; it may use {_allowed_names(caller)}"
             )
 
 
-def _own(caller: Caller) -> str:
+def _allowed_names(caller: Principal) -> str:
     return ", ".join(sorted(caller.stores or ())) or "none"
 
 

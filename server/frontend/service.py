@@ -44,16 +44,16 @@ from memlm.api.server import GetServerInfoRequest, ServerInfo
 from memlm.base.version import __version__
 from memlm.errors import InternalError, InvalidInput, MemlmError, Unavailable
 from memlm.server.config import ServerConfig
-from memlm.server.frontend.appends import append_quota, joined
-from memlm.server.frontend.auth import Caller, Guard
-from memlm.server.frontend.intake import Intake
+from memlm.server.frontend.appends import append_quota, join_append
+from memlm.server.frontend.auth import Authenticator, Principal
+from memlm.server.frontend.message_reader import MessageReader
 from memlm.server.frontend.rights import Rights
-from memlm.server.frontend.streams import Streams
-from memlm.server.inference.pool import Workers
-from memlm.server.jobs.service import Jobs
+from memlm.server.frontend.streams import GenerationStreams
+from memlm.server.inference.pool import WorkerPool
+from memlm.server.jobs.service import JobService
 from memlm.server.quota import Quota, share_of
-from memlm.server.registry import Stores
-from memlm.server.telemetry.calls import Call, Calls, Tracer
+from memlm.server.registry import DatastoreRegistry
+from memlm.server.telemetry.calls import CallLogger, CallRecord, Tracer
 from memlm.server.telemetry.metrics import Metrics
 from memlm.v1 import datastores_pb2
 from memlm.wire import codec
@@ -62,37 +62,40 @@ from memlm.wire.status import trailer_of
 
 MAX_WAIT_S = 3600.0  # for an operation's end, where the call has no deadline
 ANSWER_S = 0.5  # of a deadline that is left for the answer
-LARGE_BYTES, LARGE_PARTS = 1 << 14, 1 << 12  # messages from there on are converted in threads
+LARGE_BYTES, LARGE_ITEMS = 1 << 14, 1 << 12  # messages from there on are converted in threads
 
 _T = TypeVar("_T")
 
 log = logging.getLogger("memlm.server")
 
 
-class Front:
-    """The calls of the service, of which `num_begun` have been admitted. While `draining`, what is new is refused."""
+class Servicer:
+    """Serves every call of the contract. `num_admitted` counts admitted calls; while `is_draining`, new ones fail."""
 
     def __init__(
         self,
-        workers: Workers,
+        workers: WorkerPool,
         config: ServerConfig,
-        guard: Guard,
+        authenticator: Authenticator,
         metrics: Metrics,
-        stores: Stores,
+        stores: DatastoreRegistry,
         tracer: Tracer | None = None,
     ) -> None:
         """Takes the inference workers, who knows the callers, what counts the calls, the datastores in service, and
         what traces.
         """
-        self._workers, self._config, self._guard, self._metrics = workers, config, guard, metrics
-        self._stores, self._rights, self._calls = stores, Rights(config, stores), Calls(metrics, tracer)
-        self._jobs, self._streams = Jobs(config, stores, metrics, workers), Streams(workers, config.max_stream_bytes)
+        self._workers, self._config, self._authenticator, self._metrics = workers, config, authenticator, metrics
+        self._stores, self._rights, self._calls = stores, Rights(config, stores), CallLogger(metrics, tracer)
+        self._jobs, self._streams = (
+            JobService(config, stores, metrics, workers),
+            GenerationStreams(workers, config.max_stream_bytes),
+        )
         self._open = Quota("open calls", sys.maxsize, config.max_caller_calls)
         self._appends = append_quota(config)
-        self._intake = Intake(config.max_receiving, share_of(config.max_receiving), config.message_timeout_s)
-        self._converters = ThreadPoolExecutor(2, "convert")
-        self.draining = False
-        self.num_begun = 0
+        self._reader = MessageReader(config.max_receiving, share_of(config.max_receiving), config.message_timeout_s)
+        self._converter_threads = ThreadPoolExecutor(2, "convert")
+        self.is_draining = False
+        self.num_admitted = 0
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """What a gRPC server is given: every call of every service in the contract."""
@@ -112,7 +115,7 @@ class Front:
         if method.server_streaming:
             stream = partial(self._stream, method.name, request_type)
             return grpc.stream_stream_rpc_method_handler(stream, response_serializer=_serialize)
-        answer = self._collect if method.client_streaming else self._answer
+        answer = self._answer_stream if method.client_streaming else self._answer
         return grpc.stream_unary_rpc_method_handler(
             partial(answer, method.name, request_type), response_serializer=_serialize
         )
@@ -121,103 +124,109 @@ class Front:
         self, call: str, request_type: type[Message], _: object, context: grpc.aio.ServicerContext
     ) -> Any:
         """A call with one answer."""
-        async with self._watched(call, context) as (watched, caller):
-            data = await self._intake.message(context, _turn(caller, context))
-            return await self._ask(watched, caller, await self._question(request_type, data), context)
+        async with self._recorded(call, context) as (record, caller):
+            data = await self._reader.read_message(context, _queue_key(caller, context))
+            return await self._dispatch(record, caller, await self._parse_request(request_type, data), context)
 
-    async def _collect(
+    async def _answer_stream(
         self, call: str, request_type: type[Message], _: object, context: grpc.aio.ServicerContext
     ) -> Any:
         """A call that brings in pieces what is to be read, or added."""
-        async with self._watched(call, context) as (watched, caller):
-            questions = (await self._question(request_type, data) async for data in self._intake.messages(context))
+        async with self._recorded(call, context) as (record, caller):
+            requests = (
+                await self._parse_request(request_type, data) async for data in self._reader.read_messages(context)
+            )
             if request_type is datastores_pb2.AddDocumentsRequest:
-                operation = await self._added(watched, caller, _turn(caller, context), questions)
-                return codec.to_wire(self._rights.visible(caller, operation))
+                operation = await self._add_documents(record, caller, _queue_key(caller, context), requests)
+                return codec.to_wire(self._rights.redact(caller, operation))
             self._workers.check_room()  # before anything is read
-            with self._appends.hold(_turn(caller, context)) as held:
-                question = await joined(questions, held, self._config)
-                return await self._ask(watched, caller, question, context)
+            with self._appends.hold(_queue_key(caller, context)) as held:
+                request = await join_append(requests, held, self._config)
+                return await self._dispatch(record, caller, request, context)
 
-    async def _ask(self, call: Call, caller: Caller, question: Any, context: grpc.aio.ServicerContext) -> Any:
+    async def _dispatch(
+        self, call: CallRecord, caller: Principal, request: Any, context: grpc.aio.ServicerContext
+    ) -> Any:
         """The reply to a question with one answer."""
-        question = self._rights.checked(call.name, caller, question)
-        if isinstance(question, GetServerInfoRequest):
+        request = self._rights.authorize(call.name, caller, request)
+        if isinstance(request, GetServerInfoRequest):
             answer: Any = self._info()
-        elif isinstance(question, JobRequest | OperationRequest):
-            answer = await self._about_jobs(question, caller, context)
-        elif isinstance(question, CancelGenerationRequest):
-            self._streams.cancel(question.request_id, caller.name)
+        elif isinstance(request, JobRequest | OperationRequest):
+            answer = await self._handle_job_request(request, caller, context)
+        elif isinstance(request, CancelGenerationRequest):
+            self._streams.cancel(request.request_id, caller.name)
             answer = None
-        elif isinstance(question, LoadDatastoreRequest | UnloadDatastoreRequest):
-            answer = await self._load(question, call)
+        elif isinstance(request, LoadDatastoreRequest | UnloadDatastoreRequest):
+            answer = await self._change_stores(request, call)
         else:
-            about = {"id_": call.id, "caller": _turn(caller, context), "owner": caller.name}
+            origin = {"id_": call.id, "caller": _queue_key(caller, context), "owner": caller.name}
             left_s = context.time_remaining()
-            if isinstance(question, DeleteDocumentsRequest):
-                answer = await self._jobs.delete_documents(question, left_s, **about)
+            if isinstance(request, DeleteDocumentsRequest):
+                answer = await self._jobs.delete_documents(request, left_s, **origin)
             else:
-                answer = await self._workers.answer(question, left_s, **about)
-        return await self._reply(question, self._rights.visible(caller, answer))
+                answer = await self._workers.answer(request, left_s, **origin)
+        return await self._encode_answer(request, self._rights.redact(caller, answer))
 
-    async def _load(self, question: LoadDatastoreRequest | UnloadDatastoreRequest, call: Call) -> Any:
+    async def _change_stores(self, request: LoadDatastoreRequest | UnloadDatastoreRequest, call: CallRecord) -> Any:
         """Takes a datastore into service, or out of it."""
-        if isinstance(question, UnloadDatastoreRequest):
-            name = question.store
-            return await self._workers.everywhere(question, lambda _: self._stores.take_out(name), id_=call.id)
-        path = Path(question.path)
-        self._stores.check_put(question.store or path.resolve().name, path)  # before a worker has it
-        return await self._workers.everywhere(question, lambda told: self._stores.put(told.name, path), id_=call.id)
+        if isinstance(request, UnloadDatastoreRequest):
+            name = request.store
+            return await self._workers.broadcast(request, lambda _: self._stores.remove(name), id_=call.id)
+        path = Path(request.path)
+        self._stores.check_put(request.store or path.resolve().name, path)  # before a worker has it
+        return await self._workers.broadcast(request, lambda info: self._stores.put(info.name, path), id_=call.id)
 
-    async def _about_jobs(
-        self, question: JobRequest | OperationRequest, caller: Caller, context: grpc.aio.ServicerContext
+    async def _handle_job_request(
+        self, request: JobRequest | OperationRequest, caller: Principal, context: grpc.aio.ServicerContext
     ) -> Any:
         """What begins long work, or asks after it."""
         jobs, owner = self._jobs, caller.name
-        match question:
+        match request:
             case GetOperationRequest(name):
                 return jobs.get(name, owner)
             case ListOperationsRequest(page_size, page_token):
                 return jobs.list(owner, page_size, page_token)
             case WaitOperationRequest(name, timeout_s):
                 left_s = context.time_remaining()
-                longest_s = MAX_WAIT_S if left_s is None else max(0.0, left_s - ANSWER_S)
-                return await jobs.wait(name, owner, min(timeout_s or longest_s, longest_s))
+                max_wait_s = MAX_WAIT_S if left_s is None else max(0.0, left_s - ANSWER_S)
+                return await jobs.wait(name, owner, min(timeout_s or max_wait_s, max_wait_s))
             case CancelOperationRequest(name):
                 return await jobs.cancel(name, owner)
             case DeleteOperationRequest(name):
                 return await jobs.delete(name, owner)
             case _:
-                return await jobs.submit(question, owner)
+                return await jobs.submit(request, owner)
 
-    async def _added(self, call: Call, caller: Caller, turn: str, questions: AsyncIterator[AddDocumentsRequest]) -> Any:
+    async def _add_documents(
+        self, call: CallRecord, caller: Principal, queue_key: str, requests: AsyncIterator[AddDocumentsRequest]
+    ) -> Any:
         """Documents go to the disk as they come: there may be more of them than memory."""
-        first = await anext(questions, None)
+        first = await anext(requests, None)
         if first is None:
             raise InvalidInput("nothing was sent; the first message says which datastore", field="store")
-        about = self._rights.checked(call.name, caller, replace(first, documents=()))
-        self._jobs.check(about)  # before anything is read
-        with self._jobs.upload(turn) as upload:
+        request = self._rights.authorize(call.name, caller, replace(first, documents=()))
+        self._jobs.check(request)  # before anything is read
+        with self._jobs.upload(queue_key) as upload:
             await asyncio.to_thread(upload.add, first.documents)
-            async for question in questions:
-                await asyncio.to_thread(upload.add, question.documents)
+            async for more in requests:
+                await asyncio.to_thread(upload.add, more.documents)
             await asyncio.to_thread(upload.finish)
-            return await self._jobs.submit(about, caller.name, upload)
+            return await self._jobs.submit(request, caller.name, upload)
 
     async def _stream(
         self, call: str, request_type: type[Message], _: object, context: grpc.aio.ServicerContext
     ) -> None:
         """A generation. What comes while an event is being sent goes out together in the next one."""
-        async with self._watched(call, context) as (watched, caller):
-            data = await self._intake.message(context, _turn(caller, context))
-            question = self._rights.checked(call, caller, await self._question(request_type, data))
-            self._check_neighbors(question)
-            watched.asks(question, prompts=self._config.log_prompts)
-            about = {"id_": watched.id, "caller": _turn(caller, context), "owner": caller.name}
+        async with self._recorded(call, context) as (record, caller):
+            data = await self._reader.read_message(context, _queue_key(caller, context))
+            request = self._rights.authorize(call, caller, await self._parse_request(request_type, data))
+            self._check_neighbors(request)
+            record.record_request(request, prompts=self._config.log_prompts)
+            origin = {"id_": record.id, "caller": _queue_key(caller, context), "owner": caller.name}
             left_s = context.time_remaining()
-            async with aclosing(self._streams.events(question, left_s, **about)) as events:
+            async with aclosing(self._streams.events(request, left_s, **origin)) as events:
                 async for event in events:
-                    watched.hears(event, self._metrics)
+                    record.record_event(event, self._metrics)
                     await context.write(codec.event_to_wire(event))
 
     @property
@@ -226,12 +235,14 @@ class Front:
         return self._open.taken
 
     @property
-    def jobs(self) -> Jobs:
+    def jobs(self) -> JobService:
         """Long work on datastores."""
         return self._jobs
 
     @asynccontextmanager
-    async def _watched(self, name: str, context: grpc.aio.ServicerContext) -> AsyncIterator[tuple[Call, Caller]]:
+    async def _recorded(
+        self, name: str, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[tuple[CallRecord, Principal]]:
         """Admits a call, and turns whatever goes wrong inside into its status: one place for all calls."""
         try:
             with self._calls.watch(name, context) as call:
@@ -246,25 +257,25 @@ class Front:
                     raise InternalError(bug) from error
         except MemlmError as error:
             try:
-                await context.abort(*trailer_of(self._rights.visible_error(call.stores, error)))
+                await context.abort(*trailer_of(self._rights.redact_error(call.stores, error)))
             except grpc.aio.InternalError:  # the call's own deadline was there first: nobody is left to tell
                 raise asyncio.CancelledError from None
 
     @contextmanager
-    def _admitted(self, call: Call, context: grpc.aio.ServicerContext) -> Iterator[Caller]:
+    def _admitted(self, call: CallRecord, context: grpc.aio.ServicerContext) -> Iterator[Principal]:
         """The caller, while its call is open. Raises before anything of its message is read."""
-        caller = self._guard.caller(context.invocation_metadata())
+        caller = self._authenticator.authenticate(context.invocation_metadata())
         call.caller, call.stores = caller.name, caller.stores
         caller.check(call.name)
-        self.num_begun += 1
-        with self._open.hold(_turn(caller, context), 1):
+        self.num_admitted += 1
+        with self._open.hold(_queue_key(caller, context), 1):
             yield caller
 
     def _info(self) -> ServerInfo:
         config = self._config
         return ServerInfo(
             version=__version__,
-            needs_token=not self._guard.is_open,
+            needs_token=not self._authenticator.is_open,
             max_message_bytes=config.max_message_bytes,
             max_append_bytes=config.max_append_bytes,
             max_running=config.max_running,
@@ -288,28 +299,28 @@ class Front:
             max_event_bytes=config.max_event_bytes,
         )
 
-    def _check_neighbors(self, question: Any) -> None:
+    def _check_neighbors(self, request: Any) -> None:
         """Raises InvalidInput for more than are described in a step that all generations share."""
         most = self._config.max_neighbors
-        if isinstance(question, GenerateRequest) and question.neighbors > most:
+        if isinstance(request, GenerateRequest) and request.neighbors > most:
             raise InvalidInput(
-                f"neighbors is {question.neighbors}; this server reports at most {most} for each token",
+                f"neighbors is {request.neighbors}; this server reports at most {most} for each token",
                 field="neighbors",
             )
 
-    async def _question(self, request_type: type[Message], data: bytes) -> Any:
+    async def _parse_request(self, request_type: type[Message], data: bytes) -> Any:
         """The request in some bytes. A large one is parsed in a thread."""
-        if self.draining:
+        if self.is_draining:
             raise Unavailable("the server is stopping; ask another one, or this one later")
-        return await self._aside(
+        return await self._convert(
             len(data) > LARGE_BYTES, lambda: codec.from_wire(codec.read_request(request_type, data))
         )
 
-    async def _reply(self, question: Any, answer: Any) -> Message:
+    async def _encode_answer(self, request: Any, answer: Any) -> Message:
         """The reply with an answer. One of many parts is made in a thread. Raises InvalidInput for too large a one."""
-        parts = answer.token_scores if isinstance(answer, Score) else answer
-        is_large = isinstance(parts, tuple | array) and len(parts) > LARGE_PARTS
-        reply = await self._aside(is_large, lambda: codec.response_to_wire(question, answer))
+        items = answer.token_scores if isinstance(answer, Score) else answer
+        is_large = isinstance(items, tuple | array) and len(items) > LARGE_ITEMS
+        reply = await self._convert(is_large, lambda: codec.response_to_wire(request, answer))
         if (size := reply.ByteSize()) > DEFAULT_MAX_MESSAGE_BYTES:
             raise InvalidInput(
                 f"the answer has {size:,} bytes, and a message takes {DEFAULT_MAX_MESSAGE_BYTES:,}; ask for less at"
@@ -317,15 +328,15 @@ class Front:
             )
         return reply
 
-    async def _aside(self, is_large: bool, work: Callable[[], _T]) -> _T:
+    async def _convert(self, is_large: bool, work: Callable[[], _T]) -> _T:
         """Does some work, in a thread if it is large. It must not hold the interpreter's lock for long at a time."""
-        return await asyncio.get_running_loop().run_in_executor(self._converters, work) if is_large else work()
+        return await asyncio.get_running_loop().run_in_executor(self._converter_threads, work) if is_large else work()
 
 
-def _turn(caller: Caller, context: grpc.aio.ServicerContext) -> str:
+def _queue_key(caller: Principal, context: grpc.aio.ServicerContext) -> str:
     """Whose turn a question takes: the one who asks, as far as anybody knows."""
     return caller.name or str(context.peer())
 
 
-def _serialize(message: Message) -> bytes:
-    return message.SerializeToString()
+def _serialize(read_message: Message) -> bytes:
+    return read_message.SerializeToString()

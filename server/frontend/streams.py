@@ -14,72 +14,72 @@ from typing import Any
 
 from memlm.api.generation import Accepted, Finished, ResumeGenerationRequest
 from memlm.errors import Cancelled, Incompatible, InternalError, InvalidInput, MemlmError, NotFound, Overloaded
-from memlm.server.inference.deletions import Deletion, Forgetting
+from memlm.server.inference.deletions import Deletion, DeletionFilter
 from memlm.server.inference.messages import Answer, Events, Failed
-from memlm.server.inference.pool import Workers
+from memlm.server.inference.pool import WorkerPool
 from memlm.server.quota import Holding, Quota
 from memlm.wire.codec import WireEvent
 
-LOOK_S = 0.5  # between looks for whether anybody still follows a generation
+POLL_S = 0.5  # between looks for whether anybody still follows a generation
 
 log = logging.getLogger("memlm.server")
 
 # However far behind a client is, tokens are merged up to this, which is far from the limit of a message.
 MAX_EVENT_BYTES = 1 << 19
-KEPT = 8192  # more than may run at once; the oldest goes first
-FREED = 8  # the part of a generation's bytes that is dropped at a time
+MAX_REGISTERED = 8192  # more than may run at once; the oldest goes first
+DROPPED_FRACTION = 8  # the part of a generation's bytes that is dropped at a time
 
 
-class Streams:
+class GenerationStreams:
     """The generations of a server."""
 
-    def __init__(self, workers: Workers, max_stream_bytes: int) -> None:
+    def __init__(self, workers: WorkerPool, max_stream_bytes: int) -> None:
         """Takes who draws them, and the most that is kept of one."""
-        self._workers, self._runs = workers, Runs(workers.event_bytes, max_stream_bytes)
+        self._workers, self._registry = workers, ResumableGenerationRegistry(workers.event_bytes, max_stream_bytes)
 
     def cancel(self, request_id: str, owner: str) -> None:
         """Stops one that goes on without a connection. Raises NotFound where it is not the owner's."""
-        self._runs.stop(request_id, self._runs.find(request_id, owner))
+        self._registry.stop(request_id, self._registry.find(request_id, owner))
 
     async def events(
-        self, question: Any, left_s: float | None, *, id_: str, caller: str, owner: str
+        self, request: Any, left_s: float | None, *, id_: str, caller: str, owner: str
     ) -> AsyncGenerator[WireEvent, None]:
         """Yields a generation's events, of a resumable one from its run, without the neighbors that were deleted since
         it began. Closing this ends a generation that cannot be resumed.
         """
-        drawn = partial(self._drawn, question, left_s, id_=id_, caller=caller, owner=owner)
+        from_worker = partial(self._from_worker, request, left_s, id_=id_, caller=caller, owner=owner)
         since = self._workers.deletions.latest
-        if isinstance(question, ResumeGenerationRequest):
-            run = self._runs.find(question.request_id, owner)
-            coming, since = run.follow(question.offset), run.since
-        elif question.resume_s is not None:
-            run = self._runs.new(owner, caller, question.resume_s, since)
-            run.work = asyncio.create_task(self._go_on(run, drawn()))
-            coming = run.follow(0)
+        if isinstance(request, ResumeGenerationRequest):
+            run = self._registry.find(request.request_id, owner)
+            stream, since = run.follow(request.offset), run.since
+        elif request.resume_s is not None:
+            run = self._registry.new(owner, caller, request.resume_s, since)
+            run.work = asyncio.create_task(self._record(run, from_worker()))
+            stream = run.follow(0)
         else:
-            coming = drawn()
-        forgetting = Forgetting(since)
-        async with aclosing(coming) as events:
+            stream = from_worker()
+        forgetting = DeletionFilter(since)
+        async with aclosing(stream) as events:
             async for event in events:
                 if isinstance(event, tuple) and forgetting.is_needed:
-                    event = await asyncio.to_thread(forgetting.without_deleted, event)
+                    event = await asyncio.to_thread(forgetting.apply, event)
                 yield event
 
-    async def _drawn(self, question: Any, left_s: float | None, **about: str) -> AsyncGenerator[WireEvent, None]:
+    async def _from_worker(self, request: Any, left_s: float | None, **origin: str) -> AsyncGenerator[WireEvent, None]:
         """A generation's events, as they come. Who closes this tells the worker that nobody waits any more."""
         event: WireEvent = ()
-        with self._workers.ask(question, left_s, **about) as asked:
+        with self._workers.submit(request, left_s, **origin) as pending:
             while not isinstance(event, Finished):
-                for event in merged(await asked.take()):
+                for event in merge_tokens(await pending.take()):
                     yield event
 
-    async def _go_on(self, run: Run, events: AsyncGenerator[WireEvent, None]) -> None:
+    async def _record(self, run: ResumableGeneration, events: AsyncGenerator[WireEvent, None]) -> None:
         """Task: a generation goes on, whoever follows it, until nobody has come back for too long."""
-        run.keeper = asyncio.create_task(self._look_after(run))
+        run.expiring = asyncio.create_task(self._expire(run))
         try:
             async with aclosing(events):
                 async for event in events:
-                    self._runs.add(run, event)
+                    self._registry.add(run, event)
         except MemlmError as error:
             run.fail(error)
         except asyncio.CancelledError:
@@ -89,19 +89,19 @@ class Streams:
             run.fail(InternalError("a bug in the server; its log tells more"))
         finally:
             if run.failure is not None:
-                self._runs.drop(run, str(run.failure))
+                self._registry.drop(run, str(run.failure))
 
-    async def _look_after(self, run: Run) -> None:
+    async def _expire(self, run: ResumableGeneration) -> None:
         """Task: forgets a generation that nobody came back to, ended or not."""
-        while not run.is_given_up:
-            await asyncio.sleep(min(LOOK_S, run.keep_s))
+        while not run.is_expired:
+            await asyncio.sleep(min(POLL_S, run.keep_s))
         if run.accepted is not None:
-            self._runs.stop(run.accepted.request_id, run)
+            self._registry.stop(run.accepted.request_id, run)
         elif run.work is not None:
             run.work.cancel()
 
 
-def merged(answers: Sequence[Answer]) -> Iterator[WireEvent]:
+def merge_tokens(answers: Sequence[Answer]) -> Iterator[WireEvent]:
     """The events in some answers, with tokens that follow each other in one. Raises the failure that ends them."""
     tokens, size = list[bytes](), 0
     for answer in answers:
@@ -124,31 +124,31 @@ def _failure(answer: Answer) -> MemlmError:
     return answer.error if isinstance(answer, Failed) else InternalError(f"the worker answered {type(answer).__name__}")
 
 
-class Run:
+class ResumableGeneration:
     """One generation: its latest events, and who follows them."""
 
-    def __init__(self, owner: str, keep_s: float, since: Deletion, held: Holding) -> None:
-        """Starts with no event. `since` is the latest deletion before the generation began, `held` counts its bytes."""
+    def __init__(self, owner: str, keep_s: float, since: Deletion, holding: Holding) -> None:
+        """`since` is the latest deletion before the generation began; `holding` counts the bytes that it keeps."""
         self.owner, self.keep_s, self.since = owner, keep_s, since
         self.accepted: Accepted | None = None
         self.finished: Finished | None = None
         self.failure: MemlmError | None = None
         self.left_s = time.monotonic()
         self.work: asyncio.Task[None] | None = None
-        self.keeper: asyncio.Task[None] | None = None
+        self.expiring: asyncio.Task[None] | None = None
         self._tokens, self._num_dropped = list[bytes](), 0
-        self._held, self._is_forgotten = held, False
-        self.caller = held.caller
+        self._holding, self._is_forgotten = holding, False
+        self.caller = holding.caller
         self._offsets: dict[object, int] = {}  # of each follower, the token that it gets next
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the tokens that are kept."""
-        return self._held.amount
+        return self._holding.amount
 
     @property
-    def num_drawn(self) -> int:
+    def num_generated(self) -> int:
         """Tokens that have been drawn, those that were dropped included."""
         return self._num_dropped + len(self._tokens)
 
@@ -163,7 +163,7 @@ class Run:
         return self.finished is not None or self.failure is not None
 
     @property
-    def is_given_up(self) -> bool:
+    def is_expired(self) -> bool:
         """Whether nobody follows it any more, and nobody came back in time."""
         return not self.is_followed and time.monotonic() - self.left_s > self.keep_s
 
@@ -174,41 +174,41 @@ class Run:
         elif isinstance(event, Finished):
             self.finished = event
         else:
-            self._held.take(sum(map(len, event)))
+            self._holding.take(sum(map(len, event)))
             self._tokens += event
-        self._wake()
+        self._notify()
 
-    def drop_followed(self) -> bool:
+    def drop_delivered(self) -> bool:
         """Drops the oldest tokens, some of those that all followers have got; False where there are none."""
-        least = max(1, self.num_bytes // FREED)
-        given, count, freed = min(self._offsets.values(), default=0) - self._num_dropped, 0, 0
-        while count < given and freed < least:
+        least = max(1, self.num_bytes // DROPPED_FRACTION)
+        delivered, count, freed = min(self._offsets.values(), default=0) - self._num_dropped, 0, 0
+        while count < delivered and freed < least:
             freed += len(self._tokens[count])
             count += 1
         del self._tokens[:count]
         self._num_dropped += count
-        self._held.give(freed)
+        self._holding.give(freed)
         return count > 0
 
     def fail(self, error: MemlmError) -> None:
         """Nothing more will come, and why."""
         self.failure = error
-        self._wake()
+        self._notify()
 
     def forget(self) -> None:
         """Frees its tokens, once the last follower has got them."""
         self._is_forgotten = True
         if not self.is_followed:
             self._tokens.clear()
-            self._held.give(self._held.amount)
+            self._holding.give(self._holding.amount)
 
     async def follow(self, offset: int) -> AsyncGenerator[WireEvent, None]:
         """What comes, from a token on; what has come already first. Raises its failure, InvalidInput for a token that
         has not been drawn, and Incompatible for one that is no longer kept.
         """
-        if offset > self.num_drawn:
+        if offset > self.num_generated:
             raise InvalidInput(
-                f"offset is {offset}, and {self.num_drawn} tokens have been drawn; expected at most that",
+                f"offset is {offset}, and {self.num_generated} tokens have been drawn; expected at most that",
                 field="offset",
             )
         if offset < self._num_dropped:
@@ -220,21 +220,21 @@ class Run:
         self._offsets[follower] = offset
         try:
             while self.accepted is None and not self.has_ended:
-                await self._news.wait()
+                await self._changed.wait()
             if self.accepted is not None:
                 yield self.accepted
             while True:
-                news = self._news
-                if offset < self.num_drawn:
-                    yield (coming := self._event_from(offset))
-                    self._offsets[follower] = offset = offset + len(coming)
+                changed = self._changed
+                if offset < self.num_generated:
+                    yield (stream := self._event_from(offset))
+                    self._offsets[follower] = offset = offset + len(stream)
                     continue
                 if self.finished is not None:
                     yield self.finished
                     return
                 if self.failure is not None:
                     raise self.failure
-                await news.wait()
+                await changed.wait()
         finally:
             del self._offsets[follower]
             self.left_s = time.monotonic()
@@ -250,52 +250,52 @@ class Run:
             end += 1
         return tuple(self._tokens[begin:end])
 
-    def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
-class Runs:
+class ResumableGenerationRegistry:
     """All generations that can be resumed, by their request ids.
 
-    Of each at most `most` bytes are kept, of all together what `event_bytes` has room for: then the one that ended
+    Of each at most `max_bytes` bytes are kept, of all together what `event_bytes` has room for: then the one that ended
     first and that nobody follows is dropped, the caller's own where the caller has too much.
     """
 
-    def __init__(self, event_bytes: Quota, most: int) -> None:
-        self._event_bytes, self._most = event_bytes, most
-        self._runs: dict[str, Run] = {}
+    def __init__(self, event_bytes: Quota, max_bytes: int) -> None:
+        self._event_bytes, self._max_bytes = event_bytes, max_bytes
+        self._registry: dict[str, ResumableGeneration] = {}
         self._dropped: dict[str, tuple[str, str]] = {}  # by request id: the owner, and why
         event_bytes.reclaim = self._drop_oldest
 
-    def new(self, owner: str, caller: str, keep_s: float, since: Deletion) -> Run:
+    def new(self, owner: str, caller: str, keep_s: float, since: Deletion) -> ResumableGeneration:
         """A generation that has not been accepted yet."""
-        return Run(owner, keep_s, since, Holding(self._event_bytes, caller))
+        return ResumableGeneration(owner, keep_s, since, Holding(self._event_bytes, caller))
 
-    def add(self, run: Run, event: WireEvent) -> None:
+    def add(self, run: ResumableGeneration, event: WireEvent) -> None:
         """Adds an event; from `Accepted` on the run can be found. Raises Overloaded where its tokens find no room."""
         size = sum(map(len, event)) if isinstance(event, tuple) else 0
-        while run.num_bytes + size > self._most:
-            if not run.drop_followed():
+        while run.num_bytes + size > self._max_bytes:
+            if not run.drop_delivered():
                 raise Overloaded(
-                    f"the generation has ended: {self._most:,} bytes of it were kept, and no client had read them"
+                    f"the generation has ended: {self._max_bytes:,} bytes of it were kept, and no client had read them"
                 )
         while True:
             try:
                 run.add(event)
                 break
             except Overloaded:
-                if not run.drop_followed():
+                if not run.drop_delivered():
                     raise
         if isinstance(event, Accepted):
-            self._runs[event.request_id] = run
-            if len(self._runs) > KEPT:
-                self.stop(*next(iter(self._runs.items())))
+            self._registry[event.request_id] = run
+            if len(self._registry) > MAX_REGISTERED:
+                self.stop(*next(iter(self._registry.items())))
 
-    def find(self, request_id: str, owner: str) -> Run:
+    def find(self, request_id: str, owner: str) -> ResumableGeneration:
         """Raises NotFound for what has gone, failed, or is somebody else's."""
-        run = self._runs.get(request_id)
-        if run is None or run.owner != owner or run.failure is not None or run.is_given_up:
+        run = self._registry.get(request_id)
+        if run is None or run.owner != owner or run.failure is not None or run.is_expired:
             dropped_owner, why = self._dropped.get(request_id, ("", ""))
             why = f" ({why})" if why and dropped_owner == owner else ""
             raise NotFound(
@@ -303,27 +303,27 @@ class Runs:
             )
         return run
 
-    def stop(self, request_id: str, run: Run) -> None:
+    def stop(self, request_id: str, run: ResumableGeneration) -> None:
         """Stops one, and forgets it."""
-        self._runs.pop(request_id, None)
+        self._registry.pop(request_id, None)
         if run.work is not None:
             run.work.cancel()
         run.forget()
 
-    def drop(self, run: Run, why: str) -> None:
+    def drop(self, run: ResumableGeneration, why: str) -> None:
         """Forgets one that has ended, and keeps the reason for its owner."""
         request_id = "" if run.accepted is None else run.accepted.request_id
-        if self._runs.get(request_id) is run:
-            del self._runs[request_id]
+        if self._registry.get(request_id) is run:
+            del self._registry[request_id]
             self._dropped[request_id] = run.owner, why
-            if len(self._dropped) > KEPT:
+            if len(self._dropped) > MAX_REGISTERED:
                 del self._dropped[next(iter(self._dropped))]
         run.forget()
 
-    def _drop_oldest(self, caller: str, own: bool) -> bool:
-        """Drops the run that ended first, of the caller's `own` ones or of all; False where none is left to drop."""
-        ended = (run for run in self._runs.values() if run.finished is not None and not run.is_followed)
-        oldest = next((run for run in ended if not own or run.caller == caller), None)
+    def _drop_oldest(self, caller: str, own_only: bool) -> bool:
+        """Drops the generation that ended first, `own_only` of this caller; returns False where none can be dropped."""
+        ended = (run for run in self._registry.values() if run.finished is not None and not run.is_followed)
+        oldest = next((run for run in ended if not own_only or run.caller == caller), None)
         if oldest is None:
             return False
         self.drop(oldest, "it had ended, and its memory was needed for others")

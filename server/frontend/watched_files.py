@@ -8,7 +8,7 @@ import stat
 import time
 from pathlib import Path
 
-LOOK_AGAIN_S = 1.0  # after a change; clocks of file systems tick every few milliseconds, or every second
+RECHECK_S = 1.0  # after a change; clocks of file systems tick every few milliseconds, or every second
 
 log = logging.getLogger("memlm.server")
 
@@ -26,7 +26,7 @@ class WatchedFiles:
         self._stamp, self._changed_s, self._is_settled = self._stamp_of(), time.monotonic(), False
         self.contents = self._read()
 
-    def have_changed(self) -> bool:
+    def reload(self) -> bool:
         """Reads the files again if they may have changed; tells whether `contents` is new. Raises OSError where one
         cannot be read, once for each change.
         """
@@ -36,7 +36,7 @@ class WatchedFiles:
         elif self._is_settled:
             return False
         else:
-            self._is_settled = now_s - self._changed_s > LOOK_AGAIN_S
+            self._is_settled = now_s - self._changed_s > RECHECK_S
         before = self.contents
         try:
             self.contents = self._read()
@@ -52,7 +52,7 @@ class WatchedFiles:
         return [path.read_bytes() for path in self._paths]
 
 
-def warn_of_readers(path: Path) -> None:
+def warn_if_world_readable(path: Path) -> None:
     """Warns in the log where every user of the machine may read a secret."""
     if path.stat().st_mode & stat.S_IROTH:
         log.warning("%s has secrets, and every user of this machine can read it; chmod o-r it", path)
@@ -60,7 +60,7 @@ def warn_of_readers(path: Path) -> None:
 
 def _stamp_of(path: Path) -> tuple[int, ...] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         return None
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino  # chmod changes st_ctime alone
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino  # chmod changes st_ctime alone

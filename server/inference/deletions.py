@@ -41,29 +41,29 @@ class Deletions:
         return self._latest
 
 
-class Forgetting:
+class DeletionFilter:
     """Takes the neighbors of documents that were deleted `since` then out of a stream's tokens."""
 
     def __init__(self, since: Deletion) -> None:
-        self._seen = since
+        self._last_applied = since
         self._ids, self._stores = dict[str, set[str]](), set[str]()
 
     @property
     def is_needed(self) -> bool:
         """Whether anything was deleted since the stream began."""
-        return bool(self._ids or self._stores or self._seen.next)
+        return bool(self._ids or self._stores or self._last_applied.next)
 
-    def without_deleted(self, tokens: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    def apply(self, tokens: tuple[bytes, ...]) -> tuple[bytes, ...]:
         """Encoded tokens without the neighbors that were deleted. The time it takes grows with their size."""
-        while self._seen.next is not None:
-            self._seen = self._seen.next
-            if self._seen.document_ids is None:
-                self._stores.add(self._seen.store)
+        while self._last_applied.next is not None:
+            self._last_applied = self._last_applied.next
+            if self._last_applied.document_ids is None:
+                self._stores.add(self._last_applied.store)
             else:
-                self._ids.setdefault(self._seen.store, set()).update(self._seen.document_ids)
-        return tuple(map(self._cleaned, tokens))
+                self._ids.setdefault(self._last_applied.store, set()).update(self._last_applied.document_ids)
+        return tuple(map(self._filter_tokens, tokens))
 
-    def _cleaned(self, encoded: bytes) -> bytes:
+    def _filter_tokens(self, encoded: bytes) -> bytes:
         tokens = generation_pb2.Tokens.FromString(encoded)
         changed = False
         for token in tokens.tokens:

@@ -26,8 +26,8 @@ from memlm.errors import InvalidInput
 from memlm.generation.batch import Batch, RunningSequence
 from memlm.generation.generation import Generation
 from memlm.language_model import LanguageModel
-from memlm.server.inference.cache_room import CacheRoom
-from memlm.server.inference.messages import Answer, Ask, CatchUp, Events, Question, Result
+from memlm.server.inference.cache_budget import CacheBudget
+from memlm.server.inference.messages import Answer, Events, Refresh, Request, Result, Submission
 from memlm.wire.codec import WireEvent, token_to_wire
 
 Send: TypeAlias = Callable[[Answer], None]
@@ -40,7 +40,7 @@ MESSAGES_PER_S = 250
 MAX_TOKEN_BYTES = 4 << 20  # of its neighbors' metadata above all; a message has room for a few
 
 
-class Generating(Protocol):
+class GenerationSlot(Protocol):
     """A job as its steps see it: what it draws from, and its place in the batch while it has one."""
 
     generation: Generation | None
@@ -48,20 +48,20 @@ class Generating(Protocol):
     cache_bytes: int
 
 
-class Pace:
+class FlushTimer:
     """When what was drawn is told: of all generations at one beat, since front and clients take less over many
     messages that come at once than over as many that come one by one.
     """
 
     def __init__(self, num_running: Callable[[], int]) -> None:
         """Takes what tells how many are told of."""
-        self._num_running, self._last_s, self.beats = num_running, -math.inf, 0
+        self._num_running, self._last_s, self.flushes = num_running, -math.inf, 0
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """One more turn of the loop: a beat where COALESCE_S have passed, or longer where many are told of."""
         now_s = time.monotonic()
         if now_s - self._last_s >= max(COALESCE_S, self._num_running() / MESSAGES_PER_S):
-            self._last_s, self.beats = now_s, self.beats + 1
+            self._last_s, self.flushes = now_s, self.flushes + 1
 
 
 def _encoded(token: Token) -> bytes:
@@ -76,80 +76,86 @@ def _encoded(token: Token) -> bytes:
     return data
 
 
-class Telling:
+class TokenStreamer:
     """Tells of one generation: the first token at once, then once a beat what has come."""
 
-    def __init__(self, ask: Ask, generation: Generation, send: Send, pace: Pace) -> None:
+    def __init__(self, submission: Submission, generation: Generation, send: Send, flush_timer: FlushTimer) -> None:
         """Its time in the queue ends here: tells that it is accepted."""
-        self._id, self._generation, self._send, self._pace = ask.id, generation, send, pace
-        self._queue_ms = 1000 * (time.monotonic() - ask.asked_s)
-        self._told_beat, self._untold = -1, list[Token]()
-        send(Events(ask.id, (generation.accepted,)))
+        self._id, self._generation, self._send, self._flush_timer = submission.id, generation, send, flush_timer
+        self._queue_ms = 1000 * (time.monotonic() - submission.submitted_s)
+        self._sent_at_flush, self._unsent = -1, list[Token]()
+        send(Events(submission.id, (generation.accepted,)))
 
     def add(self, tokens: Sequence[Token]) -> None:
         """What a step gave; after the last one the generation is finished, and that is told too."""
-        self._untold += tokens
+        self._unsent += tokens
         if finished := self._generation.finished:
-            self._tell(self._with_queue_time(finished))
-        elif self._untold and self._told_beat != self._pace.beats:
-            self._tell()
+            self._send_tokens(self._with_queue_time(finished))
+        elif self._unsent and self._sent_at_flush != self._flush_timer.flushes:
+            self._send_tokens()
 
-    def _tell(self, *last: Finished) -> None:
-        events: tuple[WireEvent, ...] = (tuple(map(_encoded, self._untold)), *last) if self._untold else last
-        self._told_beat, self._untold = self._pace.beats, []
+    def _send_tokens(self, *last: Finished) -> None:
+        events: tuple[WireEvent, ...] = (tuple(map(_encoded, self._unsent)), *last) if self._unsent else last
+        self._sent_at_flush, self._unsent = self._flush_timer.flushes, []
         self._send(Events(self._id, events))
 
     def _with_queue_time(self, finished: Finished) -> Finished:
         return replace(finished, usage=replace(finished.usage, queue_ms=self._queue_ms))
 
 
-def generated(
-    ask: Ask, lm: LanguageModel, batch: Batch, send: Send, pace: Pace, job: Generating, room: CacheRoom
+def generate_steps(
+    submission: Submission,
+    lm: LanguageModel,
+    batch: Batch,
+    send: Send,
+    flush_timer: FlushTimer,
+    slot: GenerationSlot,
+    cache_budget: CacheBudget,
 ) -> Steps[None]:
     """A generation from its request to its last token. It draws in the batch, or by itself where it must."""
-    request = ask.question
+    request = submission.request
     assert isinstance(request, GenerateRequest)
-    generation = job.generation = yield from lm.start_steps(request, request_id=ask.id, owner=ask.owner)
+    generation = slot.generation = yield from lm.start_steps(request, request_id=submission.id, owner=submission.owner)
     try:
-        job.cache_bytes = room.need(generation)
+        slot.cache_bytes = cache_budget.required_bytes(generation)
         yield None  # waits for a place among those that run
         if not generation.is_batchable:
-            telling = Telling(ask, generation, send, pace)
+            streamer = TokenStreamer(submission, generation, send, flush_timer)
             while generation.finished is None:
                 yield None
                 tokens = generation.step()
                 yield from generation.commit_to_session()
-                telling.add(tokens)
+                streamer.add(tokens)
             return
-        sequence = job.sequence = yield from batch.add_steps(generation)
-        telling = Telling(ask, generation, send, pace)
+        sequence = slot.sequence = yield from batch.add_steps(generation)
+        streamer = TokenStreamer(submission, generation, send, flush_timer)
         while True:
             yield None  # until the batch has drawn a token
             if sequence.failure is not None:
                 raise sequence.failure
             if sequence.is_done:
                 break
-            telling.add(sequence.tokens)
-        job.sequence = None
+            streamer.add(sequence.tokens)
+        slot.sequence = None
         if sequence.state is not None:
             yield from generation.commit_to_session(sequence.state)  # what is acknowledged is on the disk
-        telling.add(sequence.tokens)
+        streamer.add(sequence.tokens)
     finally:
-        if job.sequence is not None:
-            batch.remove(job.sequence)
+        if slot.sequence is not None:
+            batch.remove(slot.sequence)
         generation.close()
 
 
-def answered(ask: Ask, lm: LanguageModel, send: Send) -> Steps[None]:
+def answer_and_send(submission: Submission, lm: LanguageModel, send: Send) -> Steps[None]:
     """Any other request, from its first step to its answer."""
-    assert not isinstance(ask.question, CatchUp)
-    send(Result(ask.id, (yield from answer_steps(lm, ask.question, ask.owner))))
+    assert not isinstance(submission.request, Refresh)
+    send(Result(submission.id, (yield from answer_steps(lm, submission.request, submission.owner))))
 
 
-def answer_steps(lm: LanguageModel, question: Question, owner: str) -> Steps[Any]:
+def answer_steps(lm: LanguageModel, request: Request, owner: str) -> Steps[Any]:
     """The steps to the answer of a request; `owner` is the owner of its sessions."""
     sessions = lm.sessions
-    match question:
+    match request:
         case ScoreRequest(text, retrieval, token_scores):
             return (yield from lm.score_steps(text, retrieval, token_scores=token_scores))
         case SearchRequest(text, store, k, nprobe):
@@ -179,4 +185,4 @@ def answer_steps(lm: LanguageModel, question: Question, owner: str) -> Steps[Any
         case UnloadDatastoreRequest(store):
             return lm.unload_datastore(store)
         case _:
-            raise TypeError(f"no answer to a {type(question).__name__}")
+            raise TypeError(f"no answer to a {type(request).__name__}")

@@ -1,8 +1,8 @@
-"""What the front and each inference worker tell each other: small frozen dataclasses, pickled over one pipe.
+"""Messages between the front end and each inference worker: small frozen dataclasses, pickled over one pipe.
 
-The front asks (`Ask`, `Cancel`, `Stop`); the worker answers every `Ask` with any number of `Events` and then exactly
-one `Result`, one `Failed`, or, for a generation, one `Events` that ends with `Finished`. A cancelled `Ask` gets no
-further answer.
+The front end sends `Submission`, `Cancel` and `Stop`. The worker answers every `Submission` with any number of `Events`
+and then exactly one `Result`, one `Failed`, or, for a generation, one `Events` that ends with `Finished`. A cancelled
+`Submission` gets no further answer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from memlm.wire.codec import WireEvent
 
 
 @dataclass(frozen=True, slots=True)
-class CatchUp:
+class Refresh:
     """The front's own question: move to what is in the folder of `store` now, or of all; answered once that is done.
 
     Of one store, the answer is an error where its folder cannot be read.
@@ -46,16 +46,16 @@ class CatchUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Submission:
     """A question, under the id that its answers carry, which is also the one that logs and clients know it by.
 
-    `caller` is whose turn it takes, `owner` whose sessions it sees; `asked_s` and `deadline_s` are on the clock of
+    `caller` is whose turn it takes, `owner` whose sessions it sees; `submitted_s` and `deadline_s` are on the clock of
     `time.monotonic`, which all processes of a machine share.
     """
 
     id: str
-    question: Question | CatchUp
-    asked_s: float
+    request: Request | Refresh
+    submitted_s: float
     deadline_s: float | None
     caller: str = ""
     owner: str = ""
@@ -79,7 +79,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class NotLoaded:
+class LoadFailed:
     """The only message of a worker that could not load them."""
 
     error: MemlmError
@@ -93,7 +93,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class DocumentsDeleted:
     """A datastore has these documents no more, since another process deleted them; None where it is not known which."""
 
     store: str
@@ -126,11 +126,11 @@ class Failed:
     error: MemlmError
 
 
-ToWorker: TypeAlias = Ask | Cancel | Stop
+ToWorker: TypeAlias = Submission | Cancel | Stop
 Answer: TypeAlias = Events | Result | Failed
-FromWorker: TypeAlias = Loaded | NotLoaded | Heartbeat | Lost | Answer
+FromWorker: TypeAlias = Loaded | LoadFailed | Heartbeat | DocumentsDeleted | Answer
 
-Question: TypeAlias = (
+Request: TypeAlias = (
     GenerateRequest
     | ScoreRequest
     | TokenizeRequest

@@ -37,7 +37,7 @@ class Inbox:
             while True:
                 self._messages.put(self._pipe.recv())
         except (EOFError, OSError):
-            _leave()
+            _exit_process()
 
 
 class Outbox:
@@ -45,23 +45,23 @@ class Outbox:
 
     def __init__(self, pipe: Connection) -> None:
         """Takes the worker's end of the pipe."""
-        self._pipe, self._untold = pipe, list[FromWorker]()
+        self._pipe, self._unsent = pipe, list[FromWorker]()
 
     def send(self, message: FromWorker) -> None:
         """Tells it with the next `flush`."""
-        self._untold.append(message)
+        self._unsent.append(message)
 
     def flush(self) -> None:
         """Tells what there is to tell."""
-        if not self._untold:
+        if not self._unsent:
             return
         try:
-            self._pipe.send(self._untold)
+            self._pipe.send(self._unsent)
         except OSError:
-            _leave()
-        self._untold = []
+            _exit_process()
+        self._unsent = []
 
 
-def _leave() -> None:
+def _exit_process() -> None:
     """The front is gone, and with it all who could wait for an answer. What is on disk stands a kill at any point."""
     os._exit(1)

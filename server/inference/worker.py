@@ -24,7 +24,7 @@ import torch
 
 from memlm.api.datastores import DeleteDocumentsRequest, LoadDatastoreRequest
 from memlm.api.params import GenerateRequest
-from memlm.base.allocator import give_back
+from memlm.base.allocator import trim_heap
 from memlm.base.cpu import use_cores
 from memlm.base.steps import Steps
 from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded
@@ -34,21 +34,21 @@ from memlm.generation.sessions import Sessions
 from memlm.language_model import LanguageModel
 from memlm.model.checkpoint import load_checkpoint
 from memlm.retrieval.store import ModelStore, OnLost
-from memlm.server.config import ServerConfig, place_of
-from memlm.server.inference.cache_room import CacheRoom
-from memlm.server.inference.handlers import Pace, answered, generated
+from memlm.server.config import ServerConfig, worker_for_session
+from memlm.server.inference.cache_budget import CacheBudget
+from memlm.server.inference.handlers import FlushTimer, answer_and_send, generate_steps
 from memlm.server.inference.messages import (
-    Ask,
     Cancel,
-    CatchUp,
+    DocumentsDeleted,
     Failed,
     FromWorker,
     Heartbeat,
     Loaded,
-    Lost,
-    NotLoaded,
+    LoadFailed,
+    Refresh,
     Result,
     Stop,
+    Submission,
 )
 from memlm.server.inference.offloads import Offloads
 from memlm.server.inference.pipe import Inbox, Outbox
@@ -58,18 +58,18 @@ from memlm.server.telemetry.metrics import Stats
 log = logging.getLogger("memlm.server.worker")
 
 HEARTBEAT_S = 0.5
-OPENING_S = 0.01
-AWAY_S = 0.002  # between looks for whether a thread has done its work
-LAST_WRITES_S = 10.0
-REST_S = 5.0  # without work, until the memory of what was done is given back
+BACKGROUND_POLL_S = 0.01
+OFFLOAD_POLL_S = 0.002  # between looks for whether a thread has done its work
+FINISH_WRITES_S = 10.0
+IDLE_RELEASE_S = 5.0  # without work, until the memory of what was done is given back
 RETRY_AFTER_S = 1.0
 
 
 def run_worker(
-    pipe: Connection, config: ServerConfig, stores: Mapping[str, Path], place: int = 0, restarted: bool = False
+    pipe: Connection, config: ServerConfig, stores: Mapping[str, Path], number: int = 0, restarted: bool = False
 ) -> None:
     """A worker process, from loading to its end, which comes with `Stop` or with the front's own end. Of the sessions,
-    those are its own that have their `place` here. Once the server runs, a datastore that cannot be opened keeps no
+    those are its own that have their `number` here. Once the server runs, a datastore that cannot be opened keeps no
     worker from starting; before, it does if it was given by --store.
     """
     # A terminal and a service manager signal the whole group; it is for the front to say what that means.
@@ -82,14 +82,14 @@ def run_worker(
     if config.num_workers > 1:
         use_cores(config.num_threads)
     try:
-        given = set() if restarted else {path.resolve().name for path in config.stores}
+        required = set() if restarted else {path.resolve().name for path in config.stores}
 
         def on_lost(store: str, document_ids: Sequence[str] | None) -> None:
-            outbox.send(Lost(store, None if document_ids is None else tuple(document_ids)))
+            outbox.send(DocumentsDeleted(store, None if document_ids is None else tuple(document_ids)))
 
-        lm = _loaded(config, stores, place, may_fail=set(stores) - given, on_lost=on_lost)
+        lm = _load_model(config, stores, number, may_fail=set(stores) - required, on_lost=on_lost)
     except MemlmError as error:
-        outbox.send(NotLoaded(error))
+        outbox.send(LoadFailed(error))
         outbox.flush()
         return
     with lm:
@@ -100,8 +100,8 @@ def run_worker(
         ).run()
 
 
-def _loaded(
-    config: ServerConfig, stores: Mapping[str, Path], place: int, *, may_fail: Collection[str], on_lost: OnLost
+def _load_model(
+    config: ServerConfig, stores: Mapping[str, Path], number: int, *, may_fail: Collection[str], on_lost: OnLost
 ) -> LanguageModel:
     checkpoint = load_checkpoint(config.model, dtype=config.dtype)
     sessions = Sessions(
@@ -111,31 +111,32 @@ def _loaded(
         max_bytes=config.max_session_bytes,
         max_sessions=config.max_sessions,
         max_per_owner=config.max_sessions_per_caller,
-        is_ours=lambda name: place_of(name, config.num_workers) == place,
+        is_ours=lambda name: worker_for_session(name, config.num_workers) == number,
     )
     return LanguageModel(checkpoint, stores, sessions, may_fail=may_fail, on_lost=on_lost)
 
 
 @dataclass(eq=False, slots=True)
-class Job:
-    """A request in work. Its `steps` run until they want a turn; `away` is what a thread does for them meanwhile. A
-    generation's `sequence` is its place in the batch.
+class ActiveRequest:
+    """A submitted request. The loop advances `steps`; `offloaded` is the work that a thread does for them meanwhile.
+
+    `sequence` is a generation's row in the batch.
     """
 
-    ask: Ask
+    submission: Submission
     num_tokens: int = 0  # of its prompt; estimated until it is encoded
     steps: Steps[None] | None = None
     generation: Generation | None = None
     sequence: RunningSequence | None = None
     cache_bytes: int = 0  # what its keys and values may come to
-    away: Future[Any] | None = None
+    offloaded: Future[Any] | None = None
     must_end: bool = False  # what is away cannot be taken back
     is_abandoned: bool = False  # nobody waits for it; it only ends what is away
 
     @property
     def is_ready(self) -> bool:
         """Whether the loop can take a step of it."""
-        return self.away is None
+        return self.offloaded is None
 
 
 class Worker:
@@ -154,133 +155,135 @@ class Worker:
         """Takes a loaded model, and where to hear and to answer; `flush` follows whatever should not wait."""
         self._lm, self._inbox, self._send, self._flush = lm, inbox, send, flush
         self._max_running, self._max_queued_tokens = max_running, max_queued_tokens
-        self._batch, self._room = (
+        self._batch, self._cache_budget = (
             Batch(lm.checkpoint, max_sequences=max_running),
-            CacheRoom(max_cache_bytes, lm.checkpoint),
+            CacheBudget(max_cache_bytes, lm.checkpoint),
         )
-        self._waiting: list[Job] = []
-        self._running: list[Job] = []
-        self._away: list[Job] = []  # those that a thread works for; some of them run, none of them wait
+        self._waiting: list[ActiveRequest] = []
+        self._running: list[ActiveRequest] = []
+        self._offloaded: list[ActiveRequest] = []  # those that a thread works for; some of them run, none of them wait
         self._offloads = Offloads()
-        self._beat_s = 0.0
-        self._worked_s: float | None = None
-        self._pace = Pace(lambda: len(self._running))
+        self._heartbeat_s = 0.0
+        self._last_work_s: float | None = None
+        self._flush_timer = FlushTimer(lambda: len(self._running))
         # Opening a large datastore takes a while, and so may a deletion: nobody else's tokens need wait for either, nor
         # they for each other.
         self._opener, self._deleter = ThreadPoolExecutor(1, "opener"), ThreadPoolExecutor(1, "deleter")
-        self._opening: list[tuple[Job, Future[Any], Callable[[Any], Any]]] = []
-        self._newer: Future[list[Callable[[], bool]]] | None = None
+        self._opening: list[tuple[ActiveRequest, Future[Any], Callable[[Any], Any]]] = []
+        self._refreshing: Future[list[Callable[[], bool]]] | None = None
 
     def run(self) -> None:
         """Goes round until `Stop`."""
         try:
-            while self._listen():
-                self._turn()
+            while self._poll_inbox():
+                self._iterate()
         finally:
-            self._end_writing()
+            self._finish_writes()
 
-    def _turn(self) -> None:
-        self._take_in()
-        self._take_back()
+    def _iterate(self) -> None:
+        self._finish_background_tasks()
+        self._resume_offloaded()
         self._expire()
         self._admit()
         self._flush()  # nobody's answer waits for the others' step
-        self._pace.turn()
+        self._flush_timer.tick()
         self._step_batch()
         self._step_next()
-        self._beat()
+        self._send_heartbeat()
         self._flush()
 
-    def _listen(self) -> bool:
+    def _poll_inbox(self) -> bool:
         """Takes what the front says; False for `Stop`. Sleeps where there is nothing to do."""
-        if any(job.is_ready for job in self._running):
+        if any(active.is_ready for active in self._running):
             wait_s = 0.0
         else:
-            wait_s = AWAY_S if self._away else OPENING_S if self._opening else HEARTBEAT_S
+            wait_s = OFFLOAD_POLL_S if self._offloaded else BACKGROUND_POLL_S if self._opening else HEARTBEAT_S
         for message in self._inbox.take(wait_s=wait_s):
             if isinstance(message, Stop):
                 return False
             if isinstance(message, Cancel):
                 self._cancel(message.id)
             else:
-                self._take_up(Job(message))
+                self._accept(ActiveRequest(message))
         return True
 
-    def _take_up(self, job: Job) -> None:
+    def _accept(self, active: ActiveRequest) -> None:
         """Takes the first step of a request; what needs more waits for its turn."""
-        if self._is_late(job):
+        if self._has_expired(active):
             return
-        self._worked_s = time.monotonic()
-        question, send = job.ask.question, partial(self._tell, job)
-        with self._answering(job):
-            if isinstance(question, LoadDatastoreRequest):
-                opening = self._opener.submit(ModelStore.open, question.path, self._lm.checkpoint, question.store or "")
-                self._opening.append((job, opening, partial(self._lm.register_store, replace=question.replace)))
-            elif isinstance(question, DeleteDocumentsRequest):
-                deleting = self._deleter.submit(self._lm.prepare_delete, question.document_ids, store=question.store)
-                self._opening.append((job, deleting, lambda move: move()))
-            elif isinstance(question, CatchUp):
-                look = (
-                    self._lm.prepare_refresh
-                    if question.store is None
-                    else partial(self._lm.prepare_refresh_of, question.store)
+        self._last_work_s = time.monotonic()
+        request, send = active.submission.request, partial(self._reply, active)
+        with self._reporting_errors(active):
+            if isinstance(request, LoadDatastoreRequest):
+                opening = self._opener.submit(ModelStore.open, request.path, self._lm.checkpoint, request.store or "")
+                self._opening.append((active, opening, partial(self._lm.register_store, replace=request.replace)))
+            elif isinstance(request, DeleteDocumentsRequest):
+                deleting = self._deleter.submit(self._lm.prepare_delete, request.document_ids, store=request.store)
+                self._opening.append((active, deleting, lambda move: move()))
+            elif isinstance(request, Refresh):
+                store, lm = request.store, self._lm
+                find_snapshots = lm.prepare_refresh if store is None else partial(lm.prepare_refresh_of, store)
+                self._opening.append((active, self._deleter.submit(find_snapshots), _apply_all))
+            elif isinstance(request, GenerateRequest):
+                self._check_queue(active, request)
+                active.steps = generate_steps(
+                    active.submission, self._lm, self._batch, send, self._flush_timer, active, self._cache_budget
                 )
-                self._opening.append((job, self._deleter.submit(look), _move_all))
-            elif isinstance(question, GenerateRequest):
-                self._check_queue(job, question)
-                job.steps = generated(job.ask, self._lm, self._batch, send, self._pace, job, self._room)
             else:
-                job.steps = answered(job.ask, self._lm, send)
-        if job.steps is not None:
-            self._advance(job)
+                active.steps = answer_and_send(active.submission, self._lm, send)
+        if active.steps is not None:
+            self._advance(active)
 
-    def _advance(self, job: Job, result: Any = None, error: BaseException | None = None) -> None:
+    def _advance(self, active: ActiveRequest, result: Any = None, error: BaseException | None = None) -> None:
         """Goes on with a job until it wants a turn, work for a thread, or has ended."""
-        assert job.steps is not None
-        goes_on = False
-        with self._answering(job):
-            wanted = job.steps.send(result) if error is None else job.steps.throw(error)
-            if job.generation is not None:
-                job.num_tokens = len(job.generation.pending_ids)
-            if wanted is not None:
-                job.away, job.must_end = self._offloads.submit(job.ask.caller, wanted), wanted.must_end
-                self._away.append(job)
-            elif job not in self._running:
-                self._waiting.append(job)
-            goes_on = True
-        if not goes_on and job in self._running:
-            self._running.remove(job)
+        assert active.steps is not None
+        continues = False
+        with self._reporting_errors(active):
+            offload = active.steps.send(result) if error is None else active.steps.throw(error)
+            if active.generation is not None:
+                active.num_tokens = len(active.generation.pending_ids)
+            if offload is not None:
+                active.offloaded, active.must_end = (
+                    self._offloads.submit(active.submission.caller, offload),
+                    offload.must_end,
+                )
+                self._offloaded.append(active)
+            elif active not in self._running:
+                self._waiting.append(active)
+            continues = True
+        if not continues and active in self._running:
+            self._running.remove(active)
 
-    def _take_back(self) -> None:
+    def _resume_offloaded(self) -> None:
         """Goes on with the jobs whose work in a thread has ended."""
-        for job in [each for each in self._away if each.away is not None and each.away.done()]:
-            outcome, job.away = job.away, None
-            self._away.remove(job)
+        for active in [each for each in self._offloaded if each.offloaded is not None and each.offloaded.done()]:
+            outcome, active.offloaded = active.offloaded, None
+            self._offloaded.remove(active)
             assert outcome is not None
             if error := outcome.exception():
-                self._advance(job, error=error)
+                self._advance(active, error=error)
             else:
-                self._advance(job, outcome.result())
+                self._advance(active, outcome.result())
 
-    def _take_in(self) -> None:
+    def _finish_background_tasks(self) -> None:
         """Takes into service what has been opened, in one step."""
-        for opened in [each for each in self._opening if each[1].done()]:
-            self._opening.remove(opened)
-            job, opening, use = opened
-            with self._answering(job):
-                self._send(Result(job.ask.id, use(opening.result())))
-        if self._newer is not None and self._newer.done():
-            looked, self._newer = self._newer, None
+        for ready_task in [each for each in self._opening if each[1].done()]:
+            self._opening.remove(ready_task)
+            active, opening, apply = ready_task
+            with self._reporting_errors(active):
+                self._send(Result(active.submission.id, apply(opening.result())))
+        if self._refreshing is not None and self._refreshing.done():
+            refreshing, self._refreshing = self._refreshing, None
             try:
-                _move_all(looked.result())
+                _apply_all(refreshing.result())
             except Exception:
                 log.exception("looking for changes of the datastores failed")
 
-    def _check_queue(self, job: Job, question: GenerateRequest) -> None:
+    def _check_queue(self, active: ActiveRequest, request: GenerateRequest) -> None:
         """A prompt has at most as many tokens as bytes, and mostly a third: that is near enough for a bound."""
         queued = self._num_queued_tokens
-        job.num_tokens = len(question.prompt.encode(errors="replace")) // 3
-        if queued and queued + job.num_tokens > self._max_queued_tokens:
+        active.num_tokens = len(request.prompt.encode(errors="replace")) // 3
+        if queued and queued + active.num_tokens > self._max_queued_tokens:
             raise Overloaded(
                 f"{queued:,} tokens of prompts are waiting, and {self._max_queued_tokens:,} are all that this server"
                 f" takes; try again in {RETRY_AFTER_S:g} s",
@@ -290,148 +293,151 @@ class Worker:
     @property
     def _num_queued_tokens(self) -> int:
         """Tokens of the prompts that wait, or are being encoded."""
-        return sum(job.num_tokens for job in self._jobs if job not in self._running)
+        return sum(active.num_tokens for active in self._active if active not in self._running)
 
     @property
-    def _jobs(self) -> list[Job]:
+    def _active(self) -> list[ActiveRequest]:
         """All jobs in work, each once."""
-        return [*self._waiting, *self._running, *(job for job in self._away if job not in self._running)]
+        return [*self._waiting, *self._running, *(active for active in self._offloaded if active not in self._running)]
 
     def _cancel(self, id_: str) -> None:
         """Drops a job without an answer. One that has ended meanwhile is not there any more, which is as good."""
-        for job in self._jobs:
-            if job.ask.id == id_:
-                self._drop(job)
+        for active in self._active:
+            if active.submission.id == id_:
+                self._drop(active)
 
     def _expire(self) -> None:
-        for job in self._jobs:
-            if not job.is_abandoned and self._is_late(job):
-                self._drop(job)
+        for active in self._active:
+            if not active.is_abandoned and self._has_expired(active):
+                self._drop(active)
 
-    def _is_late(self, job: Job) -> bool:
+    def _has_expired(self, active: ActiveRequest) -> bool:
         """Whether a job's time ran out; if so, that is its answer."""
-        deadline_s = job.ask.deadline_s
+        deadline_s = active.submission.deadline_s
         if deadline_s is None or time.monotonic() < deadline_s:
             return False
-        allowed_s = deadline_s - job.ask.asked_s
-        late = DeadlineExceeded(f"the {allowed_s:.3g} s allowed for the call ran out; allow more, or ask for less")
-        self._tell(job, Failed(job.ask.id, late))
+        allowed_s = deadline_s - active.submission.submitted_s
+        expired = DeadlineExceeded(f"the {allowed_s:.3g} s allowed for the call ran out; allow more, or ask for less")
+        self._reply(active, Failed(active.submission.id, expired))
         return True
 
-    def _drop(self, job: Job) -> None:
+    def _drop(self, active: ActiveRequest) -> None:
         """Ends a job at once. A write that has begun is waited for first, so that disk and memory agree."""
-        if job.away is not None and job.must_end and not job.away.cancel():
-            job.is_abandoned = True
+        if active.offloaded is not None and active.must_end and not active.offloaded.cancel():
+            active.is_abandoned = True
             return
-        for jobs in (self._waiting, self._running, self._away):
-            if job in jobs:
-                jobs.remove(job)
-        if job.away is not None:
-            job.away.cancel()
-        if job.steps is not None:
-            job.steps.close()
+        for actives in (self._waiting, self._running, self._offloaded):
+            if active in actives:
+                actives.remove(active)
+        if active.offloaded is not None:
+            active.offloaded.cancel()
+        if active.steps is not None:
+            active.steps.close()
 
-    def _tell(self, job: Job, message: FromWorker) -> None:
+    def _reply(self, active: ActiveRequest, message: FromWorker) -> None:
         """Sends an answer, unless nobody waits for it any more."""
-        if not job.is_abandoned:
+        if not active.is_abandoned:
             self._send(message)
 
     def _admit(self) -> None:
         """Fills the places that are free."""
-        while len(self._running) < self._max_running and (job := self._next()) is not None:
-            self._waiting.remove(job)
-            self._running.append(job)
-            if job.generation is not None:
-                self._advance(job)  # it joins the batch before the next step
+        while len(self._running) < self._max_running and (active := self._next_admissible()) is not None:
+            self._waiting.remove(active)
+            self._running.append(active)
+            if active.generation is not None:
+                self._advance(active)  # it joins the batch before the next step
 
-    def _next(self) -> Job | None:
+    def _next_admissible(self) -> ActiveRequest | None:
         """The job whose caller has the fewest running, and of these the one that waits longest. Where its cache does
         not fit yet, no other generation passes it, so that its turn comes; jobs without a cache do.
         """
-        running = Counter(job.ask.caller for job in self._running)
-        free = self._room.max_bytes - self._cache_bytes
-        waiting = sorted(self._waiting, key=lambda job: running[job.ask.caller])
+        running = Counter(active.submission.caller for active in self._running)
+        free = self._cache_budget.max_bytes - self._cache_bytes
+        waiting = sorted(self._waiting, key=lambda active: running[active.submission.caller])
         if waiting and waiting[0].cache_bytes > free:
-            waiting = [job for job in waiting if not job.cache_bytes]
+            waiting = [active for active in waiting if not active.cache_bytes]
         return waiting[0] if waiting else None
 
     @property
     def _cache_bytes(self) -> int:
-        return sum(job.cache_bytes for job in self._running)
+        return sum(active.cache_bytes for active in self._running)
 
     def _step_batch(self) -> None:
         """Draws one more token for every generation in the batch."""
         if not len(self._batch):
             return
-        jobs = {job.sequence: job for job in self._running if job.sequence}
+        actives = {active.sequence: active for active in self._running if active.sequence}
         try:
             sequences = self._batch.step()
         except Exception:
-            log.exception("a step of %d generations failed", len(jobs))
-            for job in jobs.values():
-                self._send(Failed(job.ask.id, internal_error(job.ask.id)))
-                self._drop(job)
+            log.exception("a step of %d generations failed", len(actives))
+            for active in actives.values():
+                self._send(Failed(active.submission.id, internal_error(active.submission.id)))
+                self._drop(active)
             return
         for sequence in sequences:
-            self._advance(jobs[sequence])
+            self._advance(actives[sequence])
 
     def _step_next(self) -> None:
         """Takes one step of one job that is not in the batch, in turn."""
-        job = next((job for job in self._running if job.is_ready and job.sequence is None), None)
-        if job is None:
+        active = next((active for active in self._running if active.is_ready and active.sequence is None), None)
+        if active is None:
             return
-        self._running.remove(job)
-        self._running.append(job)
-        self._advance(job)
+        self._running.remove(active)
+        self._running.append(active)
+        self._advance(active)
 
-    def _end_writing(self) -> None:
+    def _finish_writes(self) -> None:
         """Waits for writes that have begun: their requests may have been acknowledged by the time they end."""
-        wait([job.away for job in self._away if job.away is not None and job.must_end], timeout=LAST_WRITES_S)
-        self._take_back()
+        wait(
+            [active.offloaded for active in self._offloaded if active.offloaded is not None and active.must_end],
+            timeout=FINISH_WRITES_S,
+        )
+        self._resume_offloaded()
         self._offloads.close()
 
     @contextmanager
-    def _answering(self, job: Job) -> Iterator[None]:
+    def _reporting_errors(self, active: ActiveRequest) -> Iterator[None]:
         """Whatever goes wrong with a job is its own answer, and no other job's trouble."""
         try:
             yield
         except StopIteration:
             pass
         except MemlmError as error:
-            self._tell(job, Failed(job.ask.id, error))
+            self._reply(active, Failed(active.submission.id, error))
         except Exception:
-            log.exception("request %s failed", job.ask.id)
-            self._tell(job, Failed(job.ask.id, internal_error(job.ask.id)))
+            log.exception("request %s failed", active.submission.id)
+            self._reply(active, Failed(active.submission.id, internal_error(active.submission.id)))
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         """Tells now and then that the loop goes round: a process that merely exists proves nothing."""
         now_s = time.monotonic()
-        if now_s - self._beat_s >= HEARTBEAT_S:
-            self._beat_s = now_s
-            if self._newer is None:
-                self._newer = self._opener.submit(self._lm.prepare_refresh)
+        if now_s - self._heartbeat_s >= HEARTBEAT_S:
+            self._heartbeat_s = now_s
+            if self._refreshing is None:
+                self._refreshing = self._opener.submit(self._lm.prepare_refresh)
             self._lm.sessions.expire()
             self._send(Heartbeat(self._stats()))
-            self._rest(now_s)
+            self._release_idle_memory(now_s)
 
-    def _rest(self, now_s: float) -> None:
+    def _release_idle_memory(self, now_s: float) -> None:
         """Once nothing has been done for a while, gives the system the memory that it took."""
-        if self._running or self._waiting or self._away:
-            self._worked_s = now_s
-        elif self._worked_s is not None and now_s - self._worked_s >= REST_S:
-            self._worked_s = None
+        if self._running or self._waiting or self._offloaded:
+            self._last_work_s = now_s
+        elif self._last_work_s is not None and now_s - self._last_work_s >= IDLE_RELEASE_S:
+            self._last_work_s = None
             self._batch.shrink()
-            give_back()
+            trim_heap()
 
     def _stats(self) -> Stats:
         sessions = self._lm.sessions
-        waiting = len(self._jobs) - len(self._running)
+        waiting = len(self._active) - len(self._running)
         return Stats(
             len(self._running), waiting, self._num_queued_tokens, len(sessions), sessions.num_bytes, self._cache_bytes
         )
 
 
-def _move_all(moves: Sequence[Callable[[], bool]]) -> None:
+def _apply_all(moves: Sequence[Callable[[], bool]]) -> None:
     """Moves to the snapshots that were found in the datastores' folders."""
     for move in moves:
         move()

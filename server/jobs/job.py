@@ -27,7 +27,7 @@ from memlm.wire.status import CODES
 
 PREFIX = "operations/"
 QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")  # as `repr` writes a text
-HIDDEN = "'(deleted)'"
+REDACTED = "'(deleted)'"
 LINE_END = b'"}\n'  # of a document, behind its text
 _ERRORS = {kind.__name__: kind for kind in CODES}
 
@@ -86,13 +86,13 @@ class Job:
         """What is written down."""
         return sign({each.name: getattr(self, each.name) for each in KEPT_FIELDS})
 
-    def hear(self, message: Progressed) -> None:
+    def update_progress(self, message: Progressed) -> None:
         """Takes in how far it is."""
         if message.phase != self.phase:
             self.phase, self.phase_s, self.phase_done = message.phase, time.monotonic(), message.done
         self.done, self.total = message.done, message.total
 
-    def hide(self, document_ids: Collection[str] | None = None) -> bool:
+    def redact(self, document_ids: Collection[str] | None = None) -> bool:
         """Takes the ids of deleted documents (of None, all that is quoted) out of the error's message; tells whether
         that changed it.
         """
@@ -100,7 +100,7 @@ class Job:
             return False
         names = None if document_ids is None else set(map(repr, document_ids))
         message = QUOTED.sub(
-            lambda found: HIDDEN if names is None or found[0] in names else found[0], self.error["message"]
+            lambda found: REDACTED if names is None or found[0] in names else found[0], self.error["message"]
         )
         is_changed = message != self.error["message"]
         self.error = {**self.error, "message": message}
@@ -127,7 +127,7 @@ class Job:
             attempts=self.attempts,
             skipped=self.skipped,
             report=None if self.report is None else JobReport(**self.report),
-            error=None if self.error is None else _error_of(self.error),
+            error=None if self.error is None else _decode_error(self.error),
         )
 
 
@@ -137,11 +137,11 @@ KEPT_FIELDS = tuple(each for each in fields(Job) if each.metadata.get("kept", Tr
 class Upload:
     """Documents that are being sent, on their way to a file of JSON Lines. What is not kept is removed."""
 
-    def __init__(self, folder: Path, limit: int, most: int = sys.maxsize) -> None:
-        """Begins a file in a folder, of at most `limit` bytes and `most` documents."""
+    def __init__(self, folder: Path, max_bytes: int, max_documents: int = sys.maxsize) -> None:
+        """Begins a file in a folder, of at most `max_bytes` bytes and `max_documents` documents."""
         self.path = folder / f"{token_hex(8)}.jsonl"
         self.num_documents, self.num_bytes, self.is_kept = 0, 0, False
-        self._limit, self._most, self._digest = limit, most, hashlib.sha256()
+        self._max_bytes, self._max_documents, self._digest = max_bytes, max_documents, hashlib.sha256()
         # Of each id its 64-bit hash, seeded anew by each process: an id may be long, and there may be a million. Two of
         # a million have the same by chance once in 40 million uploads.
         self._ids, self._last_id = set[int](), ""
@@ -166,9 +166,9 @@ class Upload:
 
     def _begin(self, document: NewDocument) -> None:
         """Ends a line and begins another, up to its text."""
-        if self.num_documents >= self._most:
+        if self.num_documents >= self._max_documents:
             raise InvalidInput(
-                f"more than {self._most:,} documents in one upload; add in several calls", field="documents"
+                f"more than {self._max_documents:,} documents in one upload; add in several calls", field="documents"
             )
         if hash(document.id) in self._ids:
             raise InvalidInput(f"document {document.id!r} came twice; send each once", field="documents.id")
@@ -177,18 +177,18 @@ class Upload:
         self._ids.add(hash(document.id))
         self._last_id = document.id
         self.num_documents += 1
-        told = {**document.metadata, "id": document.id, "title": document.title}
-        told.pop("text", None)
-        self._write(_as_json({**told, "text": ""}).removesuffix(LINE_END.rstrip()))
+        fields_before_text = {**document.metadata, "id": document.id, "title": document.title}
+        fields_before_text.pop("text", None)
+        self._write(_as_json({**fields_before_text, "text": ""}).removesuffix(LINE_END.rstrip()))
 
-    def _write(self, some: bytes) -> None:
-        self.num_bytes += len(some)
-        if self.num_bytes > self._limit:
+    def _write(self, data: bytes) -> None:
+        self.num_bytes += len(data)
+        if self.num_bytes > self._max_bytes:
             raise InvalidInput(
-                f"more than {self._limit:,} bytes in one upload; add in several calls", field="documents"
+                f"more than {self._max_bytes:,} bytes in one upload; add in several calls", field="documents"
             )
-        self._digest.update(some)
-        self._file.write(some)
+        self._digest.update(data)
+        self._file.write(data)
 
     def finish(self) -> None:
         """Makes it last. Raises InvalidInput where nothing came, and StorageFull where the disk is full."""
@@ -221,6 +221,6 @@ def _as_json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
 
 
-def _error_of(said: dict[str, str]) -> MemlmError:
-    kind, message = _ERRORS.get(said["kind"], InternalError), said["message"]
+def _decode_error(record: dict[str, str]) -> MemlmError:
+    kind, message = _ERRORS.get(record["kind"], InternalError), record["message"]
     return NotFound(message, kind="", name="") if kind is NotFound else kind(message)

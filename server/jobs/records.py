@@ -16,7 +16,7 @@ from memlm.base.files import make_folder, remove, signed, write_whole
 from memlm.server.jobs.job import Job
 from memlm.server.jobs.worker import BUILD
 
-KEPT_S, KEPT = 7 * 86_400.0, 1000  # how long, and how many, that have ended
+KEEP_S, KEEP_COUNT = 7 * 86_400.0, 1000  # how long, and how many, that have ended
 
 log = logging.getLogger("memlm.server")
 
@@ -52,14 +52,14 @@ class JobRecords:
         """
 
         async def add() -> None:
-            await self._on_disk(job)
+            await self._write_file(job)
             self._jobs[job.id] = job
 
-        await to_its_end(add())
+        await run_to_completion(add())
 
     async def write(self, job: Job) -> None:
         """Records the job's present state, after the writes of its record that are under way."""
-        await to_its_end(self._write(job))
+        await run_to_completion(self._write(job))
 
     async def forget(self, job: Job) -> None:
         """Removes a job that has ended, and its record."""
@@ -71,15 +71,15 @@ class JobRecords:
         """Removes the jobs that ended long ago by the monotonic clock, and the oldest of more than KEPT."""
         ages = {job: self._clock.since_s(job.ended_stamp) for job in self if job.ended_stamp is not None}
         for place, job in enumerate(sorted(ages, key=lambda job: ages[job])):
-            if place >= KEPT or ages[job] > KEPT_S:
+            if place >= KEEP_COUNT or ages[job] > KEEP_S:
                 await self.forget(job)
 
     async def _write(self, job: Job) -> None:
         async with job.writing:
             if job.id in self._jobs:  # else it was forgotten meanwhile
-                await self._on_disk(job)
+                await self._write_file(job)
 
-    async def _on_disk(self, job: Job) -> None:
+    async def _write_file(self, job: Job) -> None:
         if not job.is_open and job.ended_stamp is None:
             job.ended_stamp = self._clock.stamp(self._clock.now_s())
         await asyncio.to_thread(write_whole, self._file(job), job.encode())
@@ -104,16 +104,16 @@ class JobRecords:
                 job.path = str(folder.parent / Path(job.path).name)
             self._jobs[job.id] = job
         kept = {job.documents for job in self._jobs.values() if job.is_open}
-        for left in (*folder.glob("*.jsonl"), *folder.glob("*.tmp")):
-            if str(left) not in kept:
-                remove(left)
+        for stray in (*folder.glob("*.jsonl"), *folder.glob("*.tmp")):
+            if str(stray) not in kept:
+                remove(stray)
 
     def _file(self, job: Job) -> Path:
         assert self.folder is not None  # there is a job
         return self.folder / f"{job.id}.json"
 
 
-async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+async def run_to_completion(work: Coroutine[Any, Any, None]) -> None:
     """Awaits work that must not be broken off: a cancellation takes effect once it has ended."""
     task, was_cancelled = asyncio.ensure_future(work), False
     while not task.done():

@@ -21,18 +21,18 @@ from memlm.errors import Cancelled, InternalError, Locked, MemlmError, Unavailab
 from memlm.index.store.journal import give_up
 from memlm.index.store.manifest import read_manifest
 from memlm.server.config import ServerConfig
-from memlm.server.inference.pool import Workers
+from memlm.server.inference.pool import WorkerPool
 from memlm.server.jobs.job import Job
 from memlm.server.jobs.records import JobRecords
 from memlm.server.jobs.worker import ADD, BUILD, COMPACT, DELETE, Ended, FromIndexWorker, Skipped, Task, run_task
-from memlm.server.processes import forking
-from memlm.server.registry import Stores
+from memlm.server.processes import process_context
+from memlm.server.registry import DatastoreRegistry
 from memlm.wire.status import kind_of
 
 ATTEMPTS = 3  # of one whose process dies; a restart of the server is none of its faults, and does not count
 JOIN_S = 5.0
-LOCKED_S = 1.0  # until another try, where somebody else writes to the datastore
-POLL_S, SERVED_S = 0.05, 30.0
+LOCK_RETRY_S = 1.0  # until another try, where somebody else writes to the datastore
+POLL_S, SERVED_TIMEOUT_S = 0.05, 30.0
 PUBLISHING = "take into service"  # the last phase, in which it is too late for a cancel
 
 log = logging.getLogger("memlm.server")
@@ -41,10 +41,12 @@ log = logging.getLogger("memlm.server")
 class JobRunner:
     """Does jobs. Everything happens on the event loop; only the processes are elsewhere."""
 
-    def __init__(self, config: ServerConfig, records: JobRecords, stores: Stores, workers: Workers) -> None:
+    def __init__(
+        self, config: ServerConfig, records: JobRecords, stores: DatastoreRegistry, workers: WorkerPool
+    ) -> None:
         """Starts nothing yet."""
         self._config, self._records, self._stores, self._workers = config, records, stores, workers
-        self._news, self._runners = asyncio.Event(), list[asyncio.Task[None]]()
+        self._job_available, self._runners = asyncio.Event(), list[asyncio.Task[None]]()
         self.replacing = asyncio.Lock()  # held while a datastore takes another's place, or documents are deleted
 
     def start(self) -> None:
@@ -62,27 +64,27 @@ class JobRunner:
 
     def wake(self) -> None:
         """There may be something to do."""
-        self._news.set()
+        self._job_available.set()
 
     async def _work(self) -> None:
         """One index worker after another, as long as the server runs."""
         while True:
             job = self._next()
             if job is None:
-                self._news.clear()
+                self._job_available.clear()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), LOCKED_S)
+                    await asyncio.wait_for(self._job_available.wait(), LOCK_RETRY_S)
                 continue
             try:
                 await self._attempt(job)
             except asyncio.CancelledError:
                 raise
-            except MemlmError as problem:
-                await self._fail(job, problem)
+            except MemlmError as error:
+                await self._fail(job, error)
             except Exception:
                 log.exception("%s failed", job.name)
-                error = InternalError(f"a bug in the server; its log tells more under {job.name}")
-                await self.end(job, JobState.FAILED, error=error)
+                bug = InternalError(f"a bug in the server; its log tells more under {job.name}")
+                await self.end(job, JobState.FAILED, error=bug)
             self.wake()  # what waited for this one's datastore may go on
 
     def _next(self) -> Job | None:
@@ -98,9 +100,9 @@ class JobRunner:
         if job.kind == ADD and not job.has_begun:
             job.since = await asyncio.to_thread(lambda: read_manifest(Path(job.path)).last_segment)
         await self._records.write(job)
-        await self._conclude(job, None if job.is_cancelled else await self._run(job, self._task(job)))
+        await self._handle_outcome(job, None if job.is_cancelled else await self._run(job, self._task(job)))
 
-    async def _conclude(self, job: Job, ended: Ended | None) -> None:
+    async def _handle_outcome(self, job: Job, ended: Ended | None) -> None:
         """What follows from how an attempt ended; None is a process that died or was killed, or was not even begun."""
         if ended is not None and ended.report is not None:
             try:
@@ -112,13 +114,13 @@ class JobRunner:
                 await self.end(job, JobState.DONE, report=ended.report)
         elif job.is_cancelled:
             if await self._clean(job):
-                await self.end(job, JobState.CANCELLED, error=was_cancelled(job))
+                await self.end(job, JobState.CANCELLED, error=cancelled_error(job))
             else:  # the commit was before the kill: what is left is to say so
                 job.is_cancelled, job.state = False, JobState.QUEUED
                 await self._records.write(job)
         elif ended is not None and isinstance(ended.error, Locked):
             job.state, job.phase, job.attempts = JobState.QUEUED, "wait for another writer", job.attempts - 1
-            job.not_before_s = time.monotonic() + LOCKED_S
+            job.not_before_s = time.monotonic() + LOCK_RETRY_S
             await self._records.write(job)
         elif ended is not None and ended.error is not None:
             await self._fail(job, ended.error)
@@ -136,24 +138,24 @@ class JobRunner:
 
     async def _run(self, job: Job, task: Task) -> Ended | None:
         """One process, from its start to its end; None where it died or was killed."""
-        context = forking()
-        ours, theirs = context.Pipe()
-        process = context.Process(target=run_task, args=(theirs, task), name="index worker", daemon=True)
+        context = process_context()
+        pipe, worker_end = context.Pipe()
+        process = context.Process(target=run_task, args=(worker_end, task), name="index worker", daemon=True)
         await asyncio.to_thread(process.start)
-        theirs.close()
+        worker_end.close()
         job.process = process
         try:
-            with ours:
+            with pipe:
                 if job.is_cancelled:
                     process.kill()
-                while (message := await asyncio.to_thread(_receive, ours)) is not None:
+                while (message := await asyncio.to_thread(_receive, pipe)) is not None:
                     if isinstance(message, Ended):
                         return message
                     if isinstance(message, Skipped):
                         job.skipped += 1
                         log.warning("%s: %s is left out", job.name, message.problem)
                         continue
-                    job.hear(message)
+                    job.update_progress(message)
                     if not job.has_begun:
                         job.has_begun = True
                         await self._records.write(job)
@@ -196,12 +198,12 @@ class JobRunner:
     async def _publish(self, job: Job, report: JobReport) -> None:
         """Takes into service what a job has made. Where there is no worker now, the next one will have it."""
         if job.kind != BUILD:
-            await self._until_served(job.store)
+            await self._wait_until_served(job.store)
             if job.request.get("replace"):
-                self._workers.forget(job.store)
+                self._workers.mark_deleted(job.store)
             if job.request.get("purge"):
                 for other in self._records:
-                    if other.store == job.store and not other.is_open and other.hide():
+                    if other.store == job.store and not other.is_open and other.redact():
                         await self._records.write(other)
             return
         async with self.replacing:
@@ -226,23 +228,23 @@ class JobRunner:
         try:
             with suppress(Unavailable):
                 load = LoadDatastoreRequest(job.path, job.store, replace=True)
-                await self._workers.everywhere(load, lambda _: None, ours=True)
-            self._workers.forget(job.store)
+                await self._workers.broadcast(load, lambda _: None, internal=True)
+            self._workers.mark_deleted(job.store)
         except MemlmError:
             if before is None:
-                self._stores.take_out(job.store)
+                self._stores.remove(job.store)
             else:
                 self._stores.put(job.store, before)
             raise
         if before is not None and before.resolve() != path.resolve():
             await asyncio.to_thread(self._stores.discard, before)
 
-    async def _until_served(self, store: str) -> None:
+    async def _wait_until_served(self, store: str) -> None:
         """Waits until all workers have moved to what was committed."""
-        deadline_s = time.monotonic() + SERVED_S
+        deadline_s = time.monotonic() + SERVED_TIMEOUT_S
         while time.monotonic() < deadline_s:
             with suppress(MemlmError):
-                await self._workers.catch_up(store)
+                await self._workers.refresh(store)
                 return
             await asyncio.sleep(POLL_S)
         log.error("what was committed to %s is not served yet", store)
@@ -282,7 +284,7 @@ class JobRunner:
         job.ended.set()
 
 
-def was_cancelled(job: Job) -> Cancelled:
+def cancelled_error(job: Job) -> Cancelled:
     """What is told of a job that was cancelled."""
     return Cancelled(f"{job.name} was cancelled; {job.store!r} is as it was before")
 

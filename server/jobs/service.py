@@ -27,13 +27,13 @@ from memlm.base.files import lies_under
 from memlm.data.corpus import check_glob
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, Overloaded, PermissionDenied
 from memlm.server.config import ServerConfig
-from memlm.server.inference.pool import Workers
+from memlm.server.inference.pool import WorkerPool
 from memlm.server.jobs.job import PREFIX, Job, Upload
 from memlm.server.jobs.records import JobRecords
-from memlm.server.jobs.runner import PUBLISHING, JobRunner, was_cancelled
+from memlm.server.jobs.runner import PUBLISHING, JobRunner, cancelled_error
 from memlm.server.jobs.worker import ADD, BUILD, COMPACT
 from memlm.server.quota import Quota, share_of
-from memlm.server.registry import Stores
+from memlm.server.registry import DatastoreRegistry
 from memlm.server.telemetry.metrics import Metrics
 
 JOBS = "jobs"
@@ -41,17 +41,17 @@ MAX_PAGE = 1000
 RETRY_AFTER_S = 5.0
 
 
-class Jobs:
+class JobService:
     """All jobs of a server; a restart goes on with those that had not ended. All is done on the event loop."""
 
-    def __init__(self, config: ServerConfig, stores: Stores, metrics: Metrics, workers: Workers) -> None:
+    def __init__(self, config: ServerConfig, stores: DatastoreRegistry, metrics: Metrics, workers: WorkerPool) -> None:
         """Reads what an earlier server wrote down; starts nothing yet."""
         self._config, self._stores, self._workers = config, stores, workers
         self._records = JobRecords(None if stores.folder is None else stores.folder / JOBS)
         self._uploads = Quota("uploads under way", config.max_jobs, share_of(config.max_jobs))
         self._runner = JobRunner(config, self._records, stores, workers)
         self._submitting = asyncio.Lock()
-        metrics.watch_jobs(lambda: [job.info() for job in self._records])
+        metrics.observe_jobs(lambda: [job.info() for job in self._records])
 
     def start(self) -> None:
         """Begins to work, where the server keeps datastores at all."""
@@ -67,7 +67,7 @@ class Jobs:
         """Jobs that wait or run."""
         return self._records.num_open
 
-    def check(self, question: JobRequest, *, is_uploaded: bool = False) -> None:
+    def check(self, request: JobRequest, *, is_uploaded: bool = False) -> None:
         """Raises Incompatible where the server builds nothing, Overloaded where enough waits, NotFound, AlreadyExists
         and PermissionDenied for stores and paths: before anything is uploaded, and again once it `is_uploaded`.
         """
@@ -81,23 +81,23 @@ class Jobs:
                 " this server takes; try again later",
                 retry_after_s=RETRY_AFTER_S,
             )
-        if isinstance(question, BuildDatastoreRequest):
-            check_store_name(question.store)
-            self._check_corpus(question.corpus)
-            if question.glob is not None:
-                check_glob(question.glob)
-            self._stores.check_put(question.store, self._records.folder)
-            if question.replace:
+        if isinstance(request, BuildDatastoreRequest):
+            check_store_name(request.store)
+            self._check_corpus(request.corpus)
+            if request.glob is not None:
+                check_glob(request.glob)
+            self._stores.check_put(request.store, self._records.folder)
+            if request.replace:
                 return
-            if question.store in self._stores.paths or any(
-                job.is_open and job.kind == BUILD and job.store == question.store for job in self._records
+            if request.store in self._stores.paths or any(
+                job.is_open and job.kind == BUILD and job.store == request.store for job in self._records
             ):
                 raise AlreadyExists(
-                    f"there is a datastore {question.store!r} already, or one is being built; ask for its replacement"
+                    f"there is a datastore {request.store!r} already, or one is being built; ask for its replacement"
                     " (replace), or choose another name"
                 )
         else:
-            self._stores.path_of(question.store)
+            self._stores.path_of(request.store)
 
     @contextmanager
     def upload(self, caller: str) -> Iterator[Upload]:
@@ -110,21 +110,21 @@ class Jobs:
         ):
             yield upload
 
-    async def submit(self, question: JobRequest, owner: str, upload: Upload | None = None) -> OperationInfo:
+    async def submit(self, request: JobRequest, owner: str, upload: Upload | None = None) -> OperationInfo:
         """Takes a job in; once this returns, it is recorded on the disk. Raises what `check` raises, and AlreadyExists
         where another request came under the same id.
         """
-        digest = _digest(question, upload)
+        digest = _digest(request, upload)
         async with self._submitting:  # so that no two pass `check` for one name, or begin one request twice
-            if earlier := self._earlier(owner, question.request_id):
+            if earlier := self._earlier(owner, request.request_id):
                 if earlier.digest != digest:
                     raise AlreadyExists(
-                        f"request_id {question.request_id!r} was {earlier.name}, which was another request; choose"
+                        f"request_id {request.request_id!r} was {earlier.name}, which was another request; choose"
                         " another"
                     )
                 return earlier.info()
-            self.check(question, is_uploaded=upload is not None)
-            job = self._job_of(question, owner, digest, upload)
+            self.check(request, is_uploaded=upload is not None)
+            job = self._job_of(request, owner, digest, upload)
             await self._record(job, upload)
         self._runner.wake()
         await self._records.forget_old()
@@ -140,30 +140,30 @@ class Jobs:
 
     def get(self, name: str, owner: str) -> OperationInfo:
         """How far one is. Raises NotFound where it is not the owner's."""
-        return self._own(name, owner).info()
+        return self._owned(name, owner).info()
 
     def list(self, owner: str, page_size: int, page_token: str) -> OperationPage:
         """The owner's, the latest first."""
-        own = sorted((job for job in self._records if job.owner == owner), key=lambda job: -job.created_s)
-        begin = next((place for place, job in enumerate(own) if job.id == page_token), 0) if page_token else 0
-        if page_token and (not own or own[begin].id != page_token):
+        owned = sorted((job for job in self._records if job.owner == owner), key=lambda job: -job.created_s)
+        begin = next((place for place, job in enumerate(owned) if job.id == page_token), 0) if page_token else 0
+        if page_token and (not owned or owned[begin].id != page_token):
             raise InvalidInput("page_token is none that this server gave; begin anew", field="page_token")
         end = begin + min(page_size or MAX_PAGE, MAX_PAGE)
-        told = tuple(job.info() for job in own[begin:end])
-        return OperationPage(told, own[end].id if end < len(own) else "")
+        options = tuple(job.info() for job in owned[begin:end])
+        return OperationPage(options, owned[end].id if end < len(owned) else "")
 
     async def wait(self, name: str, owner: str, timeout_s: float) -> OperationInfo:
         """The same, once it has ended or the time is over."""
-        job = self._own(name, owner)
+        job = self._owned(name, owner)
         with suppress(TimeoutError):
             await asyncio.wait_for(job.ended.wait(), max(0.0, timeout_s))
         return job.info()
 
     async def cancel(self, name: str, owner: str) -> None:
         """Stops one, and removes what it had done. One that has ended, or is just going into service, stays."""
-        job = self._own(name, owner)
+        job = self._owned(name, owner)
         if job.state == JobState.QUEUED:
-            await self._runner.end(job, JobState.CANCELLED, error=was_cancelled(job))
+            await self._runner.end(job, JobState.CANCELLED, error=cancelled_error(job))
         elif job.is_open and job.phase != PUBLISHING:
             job.is_cancelled = True
             if job.process is not None:
@@ -171,38 +171,38 @@ class Jobs:
             await job.ended.wait()
 
     async def delete_documents(
-        self, question: DeleteDocumentsRequest, time_left_s: float | None, **about: Any
+        self, request: DeleteDocumentsRequest, time_left_s: float | None, **origin: Any
     ) -> DeleteReport:
         """Deletes documents of a datastore in service, and from its replacement where one is being built. It is done to
         its end, whether or not the caller waits.
         """
-        return await asyncio.shield(self._delete_documents(question, time_left_s, **about))
+        return await asyncio.shield(self._delete_documents(request, time_left_s, **origin))
 
     async def _delete_documents(
-        self, question: DeleteDocumentsRequest, time_left_s: float | None, **about: Any
+        self, request: DeleteDocumentsRequest, time_left_s: float | None, **origin: Any
     ) -> DeleteReport:
         begin_s = time.monotonic()
         async with self._runner.replacing:
             left_s = None if time_left_s is None else time_left_s - (time.monotonic() - begin_s)
-            report: DeleteReport = await self._workers.answer(question, left_s, **about)
+            report: DeleteReport = await self._workers.answer(request, left_s, **origin)
             for job in self._records:
                 if job.store != report.store:
                     continue
                 if job.is_open and job.kind == BUILD:
-                    job.deleted = sorted({*job.deleted, *question.document_ids})
+                    job.deleted = sorted({*job.deleted, *request.document_ids})
                     await self._records.write(job)
-                elif job.hide(question.document_ids):
+                elif job.redact(request.document_ids):
                     await self._records.write(job)
         return report
 
     async def delete(self, name: str, owner: str) -> None:
         """Forgets one that has ended. Raises Incompatible for one that has not."""
-        job = self._own(name, owner)
+        job = self._owned(name, owner)
         if job.is_open:
             raise Incompatible(f"{job.name} has not ended; cancel it first")
         await self._records.forget(job)
 
-    def _own(self, name: str, owner: str) -> Job:
+    def _owned(self, name: str, owner: str) -> Job:
         job = self._records.get(name.removeprefix(PREFIX))
         if job is None or job.owner != owner:
             raise NotFound(f"no operation {name!r}", kind="operation", name=name)
@@ -222,21 +222,21 @@ class Jobs:
             if not os.path.exists(path):  # Path's would raise for a name that is too long
                 raise NotFound(f"no file or folder at {path} on the server", kind="corpus", name=path)
 
-    def _job_of(self, question: JobRequest, owner: str, digest: str, upload: Upload | None) -> Job:
+    def _job_of(self, request: JobRequest, owner: str, digest: str, upload: Upload | None) -> Job:
         id_ = token_hex(8)
-        if isinstance(question, BuildDatastoreRequest):
+        if isinstance(request, BuildDatastoreRequest):
             assert self._stores.folder is not None  # `check` has seen to it
-            path = self._stores.folder / f"{question.store}-{id_}"
-            return Job(id_, owner, BUILD, question.store, str(path), asdict(question), digest, question.request_id)
-        name, path = self._stores.path_of(question.store)
-        if isinstance(question, AddDocumentsRequest):
-            kind, told = ADD, {"replace": question.replace}
+            path = self._stores.folder / f"{request.store}-{id_}"
+            return Job(id_, owner, BUILD, request.store, str(path), asdict(request), digest, request.request_id)
+        name, path = self._stores.path_of(request.store)
+        if isinstance(request, AddDocumentsRequest):
+            kind, options = ADD, {"replace": request.replace}
         else:
-            kind, told = COMPACT, {"purge": question.purge}
+            kind, options = COMPACT, {"purge": request.purge}
         documents = "" if upload is None else str(upload.path)
-        return Job(id_, owner, kind, name, str(path), told, digest, question.request_id, documents)
+        return Job(id_, owner, kind, name, str(path), options, digest, request.request_id, documents)
 
 
-def _digest(question: JobRequest, upload: Upload | None) -> str:
-    told = {**asdict(question), "kind": type(question).__name__, "upload": "" if upload is None else upload.digest}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+def _digest(request: JobRequest, upload: Upload | None) -> str:
+    options = {**asdict(request), "kind": type(request).__name__, "upload": "" if upload is None else upload.digest}
+    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()

@@ -21,7 +21,7 @@ from memlm.api.operations import JobReport
 from memlm.errors import InternalError, MemlmError
 from memlm.server.telemetry.logs import start_logging
 
-TELL_S = 0.2
+REPORT_INTERVAL_S = 0.2
 BUILD, ADD, COMPACT, DELETE = "build", "add", "compact", "delete"
 
 log = logging.getLogger("memlm.server.index_worker")
@@ -86,9 +86,9 @@ def run_task(pipe: Connection, task: Task) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     start_logging(task.log_level, task.log_format)
     _lower_priority(task.nice)
-    threading.Thread(target=_leave_with_the_front, args=(pipe,), name="front", daemon=True).start()
+    threading.Thread(target=_exit_with_front_end, args=(pipe,), name="front", daemon=True).start()
     try:
-        ended = Ended(_run(task, _Teller(pipe)))
+        ended = Ended(_run(task, _ProgressReporter(pipe)))
     except MemlmError as error:
         ended = Ended(None, error)
     except Exception:
@@ -98,7 +98,7 @@ def run_task(pipe: Connection, task: Task) -> None:
         pipe.send(ended)
 
 
-def _run(task: Task, tell: _Teller) -> JobReport:
+def _run(task: Task, reporter: _ProgressReporter) -> JobReport:
     """Does it, or finds that it was done."""
     import torch
 
@@ -110,24 +110,24 @@ def _run(task: Task, tell: _Teller) -> JobReport:
     begin_s = time.monotonic()
     torch.set_num_threads(task.num_threads or torch.get_num_threads())
     if task.kind == COMPACT:
-        done = compact_index(task.path, task.model, purge=task.purge, dtype=task.dtype, progress=tell.progress)
+        done = compact_index(task.path, task.model, purge=task.purge, dtype=task.dtype, progress=reporter.progress)
         if done.gave_up_addition:
             log.warning("the purge of %s gave up an interrupted addition", task.store)
     elif task.kind == DELETE:
         _delete(task)
     else:
-        corpus = Corpus(task.corpus, glob=task.glob or "**/*", on_problem=tell.problem, roots=task.roots)
+        corpus = Corpus(task.corpus, glob=task.glob or "**/*", on_problem=reporter.problem, roots=task.roots)
         if task.kind == ADD:
             if task.is_resumed and _was_added(task, corpus):
-                finish_build(task.path, task.model, dtype=task.dtype, progress=tell.progress)
+                finish_build(task.path, task.model, dtype=task.dtype, progress=reporter.progress)
             else:
                 add_to_index(
-                    task.model, corpus, task.path, replace=task.replace, dtype=task.dtype, progress=tell.progress
+                    task.model, corpus, task.path, replace=task.replace, dtype=task.dtype, progress=reporter.progress
                 )
         elif not (task.path / CURRENT).exists():  # its folder is nobody else's: what is there was committed by it
-            build_index(task.model, corpus, task.path, dtype=task.dtype, progress=tell.progress, **task.options)
+            build_index(task.model, corpus, task.path, dtype=task.dtype, progress=reporter.progress, **task.options)
         else:
-            finish_build(task.path, task.model, dtype=task.dtype, progress=tell.progress)
+            finish_build(task.path, task.model, dtype=task.dtype, progress=reporter.progress)
     with Datastore.open(task.path) as store:
         return JobReport(
             store=task.store,
@@ -147,10 +147,10 @@ def _delete(task: Task) -> None:
     from memlm.index.store.datastore import Datastore
 
     with Datastore.open(task.path) as store:
-        there, has_keys = [id_ for id_ in task.document_ids if store.has_document(id_)], store.has_keys
-        if there:
-            store.delete(there)
-    if there and has_keys:
+        present, has_keys = [id_ for id_ in task.document_ids if store.has_document(id_)], store.has_keys
+        if present:
+            store.delete(present)
+    if present and has_keys:
         compact(task.path, purge=True)
 
 
@@ -168,19 +168,19 @@ def _was_added(task: Task, corpus: Any) -> bool:
         return any(all(segment.documents.row_of(name) is not None for name in names) for segment in newer)
 
 
-class _Teller:
+class _ProgressReporter:
     """Tells the front how far things are, a few times a second."""
 
     def __init__(self, pipe: Connection) -> None:
         """Takes the worker's end of the pipe."""
-        self._pipe, self._told_s, self._phase = pipe, 0.0, ""
+        self._pipe, self._reported_s, self._phase = pipe, 0.0, ""
 
     def progress(self, phase: str, done: int, total: int | None, note: str = "") -> None:
         """See `memlm.base.progress.Progress`."""
         now_s = time.monotonic()
-        if phase == self._phase and done != total and now_s - self._told_s < TELL_S:
+        if phase == self._phase and done != total and now_s - self._reported_s < REPORT_INTERVAL_S:
             return
-        self._phase, self._told_s = phase, now_s
+        self._phase, self._reported_s = phase, now_s
         self._pipe.send(Progressed(phase, int(done), int(total or 0)))
 
     def problem(self, problem: object) -> None:
@@ -194,7 +194,7 @@ def _lower_priority(nice: int) -> None:
         os.nice(nice)  # not the idle class: beside one busy core it starves
 
 
-def _leave_with_the_front(pipe: Connection) -> None:
+def _exit_with_front_end(pipe: Connection) -> None:
     """Thread: the front says nothing; when it has gone, so does this process."""
     with suppress(EOFError, OSError):
         pipe.recv()

@@ -18,7 +18,7 @@ from grpc._cython import cygrpc
 from memlm.api.generation import Finished
 from memlm.api.params import GenerateRequest
 from memlm.errors import InvalidInput, MemlmError
-from memlm.server.telemetry.metrics import Generation, Metrics
+from memlm.server.telemetry.metrics import GenerationTimes, Metrics
 from memlm.wire.codec import WireEvent
 from memlm.wire.status import CODES, kind_of
 
@@ -55,44 +55,44 @@ class Tracer:
         self._server = SpanKind.SERVER
 
     @contextmanager
-    def span(self, call: Call, metadata: Any) -> Iterator[None]:
+    def span(self, call: CallRecord, metadata: Any) -> Iterator[None]:
         """A call's span; what the call has told by its end stands in it."""
-        above = self._propagator.extract({key: value for key, value in metadata or () if isinstance(value, str)})
-        told = {"rpc.system": "grpc", "rpc.method": call.name, "memlm.request_id": call.id}
-        begin_ns = round(1e9 * call.begun_s)
+        parent = self._propagator.extract({key: value for key, value in metadata or () if isinstance(value, str)})
+        fields = {"rpc.system": "grpc", "rpc.method": call.name, "memlm.request_id": call.id}
+        begin_ns = round(1e9 * call.started_s)
         span = self._tracer.start_span(
-            call.name, context=above, kind=self._server, attributes=told, start_time=begin_ns
+            call.name, context=parent, kind=self._server, attributes=fields, start_time=begin_ns
         )
         try:
             yield
         finally:
             span.set_attribute("rpc.grpc.status_code", call.code)
-            for name, value in call.told.items():
+            for name, value in call.fields.items():
                 if name != "prompt":
                     span.set_attribute(f"memlm.{name}", value)
-            self._phases(call, span)
+            self._add_phases(call, span)
             span.end()
 
     def close(self) -> None:
         """Sends what has not been sent."""
         self._provider.shutdown()
 
-    def _phases(self, call: Call, span: Any) -> None:
+    def _add_phases(self, call: CallRecord, span: Any) -> None:
         """What a generation's time went into, one after the other."""
         from opentelemetry.trace import set_span_in_context
 
-        begin_ns = round(1e9 * call.begun_s)
+        begin_ns = round(1e9 * call.started_s)
         for phase in PHASES:
-            if (ms := call.told.get(f"{phase}_ms")) is None:
+            if (ms := call.fields.get(f"{phase}_ms")) is None:
                 return
             end_ns = begin_ns + round(1e6 * ms)
-            below = self._tracer.start_span(phase, context=set_span_in_context(span), start_time=begin_ns)
-            below.end(end_time=end_ns)
+            child = self._tracer.start_span(phase, context=set_span_in_context(span), start_time=begin_ns)
+            child.end(end_time=end_ns)
             begin_ns = end_ns
 
 
 @dataclass(slots=True)
-class Call:
+class CallRecord:
     """One call, under the id that the worker's log, an internal error and `Accepted` know it by, too."""
 
     name: str
@@ -101,49 +101,49 @@ class Call:
     stores: frozenset[str] | None = frozenset()  # that the caller may know of; None: all
     peer: str = ""
     code: str = "OK"
-    begun_s: float = field(default_factory=time.time)
-    told: dict[str, Any] = field(default_factory=dict)
+    started_s: float = field(default_factory=time.time)
+    fields: dict[str, Any] = field(default_factory=dict)
     has_finished: bool = False
-    _watched: Generation | None = None
+    _times: GenerationTimes | None = None
 
-    def asks(self, question: Any, *, prompts: bool) -> None:
+    def record_request(self, request: Any, *, prompts: bool) -> None:
         """Takes in what is asked; of what people wrote nothing, unless `prompts` are wanted."""
-        if isinstance(question, GenerateRequest):
-            self.told |= {"session": question.session} if question.session else {}
+        if isinstance(request, GenerateRequest):
+            self.fields |= {"session": request.session} if request.session else {}
             if prompts:
-                self.told["prompt"] = question.prompt
+                self.fields["prompt"] = request.prompt
 
-    def hears(self, event: WireEvent, metrics: Metrics) -> None:
+    def record_event(self, event: WireEvent, metrics: Metrics) -> None:
         """Takes in what a generation tells."""
-        self._watched = self._watched or metrics.generation()
-        self._watched.event(event)
+        self._times = self._times or metrics.generation_times()
+        self._times.event(event)
         if isinstance(event, Finished):
             self.has_finished, usage = True, event.usage
-            self.told |= {"reason": event.reason.value}
-            self.told |= {name: getattr(usage, name) for name in ("prompt_tokens", "generated_tokens", "searches")}
+            self.fields |= {"reason": event.reason.value}
+            self.fields |= {name: getattr(usage, name) for name in ("prompt_tokens", "generated_tokens", "searches")}
             for name in ("queue_ms", "prefill_ms", "decode_ms", "retrieval_ms"):
-                self.told[name] = round(getattr(usage, name), 3)
+                self.fields[name] = round(getattr(usage, name), 3)
 
 
-class Calls:
+class CallLogger:
     """Watches all calls of a server."""
 
     def __init__(self, metrics: Metrics, tracer: Tracer | None) -> None:
         """Takes what counts, and what traces."""
         self._metrics, self._tracer = metrics, tracer
-        logging.getLogger(cygrpc.__name__).addFilter(tell_who_left)
+        logging.getLogger(cygrpc.__name__).addFilter(downgrade_disconnects)
 
     @contextmanager
-    def watch(self, name: str, context: grpc.aio.ServicerContext) -> Iterator[Call]:
+    def watch(self, name: str, context: grpc.aio.ServicerContext) -> Iterator[CallRecord]:
         """Watches a call to its end, however it ends."""
-        call, begin_s = Call(name, peer=context.peer()), time.monotonic()
+        call, begin_s = CallRecord(name, peer=context.peer()), time.monotonic()
         span = self._tracer.span(call, context.invocation_metadata()) if self._tracer else nullcontext()
-        with span, self._metrics.call(name) as ended:
+        with span, self._metrics.call(name) as record_end:
             try:
                 yield call
             except MemlmError as error:
                 call.code = CODES[kind_of(error)].name
-                call.told["error"] = str(error)
+                call.fields["error"] = str(error)
                 raise
             except Exception:
                 call.code = "INTERNAL"
@@ -152,18 +152,18 @@ class Calls:
                 call.code = "OK" if call.has_finished else "CANCELLED"
                 raise
             finally:
-                ended(call.code)
+                record_end(call.code)
                 self._log(call, 1000 * (time.monotonic() - begin_s))
 
-    def _log(self, call: Call, ms: float) -> None:
+    def _log(self, call: CallRecord, ms: float) -> None:
         if not log.isEnabledFor(logging.INFO):
             return
         fields: dict[str, Any] = {"call": call.name, "id": call.id, "caller": call.caller, "peer": call.peer}
-        fields |= {"code": call.code, "ms": round(ms, 3), **call.told}
+        fields |= {"code": call.code, "ms": round(ms, 3), **call.fields}
         log.info(" ".join(f"{name}={_plain(value)}" for name, value in fields.items()), extra={"fields": fields})
 
 
-def tell_who_left(record: logging.LogRecord) -> bool:
+def downgrade_disconnects(record: logging.LogRecord) -> bool:
     """Filter of gRPC's own log: that a caller left just as its answer went out is no error; one line says it."""
     if record.exc_info and isinstance(record.exc_info[1], cygrpc.ExecuteBatchError):
         record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
@@ -174,5 +174,5 @@ def tell_who_left(record: logging.LogRecord) -> bool:
 
 def _plain(value: Any) -> str:
     """A value that stays one word in its line, whoever made it up."""
-    said = str(value)
-    return said if said.isprintable() and " " not in said else repr(said)
+    text = str(value)
+    return text if text.isprintable() and " " not in text else repr(text)

@@ -23,32 +23,34 @@ class Metrics:
 
     def __init__(self) -> None:
         """Counts from nothing."""
-        self.registry = made = CollectorRegistry()
-        ProcessCollector(registry=made)  # of the front: processor time, memory, open files
-        self._requests = Counter("memlm_requests", "Calls that ended, by how.", ["call", "code"], registry=made)
-        self._open = Gauge("memlm_requests_open", "Calls that somebody waits for.", registry=made)
-        self._seconds = Histogram("memlm_request_seconds", "Of a call.", ["call"], buckets=SECONDS, registry=made)
-        self._first = Histogram("memlm_time_to_first_token_seconds", "Of a generation.", buckets=SECONDS, registry=made)
-        self._between = Histogram(
-            "memlm_time_between_tokens_seconds", "Mean of an event's.", buckets=SECONDS, registry=made
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)  # of the front: processor time, memory, open files
+        self._requests = Counter("memlm_requests", "Calls that ended, by how.", ["call", "code"], registry=registry)
+        self._open = Gauge("memlm_requests_open", "Calls that somebody waits for.", registry=registry)
+        self._seconds = Histogram("memlm_request_seconds", "Of a call.", ["call"], buckets=SECONDS, registry=registry)
+        self._first = Histogram(
+            "memlm_time_to_first_token_seconds", "Of a generation.", buckets=SECONDS, registry=registry
         )
-        self._tokens = Counter("memlm_tokens", "Prompt tokens read, and tokens generated.", ["kind"], registry=made)
-        self._searches = Counter("memlm_searches", "Tokens for which a datastore was searched.", registry=made)
+        self._between = Histogram(
+            "memlm_time_between_tokens_seconds", "Mean of an event's.", buckets=SECONDS, registry=registry
+        )
+        self._tokens = Counter("memlm_tokens", "Prompt tokens read, and tokens generated.", ["kind"], registry=registry)
+        self._searches = Counter("memlm_searches", "Tokens for which a datastore was searched.", registry=registry)
         self._retrieval = Histogram(
-            "memlm_retrieval_seconds", "Mean of a generation's searches.", buckets=SECONDS, registry=made
+            "memlm_retrieval_seconds", "Mean of a generation's searches.", buckets=SECONDS, registry=registry
         )
         self._lam = Histogram(
-            "memlm_lam", "Weight of memory in the mixture, mean of a generation.", buckets=WEIGHTS, registry=made
+            "memlm_lam", "Weight of memory in the mixture, mean of a generation.", buckets=WEIGHTS, registry=registry
         )
         self._beat = Gauge(
-            "memlm_heartbeat_age_seconds", "Since the stillest worker's loop told that it moves.", registry=made
+            "memlm_heartbeat_age_seconds", "Since the stillest worker's loop told that it moves.", registry=registry
         )
-        self._jobs = Gauge("memlm_operations", "Long work on datastores, by state.", ["state"], registry=made)
+        self._jobs = Gauge("memlm_operations", "Long work on datastores, by state.", ["state"], registry=registry)
         self._job_progress = Gauge(
-            "memlm_operation_progress", "Share of its phase that the one that runs has done.", registry=made
+            "memlm_operation_progress", "Share of its phase that the one that runs has done.", registry=registry
         )
         self._gauges = {
-            name: Gauge(f"memlm_{name}", help_, registry=made)
+            name: Gauge(f"memlm_{name}", help_, registry=registry)
             for name, help_ in (
                 ("running", "Requests that run side by side."),
                 ("waiting", "Requests in the queue."),
@@ -59,13 +61,13 @@ class Metrics:
             )
         }
 
-    def watch(self, age_s: Callable[[], float], stats: Callable[[], Stats]) -> None:
+    def observe_workers(self, age_s: Callable[[], float], stats: Callable[[], Stats]) -> None:
         """Takes what tells how old the last heartbeat is, and what the workers say of themselves."""
         self._beat.set_function(age_s)
         for name, gauge in self._gauges.items():
-            gauge.set_function(partial(_figure, stats, name))
+            gauge.set_function(partial(_stat, stats, name))
 
-    def watch_jobs(self, jobs: Callable[[], Sequence[OperationInfo]]) -> None:
+    def observe_jobs(self, jobs: Callable[[], Sequence[OperationInfo]]) -> None:
         """Takes what tells of all operations."""
         for state in JobState:
             count = partial(_count, jobs, state)
@@ -84,12 +86,12 @@ class Metrics:
             self._requests.labels(name, ended[0]).inc()
             self._seconds.labels(name).observe(time.monotonic() - begin_s)
 
-    def generation(self) -> Generation:
+    def generation_times(self) -> GenerationTimes:
         """Watches one generation."""
-        return Generation(self)
+        return GenerationTimes(self)
 
 
-def _figure(stats: Callable[[], Stats], name: str) -> float:
+def _stat(stats: Callable[[], Stats], name: str) -> float:
     return float(getattr(stats(), name))
 
 
@@ -102,12 +104,12 @@ def _progress(jobs: Sequence[OperationInfo]) -> float:
     return running[0].done / running[0].total if running else 0.0
 
 
-class Generation:
+class GenerationTimes:
     """The times of one generation's events."""
 
     def __init__(self, metrics: Metrics) -> None:
         """From now on."""
-        self._metrics, self._last_s, self._begun = metrics, time.monotonic(), False
+        self._metrics, self._last_s, self._has_begun = metrics, time.monotonic(), False
 
     def event(self, event: WireEvent) -> None:
         """One that goes out."""
@@ -121,11 +123,11 @@ class Generation:
                 self._metrics._retrieval.observe(usage.retrieval_ms / usage.searches / 1000)
                 self._metrics._lam.observe(usage.lam)
         elif isinstance(event, tuple) and event:
-            if self._begun:
+            if self._has_begun:
                 self._metrics._between.observe((now_s - self._last_s) / len(event))
             else:
                 self._metrics._first.observe(now_s - self._last_s)
-            self._last_s, self._begun = now_s, True
+            self._last_s, self._has_begun = now_s, True
 
 
 @dataclass(frozen=True, slots=True)

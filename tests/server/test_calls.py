@@ -19,7 +19,7 @@ from memlm.api.generation import Accepted, Finished, FinishReason, Usage
 from memlm.client import Client
 from memlm.errors import InvalidInput, NotFound
 from memlm.server.config import ServerConfig
-from memlm.server.telemetry.calls import Call, Calls, Tracer
+from memlm.server.telemetry.calls import CallLogger, CallRecord, Tracer
 from memlm.server.telemetry.logs import JsonLines
 from memlm.server.telemetry.metrics import Metrics
 
@@ -46,8 +46,8 @@ def test_each_call_is_a_line_under_its_id(
                 next(early)
         wait_until(lambda: len([line for line in lines_of(server) if "call" in line]) >= 3, 10)
         lines = [line for line in lines_of(server) if "call" in line]
-        told = {(line["call"], line["code"]): line for line in reversed(lines)}  # the first Generate counts
-    generated, failed = told["Generate", "OK"], told["Search", "NOT_FOUND"]
+        fields = {(line["call"], line["code"]): line for line in reversed(lines)}  # the first Generate counts
+    generated, failed = fields["Generate", "OK"], fields["Search", "NOT_FOUND"]
     assert generated["id"] == stream.accepted.request_id
     assert (generated["generated_tokens"], generated["reason"]) == (len(tokens), "length")
     assert (generated["searches"], generated["caller"], generated["level"]) == (len(tokens), "", "info")
@@ -70,7 +70,7 @@ def test_a_line_stays_one_line_whatever_is_in_it() -> None:
 
 def test_a_caller_that_left_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     """gRPC calls it one, with a traceback, and gives no place to catch it; all else that it tells stays as it is."""
-    Calls(Metrics(), None)
+    CallLogger(Metrics(), None)
     theirs = logging.getLogger(cygrpc.__name__)
     caplog.set_level(logging.INFO)
     for error in (cygrpc.ExecuteBatchError("SendStatusFromServerOperation"), ValueError("a bug")):
@@ -96,10 +96,10 @@ def test_who_leaves_after_the_last_event_had_all_of_it(caplog: pytest.LogCapture
     """Any client may hang up there, before the status is sent; only one that left earlier was cancelled."""
     caplog.set_level(logging.INFO)
     metrics = Metrics()
-    calls = Calls(metrics, None)
+    calls = CallLogger(metrics, None)
     for event in (Accepted("id", 1, None, 8, 0.25, 1.0), Finished(FinishReason.LENGTH, None, Usage())):
         with suppress(asyncio.CancelledError), calls.watch("Generate", Nobody()) as call:
-            call.hears(event, metrics)
+            call.record_event(event, metrics)
             raise asyncio.CancelledError
     assert [record.fields["code"] for record in caplog.records] == ["CANCELLED", "OK"]
 
@@ -152,10 +152,10 @@ def test_a_call_is_a_span_of_its_callers_trace(collector, model_folder: Path, tm
             client.search("nowhere", "a")
     (span,), (failed,) = taken.spans["Generate"], taken.spans["Search"]
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (trace, above)
-    told = {each.key: each.value for each in span.attributes}
-    assert told["memlm.request_id"].string_value == stream.accepted.request_id
-    assert told["memlm.generated_tokens"].int_value == 3
-    assert "memlm.prompt" not in told
+    fields = {each.key: each.value for each in span.attributes}
+    assert fields["memlm.request_id"].string_value == stream.accepted.request_id
+    assert fields["memlm.generated_tokens"].int_value == 3
+    assert "memlm.prompt" not in fields
     assert {each.key: each.value.string_value for each in failed.attributes}["rpc.grpc.status_code"] == "NOT_FOUND"
     for phase in ("queue", "prefill", "decode"):
         (part,) = taken.spans[phase]
@@ -171,4 +171,4 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         ServerConfig(Path("model"), otlp="127.0.0.1:4317")
     with pytest.raises(InvalidInput, match="text or json"):
         ServerConfig(Path("model"), log_format="xml")
-    assert Call("Generate").id != Call("Generate").id
+    assert CallRecord("Generate").id != CallRecord("Generate").id

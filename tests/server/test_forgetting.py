@@ -17,7 +17,7 @@ from memlm.client import Client
 from memlm.errors import AlreadyExists
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
-from memlm.server.inference.deletions import Deletions, Forgetting
+from memlm.server.inference.deletions import DeletionFilter, Deletions
 from memlm.v1.generation_pb2_grpc import GenerationStub
 from memlm.wire import codec
 
@@ -44,8 +44,8 @@ def generated(stub: GenerationStub) -> list[Accepted | tuple[Token, ...] | Finis
 
 
 def resumed(stub: GenerationStub, events: list) -> list[Accepted | tuple[Token, ...] | Finished]:
-    question = codec.to_wire(ResumeGenerationRequest(events[0].request_id, 0))
-    return [codec.event_from_wire(event) for event in stub.ResumeGeneration(question)]
+    request = codec.to_wire(ResumeGenerationRequest(events[0].request_id, 0))
+    return [codec.event_from_wire(event) for event in stub.ResumeGeneration(request)]
 
 
 def texts_of(events: list) -> list[str]:
@@ -105,13 +105,13 @@ def test_deletions_concern_the_streams_that_began_before_them() -> None:
     early = deletions.latest
     deletions.add(["s", "other"], ["a"])
     late = deletions.latest
-    assert Forgetting(early).without_deleted((named("a", "b"),)) == (named("b"),)
-    assert Forgetting(early).without_deleted((named("a", store="third"),)) == (named("a", store="third"),)
-    assert not Forgetting(late).is_needed
-    assert Forgetting(late).without_deleted((named("a", "b"),)) == (named("a", "b"),)
-    running = Forgetting(late)
+    assert DeletionFilter(early).apply((named("a", "b"),)) == (named("b"),)
+    assert DeletionFilter(early).apply((named("a", store="third"),)) == (named("a", store="third"),)
+    assert not DeletionFilter(late).is_needed
+    assert DeletionFilter(late).apply((named("a", "b"),)) == (named("a", "b"),)
+    running = DeletionFilter(late)
     deletions.add(["s"], None)
-    assert running.without_deleted((named("b"), named("b", store="other"))) == (named(), named("b", store="other"))
+    assert running.apply((named("b"), named("b", store="other"))) == (named(), named("b", store="other"))
 
 
 def test_a_replacement_that_is_being_built_does_not_bring_back_what_is_deleted_meanwhile(

@@ -34,9 +34,9 @@ def test_a_hostile_build_is_refused_before_there_is_an_operation(
     building: RunningServer, corpus_folder: Path, field: str, value: str
 ) -> None:
     values: dict[str, Any] = {"store": "docs", "corpus": [str(corpus_folder)], field: value}
-    question = datastores_pb2.BuildDatastoreRequest(**values)
+    request = datastores_pb2.BuildDatastoreRequest(**values)
     with grpc.insecure_channel(building.address) as channel, pytest.raises(grpc.RpcError) as refused:
-        datastores_pb2_grpc.DatastoresStub(channel).BuildDatastore(question, timeout=60)
+        datastores_pb2_grpc.DatastoresStub(channel).BuildDatastore(request, timeout=60)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "expected" in refused.value.details()
     with Client(building.address) as client:

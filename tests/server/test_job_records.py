@@ -16,12 +16,12 @@ from memlm.base.clock import Clock
 from memlm.base.files import signed
 from memlm.errors import AlreadyExists
 from memlm.server.config import ServerConfig
-from memlm.server.inference.pool import Workers
+from memlm.server.inference.pool import WorkerPool
 from memlm.server.jobs.job import Job, Upload
-from memlm.server.jobs.records import KEPT_S, JobRecords
-from memlm.server.jobs.service import Jobs
+from memlm.server.jobs.records import KEEP_S, JobRecords
+from memlm.server.jobs.service import JobService
 from memlm.server.jobs.worker import BUILD
-from memlm.server.registry import Stores
+from memlm.server.registry import DatastoreRegistry
 from memlm.server.telemetry.metrics import Metrics
 
 
@@ -59,10 +59,10 @@ def on_disk(records: JobRecords, id_: str = "one") -> dict:
     return signed((records.folder / f"{id_}.json").read_bytes())
 
 
-def jobs_of(folder: Path) -> Jobs:
+def jobs_of(folder: Path) -> JobService:
     config = ServerConfig(model=folder / "model", store_dir=folder / "stores", corpus_roots=(folder,))
-    stores = Stores((), config.store_dir)
-    return Jobs(config, stores, Metrics(), Workers(config, lambda: stores.paths))
+    stores = DatastoreRegistry((), config.store_dir)
+    return JobService(config, stores, Metrics(), WorkerPool(config, lambda: stores.paths))
 
 
 async def test_a_job_is_found_once_its_record_is_on_the_disk(tmp_path: Path, slow_disk: SlowDisk) -> None:
@@ -127,11 +127,11 @@ async def test_submissions_take_turns_so_that_one_request_id_is_one_operation(
     slow_disk.go_on.set()
     jobs = jobs_of(tmp_path)
     slow_disk.hold()
-    question = BuildDatastoreRequest("docs", (str(tmp_path / "text.txt"),), request_id="mine")
-    first = asyncio.create_task(jobs.submit(question, "ann"))
+    request = BuildDatastoreRequest("docs", (str(tmp_path / "text.txt"),), request_id="mine")
+    first = asyncio.create_task(jobs.submit(request, "ann"))
     await asyncio.to_thread(slow_disk.syncing.wait, 30)
-    second = asyncio.create_task(jobs.submit(question, "ann"))
-    other = asyncio.create_task(jobs.submit(BuildDatastoreRequest("docs", question.corpus), "ann"))
+    second = asyncio.create_task(jobs.submit(request, "ann"))
+    other = asyncio.create_task(jobs.submit(BuildDatastoreRequest("docs", request.corpus), "ann"))
     for _ in range(10):
         await asyncio.sleep(0)
     assert not second.done()
@@ -149,8 +149,8 @@ async def test_an_upload_outlives_a_caller_that_left_while_its_job_was_recorded(
     given = tmp_path / "docs"
     given.mkdir()
     config = ServerConfig(model=tmp_path / "model", store_dir=tmp_path / "stores")
-    stores = Stores((given,), config.store_dir)
-    jobs = Jobs(config, stores, Metrics(), Workers(config, lambda: stores.paths))
+    stores = DatastoreRegistry((given,), config.store_dir)
+    jobs = JobService(config, stores, Metrics(), WorkerPool(config, lambda: stores.paths))
 
     async def add() -> None:
         with jobs.upload("ann") as upload:
@@ -241,9 +241,9 @@ async def test_operations_are_kept_a_week_by_the_monotonic_clock(tmp_path: Path)
     """Across restarts of the server; a reboot of the machine starts the week anew."""
     await ended_job(JobRecords(tmp_path, SetClock(1000.0)), "one")
     for clock, is_kept in (
-        (SetClock(1000.0 + KEPT_S - 1), True),
-        (SetClock(2 * KEPT_S, boot="second"), True),
-        (SetClock(1000.0 + KEPT_S + 1), False),
+        (SetClock(1000.0 + KEEP_S - 1), True),
+        (SetClock(2 * KEEP_S, boot="second"), True),
+        (SetClock(1000.0 + KEEP_S + 1), False),
     ):
         records = JobRecords(tmp_path, clock)
         await records.forget_old()

@@ -42,7 +42,7 @@ from memlm.index.store.lock import writing
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel
 from memlm.server.jobs.job import Upload
-from memlm.server.jobs.worker import ADD, BUILD, Task, _run, _Teller
+from memlm.server.jobs.worker import ADD, BUILD, Task, _ProgressReporter, _run
 
 NEW = [NewDocument(f"new-{n}", make_text(100 + n, 60), metadata={"number": n}) for n in range(3)]
 
@@ -637,7 +637,7 @@ def test_an_addition_killed_in_its_checks_is_finished_by_the_next_worker(model_f
         add_to_index(model_folder, Corpus([second]), tmp_path / "s", progress=kill_in_checks)
     task = Task(ADD, "s", tmp_path / "s", model_folder, corpus=(second,), since=1, is_resumed=True)
     ours, theirs = Pipe()
-    _run(task, _Teller(theirs))
+    _run(task, _ProgressReporter(theirs))
     assert ours.poll()
     assert ours.recv().phase == "measure quality"
     with Datastore.open(tmp_path / "s") as store:
@@ -654,7 +654,7 @@ def test_a_build_killed_in_its_checks_is_finished_by_the_next_worker(model_folde
         assert store.manifest.quality is None
     task = Task(BUILD, "s", tmp_path / "s", model_folder, corpus=(corpus_folder,), options=options, is_resumed=True)
     ours, theirs = Pipe()
-    first, second = (_run(task, _Teller(theirs)) for _ in range(2))
+    first, second = (_run(task, _ProgressReporter(theirs)) for _ in range(2))
     assert ours.poll()
     assert ours.recv().phase == "measure quality"
     with Datastore.open(tmp_path / "s") as store:

@@ -27,7 +27,7 @@ from memlm.index.store.lock import committing
 from memlm.index.store.manifest import CURRENT, FIRST_MANIFEST
 from memlm.language_model import load
 from memlm.server.config import ServerConfig
-from memlm.server.processes import SPINS
+from memlm.server.processes import OPENMP_SPIN_COUNT
 
 LONG = {"temperature": 0}  # on the long model: goes round in circles for many seconds
 
@@ -385,7 +385,7 @@ def test_settings_that_mean_nothing_are_refused_by_name(tmp_path: Path, field: s
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked, and wait as libgomp does, under Linux")
 @pytest.mark.parametrize(
     ("told", "spins"),
-    [({}, str(SPINS)), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+    [({}, str(OPENMP_SPIN_COUNT)), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
     ids=["nothing", "a count", "a policy"],
 )
 def test_threads_of_the_servers_processes_spin_briefly_unless_told_otherwise(told, spins):

@@ -20,7 +20,7 @@ from memlm.generation.sessions import Sessions
 from memlm.language_model import LanguageModel
 from memlm.model.checkpoint import load_checkpoint
 from memlm.model.state_pool import copied
-from memlm.server.inference.messages import Ask, Cancel, Events, Failed, Heartbeat, Question, Result, Stop
+from memlm.server.inference.messages import Cancel, Events, Failed, Heartbeat, Request, Result, Stop, Submission
 from memlm.server.inference.worker import Worker
 
 PROMPT = "the memory of a model"
@@ -29,14 +29,14 @@ PATIENCE_S = 60.0
 OTHER = GenerateRequest("the", SamplingParams(max_tokens=8, temperature=0))
 
 
-class Caller:
+class FakePipe:
     """Stands for the pipe: asks some requests at once, and stops the worker when all of them are answered."""
 
-    def __init__(self, **questions: Question) -> None:
+    def __init__(self, **requests: Request) -> None:
         now_s = time.monotonic()
-        self.coming: list[Any] = [Ask(id_, question, now_s, None, id_) for id_, question in questions.items()]
-        self.told: list[Any] = []
-        self.ended = {id_: threading.Event() for id_ in questions}
+        self.coming: list[Any] = [Submission(id_, request, now_s, None, id_) for id_, request in requests.items()]
+        self.messages: list[Any] = []
+        self.ended = {id_: threading.Event() for id_ in requests}
         self.cancelled = set[str]()
         self.at_each_turn: Callable[[], None] = lambda: None
 
@@ -57,14 +57,14 @@ class Caller:
     def send(self, message: Any) -> None:
         if isinstance(message, Heartbeat):
             return
-        self.told.append(message)
+        self.messages.append(message)
         if not isinstance(message, Events) or isinstance(message.events[-1], Finished):
             self.ended[message.id].set()
 
     def play(self, lm: LanguageModel) -> dict[str, Any]:
         """The last answer to each request."""
         Worker(lm, self, self.send, 8).run()  # type: ignore[arg-type]
-        return {message.id: message for message in self.told}
+        return {message.id: message for message in self.messages}
 
 
 @pytest.fixture
@@ -112,22 +112,24 @@ def syncing(monkeypatch: pytest.MonkeyPatch) -> Callable[[threading.Event], set[
 
 
 @pytest.mark.parametrize(
-    "question",
+    "long_request",
     [
         TokenizeRequest(LONG),
         ScoreRequest(LONG),
         GenerateRequest(LONG, SamplingParams(max_tokens=1)),
         AppendToSessionRequest("", LONG),
     ],
-    ids=lambda question: type(question).__name__,
+    ids=lambda long_request: type(long_request).__name__,
 )
-def test_long_texts_are_encoded_while_others_are_served(long_lm: LanguageModel, encoding: Any, question: Any) -> None:
+def test_long_texts_are_encoded_while_others_are_served(
+    long_lm: LanguageModel, encoding: Any, long_request: Any
+) -> None:
     """Nothing is encoded before the other generation has come to its end."""
-    if isinstance(question, AppendToSessionRequest):
-        question = AppendToSessionRequest(long_lm.sessions.create().name, LONG)
-    caller = Caller(long=question, other=OTHER)
-    threads = encoding(caller.ended["other"])
-    last = caller.play(long_lm)
+    if isinstance(long_request, AppendToSessionRequest):
+        long_request = AppendToSessionRequest(long_lm.sessions.create().name, LONG)
+    pipe = FakePipe(long=long_request, other=OTHER)
+    threads = encoding(pipe.ended["other"])
+    last = pipe.play(long_lm)
     assert not isinstance(last["long"], Failed)
     assert isinstance(last["other"].events[-1], Finished)
     assert threads
@@ -135,9 +137,9 @@ def test_long_texts_are_encoded_while_others_are_served(long_lm: LanguageModel, 
 
 
 def test_a_search_for_a_long_text_is_encoded_while_others_are_served(lm: LanguageModel, encoding: Any) -> None:
-    caller = Caller(long=SearchRequest(LONG), other=OTHER)
-    threads = encoding(caller.ended["other"])
-    found = caller.play(lm)["long"]
+    pipe = FakePipe(long=SearchRequest(LONG), other=OTHER)
+    threads = encoding(pipe.ended["other"])
+    found = pipe.play(lm)["long"]
     assert threading.get_ident() not in threads
     assert found == Result("long", lm.search(None, LONG))
 
@@ -147,7 +149,7 @@ def test_a_prompt_that_cannot_fit_is_refused_without_encoding_it(
 ) -> None:
     session = lm.sessions.create().name
     monkeypatch.setattr(Tokenizer, "_encodings", lambda *_: pytest.fail("it was encoded"))
-    last = Caller(prompt=GenerateRequest(LONG), append=AppendToSessionRequest(session, LONG)).play(lm)
+    last = FakePipe(prompt=GenerateRequest(LONG), append=AppendToSessionRequest(session, LONG)).play(lm)
     for refused in (last["prompt"].error, last["append"].error):
         assert isinstance(refused, InvalidInput)
         assert "at least" in str(refused)
@@ -174,15 +176,15 @@ def test_what_is_cancelled_or_late_while_it_is_encoded_gives_its_session_back(
 ) -> None:
     name, other = long_lm.sessions.create().name, long_lm.sessions.create().name
     over = threading.Event()
-    caller = Caller(
+    pipe = FakePipe(
         gone=GenerateRequest(LONG, SamplingParams(max_tokens=1), session=name),
         late=AppendToSessionRequest(other, LONG),
         other=OTHER,
     )
-    caller.coming[1] = Ask("late", caller.coming[1].question, time.monotonic(), time.monotonic() + 1.0)
+    pipe.coming[1] = Submission("late", pipe.coming[1].request, time.monotonic(), time.monotonic() + 1.0)
     threads = encoding(over)
-    caller.at_each_turn = lambda: caller.cancel("gone") if threads else None
-    last = caller.play(long_lm)
+    pipe.at_each_turn = lambda: pipe.cancel("gone") if threads else None
+    last = pipe.play(long_lm)
     over.set()
     assert threads
     assert isinstance(last["late"].error, DeadlineExceeded)
@@ -196,9 +198,9 @@ def test_a_text_of_more_tokens_than_an_answer_takes_is_refused(
 ) -> None:
     most = len(lm.tokenize(PROMPT))
     monkeypatch.setattr("memlm.data.tokenizer.MAX_TOKEN_IDS", most)
-    last = Caller(fits=TokenizeRequest(PROMPT), longer=TokenizeRequest(PROMPT + "s"), long=TokenizeRequest(LONG)).play(
-        lm
-    )
+    last = FakePipe(
+        fits=TokenizeRequest(PROMPT), longer=TokenizeRequest(PROMPT + "s"), long=TokenizeRequest(LONG)
+    ).play(lm)
     assert list(last["fits"].value) == lm.tokenize(PROMPT)
     for id_ in ("longer", "long"):
         assert isinstance(last[id_].error, InvalidInput)
@@ -208,25 +210,25 @@ def test_a_text_of_more_tokens_than_an_answer_takes_is_refused(
 def test_the_text_of_many_tokens_comes_in_steps(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memlm.data.tokenizer.DECODED_TOKENS", 7)
     ids = tuple(lm.tokenize("é 猫 🙂 " + LONG))
-    told = Caller(ids=DetokenizeRequest(ids), other=OTHER).play(lm)
-    assert told["ids"] == Result("ids", "é 猫 🙂 " + LONG)
-    assert isinstance(told["other"].events[-1], Finished)
+    messages = FakePipe(ids=DetokenizeRequest(ids), other=OTHER).play(lm)
+    assert messages["ids"] == Result("ids", "é 猫 🙂 " + LONG)
+    assert isinstance(messages["other"].events[-1], Finished)
 
 
 @pytest.mark.parametrize("what", ["create", "append", "fork", "delete", "generate"])
 def test_sessions_are_written_while_others_are_served(long_lm: LanguageModel, syncing: Any, what: str) -> None:
     """The disk answers only after the other generation has come to its end, and is answered for by then."""
     name = long_lm.sessions.create().name
-    question: Any = {
+    request: Any = {
         "create": CreateSessionRequest(),
         "append": AppendToSessionRequest(name, PROMPT),
         "fork": ForkSessionRequest(name),
         "delete": DeleteSessionRequest(name),
         "generate": GenerateRequest(PROMPT, SamplingParams(max_tokens=2), session=name),
     }[what]
-    caller = Caller(it=question, other=OTHER)
-    threads = syncing(caller.ended["other"])
-    last = caller.play(long_lm)
+    pipe = FakePipe(it=request, other=OTHER)
+    threads = syncing(pipe.ended["other"])
+    last = pipe.play(long_lm)
     assert threads
     assert threading.get_ident() not in threads
     assert not isinstance(last["it"], Failed)
@@ -238,19 +240,19 @@ def test_a_write_that_has_begun_ends_before_the_session_is_used_again(
 ) -> None:
     """Memory and disk agree after a cancelled append: both have it."""
     name = long_lm.sessions.create().name
-    caller = Caller(it=AppendToSessionRequest(name, PROMPT), other=OTHER)
+    pipe = FakePipe(it=AppendToSessionRequest(name, PROMPT), other=OTHER)
     cancelled = threading.Event()
     threads = syncing(cancelled)
 
     def cancel_the_write() -> None:
-        if "it" in caller.cancelled and not caller.coming:  # the worker has taken the cancellation
+        if "it" in pipe.cancelled and not pipe.coming:  # the worker has taken the cancellation
             assert cancelled.is_set() or long_lm.get_session(name).busy
             cancelled.set()
         elif threads:
-            caller.cancel("it")
+            pipe.cancel("it")
 
-    caller.at_each_turn = cancel_the_write
-    assert "it" not in caller.play(long_lm)
+    pipe.at_each_turn = cancel_the_write
+    assert "it" not in pipe.play(long_lm)
     held = long_lm.get_session(name)
     again = Sessions(long_lm.checkpoint, folder=tmp_path / "sessions")
     assert again.get(name).num_tokens == held.num_tokens
@@ -265,14 +267,16 @@ def test_a_write_that_fails_is_that_calls_error_and_changes_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    last = Caller(append=AppendToSessionRequest(name, PROMPT), create=CreateSessionRequest(), other=OTHER).play(long_lm)
+    last = FakePipe(append=AppendToSessionRequest(name, PROMPT), create=CreateSessionRequest(), other=OTHER).play(
+        long_lm
+    )
     monkeypatch.undo()
     assert isinstance(last["append"].error, StorageFull)
     assert isinstance(last["create"].error, StorageFull)
     assert isinstance(last["other"].events[-1], Finished)
     (info,) = long_lm.list_sessions()
     assert (info.name, info.num_tokens, info.busy) == (name, 0, False)
-    assert Caller(again=AppendToSessionRequest(name, PROMPT)).play(long_lm)["again"].value.num_tokens > 0
+    assert FakePipe(again=AppendToSessionRequest(name, PROMPT)).play(long_lm)["again"].value.num_tokens > 0
 
 
 def test_large_states_are_copied_while_others_are_served(
@@ -283,21 +287,21 @@ def test_large_states_are_copied_while_others_are_served(
     monkeypatch.setattr("memlm.generation.batch.APART_SHARE", 1 << 60)
     monkeypatch.setattr("memlm.generation.sessions.LARGE_BYTES", 0)
     name = long_lm.sessions.create().name
-    Caller(append=AppendToSessionRequest(name, PROMPT * 20)).play(long_lm)
-    caller, threads = Caller(it=GenerateRequest(PROMPT, OTHER.sampling, session=name), other=OTHER), set[int]()
+    FakePipe(append=AppendToSessionRequest(name, PROMPT * 20)).play(long_lm)
+    pipe, threads = FakePipe(it=GenerateRequest(PROMPT, OTHER.sampling, session=name), other=OTHER), set[int]()
     for place in ("memlm.generation.batch", "memlm.generation.generation", "memlm.generation.sessions"):
 
         def copy_later(*arguments: Any, **options: Any) -> Any:
             threads.add(threading.get_ident())
-            assert caller.ended["other"].wait(PATIENCE_S)
+            assert pipe.ended["other"].wait(PATIENCE_S)
             return copied(*arguments, **options)
 
         monkeypatch.setattr(f"{place}.copied", copy_later)
-    last = caller.play(long_lm)
+    last = pipe.play(long_lm)
     assert not isinstance(last["it"], Failed)
     assert threads
     assert threading.get_ident() not in threads
     assert isinstance(last["it"].events[-1], Finished)
     used = long_lm.get_session(name)
     assert used.num_tokens > 8
-    assert long_lm.sessions._sessions[name].past.num_read <= used.num_tokens
+    assert long_lm.sessions._sessions[name].state.num_read <= used.num_tokens

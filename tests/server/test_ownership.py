@@ -14,8 +14,8 @@ from memlm.api.datastores import NewDocument
 from memlm.client import Client
 from memlm.errors import InvalidInput, Locked
 from memlm.server.config import ServerConfig
-from memlm.server.ownership import owning
-from memlm.server.registry import Stores
+from memlm.server.ownership import lock_folders
+from memlm.server.registry import DatastoreRegistry
 
 
 @pytest.mark.parametrize("option", ["session_dir", "store_dir"])
@@ -23,28 +23,28 @@ def test_a_folder_is_held_however_it_is_spelled(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to("kept")
     named = f"--{option.replace('_', '-')}"
-    with owning(ServerConfig(Path("model"), **{option: Path("kept")})):
+    with lock_folders(ServerConfig(Path("model"), **{option: Path("kept")})):
         for spelled in (tmp_path / "kept", Path("link"), Path("../x/../", tmp_path.name, "kept")):
             with (
                 pytest.raises(Locked, match=rf"{tmp_path}/kept \({named}\) is used by another server.*its own"),
-                owning(ServerConfig(Path("model"), **{option: spelled})),
+                lock_folders(ServerConfig(Path("model"), **{option: spelled})),
             ):
                 pass
-    with owning(ServerConfig(Path("model"), **{option: tmp_path / "kept"})):
+    with lock_folders(ServerConfig(Path("model"), **{option: tmp_path / "kept"})):
         pass
 
 
 def test_one_folder_may_be_both_and_is_held_once(tmp_path: Path) -> None:
-    with owning(ServerConfig(Path("model"), session_dir=tmp_path, store_dir=tmp_path / "." / "x" / "..")):
+    with lock_folders(ServerConfig(Path("model"), session_dir=tmp_path, store_dir=tmp_path / "." / "x" / "..")):
         pass
 
 
 def test_a_refused_server_lets_go_of_what_it_held(tmp_path: Path) -> None:
     sessions, stores = tmp_path / "sessions", tmp_path / "stores"
-    with owning(ServerConfig(Path("model"), store_dir=stores)):
-        with pytest.raises(Locked), owning(ServerConfig(Path("model"), session_dir=sessions, store_dir=stores)):
+    with lock_folders(ServerConfig(Path("model"), store_dir=stores)):
+        with pytest.raises(Locked), lock_folders(ServerConfig(Path("model"), session_dir=sessions, store_dir=stores)):
             pass
-        with owning(ServerConfig(Path("model"), session_dir=sessions)):
+        with lock_folders(ServerConfig(Path("model"), session_dir=sessions)):
             pass
 
 
@@ -52,7 +52,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(InvalidInput, match=r"file/sessions \(--session-dir\) cannot be used") as refused,
-        owning(ServerConfig(Path("model"), session_dir=tmp_path / "file" / "sessions")),
+        lock_folders(ServerConfig(Path("model"), session_dir=tmp_path / "file" / "sessions")),
     ):
         pass
     assert refused.value.field == "session_dir"
@@ -116,17 +116,17 @@ def test_a_folder_in_service_under_any_spelling_is_not_discarded(
     folder = tmp_path / "stores" / "docs-1"
     folder.mkdir(parents=True)
     (tmp_path / "link").symlink_to("stores")
-    stores = Stores((), Path("stores"))
+    stores = DatastoreRegistry((), Path("stores"))
     stores.put("keep", folder)
     stores.put("linked", Path("link/docs-1"))
     stores.put("docs", Path("stores/docs-1"))
-    stores.take_out("docs")
+    stores.remove("docs")
     stores.discard(Path("stores/docs-1"))
     assert folder.is_dir()
-    stores.take_out("keep")
+    stores.remove("keep")
     stores.discard(folder)
     assert folder.is_dir()
-    stores.take_out("linked")
+    stores.remove("linked")
     stores.discard(Path("stores/docs-1"))
     assert not folder.exists()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from memlm.errors import Overloaded, Unauthenticated
-from memlm.server.frontend.auth import Guard
-from memlm.server.frontend.watched_files import LOOK_AGAIN_S, WatchedFiles
+from memlm.server.frontend.auth import Authenticator
+from memlm.server.frontend.watched_files import RECHECK_S, WatchedFiles
 
 ANN = "ann's own secret 0"
 
@@ -50,13 +50,13 @@ def test_a_change_within_one_tick_of_the_clock_is_noticed(
     path = tmp_path / "f"
     path.write_text("old")
     files = WatchedFiles(path)
-    assert not files.have_changed()
+    assert not files.reload()
     write(path, "new")
-    assert files.have_changed()
+    assert files.reload()
     assert files.contents == [b"new"]
     write(path, "odd")  # what was read before was half of a write
     clock[0] += 10  # nobody called for a while
-    assert files.have_changed()
+    assert files.reload()
     assert files.contents == [b"odd"]
 
 
@@ -70,13 +70,13 @@ def test_files_that_rest_are_not_read(tmp_path: Path, clock: list[float], monkey
     monkeypatch.setattr(Path, "read_bytes", counted)
     path.write_text("old")
     files = WatchedFiles(path)
-    clock[0] += LOOK_AGAIN_S / 2
-    assert not files.have_changed()
-    clock[0] += LOOK_AGAIN_S
-    assert not files.have_changed()
+    clock[0] += RECHECK_S / 2
+    assert not files.reload()
+    clock[0] += RECHECK_S
+    assert not files.reload()
     assert reads == [3]
     for _ in range(5):
-        assert not files.have_changed()
+        assert not files.reload()
     assert reads == [3]
 
 
@@ -86,11 +86,11 @@ def test_a_file_that_goes_and_comes_back_is_read_again(tmp_path: Path) -> None:
     files = WatchedFiles(path)
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        files.have_changed()
-    assert not files.have_changed()  # told once
+        files.reload()
+    assert not files.reload()  # told once
     assert files.contents == [b"old"]
     path.write_text("new")
-    assert files.have_changed()
+    assert files.reload()
 
 
 def tokens(rate: int, name: str = "ann") -> str:
@@ -101,25 +101,25 @@ def test_a_reload_keeps_the_rates_that_stay(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("memlm.server.frontend.auth.time.monotonic", lambda: 100.0)
     path = tmp_path / "tokens.toml"
     path.write_text(tokens(6))
-    guard, metadata = Guard(path), (("authorization", f"Bearer {ANN}"),)
-    guard.caller(metadata).check("Generate")
+    guard, metadata = Authenticator(path), (("authorization", f"Bearer {ANN}"),)
+    guard.authenticate(metadata).check("Generate")
     for text, is_new in ((tokens(6) + "# reloaded\n", False), (tokens(60), True), (tokens(60, "ben"), True)):
         path.write_text(text)
         if is_new:
-            guard.caller(metadata).check("Generate")
+            guard.authenticate(metadata).check("Generate")
         else:
             with pytest.raises(Overloaded, match="6 times a minute"):
-                guard.caller(metadata).check("Generate")
+                guard.authenticate(metadata).check("Generate")
 
 
 def test_tokens_that_change_in_place_within_a_tick_count_at_once(tmp_path: Path, still_times: None) -> None:
     path, other = tmp_path / "tokens.toml", "ann's own secret 1"
     path.write_text(tokens(600))
-    guard = Guard(path)
+    guard = Authenticator(path)
     in_place(path, tokens(600).replace(ANN, other))
-    assert guard.caller((("authorization", f"Bearer {other}"),)).name == "ann"
+    assert guard.authenticate((("authorization", f"Bearer {other}"),)).name == "ann"
     with pytest.raises(Unauthenticated):
-        guard.caller((("authorization", f"Bearer {ANN}"),))
+        guard.authenticate((("authorization", f"Bearer {ANN}"),))
 
 
 @pytest.mark.parametrize(("mode", "is_warned"), [(0o600, False), (0o640, False), (0o644, True)])
@@ -129,5 +129,5 @@ def test_a_file_of_tokens_that_every_user_can_read_is_warned_of(
     path = tmp_path / "tokens.toml"
     path.write_text(tokens(6))
     path.chmod(mode)
-    Guard(path)
+    Authenticator(path)
     assert ("every user of this machine can read it" in caplog.text) == is_warned

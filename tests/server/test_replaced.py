@@ -22,8 +22,8 @@ from memlm.index.store.manifest import read_manifest
 from memlm.indexing.build import build_index
 from memlm.server.config import ServerConfig
 from memlm.server.jobs.records import JobRecords
-from memlm.server.ownership import owning
-from memlm.server.registry import Stores
+from memlm.server.ownership import lock_folders
+from memlm.server.registry import DatastoreRegistry
 
 PROMPT, OTHERS = make_text(3, 8), {f"other-{number}.txt" for number in range(3)}
 ASKED = 16  # often enough that each of two workers has answered
@@ -165,11 +165,11 @@ def test_a_server_does_not_start_with_a_store_that_it_was_given_and_cannot_open(
 
 
 def test_a_restart_does_not_forget_a_datastore_whose_folder_is_missing(tmp_path: Path) -> None:
-    stores = Stores([], tmp_path)
+    stores = DatastoreRegistry([], tmp_path)
     (tmp_path / "docs-1").mkdir()
     stores.put("docs", tmp_path / "docs-1")
     (tmp_path / "docs-1").rmdir()
-    assert Stores([], tmp_path).paths == {"docs": tmp_path / "docs-1"}
+    assert DatastoreRegistry([], tmp_path).paths == {"docs": tmp_path / "docs-1"}
 
 
 def test_the_folders_of_sessions_and_operations_are_on_the_disk_before_anything_is_in_them(
@@ -183,6 +183,6 @@ def test_the_folders_of_sessions_and_operations_are_on_the_disk_before_anything_
 
     monkeypatch.setattr(files.os, "fsync", watched)
     folders = {"session_dir": tmp_path / "a" / "sessions", "store_dir": tmp_path / "b" / "stores"}
-    with owning(ServerConfig(model_folder, **folders)):
+    with lock_folders(ServerConfig(model_folder, **folders)):
         JobRecords(folders["store_dir"] / "jobs")
     assert {str(tmp_path / each) for each in (".", "a", "b", "b/stores")} <= {str(Path(each)) for each in synced}

@@ -68,8 +68,8 @@ def test_any_token_can_be_gone_on_from_while_it_is_kept(server: RunningServer, c
         whole = [token for tokens in told for token in tokens]
 
         def resumed(offset: int, request_id: str = accepted.request_id) -> list:
-            question = codec.to_wire(ResumeGenerationRequest(request_id, offset))
-            return [codec.event_from_wire(event) for event in stub.ResumeGeneration(question)]
+            request = codec.to_wire(ResumeGenerationRequest(request_id, offset))
+            return [codec.event_from_wire(event) for event in stub.ResumeGeneration(request)]
 
         for offset in (0, 1, len(whole)):
             first, *rest, last = resumed(offset)

@@ -21,9 +21,9 @@ from memlm.api.scoring import ScoreRequest
 from memlm.client import Client
 from memlm.errors import Corrupt, InvalidInput, MemlmError, NotFound, Overloaded, PermissionDenied
 from memlm.server.config import ServerConfig
-from memlm.server.frontend.auth import Caller
-from memlm.server.frontend.rights import RULES, Rights, _about_no_store, _about_own
-from memlm.server.registry import Stores
+from memlm.server.frontend.auth import Principal
+from memlm.server.frontend.rights import RULES, Rights, _no_store, _own_resource
+from memlm.server.registry import DatastoreRegistry
 
 ROOT, EVE = "the operator's secret", "eve's own secret 00"
 SECRET = ("payroll", "hidden", "gone", "given", "salar")  # of names, folders and texts of others
@@ -31,7 +31,7 @@ SECRET = ("payroll", "hidden", "gone", "given", "salar")  # of names, folders an
 
 def rights_of(folder: Path, *names: str) -> Rights:
     """Of a server whose folder has these datastores in service."""
-    stores = Stores((), folder)
+    stores = DatastoreRegistry((), folder)
     for name in names:
         (folder / f"{name}-{'0' * 16}").mkdir(parents=True)
         stores.put(name, folder / f"{name}-{'0' * 16}")
@@ -47,32 +47,32 @@ def test_an_rpc_that_names_a_datastore_or_a_path_has_a_rule_that_looks_at_it() -
     naming = {"store", "stores", "retrieval", "path"}
     for method in METHODS:
         fields = {field.name for field in GetMessageClass(method.input_type).DESCRIPTOR.fields}
-        assert not (fields & naming and RULES[method.name] in (_about_no_store, _about_own)), method.name
+        assert not (fields & naming and RULES[method.name] in (_no_store, _own_resource)), method.name
 
 
 def test_what_a_question_leaves_open_is_filled_with_the_callers_own(tmp_path: Path) -> None:
-    rights, ann = rights_of(tmp_path, "a", "b", "z"), Caller("ann", stores=frozenset({"b", "a", "not-there"}))
-    asked = rights.checked("Generate", ann, GenerateRequest("x"))
+    rights, ann = rights_of(tmp_path, "a", "b", "z"), Principal("ann", stores=frozenset({"b", "a", "not-there"}))
+    asked = rights.authorize("Generate", ann, GenerateRequest("x"))
     assert asked.retrieval.stores == (StoreWeight("a"), StoreWeight("b"))
-    alone = rights.checked("Generate", Caller("ben", stores=frozenset({"not-there"})), GenerateRequest("x"))
+    alone = rights.authorize("Generate", Principal("ben", stores=frozenset({"not-there"})), GenerateRequest("x"))
     assert not alone.retrieval.use_store
-    scored = rights.checked("Score", ann, ScoreRequest("x", RetrievalParams(use_store=False)))
+    scored = rights.authorize("Score", ann, ScoreRequest("x", RetrievalParams(use_store=False)))
     assert scored.retrieval.stores == ()
     with pytest.raises(PermissionDenied):
-        rights.checked("Score", ann, ScoreRequest("x", RetrievalParams(stores=(StoreWeight("a"), StoreWeight("c")))))
+        rights.authorize("Score", ann, ScoreRequest("x", RetrievalParams(stores=(StoreWeight("a"), StoreWeight("c")))))
     with pytest.raises(PermissionDenied, match="has to name a datastore; it may use a, b, not-there"):
-        rights.checked("Search", ann, SearchRequest("x"))
-    assert rights.checked("Search", Caller("ben", stores=frozenset({"a"})), SearchRequest("x")).store == "a"
-    assert rights.checked("Search", Caller("root"), SearchRequest("x")).store is None
+        rights.authorize("Search", ann, SearchRequest("x"))
+    assert rights.authorize("Search", Principal("ben", stores=frozenset({"a"})), SearchRequest("x")).store == "a"
+    assert rights.authorize("Search", Principal("root"), SearchRequest("x")).store is None
 
 
 def test_a_folder_belongs_to_the_names_it_is_in_service_under_else_to_the_one_it_was_built_under(
     tmp_path: Path,
 ) -> None:
-    rights, eve = rights_of(tmp_path, "mine", "payroll"), Caller("eve", stores=frozenset({"mine"}))
+    rights, eve = rights_of(tmp_path, "mine", "payroll"), Principal("eve", stores=frozenset({"mine"}))
 
     def load(path: str, name: str | None = "mine") -> str:
-        return rights.checked("LoadDatastore", eve, LoadDatastoreRequest(path, name, replace=True)).path
+        return rights.authorize("LoadDatastore", eve, LoadDatastoreRequest(path, name, replace=True)).path
 
     mine, payroll = (f"{name}-{'0' * 16}" for name in ("mine", "payroll"))
     assert load(mine) == load(mine, None) == load(str(tmp_path / mine)) == str(tmp_path / mine)
@@ -82,15 +82,15 @@ def test_a_folder_belongs_to_the_names_it_is_in_service_under_else_to_the_one_it
     for path in others:
         with pytest.raises(PermissionDenied):
             load(path)
-    rights.stores.take_out("payroll")
+    rights.stores.remove("payroll")
     for path in others:
         with pytest.raises(PermissionDenied):
             load(path)
     rights.stores.put("payroll", tmp_path / mine)  # the operator gave it another name
-    rights.stores.take_out("mine")
+    rights.stores.remove("mine")
     with pytest.raises(PermissionDenied):
         load(mine)
-    rights.stores.take_out("payroll")
+    rights.stores.remove("payroll")
     assert load(mine) == str(tmp_path / mine)
 
 
@@ -99,8 +99,8 @@ def test_an_error_tells_no_path_of_the_server(tmp_path: Path, stores: frozenset[
     given, sessions = tmp_path / "elsewhere" / "given", tmp_path / "sessions"
     given.mkdir(parents=True)
     config = ServerConfig(tmp_path / "models" / "m", (given,), store_dir=tmp_path / "stores", session_dir=sessions)
-    rights = Rights(config, Stores(config.stores, config.store_dir))
-    for told, shown in (
+    rights = Rights(config, DatastoreRegistry(config.stores, config.store_dir))
+    for told, display_name in (
         (f"{tmp_path}/stores/a-1/CURRENT is damaged", "a-1/CURRENT is damaged"),
         (f"the disk of {tmp_path}/stores is full", "the disk of stores is full"),
         (f"{given}/segments/000001 is damaged", "given/segments/000001 is damaged"),
@@ -109,15 +109,15 @@ def test_an_error_tells_no_path_of_the_server(tmp_path: Path, stores: frozenset[
         (f"{tmp_path}/models/m is no model", "m is no model"),
         (f"/x{given} and {given}s stay", f"/x{given} and {given}s stay"),
     ):
-        error = rights.visible_error(stores, Corrupt(told))
-        assert (type(error), str(error)) == (Corrupt, shown)
-    bad = rights.visible_error(stores, InvalidInput(f"{given} is bad", field="path"))
+        error = rights.redact_error(stores, Corrupt(told))
+        assert (type(error), str(error)) == (Corrupt, display_name)
+    bad = rights.redact_error(stores, InvalidInput(f"{given} is bad", field="path"))
     assert isinstance(bad, InvalidInput)
     assert (str(bad), bad.field) == ("given is bad", "path")
-    late = rights.visible_error(stores, Overloaded("later", retry_after_s=3.0))
+    late = rights.redact_error(stores, Overloaded("later", retry_after_s=3.0))
     assert isinstance(late, Overloaded)
     assert late.retry_after_s == 3.0
-    missing = rights.visible_error(stores, NotFound(f"no {given}", kind="file", name=str(given)))
+    missing = rights.redact_error(stores, NotFound(f"no {given}", kind="file", name=str(given)))
     assert isinstance(missing, NotFound)
     assert (str(missing), missing.kind, missing.name) == ("no given", "file", "given")
 
@@ -198,7 +198,7 @@ def without(text: str, echoed: str) -> str:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_call_reads_changes_or_learns_of_anothers_datastore(house: House, way: str, corpus_folder: Path) -> None:
-    covered = {call for call, rule in RULES.items() if rule not in (_about_no_store, _about_own)} - {"ListDatastores"}
+    covered = {call for call, rule in RULES.items() if rule not in (_no_store, _own_resource)} - {"ListDatastores"}
     assert covered <= set(WAYS)
     before = house.root.datastores.list()
     for name in ("payroll", "gone", "given", "never-there", *house.paths_of_others()):
@@ -241,20 +241,20 @@ def test_what_is_left_open_and_what_is_listed_is_the_callers_own(house: House) -
 
 
 def test_a_callers_own_datastore_comes_and_goes_by_the_path_it_is_shown(house: House) -> None:
-    shown = house.eve.datastores.get("mine").path
-    assert (house.folder / "stores" / shown).is_dir()
-    assert house.eve.datastores.unload("mine").path == shown
+    display_name = house.eve.datastores.get("mine").path
+    assert (house.folder / "stores" / display_name).is_dir()
+    assert house.eve.datastores.unload("mine").path == display_name
     assert house.eve.datastores.list() == ()
-    assert house.eve.datastores.load(shown, "mine-too").name == "mine-too"
-    assert house.eve.datastores.load(str(house.folder / "stores" / shown), "mine").path == shown
+    assert house.eve.datastores.load(display_name, "mine-too").name == "mine-too"
+    assert house.eve.datastores.load(str(house.folder / "stores" / display_name), "mine").path == display_name
     house.eve.datastores.unload("mine-too")
 
 
 def test_the_problem_of_a_datastore_tells_no_path(tmp_path: Path) -> None:
     rights, folder = rights_of(tmp_path, "mine"), tmp_path / f"mine-{'0' * 16}"
     info = StoreInfo.unusable("mine", str(folder), f"{folder}/CURRENT was changed")
-    (shown,) = rights.visible(Caller("eve", stores=frozenset({"mine"})), (info,))
-    assert (shown.path, shown.problem) == (folder.name, f"{folder.name}/CURRENT was changed")
+    (display_name,) = rights.redact(Principal("eve", stores=frozenset({"mine"})), (info,))
+    assert (display_name.path, display_name.problem) == (folder.name, f"{folder.name}/CURRENT was changed")
 
 
 def test_callers_see_no_absolute_path_and_the_log_has_it(house: House) -> None:

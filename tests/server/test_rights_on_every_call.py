@@ -23,7 +23,7 @@ from memlm.api.operations import WaitOperationRequest
 from memlm.api.sessions import AppendToSessionRequest
 from memlm.client import Client
 from memlm.errors import MemlmError, NotFound, PermissionDenied
-from memlm.server.frontend.auth import Guard
+from memlm.server.frontend.auth import Authenticator
 from memlm.wire import codec
 
 ANN, BEN, NIX = "ann's own secret 0", "ben's own secret 0", "nix' own secret 00"
@@ -77,9 +77,9 @@ def sent(channel: grpc.Channel, method: Any, data: bytes, metadata: tuple[tuple[
     return grpc.StatusCode.OK
 
 
-def asked(address: str, token: str, question: Any) -> None:
+def asked(address: str, token: str, request: Any) -> None:
     """One question of a dataclass to the call that takes it; raises RpcError."""
-    message = codec.to_wire(question)
+    message = codec.to_wire(request)
     (method,) = [each for each in METHODS if each.input_type is type(message).DESCRIPTOR]
     with grpc.insecure_channel(address) as channel:
         metadata = (("authorization", f"Bearer {token}"),)
@@ -91,8 +91,8 @@ def test_the_contract_is_all_that_the_server_offers(guarded: RunningServer) -> N
     """So that the calls below are all there are: what reflection lists is the contract, health and reflection."""
     with grpc.insecure_channel(guarded.address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        question = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-        (answer,) = stub.ServerReflectionInfo(question, metadata=(("authorization", f"Bearer {ANN}"),))
+        request = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        (answer,) = stub.ServerReflectionInfo(request, metadata=(("authorization", f"Bearer {ANN}"),))
     listed = {service.name for service in answer.list_services_response.service}
     ours = {service.full_name for service in codec.SERVICES}
     assert listed - ours == {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
@@ -119,9 +119,9 @@ def test_no_call_is_answered_without_a_token(guarded: RunningServer, metadata: t
             kind = GetMessageClass(method.input_type)
             for data in (b"", filled(kind, rng).SerializeToString(), b"\xff" * 9):
                 assert sent(channel, method, data, metadata) is grpc.StatusCode.UNAUTHENTICATED, method.name
-        question = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        request = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
         with pytest.raises(grpc.RpcError) as refused:
-            list(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(question, metadata=metadata))
+            list(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(request, metadata=metadata))
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
         health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
         assert health.status == health_pb2.HealthCheckResponse.SERVING
@@ -165,8 +165,8 @@ def test_anothers_generation_can_be_neither_resumed_nor_cancelled(
     with ann.generate("the memory", resume_s=60, max_tokens=5, use_store=False) as stream:
         next(stream)
         request_id = stream.accepted.request_id
-        for question in (ResumeGenerationRequest(request_id), CancelGenerationRequest(request_id)):
-            asked(guarded.address, BEN, question)
+        for request in (ResumeGenerationRequest(request_id), CancelGenerationRequest(request_id)):
+            asked(guarded.address, BEN, request)
         assert len(list(stream)) == 4
     assert len(request_id) >= 16  # 64 bits, so that it cannot be guessed
     assert len(ann.session().name.rpartition("/")[2]) >= 22  # 128 bits
@@ -206,7 +206,7 @@ def test_tokens_are_compared_as_digests_all_of_them_and_kept_as_nothing_else(
     path.write_text(
         "".join(f'[[token]]\nname = "{name}"\nsecret = "{name} has a long secret"\n' for name in ("a", "b", "c"))
     )
-    guard, compared, compare = Guard(path), list[tuple[bytes, bytes]](), hmac.compare_digest
+    guard, compared, compare = Authenticator(path), list[tuple[bytes, bytes]](), hmac.compare_digest
 
     def counted(one: Any, other: Any) -> bool:
         compared.append((one, other))
@@ -215,7 +215,7 @@ def test_tokens_are_compared_as_digests_all_of_them_and_kept_as_nothing_else(
     monkeypatch.setattr(hmac, "compare_digest", counted)
     for name in ("a", "b", "c"):
         compared.clear()
-        assert guard.caller((("authorization", f"Bearer {name} has a long secret"),)).name == name
+        assert guard.authenticate((("authorization", f"Bearer {name} has a long secret"),)).name == name
         assert [(len(one), len(other)) for one, other in compared] == [(32, 32)] * 3
         assert len({other for _, other in compared}) == 1
     assert "has a long secret" not in repr(vars(guard))

@@ -10,9 +10,9 @@ from memlm.api.generation import Accepted, Finished, FinishReason, Usage
 from memlm.api.params import GenerateRequest
 from memlm.errors import Incompatible, NotFound, Overloaded
 from memlm.server.config import ServerConfig
-from memlm.server.frontend.streams import MAX_EVENT_BYTES, Run, Runs
+from memlm.server.frontend.streams import MAX_EVENT_BYTES, ResumableGeneration, ResumableGenerationRegistry
 from memlm.server.inference.deletions import Deletions
-from memlm.server.inference.handle import WorkerLink
+from memlm.server.inference.handle import WorkerHandle
 from memlm.server.inference.messages import Events, Failed
 from memlm.server.quota import Quota
 
@@ -20,12 +20,14 @@ FINISHED = Finished(FinishReason.LENGTH, None, Usage())
 TOKEN = b"t" * 100
 
 
-def runs_of(total: int, most: int, per_caller: int | None = None) -> tuple[Runs, Quota]:
+def runs_of(total: int, most: int, per_caller: int | None = None) -> tuple[ResumableGenerationRegistry, Quota]:
     quota = Quota("bytes", total, per_caller or total)
-    return Runs(quota, most), quota
+    return ResumableGenerationRegistry(quota, most), quota
 
 
-def begun(runs: Runs, name: str, caller: str = "ann", num_tokens: int = 0) -> Run:
+def begun(
+    runs: ResumableGenerationRegistry, name: str, caller: str = "ann", num_tokens: int = 0
+) -> ResumableGeneration:
     """A generation that has drawn so many tokens."""
     run = runs.new(caller, caller, 60.0, Deletions().latest)
     runs.add(run, Accepted(name, 1, None, 0, 0.0, 0.0))
@@ -34,7 +36,9 @@ def begun(runs: Runs, name: str, caller: str = "ann", num_tokens: int = 0) -> Ru
     return run
 
 
-def ended(runs: Runs, name: str, caller: str = "ann", num_tokens: int = 0) -> Run:
+def ended(
+    runs: ResumableGenerationRegistry, name: str, caller: str = "ann", num_tokens: int = 0
+) -> ResumableGeneration:
     run = begun(runs, name, caller, num_tokens)
     runs.add(run, FINISHED)
     return run
@@ -61,7 +65,7 @@ async def test_a_follower_that_reads_along_never_fills_what_is_kept() -> None:
             await asyncio.sleep(0)
             runs.add(run, (TOKEN,))
             seen += len(await reading)
-        assert seen == run.num_drawn == 50
+        assert seen == run.num_generated == 50
         assert run.num_bytes <= 1_000
     with pytest.raises(Incompatible, match="tokens are kept from"):
         await anext(run.follow(0))
@@ -119,10 +123,10 @@ async def test_what_piled_up_is_sent_in_events_of_bounded_size() -> None:
 
 async def test_a_generation_whose_client_does_not_read_ends(long_model: Path) -> None:
     """Instead of filling the front's memory; its place in the worker is free again."""
-    link = WorkerLink(ServerConfig(long_model, num_threads=1, max_stream_bytes=20_000), 0, dict)
+    link = WorkerHandle(ServerConfig(long_model, num_threads=1, max_stream_bytes=20_000), 0, dict)
     await link.start()
     try:
-        with link.ask(GenerateRequest.of("a", {"temperature": 0.0, "max_tokens": 30_000}), None) as call:
+        with link.submit(GenerateRequest.of("a", {"temperature": 0.0, "max_tokens": 30_000}), None) as call:
             async with asyncio.timeout(60):
                 while link.num_open:
                     await asyncio.sleep(0.05)

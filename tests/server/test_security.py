@@ -16,8 +16,8 @@ from memlm.cli.app import app
 from memlm.client import Client, Tls
 from memlm.errors import InvalidInput, MemlmError, NotFound, Overloaded, PermissionDenied, Unauthenticated, Unavailable
 from memlm.server.config import ServerConfig
-from memlm.server.frontend.auth import Caller, Guard, read_callers
-from memlm.server.main import warning_of
+from memlm.server.frontend.auth import Authenticator, Principal, read_callers
+from memlm.server.main import exposure_warning
 
 ANN, BEN, EVE = "ann's own secret 0", "ben's own secret 0", "nobody's secret 00"
 TOKENS = f"""
@@ -119,7 +119,7 @@ def rewrite(path: Path, text: str) -> None:
 def test_a_rate_is_kept_and_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
     monkeypatch.setattr("memlm.server.frontend.auth.time.monotonic", lambda: now_s[0])
-    caller = Caller("ann", requests_per_minute=60.0)
+    caller = Principal("ann", requests_per_minute=60.0)
     for _ in range(10):
         caller.check("Generate")
     with pytest.raises(Overloaded, match="60 times a minute") as told:
@@ -157,7 +157,7 @@ def test_a_file_of_tokens_that_cannot_be_used_is_refused(tmp_path: Path, text: s
     with pytest.raises(InvalidInput, match=says):
         read_callers(tmp_path / "t.toml")
     with pytest.raises(InvalidInput):
-        Guard(tmp_path / "t.toml")
+        Authenticator(tmp_path / "t.toml")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_file_of_tokens_that_cannot_be_used_is_refused(tmp_path: Path, text: s
     ],
 )
 def test_who_can_be_reached_and_has_no_guard_is_warned(host: str, more: dict, warned: bool) -> None:
-    assert (warning_of(ServerConfig(model=Path("m"), host=host, **more)) is not None) == warned
+    assert (exposure_warning(ServerConfig(model=Path("m"), host=host, **more)) is not None) == warned
 
 
 @pytest.fixture

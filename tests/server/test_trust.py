@@ -11,7 +11,7 @@ from memlm.api.params import GenerateRequest
 from memlm.api.scoring import ScoreRequest
 from memlm.api.sessions import AppendToSessionRequest
 from memlm.language_model import LanguageModel
-from memlm.server.inference.messages import Ask, Cancel, Events, Failed, Heartbeat, Result, Stop
+from memlm.server.inference.messages import Cancel, Events, Failed, Heartbeat, Result, Stop, Submission
 from memlm.server.inference.worker import Worker
 
 TEXT = "the memory of a model can be read and edited "
@@ -37,11 +37,11 @@ class Crowd:
         said += [self.ask() for _ in range(min(self.left, self.rng.randint(0, 3)))]
         return said or ([] if self.left or self.open else [Stop()])
 
-    def ask(self) -> Ask:
+    def ask(self) -> Submission:
         self.left -= 1
         id_, now_s = str(self.left), time.monotonic()
         self.open[id_] = True
-        question = self.rng.choice(
+        request = self.rng.choice(
             [
                 GenerateRequest.of(TEXT[: self.rng.randint(0, 20)], {"max_tokens": self.rng.randint(1, 8)}),
                 GenerateRequest.of(" it", {"max_tokens": 3, "session": self.session, "use_store": False}),
@@ -51,7 +51,7 @@ class Crowd:
             ]
         )
         deadline_s = now_s + self.rng.choice([-1.0, 0.01, 3600.0, 3600.0])
-        return Ask(id_, question, now_s, deadline_s, caller=str(self.rng.randint(0, 3)))
+        return Submission(id_, request, now_s, deadline_s, caller=str(self.rng.randint(0, 3)))
 
     def send(self, message: Any) -> None:
         if isinstance(message, Heartbeat):

@@ -21,8 +21,8 @@ from memlm.base.machine import ram_bytes
 from memlm.client import Client
 from memlm.errors import InvalidInput, NotFound, Overloaded, Unavailable
 from memlm.language_model import LanguageModel
-from memlm.server.config import ServerConfig, place_of
-from memlm.server.inference.handle import WorkerLink
+from memlm.server.config import ServerConfig, worker_for_session
+from memlm.server.inference.handle import WorkerHandle
 
 PROMPTS = [make_text(number, 6) for number in range(12)]
 
@@ -75,11 +75,13 @@ def test_who_stands_still_gets_no_more_to_do(trio: RunningServer) -> None:
 def test_a_session_lives_where_its_name_says(trio: RunningServer) -> None:
     with Client(trio.address) as client:
         names = [client.session().name for _ in range(24)]
-        assert {place_of(name, 3) for name in names} == {0, 1, 2}
+        assert {worker_for_session(name, 3) for name in names} == {0, 1, 2}
         for name, prompt in zip(names, PROMPTS, strict=False):
             client.append_to_session(name, prompt)
         forks = [client.fork_session(name).name for name in names[: len(PROMPTS)]]
-        assert [place_of(name, 3) for name in forks] == [place_of(name, 3) for name in names[: len(PROMPTS)]]
+        assert [worker_for_session(name, 3) for name in forks] == [
+            worker_for_session(name, 3) for name in names[: len(PROMPTS)]
+        ]
         for name, fork in zip(names, forks, strict=False):
             assert alike(in_session(client, name), in_session(client, fork))
         listed = client.list_sessions()
@@ -150,7 +152,7 @@ def test_one_dies_and_the_others_go_on(model_folder: Path, store_folder: Path, t
         first, second = server.worker_pids
         os.kill(second, signal.SIGKILL)
         gone = place_that_died(server)
-        kept = {name for name in names if place_of(name, 2) != gone}
+        kept = {name for name in names if worker_for_session(name, 2) != gone}
         lost = {*names} - kept
         for prompt in PROMPTS:  # at once, from who is left
             assert len(list(client.generate(prompt, max_tokens=4, temperature=0))) == 4
@@ -207,7 +209,7 @@ def session_at(client: Client, place: int) -> str:
     """A new session at a worker that may be starting still."""
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
-        if place_of(name := client.session().name, 2) == place:
+        if worker_for_session(name := client.session().name, 2) == place:
             return name
         client.delete_session(name)
         time.sleep(0.05)
@@ -283,7 +285,7 @@ def test_who_is_full_still_does_what_all_do(long_model: Path, corpus_folder: Pat
 async def test_who_loaded_what_is_no_longer_in_service_is_started_again(model_folder: Path, store_folder: Path) -> None:
     """A datastore that was taken into service while a worker was loading: too late for it to be told so."""
     told: Iterator[dict[str, Path]] = chain([{}, {}, {}], repeat({"store": store_folder}))
-    link = WorkerLink(ServerConfig(model_folder, num_threads=1), 0, lambda: next(told))
+    link = WorkerHandle(ServerConfig(model_folder, num_threads=1), 0, lambda: next(told))
     await link.start()
     try:
         assert await link.answer(ListDatastoresRequest()) == ()
@@ -337,7 +339,7 @@ def test_listing_sessions_ends_though_a_worker_stands_still(still: tuple[Running
 
 async def test_a_worker_that_loads_has_no_time_limit(model_folder: Path) -> None:
     """Its loop does not go round yet: silence says nothing."""
-    link = WorkerLink(ServerConfig(model_folder, num_threads=1, worker_timeout_s=1), 0, dict)
+    link = WorkerHandle(ServerConfig(model_folder, num_threads=1, worker_timeout_s=1), 0, dict)
     await link.start()
     try:
         first = link._process

@@ -227,13 +227,13 @@ operation_info = (
 )
 
 
-def over_the_wire(question: messages.Question, answer: object) -> object:
-    reply = codec.response_to_wire(question, answer)
+def over_the_wire(request: messages.Request, answer: object) -> object:
+    reply = codec.response_to_wire(request, answer)
     return codec.response_from_wire(type(reply).FromString(reply.SerializeToString()))
 
 
 @given(requests)
-def test_a_request_comes_out_as_it_went_in(request: messages.Question) -> None:
+def test_a_request_comes_out_as_it_went_in(request: messages.Request) -> None:
     message = codec.to_wire(request)
     assert codec.from_wire(codec.read_request(type(message), message.SerializeToString())) == request
 

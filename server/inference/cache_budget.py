@@ -10,7 +10,7 @@ from memlm.model.state import row_bytes
 MIB = 1 << 20
 
 
-class CacheRoom:
+class CacheBudget:
     """`max_bytes` for all generations that run. Each counts with all that its prompt and its longest output need, so
     that none has to be stopped half way; its row takes that memory only as it grows (memlm/model/pages.py).
     """
@@ -18,15 +18,16 @@ class CacheRoom:
     def __init__(self, max_bytes: int, checkpoint: Checkpoint) -> None:
         self.max_bytes, self._checkpoint = max_bytes, checkpoint
 
-    def need(self, generation: Generation) -> int:
+    def required_bytes(self, generation: Generation) -> int:
         """Bytes that a generation may come to. Raises InvalidInput where that is more than there can ever be."""
         decoder, num_tokens = self._checkpoint.decoder, generation.max_positions
-        need = row_bytes(decoder.config, num_tokens, decoder.dtype)
-        if need > self.max_bytes:
+        required_bytes = row_bytes(decoder.config, num_tokens, decoder.dtype)
+        if required_bytes > self.max_bytes:
+            needed, total = required_bytes / MIB, self.max_bytes / MIB
             raise InvalidInput(
-                f"{num_tokens:,} tokens of prompt and output need {need / MIB:,.2f} MiB of memory for keys and values,"
-                f" and this server has {self.max_bytes / MIB:,.2f} MiB for those of a worker's running requests: ask"
-                " for fewer max_tokens, shorten the prompt, or start the server with more --cache-bytes",
+                f"{num_tokens:,} tokens of prompt and output need {needed:,.2f} MiB of RAM for keys and values, and"
+                f" this server has {total:,.2f} MiB for those of a worker's running requests; ask for fewer max_tokens,"
+                " shorten the prompt, or start the server with more --cache-bytes",
                 field="max_tokens",
             )
-        return need
+        return required_bytes

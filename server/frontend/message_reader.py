@@ -19,12 +19,12 @@ import grpc
 from memlm.errors import DeadlineExceeded, InvalidInput, Overloaded
 from memlm.server.quota import Quota
 
-PATIENCE_S = 1.0  # how long a message may take while others wait for its place
-LOOK_S = 0.1
+EVICTABLE_AFTER_S = 1.0  # how long a message may take while others wait for its place
+POLL_S = 0.1
 
 
 @dataclass(eq=False, slots=True)
-class _Reading:
+class _PendingRead:
     """A message that is being read, and the time limit that ends it."""
 
     caller: str
@@ -33,37 +33,37 @@ class _Reading:
     is_evicted: bool = False
 
 
-class Intake:
-    """Reads the messages of calls, at most `places` at a time and `per_caller` of one caller. Each has `limit_s`."""
+class MessageReader:
+    """Reads the messages of calls, at most `slots` at a time and `per_caller` of one caller. Each has `limit_s`."""
 
-    def __init__(self, places: int, per_caller: int, limit_s: float) -> None:
-        self._places, self._limit_s = Quota("messages under way", places, per_caller), limit_s
-        self._readings: dict[_Reading, None] = {}  # the oldest first
+    def __init__(self, slots: int, per_caller: int, limit_s: float) -> None:
+        self._slots, self._limit_s = Quota("messages under way", slots, per_caller), limit_s
+        self._readings: dict[_PendingRead, None] = {}  # the oldest first
         self._waiting: dict[asyncio.Future[None], str] = {}
 
-    async def message(self, context: grpc.aio.ServicerContext, caller: str) -> bytes:
+    async def read_message(self, context: grpc.aio.ServicerContext, caller: str) -> bytes:
         """The one message of a call. Raises InvalidInput where none comes, DeadlineExceeded where it takes too long,
         and Overloaded where its place goes to others.
         """
         limit = asyncio.timeout(self._limit_s)
-        reading = _Reading(caller, limit)
+        reading = _PendingRead(caller, limit)
         try:
             async with limit:
-                await self._take_place(caller)
+                await self._acquire_slot(caller)
                 self._readings[reading] = None
                 try:
                     data = await context.read()
                 finally:
-                    self._leave(reading)
+                    self._release_slot(reading)
         except TimeoutError:
             if reading.is_evicted:
                 raise Overloaded("the message came too slowly while others waited for its place; try again") from None
-            raise self._late() from None
+            raise self._timeout_error() from None
         if data is grpc.aio.EOF:
             raise InvalidInput("the call ended without a message")
         return bytes(data)
 
-    async def messages(self, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+    async def read_messages(self, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         """The messages of a call that sends several, which has a place of its own kind already. Raises
         DeadlineExceeded where one takes too long.
         """
@@ -72,17 +72,17 @@ class Intake:
                 async with asyncio.timeout(self._limit_s):
                     data: Any = await context.read()
             except TimeoutError:
-                raise self._late() from None
+                raise self._timeout_error() from None
             if data is grpc.aio.EOF:
                 return
             yield data
 
-    def _late(self) -> DeadlineExceeded:
+    def _timeout_error(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"no complete message came within {self._limit_s:g} s; the server has ended the call")
 
-    async def _take_place(self, caller: str) -> None:
-        if not self._waiting and self._places.has_room(caller):
-            self._places.take(caller)
+    async def _acquire_slot(self, caller: str) -> None:
+        if not self._waiting and self._slots.has_room(caller):
+            self._slots.take(caller)
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting[turn] = caller
@@ -90,40 +90,40 @@ class Intake:
             while not turn.done():
                 self._evict(caller)
                 self._admit()
-                await asyncio.wait((turn,), timeout=LOOK_S)
+                await asyncio.wait((turn,), timeout=POLL_S)
         except BaseException:
             if turn.done():
-                self._places.give(caller)
+                self._slots.give(caller)
             raise
         finally:
             self._waiting.pop(turn, None)
 
-    def _leave(self, reading: _Reading) -> None:
+    def _release_slot(self, reading: _PendingRead) -> None:
         if not reading.is_evicted:
             del self._readings[reading]
-            self._places.give(reading.caller)
+            self._slots.give(reading.caller)
         self._admit()
 
     def _admit(self) -> None:
         """Gives free places to those who wait: to the caller with the fewest places first, then in order."""
-        while ready := [turn for turn, caller in self._waiting.items() if self._places.has_room(caller)]:
-            turn = min(ready, key=lambda turn: self._places.of(self._waiting[turn]))
-            self._places.take(self._waiting.pop(turn))
+        while ready := [turn for turn, caller in self._waiting.items() if self._slots.has_room(caller)]:
+            turn = min(ready, key=lambda turn: self._slots.of(self._waiting[turn]))
+            self._slots.take(self._waiting.pop(turn))
             turn.set_result(None)
 
     def _evict(self, caller: str) -> None:
         """Makes room for a caller at the cost of the message that has taken longest: one of its own where it has as
         many as it may, else one of the caller that has the most.
         """
-        if self._places.has_room(caller):
+        if self._slots.has_room(caller):
             return
-        old = [each for each in self._readings if time.monotonic() - each.since_s >= PATIENCE_S]
-        if self._places.of(caller) >= self._places.per_caller:
-            old = [each for each in old if each.caller == caller]
-        oldest = max(old, key=lambda each: self._places.of(each.caller), default=None)
+        evictable = [each for each in self._readings if time.monotonic() - each.since_s >= EVICTABLE_AFTER_S]
+        if self._slots.of(caller) >= self._slots.per_caller:
+            evictable = [each for each in evictable if each.caller == caller]
+        oldest = max(evictable, key=lambda each: self._slots.of(each.caller), default=None)
         if oldest is not None:
             del self._readings[oldest]
-            self._places.give(oldest.caller)
+            self._slots.give(oldest.caller)
             oldest.is_evicted = True
             if not oldest.limit.expired():
                 oldest.limit.reschedule(asyncio.get_running_loop().time())

@@ -11,24 +11,24 @@ import grpc
 
 from memlm.errors import MemlmError
 from memlm.server.config import ServerConfig
-from memlm.server.frontend.auth import Guard
-from memlm.server.frontend.intake import Intake
+from memlm.server.frontend.auth import Authenticator
+from memlm.server.frontend.message_reader import MessageReader
 from memlm.server.quota import Quota
 from memlm.wire.status import trailer_of
 
 HEALTH, REFLECTION = "/grpc.health.", "/grpc.reflection."
-PLACES, PER_CONNECTION, LIMIT_S = 8, 2, 10.0  # for messages of callers that need no token
+SLOTS, PER_CONNECTION, LIMIT_S = 8, 2, 10.0  # for messages of callers that need no token
 CALLS, CALLS_PER_CONNECTION = 1024, 16
 
 
-class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types of its own
+class BuiltinServicesInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types of its own
     """Bounds what callers without a token take of the server, and shows the contract to those with one alone. The front
     sees to its own calls.
     """
 
-    def __init__(self, guard: Guard, config: ServerConfig) -> None:
-        self._guard = guard
-        self._intake = Intake(PLACES, PER_CONNECTION, min(LIMIT_S, config.message_timeout_s))
+    def __init__(self, authenticator: Authenticator, config: ServerConfig) -> None:
+        self._authenticator = authenticator
+        self._reader = MessageReader(SLOTS, PER_CONNECTION, min(LIMIT_S, config.message_timeout_s))
         self._open = Quota("open calls of health and reflection", CALLS, CALLS_PER_CONNECTION)
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
@@ -45,26 +45,26 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
 
     async def _answer(self, handler: Any, needs_token: bool, _: object, context: grpc.aio.ServicerContext) -> Any:
         async with self._admitted(needs_token, context):
-            return await handler.unary_unary(await self._request(handler, context), context)
+            return await handler.unary_unary(await self._read_request(handler, context), context)
 
     async def _stream(self, handler: Any, needs_token: bool, _: object, context: grpc.aio.ServicerContext) -> None:
         async with self._admitted(needs_token, context):
             if handler.unary_stream is not None:
-                await handler.unary_stream(await self._request(handler, context), context)
+                await handler.unary_stream(await self._read_request(handler, context), context)
                 return
-            requests = (handler.request_deserializer(data) async for data in self._intake.messages(context))
+            requests = (handler.request_deserializer(data) async for data in self._reader.read_messages(context))
             async for reply in handler.stream_stream(requests, context):
                 await context.write(reply)
 
-    async def _request(self, handler: Any, context: grpc.aio.ServicerContext) -> Any:
-        return handler.request_deserializer(await self._intake.message(context, context.peer()))
+    async def _read_request(self, handler: Any, context: grpc.aio.ServicerContext) -> Any:
+        return handler.request_deserializer(await self._reader.read_message(context, context.peer()))
 
     @asynccontextmanager
     async def _admitted(self, needs_token: bool, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
         """Refuses a call before anything of its message is read; whatever goes wrong inside becomes its status."""
         try:
             if needs_token:
-                self._guard.caller(context.invocation_metadata())
+                self._authenticator.authenticate(context.invocation_metadata())
             with self._open.hold(context.peer(), 1):
                 yield
         except MemlmError as error:
