@@ -40,7 +40,7 @@ lint: $(STAMP)  ## lint and formatting
 	$(BIN)/ruff format --check .
 
 types: $(STAMP)  ## types, on the package as it installs
-	rm -rf $(TYPED)
+	rm -rf $(TYPED) build/lib  # setuptools keeps the modules of earlier builds there
 	$(PIP) install --quiet --no-deps --constraint constraints.txt --target $(TYPED) .
 	cd $(TYPED) && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p memlm
 
