@@ -1,4 +1,4 @@
-"""The datastore: keys and values in, neighbours out; numpy and Faiss, no torch.
+"""The datastore: keys and values in, neighbors out; numpy and Faiss, no torch.
 
     with StoreWriter.create("store", spec) as writer:        # memlm.index.store.writer
         writer.begin_document("a.txt")
@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memlm.index.neighbors import Neighbours, Searcher
+    from memlm.index.neighbors import Neighbors, Searcher
     from memlm.index.store.datastore import Datastore
     from memlm.index.store.manifest import KnnDefaults, Manifest, StoreSpec
     from memlm.index.store.snapshot import Place
@@ -25,12 +25,12 @@ _HOME_OF = {
     "KnnDefaults": "memlm.index.store.manifest",
     "Manifest": "memlm.index.store.manifest",
     "StoreSpec": "memlm.index.store.manifest",
-    "Neighbours": "memlm.index.neighbors",
+    "Neighbors": "memlm.index.neighbors",
     "Searcher": "memlm.index.neighbors",
     "StoreWriter": "memlm.index.store.writer",
 }
 
-__all__ = ["Datastore", "KnnDefaults", "Manifest", "Neighbours", "Place", "Searcher", "StoreSpec", "StoreWriter"]
+__all__ = ["Datastore", "KnnDefaults", "Manifest", "Neighbors", "Place", "Searcher", "StoreSpec", "StoreWriter"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from memlm.base.files import create, storage, sync, unshare
 HEADER_BYTES = 128
 
 
-class Picked:
+class RowSubset:
     """Some rows of an array on disk, in order: read when they are asked for, a slice or a list of them at a time."""
 
     def __init__(self, array: np.ndarray, rows: Int64[np.ndarray, " N"]) -> None:
@@ -32,9 +32,9 @@ class Picked:
         return self._array[self.rows[places]]
 
 
-def rows_of(array: np.ndarray | Picked, places: Int64[np.ndarray, "*S"]) -> Int64[np.ndarray, "*S"]:
+def rows_of(array: np.ndarray | RowSubset, places: Int64[np.ndarray, "*S"]) -> Int64[np.ndarray, "*S"]:
     """The rows on disk of some places of an array, which are the same unless only some are meant."""
-    return array.rows[places] if isinstance(array, Picked) else places
+    return array.rows[places] if isinstance(array, RowSubset) else places
 
 
 class GrowingArray:

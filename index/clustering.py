@@ -8,7 +8,7 @@ another list than the nearest, one that is hardly farther away, and are searched
 
 A round puts each point of a sample to its nearest centroid, and moves the centroids into the middle of their points.
 The first rounds go by a part of the sample, which is hardly worse than four rounds by all of it, for less of the time.
-Once the centroids are near their places, points find them by groups of centroids (`ListFinder`): at two million
+Once the centroids are near their places, points find them by groups of centroids (`ListAssigner`): at two million
 entries training takes half as long, and its lists are as good (docs/log, 2026-11-23).
 """
 
@@ -20,7 +20,7 @@ import faiss
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from memlm.index.threads import Rows, shares, side_by_side
+from memlm.index.threads import Rows, run_in_threads, shares
 
 LOOKED_AT = 4  # groups
 GROUPING = 300  # putting keys in the order of groups takes as long as comparing them with so many centroids
@@ -37,7 +37,7 @@ def num_compared(nlist: int) -> int:
     return min(nlist, GROUPING + round((LOOKED_AT + 1) * nlist**0.5))
 
 
-class ListFinder:
+class ListAssigner:
     """Finds the list of a key, the same one each time. May be asked by several threads at once."""
 
     def __init__(self, quantizer: Any) -> None:
@@ -118,7 +118,7 @@ def moved(
 ) -> Float32[np.ndarray, "L D"]:
     """Each centroid in the middle of the points that it is nearest to; one that has none stays."""
     table: Any = table_of(centroids_LD)
-    finder, nlist = ListFinder(table), len(centroids_LD)
+    finder, nlist = ListAssigner(table), len(centroids_LD)
 
     def added_up(rows: Rows) -> tuple[Float32[np.ndarray, "L D"], Int64[np.ndarray, " L"]]:
         """The sum of the points that come into each list, and their number."""
@@ -132,7 +132,7 @@ def moved(
         return sums_LD, counts_L
 
     total_LD, totals_L1 = np.zeros_like(centroids_LD), np.zeros((nlist, 1), np.float32)
-    for _, (sums_LD, counts_L) in side_by_side(added_up, shares(len(points_ND), BLOCK_ROWS)):
+    for _, (sums_LD, counts_L) in run_in_threads(added_up, shares(len(points_ND), BLOCK_ROWS)):
         total_LD += sums_LD
         totals_L1[:, 0] += counts_L
     return np.where(totals_L1 > 0, total_LD / np.maximum(totals_L1, 1), centroids_LD)

@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import Float, Float16, Float32, Int64
 
 from memlm.base.cpu import num_cores
-from memlm.index.arrays import Picked
-from memlm.index.neighbors import Neighbours, nearest_of
-from memlm.index.threads import PARALLEL_QUERIES, Rows, faiss_threads, matrix_products, share, shares, side_by_side
+from memlm.index.arrays import RowSubset
+from memlm.index.neighbors import Neighbors, merge_nearest
+from memlm.index.threads import PARALLEL_QUERIES, Rows, faiss_threads, matrix_products, run_in_threads, share, shares
 
 BLOCK_ROWS = 65_536  # in work at a time, shared out among the cores
 SPARE = 8  # candidates beyond k, for near ties that rounding may swap
@@ -27,32 +27,32 @@ BY_QUERIES_AND_LISTS = 2  # Faiss' parallel_mode
 Candidates: TypeAlias = tuple[Float32[np.ndarray, "Q X"], Int64[np.ndarray, "Q X"]]
 
 
-def exact_neighbours(
+def exact_neighbors(
     queries_QD: Float32[np.ndarray, "Q D"],
-    keys_ND: Float[np.ndarray, "N D"] | Picked,
+    keys_ND: Float[np.ndarray, "N D"] | RowSubset,
     values_N: np.ndarray,
     k: int,
-) -> Neighbours:
+) -> Neighbors:
     """The k nearest rows of `keys_ND`; ids are row numbers."""
 
-    def search(rows: Rows) -> Neighbours:
-        return _nearest(queries_QD, widened(keys_ND[slice(*rows)]), values_N, k, rows[0])
+    def search(rows: Rows) -> Neighbors:
+        return _nearest(queries_QD, to_float32(keys_ND[slice(*rows)]), values_N, k, rows[0])
 
     if len(keys_ND) <= share(BLOCK_ROWS):
-        return _nearest_by_all(queries_QD, widened(keys_ND[:]), values_N, k)
-    best = Neighbours.none(len(queries_QD), k)
+        return _nearest_by_all(queries_QD, to_float32(keys_ND[:]), values_N, k)
+    best = Neighbors.none(len(queries_QD), k)
     with matrix_products():
-        for _, found in side_by_side(search, shares(len(keys_ND), BLOCK_ROWS)):
-            best = nearest_of([best, found], k)
+        for _, found in run_in_threads(search, shares(len(keys_ND), BLOCK_ROWS)):
+            best = merge_nearest([best, found], k)
     return best
 
 
-class Resident:
+class FlatIndex:
     """Keys in memory, in float32, for exact search. They lie in parts, so that cores share even a single query: Faiss'
     brute force shares none, and takes twice as long for it on two threads as on one (1.15).
     """
 
-    def __init__(self, keys_ND: Float16[np.ndarray, "N D"] | Picked, values_N: np.ndarray) -> None:
+    def __init__(self, keys_ND: Float16[np.ndarray, "N D"] | RowSubset, values_N: np.ndarray) -> None:
         """Copies the keys."""
         self._keys_ND, self._values_N = keys_ND, values_N
         num_keys, dim = keys_ND.shape
@@ -64,15 +64,15 @@ class Resident:
         self._norms: list[Float32[np.ndarray, " P"]] = []  # which Faiss would compute anew for each search
         lists: Any = self._index.invlists
         for part, (begin, end) in enumerate(pairwise(np.linspace(0, num_keys, parts + 1).astype(int).tolist())):
-            rows_P, codes = np.arange(begin, end), widened(keys_ND[begin:end]).view(np.uint8)
+            rows_P, codes = np.arange(begin, end), to_float32(keys_ND[begin:end]).view(np.uint8)
             lists.add_entries(part, len(rows_P), faiss.swig_ptr(rows_P), faiss.swig_ptr(codes))
             held_PD = faiss.rev_swig_ptr(lists.get_codes(part), codes.size).view(np.float32).reshape(-1, dim)
             self._parts.append((begin, held_PD))
             self._norms.append(np.einsum("pd,pd->p", held_PD, held_PD))
         self._index.ntotal = num_keys
 
-    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
-        """The same as `exact_neighbours`."""
+    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbors:
+        """The same as `exact_neighbors`."""
         if len(self._parts) == 1:
             return _nearest_by_all(queries_QD, self._parts[0][1], self._values_N, k)
         wanted = min(k + SPARE, len(self._keys_ND))
@@ -80,7 +80,7 @@ class Resident:
         distances_QX, rows_QX = (self._by_products if by_products else self._by_parts)(queries_QD, wanted)
         order_QK = np.argsort(distances_QX, axis=1, kind="stable")[:, :wanted]
         found = _found(queries_QD, self._keys_ND, np.take_along_axis(rows_QX, order_QK, axis=1), self._values_N)
-        return nearest_of([Neighbours.none(len(queries_QD), k), found], k)
+        return merge_nearest([Neighbors.none(len(queries_QD), k), found], k)
 
     def _by_products(self, queries_QD: Float32[np.ndarray, "Q D"], wanted: int) -> Candidates:
         with faiss_threads(len(queries_QD)), matrix_products():
@@ -119,7 +119,7 @@ def _knn(
 
 def _nearest_by_all(
     queries_QD: Float32[np.ndarray, "Q D"], keys_ND: Float32[np.ndarray, "N D"], values_N: np.ndarray, k: int
-) -> Neighbours:
+) -> Neighbors:
     """The k nearest rows, which all cores look for together."""
     with faiss_threads(len(queries_QD)), matrix_products():
         return _nearest(queries_QD, keys_ND, values_N, k)
@@ -131,25 +131,25 @@ def _nearest(
     values_N: np.ndarray,
     k: int,
     first: int = 0,
-) -> Neighbours:
+) -> Neighbors:
     """The k nearest rows of some keys, the first of which is row `first` of all."""
     _, rows_QK = faiss.knn(queries_QD, keys_ND, min(k + SPARE, len(keys_ND)))
-    return nearest_of([Neighbours.none(len(queries_QD), k), _found(queries_QD, keys_ND, rows_QK, values_N, first)], k)
+    return merge_nearest([Neighbors.none(len(queries_QD), k), _found(queries_QD, keys_ND, rows_QK, values_N, first)], k)
 
 
 def _found(
     queries_QD: Float32[np.ndarray, "Q D"],
-    keys_ND: Float[np.ndarray, "N D"] | Picked,
+    keys_ND: Float[np.ndarray, "N D"] | RowSubset,
     rows_QK: Int64[np.ndarray, "Q K"],
     values_N: np.ndarray,
     first: int = 0,
-) -> Neighbours:
+) -> Neighbors:
     """Some rows of keys, the first of which is row `first` of all, with their exact distances."""
     ids_QK = rows_QK + first
-    return Neighbours(refined(queries_QD, keys_ND, rows_QK), ids_QK, values_N[ids_QK].astype(np.int64))
+    return Neighbors(exact_distances(queries_QD, keys_ND, rows_QK), ids_QK, values_N[ids_QK].astype(np.int64))
 
 
-def widened(keys_ND: Float[np.ndarray, "N D"]) -> Float32[np.ndarray, "N D"]:
+def to_float32(keys_ND: Float[np.ndarray, "N D"]) -> Float32[np.ndarray, "N D"]:
     """Keys in float32. From float16 by Faiss, three times as fast as by numpy and the same."""
     if keys_ND.dtype != np.float16:
         return np.asarray(keys_ND, np.float32)
@@ -157,14 +157,14 @@ def widened(keys_ND: Float[np.ndarray, "N D"]) -> Float32[np.ndarray, "N D"]:
     return faiss.ScalarQuantizer(keys_ND.shape[1], faiss.ScalarQuantizer.QT_fp16).decode(codes)
 
 
-def refined(
+def exact_distances(
     queries_QD: Float32[np.ndarray, "Q D"],
-    keys_ND: Float[np.ndarray, "N D"] | Picked,
+    keys_ND: Float[np.ndarray, "N D"] | RowSubset,
     rows_QK: Int64[np.ndarray, "Q K"],
 ) -> Float32[np.ndarray, "Q K"]:
     """Squared L2 distances of some rows, as sums of squared differences."""
     distances_QK = np.empty(rows_QK.shape, np.float32)
     for query, (query_D, rows_K) in enumerate(zip(queries_QD, rows_QK, strict=True)):
-        difference_KD = widened(keys_ND[rows_K]) - query_D
+        difference_KD = to_float32(keys_ND[rows_K]) - query_D
         np.einsum("kd,kd->k", difference_KD, difference_KD, out=distances_QK[query])
     return distances_QK

@@ -19,11 +19,11 @@ from jaxtyping import Float, Float16, Float32, Int64
 
 from memlm.base.progress import Progress
 from memlm.errors import Corrupt, InvalidInput
-from memlm.index.arrays import Picked
-from memlm.index.clustering import POINTS_PER_LIST, ListFinder, centroids_of
-from memlm.index.exact import refined, widened
+from memlm.index.arrays import RowSubset
+from memlm.index.clustering import POINTS_PER_LIST, ListAssigner, centroids_of
+from memlm.index.exact import exact_distances, to_float32
 from memlm.index.factory import FLAT, Factory, check_factory
-from memlm.index.neighbors import Neighbours
+from memlm.index.neighbors import Neighbors
 from memlm.index.threads import faiss_threads
 
 FLAT_BELOW = 100_000
@@ -36,7 +36,7 @@ TOUCHED_BYTES = 1 << 30
 PAGE_BYTES = 4096
 
 
-def choose_index(wanted: str, entries: int) -> str:
+def resolve_index(wanted: str, entries: int) -> str:
     """The factory string for "auto", by size; any other is kept. Raises InvalidInput for what cannot be built."""
     if wanted == "auto":
         return FLAT if entries < FLAT_BELOW else f"IVF{lists_for(entries)},SQfp16"
@@ -72,7 +72,7 @@ def inner(index: Any) -> Any:
 
 def transformed(index: Any, keys_ND: Float[np.ndarray, "N D"]) -> Float32[np.ndarray, "N d"]:
     """Keys as the inverted file sees them."""
-    keys: np.ndarray = widened(keys_ND)
+    keys: np.ndarray = to_float32(keys_ND)
     if isinstance(index, faiss.IndexPreTransform):
         chain: Any = index.chain  # its stubs take it for a list
         for number in range(chain.size()):
@@ -109,17 +109,17 @@ class Ivf:
         """How many entries there are."""
         return int(self.index.ntotal)
 
-    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int, rerank: int = 0) -> Neighbours:
+    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int, rerank: int = 0) -> Neighbors:
         """The k nearest entries in the `nprobe` nearest lists; ids are row numbers. With `rerank`, the k nearest by
         the stored keys of `rerank` times k that are nearest by their codes.
         """
         if not rerank or self.keys_ND is None:
             return search_ivf(self.index, queries_QD, k, nprobe)
         found = search_ivf(self.index, queries_QD, min(rerank * k, self.ntotal), nprobe)
-        distances_QK = refined(queries_QD, self.keys_ND, np.maximum(found.ids_QK, 0))
+        distances_QK = exact_distances(queries_QD, self.keys_ND, np.maximum(found.ids_QK, 0))
         distances_QK[found.ids_QK < 0] = np.inf
         order_QK = np.argsort(distances_QK, axis=1, kind="stable")[:, :k]
-        return Neighbours(distances_QK, found.ids_QK, found.values_QK).take(order_QK)
+        return Neighbors(distances_QK, found.ids_QK, found.values_QK).take(order_QK)
 
     def places_of_lists(
         self, queries_QD: Float32[np.ndarray, "Q D"], keys_QKD: Float16[np.ndarray, "Q K D"], most: int
@@ -129,20 +129,20 @@ class Ivf:
         """
         lists, flat_ND = inner(self.index), keys_QKD.reshape(-1, self.dim)
         with faiss_threads(len(flat_ND)):
-            lists_N = ListFinder(lists.quantizer).find(transformed(self.index, flat_ND))
+            lists_N = ListAssigner(lists.quantizer).find(transformed(self.index, flat_ND))
             _, probed_QP = lists.quantizer.search(transformed(self.index, queries_QD), most)
         here_QKP = probed_QP[:, None] == lists_N.reshape(*keys_QKD.shape[:2], 1)
         return np.where(here_QKP.any(axis=2), here_QKP.argmax(axis=2), most)
 
 
-def train_ivf(factory: str, keys_ND: Float16[np.ndarray, "N D"] | Picked, *, seed: int, progress: Progress) -> Any:
+def train_ivf(factory: str, keys_ND: Float16[np.ndarray, "N D"] | RowSubset, *, seed: int, progress: Progress) -> Any:
     """An index that knows its lists and codes, and holds nothing. Trains on a random sample of all the keys."""
     index = create_index(factory, keys_ND.shape[1])
     wanted = inner(index).nlist * POINTS_PER_LIST
     sample = min(len(keys_ND), wanted if is_lossless(factory) else max(wanted, POINTS_FOR_CODES))
     progress("train index", 0, sample)
     rows = np.sort(np.random.default_rng(seed).choice(len(keys_ND), sample, replace=False))
-    sample_ND = widened(keys_ND[rows])
+    sample_ND = to_float32(keys_ND[rows])
     with faiss_threads(sample):
         if isinstance(index, faiss.IndexPreTransform):
             _train_transforms(index, sample_ND)
@@ -163,12 +163,12 @@ def add(index: Any, keys_ND: Float16[np.ndarray, "N D"], packed_N: Int64[np.ndar
     """Fills a trained index in memory, each key into the list that a file would have it in."""
     lists, exact_ND = inner(index), transformed(index, keys_ND)
     with faiss_threads(len(keys_ND)):
-        lists_N = np.ascontiguousarray(ListFinder(lists.quantizer).find(exact_ND))
+        lists_N = np.ascontiguousarray(ListAssigner(lists.quantizer).find(exact_ND))
         lists.add_core(len(exact_ND), *map(faiss.swig_ptr, (exact_ND, packed_N, lists_N)), None)
     index.ntotal = lists.ntotal
 
 
-def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int) -> Neighbours:
+def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int) -> Neighbors:
     """The k nearest entries in the `nprobe` nearest lists; ids are row numbers."""
     lists = inner(index)
     shared = len(queries_QD) == 1 and nprobe * lists.ntotal >= SHARED_ENTRIES * lists.nlist
@@ -177,7 +177,7 @@ def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprob
         distances_QK, packed_QK = index.search(
             queries_QD, k, params=_search_params(nprobe, isinstance(index, faiss.IndexPreTransform))
         )
-    found = Neighbours(distances_QK, packed_QK >> VALUE_BITS, packed_QK & ((1 << VALUE_BITS) - 1))
+    found = Neighbors(distances_QK, packed_QK >> VALUE_BITS, packed_QK & ((1 << VALUE_BITS) - 1))
     if (distances_QK[:, 1:] < distances_QK[:, :-1]).any():  # Faiss promises no order for every index
         found = found.take(np.argsort(distances_QK, axis=1, kind="stable"))
     if (found.ids_QK[:, -1] < 0).any():

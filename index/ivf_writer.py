@@ -20,10 +20,10 @@ from jaxtyping import Float16, Float32, Int64, UInt8
 from memlm.base.files import create, remove, storage, sync
 from memlm.base.progress import Progress
 from memlm.errors import Corrupt
-from memlm.index.arrays import GrowingArray, Picked, rows_of
-from memlm.index.clustering import ListFinder
+from memlm.index.arrays import GrowingArray, RowSubset, rows_of
+from memlm.index.clustering import ListAssigner
 from memlm.index.ivf import VALUE_BITS, create_index, inner, keys_are_codes, transformed
-from memlm.index.threads import Rows, blocks, share, shares, side_by_side
+from memlm.index.threads import Rows, blocks, run_in_threads, share, shares
 
 BLOCK_ROWS, GROUP_ROWS = 32_768, 131_072  # in work at a time, shared out among the cores
 LIST_BYTES = 4
@@ -33,13 +33,13 @@ EMPTY_LISTS_BYTES = 32  # "ilar", number of lists, code size, "sprs", no sizes: 
 def write_ivf(
     path: Path,
     index: Any,
-    keys_ND: Float16[np.ndarray, "N D"] | Picked,
+    keys_ND: Float16[np.ndarray, "N D"] | RowSubset,
     values_N: np.ndarray,
     *,
     progress: Progress,
 ) -> None:
     """Writes and syncs an index of all the keys, whose ids hold rows on disk and values; `index` is trained and empty.
-    `path` has neighbours meanwhile: the list of each key, and its code.
+    `path` has neighbors meanwhile: the list of each key, and its code.
     """
     lists_path, codes_path = path.with_suffix(".lists"), path.with_suffix(".codes")
     _assign(index, keys_ND, lists_path, codes_path, progress)
@@ -63,13 +63,13 @@ def beside_bytes(factory: str, dim: int) -> int:
 
 def _assign(
     index: Any,
-    keys_ND: Float16[np.ndarray, "N D"] | Picked,
+    keys_ND: Float16[np.ndarray, "N D"] | RowSubset,
     lists_path: Path,
     codes_path: Path,
     progress: Progress,
 ) -> None:
     """Writes the list of each key, and its code; the latter only where that is not the key itself."""
-    ivf, finder = inner(index), ListFinder(inner(index).quantizer)
+    ivf, finder = inner(index), ListAssigner(inner(index).quantizer)
     is_code = keys_are_codes(index)
 
     def assign(rows: Rows) -> tuple[Int64[np.ndarray, " N"], UInt8[np.ndarray, "N C"] | None]:
@@ -81,7 +81,7 @@ def _assign(
         closing(GrowingArray(lists_path, "<i4", None)) as lists,
         closing(GrowingArray(codes_path, "u1", ivf.code_size)) as codes,
     ):
-        for (_, end), (lists_N, codes_NC) in side_by_side(assign, shares(len(keys_ND), BLOCK_ROWS)):
+        for (_, end), (lists_N, codes_NC) in run_in_threads(assign, shares(len(keys_ND), BLOCK_ROWS)):
             lists.append(lists_N)
             if codes_NC is not None:
                 codes.append(codes_NC)
@@ -122,8 +122,8 @@ def _write_head(file: IO[bytes], index: Any, sizes: Int64[np.ndarray, " L"]) -> 
 
 def _write_lists(
     file: IO[bytes],
-    codes_NC: np.ndarray | Picked,
-    keys_ND: Float16[np.ndarray, "N D"] | Picked,
+    codes_NC: np.ndarray | RowSubset,
+    keys_ND: Float16[np.ndarray, "N D"] | RowSubset,
     values_N: np.ndarray,
     lists_N: np.ndarray,
     sizes: Int64[np.ndarray, " L"],
@@ -137,7 +137,7 @@ def _write_lists(
         return codes, packed
 
     done = 0
-    for (first, last), (codes, packed) in side_by_side(sort, _groups(sizes, share(GROUP_ROWS))):
+    for (first, last), (codes, packed) in run_in_threads(sort, _groups(sizes, share(GROUP_ROWS))):
         begin = 0
         for end in np.cumsum(sizes[first:last]):
             file.write(codes[begin:end].data)

@@ -1,6 +1,6 @@
-"""The search seam: queries -> neighbours. Exact search and every Faiss index obey it, on one segment or on many.
+"""The search seam: queries -> neighbors. Exact search and every Faiss index obey it, on one segment or on many.
 
-    search(queries_QD, k) -> Neighbours(distances_QK, ids_QK, values_QK)
+    search(queries_QD, k) -> Neighbors(distances_QK, ids_QK, values_QK)
 
 Distances are squared L2 between float16-rounded vectors, in float32, nearest first. A missing place has id -1,
 distance +inf and value -1, and stands last. Searching changes nothing.
@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float32, Int64
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class Neighbors:
     """K places for each of Q queries."""
 
     distances_QK: Float32[np.ndarray, "Q K"]
@@ -25,47 +25,47 @@ class Neighbours:
     values_QK: Int64[np.ndarray, "Q K"]
 
     @classmethod
-    def none(cls, num_queries: int, k: int) -> Neighbours:
+    def none(cls, num_queries: int, k: int) -> Neighbors:
         """All places missing."""
         shape = (num_queries, k)
         return cls(np.full(shape, np.inf, np.float32), np.full(shape, -1), np.full(shape, -1))
 
-    def take(self, order_QK: Int64[np.ndarray, "Q K"]) -> Neighbours:
+    def take(self, order_QK: Int64[np.ndarray, "Q K"]) -> Neighbors:
         """These places of each row, in this order."""
         arrays = (self.distances_QK, self.ids_QK, self.values_QK)
-        return Neighbours(*(np.take_along_axis(array, order_QK, axis=1) for array in arrays))
+        return Neighbors(*(np.take_along_axis(array, order_QK, axis=1) for array in arrays))
 
-    def keep(self, wanted_QK: Bool[np.ndarray, "Q K"]) -> Neighbours:
+    def keep(self, wanted_QK: Bool[np.ndarray, "Q K"]) -> Neighbors:
         """The same with the unwanted places missing, the others moved up in their order."""
         order_QK = np.argsort(~wanted_QK, axis=1, kind="stable")
         kept_QK = np.take_along_axis(wanted_QK, order_QK, axis=1)
         moved = self.take(order_QK)
-        return Neighbours(
+        return Neighbors(
             np.where(kept_QK, moved.distances_QK, np.float32(np.inf)),
             np.where(kept_QK, moved.ids_QK, -1),
             np.where(kept_QK, moved.values_QK, -1),
         )
 
-    def first(self, k: int) -> Neighbours:
+    def first(self, k: int) -> Neighbors:
         """The first k places."""
         if k == self.ids_QK.shape[1]:
             return self
-        return Neighbours(self.distances_QK[:, :k], self.ids_QK[:, :k], self.values_QK[:, :k])
+        return Neighbors(self.distances_QK[:, :k], self.ids_QK[:, :k], self.values_QK[:, :k])
 
 
 @runtime_checkable
 class Searcher(Protocol):
-    """Whatever finds neighbours."""
+    """Whatever finds neighbors."""
 
-    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
+    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbors:
         """The k nearest entries to each query."""
 
 
-RawSearch: TypeAlias = Callable[[Float32[np.ndarray, "Q D"], int], Neighbours]
+RawSearch: TypeAlias = Callable[[Float32[np.ndarray, "Q D"], int], Neighbors]
 Keep: TypeAlias = Callable[[Int64[np.ndarray, "Q K"]], Bool[np.ndarray, "Q K"]]
 
 
-def nearest_of(parts: Sequence[Neighbours], k: int) -> Neighbours:
+def merge_nearest(parts: Sequence[Neighbors], k: int) -> Neighbors:
     """The k nearest of several searches of the same queries."""
     if len(parts) == 1:
         return parts[0].first(k)
@@ -73,10 +73,12 @@ def nearest_of(parts: Sequence[Neighbours], k: int) -> Neighbours:
     ids_QM = np.concatenate([part.ids_QK for part in parts], axis=1)
     values_QM = np.concatenate([part.values_QK for part in parts], axis=1)
     order_QK = np.argsort(distances_QM, axis=1, kind="stable")[:, :k]
-    return Neighbours(distances_QM, ids_QM, values_QM).take(order_QK)
+    return Neighbors(distances_QM, ids_QM, values_QM).take(order_QK)
 
 
-def search_kept(search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int, keep: Keep, most: int) -> Neighbours:
+def search_filtered(
+    search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int, keep: Keep, most: int
+) -> Neighbors:
     """The k nearest entries that may be kept.
 
     Looks a little further than k, and again, further, for the queries that have fewer than k left although there
@@ -87,7 +89,7 @@ def search_kept(search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: in
     kept_RK = (seen.ids_QK >= 0) & keep(seen.ids_QK)
     if asked >= k and kept_RK[:, :k].all():
         return seen.first(k)
-    found, rows_R = Neighbours.none(len(queries_QD), k), np.arange(len(queries_QD))
+    found, rows_R = Neighbors.none(len(queries_QD), k), np.arange(len(queries_QD))
     while True:
         best = seen.keep(kept_RK).first(k)
         width = best.ids_QK.shape[1]

@@ -1,8 +1,8 @@
 """Which index? The cheapest one that finds enough of what exact search finds, tried on a sample of the store's keys.
 
-A trial asks for the neighbours of stored positions in other documents than their own, exactly and through an index.
-Two numbers judge it: recall@k, the share of the exact neighbours that were found, and the softmax mass, the share of
-p_kNN that they carry, at half the median distance to the nearest neighbour. Where memory is scarce, codes of fewer
+A trial asks for the neighbors of stored positions in other documents than their own, exactly and through an index.
+Two numbers judge it: recall@k, the share of the exact neighbors that were found, and the softmax mass, the share of
+p_kNN that they carry, at half the median distance to the nearest neighbor. Where memory is scarce, codes of fewer
 bytes are tried in turn, re-ranked against the stored keys where these are kept.
 """
 
@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float16, Float32, Int64
 
 from memlm.base.progress import Progress, silent
 from memlm.errors import InvalidInput
-from memlm.index.arrays import Picked, rows_of
-from memlm.index.exact import exact_neighbours
+from memlm.index.arrays import RowSubset, rows_of
+from memlm.index.exact import exact_neighbors
 from memlm.index.factory import FLAT
 from memlm.index.ivf import (
     FLAT_BELOW,
@@ -30,7 +30,7 @@ from memlm.index.ivf import (
     nlist_of,
     train_ivf,
 )
-from memlm.index.neighbors import Neighbours
+from memlm.index.neighbors import Neighbors
 
 NUM_QUERIES, TRIAL_K, SPARE = 128, 32, 4
 SAMPLE_ROWS = 200_000
@@ -39,7 +39,7 @@ ID_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class IndexTrial:
     """What a trial of an index gave. `bytes_per_entry` is what searching wants in memory; errors are standard errors
     over queries.
     """
@@ -63,12 +63,12 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """Stored positions, and their exact neighbours in other documents, whose keys are `keys_QKD`."""
+class TrialQueries:
+    """Stored positions, and their exact neighbors in other documents, whose keys are `keys_QKD`."""
 
     queries_QD: Float32[np.ndarray, "Q D"]
     documents_Q: Int64[np.ndarray, " Q"]
-    exact: Neighbours
+    exact: Neighbors
     keys_QKD: Float16[np.ndarray, "Q K D"]
     temperature: float
     starts: Int64[np.ndarray, " E"]
@@ -76,19 +76,19 @@ class Trial:
     @classmethod
     def of(
         cls,
-        keys_ND: Float16[np.ndarray, "N D"] | Picked,
+        keys_ND: Float16[np.ndarray, "N D"] | RowSubset,
         values_N: np.ndarray,
         starts: np.ndarray,
         *,
         seed: int,
-    ) -> Trial:
-        """Draws some of the keys, and searches for their neighbours; ids are rows on disk, as `starts` are."""
+    ) -> TrialQueries:
+        """Draws some of the keys, and searches for their neighbors; ids are rows on disk, as `starts` are."""
         rng = np.random.default_rng(seed + 1)
         rows_Q = np.sort(rng.choice(len(keys_ND), min(NUM_QUERIES, len(keys_ND)), replace=False))
         queries_QD = keys_ND[rows_Q].astype(np.float32)
         documents_Q = np.searchsorted(starts, rows_of(keys_ND, rows_Q), side="right") - 1
-        near = exact_neighbours(queries_QD, keys_ND, values_N, min(SPARE * TRIAL_K, len(keys_ND)))
-        found = Neighbours(near.distances_QK, rows_of(keys_ND, near.ids_QK), near.ids_QK)
+        near = exact_neighbors(queries_QD, keys_ND, values_N, min(SPARE * TRIAL_K, len(keys_ND)))
+        found = Neighbors(near.distances_QK, rows_of(keys_ND, near.ids_QK), near.ids_QK)
         exact = _elsewhere(found, documents_Q, starts)
         nearest_Q = exact.distances_QK[:, 0]
         nearest_Q = nearest_Q[np.isfinite(nearest_Q) & (nearest_Q > 0)]
@@ -96,40 +96,40 @@ class Trial:
         keys_QKD = keys_ND[np.maximum(exact.values_QK, 0).ravel()].reshape(*exact.ids_QK.shape, -1)
         return cls(queries_QD, documents_Q, exact, keys_QKD, temperature, starts)
 
-    def elsewhere(self, found: Neighbours) -> Neighbours:
+    def elsewhere(self, found: Neighbors) -> Neighbors:
         """The nearest of what was found in other documents than the queries' own; of one document alone, of all."""
         return _elsewhere(found, self.documents_Q, self.starts)
 
-    def judge(self, index: Ivf, nprobe: int, rerank: int) -> Tried:
+    def evaluate(self, index: Ivf, nprobe: int, rerank: int) -> IndexTrial:
         """How much an index finds, asked in one way."""
         k = min(SPARE * TRIAL_K, index.ntotal)
         found = self.elsewhere(index.search(self.queries_QD, k, nprobe, rerank))
         recall_Q, mass_Q = agreement(found, self.exact, self.temperature)
-        return Tried(
+        return IndexTrial(
             index.factory, code_bytes(index.factory, index.dim) + ID_BYTES, nprobe, rerank,
             *mean_and_error(recall_Q), *mean_and_error(mass_Q),
         )  # fmt: skip
 
-    def settle(self, index: Ivf, target: float) -> Tried:
+    def tune_nprobe(self, index: Ivf, target: float) -> IndexTrial:
         """The cheapest way of asking an index that finds the wanted softmax mass, or the one that finds most."""
         rerank = 0 if is_lossless(index.factory) or index.keys_ND is None else RERANKS[-1]
-        best: Tried | None = None
+        best: IndexTrial | None = None
         probes, enough = self._worth_trying(index, target)
         for nprobe in probes:
-            tried = self.judge(index, nprobe, rerank)
+            tried = self.evaluate(index, nprobe, rerank)
             if best is None or tried.softmax_mass > best.softmax_mass:
                 best = tried
             if tried.softmax_mass >= enough:
                 break
         assert best is not None
         for fewer in RERANKS[:-1] if rerank else ():
-            tried = self.judge(index, best.nprobe, fewer)
+            tried = self.evaluate(index, best.nprobe, fewer)
             if tried.softmax_mass >= min(target, best.softmax_mass):
                 return tried
         return best
 
     def _worth_trying(self, index: Ivf, target: float) -> tuple[list[int], float]:
-        """How many lists may be probed, the fewest first, from as many on as hold enough of the exact neighbours' mass:
+        """How many lists may be probed, the fewest first, from as many on as hold enough of the exact neighbors' mass:
         no codes find what is in no probed list. Enough is the target, or the most that any number holds.
         """
         probes = sorted({min(nprobe, index.nlist) for nprobe in PROBES})
@@ -140,7 +140,7 @@ class Trial:
         return [nprobe for nprobe, mass in zip(probes, held, strict=True) if mass >= enough], enough
 
 
-def _elsewhere(found: Neighbours, documents_Q: Int64[np.ndarray, " Q"], starts: Int64[np.ndarray, " E"]) -> Neighbours:
+def _elsewhere(found: Neighbors, documents_Q: Int64[np.ndarray, " Q"], starts: Int64[np.ndarray, " E"]) -> Neighbors:
     if len(starts) <= 2:
         return found.first(min(TRIAL_K, found.ids_QK.shape[1]))
     documents_QK = np.searchsorted(starts, np.maximum(found.ids_QK, 0), side="right") - 1
@@ -149,15 +149,15 @@ def _elsewhere(found: Neighbours, documents_Q: Int64[np.ndarray, " Q"], starts: 
 
 
 def agreement(
-    found: Neighbours, exact: Neighbours, temperature: float
+    found: Neighbors, exact: Neighbors, temperature: float
 ) -> tuple[Float32[np.ndarray, " Q"], Float32[np.ndarray, " Q"]]:
-    """recall@k, and the share of the exact softmax mass that was found, of each query that has any neighbour."""
+    """recall@k, and the share of the exact softmax mass that was found, of each query that has any neighbor."""
     pairs = zip(exact.ids_QK, found.ids_QK, strict=True)
     return _shares(np.stack([np.isin(there, here) for there, here in pairs]), exact, temperature)
 
 
 def _shares(
-    hit_QK: Bool[np.ndarray, "Q K"], exact: Neighbours, temperature: float
+    hit_QK: Bool[np.ndarray, "Q K"], exact: Neighbors, temperature: float
 ) -> tuple[Float32[np.ndarray, " R"], Float32[np.ndarray, " R"]]:
     any_Q = np.isfinite(exact.distances_QK[:, 0])
     distances_RK, there_RK = exact.distances_QK[any_Q], exact.ids_QK[any_Q] >= 0
@@ -175,8 +175,8 @@ def mean_and_error(each_Q: Float32[np.ndarray, " Q"]) -> tuple[float, float]:
     return float(each_Q.mean()), float(each_Q.std(ddof=min(1, len(each_Q) - 1)) / np.sqrt(len(each_Q)))
 
 
-def choose(
-    keys_ND: Float16[np.ndarray, "N D"] | Picked,
+def select_index(
+    keys_ND: Float16[np.ndarray, "N D"] | RowSubset,
     values_N: np.ndarray,
     starts: Int64[np.ndarray, " E"],
     *,
@@ -185,7 +185,7 @@ def choose(
     keep_keys: bool,
     seed: int,
     progress: Progress,
-) -> tuple[str, list[Tried]]:
+) -> tuple[str, list[IndexTrial]]:
     """The factory string of the index with the smallest codes that finds the wanted softmax mass within a memory of
     `max_ram_bytes` bytes, or of the one that comes nearest; and what was tried.
 
@@ -198,14 +198,14 @@ def choose(
     sample_ND, sample_N = np.asarray(keys_ND[rows]), np.asarray(values_N[rows])
     documents_N = np.searchsorted(starts, rows_of(keys_ND, rows), side="right") - 1
     ends = np.flatnonzero(np.diff(documents_N)) + 1
-    trial = Trial.of(sample_ND, sample_N, np.array([0, *ends, len(rows)]), seed=seed)
+    trial = TrialQueries.of(sample_ND, sample_N, np.array([0, *ends, len(rows)]), seed=seed)
     lists, tried = lists_for(entries), []
     fitting = codes_within(max_ram_bytes, entries, dim)
     for number, code in enumerate(fitting):
         progress("try indexes", number, len(fitting))
         small = f"IVF{lists_for(len(rows))},{code}"
         index = _filled(small, sample_ND, sample_N, keep_keys=keep_keys, seed=seed)
-        tried.append(trial.settle(index, target))
+        tried.append(trial.tune_nprobe(index, target))
         if tried[-1].softmax_mass >= target:
             break
     progress("try indexes", len(fitting), len(fitting))

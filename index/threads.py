@@ -53,7 +53,7 @@ def matrix_products() -> Iterator[None]:
         faiss.cvar.distance_compute_blas_threshold = _FAISS_DEFAULT
 
 
-def side_by_side(work: Callable[[Rows], Done], parts: Iterable[Rows]) -> Iterator[tuple[Rows, Done]]:
+def run_in_threads(work: Callable[[Rows], Done], parts: Iterable[Rows]) -> Iterator[tuple[Rows, Done]]:
     """What each part's work gives, in their order. Each core has a part of its own, which takes less time than sharing
     one; no more of them are in memory than that, and one besides.
     """

@@ -8,7 +8,7 @@ from typing import Any
 from memlm.api.params import RetrievalParams
 from memlm.api.scoring import Score
 from memlm.base.progress import Progress, silent
-from memlm.base.steps import outcome_of
+from memlm.base.steps import run_steps
 from memlm.data.corpus import Corpus
 from memlm.generation.scoring import ScoreAccumulator, score_windows
 from memlm.language_model import LanguageModel
@@ -34,7 +34,7 @@ def evaluate(lm: LanguageModel, texts: Corpus, *, progress: Progress = silent, *
             tally.add(scored)
             total.add(scored)
         for each in (tally, total):
-            outcome_of(each.add_text(document.text))
+            run_steps(each.add_text(document.text))
         scores[document.id] = tally.score(retriever)
         progress("evaluate", total.num_bytes, max(num_bytes, total.num_bytes), f"{total.tokens:,} tokens")
     return Evaluation(scores, total.score(retriever))

@@ -16,7 +16,7 @@ from memlm.api.params import GenerateRequest, RetrievalParams
 from memlm.api.scoring import Score
 from memlm.api.server import ModelInfo
 from memlm.api.sessions import Session, SessionInfo
-from memlm.base.steps import Steps, outcome_of
+from memlm.base.steps import Steps, run_steps
 from memlm.errors import InvalidInput
 from memlm.generation.batch import complete_all
 from memlm.generation.generation import Generation
@@ -106,7 +106,7 @@ class LanguageModel:
 
     def start(self, request: GenerateRequest, *, request_id: str = "", owner: str = "") -> Generation:
         """Makes a generation that is driven step by step, and then closed. `owner` is the owner of its session."""
-        return outcome_of(self.start_steps(request, request_id=request_id, owner=owner))
+        return run_steps(self.start_steps(request, request_id=request_id, owner=owner))
 
     def start_steps(self, request: GenerateRequest, *, request_id: str = "", owner: str = "") -> Steps[Generation]:
         """Does the work of `start`: a long prompt is encoded outside the loop."""
@@ -120,7 +120,7 @@ class LanguageModel:
 
     def append_to_session(self, name: str, text: str = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:
         """Reads a text, or tokens, into a session: all of it, or nothing."""
-        return outcome_of(self.sessions.append(name, text, token_ids=tuple(token_ids)))
+        return run_steps(self.sessions.append(name, text, token_ids=tuple(token_ids)))
 
     def get_session(self, name: str) -> SessionInfo:
         """What is known of a session. Raises NotFound where it has gone."""
@@ -154,7 +154,7 @@ class LanguageModel:
         `store=None` asks all that are loaded. Of a long text the last `context_length - 1` tokens count. Raises
         InvalidInput where no datastore is loaded.
         """
-        return outcome_of(self.search_steps(text, k=k, store=store, nprobe=nprobe))
+        return run_steps(self.search_steps(text, k=k, store=store, nprobe=nprobe))
 
     def search_steps(
         self, text: str, *, k: int = 8, store: str | None = None, nprobe: int | None = None

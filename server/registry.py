@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from memlm.base.files import lies_under, remove, sign, signed, write_whole
+from memlm.base.files import is_under, read_signed, remove, sign, write_atomic
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound, PermissionDenied
 
 NAMES = "stores.json"
@@ -68,7 +68,7 @@ class DatastoreRegistry:
         """
         path = self._given.get(text) or (Path(text) if self.folder is None else self.folder / text)
         roots = [*self._given.values(), *([] if self.folder is None else [self.folder])]
-        if not path.is_absolute() or not lies_under(path, roots):
+        if not path.is_absolute() or not is_under(path, roots):
             raise PermissionDenied(f"{text} is none of the datastores that this server was started with, or built")
         resolved = path.resolve()
         return next((given for given in self._given.values() if given.resolve() == resolved), resolved)
@@ -100,7 +100,7 @@ class DatastoreRegistry:
         """
         self.check_put(name, path)
         built = {other: folder for other, folder in self._built.items() if other != name}
-        if self.folder is not None and lies_under(path, [self.folder]):
+        if self.folder is not None and is_under(path, [self.folder]):
             built[name] = path
         self._write(built)
         self._loaded[name] = path
@@ -119,7 +119,7 @@ class DatastoreRegistry:
 
     def discard(self, path: Path) -> None:
         """Removes the files of a datastore that was built here and is in service under no name."""
-        if self.folder is not None and lies_under(path, [self.folder]) and not self.names_of(path):
+        if self.folder is not None and is_under(path, [self.folder]) and not self.names_of(path):
             remove(path.resolve())
 
     def _write(self, built: dict[str, Path]) -> None:
@@ -128,7 +128,7 @@ class DatastoreRegistry:
             return
         assert self.folder is not None  # something was built
         folders = {name: path.resolve().relative_to(self.folder).as_posix() for name, path in built.items()}
-        write_whole(self.folder / NAMES, sign({"stores": folders}))
+        write_atomic(self.folder / NAMES, sign({"stores": folders}))
         self._built = built
 
 
@@ -136,7 +136,7 @@ def _read(path: Path) -> dict[str, Path]:
     if not path.exists():
         return {}
     try:
-        built = signed(path.read_bytes())["stores"]
+        built = read_signed(path.read_bytes())["stores"]
     except (OSError, ValueError) as error:
         raise Corrupt(f"{path} {error}; restore it from a backup, or remove it and load the datastores anew") from error
     return {name: path.parent / folder for name, folder in built.items()}  # of a missing one, the workers tell its name

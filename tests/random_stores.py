@@ -45,7 +45,7 @@ def fill(writer: StoreWriter, corpus: Corpus, *, stop_after: int | None = None) 
             return
         writer.begin_document(name, title=name.upper(), metadata={"number": number})
         if writer.is_resumed(len(values_N)):
-            writer.replay(values_N)
+            writer.verify_resumed(values_N)
         else:
             writer.append(keys_ND, values_N)
             writer.checkpoint()

@@ -239,7 +239,7 @@ LOGPROB_TOLERANCE = 1e-4  # float32: products of a batch add in another order th
 
 
 def alike(tokens: Iterable[Token], others: Iterable[Token]) -> bool:
-    """Whether tokens are the same, with numbers up to what neighbours in a batch may change."""
+    """Whether tokens are the same, with numbers up to what neighbors in a batch may change."""
     pairs = list(zip(tokens, others, strict=True))
     return all(
         (one.id, one.text, one.bytes, [n.document_id for n in one.neighbors])

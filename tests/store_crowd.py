@@ -32,7 +32,7 @@ def change(path: Path, what: str, words: list[str]) -> None:
                 keys_ND, values_N = entries_of(name, 2 if what == "replace" else 1)
                 writer.begin_document(name, replace=what == "replace")
                 if writer.is_resumed(len(values_N)):
-                    writer.replay(values_N)
+                    writer.verify_resumed(values_N)
                 else:
                     writer.append(keys_ND, values_N)
                     writer.checkpoint()

@@ -74,7 +74,7 @@ def take(path: Path, number: int) -> None:
                 keys_ND, values_N = entries_of(name, number)
                 writer.begin_document(name, replace=what == "replace")
                 if writer.is_resumed(len(values_N)):
-                    writer.replay(values_N)
+                    writer.verify_resumed(values_N)
                 else:
                     writer.append(keys_ND, values_N)
                     writer.checkpoint()

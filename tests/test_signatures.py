@@ -13,7 +13,7 @@ from jaxtyping._storage import get_shape_memo
 from signatures import JUDGED, PACKAGES, checked
 
 from memlm.data.windows import check_stride, windows_of
-from memlm.index.neighbors import Neighbours
+from memlm.index.neighbors import Neighbors
 from memlm.retrieval.interpolation import neighbor_logweights, target_logprobs
 
 DISTANCES_QK, VALUES_QK = np.ones((2, 3), np.float32), np.ones((2, 3), np.int64)
@@ -41,9 +41,9 @@ def test_one_letter_is_one_length() -> None:
 
 def test_fields_are_checked_as_a_dataclass_is_made() -> None:
     ids_QK = VALUES_QK
-    made = Neighbours(DISTANCES_QK, ids_QK, VALUES_QK)
+    made = Neighbors(DISTANCES_QK, ids_QK, VALUES_QK)
     with pytest.raises(TypeError):
-        Neighbours(DISTANCES_QK, ids_QK, VALUES_QK[:, :2])
+        Neighbors(DISTANCES_QK, ids_QK, VALUES_QK[:, :2])
     with pytest.raises(FrozenInstanceError):
         made.ids_QK = ids_QK  # type: ignore[misc]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from memlm.base.progress import Progress, silent
-from memlm.index.store.journal import give_up, is_being_extended
+from memlm.index.store.journal import is_being_extended, rollback
 from memlm.index.store.segment import Segment
 from memlm.index.store.writer import StoreWriter
 
@@ -21,10 +21,10 @@ CHECKPOINT_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class CompactionResult:
     """The result of a compaction. Nothing was done where there was at most one segment, and nothing was deleted.
 
-    `left_documents` were deleted while they were copied and still take room; `gave_up_addition` tells that a purge
+    `left_documents` were deleted while they were copied and still take room; `rolled_back_addition` tells that a purge
     removed the documents of an interrupted addition.
     """
 
@@ -34,10 +34,10 @@ class Compacted:
     bytes_before: int
     bytes_after: int
     left_documents: int = 0
-    gave_up_addition: bool = False
+    rolled_back_addition: bool = False
 
 
-def compact(path: str | Path, progress: Progress = silent, *, purge: bool = False) -> Compacted:
+def compact(path: str | Path, progress: Progress = silent, *, purge: bool = False) -> CompactionResult:
     """Merges all segments of a store into one, and leaves out the documents that are deleted. A store whose every
     document is deleted becomes one without segments.
 
@@ -49,10 +49,10 @@ def compact(path: str | Path, progress: Progress = silent, *, purge: bool = Fals
     while another process writes, Incompatible where an interrupted addition waits or keys were not kept.
     """
     path = Path(path)
-    gave_up_addition = False
+    rolled_back_addition = False
     if purge:
-        gave_up_addition = is_being_extended(path)
-        give_up(path)
+        rolled_back_addition = is_being_extended(path)
+        rollback(path)
     done = _compacted(path, progress)
     while purge and done.left_documents:
         again = _compacted(path, progress)
@@ -60,17 +60,17 @@ def compact(path: str | Path, progress: Progress = silent, *, purge: bool = Fals
         done = replace(
             again, segments_before=done.segments_before, deleted_documents=deleted, bytes_before=done.bytes_before
         )
-    return replace(done, gave_up_addition=gave_up_addition)
+    return replace(done, rolled_back_addition=rolled_back_addition)
 
 
-def _compacted(path: Path, progress: Progress) -> Compacted:
+def _compacted(path: Path, progress: Progress) -> CompactionResult:
     with StoreWriter.compacting(path) as writer:
         before = writer.base
         assert before is not None
         segments, deleted, size = len(before.manifest.segments), before.num_deleted_documents, before.bytes_on_disk
         if segments <= 1 and not deleted:
             writer.discard()
-            return Compacted(segments, 0, before.num_entries, size, size)
+            return CompactionResult(segments, 0, before.num_entries, size, size)
         if before.num_entries:
             done = 0
             for segment in before.segments:
@@ -80,13 +80,13 @@ def _compacted(path: Path, progress: Progress) -> Compacted:
             committed = writer.commit_empty()
         with committed as after:
             left = after.num_deleted_documents
-            return Compacted(segments, deleted, after.num_entries, size, after.bytes_on_disk, left)
+            return CompactionResult(segments, deleted, after.num_entries, size, after.bytes_on_disk, left)
 
 
 def _copy(segment: Segment, writer: StoreWriter, done: int, total: int, progress: Progress) -> int:
     """Copies the live documents of a segment; gives how many entries are copied so far."""
     for document in segment.documents:
-        if segment.dead[document.row]:
+        if segment.deleted_mask[document.row]:
             continue
         writer.begin_document(document.id, title=document.title, metadata=document.metadata)
         first, last = segment.starts[document.row : document.row + 2].tolist()
@@ -94,7 +94,7 @@ def _copy(segment: Segment, writer: StoreWriter, done: int, total: int, progress
             end = min(begin + BLOCK_ROWS, last)
             values_N = segment.values_N[begin:end].astype("int64")
             if writer.is_resumed(end - begin):
-                writer.replay(values_N)
+                writer.verify_resumed(values_N)
             else:
                 pruned_N = None if segment.pruned_N is None else np.array(segment.pruned_N[begin:end])
                 writer.append(segment.stored_keys()[begin:end], values_N, pruned_N)

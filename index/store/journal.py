@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from memlm.base.files import remove, sign, signed
+from memlm.base.files import read_signed, remove, sign
 from memlm.errors import Corrupt, Incompatible, MemlmError
-from memlm.index.store.lock import committing, writing
+from memlm.index.store.lock import commit_lock, write_lock
 from memlm.index.store.manifest import JOURNAL, StoreSpec, check_unchanged, read_manifest, sweep
 
 BUILDING = "building"
@@ -31,7 +31,7 @@ class Journal:
     def decode(cls, path: Path) -> Journal:
         """Raises Corrupt for what `encode` did not write."""
         try:
-            fields = signed(path.read_bytes())
+            fields = read_signed(path.read_bytes())
         except ValueError as error:
             raise Corrupt(f"{path} {error}; remove {path} to start the build anew") from error
         try:
@@ -52,14 +52,14 @@ def is_being_extended(path: Path) -> bool:
     return journal.task == ADD and journal.segment not in {segment.number for segment in manifest.segments}
 
 
-def give_up(path: str | Path) -> bool:
+def rollback(path: str | Path) -> bool:
     """Removes what an interrupted addition or compaction left, and tells whether there was any: where it was committed
     already, there is not, and it stays. Raises Locked while somebody writes.
     """
     path = Path(path)
-    with writing(path), committing(path) as hold:
+    with write_lock(path), commit_lock(path) as lock:
         manifest, journal = read_manifest(path), path / JOURNAL
-        check_unchanged(path, manifest, hold)
+        check_unchanged(path, manifest, lock)
         committed = {segment.number for segment in manifest.segments}
         unfinished = journal.exists() and Journal.decode(journal).segment not in committed
         remove(path / BUILDING)  # first, and also without a journal: an interrupted run of this may have removed that

@@ -24,7 +24,7 @@ POLL_S = 0.02
 _HELD_ELSEWHERE = {errno.EACCES, errno.EAGAIN}
 
 
-class Hold:
+class StoreLock:
     """A store that this process has locked."""
 
     def __init__(self, path: Path, folder: int) -> None:
@@ -46,29 +46,29 @@ class Hold:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[Hold]:
+def write_lock(path: Path) -> Iterator[StoreLock]:
     """Locks a store for a process that writes a segment, however long that takes. Raises Locked at once where another
     process holds it, NotFound where there is no folder.
 
     The system releases the locks of a process that ends, however it ends.
     """
     problem = f"another process is writing to {path}; wait until it is done, and try again"
-    with _held(path, LOCK, path / "segments", 0.0, problem) as hold:
-        yield hold
+    with _held(path, LOCK, path / "segments", 0.0, problem) as lock:
+        yield lock
 
 
 @contextmanager
-def committing(path: Path) -> Iterator[Hold]:
+def commit_lock(path: Path) -> Iterator[StoreLock]:
     """Locks a store for a change of its manifest, also while another process writes a segment, whose own commit then
     starts from there. Raises Locked where the commits of others do not end, NotFound where there is no folder.
     """
     problem = f"another process has been committing to {path} for {COMMIT_S:g} s"
-    with _held(path, COMMIT_LOCK, path, COMMIT_S, problem) as hold:
-        yield hold
+    with _held(path, COMMIT_LOCK, path, COMMIT_S, problem) as lock:
+        yield lock
 
 
 @contextmanager
-def _held(path: Path, name: str, folder: Path, patience_s: float, problem: str) -> Iterator[Hold]:
+def _held(path: Path, name: str, folder: Path, patience_s: float, problem: str) -> Iterator[StoreLock]:
     deadline_s = time.monotonic() + patience_s
     with ExitStack() as opened:
         try:
@@ -82,14 +82,14 @@ def _held(path: Path, name: str, folder: Path, patience_s: float, problem: str) 
             raise NotFound(
                 f"no datastore at {path}; build one with `memlm index build`", kind="datastore", name=str(path)
             ) from None
-        hold = Hold(path, descriptors[0])
+        lock = StoreLock(path, descriptors[0])
         for descriptor in descriptors[1:]:
             while not _lock(descriptor):
                 if time.monotonic() >= deadline_s:
                     raise Locked(problem)
                 time.sleep(POLL_S)
-        hold.check()  # it may have been replaced while this process waited
-        yield hold
+        lock.check()  # it may have been replaced while this process waited
+        yield lock
 
 
 def _opened(opened: ExitStack, path: Path, flags: int) -> int:

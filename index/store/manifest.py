@@ -19,9 +19,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeVar
 
-from memlm.base.files import checksum_of, remove, sign, signed, write_whole
+from memlm.base.files import checksum_of, read_signed, remove, sign, write_atomic
 from memlm.errors import Corrupt, Incompatible, Locked, MemlmError, NotFound
-from memlm.index.store.lock import Hold
+from memlm.index.store.lock import StoreLock
 
 FORMAT_VERSION = 2  # 1 had no id of the store
 READABLE_VERSIONS = (1, 2)
@@ -221,24 +221,24 @@ def read_manifest(path: Path) -> Manifest:
     raise Corrupt(f"{path / CURRENT} does not come to rest; try again when nobody writes to the store")
 
 
-def commit_manifest(path: Path, manifest: Manifest, *, after: Manifest | None, hold: Hold) -> Manifest:
+def commit_manifest(path: Path, manifest: Manifest, *, after: Manifest | None, lock: StoreLock) -> Manifest:
     """Makes a manifest the one that counts, and gives it with its checksum. All that it names must be on the disk.
 
-    Raises Locked, and changes nothing, where the store at the path is no longer the one that `hold` has locked, or is
+    Raises Locked, and changes nothing, where the store at the path is no longer the one that `lock` has locked, or is
     at another snapshot than `after`; None stands for a store that is yet to be made.
     """
     content = manifest.encode()
     manifest = replace(manifest, checksum=checksum_of(content))
-    check_unchanged(path, after, hold)
-    write_whole(path / manifest.name, content)
-    check_unchanged(path, after, hold)
-    write_whole(path / CURRENT, manifest.pointer.encode())
+    check_unchanged(path, after, lock)
+    write_atomic(path / manifest.name, content)
+    check_unchanged(path, after, lock)
+    write_atomic(path / CURRENT, manifest.pointer.encode())
     return manifest
 
 
-def check_unchanged(path: Path, manifest: Manifest | None, hold: Hold) -> None:
-    """Raises Locked unless a store is at the snapshot of a manifest, in the folder that `hold` has locked."""
-    hold.check()
+def check_unchanged(path: Path, manifest: Manifest | None, lock: StoreLock) -> None:
+    """Raises Locked unless a store is at the snapshot of a manifest, in the folder that `lock` has locked."""
+    lock.check()
     try:
         there: Pointer | None = read_pointer(path)
     except NotFound:
@@ -282,7 +282,7 @@ def lost_store(path: Path) -> str | None:
 def is_unfinished_build(path: Path) -> bool:
     """Whether the journal of a folder is that of a build, or cannot be read."""
     try:
-        return bool(signed((path / JOURNAL).read_bytes())["task"] == "build")
+        return bool(read_signed((path / JOURNAL).read_bytes())["task"] == "build")
     except OSError:
         return False
     except (ValueError, KeyError):
@@ -318,7 +318,7 @@ def _segment_folders(path: Path) -> list[Path]:
 def _decode(content: bytes, path: Path) -> Manifest:
     """Raises Corrupt for bytes that are not as they were written, Incompatible for what another version has written."""
     try:
-        body = signed(content)
+        body = read_signed(content)
     except ValueError as error:
         raise Corrupt(f"{path} {error}; {RESTORE}") from error
     version = body.pop("format_version", None)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from memlm.base.files import write_whole
+from memlm.base.files import write_atomic
 from memlm.errors import Corrupt
-from memlm.index.store.lock import committing, writing
+from memlm.index.store.lock import commit_lock, write_lock
 from memlm.index.store.manifest import CURRENT, RESTORE, Manifest, newest_manifest, read_manifest, read_pointer
-from memlm.index.store.snapshot import View
+from memlm.index.store.snapshot import Snapshot
 
 
 def repair(path: str | Path) -> tuple[Manifest, bool]:
@@ -20,7 +20,7 @@ def repair(path: str | Path) -> tuple[Manifest, bool]:
     cannot be repaired, Locked while another process writes.
     """
     path = Path(path)
-    with writing(path), committing(path):
+    with write_lock(path), commit_lock(path):
         try:
             return read_manifest(path), False
         except Corrupt as problem:
@@ -29,10 +29,10 @@ def repair(path: str | Path) -> tuple[Manifest, bool]:
                 raise Corrupt(
                     f"{path / CURRENT} names {named}, and the newest there is {manifest.name}; {RESTORE}"
                 ) from problem
-        with closing(View(path, manifest)) as view:
+        with closing(Snapshot(path, manifest)) as view:
             if problems := view.verify():
                 raise Corrupt(problems[0])
-        write_whole(path / CURRENT, manifest.pointer.encode())
+        write_atomic(path / CURRENT, manifest.pointer.encode())
         return manifest, True
 
 

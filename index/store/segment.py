@@ -10,11 +10,11 @@ from jaxtyping import Bool, Float16, Float32, Int64
 
 from memlm.base.files import checksum
 from memlm.errors import Corrupt, Incompatible
-from memlm.index.arrays import Picked
-from memlm.index.exact import Resident, exact_neighbours
+from memlm.index.arrays import RowSubset
+from memlm.index.exact import FlatIndex, exact_neighbors
 from memlm.index.factory import FLAT
 from memlm.index.ivf import Ivf, is_lossless, open_index
-from memlm.index.neighbors import Neighbours, RawSearch, search_kept
+from memlm.index.neighbors import Neighbors, RawSearch, search_filtered
 from memlm.index.store.documents import DocumentTable
 from memlm.index.store.manifest import RESTORE, FileRecord, SegmentRecord
 
@@ -51,10 +51,10 @@ class Segment:
         self._index: Ivf | None = None
         if record.index != FLAT:
             self._index = Ivf(open_index(self._folder / INDEX, self.num_indexed, dim), record.index, self.keys_ND)
-        self.dead: Bool[np.ndarray, " docs"] = np.zeros(record.documents, bool)
+        self.deleted_mask: Bool[np.ndarray, " docs"] = np.zeros(record.documents, bool)
         if record.deleted:
-            self.dead[np.load(self._folder / record.deleted)] = True
-        self._any_dead = bool(self.dead.any())
+            self.deleted_mask[np.load(self._folder / record.deleted)] = True
+        self._any_deleted = bool(self.deleted_mask.any())
         if (self.keys_ND is not None and self.keys_ND.shape != (record.entries, dim)) or len(
             self.starts
         ) != record.documents + 1:
@@ -75,7 +75,7 @@ class Segment:
     @property
     def num_live_entries(self) -> int:
         """Entries that are not pruned, of documents that are not deleted."""
-        return int(self.sizes[~self.dead].sum())
+        return int(self.sizes[~self.deleted_mask].sum())
 
     @property
     def num_indexed(self) -> int:
@@ -94,7 +94,7 @@ class Segment:
 
     def live_rows(self, places: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
         """The rows of the entries that may speak, by their places among these."""
-        sizes = np.where(self.dead, 0, self.sizes)
+        sizes = np.where(self.deleted_mask, 0, self.sizes)
         ends = np.cumsum(sizes)
         document = np.searchsorted(ends, places, side="right")
         inside = places - (ends[document] - sizes[document])
@@ -119,20 +119,20 @@ class Segment:
         """The id of row 0."""
         return self.record.number << ROW_BITS
 
-    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int | None) -> Neighbours:
+    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int | None) -> Neighbors:
         """The k nearest live entries that the index finds."""
         if (index := self._index) is None:
             return self._live(self._search_flat, queries_QD, k)
         probes, rerank = nprobe or self.record.nprobe, self.record.rerank
         return self._live(lambda queries, most: index.search(queries, most, probes, rerank), queries_QD, k)
 
-    def search_exactly(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, pruned: bool = False) -> Neighbours:
+    def search_exactly(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, pruned: bool = False) -> Neighbors:
         """The k nearest live entries; with `pruned`, of those that are pruned, too."""
         keys_ND = self.stored_keys()
         if self.pruned_N is None or pruned:
-            return self._live(lambda q, most: exact_neighbours(q, keys_ND, self.values_N, most), queries_QD, k)
-        some_ND, values_N = Picked(keys_ND, self.kept), self.values_N[self.kept]
-        return self._live(lambda q, most: self._at_kept(exact_neighbours(q, some_ND, values_N, most)), queries_QD, k)
+            return self._live(lambda q, most: exact_neighbors(q, keys_ND, self.values_N, most), queries_QD, k)
+        some_ND, values_N = RowSubset(keys_ND, self.kept), self.values_N[self.kept]
+        return self._live(lambda q, most: self._at_kept(exact_neighbors(q, some_ND, values_N, most)), queries_QD, k)
 
     def stored_keys(self) -> Float16[np.ndarray, "N D"]:
         """The keys. Raises Incompatible where they were not kept."""
@@ -150,7 +150,7 @@ class Segment:
     def is_live(self, rows: Int64[np.ndarray, "*S"]) -> Bool[np.ndarray, "*S"]:
         """Whether rows are not pruned, and of documents that are not deleted."""
         rows = np.maximum(rows, 0)
-        live = ~self.dead[self.document_at(rows)]
+        live = ~self.deleted_mask[self.document_at(rows)]
         return live if self.pruned_N is None else live & ~self.pruned_N[rows]
 
     def successors(self, rows: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
@@ -171,34 +171,34 @@ class Segment:
         """Closes the table; the maps go when nobody looks at them."""
         self.documents.close()
 
-    def _live(self, search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
+    def _live(self, search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbors:
         """Runs a raw search, leaves out deleted documents, and turns rows into ids."""
-        if self._any_dead:
-            found = search_kept(search, queries_QD, k, self._is_undeleted, self.record.entries)
+        if self._any_deleted:
+            found = search_filtered(search, queries_QD, k, self._is_undeleted, self.record.entries)
         else:
             found = search(queries_QD, k)
         np.add(found.ids_QK, self.base_id, out=found.ids_QK, where=found.ids_QK >= 0)
         return found
 
     def _is_undeleted(self, rows_QK: Int64[np.ndarray, "Q K"]) -> Bool[np.ndarray, "Q K"]:
-        return ~self.dead[self.document_at(np.maximum(rows_QK, 0))]
+        return ~self.deleted_mask[self.document_at(np.maximum(rows_QK, 0))]
 
-    def _search_flat(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
+    def _search_flat(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbors:
         found = self._resident.search(queries_QD, k)
         return found if self.pruned_N is None else self._at_kept(found)
 
-    def _at_kept(self, found: Neighbours) -> Neighbours:
-        """Neighbours among the entries that are not pruned, as rows of all."""
+    def _at_kept(self, found: Neighbors) -> Neighbors:
+        """Neighbors among the entries that are not pruned, as rows of all."""
         rows_QK = np.where(found.ids_QK < 0, -1, self.kept[np.maximum(found.ids_QK, 0)])
-        return Neighbours(found.distances_QK, rows_QK, found.values_QK)
+        return Neighbors(found.distances_QK, rows_QK, found.values_QK)
 
     @cached_property
-    def _resident(self) -> Resident:
+    def _resident(self) -> FlatIndex:
         """A small segment's keys, as searching wants them."""
         keys_ND = self.stored_keys()
         if self.pruned_N is None:
-            return Resident(keys_ND, self.values_N)
-        return Resident(Picked(keys_ND, self.kept), self.values_N[self.kept])
+            return FlatIndex(keys_ND, self.values_N)
+        return FlatIndex(RowSubset(keys_ND, self.kept), self.values_N[self.kept])
 
     def _problem_of(self, name: str, expected: FileRecord, *, whole: bool) -> str | None:
         path = self._folder / name

@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from memlm.errors import Corrupt, InvalidInput, NotFound
-from memlm.index.exact import refined
+from memlm.index.exact import exact_distances
 from memlm.index.factory import FLAT
 from memlm.index.ivf import nlist_of
-from memlm.index.neighbors import Neighbours, nearest_of
+from memlm.index.neighbors import Neighbors, merge_nearest
 from memlm.index.store.documents import DocumentRow
 from memlm.index.store.journal import is_being_extended
 from memlm.index.store.manifest import KnnDefaults, Manifest
@@ -58,7 +58,7 @@ def next_read() -> int:
     return next(_reads)
 
 
-class View:
+class Snapshot:
     """A store at one manifest. Searching is safe from several threads; the rest is for one at a time."""
 
     def __init__(
@@ -103,12 +103,12 @@ class View:
     @property
     def num_documents(self) -> int:
         """Documents that may speak."""
-        return sum(len(segment.dead) for segment in self._segments) - self.num_deleted_documents
+        return sum(len(segment.deleted_mask) for segment in self._segments) - self.num_deleted_documents
 
     @property
     def num_deleted_documents(self) -> int:
         """Documents that are deleted but still take room."""
-        return sum(int(segment.dead.sum()) for segment in self._segments)
+        return sum(int(segment.deleted_mask.sum()) for segment in self._segments)
 
     @property
     def index_kind(self) -> str:
@@ -133,11 +133,11 @@ class View:
         """Size of all segments' files."""
         return sum(file.bytes for segment in self._segments for file in segment.record.files.values())
 
-    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, nprobe: int | None = None) -> Neighbours:
+    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, nprobe: int | None = None) -> Neighbors:
         """The k nearest entries to each query; `nprobe` lists are searched, the index's own number if not given."""
         queries_QD = self._rounded(queries_QD, k)
         found = [segment.search(queries_QD, k, nprobe) for segment in self._segments]
-        return nearest_of(found, k) if found else Neighbours.none(len(queries_QD), k)
+        return merge_nearest(found, k) if found else Neighbors.none(len(queries_QD), k)
 
     def exact(self, *, pruned: bool = False) -> Exact:
         """Exact search over the same entries; with `pruned`, also over those that are pruned."""
@@ -146,7 +146,7 @@ class View:
     def locate(self, ids: Int64[np.ndarray, " K"]) -> list[Place]:
         """Where some entries came from. Raises NotFound for an id that is not of this store."""
         found: list[Place | None] = [None] * len(ids)
-        for segment, mine in self._parted(ids):
+        for segment, mine in self._group_by_segment(ids):
             rows = ids[mine] - segment.base_id
             numbers = segment.document_at(rows).tolist()
             documents = segment.documents.at_each(numbers)
@@ -159,7 +159,7 @@ class View:
                 )
         return cast("list[Place]", found)
 
-    def run(self, first_id: int, num_entries: int) -> Int64[np.ndarray, " N"]:
+    def values_range(self, first_id: int, num_entries: int) -> Int64[np.ndarray, " N"]:
         """The values of entries that follow one another. Raises NotFound for an id that is not of this store."""
         for segment in self._segments:
             if 0 <= (row := first_id - segment.base_id) < segment.record.entries:
@@ -183,41 +183,48 @@ class View:
     def successors(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
         """The entries that follow some entries in their documents; of the last of a document there is none."""
         nexts = [
-            segment.base_id + segment.successors(ids[mine] - segment.base_id) for segment, mine in self._parted(ids)
+            segment.base_id + segment.successors(ids[mine] - segment.base_id)
+            for segment, mine in self._group_by_segment(ids)
         ]
         return np.concatenate([ids[:0], *nexts])
 
     def live(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
         """Those of some entries that are of this store, and may speak."""
         return np.concatenate(
-            [ids[:0], *(ids[mine][segment.is_live(ids[mine] - segment.base_id)] for segment, mine in self._parted(ids))]
+            [
+                ids[:0],
+                *(
+                    ids[mine][segment.is_live(ids[mine] - segment.base_id)]
+                    for segment, mine in self._group_by_segment(ids)
+                ),
+            ]
         )
 
-    def nearest_among(self, query_1D: Float32[np.ndarray, "1 D"], ids: Int64[np.ndarray, " N"], k: int) -> Neighbours:
+    def nearest_among(self, query_1D: Float32[np.ndarray, "1 D"], ids: Int64[np.ndarray, " N"], k: int) -> Neighbors:
         """The k nearest of some entries to one query, by their stored keys."""
         rows_1N = np.arange(len(ids))[None]
-        distances_1N = refined(self._rounded(query_1D, k), self.keys(ids), rows_1N)
-        nearest = Neighbours(distances_1N, ids[None], self.values(ids)[None])
+        distances_1N = exact_distances(self._rounded(query_1D, k), self.keys(ids), rows_1N)
+        nearest = Neighbors(distances_1N, ids[None], self.values(ids)[None])
         return nearest.take(np.argsort(distances_1N, axis=1, kind="stable")[:, :k])
 
     def values(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
         """The values of some entries. Raises NotFound, naming it, for one that is not of this store."""
         values_N = np.empty(len(ids), np.int64)
-        for segment, mine in self._parted(ids, every=True):
+        for segment, mine in self._group_by_segment(ids, every=True):
             values_N[mine] = segment.values_N[ids[mine] - segment.base_id]
         return values_N
 
     def document_of(self, ids: Int64[np.ndarray, "*S"]) -> Int64[np.ndarray, "*S"]:
         """A number for each entry's document, different for each document of the store; -1 for missing ids."""
         documents = np.full(ids.shape, -1, np.int64)
-        for segment, mine in self._parted(ids):
+        for segment, mine in self._group_by_segment(ids):
             documents[mine] = segment.base_id + segment.document_at(ids[mine] - segment.base_id)
         return documents
 
     def documents(self) -> Iterator[DocumentRow]:
         """The documents that may speak, in order."""
         for segment in self._segments:
-            yield from (document for document in segment.documents if not segment.dead[document.row])
+            yield from (document for document in segment.documents if not segment.deleted_mask[document.row])
 
     def has_document(self, document_id: str) -> bool:
         """Whether a document of this id may speak."""
@@ -253,22 +260,26 @@ class View:
 
     def sample_documents(self, n: int, seed: int) -> list[Span]:
         """n live documents drawn without replacement (all, where there are fewer), in order."""
-        live = [(segment, row) for segment in self._segments for row in np.flatnonzero(~segment.dead).tolist()]
+        live = [(segment, row) for segment in self._segments for row in np.flatnonzero(~segment.deleted_mask).tolist()]
         picks = np.sort(np.random.default_rng(seed).choice(len(live), min(n, len(live)), replace=False))
         return [_span(*live[pick]) for pick in picks]
 
-    def is_continued_by(self, later: View) -> bool:
+    def is_continued_by(self, later: Snapshot) -> bool:
         """Whether a later view has the same segments, with at most more documents deleted."""
         return [each.core for each in self._segments] == [each.core for each in later.segments] and not any(
-            (before.dead & ~after.dead).any() for before, after in zip(self._segments, later.segments, strict=True)
+            (before.deleted_mask & ~after.deleted_mask).any()
+            for before, after in zip(self._segments, later.segments, strict=True)
         )
 
-    def gone_in(self, later: View) -> Iterator[str]:
+    def deleted_between(self, later: Snapshot) -> Iterator[str]:
         """The ids of documents that speak here, and do not in a later manifest of the same segments."""
         for before, after in zip(self._segments, later.segments, strict=True):
-            yield from (before.documents.at(row).id for row in np.flatnonzero(after.dead & ~before.dead).tolist())
+            yield from (
+                before.documents.at(row).id
+                for row in np.flatnonzero(after.deleted_mask & ~before.deleted_mask).tolist()
+            )
 
-    def lost_in(self, later: View) -> list[str] | None:
+    def missing_from(self, later: Snapshot) -> list[str] | None:
         """The ids of documents that are here and not in a later view; None where segments are not there any more, as
         after a compaction, or cannot be read.
         """
@@ -277,7 +288,7 @@ class View:
         for before in self._segments:
             if (after := there.get(before.core)) is None:
                 return None
-            rows = np.flatnonzero(after.dead & ~before.dead).tolist()
+            rows = np.flatnonzero(after.deleted_mask & ~before.deleted_mask).tolist()
             try:
                 lost += (document.id for document in before.documents.at_each(rows).values())
             except Corrupt:
@@ -287,7 +298,7 @@ class View:
     def keys(self, ids: Int64[np.ndarray, " N"]) -> Float32[np.ndarray, "N D"]:
         """The stored keys of some entries. Raises NotFound, naming it, for one that is not of this store."""
         keys_ND = np.empty((len(ids), self.dim), np.float32)
-        for segment, mine in self._parted(ids, every=True):
+        for segment, mine in self._group_by_segment(ids, every=True):
             keys_ND[mine] = segment.stored_keys()[ids[mine] - segment.base_id]
         return keys_ND
 
@@ -296,15 +307,15 @@ class View:
         problem names the file and what to do.
         """
         problems = [problem for segment in self._segments for problem in segment.problems()]
-        return problems or self._lost()
+        return problems or self._self_recall_failures()
 
     def close(self) -> None:
         """Closes the files."""
         for segment in self._segments:
             segment.close()
 
-    def _lost(self) -> list[str]:
-        """The self-query test: a position is its own nearest neighbour, or as near as it, if the index is sound. Where
+    def _self_recall_failures(self) -> list[str]:
+        """The self-query test: a position is its own nearest neighbor, or as near as it, if the index is sound. Where
         codes lose something, most must be among the nearest few; without keys there is nothing to ask.
         """
         if not self.num_entries or not self.has_keys:
@@ -317,7 +328,7 @@ class View:
             return []
         return [f"{self.path}: {lost} of {len(ids)} stored positions do not find themselves; build the store anew"]
 
-    def _parted(
+    def _group_by_segment(
         self, ids: Int64[np.ndarray, "*S"], *, every: bool = False
     ) -> Iterator[tuple[Segment, Bool[np.ndarray, "*S"]]]:
         """The segments that some entries are of, and which of them are of each. Raises NotFound where `every` one is
@@ -359,7 +370,7 @@ class View:
     def _seek(self, document_id: str) -> tuple[Segment, int] | None:
         for segment in self._segments:
             row = segment.documents.row_of(document_id)
-            if row is not None and not segment.dead[row]:
+            if row is not None and not segment.deleted_mask[row]:
                 return segment, row
         return None
 
@@ -377,12 +388,12 @@ def _span(segment: Segment, row: int) -> Span:
 class Exact:
     """Exact search over a store's live entries: slow, sure, and in bounded memory."""
 
-    def __init__(self, view: View, *, pruned: bool = False) -> None:
+    def __init__(self, view: Snapshot, *, pruned: bool = False) -> None:
         """Takes a store that is open."""
         self._view, self._pruned = view, pruned
 
-    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbours:
+    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbors:
         """The k nearest entries to each query."""
         queries_QD = self._view._rounded(queries_QD, k)
         found = [segment.search_exactly(queries_QD, k, pruned=self._pruned) for segment in self._view.segments]
-        return nearest_of(found, k) if found else Neighbours.none(len(queries_QD), k)
+        return merge_nearest(found, k) if found else Neighbors.none(len(queries_QD), k)

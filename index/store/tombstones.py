@@ -18,14 +18,14 @@ from memlm.index.store.segment import Segment
 
 
 @dataclass(frozen=True, slots=True)
-class Deleted:
+class Deletion:
     """How much a deletion took out."""
 
     num_documents: int
     num_entries: int
 
 
-def bury(
+def write_tombstones(
     store: Path, segments: Sequence[Segment], places: Iterable[tuple[Segment, int]], number: int
 ) -> tuple[SegmentRecord, ...]:
     """Writes the rows of deleted documents, old and new, for the manifest of a number, and tells the records that
@@ -35,7 +35,7 @@ def bury(
     for segment, row in places:
         rows.setdefault(segment.record.number, []).append(row)
     return tuple(
-        _buried(store, segment, rows[segment.record.number], number)
+        _write_tombstones(store, segment, rows[segment.record.number], number)
         if segment.record.number in rows
         else segment.record
         for segment in segments
@@ -51,14 +51,14 @@ def has_field(metadata: Mapping[str, Any], name: str, value: str) -> bool:
     return any(value in (item, json.dumps(item)) for item in items)
 
 
-def _buried(store: Path, segment: Segment, rows: list[int], number: int) -> SegmentRecord:
-    dead = segment.dead.copy()
-    dead[rows] = True
+def _write_tombstones(store: Path, segment: Segment, rows: list[int], number: int) -> SegmentRecord:
+    deleted_mask = segment.deleted_mask.copy()
+    deleted_mask[rows] = True
     name = f"deleted-{number:06d}.npy"
     path = store / segment.record.folder / name
     temporary = temporary_beside(path)
     with closing(GrowingArray(temporary, "<i8", None)) as array:
-        array.append(np.flatnonzero(dead))
+        array.append(np.flatnonzero(deleted_mask))
         array.sync()
     move(temporary, path)
     files = {kept: file for kept, file in segment.record.files.items() if kept != segment.record.deleted}

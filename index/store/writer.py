@@ -2,7 +2,7 @@
 
     with StoreWriter.create(path, spec) as writer:
         writer.begin_document("a.txt")
-        writer.append(keys_ND, values_N)      # or writer.replay(values_N) for what an interrupted build left
+        writer.append(keys_ND, values_N)      # or writer.verify_resumed(values_N) for what an interrupted build left
         writer.checkpoint()
         datastore = writer.commit()
 
@@ -27,18 +27,18 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64
 
 from memlm.base.cpu import num_cores
-from memlm.base.files import checksum, make_folder, move, remove, storage, sync_file, sync_folder, write_whole
+from memlm.base.files import checksum, make_folder, move, remove, storage, sync_file, sync_folder, write_atomic
 from memlm.base.progress import Progress, silent
 from memlm.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, Locked
-from memlm.index.arrays import HEADER_BYTES, GrowingArray, Picked
+from memlm.index.arrays import HEADER_BYTES, GrowingArray, RowSubset
 from memlm.index.factory import FLAT, with_lists_for
-from memlm.index.ivf import VALUE_BITS, Ivf, choose_index, open_index, train_ivf
+from memlm.index.ivf import VALUE_BITS, Ivf, open_index, resolve_index, train_ivf
 from memlm.index.ivf_writer import write_ivf
-from memlm.index.selection import Trial, Tried, choose
+from memlm.index.selection import IndexTrial, TrialQueries, select_index
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.documents import DocumentTableWriter
 from memlm.index.store.journal import ADD, BUILD, BUILDING, COMPACT, Journal
-from memlm.index.store.lock import COMMIT_LOCK, LOCK, Hold, committing, writing
+from memlm.index.store.lock import COMMIT_LOCK, LOCK, StoreLock, commit_lock, write_lock
 from memlm.index.store.manifest import (
     CURRENT,
     JOURNAL,
@@ -55,13 +55,13 @@ from memlm.index.store.manifest import (
     sweep,
 )
 from memlm.index.store.segment import DOCUMENTS, INDEX, KEYS, MAX_SEGMENTS, PRUNED, STARTS, VALUES, Segment
-from memlm.index.store.snapshot import View
-from memlm.index.store.tombstones import bury
+from memlm.index.store.snapshot import Snapshot
+from memlm.index.store.tombstones import write_tombstones
 
 NOT_FINITE = np.uint16(0x7C00)  # the bits of a float16's exponent: all are set in infinity and in what is no number
 UNTUNED_K, UNTUNED_LAM = 64, 0.25
 ABOUT_INDEX = ("index", "seed", "target", "max_ram_bytes", "keep_keys")
-OURS = re.compile(
+OWN_FILES = re.compile(
     rf"({CURRENT}|{JOURNAL}|manifest-\d+\.json)((\.[0-9a-f]{{8}})?\.tmp)?|{SEGMENTS}|{BUILDING}|{LOCK}|{COMMIT_LOCK}"
 )
 
@@ -70,10 +70,10 @@ class StoreWriter:
     """The one writer of a store. Leaving it without a commit keeps what was checkpointed, for a resume."""
 
     def __init__(
-        self, path: Path, spec: StoreSpec, manifest: Manifest | None, held: ExitStack, task: str, hold: Hold
+        self, path: Path, spec: StoreSpec, manifest: Manifest | None, held: ExitStack, task: str, lock: StoreLock
     ) -> None:
         """`create`, `extend` and `compacting` check the place, take the lock, and come here."""
-        self.path, self.spec, self._held, self._task, self._hold = path, spec, held, task, hold
+        self.path, self.spec, self._held, self._task, self._lock = path, spec, held, task, lock
         self._work = path / BUILDING
         self.base = held.enter_context(Datastore(path, manifest)) if manifest else None
         self._replaced: list[str] = []
@@ -103,7 +103,7 @@ class StoreWriter:
         `CURRENT`, Incompatible where the interrupted build differs, Locked while another writes.
         """
         path = Path(path)
-        choose_index(spec.index, 0)
+        resolve_index(spec.index, 0)
         if (path / CURRENT).exists():
             manifest = read_manifest(path)
             unmeasured = manifest.quality is None and all(KEYS in record.files for record in manifest.segments)
@@ -111,7 +111,7 @@ class StoreWriter:
             raise AlreadyExists(
                 f"there is a datastore at {path} already; choose another folder, or `memlm index add` to it{told}"
             )
-        if path.exists() and (not path.is_dir() or any(not OURS.fullmatch(file.name) for file in path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(not OWN_FILES.fullmatch(file.name) for file in path.iterdir())):
             raise AlreadyExists(f"{path} is there and is no unfinished datastore; choose another folder")
         if lost := lost_store(path):
             raise Corrupt(
@@ -144,12 +144,12 @@ class StoreWriter:
     @classmethod
     def _holding(cls, path: Path, spec: StoreSpec, task: str) -> StoreWriter:
         with ExitStack() as held:
-            hold = held.enter_context(writing(path))
-            with committing(path):  # so that nobody sweeps away what is being opened, or brought back
+            lock = held.enter_context(write_lock(path))
+            with commit_lock(path):  # so that nobody sweeps away what is being opened, or brought back
                 manifest = None if task == BUILD else read_manifest(path)  # what counts now that nobody else writes
                 if manifest and task == COMPACT:
                     task = f"{COMPACT} {manifest.number}"
-                writer = cls(path, spec, manifest, held, task, hold)
+                writer = cls(path, spec, manifest, held, task, lock)
             writer._held = held.pop_all()
             return writer
 
@@ -173,7 +173,7 @@ class StoreWriter:
         """Whether the next entries, that many, are on disk from the interrupted build."""
         return self._entries + num_entries <= self.num_resumed_entries
 
-    def replay(self, values_N: Int64[np.ndarray, " N"]) -> None:
+    def verify_resumed(self, values_N: Int64[np.ndarray, " N"]) -> None:
         """Compares entries with those on disk. Raises Incompatible where the corpus is not the one that was
         interrupted.
         """
@@ -211,13 +211,13 @@ class StoreWriter:
 
     def checkpoint(self) -> None:
         """Makes what was appended so far survive a kill. Raises Locked where the folder was replaced meanwhile."""
-        self._hold.check()
+        self._lock.check()
         self._keys.sync()
         self._values.sync()
         if self._pruned:
             self._pruned.sync()
         sync_folder(self._work)
-        write_whole(self.path / JOURNAL, Journal(self._task, self._number, self._keys.rows, self.spec).encode())
+        write_atomic(self.path / JOURNAL, Journal(self._task, self._number, self._keys.rows, self.spec).encode())
 
     def commit(self, progress: Progress = silent, *, defaults: KnnDefaults | None = None) -> Datastore:
         """Builds the index and makes the segment count; gives the store, open. A new store's defaults are untuned ones
@@ -230,13 +230,13 @@ class StoreWriter:
             raise self._nothing_to_commit()
         self.checkpoint()
         record = self._finish_files(progress)
-        with committing(self.path) as hold:
-            self._hold.check()
+        with commit_lock(self.path) as lock:
+            self._lock.check()
             now = self._latest()
             move(self._work, self.path / record.folder)
             after = None if now is None else now.manifest
-            manifest = commit_manifest(self.path, self._successor(now, record, defaults), after=after, hold=hold)
-            check_unchanged(self.path, manifest, hold)
+            manifest = commit_manifest(self.path, self._next_manifest(now, record, defaults), after=after, lock=lock)
+            check_unchanged(self.path, manifest, lock)
             remove(self.path / JOURNAL)
             sweep(self.path, manifest)
         self._held.close()
@@ -244,13 +244,13 @@ class StoreWriter:
 
     def commit_empty(self) -> Datastore:
         """Commits a store without segments, in place of one whose every document is deleted; gives it, open."""
-        with committing(self.path) as hold:
-            self._hold.check()
+        with commit_lock(self.path) as lock:
+            self._lock.check()
             now = self._latest()
             assert now is not None  # only a store that is there is compacted
             manifest = now.manifest.next(segments=(), quality=None, emptied=now.manifest.last_segment)
-            manifest = commit_manifest(self.path, manifest, after=now.manifest, hold=hold)
-            check_unchanged(self.path, manifest, hold)
+            manifest = commit_manifest(self.path, manifest, after=now.manifest, lock=lock)
+            check_unchanged(self.path, manifest, lock)
             self.discard()
             sweep(self.path, manifest)
         self._held.close()
@@ -258,7 +258,7 @@ class StoreWriter:
 
     def discard(self) -> None:
         """Removes what was written, which is not to be committed."""
-        self._hold.check()
+        self._lock.check()
         remove(self._work)
         remove(self.path / JOURNAL)
 
@@ -335,25 +335,25 @@ class StoreWriter:
     def _build_index(self, progress: Progress) -> dict[str, Any]:
         """Chooses, trains, fills and judges the index; gives what a record says of it."""
         stored_ND, values_N = (np.load(self._work / name, mmap_mode="r") for name in (KEYS, VALUES))
-        keys_ND: np.ndarray | Picked = stored_ND
+        keys_ND: np.ndarray | RowSubset = stored_ND
         if self._pruned:
             kept = np.flatnonzero(~np.load(self._work / PRUNED, mmap_mode="r"))
-            keys_ND, values_N = Picked(stored_ND, kept), values_N[kept]
+            keys_ND, values_N = RowSubset(stored_ND, kept), values_N[kept]
             if not len(kept):
                 raise InvalidInput(
                     f"prune is {self.spec.prune}, and the model gives every token that much; give more", field="prune"
                 )
         starts, seed = np.array([*self._starts, self._entries]), self.spec.seed
-        tried: list[Tried] = []
-        factory = with_lists_for(choose_index(self.spec.index, len(keys_ND)), len(keys_ND))
+        tried: list[IndexTrial] = []
+        factory = with_lists_for(resolve_index(self.spec.index, len(keys_ND)), len(keys_ND))
         if self.spec.index == "auto" and self.spec.max_ram_bytes is not None:
-            factory, tried = choose(
+            factory, tried = select_index(
                 keys_ND, values_N, starts, target=self.spec.target, max_ram_bytes=self.spec.max_ram_bytes,
                 keep_keys=self.spec.keep_keys, seed=seed, progress=progress,
             )  # fmt: skip
         if factory == FLAT:
             if self.base is None:
-                self._scale = Trial.of(keys_ND, values_N, starts, seed=seed).temperature
+                self._scale = TrialQueries.of(keys_ND, values_N, starts, seed=seed).temperature
             return {"index": factory, "nprobe": 0}
         trained = train_ivf(factory, keys_ND, seed=seed, progress=progress)
         write_ivf(self._work / INDEX, trained, keys_ND, values_N, progress=progress)
@@ -361,13 +361,13 @@ class StoreWriter:
         if not self.spec.keep_keys:
             index.keys_ND = None
         progress("judge index", 0, 1)
-        trial = Trial.of(keys_ND, values_N, starts, seed=seed)
-        settled, self._scale = trial.settle(index, self.spec.target), trial.temperature
+        trial = TrialQueries.of(keys_ND, values_N, starts, seed=seed)
+        settled, self._scale = trial.tune_nprobe(index, self.spec.target), trial.temperature
         progress("judge index", 1, 1)
         told = tuple(asdict(each) for each in (*tried, settled))
         return {"index": factory, "nprobe": settled.nprobe, "rerank": settled.rerank, "tried": told}
 
-    def _latest(self) -> View | None:
+    def _latest(self) -> Snapshot | None:
         """The snapshot to commit after, which may be later than that of the beginning; None for a new store. Raises
         Locked where it is none that follows from the beginning: another store's, or an earlier one.
         """
@@ -381,7 +381,7 @@ class StoreWriter:
             )
         return now
 
-    def _successor(self, now: View | None, record: SegmentRecord, defaults: KnnDefaults | None) -> Manifest:
+    def _next_manifest(self, now: Snapshot | None, record: SegmentRecord, defaults: KnnDefaults | None) -> Manifest:
         """The manifest that follows that of `now`."""
         if self.base is None or now is None:
             untuned = KnnDefaults(k=UNTUNED_K, lam=UNTUNED_LAM, temperature=self._scale, tuned_on=None)
@@ -389,12 +389,12 @@ class StoreWriter:
         number = now.manifest.number + 1
         if self._task == ADD:
             replaced = now.find_each([name for name in self._replaced if now.has_document(name)])
-            old = bury(self.path, now.segments, replaced, number)
+            old = write_tombstones(self.path, now.segments, replaced, number)
             return now.manifest.next(segments=(*old, record), quality=None)
         with closing(Segment(self.path, record, self.spec.dim)) as merged:
-            rows = [merged.documents.row_of(name) for name in self.base.gone_in(now)]
+            rows = [merged.documents.row_of(name) for name in self.base.deleted_between(now)]
             copies = [(merged, row) for row in rows if row is not None]
-            segments = bury(self.path, [merged], copies, number)
+            segments = write_tombstones(self.path, [merged], copies, number)
         return now.manifest.next(segments=segments, quality=None)
 
     def _check(self, keys_ND: np.ndarray, values_N: np.ndarray) -> None:

@@ -46,7 +46,7 @@ def storage(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_whole(path: Path, *pieces: bytes | memoryview) -> None:
+def write_atomic(path: Path, *pieces: bytes | memoryview) -> None:
     """Replaces a file in one step, by some pieces: afterwards they are there, synced, or the old content still is."""
     temporary = temporary_beside(path)
     with storage(path):
@@ -144,7 +144,7 @@ def sign(body: dict[str, Any]) -> bytes:
     return _canonical({**body, "checksum": checksum_of(_canonical(body))})
 
 
-def signed(content: bytes) -> dict[str, Any]:
+def read_signed(content: bytes) -> dict[str, Any]:
     """What `sign` was given. Raises ValueError, saying what is wrong, for anything else."""
     try:
         body: dict[str, Any] = json.loads(content)
@@ -160,7 +160,7 @@ def _canonical(body: Any) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-def lies_under(path: Path, roots: Sequence[Path]) -> bool:
+def is_under(path: Path, roots: Sequence[Path]) -> bool:
     """Whether a path is under one of some folders, or one of them, once links are followed. What can be no path, as
     with a NUL in it or links in a circle, is under none.
     """

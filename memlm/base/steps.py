@@ -1,7 +1,7 @@
 """Work in bounded steps, so that one loop can serve many requests.
 
 A generator yields None after each step, and an `Offload` for work that would hold up the loop; the result of that work
-is what its `yield` gives. `outcome_of` does everything in the calling thread, as the library needs it. The server's
+is what its `yield` gives. `run_steps` does everything in the calling thread, as the library needs it. The server's
 worker takes one step per turn and runs offloads in threads.
 """
 
@@ -28,7 +28,7 @@ class Offload:
 Steps: TypeAlias = Generator[Offload | None, Any, Outcome]
 
 
-def outcome_of(steps: Steps[Outcome]) -> Outcome:
+def run_steps(steps: Steps[Outcome]) -> Outcome:
     """Takes all steps in this thread and returns what they return."""
     try:
         offload = next(steps)

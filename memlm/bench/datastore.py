@@ -27,11 +27,11 @@ from memlm.data.corpus import Corpus
 from memlm.data.windows import blocks_of
 from memlm.errors import InvalidInput
 from memlm.index.arrays import GrowingArray
-from memlm.index.exact import Resident, exact_neighbours
+from memlm.index.exact import FlatIndex, exact_neighbors
 from memlm.index.factory import FLAT
 from memlm.index.ivf import PROBES, VALUE_BITS, Ivf, code_bytes, is_lossless, lists_for, open_index, train_ivf
 from memlm.index.ivf_writer import write_ivf
-from memlm.index.neighbors import Neighbours
+from memlm.index.neighbors import Neighbors
 from memlm.index.selection import RERANKS, agreement, mean_and_error
 from memlm.index.threads import faiss_threads
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
@@ -45,7 +45,7 @@ TARGET = 0.99
 TRIES = 20
 ADDED = 200_000  # entries that the rates of adding are measured with
 
-Search = Callable[[Float32[np.ndarray, "Q D"], int], Neighbours]
+Search = Callable[[Float32[np.ndarray, "Q D"], int], Neighbors]
 Built: TypeAlias = tuple[Ivf, dict[str, Any]]  # and what building it took
 
 
@@ -80,7 +80,7 @@ def bench_datastore(
     kinds = kinds or default_kinds(dim)
     rows: list[dict[str, Any]] = []
     for size in sizes:
-        exact = exact_neighbours(questions.keys_QD, keys_ND[:size], values_N[:size], LARGE_K)
+        exact = exact_neighbors(questions.keys_QD, keys_ND[:size], values_N[:size], LARGE_K)
         nearest_Q = exact.distances_QK[:, 0]
         temperature = float(np.median(nearest_Q[nearest_Q > 0])) / 2 if (nearest_Q > 0).any() else 1.0
         last: dict[str, Built] = {}
@@ -173,7 +173,7 @@ def _figures(
     keys_ND: Float16[np.ndarray, "N D"],
     values_N: np.ndarray,
     questions: Questions,
-    exact: Neighbours,
+    exact: Neighbors,
     temperature: float,
     work: Path,
     last: dict[str, Built],
@@ -183,9 +183,9 @@ def _figures(
     factory = kind.removeprefix("codes:").replace("*", str(lists_for(len(keys_ND))))
     if factory == FLAT:
         costs: dict[str, Any] = {"bytes_per_entry": 4 * dim}
-        search: Search = lambda queries_QD, k: exact_neighbours(queries_QD, keys_ND, values_N, k)  # noqa: E731
+        search: Search = lambda queries_QD, k: exact_neighbors(queries_QD, keys_ND, values_N, k)  # noqa: E731
         if len(keys_ND) <= 1_000_000:
-            search = Resident(keys_ND, values_N).search
+            search = FlatIndex(keys_ND, values_N).search
     else:
         if factory not in last:
             last.clear()
@@ -240,7 +240,7 @@ def _add_barely(trained: Any, keys_ND: Float16[np.ndarray, "N D"], values_N: np.
     faiss.write_index(index, str(path))
 
 
-def _settled(index: Ivf, questions: Questions, exact: Neighbours, temperature: float) -> tuple[int, int]:
+def _settled(index: Ivf, questions: Questions, exact: Neighbors, temperature: float) -> tuple[int, int]:
     """The fewest lists that find the wanted softmax mass among K; the most that are tried where none do."""
     rerank = 0 if index.keys_ND is None else RERANKS[-1]
     nprobe = min(PROBES[0], index.nlist)
@@ -251,7 +251,7 @@ def _settled(index: Ivf, questions: Questions, exact: Neighbours, temperature: f
     return nprobe, rerank
 
 
-def _found(search: Search, questions: Questions, exact: Neighbours, temperature: float) -> dict[str, Any]:
+def _found(search: Search, questions: Questions, exact: Neighbors, temperature: float) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for k in (K, LARGE_K):
         found, truth = search(questions.keys_QD, k), exact.first(k)
@@ -262,7 +262,7 @@ def _found(search: Search, questions: Questions, exact: Neighbours, temperature:
     return told
 
 
-def _nats(questions: Questions, found: Neighbours, temperature: float) -> Float32[np.ndarray, " Q"]:
+def _nats(questions: Questions, found: Neighbors, temperature: float) -> Float32[np.ndarray, " Q"]:
     logweights_QK = neighbor_logweights(found.distances_QK, temperature)
     knn_Q = target_logprobs(logweights_QK, found.values_QK, questions.targets_Q)
     return -mix_targets(questions.lm_logprobs_Q, knn_Q, found.ids_QK[:, 0] >= 0, LAM)

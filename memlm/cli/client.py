@@ -126,7 +126,7 @@ def search(
     text: Annotated[str, typer.Argument(help="The context whose likes are sought.")],
     target: Target = HERE,
     use: options.StoreName = None,
-    k: Annotated[int, typer.Option("--k", help="Neighbours to show.")] = 8,
+    k: Annotated[int, typer.Option("--k", help="Neighbors to show.")] = 8,
     nprobe: options.Nprobe = None,
     spalm: options.Spalm = False,
     timeout: Timeout = 60.0,

@@ -196,7 +196,7 @@ def spalm(
     store: options.StoreArgument,
     texts: options.Texts,
     model: options.Model,
-    k: Annotated[int, typer.Option("--k", help="Neighbours a position.")] = 16,
+    k: Annotated[int, typer.Option("--k", help="Neighbors a position.")] = 16,
     max_tokens: Annotated[int, typer.Option(help="Learn from at most this many tokens.")] = 50_000,
     seed: Annotated[int, typer.Option(help="Same seed, same gate.")] = 0,
     glob: options.Glob = "**/*",
@@ -223,7 +223,7 @@ def search(
     store: options.StoreArgument,
     text: Annotated[str, typer.Argument(help="The context whose likes are sought.")],
     model: options.Model,
-    k: Annotated[int, typer.Option("--k", help="Neighbours to show.")] = 8,
+    k: Annotated[int, typer.Option("--k", help="Neighbors to show.")] = 8,
     nprobe: options.Nprobe = None,
     json: options.Json = False,
 ) -> None:

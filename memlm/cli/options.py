@@ -41,7 +41,7 @@ MinPointers = Annotated[
     typer.Option(help="Follow the last neighbors in place of a search where this many can be; 0 always searches."),
 ]
 NoStore = Annotated[bool, typer.Option("--no-store", help="The model alone.")]
-K = Annotated[int | None, typer.Option("--k", help="Neighbours to retrieve.")]
+K = Annotated[int | None, typer.Option("--k", help="Neighbors to retrieve.")]
 Lam = Annotated[float | None, typer.Option("--lam", help="Weight of the memory, 0 to 1.")]
 KnnTemperature = Annotated[float | None, typer.Option("--knn-temperature", help="Softmax temperature over distances.")]
 Nprobe = Annotated[int | None, typer.Option("--nprobe", help="Inverted lists to search.")]

@@ -47,14 +47,14 @@ def print_facts(told: Mapping[str, Any], title: str, *, json: bool) -> None:
 
 def print_build(report: Any, *, json: bool) -> None:
     """What was built, how it compares with exact search, and whether keys and values belong together."""
-    from memlm.index.selection import Tried
+    from memlm.index.selection import IndexTrial
 
     if json:
         emit_json(report)
         return
     quality = report.quality
     for number, tried in enumerate(report.tried):
-        out.print(f"{'chosen' if number == len(report.tried) - 1 else 'tried'}: {Tried(**tried)}")
+        out.print(f"{'chosen' if number == len(report.tried) - 1 else 'tried'}: {IndexTrial(**tried)}")
     out.print(
         f"{report.entries:,} entries from {report.documents:,} documents, {report.bytes_per_entry:,.0f} bytes each;"
         f" {report.tokens_per_s:,.0f} tokens/s, index {report.index}"
@@ -87,7 +87,7 @@ def print_compaction(done: Any, *, json: bool) -> None:
     if json:
         emit_json(done)
         return
-    if done.gave_up_addition:
+    if done.rolled_back_addition:
         out.print("The interrupted addition was given up: its documents are removed.")
     if done.segments_before <= 1 and not done.deleted_documents:
         out.print("There is at most one segment and nothing deleted: nothing to do.")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import IO, Any
 
-from memlm.base.files import lies_under
+from memlm.base.files import is_under
 from memlm.base.printable import one_line
 from memlm.base.storable import is_utf8, problem_in
 from memlm.data.formats import (
@@ -131,11 +131,11 @@ class Corpus:
         return sum(unpacked_size(path) for _, path in self.files())
 
     def _may_read(self, path: Path) -> bool:
-        return not self.roots or lies_under(path, self.roots)
+        return not self.roots or is_under(path, self.roots)
 
     def _tell_of_link(self, name: str, path: Path) -> None:
         """Reports a link out of the roots; of a linked folder, not even how many files it holds."""
-        if lies_under(path.parent, self.roots):
+        if is_under(path.parent, self.roots):
             self._tell(Problem(name, "a link to a place outside of what may be read"))
 
     def _read(self, name: str, path: Path) -> Iterator[Document]:

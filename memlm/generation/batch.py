@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from memlm.api.generation import Completion, Token
-from memlm.base.steps import Steps, outcome_of
+from memlm.base.steps import Steps, run_steps
 from memlm.generation.generation import Generation
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.checkpoint import Checkpoint
@@ -106,7 +106,7 @@ class Batch:
 
     def add(self, generation: Generation) -> RunningSequence:
         """Adds a generation, from the next step on."""
-        return outcome_of(self.add_steps(generation))
+        return run_steps(self.add_steps(generation))
 
     def add_steps(self, generation: Generation) -> Steps[RunningSequence]:
         """Does the work of `add`; the state of a session is copied outside the loop where it is large. One that is
@@ -301,7 +301,7 @@ def complete_all(checkpoint: Checkpoint, generations: Sequence[Generation]) -> t
                 if sequence.failure is not None:
                     raise sequence.failure
                 if sequence.state is not None:
-                    outcome_of(sequence.generation.commit_to_session(sequence.state))
+                    run_steps(sequence.generation.commit_to_session(sequence.state))
                 told[sequence] += sequence.tokens
     finally:
         for generation in generations:

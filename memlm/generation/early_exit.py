@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from memlm.base.files import write_whole
+from memlm.base.files import write_atomic
 from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Corpus
 from memlm.errors import Corrupt, InvalidInput, NotFound
@@ -99,7 +99,7 @@ def calibrate(
         time_share=tried.seconds / whole.seconds,
         nats_change=_nats(checkpoint, asked, rule) - _nats(checkpoint, asked, ExitRule(measure, 1.0)),
     )
-    write_whole(checkpoint.path / RULE_FILE, (json.dumps(asdict(report), indent=2) + "\n").encode())
+    write_atomic(checkpoint.path / RULE_FILE, (json.dumps(asdict(report), indent=2) + "\n").encode())
     return report
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from memlm.api.generation import Accepted, Alternative, Finished, FinishReason, GenerationEvent, Neighbor, Token, Usage
 from memlm.api.params import GenerateRequest
-from memlm.base.steps import Steps, outcome_of
+from memlm.base.steps import Steps, run_steps
 from memlm.errors import InvalidInput
 from memlm.generation.detokenizer import Detokenizer
 from memlm.generation.early_exit import load_rule
@@ -159,7 +159,7 @@ class Generation:
             yield self.accepted
             while self.finished is None:
                 tokens = self.step()
-                outcome_of(self.commit_to_session())
+                run_steps(self.commit_to_session())
                 if tokens:
                     yield tokens
             yield self.finished
@@ -168,7 +168,7 @@ class Generation:
 
     def initial_state(self, capacity: int) -> DecoderState:
         """The state that the first step starts from, with room for `capacity` tokens."""
-        return outcome_of(self.initial_state_steps(capacity))
+        return run_steps(self.initial_state_steps(capacity))
 
     def initial_state_steps(self, capacity: int) -> Steps[DecoderState]:
         """Does the work of `initial_state`; the state of a session is copied outside the loop where it is large."""

@@ -30,7 +30,7 @@ from memlm.errors import (
     Unavailable,
 )
 from memlm.index.store.manifest import Pointer, read_pointer
-from memlm.index.store.snapshot import View
+from memlm.index.store.snapshot import Snapshot
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.store import ModelStore, OnLost
 
@@ -172,10 +172,10 @@ class LoadedStores:
         """
         store = self._find(name)
         opened = store.usable if store.opened is None else store.opened
-        deleted, newer = opened.datastore.deleting(document_ids)
+        deleted, newer = opened.datastore.prepare_delete(document_ids)
 
         def move() -> DeleteReport:
-            opened.adopt(newer)
+            opened.switch_to(newer)
             self._recovered(store)
             for other in self._open_at(opened.datastore.path):  # by another name, or opened anew meanwhile
                 other.refresh()
@@ -190,16 +190,16 @@ class LoadedStores:
         moves = [move for store in tuple(self._stores.values()) if (move := self._look(store))]
         for opened in self._retired_stores():
             with suppress(MemlmError, OSError):
-                if newer := opened.datastore.newer():
-                    moves.append(partial(opened.adopt, newer))
+                if newer := opened.datastore.open_latest():
+                    moves.append(partial(opened.switch_to, newer))
         return moves
 
     def prepare_refresh_of(self, name: str) -> list[Move]:
         """Opens what is in one folder, in any thread, as `prepare_refresh`. Raises if the folder cannot be read."""
         store = self._find(name)
         opened = store.usable if store.opened is None else store.opened
-        found = [(each, each.datastore.newer()) for each in {opened, *self._open_at(opened.datastore.path)}]
-        moves: list[Move] = [partial(each.adopt, newer) for each, newer in found if newer is not None]
+        found = [(each, each.datastore.open_latest()) for each in {opened, *self._open_at(opened.datastore.path)}]
+        moves: list[Move] = [partial(each.switch_to, newer) for each, newer in found if newer is not None]
         return [*moves, partial(self._recovered, store)]
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ class LoadedStores:
         try:
             if store.opened is None:
                 return partial(self._opened, store, ModelStore.open(store.path, self._checkpoint, store.name))
-            if newer := store.opened.datastore.newer():
+            if newer := store.opened.datastore.open_latest():
                 return partial(self._moved, store, store.opened, newer)
             return partial(self._recovered, store) if store.failures else None
         except OSError as error:
@@ -237,9 +237,9 @@ class LoadedStores:
         self._recovered(store)
         return True
 
-    def _moved(self, store: LoadedStore, opened: ModelStore, newer: View) -> bool:
+    def _moved(self, store: LoadedStore, opened: ModelStore, newer: Snapshot) -> bool:
         self._recovered(store)
-        return opened.adopt(newer)
+        return opened.switch_to(newer)
 
     def _recovered(self, store: LoadedStore) -> bool:
         if store.problem is not None:

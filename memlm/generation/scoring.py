@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float32, Int64
 
 from memlm.api.scoring import Figures, Score, TokenScore
-from memlm.base.steps import Steps, outcome_of
+from memlm.base.steps import Steps, run_steps
 from memlm.data.windows import Window, blocks_of
 from memlm.errors import InvalidInput
 from memlm.model.checkpoint import Checkpoint
@@ -83,7 +83,7 @@ def _gated_logprobs(
 
 def score_text(checkpoint: Checkpoint, text: str, retriever: Retriever | None, *, token_scores: bool = False) -> Score:
     """Scores one text. Raises InvalidInput for an empty one, whose perplexity nobody knows."""
-    return outcome_of(score_steps(checkpoint, text, retriever, token_scores=token_scores))
+    return run_steps(score_steps(checkpoint, text, retriever, token_scores=token_scores))
 
 
 def score_steps(

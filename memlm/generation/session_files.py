@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memlm.base.clock import Stamp
-from memlm.base.files import checksum_of, remove, sign, signed, sync_folder, write_whole
+from memlm.base.files import checksum_of, read_signed, remove, sign, sync_folder, write_atomic
 from memlm.errors import Corrupt, Incompatible
 from memlm.model import DecoderState
 from memlm.model.checkpoint import Checkpoint
@@ -86,7 +86,7 @@ class SessionFiles:
             "cache": digest.hexdigest(), "model": self._checkpoint.fingerprint,
             "tokenizer": self._checkpoint.tokenizer.fingerprint,
         }  # fmt: skip
-        write_whole(self._file(record.name), MAGIC, sign(told), b"\n", *pieces)
+        write_atomic(self._file(record.name), MAGIC, sign(told), b"\n", *pieces)
 
     def remove(self, name: str) -> None:
         """Removes a session's file."""
@@ -117,7 +117,7 @@ class SessionFiles:
         try:
             if not content.startswith(MAGIC):
                 raise ValueError("is no session of this version")
-            told = signed(head)
+            told = read_signed(head)
             if checksum_of(data) != told["cache"]:
                 raise ValueError("was changed (wrong checksum)")
         except ValueError as error:

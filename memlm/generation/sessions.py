@@ -26,7 +26,7 @@ import torch
 
 from memlm.api.sessions import CreateSessionRequest, SessionInfo
 from memlm.base.clock import Clock
-from memlm.base.steps import Offload, Steps, outcome_of
+from memlm.base.steps import Offload, Steps, run_steps
 from memlm.errors import InvalidInput, Locked, NotFound, Overloaded
 from memlm.generation.session_files import SessionFiles, SessionRecord, SessionState
 from memlm.model import DecoderState, decoding_threads
@@ -85,7 +85,7 @@ class Lease:
     def end(self, state: SessionState | None) -> None:
         """Gives the session back at once; None leaves it as it was."""
         if state is not None:
-            outcome_of(self.keep(state))
+            run_steps(self.keep(state))
         elif self._open:
             self._open = False
             self._sessions._release(self._session)
@@ -132,7 +132,7 @@ class Sessions:
 
     def create(self, *, owner: str = "", ttl_s: float | None = None) -> SessionInfo:
         """Creates an empty session under a name that cannot be guessed. It expires `ttl_s` after its last use."""
-        return outcome_of(self.create_steps(owner=owner, ttl_s=ttl_s))
+        return run_steps(self.create_steps(owner=owner, ttl_s=ttl_s))
 
     def create_steps(self, *, owner: str = "", ttl_s: float | None = None) -> Steps[SessionInfo]:
         """Does the work of `create`. Raises Overloaded where there are as many sessions as may be."""
@@ -153,7 +153,7 @@ class Sessions:
 
     def fork(self, name: str, *, owner: str = "") -> SessionInfo:
         """Copies a session. States are never changed in place, so the copy shares what the first has read."""
-        return outcome_of(self.fork_steps(name, owner=owner))
+        return run_steps(self.fork_steps(name, owner=owner))
 
     def fork_steps(self, name: str, *, owner: str = "") -> Steps[SessionInfo]:
         """Does the work of `fork`. Raises Locked while the session is used, Overloaded as `create_steps`."""
@@ -163,7 +163,7 @@ class Sessions:
 
     def delete(self, name: str, *, owner: str = "") -> SessionInfo:
         """Deletes a session and returns what it was. Raises Locked while it is used."""
-        return outcome_of(self.delete_steps(name, owner=owner))
+        return run_steps(self.delete_steps(name, owner=owner))
 
     def delete_steps(self, name: str, *, owner: str = "") -> Steps[SessionInfo]:
         """Does the work of `delete`."""

@@ -25,9 +25,9 @@ from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Corpus, Document
 from memlm.data.windows import Window, blocks_of, check_stride
 from memlm.errors import InvalidInput
-from memlm.index.ivf import choose_index
+from memlm.index.ivf import resolve_index
 from memlm.index.selection import codes_within
-from memlm.index.store.compaction import Compacted, compact
+from memlm.index.store.compaction import CompactionResult, compact
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import JOURNAL, StoreSpec
 from memlm.index.store.writer import StoreWriter
@@ -117,7 +117,7 @@ def build_index(
         prune=_checked(prune),
     )
     if not (Path(out) / JOURNAL).exists():  # an interrupted build was weighed when it began
-        choose_index(index, 0)
+        resolve_index(index, 0)
         told = estimate_build(checkpoint, corpus, out, index=index, stride=stride, measure=False)
         told.check(out)
         if max_ram_bytes is not None and index == "auto":
@@ -155,7 +155,7 @@ def compact_index(
     purge: bool = False,
     dtype: str = "float32",
     progress: Progress = silent,
-) -> Compacted:
+) -> CompactionResult:
     """Merges a datastore's segments into one without what was deleted; with a model, its new index is measured too.
     With `purge`, no file of the datastore holds a deleted document afterwards.
 
@@ -252,7 +252,7 @@ def _write_entries(
             for placed, new in zip(block, read, strict=True):
                 _begin(placed, writer, replace=replace)
                 if new is None:
-                    writer.replay(placed.window.targets_N)
+                    writer.verify_resumed(placed.window.targets_N)
                 else:
                     writer.append(new.keys_ND, placed.window.targets_N, new.pruned_N)
             if read[-1] is not None:

@@ -14,7 +14,7 @@ from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput, StorageFull
 from memlm.index.clustering import POINTS_PER_LIST, num_compared
 from memlm.index.factory import FLAT, Factory
-from memlm.index.ivf import POINTS_FOR_CODES, choose_index, code_bytes, is_lossless, nlist_of
+from memlm.index.ivf import POINTS_FOR_CODES, code_bytes, is_lossless, nlist_of, resolve_index
 from memlm.index.ivf_writer import GROUP_ROWS, beside_bytes
 from memlm.index.threads import faiss_threads
 from memlm.model.checkpoint import Checkpoint
@@ -73,7 +73,7 @@ def estimate_build(
     if not sampled:
         raise InvalidInput("there is no token to store; the corpus has no text", field="corpus")
     entries = round(sampled * max(1.0, corpus.num_bytes / max(1, read)))
-    dim, factory = checkpoint.decoder.config.dim, choose_index(index, entries)
+    dim, factory = checkpoint.decoder.config.dim, resolve_index(index, entries)
     if factory != FLAT:
         Factory.parse(factory).check_lists(entries)
     documents = round(len(texts) * entries / sampled)

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float32, Int64
 from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress, silent
 from memlm.data.windows import Window, blocks_of
-from memlm.index.neighbors import Neighbours, Searcher
+from memlm.index.neighbors import Neighbors, Searcher
 from memlm.index.selection import agreement, mean_and_error
 from memlm.index.store.datastore import Datastore
 from memlm.model.checkpoint import Checkpoint
@@ -105,8 +105,8 @@ class Trial:
     """
 
     queries: Queries
-    exact: Neighbours
-    unpruned: Neighbours | None = None
+    exact: Neighbors
+    unpruned: Neighbors | None = None
 
 
 def sample_trial(memory: ModelStore, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> Trial:
@@ -255,8 +255,8 @@ def _window_ending_at(datastore: Datastore, checkpoint: Checkpoint, document_id:
     return Window(np.concatenate([before, tokens[:-1]]), tokens[-QUERIES_PER_WINDOW:])
 
 
-def _leave_one_out(datastore: Datastore, searcher: Searcher, queries: Queries, k: int) -> Neighbours:
-    """Neighbours without the query itself and the document that it leaves out: asks for more until k are left."""
+def _leave_one_out(datastore: Datastore, searcher: Searcher, queries: Queries, k: int) -> Neighbors:
+    """Neighbors without the query itself and the document that it leaves out: asks for more until k are left."""
     distances_QK = np.full((len(queries.targets_Q), k), np.inf, np.float32)
     ids_QK, values_QK = (np.full(distances_QK.shape, -1, np.int64) for _ in range(2))
     rows_R = np.arange(len(queries.targets_Q))
@@ -273,10 +273,10 @@ def _leave_one_out(datastore: Datastore, searcher: Searcher, queries: Queries, k
         rows_R = rows_R[(other_RK.sum(axis=1) < k) & (found.ids_QK[:, -1] >= 0)]
         if not len(rows_R):
             break
-    return Neighbours(distances_QK, ids_QK, values_QK)
+    return Neighbors(distances_QK, ids_QK, values_QK)
 
 
-def _nats(queries: Queries, found: Neighbours, retriever: Retriever) -> Float32[np.ndarray, " Q"]:
+def _nats(queries: Queries, found: Neighbors, retriever: Retriever) -> Float32[np.ndarray, " Q"]:
     logweights_QK = neighbor_logweights(found.distances_QK, retriever.temperature)
     knn_Q = target_logprobs(logweights_QK, found.values_QK, queries.targets_Q)
     return -mix_targets(queries.lm_logprobs_Q, knn_Q, (found.ids_QK >= 0).any(axis=1), retriever.lam)

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from memlm.api.params import RetrievalParams
-from memlm.base.files import write_whole
+from memlm.base.files import write_atomic
 from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Corpus
 from memlm.data.windows import blocks_of
@@ -97,7 +97,7 @@ def train_spalm(
     steps = _fit(gate, embeddings_VD, learnt, held_back, learning_rate, max_epochs, progress)
     gated, base = _loss(gate, embeddings_VD, held_back), _loss(None, embeddings_VD, held_back)
     if gated < base:
-        write_whole(checkpoint.path / GATE_FILE, save(gate.state_dict()))
+        write_atomic(checkpoint.path / GATE_FILE, save(gate.state_dict()))
     with torch.inference_mode():
         share = float(1 - torch.sigmoid(gate.gate(held_back.hidden_ND)).mean())
     return SpalmReport(base, gated, share, count, steps, k)

@@ -26,7 +26,7 @@ from memlm.data.corpus import Corpus
 from memlm.data.windows import Window, blocks_of
 from memlm.errors import InvalidInput
 from memlm.index.ivf import PROBES
-from memlm.index.neighbors import Neighbours
+from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import KnnDefaults
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
@@ -89,7 +89,7 @@ class _Evidence:
     lm_logprobs_Q: Float32[np.ndarray, " Q"]
     max_logprobs_Q: Float32[np.ndarray, " Q"]
     windows_Q: Int64[np.ndarray, " Q"]
-    found: Neighbours
+    found: Neighbors
     agrees_QK: Bool[np.ndarray, "Q K"]
     trial: tuple[Read, ...] = ()
 
@@ -313,7 +313,7 @@ def _gather(
             break
     if not num_tokens:
         raise InvalidInput("there is no token to tune on; give some held-out text", field="texts")
-    neighbors = Neighbours(
+    neighbors = Neighbors(
         np.concatenate([found.distances_QK for found in founds]),
         np.concatenate([found.ids_QK for found in founds]),
         np.concatenate([found.values_QK for found in founds]),

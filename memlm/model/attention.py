@@ -1,6 +1,6 @@
 """Causal attention: to the latest tokens, to compressed memories, and to the nearest pairs of the document's past.
 
-Shapes: B batch, T new tokens, S places, H query heads, G key-value heads, d width of a head, D width, K neighbours.
+Shapes: B batch, T new tokens, S places, H query heads, G key-value heads, d width of a head, D width, K neighbors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memlm.model.state import DecoderState
 
 QUERY_BLOCK = 256
 
-Run: TypeAlias = tuple[slice, int]  # neighbouring rows, and the places that they attend to: see `ForwardContext.runs`
+Run: TypeAlias = tuple[slice, int]  # neighboring rows, and the places that they attend to: see `ForwardContext.runs`
 
 
 class Heads(NamedTuple):

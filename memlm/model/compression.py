@@ -57,7 +57,7 @@ class Compressor(nn.Module):
         return F.mse_loss(self.back(compressed_BCD).view_as(groups_BCcD), groups_BCcD)
 
     def _groups(self, old_BND: Tensor) -> Float[Tensor, "B C c D"]:
-        """The states that become one: neighbours, or for a dilated kernel every `dilation`-th."""
+        """The states that become one: neighbors, or for a dilated kernel every `dilation`-th."""
         B, N, D = old_BND.shape
         rate = self.compression.rate
         if self.compression.kind != "dilated":

@@ -36,7 +36,7 @@ class ForwardContext:
 
     @cached_property
     def runs(self) -> list[tuple[slice, int]]:
-        """Neighbouring rows that hold about as many tokens, with the places of the longest of each run. A single query
+        """Neighboring rows that hold about as many tokens, with the places of the longest of each run. A single query
         of each row is answered run by run, so that a long row does not make short ones read places that they never
         wrote: that would cost time, and would make the system map those pages.
         """

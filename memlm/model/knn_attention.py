@@ -1,6 +1,6 @@
 """kNN attention: what the nearest pairs of a document's past add to local attention (arXiv 2203.08913, section 3.2).
 
-Shapes: B batch, T new tokens, H query heads, G key-value heads, Q = T H / G, K neighbours, d width of a head.
+Shapes: B batch, T new tokens, H query heads, G key-value heads, Q = T H / G, K neighbors, d width of a head.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ scores (inner products) of the `k` best, best first, missing places with id -1 a
 up the values of some ids by weight. Ids count the pairs since the row was cleared; the oldest leave once there are
 more than `capacity`. Nothing here is differentiated but `read`, by its weights.
 
-Shapes: G key-value heads, N pairs, Q queries a head, K neighbours, d width of a head.
+Shapes: G key-value heads, N pairs, Q queries a head, K neighbors, d width of a head.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32, Float64
 
-from memlm.index.neighbors import Neighbours
+from memlm.index.neighbors import Neighbors
 
 FEATURES = ("log_distance", "spread", "agreement", "entropy", "confidence")
 RIDGE = 1e-3
@@ -47,7 +47,7 @@ class AdaptiveLam:
 
 
 def features_of(
-    found: Neighbours,
+    found: Neighbors,
     logweights_QK: Float32[np.ndarray, "Q K"],
     temperature: float,
     max_logprobs_Q: Float32[np.ndarray, " Q"],

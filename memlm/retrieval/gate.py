@@ -15,7 +15,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from memlm.errors import Corrupt, NotFound
-from memlm.index.neighbors import Neighbours
+from memlm.index.neighbors import Neighbors
 from memlm.model import Decoder
 
 OPEN = 4.0  # sigmoid(4) = 0.98: at first the model is nearly what it was
@@ -70,9 +70,7 @@ def load_gate(folder: Path) -> SpalmGate:
     return gate.eval()
 
 
-def gated(
-    decoder: Decoder, gate: SpalmGate, hidden_QD: Float[Tensor, "Q D"], found: Neighbours
-) -> Float[Tensor, "Q D"]:
+def gated(decoder: Decoder, gate: SpalmGate, hidden_QD: Float[Tensor, "Q D"], found: Neighbors) -> Float[Tensor, "Q D"]:
     """Final states after the gate, given what was found for each."""
     there_QK = torch.from_numpy(found.ids_QK >= 0)
     values_QK = torch.from_numpy(np.where(found.ids_QK >= 0, found.values_QK, 0).astype(np.int64))

@@ -1,4 +1,4 @@
-"""Neighbours and the model's log-probabilities -> the mixture: kNN-LM (arXiv 1911.00172, equations 2 and 3).
+"""Neighbors and the model's log-probabilities -> the mixture: kNN-LM (arXiv 1911.00172, equations 2 and 3).
 
 p_kNN(v) is the softmax of -distance/temperature over the neighbors, summed over those whose value is v; the
 mixture is p = lam p_kNN + (1 - lam) p_LM. Everything stays in log space and in float32 or better. lam = 0, and a

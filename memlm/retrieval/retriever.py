@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams
 from memlm.errors import InvalidInput
-from memlm.index.neighbors import Neighbours
+from memlm.index.neighbors import Neighbors
 from memlm.retrieval.adaptive import AdaptiveLam, features_of
 from memlm.retrieval.gate import SpalmGate, load_gate
 from memlm.retrieval.interpolation import neighbor_logweights
@@ -36,7 +36,7 @@ class RetrievalResult:
     `took_ms` is how long all of it took.
     """
 
-    neighbors: Neighbours
+    neighbors: Neighbors
     logweights_QK: Float32[np.ndarray, "Q K"]
     lams_Q: Float[np.ndarray, " Q"]
     stores_QK: Int64[np.ndarray, "Q K"]
@@ -53,7 +53,7 @@ class RetrievalResult:
             [row.searched_Q for row in rows],
         ]  # fmt: skip
         distances_QK, ids_QK, values_QK, logweights_QK, lams_Q, stores_QK, searched_Q = map(np.concatenate, parts)
-        near, took_ms = Neighbours(distances_QK, ids_QK, values_QK), sum(row.took_ms for row in rows)
+        near, took_ms = Neighbors(distances_QK, ids_QK, values_QK), sum(row.took_ms for row in rows)
         return cls(near, logweights_QK, lams_Q, stores_QK, searched_Q, took_ms)
 
     def row(self, number: int) -> RetrievalResult:
@@ -62,7 +62,7 @@ class RetrievalResult:
         found = self.neighbors
         parts: list[np.ndarray] = [found.distances_QK[one], found.ids_QK[one], found.values_QK[one]]
         rest = (self.logweights_QK[one], self.lams_Q[one], self.stores_QK[one], self.searched_Q[one], self.took_ms)
-        return RetrievalResult(Neighbours(*parts), *rest)
+        return RetrievalResult(Neighbors(*parts), *rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +200,9 @@ class Retriever:
         keys_QD: Float32[np.ndarray, "Q D"],
         max_logprobs_Q: Float32[np.ndarray, " Q"] | None,
         pointers: Sequence[Int64[np.ndarray, " _"]] | None,
-    ) -> tuple[Neighbours, Bool[np.ndarray, " Q"]]:
+    ) -> tuple[Neighbors, Bool[np.ndarray, " Q"]]:
         datastore, asked_Q = self.stores[0].datastore, np.ones(len(keys_QD), bool)
-        found = Neighbours.none(len(keys_QD), self.k)
+        found = Neighbors.none(len(keys_QD), self.k)
         if self.skip_retrieval_above is not None and max_logprobs_Q is not None:
             asked_Q &= max_logprobs_Q < self.skip_retrieval_above
         if self.min_pointers and pointers is not None:
@@ -233,7 +233,7 @@ class Retriever:
             np.take_along_axis(np.concatenate(each, axis=1), order_QK, axis=1) for each in arrays
         )
         logweights_QK = neighbor_logweights(np.take_along_axis(heard_QM, order_QK, axis=1), self.temperature)
-        found = Neighbours(distances_QK, ids_QK, values_QK)
+        found = Neighbors(distances_QK, ids_QK, values_QK)
         return RetrievalResult(
             found, logweights_QK, np.full(len(keys_QD), self.lam), stores_QK, np.ones(len(keys_QD), bool)
         )
@@ -252,7 +252,7 @@ def _check_pointers(stores: Sequence[ModelStore]) -> None:
         )
 
 
-def _put(some: Neighbours, found: Neighbours, rows_R: Int64[np.ndarray, " R"]) -> None:
+def _put(some: Neighbors, found: Neighbors, rows_R: Int64[np.ndarray, " R"]) -> None:
     """Writes neighbors into some rows of others, which may be wider."""
     width = some.ids_QK.shape[1]
     found.distances_QK[rows_R, :width] = some.distances_QK

@@ -19,7 +19,7 @@ from memlm.api.generation import Neighbor
 from memlm.errors import Incompatible
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import Manifest
-from memlm.index.store.snapshot import Place, View
+from memlm.index.store.snapshot import Place, Snapshot
 from memlm.model.checkpoint import Checkpoint
 
 # Takes a datastore's name and the documents that it lost in a move to another snapshot; None where these are not known.
@@ -52,13 +52,13 @@ class ModelStore:
         """Moves to the snapshot that counts now; see `Datastore.refresh`. Raises Incompatible for a store that another
         model or tokenizer built.
         """
-        newer = self.datastore.newer()
-        return newer is not None and self.adopt(newer)
+        newer = self.datastore.open_latest()
+        return newer is not None and self.switch_to(newer)
 
-    def adopt(self, newer: View) -> bool:
+    def switch_to(self, newer: Snapshot) -> bool:
         """Moves to another snapshot, which may be of another store; tells whether it is as new as the one in use."""
-        before, lost = self.datastore.segments, self.datastore.lost_in(newer)
-        moved = self.datastore.adopt(newer)
+        before, lost = self.datastore.segments, self.datastore.missing_from(newer)
+        moved = self.datastore.switch_to(newer)
         if moved and lost != []:
             self.on_lost(self.name, lost)
         if moved and any(segment not in newer.segments for segment in before):  # ids may stand for other entries now
@@ -144,7 +144,7 @@ class ModelStore:
 
     def _count(self, first_id: int, num_tokens: int) -> Int64[np.ndarray, "M 2"]:
         """Line ends and characters before every MARK_TOKENSth token of a document."""
-        tokens = self.datastore.run(first_id, num_tokens)
+        tokens = self.datastore.values_range(first_id, num_tokens)
         counts_N2 = np.stack([self._tokenizer.newlines[tokens], self._tokenizer.characters[tokens]], axis=1)
         blocks = np.add.reduceat(counts_N2, np.arange(0, num_tokens, MARK_TOKENS), axis=0)
         return np.concatenate([np.zeros((1, 2), np.int64), blocks.cumsum(axis=0)])

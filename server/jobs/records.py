@@ -12,7 +12,7 @@ from typing import Any
 
 from memlm.api.operations import JobState
 from memlm.base.clock import Clock
-from memlm.base.files import make_folder, remove, signed, write_whole
+from memlm.base.files import make_folder, read_signed, remove, write_atomic
 from memlm.server.jobs.job import Job
 from memlm.server.jobs.worker import BUILD
 
@@ -82,12 +82,12 @@ class JobRecords:
     async def _write_file(self, job: Job) -> None:
         if not job.is_open and job.ended_stamp is None:
             job.ended_stamp = self._clock.stamp(self._clock.now_s())
-        await asyncio.to_thread(write_whole, self._file(job), job.encode())
+        await asyncio.to_thread(write_atomic, self._file(job), job.encode())
 
     def _read(self, folder: Path) -> None:
         for file in sorted(folder.glob("*.json")):
             try:
-                job = Job(**signed(file.read_bytes()))
+                job = Job(**read_signed(file.read_bytes()))
             except (OSError, ValueError, TypeError) as error:
                 log.error("%s is no record of an operation and is left alone: %s", file, error)
                 continue

@@ -18,7 +18,7 @@ from memlm.api.datastores import LoadDatastoreRequest
 from memlm.api.operations import JobReport, JobState
 from memlm.base.files import remove
 from memlm.errors import Cancelled, InternalError, Locked, MemlmError, Unavailable
-from memlm.index.store.journal import give_up
+from memlm.index.store.journal import rollback
 from memlm.index.store.manifest import read_manifest
 from memlm.server.config import ServerConfig
 from memlm.server.inference.pool import WorkerPool
@@ -262,7 +262,7 @@ class JobRunner:
             await asyncio.to_thread(self._stores.discard, Path(job.path))
             return True
         try:
-            return not job.has_begun or await asyncio.to_thread(give_up, Path(job.path))
+            return not job.has_begun or await asyncio.to_thread(rollback, Path(job.path))
         except MemlmError as error:
             log.error("what %s left in %s could not be removed: %s", job.name, job.path, error)
             return True

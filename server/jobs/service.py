@@ -23,7 +23,7 @@ from memlm.api.datastores import (
     check_store_name,
 )
 from memlm.api.operations import JobState, OperationInfo, OperationPage
-from memlm.base.files import lies_under
+from memlm.base.files import is_under
 from memlm.data.corpus import check_glob
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, Overloaded, PermissionDenied
 from memlm.server.config import ServerConfig
@@ -214,7 +214,7 @@ class JobService:
 
     def _check_corpus(self, corpus: tuple[str, ...]) -> None:
         for path in corpus:
-            if not lies_under(Path(path), self._config.corpus_roots):
+            if not is_under(Path(path), self._config.corpus_roots):
                 raise PermissionDenied(
                     f"{path} is under none of the folders that this server may read from (--corpus-root); upload the"
                     " documents instead"

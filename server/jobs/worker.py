@@ -111,7 +111,7 @@ def _run(task: Task, reporter: _ProgressReporter) -> JobReport:
     torch.set_num_threads(task.num_threads or torch.get_num_threads())
     if task.kind == COMPACT:
         done = compact_index(task.path, task.model, purge=task.purge, dtype=task.dtype, progress=reporter.progress)
-        if done.gave_up_addition:
+        if done.rolled_back_addition:
             log.warning("the purge of %s gave up an interrupted addition", task.store)
     elif task.kind == DELETE:
         _delete(task)

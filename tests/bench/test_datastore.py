@@ -10,7 +10,7 @@ from memlm.bench.datastore import bench_datastore, default_kinds
 from memlm.cli.app import app
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
-from memlm.index.ivf import choose_index
+from memlm.index.ivf import resolve_index
 
 KINDS = ("Flat", "IVF*,SQfp16", "IVF*,PQ4x4", "codes:IVF*,PQ4x4")
 
@@ -51,4 +51,4 @@ def test_the_command_shows_a_table(model_folder, corpus_folder, tmp_path):
 
 def test_what_is_compared_can_be_built():
     for kind in default_kinds(192):
-        choose_index(kind.removeprefix("codes:").replace("*", "64"), 10)
+        resolve_index(kind.removeprefix("codes:").replace("*", "64"), 10)

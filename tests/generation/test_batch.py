@@ -9,7 +9,7 @@ from conftest import SHAPE
 from running import alike
 
 from memlm.api.params import GenerateRequest
-from memlm.base.steps import outcome_of
+from memlm.base.steps import run_steps
 from memlm.errors import InternalError
 from memlm.generation.batch import Batch, RunningSequence
 from memlm.generation.generation import Generation
@@ -49,7 +49,7 @@ def prompts(count: int) -> list[str]:
 
 
 def started(checkpoint: Checkpoint, prompt: str, seed: int) -> Generation:
-    return outcome_of(Generation.steps(checkpoint, GenerateRequest.of(prompt, {"seed": seed, "max_tokens": 12}), None))
+    return run_steps(Generation.steps(checkpoint, GenerateRequest.of(prompt, {"seed": seed, "max_tokens": 12}), None))
 
 
 def alone(checkpoint: Checkpoint, prompt: str, seed: int) -> list:
@@ -174,7 +174,7 @@ def test_room_is_reserved_for_what_is_asked_and_given_up_when_nobody_is_there(ch
     batch, places = Batch(checkpoint, max_sequences=8), list[tuple[int, int]]()
     for prompt, count in (("a", 3), ("the memory", 20), ("a", 2), ("", 43)):
         batch.add(
-            outcome_of(Generation.steps(checkpoint, GenerateRequest.of(prompt, {"seed": 1, "max_tokens": count}), None))
+            run_steps(Generation.steps(checkpoint, GenerateRequest.of(prompt, {"seed": 1, "max_tokens": count}), None))
         )
         batch.step()
         places.append(batch._pool.shape)

@@ -13,7 +13,7 @@ import torch
 from conftest import SHAPE
 from texts import make_text
 
-from memlm.base.files import checksum_of, sign, signed
+from memlm.base.files import checksum_of, read_signed, sign
 from memlm.data.corpus import Corpus
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import AlreadyExists, Corrupt, Incompatible, MemlmError, NotFound, Unavailable
@@ -74,7 +74,7 @@ def documents(lm: LanguageModel, name: str | None = None) -> set[str]:
 
 def of_a_newer_version(path: Path) -> None:
     manifest = read_manifest(path)
-    body = {**signed((path / manifest.name).read_bytes()), "shards": 4}
+    body = {**read_signed((path / manifest.name).read_bytes()), "shards": 4}
     (path / manifest.name).write_bytes(sign(body))
     (path / "CURRENT").write_text(
         f"{manifest.name} {checksum_of((path / manifest.name).read_bytes())} {manifest.store_id}\n"
@@ -93,7 +93,7 @@ def without_values(path: Path) -> None:
 def with_another_number(path: Path) -> None:
     """A commit that another process has made."""
     manifest = read_manifest(path)
-    body = {**signed((path / manifest.name).read_bytes()), "number": 9}
+    body = {**read_signed((path / manifest.name).read_bytes()), "number": 9}
     (path / "manifest-000009.json").write_bytes(sign(body))
     (path / "CURRENT").write_text(f"manifest-000009.json {checksum_of(sign(body))} {manifest.store_id}\n")
 

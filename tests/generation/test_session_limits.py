@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from memlm.base.clock import Clock
-from memlm.base.steps import outcome_of
+from memlm.base.steps import run_steps
 from memlm.errors import NotFound, Overloaded
 from memlm.generation.sessions import EXPIRED_AT_ONCE, Sessions
 
@@ -61,7 +61,7 @@ def test_use_prolongs_a_session_and_what_is_in_use_stays(checkpoint) -> None:
     sessions = Sessions(checkpoint, ttl_s=60, clock=clock)
     used, held, idle = (sessions.create().name for _ in range(3))
     clock.at_s += 50
-    outcome_of(sessions.append(used, TEXT))
+    run_steps(sessions.append(used, TEXT))
     lease = sessions.lease(held)
     clock.at_s += 50
     sessions.expire()
@@ -129,7 +129,7 @@ def test_an_empty_session_counts_and_the_total_stays_right(checkpoint) -> None:
     names = [sessions.create().name for _ in range(4)]
     assert min(info.num_bytes for info in sessions.list()) > 1000
     for name in names[:2]:
-        outcome_of(sessions.append(name, TEXT))
+        run_steps(sessions.append(name, TEXT))
     sessions.fork(names[0])
     assert sessions.num_bytes == sum(info.num_bytes for info in sessions.list())
     sessions.delete(names[0])

@@ -8,7 +8,7 @@ import torch
 from conftest import SHAPE
 from running import alike
 
-from memlm.base.steps import outcome_of
+from memlm.base.steps import run_steps
 from memlm.errors import Corrupt, Incompatible, InvalidInput, Locked, NotFound
 from memlm.generation.batch import Batch
 from memlm.generation.sessions import Sessions
@@ -129,7 +129,7 @@ def test_sessions_go_on_side_by_side(model, monkeypatch, apart):
         for sequence in batch.step():
             told[sequence] += sequence.tokens
             if sequence.state is not None:
-                outcome_of(sequence.generation.commit_to_session(sequence.state))
+                run_steps(sequence.generation.commit_to_session(sequence.state))
     for session, text, tokens in zip(sessions, texts, told.values(), strict=True):
         ids = ids_of(model, text)
         assert alike(tokens, after(model, ids, 5))
@@ -159,7 +159,7 @@ def test_sessions_survive_a_restart_to_the_bit(kind, tmp_path):
 def test_a_changed_file_and_another_models_are_refused_by_name(model_folder, checkpoint, tmp_path):
     kept = Sessions(checkpoint, folder=tmp_path)
     name = kept.create().name
-    outcome_of(kept.append(name, TEXT))
+    run_steps(kept.append(name, TEXT))
     (path,) = tmp_path.iterdir()
     sound = path.read_bytes()
     for place in (0, 30, len(sound) // 2, len(sound) - 1):
@@ -210,10 +210,10 @@ def test_the_least_recently_used_goes_where_room_is_short(checkpoint):
     sessions = Sessions(checkpoint)
     names = [sessions.create().name for _ in range(4)]
     for name in names[:3]:
-        outcome_of(sessions.append(name, TEXT))
+        run_steps(sessions.append(name, TEXT))
     sessions._max_bytes = sessions.num_bytes
     sessions.lease(names[0]).end(None)
-    outcome_of(sessions.append(names[3], TEXT))
+    run_steps(sessions.append(names[3], TEXT))
     with pytest.raises(NotFound, match="make room"):
         sessions.get(names[1])
     assert sessions.get(names[0]).num_bytes > 0

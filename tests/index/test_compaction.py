@@ -11,7 +11,7 @@ from random_stores import DEFAULTS, IVF, Corpus, add, build, spec
 from memlm.errors import Incompatible, InvalidInput, Locked, NotFound, StorageFull
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
-from memlm.index.store.lock import writing
+from memlm.index.store.lock import write_lock
 from memlm.index.store.manifest import read_manifest
 from memlm.index.store.writer import StoreWriter
 
@@ -177,7 +177,7 @@ def test_documents_that_wait_to_be_added_are_not_thrown_away(tmp_path):
         compact(path)
     with StoreWriter.extend(path, spec(IVF)) as writer:
         assert writer.num_resumed_entries == late.sizes[:4].sum()
-    with writing(path), pytest.raises(Locked):
+    with write_lock(path), pytest.raises(Locked):
         compact(path)
 
 

@@ -52,7 +52,7 @@ def test_the_largest_keys_are_stored_and_found(tmp_path: Path, index: str) -> No
 @INDEXES
 @pytest.mark.parametrize("query", [7e4, -1e38, np.inf, np.nan])
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
-def test_a_query_that_float16_cannot_hold_has_no_neighbour(tmp_path: Path, index: str, query: float) -> None:
+def test_a_query_that_float16_cannot_hold_has_no_neighbor(tmp_path: Path, index: str, query: float) -> None:
     with build(tmp_path / "s", Corpus(1), index) as store:
         queries_QD = Corpus(1).keys_ND[:3].copy()
         queries_QD[1, 4] = query
@@ -78,7 +78,7 @@ def test_values_up_to_24_bits_are_stored(tmp_path: Path, index: str) -> None:
 
 
 @INDEXES
-def test_more_neighbours_than_entries_are_all_entries_and_the_rest_is_missing(tmp_path: Path, index: str) -> None:
+def test_more_neighbors_than_entries_are_all_entries_and_the_rest_is_missing(tmp_path: Path, index: str) -> None:
     with build(tmp_path / "s", Corpus(1), index) as store:
         for nothing in (0, -1):
             with pytest.raises(InvalidInput, match="expected at least 1"):

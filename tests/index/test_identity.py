@@ -13,11 +13,11 @@ import pytest
 from crashes import crash_at_every_step, failing_at
 from random_stores import DEFAULTS, IVF, Corpus, add, build, fill, spec
 
-from memlm.base.files import checksum_of, sign, signed, write_whole
+from memlm.base.files import checksum_of, read_signed, sign, write_atomic
 from memlm.errors import AlreadyExists, Corrupt, Incompatible, Locked, MemlmError, NotFound, NotWritable
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
-from memlm.index.store.lock import committing, writing
+from memlm.index.store.lock import commit_lock, write_lock
 from memlm.index.store.manifest import commit_manifest, read_manifest
 from memlm.index.store.repair import repair
 from memlm.index.store.segment import MAX_SEGMENTS
@@ -46,7 +46,7 @@ def hard_linked(source: Path, target: Path) -> Path:
 def rewritten(path: Path, change: Callable[[dict], None]) -> None:
     """Changes the manifest that counts, with right checksums: what another version of memlm would have written."""
     manifest = read_manifest(path)
-    body = signed((path / manifest.name).read_bytes())
+    body = read_signed((path / manifest.name).read_bytes())
     change(body)
     content = sign(body)
     (path / manifest.name).write_bytes(content)
@@ -156,10 +156,10 @@ def test_a_view_that_was_read_before_a_commit_is_not_gone_back_to(tmp_path: Path
     with Datastore.open(live) as reader:
         with Datastore.open(live) as another:
             another.delete(["doc-1"])
-        early = reader.newer()
+        early = reader.open_latest()
         assert early is not None
         reader.delete(["doc-2"])
-        assert not reader.adopt(early)
+        assert not reader.switch_to(early)
         assert not reader.has_document("doc-2")
 
 
@@ -180,12 +180,12 @@ def test_segments_that_stay_the_same_files_are_not_opened_again(tmp_path: Path) 
 def test_no_commit_is_made_on_another_snapshot_than_the_one_it_follows(tmp_path: Path) -> None:
     live, other = two_stores(tmp_path)
     before = read_manifest(live)
-    with committing(live) as hold:
+    with commit_lock(live) as lock:
         put_in_its_place(live, other)
         with pytest.raises(Locked, match="replaced"):
-            commit_manifest(live, before.next(), after=before, hold=hold)
-    with committing(live) as hold, pytest.raises(Locked, match="replaced"):
-        commit_manifest(live, before.next(), after=before, hold=hold)
+            commit_manifest(live, before.next(), after=before, lock=lock)
+    with commit_lock(live) as lock, pytest.raises(Locked, match="replaced"):
+        commit_manifest(live, before.next(), after=before, lock=lock)
     assert names(live) == set(B.names)
 
 
@@ -277,7 +277,7 @@ def test_an_unfinished_build_and_its_hard_links_go_on_apart(tmp_path: Path) -> N
 def test_a_write_that_fails_leaves_no_temporary_file(tmp_path: Path) -> None:
     for step in range(1, 5):
         with failing_at(step, OSError(28, "No space left on device")), pytest.raises((OSError, MemlmError)):
-            write_whole(tmp_path / "file", b"content")
+            write_atomic(tmp_path / "file", b"content")
     with Datastore.open(build(tmp_path / "s", A).path) as store:
         for left in ("CURRENT.0123abcd.tmp", "manifest-000002.json.0123abcd.tmp", "segments/000001/deleted-000002.npy"):
             (tmp_path / "s" / left).write_text("left by a kill")
@@ -424,7 +424,7 @@ def test_a_lock_whose_file_is_removed_still_holds(tmp_path: Path) -> None:
         with pytest.raises(Locked, match="another process is writing"):
             StoreWriter.extend(live, spec(IVF))
         writer.commit(defaults=DEFAULTS).close()
-    with committing(live):
+    with commit_lock(live):
         (live / "commit.lock").unlink()
         with pytest.MonkeyPatch.context() as patch, Datastore.open(live) as store:
             patch.setattr("memlm.index.store.lock.COMMIT_S", 0.1)
@@ -434,7 +434,7 @@ def test_a_lock_whose_file_is_removed_still_holds(tmp_path: Path) -> None:
 
 
 def test_a_lock_creates_no_folder(tmp_path: Path) -> None:
-    for lock in (writing, committing):
+    for lock in (write_lock, commit_lock):
         with pytest.raises(NotFound), lock(tmp_path / "gone"):
             pass
     live, _ = two_stores(tmp_path)

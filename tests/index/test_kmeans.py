@@ -6,7 +6,7 @@ import pytest
 from reference import list_by_groups, moved_centroids
 
 from memlm.index import clustering
-from memlm.index.clustering import LOOKED_AT, POINTS_PER_LIST, ListFinder, centroids_of, moved, table_of
+from memlm.index.clustering import LOOKED_AT, POINTS_PER_LIST, ListAssigner, centroids_of, moved, table_of
 
 DIM = 12
 
@@ -36,7 +36,7 @@ def test_with_many_lists_points_are_those_that_groups_find():
     points_ND = in_clusters(2_000)
     centroids_LD = points_ND[:600]
     table = table_of(centroids_LD)
-    finder = ListFinder(table)
+    finder = ListAssigner(table)
     groups = finder.lists_of_groups
     middles = [finder._middles.reconstruct(number) for number in range(len(groups))]
     lists = [list_by_groups(point, centroids_LD, groups, middles, LOOKED_AT) for point in points_ND]

@@ -6,7 +6,7 @@ import pytest
 from reference import list_by_groups
 
 from memlm.base.progress import silent
-from memlm.index.clustering import GROUPING, LOOKED_AT, ListFinder, num_compared
+from memlm.index.clustering import GROUPING, LOOKED_AT, ListAssigner, num_compared
 from memlm.index.ivf import VALUE_BITS, add, create_index, inner, search_ivf
 from memlm.index.ivf_writer import write_ivf
 
@@ -35,7 +35,7 @@ def nearest(index, keys_ND: np.ndarray) -> np.ndarray:
 
 def test_a_key_is_compared_with_the_lists_of_the_nearest_groups():
     index = trained(CENTROIDS_LD)
-    finder = ListFinder(inner(index).quantizer)
+    finder = ListAssigner(inner(index).quantizer)
     groups = finder.lists_of_groups
     assert len(groups) > LOOKED_AT
     assert sorted(np.concatenate(groups)) == list(range(LISTS))
@@ -46,7 +46,7 @@ def test_a_key_is_compared_with_the_lists_of_the_nearest_groups():
 
 def test_how_many_are_compared_is_told_before_there_are_groups():
     index = trained(CENTROIDS_LD)
-    finder = ListFinder(inner(index).quantizer)
+    finder = ListAssigner(inner(index).quantizer)
     sizes = np.array([len(lists) for lists in finder.lists_of_groups])
     looked_at = sizes[finder._middles.search(KEYS_ND, LOOKED_AT)[1]].sum(axis=1).mean() + len(sizes)
     assert num_compared(LISTS) - GROUPING == pytest.approx(looked_at, rel=0.5)
@@ -55,7 +55,7 @@ def test_how_many_are_compared_is_told_before_there_are_groups():
 
 def test_nearly_all_come_into_the_nearest_list_and_the_rest_into_one_hardly_farther():
     index = trained(CENTROIDS_LD)
-    found_N, nearest_N = ListFinder(inner(index).quantizer).find(KEYS_ND), nearest(index, KEYS_ND)
+    found_N, nearest_N = ListAssigner(inner(index).quantizer).find(KEYS_ND), nearest(index, KEYS_ND)
     lost, least = (((KEYS_ND - CENTROIDS_LD[each]) ** 2).sum(axis=1).sum() for each in (found_N, nearest_N))
     assert (found_N == nearest_N).mean() > 0.95
     assert (found_N != nearest_N).any()  # else nothing was spared
@@ -64,7 +64,7 @@ def test_nearly_all_come_into_the_nearest_list_and_the_rest_into_one_hardly_fart
 
 def test_a_key_has_one_list_whoever_asks_and_however_many_at_once():
     index = trained(CENTROIDS_LD)
-    finder, again = ListFinder(inner(index).quantizer), ListFinder(inner(index).quantizer)
+    finder, again = ListAssigner(inner(index).quantizer), ListAssigner(inner(index).quantizer)
     together = finder.find(KEYS_ND)
     parts = [again.find(KEYS_ND[begin : begin + 700]) for begin in range(0, len(KEYS_ND), 700)]
     np.testing.assert_array_equal(together, np.concatenate(parts))
@@ -77,7 +77,7 @@ def test_a_key_has_one_list_whoever_asks_and_however_many_at_once():
 ])  # fmt: skip
 def test_all_lists_are_looked_at_where_groups_spare_nothing(centroids_LD):
     index = trained(centroids_LD)
-    finder = ListFinder(inner(index).quantizer)
+    finder = ListAssigner(inner(index).quantizer)
     assert not finder.lists_of_groups
     np.testing.assert_array_equal(finder.find(KEYS_ND), nearest(index, KEYS_ND))
 
@@ -85,7 +85,7 @@ def test_all_lists_are_looked_at_where_groups_spare_nothing(centroids_LD):
 def test_a_quantizer_that_is_more_than_a_table_is_asked_itself():
     index = create_index(f"IVF{LISTS}_HNSW8,SQfp16", DIM)
     index.train(np.concatenate([CENTROIDS_LD, KEYS_ND]))
-    finder = ListFinder(inner(index).quantizer)
+    finder = ListAssigner(inner(index).quantizer)
     assert not finder.lists_of_groups
     np.testing.assert_array_equal(finder.find(KEYS_ND), nearest(index, KEYS_ND))
 
@@ -97,7 +97,7 @@ def test_in_memory_and_on_disk_keys_are_in_the_same_lists(tmp_path, codes):
     write_ivf(tmp_path / "index.faiss", index, keys_ND, values_N, progress=silent)
     add(index, keys_ND, (np.arange(len(keys_ND)) << VALUE_BITS) | values_N)
     assert (tmp_path / "index.faiss").read_bytes() == faiss.serialize_index(index).tobytes()
-    lists_N = ListFinder(inner(index).quantizer).find(keys_ND.astype(np.float32))
+    lists_N = ListAssigner(inner(index).quantizer).find(keys_ND.astype(np.float32))
     for number in range(0, LISTS, 50):
         ids, size = inner(index).invlists.get_ids(number), inner(index).invlists.list_size(number)
         rows = faiss.rev_swig_ptr(ids, size).astype(np.int64) >> VALUE_BITS

@@ -14,13 +14,13 @@ from random_stores import IVF, Corpus, add, build
 from memlm.errors import Locked
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
-from memlm.index.store.lock import COMMIT_LOCK, LOCK, committing, writing
+from memlm.index.store.lock import COMMIT_LOCK, LOCK, commit_lock, write_lock
 
 HOLDER = """
 import sys
 from pathlib import Path
-from memlm.index.store.lock import committing, writing
-with writing(Path(sys.argv[1])), committing(Path(sys.argv[1])):
+from memlm.index.store.lock import commit_lock, write_lock
+with write_lock(Path(sys.argv[1])), commit_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -35,7 +35,7 @@ def test_the_files_of_locks_are_never_removed(tmp_path: Path) -> None:
     with Datastore.open(path) as store:
         store.delete(["doc-0"])
     compact(path)
-    with writing(path), committing(path):
+    with write_lock(path), commit_lock(path):
         pass
     assert {name: (path / name).stat().st_ino for name in (LOCK, COMMIT_LOCK)} == inodes
 

@@ -13,7 +13,7 @@ from memlm.errors import Locked
 from memlm.index.store import lock
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
-from memlm.index.store.lock import committing
+from memlm.index.store.lock import commit_lock
 from memlm.index.store.manifest import KnnDefaults
 from memlm.index.store.writer import StoreWriter
 
@@ -145,7 +145,7 @@ def test_a_crash_at_every_step_beside_a_deletion_brings_nothing_back(tmp_path: P
 
 def test_who_deletes_waits_for_a_commit_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(tmp_path, DOCS, IVF).close()
-    with committing(tmp_path):
+    with commit_lock(tmp_path):
         waiting = threading.Thread(target=delete, args=(tmp_path, "doc-1"))
         waiting.start()
         waiting.join(0.3)

@@ -19,7 +19,7 @@ from store_history import INDEX, Content, check_holds, entries_of
 
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
-from memlm.index.store.journal import give_up
+from memlm.index.store.journal import rollback
 from memlm.index.store.writer import StoreWriter
 
 pytestmark = pytest.mark.crash
@@ -36,7 +36,7 @@ def write(writer: StoreWriter, content: Content) -> None:
         keys_ND, values_N = entries_of(name, version)
         writer.begin_document(name, replace=version == 3)
         if writer.is_resumed(len(values_N)):
-            writer.replay(values_N)
+            writer.verify_resumed(values_N)
         else:
             writer.append(keys_ND, values_N)
             writer.checkpoint()
@@ -194,10 +194,10 @@ def test_giving_up_an_addition_that_crashed_leaves_the_committed_documents(groun
         delete(path, "base-5")
         content = without(content, "base-5")
         with suppress(Crash), failing_at(1 + number % 7, Crash()) as count:
-            give_up(path)
+            rollback(path)
         most = max(most, count[0])
         check(path, content)
-        give_up(path)
+        rollback(path)
         check(path, content)
         assert not (path / "building").exists()
         assert not (path / "building.json").exists()

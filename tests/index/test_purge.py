@@ -126,13 +126,13 @@ def test_an_interrupted_addition_is_given_up_by_a_purge_and_named_by_a_deletion(
             store.delete([f"secret {SECRET}"])
         with pytest.raises(NotFound, match="nothing was changed;"):
             store.delete(["nobody"])
-    assert compact(path, purge=True).gave_up_addition
+    assert compact(path, purge=True).rolled_back_addition
     assert not traces_in(path)
     with Datastore.open(path) as store:
         assert store.num_documents == 12
         with pytest.raises(NotFound, match=r"nothing was changed$"):
             store.delete(["nobody"])
-    assert not compact(path, purge=True).gave_up_addition
+    assert not compact(path, purge=True).rolled_back_addition
 
 
 def test_a_purge_of_a_replaced_document_leaves_none_of_its_old_text(tmp_path):

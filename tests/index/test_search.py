@@ -7,16 +7,16 @@ from reference import exact_search
 
 from memlm.errors import InvalidInput, NotFound
 from memlm.index import exact
-from memlm.index.arrays import Picked
-from memlm.index.ivf import choose_index
-from memlm.index.neighbors import Neighbours, nearest_of
+from memlm.index.arrays import RowSubset
+from memlm.index.ivf import resolve_index
+from memlm.index.neighbors import Neighbors, merge_nearest
 from memlm.index.store.segment import ROW_BITS
 
 INDEXES = ["Flat", "IVF4,SQfp16"]
 QUERIES_QD = np.random.default_rng(7).normal(size=(5, DIM)).astype(np.float32) * 3
 
 
-def rows_of(found: Neighbours) -> np.ndarray:
+def rows_of(found: Neighbors) -> np.ndarray:
     """The rows within the one segment of a store; -1 where missing."""
     return np.where(found.ids_QK >= 0, found.ids_QK & ((1 << ROW_BITS) - 1), -1)
 
@@ -83,9 +83,9 @@ def test_deleted_documents_never_come_back_and_all_others_do(tmp_path_factory, s
 
 
 def test_several_searches_merge_into_the_nearest():
-    near = Neighbours(np.array([[1.0, 4.0]], np.float32), np.array([[10, 11]]), np.array([[1, 2]]))
-    far = Neighbours(np.array([[2.0, np.inf]], np.float32), np.array([[20, -1]]), np.array([[3, -1]]))
-    both = nearest_of([near, far], 3)
+    near = Neighbors(np.array([[1.0, 4.0]], np.float32), np.array([[10, 11]]), np.array([[1, 2]]))
+    far = Neighbors(np.array([[2.0, np.inf]], np.float32), np.array([[20, -1]]), np.array([[3, -1]]))
+    both = merge_nearest([near, far], 3)
     assert both.ids_QK.tolist() == [[10, 20, 11]]
     assert both.values_QK.tolist() == [[1, 3, 2]]
 
@@ -123,13 +123,13 @@ def test_samples_are_live_entries_without_repetition(make, corpus):
 
 
 def test_the_index_is_chosen_by_size():
-    assert choose_index("auto", 99_999) == "Flat"
-    assert choose_index("auto", 100_000) == "IVF632,SQfp16"
-    assert choose_index("auto", 1_000_000) == "IVF2000,SQfp16"
-    assert choose_index("IVF64,PQ8", 10) == "IVF64,PQ8"
+    assert resolve_index("auto", 99_999) == "Flat"
+    assert resolve_index("auto", 100_000) == "IVF632,SQfp16"
+    assert resolve_index("auto", 1_000_000) == "IVF2000,SQfp16"
+    assert resolve_index("IVF64,PQ8", 10) == "IVF64,PQ8"
     for bad in ("HNSW32", "mystery", "IVFx,Flat"):
         with pytest.raises(InvalidInput, match="expected auto, Flat, or IVF"):
-            choose_index(bad, 10)
+            resolve_index(bad, 10)
 
 
 def test_an_index_that_faiss_does_not_make_is_refused_with_what_is_supported(make, corpus):
@@ -167,13 +167,13 @@ def test_cores_share_exact_search_and_nothing_changes(monkeypatch, cores, k):
     kept = np.flatnonzero(rng.random(80) < 0.5)
     for keys_ND, values in (
         (stored_ND, values_N),
-        (Picked(stored_ND, kept), values_N[kept]),
+        (RowSubset(stored_ND, kept), values_N[kept]),
         (stored_ND[:3], values_N),
     ):
-        resident = exact.Resident(keys_ND, values)
+        resident = exact.FlatIndex(keys_ND, values)
         for queries in (1, 2, 7, 8, 20):
             queries_QD = rng.normal(size=(queries, DIM)).astype(np.float32)
-            found, expected = resident.search(queries_QD, k), exact.exact_neighbours(queries_QD, keys_ND, values, k)
+            found, expected = resident.search(queries_QD, k), exact.exact_neighbors(queries_QD, keys_ND, values, k)
             for mine, other in zip(vars(found).values(), vars(expected).values(), strict=True):
                 np.testing.assert_array_equal(mine, other)
 
@@ -186,7 +186,7 @@ def test_exact_search_by_matrix_products_equals_its_plain_twin(monkeypatch):
     scales_N1 = rng.uniform(0.2, 5.0, size=(80, 1))  # norms that differ, and so count
     keys_ND, values_N = (scales_N1 * rng.normal(size=(80, DIM))).astype(np.float16), rng.integers(0, 500, 80)
     queries_QD = rng.normal(size=(64, DIM)).astype(np.float16).astype(np.float32)
-    found = exact.Resident(keys_ND, values_N).search(queries_QD, 7)
+    found = exact.FlatIndex(keys_ND, values_N).search(queries_QD, 7)
     distances_QK, rows_QK = exact_search(queries_QD, keys_ND, 7)
     np.testing.assert_array_equal(found.ids_QK, rows_QK)
     np.testing.assert_array_equal(found.values_QK, values_N[rows_QK])
@@ -201,7 +201,7 @@ def test_exact_search_in_blocks_equals_its_plain_twin(monkeypatch, cores, rows):
     rng = np.random.default_rng(rows)
     keys_ND, values_N = rng.normal(size=(80, DIM)).astype(np.float16), rng.integers(0, 500, 80)
     queries_QD = rng.normal(size=(9, DIM)).astype(np.float16).astype(np.float32)
-    found = exact.exact_neighbours(queries_QD, keys_ND, values_N, 20)
+    found = exact.exact_neighbors(queries_QD, keys_ND, values_N, 20)
     distances_QK, rows_QK = exact_search(queries_QD, keys_ND, 20)
     np.testing.assert_array_equal(found.ids_QK, rows_QK)
     np.testing.assert_array_equal(found.values_QK, values_N[rows_QK])

@@ -7,10 +7,10 @@ from random_stores import DEFAULTS, DIM, Corpus, build, fill, spec
 from memlm.base.progress import silent
 from memlm.errors import Incompatible, InvalidInput
 from memlm.index import selection
-from memlm.index.exact import exact_neighbours, refined
+from memlm.index.exact import exact_distances, exact_neighbors
 from memlm.index.ivf import PROBES, Ivf, code_bytes, is_lossless, lists_for
-from memlm.index.neighbors import Neighbours
-from memlm.index.selection import Trial, agreement, choose
+from memlm.index.neighbors import Neighbors
+from memlm.index.selection import TrialQueries, agreement, select_index
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.writer import StoreWriter
@@ -35,7 +35,7 @@ def test_agreement_is_what_the_loops_say():
         values_QK = np.zeros_like(ids_QK)
         found_QK = np.where(rng.random((5, 8)) < 0.7, ids_QK, 99)
         recall_Q, mass_Q = agreement(
-            Neighbours(distances_QK, found_QK, values_QK), Neighbours(distances_QK, ids_QK, values_QK), 0.7
+            Neighbors(distances_QK, found_QK, values_QK), Neighbors(distances_QK, ids_QK, values_QK), 0.7
         )
         expected = []
         for query in range(1, 5):
@@ -47,28 +47,28 @@ def test_agreement_is_what_the_loops_say():
 
 
 def test_a_trial_leaves_out_the_querys_own_document():
-    trial = Trial.of(KEYS_ND, LARGE.values_N, STARTS, seed=0)
+    trial = TrialQueries.of(KEYS_ND, LARGE.values_N, STARTS, seed=0)
     owners_QK = np.searchsorted(STARTS, np.maximum(trial.exact.ids_QK, 0), side="right") - 1
     there_QK = trial.exact.ids_QK >= 0
     assert there_QK.mean() > 0.9
     assert not (there_QK & (owners_QK == trial.documents_Q[:, None])).any()
-    own_Q = exact_neighbours(trial.queries_QD, KEYS_ND, LARGE.values_N, 1).distances_QK[:, 0]
+    own_Q = exact_neighbors(trial.queries_QD, KEYS_ND, LARGE.values_N, 1).distances_QK[:, 0]
     assert (own_Q == 0).all()  # they would find themselves, if they were let
 
 
 @pytest.mark.parametrize("factory", LOSSY)
 def test_reranked_distances_are_exact_and_find_more(factory):
-    trial, index = Trial.of(KEYS_ND, LARGE.values_N, STARTS, seed=0), filled(factory)
+    trial, index = TrialQueries.of(KEYS_ND, LARGE.values_N, STARTS, seed=0), filled(factory)
     queries_QD = trial.queries_QD
     found = index.search(queries_QD, 5, 4, 8)
-    expected = exact_neighbours(queries_QD, KEYS_ND, LARGE.values_N, len(KEYS_ND))
+    expected = exact_neighbors(queries_QD, KEYS_ND, LARGE.values_N, len(KEYS_ND))
     for query in range(len(queries_QD)):
         place = {id_: number for number, id_ in enumerate(expected.ids_QK[query].tolist())}
         for number, id_ in enumerate(found.ids_QK[query].tolist()):
             assert found.distances_QK[query, number] == expected.distances_QK[query, place[id_]]
             assert found.values_QK[query, number] == LARGE.values_N[id_]
     assert (np.diff(found.distances_QK, axis=1) >= 0).all()
-    more, less = trial.judge(index, 4, 8).softmax_mass, trial.judge(index, 4, 1).softmax_mass
+    more, less = trial.evaluate(index, 4, 8).softmax_mass, trial.evaluate(index, 4, 1).softmax_mass
     assert more > less or less == 1.0
     part = index.search(queries_QD[:3], len(KEYS_ND), 1, 2)  # one list of four has not all of them
     assert (part.ids_QK < 0).any(axis=1).all()
@@ -79,33 +79,37 @@ def test_reranked_distances_are_exact_and_find_more(factory):
 
 
 def test_settling_takes_the_fewest_lists_and_the_least_reranking_that_do():
-    trial, index = Trial.of(KEYS_ND, LARGE.values_N, STARTS, seed=0), filled("IVF64,SQfp16")
-    easy, hard = trial.settle(index, 0.5), trial.settle(index, 1.0)
+    trial, index = TrialQueries.of(KEYS_ND, LARGE.values_N, STARTS, seed=0), filled("IVF64,SQfp16")
+    easy, hard = trial.tune_nprobe(index, 0.5), trial.tune_nprobe(index, 1.0)
     assert easy.nprobe < hard.nprobe <= 64
     assert (easy.rerank, hard.rerank) == (0, 0)
     assert hard.softmax_mass == pytest.approx(1.0, abs=1e-6)
     lossy = filled("IVF4,PQ4x4")
-    reranked = [trial.settle(lossy, target).rerank for target in (0.5, 0.9, 1.0)]
+    reranked = [trial.tune_nprobe(lossy, target).rerank for target in (0.5, 0.9, 1.0)]
     assert reranked == sorted(reranked)
     assert reranked[0] < reranked[-1]
-    assert trial.settle(filled("IVF4,PQ4x4", keep_keys=False), 1.0).rerank == 0
+    assert trial.tune_nprobe(filled("IVF4,PQ4x4", keep_keys=False), 1.0).rerank == 0
 
 
-def settle_plainly(trial: Trial, index: Ivf, target: float) -> int:
+def settle_plainly(trial: TrialQueries, index: Ivf, target: float) -> int:
     """How many lists: every number is tried, the fewest first."""
     rerank = 8 if index.keys_ND is not None else 0
-    tried = [trial.judge(index, nprobe, rerank) for nprobe in sorted({min(each, index.nlist) for each in PROBES})]
+    tried = [trial.evaluate(index, nprobe, rerank) for nprobe in sorted({min(each, index.nlist) for each in PROBES})]
     enough = [each for each in tried if each.softmax_mass >= target]
     return (enough or [max(tried, key=lambda each: each.softmax_mass)])[0].nprobe
 
 
 @pytest.mark.parametrize("factory", ["IVF200,SQfp16", "IVF40,SQ8", "PCA6,IVF60,SQ8", "IVF4,SQfp16"])
 def test_what_cannot_find_enough_is_passed_over_and_nothing_else(factory, monkeypatch):
-    trial, index, judged = Trial.of(KEYS_ND, LARGE.values_N, STARTS, seed=0), filled(factory), []
-    monkeypatch.setattr(Trial, "judge", lambda *asked, judge=Trial.judge: judged.append(asked[2]) or judge(*asked))
+    trial, index, judged = TrialQueries.of(KEYS_ND, LARGE.values_N, STARTS, seed=0), filled(factory), []
+    monkeypatch.setattr(
+        TrialQueries,
+        "evaluate",
+        lambda *args, evaluate=TrialQueries.evaluate: judged.append(args[2]) or evaluate(*args),
+    )
     for target in (0.3, 0.6, 0.9, 0.99, 1.0, 1.1):
         expected, begun = settle_plainly(trial, index, target), len(judged)
-        assert trial.settle(index, target).nprobe == expected
+        assert trial.tune_nprobe(index, target).nprobe == expected
         if index.keys_ND is None:
             assert judged[begun:] == [expected]  # without codes that lose something, one is tried
 
@@ -116,8 +120,10 @@ def many(monkeypatch):
     monkeypatch.setattr(selection, "_codes", lambda dim: ["SQfp16", "SQ8", "SQ4", "PQ6x4", "PQ3x4"])
 
 
-def chosen(max_ram_bytes: int, target: float = 0.99, *, keep_keys: bool = True) -> tuple[str, list[selection.Tried]]:
-    return choose(
+def chosen(
+    max_ram_bytes: int, target: float = 0.99, *, keep_keys: bool = True
+) -> tuple[str, list[selection.IndexTrial]]:
+    return select_index(
         KEYS_ND, LARGE.values_N, STARTS, target=target, max_ram_bytes=max_ram_bytes, keep_keys=keep_keys, seed=0,
         progress=silent,
     )  # fmt: skip
@@ -164,7 +170,7 @@ def test_a_store_knows_what_its_distances_are_of(tmp_path, factory, keep_keys):
         assert again.distances == store.distances
         found = again.search(LARGE.keys_ND[:20], 3, nprobe=4)
         rows_QK = found.ids_QK - (1 << 40)
-        true_QK = refined(LARGE.keys_ND[:20].astype(np.float16).astype(np.float32), KEYS_ND, rows_QK)
+        true_QK = exact_distances(LARGE.keys_ND[:20].astype(np.float16).astype(np.float32), KEYS_ND, rows_QK)
         assert np.allclose(found.distances_QK, true_QK, rtol=1e-4, atol=1e-4) == (again.distances != "approximate")
         again.delete(["doc-0"])
         assert "doc-0" not in {

@@ -10,7 +10,7 @@ from random_stores import DEFAULTS, DIM, IVF, Corpus, fill, spec
 from memlm.base.files import checksum_of
 from memlm.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, Locked, NotFound
 from memlm.index.store.datastore import Datastore
-from memlm.index.store.lock import writing
+from memlm.index.store.lock import write_lock
 from memlm.index.store.manifest import KnnDefaults
 from memlm.index.store.writer import StoreWriter
 
@@ -136,7 +136,7 @@ def test_defaults_and_quality_are_kept(make, corpus):
 
 def test_a_second_writer_is_refused_at_once(make, corpus, tmp_path):
     store = make(corpus)
-    with writing(store.path):
+    with write_lock(store.path):
         for write in (lambda: StoreWriter.extend(store.path, spec()), store.drop_keys):
             with pytest.raises(Locked, match="another process is writing"):
                 write()

@@ -18,7 +18,7 @@ from memlm.cli.render_index import print_build
 from memlm.data.corpus import Corpus
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, StorageFull
 from memlm.evaluation import evaluate
-from memlm.index.neighbors import Neighbours
+from memlm.index.neighbors import Neighbors
 from memlm.index.selection import agreement
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import KnnDefaults
@@ -247,8 +247,8 @@ def test_what_is_left_out_costs_a_bounded_search(monkeypatch, checkpoint, store_
 
 
 def test_agreement_counts_ids_and_weighs_mass():
-    exact = Neighbours(np.array([[0.0, 0.0, 50.0]], np.float32), np.array([[1, 2, 3]]), np.zeros((1, 3), int))
-    found = Neighbours(np.array([[0.0, 50.0, 60.0]], np.float32), np.array([[2, 3, 9]]), np.zeros((1, 3), int))
+    exact = Neighbors(np.array([[0.0, 0.0, 50.0]], np.float32), np.array([[1, 2, 3]]), np.zeros((1, 3), int))
+    found = Neighbors(np.array([[0.0, 50.0, 60.0]], np.float32), np.array([[2, 3, 9]]), np.zeros((1, 3), int))
     recall, mass = agreement(found, exact, 1.0)
     assert (recall, mass) == (pytest.approx(2 / 3), pytest.approx(0.5))
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from memlm.index.neighbors import Neighbours
+from memlm.index.neighbors import Neighbors
 from memlm.indexing.tune import _Evidence, _gain, _judge
 from memlm.language_model import load
 from memlm.retrieval.adaptive import AdaptiveLam, features_of, find_skip_threshold, fit
@@ -16,17 +16,17 @@ from memlm.retrieval.interpolation import neighbor_logweights
 LAM = AdaptiveLam(0.3, (-0.5, 0.2, 1.5, 0.1, -0.7), (1.0, 0.5, 0.5, 1.0, -1.0), (0.5, 0.5, 0.3, 0.5, 0.8))
 
 
-def some_neighbours(rng: np.random.Generator) -> Neighbours:
+def some_neighbors(rng: np.random.Generator) -> Neighbors:
     distances_QK = np.sort(rng.exponential(size=(6, 9)).astype(np.float32), axis=1)
     values_QK, ids_QK = rng.integers(0, 3, (6, 9)), rng.integers(0, 99, (6, 9))
     for row, there in ((0, 0), (1, 4)):
         distances_QK[row, there:], values_QK[row, there:], ids_QK[row, there:] = np.inf, -1, -1
-    return Neighbours(distances_QK, ids_QK, values_QK)
+    return Neighbors(distances_QK, ids_QK, values_QK)
 
 
-def test_features_are_what_the_loops_say_and_finite_without_neighbours():
+def test_features_are_what_the_loops_say_and_finite_without_neighbors():
     rng = np.random.default_rng(0)
-    found, max_logprobs_Q, temperature = some_neighbours(rng), -rng.exponential(size=6).astype(np.float32), 0.7
+    found, max_logprobs_Q, temperature = some_neighbors(rng), -rng.exponential(size=6).astype(np.float32), 0.7
     features_QF = features_of(found, neighbor_logweights(found.distances_QK, temperature), temperature, max_logprobs_Q)
     assert np.isfinite(features_QF).all()
     for query in range(1, 6):
@@ -63,7 +63,7 @@ def test_fitting_finds_where_the_memory_is_right():
 
 def test_a_lam_that_fits_noise_is_not_kept():
     rng = np.random.default_rng(4)
-    found = Neighbours(
+    found = Neighbors(
         np.sort(rng.exponential(size=(60, 4)).astype(np.float32)), np.ones((60, 4), int), np.ones((60, 4), int)
     )
     evidence = _Evidence(

@@ -10,14 +10,14 @@ from reference import log_softmax, mix_plainly
 from memlm.retrieval.interpolation import knn_logprobs, mix, mix_targets, neighbor_logweights, target_logprobs
 
 VOCAB = 11
-NEIGHBOURS = st.lists(st.tuples(st.floats(0, 1e4, width=32), st.integers(0, VOCAB - 1)), min_size=1, max_size=20)
+NEIGHBORS = st.lists(st.tuples(st.floats(0, 1e4, width=32), st.integers(0, VOCAB - 1)), min_size=1, max_size=20)
 
 
 def lm_of(seed: int) -> np.ndarray:
     return np.exp(log_softmax(np.random.default_rng(seed).normal(size=VOCAB) * 3))
 
 
-@given(NEIGHBOURS, st.floats(0.1, 1e3), st.floats(0, 1), st.integers(0, 5), st.integers(0, 3))
+@given(NEIGHBORS, st.floats(0.1, 1e3), st.floats(0, 1), st.integers(0, 5), st.integers(0, 3))
 def test_the_mixture_equals_its_plain_twin(neighbors, temperature, lam, seed, missing):
     neighbors = sorted(neighbors)
     distances = [d for d, _ in neighbors] + [math.inf] * missing
@@ -52,7 +52,7 @@ def test_lam_near_0_or_1_leaves_the_less_likely_side_its_share(lam):
     np.testing.assert_allclose(mix(torch.from_numpy(lm_Q), torch.from_numpy(knn_Q), lam), expected_Q, rtol=1e-6)
 
 
-@given(NEIGHBOURS, st.floats(5e-324, 1e308))
+@given(NEIGHBORS, st.floats(5e-324, 1e308))
 def test_weights_are_finite_or_none_at_any_temperature(neighbors, temperature):
     distances_QK = np.array([[distance for distance, _ in sorted(neighbors)]], np.float32)
     weights_QK = np.exp(neighbor_logweights(distances_QK, temperature).astype(np.float64))
@@ -60,7 +60,7 @@ def test_weights_are_finite_or_none_at_any_temperature(neighbors, temperature):
     assert weights_QK[0, 0] == weights_QK.max()
 
 
-def test_no_neighbour_at_all_is_the_model_again():
+def test_no_neighbor_at_all_is_the_model_again():
     logweights_QK = neighbor_logweights(np.full((1, 3), np.inf, np.float32), 1.0)
     assert np.isneginf(logweights_QK).all()
     assert knn_logprobs(logweights_QK[0], np.full(3, -1), VOCAB) is None
@@ -71,7 +71,7 @@ def test_no_neighbour_at_all_is_the_model_again():
     np.testing.assert_array_equal(mix_targets(lm_Q, nothing_Q, np.array([False, False]), 0.7), lm_Q)
 
 
-def test_neighbours_that_name_the_same_token_are_summed():
+def test_neighbors_that_name_the_same_token_are_summed():
     logweights_QK = neighbor_logweights(np.array([[1.0, 1.0, 1.0, 1.0]], np.float32), 1.0)
     knn_Q = target_logprobs(logweights_QK, np.array([[3, 3, 3, 5]]), np.array([3]))
     np.testing.assert_allclose(np.exp(knn_Q), [0.75], rtol=1e-6)

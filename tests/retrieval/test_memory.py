@@ -114,7 +114,7 @@ def test_every_neighbor_states_its_place_as_reading_its_document_does(lm):
         assert neighbor.snippet == tokenizer.decode(tokens[max(0, offset - 12) : offset + 12])
 
 
-def test_a_tokens_neighbours_are_the_nearest_with_their_weights(lm):
+def test_a_tokens_neighbors_are_the_nearest_with_their_weights(lm):
     token = next(iter(lm.generate(PROMPT, temperature=0, max_tokens=1, neighbors=5, **ASK)))
     assert [n.distance for n in token.neighbors] == sorted(n.distance for n in token.neighbors)
     assert len(token.neighbors) == 5

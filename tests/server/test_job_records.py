@@ -13,7 +13,7 @@ from memlm.api.datastores import AddDocumentsRequest, BuildDatastoreRequest, New
 from memlm.api.operations import JobState
 from memlm.base import files
 from memlm.base.clock import Clock
-from memlm.base.files import signed
+from memlm.base.files import read_signed
 from memlm.errors import AlreadyExists
 from memlm.server.config import ServerConfig
 from memlm.server.inference.pool import WorkerPool
@@ -56,7 +56,7 @@ def job(id_: str = "one") -> Job:
 
 def on_disk(records: JobRecords, id_: str = "one") -> dict:
     assert records.folder is not None
-    return signed((records.folder / f"{id_}.json").read_bytes())
+    return read_signed((records.folder / f"{id_}.json").read_bytes())
 
 
 def jobs_of(folder: Path) -> JobService:
@@ -187,7 +187,7 @@ def test_a_restart_keeps_the_uploads_of_open_jobs_however_the_folder_is_spelled(
 
 
 def test_writers_of_one_file_do_not_share_a_temporary_file(tmp_path: Path, slow_disk: SlowDisk) -> None:
-    threads = [threading.Thread(target=files.write_whole, args=(tmp_path / "f", bytes([n]) * 9)) for n in (1, 2)]
+    threads = [threading.Thread(target=files.write_atomic, args=(tmp_path / "f", bytes([n]) * 9)) for n in (1, 2)]
     for thread in threads:
         thread.start()
     deadline_s = time.monotonic() + 30
@@ -205,7 +205,7 @@ def test_a_write_that_fails_leaves_no_temporary_file(tmp_path: Path, monkeypatch
     (tmp_path / "f").write_bytes(b"old")
     monkeypatch.setattr(files.os, "fsync", lambda descriptor: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        files.write_whole(tmp_path / "f", b"new")
+        files.write_atomic(tmp_path / "f", b"new")
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("f", b"old")]
 
 

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from memlm.api.datastores import NewDocument
 from memlm.api.operations import JobState, Operation
-from memlm.base.files import sign, signed
+from memlm.base.files import read_signed, sign
 from memlm.cli.app import app
 from memlm.client import AsyncClient, Client
 from memlm.data.corpus import Corpus
@@ -38,7 +38,7 @@ from memlm.errors import (
     Unavailable,
 )
 from memlm.index.store.datastore import Datastore
-from memlm.index.store.lock import writing
+from memlm.index.store.lock import write_lock
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel
 from memlm.server.jobs.job import Upload
@@ -160,7 +160,7 @@ def test_a_datastore_is_built_served_extended_and_compacted(served, lm: Language
 def test_who_finds_the_datastore_being_written_to_waits(served) -> None:
     place, _, client = served
     client.datastores.build("docs", str(place.corpus)).result(60)
-    with writing(place.folder_of(client, "docs")):
+    with write_lock(place.folder_of(client, "docs")):
         job = client.datastores.add("docs", NEW)
         wait_until(lambda: job.progress().phase == "wait for another writer", 30)
         assert client.datastores.delete_documents("docs", ["doc-0.txt"]).num_documents == 1
@@ -305,7 +305,7 @@ def test_an_addition_that_was_committed_before_its_process_died_is_not_done_twic
         report = job.result(60)
         deleted = client.datastores.delete_documents("docs", ["new-1"])
     (record,) = [file for file in (place.stores / "jobs").glob("*.json") if file.stem in job.name]
-    told = signed(record.read_bytes())
+    told = read_signed(record.read_bytes())
     documents = place.stores / "jobs" / "again.jsonl"
     documents.write_text("".join(json.dumps({"id": d.id, "text": d.text, **d.metadata}) + "\n" for d in NEW))
     told |= {"state": "running", "report": None, "ended_s": None, "documents": str(documents)}

@@ -23,7 +23,7 @@ from running import RunningServer, cpu_seconds, family_of, forker_of, is_alive, 
 from memlm.api.generation import FinishReason, TokenStream
 from memlm.client import AsyncClient, Client
 from memlm.errors import Corrupt, DeadlineExceeded, InvalidInput, NotFound, Overloaded, Unavailable
-from memlm.index.store.lock import committing
+from memlm.index.store.lock import commit_lock
 from memlm.index.store.manifest import CURRENT, FIRST_MANIFEST
 from memlm.language_model import load
 from memlm.server.config import ServerConfig
@@ -287,7 +287,7 @@ def test_who_deletes_while_another_commits_waits_and_nobody_else_does(
 ) -> None:
     with RunningServer(tmp_path / "log", model_folder, own_store) as server, Client(server.address) as client:
         stored = client.search("store", "the memory of a model", k=1)[0].document_id
-        with ThreadPoolExecutor(1) as pool, committing(own_store):
+        with ThreadPoolExecutor(1) as pool, commit_lock(own_store):
             deleting = pool.submit(client.datastores.delete_documents, "store", [stored])
             for _ in range(3):
                 assert list(client.generate("the memory", max_tokens=20, temperature=0, neighbors=1))

@@ -29,7 +29,7 @@ from texts import make_text
 from memlm.api.datastores import NewDocument
 from memlm.client import Client
 from memlm.errors import Cancelled, DeadlineExceeded, InternalError, MemlmError, Unavailable
-from memlm.index.store.lock import writing
+from memlm.index.store.lock import write_lock
 
 LONG_TEXT = make_text(1, 20_000)
 SPARE_FILES, SPARE_THREADS = 3, 8
@@ -81,7 +81,7 @@ class Ground:
         except AssertionError:
             told = {name: value for name, value in figures_at(self.port).items() if "{" not in name}
             raise AssertionError(f"before {before}, now {self.used()}, told {told}") from None
-        with writing(self.path), Client(self.server.address) as client:
+        with write_lock(self.path), Client(self.server.address) as client:
             assert client.get_session(session).num_tokens == 0
             assert not client.get_session(session).busy
             assert {store.name: store.num_documents for store in client.datastores.list()} == {"docs": 8}
@@ -307,5 +307,5 @@ def test_a_server_that_stops_amid_all_calls_answers_each(tmp_path: Path, long_mo
         ENOUGH.clear()
         assert set(ended) == set(CALLS)
         wait_until(lambda: not any(map(is_alive, family)), 10)
-    with writing(ground.path):
+    with write_lock(ground.path):
         pass

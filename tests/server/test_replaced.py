@@ -13,7 +13,7 @@ from running import RunningServer, wait_until
 from texts import make_text
 
 from memlm.base import files
-from memlm.base.files import checksum_of, sign, signed
+from memlm.base.files import checksum_of, read_signed, sign
 from memlm.client import Client
 from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, MemlmError, NotFound, Unavailable
@@ -120,7 +120,7 @@ def test_a_store_that_cannot_be_read_is_named_and_all_else_goes_on(
     duo: RunningServer, live: Path, store_folder: Path
 ) -> None:
     manifest = read_manifest(live)
-    body = {**signed((live / manifest.name).read_bytes()), "shards": 4}  # as a newer version would have written it
+    body = {**read_signed((live / manifest.name).read_bytes()), "shards": 4}  # as a newer version would have written it
     (live / manifest.name).write_bytes(sign(body))
     (live / "CURRENT").write_text(f"{manifest.name} {checksum_of(sign(body))} {manifest.store_id}\n")
     with Client(duo.address) as client:

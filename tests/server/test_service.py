@@ -61,7 +61,7 @@ def detail(status: Status, kind: Any) -> Any:
     ids=str,
 )
 def test_generation_equals_in_process(client: Client, lm: LanguageModel, options: dict[str, Any]) -> None:
-    """Token for token: ids, bytes, text, every probability, alternatives, neighbours, and how it ended."""
+    """Token for token: ids, bytes, text, every probability, alternatives, neighbors, and how it ended."""
     here, there = lm.generate(PROMPT, **options), client.generate(PROMPT, **options)
     assert list(there) == list(here)
     assert there.accepted.seed == here.accepted.seed or options.get("seed") is None
