@@ -17,8 +17,12 @@
     └── InternalError       a bug of ours, reported with the request's id
 
 The same classes are raised by the library in process and by the client across the wire. Each message is one line: what
-was wrong, what was expected, what to try. This module imports nothing.
+was wrong, what was expected, what to try. This module imports nothing of memlm.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterable
 
 __all__ = [
     "AlreadyExists",
@@ -37,6 +41,8 @@ __all__ = [
     "StorageFull",
     "Unauthenticated",
     "Unavailable",
+    "check_choice",
+    "check_range",
 ]
 
 
@@ -118,3 +124,40 @@ class Unavailable(MemlmError):
 
 class InternalError(MemlmError):
     """A bug of ours. The server's log has the details under the request's id."""
+
+
+def check_range(
+    name: str,
+    value: float | None,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+) -> None:
+    """Raises InvalidInput, with `name` as its field, unless a number is finite and in a range, or None.
+
+    `least` and `most` belong to the range, `above` does not.
+    """
+    if value is None:
+        return
+    is_inside = (
+        value - value == 0  # false for NaN and the infinities
+        and (least is None or value >= least)
+        and (above is None or value > above)
+        and (most is None or value <= most)
+    )
+    if is_inside:
+        return
+    if least is not None and most is not None:
+        expected = f"between {least} and {most}"
+    else:
+        bounds = (("at least", least), ("above", above), ("at most", most))
+        expected = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
+    raise InvalidInput(f"{name} is {value!r}; expected {expected}", field=name)
+
+
+def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
+    """Raises InvalidInput, with `name` as its field, unless a value is among the choices."""
+    choices = tuple(choices)
+    if value not in choices:
+        raise InvalidInput(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}", field=name)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
-from memlm.errors import Corrupt, InvalidInput, NotFound
+from memlm.errors import Corrupt, InvalidInput, NotFound, check_range
 from memlm.index.exact import exact_distances
 from memlm.index.factory import FLAT
 from memlm.index.ivf import nlist_of
@@ -348,8 +348,7 @@ class Snapshot:
 
     def _rounded(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Float32[np.ndarray, "Q D"]:
         """The queries, rounded to float16 as the keys were."""
-        if k < 1:
-            raise InvalidInput(f"k is {k}; expected at least 1", field="k")
+        check_range("k", k, least=1)
         if queries_QD.ndim != 2 or queries_QD.shape[1] != self.dim:
             raise InvalidInput(f"queries of shape {queries_QD.shape}; expected (Q, {self.dim})", field="queries")
         return queries_QD.astype(np.float16).astype(np.float32)
