@@ -22,7 +22,13 @@ MAY_RECEIVE = {
     "server/inference/pipe.py",
     "server/jobs/worker.py",
 }
-MAY_START_PROCESSES = {"server/local.py", "memlm/bench/build.py", "memlm/bench/opening.py", "memlm/bench/serve.py"}
+MAY_START_PROCESSES = {
+    "server/local.py",
+    "memlm/bench/build.py",
+    "memlm/bench/opening.py",
+    "memlm/bench/serve.py",
+    "memlm/cli/models.py",
+}
 FORBIDDEN = {
     "eval", "exec", "compile", "__import__", "os.system", "os.popen", "os.execv", "os.execvp", "os.spawnv", "yaml.load",
     "yaml.full_load", "yaml.unsafe_load", "torch.hub.load", "torch.package.PackageImporter", "torch.jit.load",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from memlm.cli import bench, client, index, options, render
+from memlm.cli import bench, client, index, models, options, render
 from memlm.cli.console import ConsoleProgress, emit_json, out, print_problem, table
 from memlm.cli.options import given
 from memlm.cli.serve import serve as serve_command
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.add_typer(index.app, name="index")
 app.add_typer(client.app, name="client")
 app.add_typer(bench.app, name="bench")
+app.add_typer(models.app, name="models")
 
 
 def _print_version(wanted: bool) -> None:

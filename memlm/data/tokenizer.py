@@ -74,10 +74,11 @@ class Tokenizer:
         """Takes a tokenizer of the `tokenizers` library; `special` where it is not ours."""
         described = json.loads(backend.to_str())
         self._is_byte_level = _mentions(described, "ByteLevel")
-        if described["model"]["type"] != "BPE" or not (self._is_byte_level or _falls_back(described)):
+        kind = described["model"]["type"]
+        if not (kind == "BPE" and self._is_byte_level) and not (kind in ("BPE", "Unigram") and _falls_back(described)):
             raise Incompatible(
-                "the tokenizer is not byte-level BPE, nor BPE with bytes to fall back to;"
-                " give one that is, or let `memlm train` make one"
+                f"the tokenizer is {kind} without a token for every byte; give one of byte-level BPE, or BPE or Unigram"
+                " with byte fallback, or let `memlm train` make one"
             )
         self.special = special or SpecialIds.ours(backend.token_to_id(END_OF_TEXT))
         backend.encode_special_tokens = True

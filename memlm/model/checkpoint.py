@@ -25,12 +25,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from memlm.api.params import SamplingParams
+from memlm.data.gguf_tokenizer import tokenizer_of
 from memlm.data.tokenizer import GENERATION_FILE, Tokenizer
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.model import linear
 from memlm.model.config import ModelConfig
 from memlm.model.decoder import Decoder
-from memlm.model.huggingface import Source, family_of, find_model, read_config
+from memlm.model.gguf import GgufFile, is_gguf
+from memlm.model.huggingface import Family, Source, family_of, find_model, read_config
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
@@ -128,6 +130,10 @@ class Checkpoint:
         """A hash of configuration and weights: two fine-tunes of one architecture differ in it."""
         return fingerprint_of(self.path)
 
+    def beside(self, name: str) -> Path:
+        """Where a file that belongs to the model stands: in its folder, or beside a GGUF file, with its name before."""
+        return self.path.with_name(f"{self.path.name}.{name}") if is_gguf(self.path) else self.path / name
+
 
 def save_checkpoint(folder: str | Path, decoder: Decoder, tokenizer: Tokenizer) -> None:
     """Writes the three files into `folder`, which is made if needed."""
@@ -156,21 +162,29 @@ def load_checkpoint(
             "dtype is bfloat16, which this processor does not multiply: weights take half the memory of float32,"
             " products longer; auto takes what is faster"
         )
-    folder = find_model(model)
-    given = _read_json(folder)
-    is_ours = given.get("model_type") == MODEL_TYPE
-    config = _our_config(folder, given) if is_ours else read_config(given)
-    tokenizer = Tokenizer.load(folder)
+    path = find_model(model)
+    files: WeightFiles | GgufFile
+    family: Family | None = None
+    if is_gguf(path):
+        files = GgufFile(path)
+        config, family = files.config, files.family
+        tokenizer = tokenizer_of(files.metadata, str(path))
+    else:
+        given = _read_json(path)
+        is_ours = given.get("model_type") == MODEL_TYPE
+        config = _our_config(path, given) if is_ours else read_config(given)
+        family = None if is_ours else family_of(given)
+        tokenizer = Tokenizer.load(path)
+        files = WeightFiles(path)
     if tokenizer.vocab_size > config.vocab_size:
         raise Corrupt(
-            f"{folder}: {tokenizer.vocab_size} tokens in the tokenizer, {config.vocab_size} in the model; restore them"
+            f"{path}: {tokenizer.vocab_size} tokens in the tokenizer, {config.vocab_size} in the model; restore them"
         )
     with torch.device("meta"), _Undrawn():
         decoder = Decoder(config)
-    files = WeightFiles(folder)
-    sources = _sources(decoder, files, None if is_ours else given)
+    sources = _sources(decoder, files, family)
     _fill(decoder, files, sources, dtype, trainable=trainable)
-    return Checkpoint(folder, decoder.eval(), tokenizer)
+    return Checkpoint(path, decoder.eval(), tokenizer)
 
 
 def _dtype(given: torch.dtype | str) -> torch.dtype:
@@ -192,6 +206,8 @@ def has_fast_bfloat16() -> bool:
 
 def fingerprint_of(folder: Path) -> str:
     """A hash of configuration and weights."""
+    if is_gguf(folder):
+        return GgufFile(folder).fingerprint
     digest = hashlib.sha256()
     for path in (folder / CONFIG_FILE, *WeightFiles(folder).files):
         with path.open("rb") as file:
@@ -228,15 +244,14 @@ def _our_config(folder: Path, given: dict[str, Any]) -> ModelConfig:
         raise Corrupt(f"{path}: {error}; restore the file") from error
 
 
-def _sources(decoder: Decoder, files: WeightFiles, foreign: dict[str, Any] | None) -> dict[str, Source]:
+def _sources(decoder: Decoder, files: WeightFiles | GgufFile, family: Family | None) -> dict[str, Source]:
     """Where each tensor comes from. Raises Corrupt, naming them, where some are missing, too many, or misshapen."""
     there = files.names
     wanted = [name for name in decoder.state_dict() if not (name == "head.weight" and decoder.config.tied_embeddings)]
-    if foreign is None:
+    if family is None:
         sources = {name: Source((name,)) for name in wanted}
         passed_over = set()
     else:
-        family = family_of(foreign)
         sources = family.sources(wanted, there)
         passed_over = {name for name in there if family.is_buffer(name)}
         if decoder.config.tied_embeddings:
@@ -267,7 +282,9 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **given)
 
 
-def _check_shape(name: str, expected: torch.Size, source: Source, files: WeightFiles, config: ModelConfig) -> None:
+def _check_shape(
+    name: str, expected: torch.Size, source: Source, files: WeightFiles | GgufFile, config: ModelConfig
+) -> None:
     shapes = [files.shape(part) for part in source.names]
     try:
         with torch.device("meta"):
@@ -280,7 +297,7 @@ def _check_shape(name: str, expected: torch.Size, source: Source, files: WeightF
 
 
 def _fill(
-    decoder: Decoder, files: WeightFiles, sources: dict[str, Source], dtype: torch.dtype, *, trainable: bool
+    decoder: Decoder, files: WeightFiles | GgufFile, sources: dict[str, Source], dtype: torch.dtype, *, trainable: bool
 ) -> None:
     """Gives the decoder its weights, a module at a time."""
     modules = dict(decoder.named_modules())

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from memlm.errors import Incompatible, InvalidInput, NotFound
+from memlm.model.catalog import MODELS
 from memlm.model.config import ModelConfig, RopeScaling
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -25,11 +26,13 @@ JsonDict = Mapping[str, Any]
 
 
 def find_model(model: str | Path) -> Path:
-    """The folder of a model, given its path or its id on the hub (`owner/name`).
+    """The folder or file of a model, given its path, its name in the catalog, or its id on the hub (`owner/name`).
 
     Raises NotFound where there is no such folder, and no such repository within reach.
     """
     folder = Path(model)
+    if not folder.exists() and str(model) in MODELS:
+        return MODELS[str(model)].require()
     if folder.exists() or not HUB_ID.fullmatch(str(model)):
         return folder
     from huggingface_hub import snapshot_download

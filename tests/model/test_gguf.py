@@ -1,0 +1,192 @@
+"""GGUF files against `transformers` on the weights that they hold, and files that are damaged or hostile."""
+
+import random
+import resource
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from gguf_files import K_QUANTS, write_gguf
+from other_families import CONFIGS, LLAMA, ROPE
+from transformers import AutoModelForCausalLM
+
+from memlm.errors import Corrupt, Incompatible, MemlmError, NotFound
+from memlm.model.checkpoint import load_checkpoint
+from memlm.model.gguf import TENSOR_TYPES, GgufFile
+
+ATOL = 1e-4  # float32; measured: at most 2e-5, for logits of a standard deviation of 1.4
+TOKENIZER = {"model": "gpt2", "pre": "gpt-2", "tokens": [f"t{number}" for number in range(300)], "eos_token_id": 0}
+LLAMA_3 = transformers.LlamaConfig(
+    **LLAMA | {"max_position_embeddings": 16_384},
+    rope_parameters={
+        **ROPE, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+)  # fmt: skip
+OWN_KINDS = ("gpt2", "gpt_neox", "llama", "qwen2", "qwen3")
+MODELS = {
+    name: config
+    for name, config in CONFIGS.items()
+    if config.model_type in OWN_KINDS and name not in ("qwen2 windows", "llama 3 scaling")  # a file cannot say these
+} | {"llama 3": LLAMA_3}
+
+
+def make_model(config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():  # biases and norms that could be left out unnoticed
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def difference(model: transformers.PreTrainedModel, path: Path) -> float:
+    tokens_BT = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        decoder = load_checkpoint(path).decoder
+        expected_BTV, logits_BTV = model(tokens_BT).logits, decoder.logits(decoder(tokens_BT)[0])
+    assert expected_BTV.std() > 0.1
+    return float((expected_BTV - logits_BTV).abs().max() / expected_BTV.std())
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    write_gguf(tmp_path / "model.gguf", make_model(CONFIGS["llama"]), TOKENIZER)
+    return tmp_path / "model.gguf"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_those_of_transformers(tmp_path, name):
+    model = write_gguf(tmp_path / "model.gguf", make_model(MODELS[name]), TOKENIZER)
+    assert difference(model, tmp_path / "model.gguf") < ATOL
+
+
+@pytest.mark.parametrize("kind", TENSOR_TYPES)
+def test_logits_of_every_block_format_equal_those_of_its_numbers(tmp_path, kind):
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2} if kind in K_QUANTS else {}
+    sizes = sizes or {"hidden_size": 64, "intermediate_size": 96}
+    model = make_model(transformers.LlamaConfig(**LLAMA | sizes))
+    assert difference(write_gguf(tmp_path / "model.gguf", model, TOKENIZER, kind), tmp_path / "model.gguf") < ATOL
+
+
+def test_a_file_describes_itself(llama):
+    file = GgufFile(llama)
+    assert (file.architecture, file.config.num_layers, file.config.num_kv_heads) == ("llama", 3, 2)
+    assert file.tensors["blk.0.attn_k.weight"].shape == (24, 48)
+    assert load_checkpoint(llama).fingerprint == file.fingerprint
+
+
+def test_two_files_that_differ_in_a_weight_have_two_fingerprints(llama):
+    before = GgufFile(llama).fingerprint
+    content = bytearray(llama.read_bytes())
+    content[-5] ^= 1
+    llama.write_bytes(content)
+    assert GgufFile(llama).fingerprint != before
+
+
+def test_what_is_no_file_or_no_gguf_is_refused_by_name(tmp_path, llama):
+    with pytest.raises(NotFound, match="no model at"):
+        load_checkpoint(tmp_path / "missing.gguf")
+    for content, problem in ((b"", "is empty"), (b"PK\x03\x04" + bytes(40), "does not begin"), (b"GGUF", "ends after")):
+        llama.write_bytes(content)
+        with pytest.raises(Corrupt, match=problem):
+            load_checkpoint(llama)
+
+
+def test_an_unknown_version_architecture_or_block_format_is_named_with_the_known_ones(tmp_path, llama):
+    content = llama.read_bytes()
+    llama.write_bytes(content.replace(b"GGUF\x03", b"GGUF\x09"))
+    with pytest.raises(Incompatible, match="version 9"):
+        GgufFile(llama)
+    llama.write_bytes(content.replace(b"llama", b"lamma"))
+    with pytest.raises(Incompatible, match=r"'lamma'.* llama, qwen2"):
+        load_checkpoint(llama)
+    name = b"blk.0.attn_k.weight" + struct.pack("<IQQ", 2, 48, 24)
+    llama.write_bytes(content.replace(name + struct.pack("<I", 0), name + struct.pack("<I", 16)))
+    with pytest.raises(Incompatible, match=r"IQ2_XXS.*Q4_K"):
+        GgufFile(llama)
+
+
+def header(num_tensors: int, num_keys: int, *rest: bytes) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, num_tensors, num_keys) + b"".join(rest)
+
+
+def text(content: bytes) -> bytes:
+    return struct.pack("<Q", len(content)) + content
+
+
+def key(name: bytes, kind: int, value: bytes) -> bytes:
+    return text(name) + struct.pack("<I", kind) + value
+
+
+def tensor(name: bytes, dims: tuple[int, ...], kind: int, offset: int) -> bytes:
+    return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
+
+
+HOSTILE = {
+    "many tensors": header(1 << 62, 0),
+    "many keys": header(0, 1 << 62),
+    "a long name": header(0, 1, struct.pack("<Q", 1 << 60)),
+    "a long string": header(0, 1, key(b"a", 8, struct.pack("<Q", 1 << 60))),
+    "a long array": header(0, 1, key(b"a", 9, struct.pack("<IQ", 4, 1 << 60))),
+    "an array that only seems to fit": header(0, 1, key(b"a", 9, struct.pack("<IQ", 12, 40)), bytes(64)),
+    "a long array of strings": header(0, 1, key(b"a", 9, struct.pack("<IQ", 8, 1 << 50))),
+    "arrays in arrays": header(0, 1, key(b"a", 9, struct.pack("<IQ", 9, 1) * 900)),
+    "an unknown type": header(0, 1, key(b"a", 77, bytes(8))),
+    "a key twice": header(0, 2, key(b"a", 4, bytes(4)), key(b"a", 4, bytes(4))),
+    "a key that is not UTF-8": header(0, 1, key(b"\xff\xfe", 4, bytes(4))),
+    "a tensor twice": header(2, 0, tensor(b"t", (2,), 0, 0), tensor(b"t", (2,), 0, 0), bytes(64)),
+    "no dimensions": header(1, 0, text(b"t"), struct.pack("<IIQ", 0, 0, 0), bytes(64)),
+    "many dimensions": header(1, 0, text(b"t"), struct.pack("<I", 1 << 31), bytes(64)),
+    "a tensor past the end": header(1, 0, tensor(b"t", (2,), 0, 1 << 40), bytes(64)),
+    "a tensor larger than the file": header(1, 0, tensor(b"t", (1 << 40, 1 << 20), 0, 0), bytes(64)),
+    "a shape whose product wraps": header(1, 0, tensor(b"t", (1 << 63, 2), 0, 0), bytes(64)),
+    "half a block": header(1, 0, tensor(b"t", (33,), 8, 0), bytes(64)),
+    "an alignment of nothing": header(0, 1, key(b"general.alignment", 4, bytes(4))),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_header_is_refused(tmp_path, name):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(HOSTILE[name])
+    with pytest.raises(Corrupt, match=r"cannot be read as GGUF: .*fetch the file again"):
+        GgufFile(path)
+
+
+def test_more_layers_than_tensors_are_refused_at_once(llama):
+    content = llama.read_bytes()
+    name = b"llama.block_count" + struct.pack("<I", 4)
+    llama.write_bytes(content.replace(name + struct.pack("<I", 3), name + struct.pack("<I", 1 << 31)))
+    with pytest.raises(Corrupt, match="fewer tensors"):
+        load_checkpoint(llama)
+
+
+def test_cuts_and_flips_of_a_header_give_an_error_or_a_model_in_bounded_memory(llama):
+    content, generator = llama.read_bytes(), random.Random(3)
+    end = GgufFile(llama).tensors["token_embd.weight"].offset
+    load_checkpoint(llama)
+    before, outcomes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
+    for _ in range(1000):
+        damaged = bytearray(content)
+        if generator.random() < 0.3:
+            damaged = damaged[: generator.randrange(end)]
+        else:
+            for _ in range(generator.choice((1, 1, 2, 8))):
+                damaged[generator.randrange(end)] = generator.randrange(256)
+        llama.write_bytes(damaged)
+        outcomes.append(outcome_of_loading(llama))
+    assert set(outcomes) == {"refused", "loaded"}
+    assert outcomes.count("refused") > 300
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10
+
+
+def outcome_of_loading(path: Path) -> str:
+    try:
+        load_checkpoint(path)
+    except MemlmError as error:
+        return "refused" if str(path) in str(error) else f"an error without a name: {error}"
+    return "loaded"
