@@ -7,7 +7,7 @@ TYPED := build/typed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest test-all check lint types format proto bench dist clean
+.PHONY: client help demo test test-rest test-all check lint types format proto bench dist clean
 
 help:  ## say what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -55,6 +55,9 @@ proto: $(STAMP)  ## generate the code of proto/ with the oldest toolchain that t
 		build/protos/google/longrunning/operations.proto
 	$(BIN)/python -m grpc_tools.protoc -Iproto -Ibuild/protos -I$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
 		--python_out=$(OUT) --pyi_out=$(OUT) --grpc_python_out=$(OUT) proto/memlm/v1/*.proto
+
+client: $(STAMP)  ## generate the synchronous client from the asynchronous one
+	$(BIN)/python tools/generate_sync.py
 
 bench: $(STAMP)  ## measure speed and memory
 	$(BIN)/memlm bench build

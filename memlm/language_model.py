@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from memlm.api.datastores import DeleteReport, StoreInfo
-from memlm.api.generation import Completion, Neighbor, TokenStream
+from memlm.api.generation import Completion, Neighbor
+from memlm.api.handles import Session, TokenStream
 from memlm.api.params import GenerateRequest, RetrievalParams
 from memlm.api.scoring import Score
 from memlm.api.server import ModelInfo
-from memlm.api.sessions import Session, SessionInfo
+from memlm.api.sessions import SessionInfo
 from memlm.base.steps import Steps, run_steps
 from memlm.errors import InvalidInput
 from memlm.generation.batch import complete_all
@@ -81,14 +82,14 @@ class LanguageModel:
         """The loaded datastores; those that cannot be used now tell why (`problem`)."""
         return self._stores.infos
 
-    def generate(self, prompt: str, **options: Any) -> TokenStream:
+    def generate(self, prompt: str | GenerateRequest, **options: Any) -> TokenStream:
         """Continues a prompt, token by token.
 
         The options are the fields of `SamplingParams` and `RetrievalParams`, and `neighbors` and `top_logprobs`.
         Raises InvalidInput for a prompt that does not fit the context, for an unknown option, and for a value that
         means nothing.
         """
-        return TokenStream(self.start(GenerateRequest.of(prompt, options)).events())
+        return TokenStream.begin(self.start(GenerateRequest.of(prompt, options)).events())
 
     def generate_batch(self, prompts: Sequence[str], **options: Any) -> tuple[Completion, ...]:
         """Continues several prompts side by side, with the options of `generate`; in the order of the prompts.

@@ -1,6 +1,7 @@
 """What holds of the package as a whole: imports one way, light faces, generated code, a wheel that works."""
 
 import ast
+import importlib.util
 import os
 import re
 import shutil
@@ -134,7 +135,6 @@ def test_the_public_names_are_there_and_listed():
     for name in memlm.__all__:
         assert getattr(memlm, name) is not None
     assert dir(memlm) == sorted(memlm.__all__)
-    assert set(memlm._HOME_OF) | {"__version__"} == set(memlm.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         memlm.nothing  # noqa: B018
 
@@ -157,6 +157,15 @@ def test_the_generated_code_is_fresh(tmp_path):
     for file in made:
         committed = ROOT / "proto" / file.relative_to(tmp_path)
         assert committed.read_text() == file.read_text(), f"{committed.name} is stale: run `make proto`"
+
+
+def test_the_synchronous_client_is_fresh():
+    spec = importlib.util.spec_from_file_location("generate_sync", ROOT / "tools" / "generate_sync.py")
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    for source in generator.SOURCES:
+        target = generator.target_of(source)
+        assert target.read_text() == generator.synchronous(source), f"{target.name} is stale: run `make client`"
 
 
 def test_the_toolchain_is_the_oldest_that_the_bounds_allow():

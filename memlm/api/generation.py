@@ -1,30 +1,28 @@
-"""Requests about generations and the events of their streams: accepted, tokens with their sources, finished.
+"""Requests about generations, and the events of their streams: accepted, tokens with their sources, finished.
 
-Probabilities are natural logarithms; offsets count tokens or characters of the document as their names say; distances
-are squared L2.
+Probabilities are natural logarithms. Distances are squared L2. `memlm.api.handles.TokenStream` is the stream.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
 from memlm.api.params import MAX_TOKEN_IDS
-from memlm.errors import InternalError, InvalidInput
+from memlm.api.request import Request
+from memlm.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbor:
-    """One entry of a datastore that was retrieved, and the place it came from.
+    """One retrieved entry of a datastore and its place in a document.
 
-    `weight` is its share of p_kNN before tokens are summed (None in a plain search without a temperature);
-    `token_offset` counts tokens and `char_offset` characters from the document's start (of the text as the tokenizer
-    gives it back), `line` lines from 1. `metadata` is the document's.
+    `weight` is the entry's share of p_kNN, before equal tokens are summed. `token_offset` counts tokens and
+    `char_offset` characters from the start of the document, as the tokenizer decodes it. `line` counts from 1.
+    `metadata` is the document's.
     """
 
     store: str
@@ -43,7 +41,7 @@ class Neighbor:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A token that could have come instead, and its log-probability in the mixture."""
+    """A likely token at this place, and its log-probability in the mixture."""
 
     token_id: int
     text: str
@@ -54,10 +52,10 @@ class Alternative:
 class Token:
     """One generated token.
 
-    `text` is what it adds to the output: empty while a character or a possible stop string is incomplete. `bytes`
-    are the token's own. `logprob` is the mixture's (before temperature and filters), `lm_logprob` the model's,
-    `knn_logprob` the memory's (None where no memory was asked; -inf where it never saw this token here). `lam` is
-    the weight of the memory.
+    `text` is the text that it adds to the output, empty while a character or a possible stop string is incomplete.
+    `bytes` are the token's bytes. `logprob` is its log-probability in the mixture, before temperature and filters,
+    `lm_logprob` in p_LM and `knn_logprob` in p_kNN: None without retrieval, -inf if no neighbor has this token. `lam`
+    is the weight of p_kNN.
     """
 
     id: int
@@ -72,7 +70,7 @@ class Token:
 
     @property
     def knn_share(self) -> float:
-        """How much of this token's probability came from memory: lam p_kNN / p, between 0 and 1."""
+        """Share of p_kNN in the token's probability: lam p_kNN / p, between 0 and 1."""
         if self.knn_logprob is None or self.lam == 0.0 or self.knn_logprob == -math.inf:
             return 0.0
         return min(1.0, self.lam * math.exp(self.knn_logprob - self.logprob))
@@ -89,9 +87,11 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request cost. `searches` are tokens for which an index was searched, and nothing took a search's place;
-    `lam` is the mean over the generated tokens. Times are milliseconds of wall clock and overlap with nothing, save
-    `retrieval_ms`, a part of prefill and decode: asking the memories, for this request alone or several at once.
+    """Cost of a request.
+
+    `searches` counts the tokens for which an index was searched. `lam` is the mean over the generated tokens. Times
+    are milliseconds of wall clock. `retrieval_ms` is part of prefill and decode, and includes searches that several
+    requests share.
     """
 
     prompt_tokens: int = 0
@@ -107,7 +107,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The first event of every generation: the seed in use, and the memory as resolved from request and store."""
+    """The first event of a generation: its seed, and its retrieval parameters with all defaults filled in."""
 
     request_id: str
     seed: int
@@ -119,7 +119,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of every generation."""
+    """The last event of a generation."""
 
     reason: FinishReason
     stop_string: str | None
@@ -128,7 +128,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A generation, whole: its text, its tokens, and what was told before and after them."""
+    """A complete generation."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -139,92 +139,39 @@ class Completion:
 GenerationEvent: TypeAlias = "Accepted | tuple[Token, ...] | Finished"
 
 
-class TokenStream(Iterator[Token]):
-    """The tokens of one generation, as they come; `accepted` is there from the start, `finished` after the last token.
-
-    Closing it early (`close`, or leaving a `with` block) stops the work behind it.
-    """
-
-    def __init__(self, events: Generator[GenerationEvent, None, None]) -> None:
-        """Waits for the first event, so that a request that is refused is refused here."""
-        self._events = events
-        first = next(events)
-        if not isinstance(first, Accepted):
-            raise InternalError(f"a generation began with {type(first).__name__}, not with Accepted")
-        self.accepted: Accepted = first
-        self.finished: Finished | None = None
-        self._ready: deque[Token] = deque()
-
-    def __next__(self) -> Token:
-        """The next token; waits for it."""
-        while not self._ready:
-            self._hear()
-        return self._ready.popleft()
-
-    def take(self) -> tuple[Token, ...] | None:
-        """All that has come since the last time; waits for the first of it. None at the end."""
-        with suppress(StopIteration):
-            while not self._ready:
-                self._hear()
-        taken = tuple(self._ready)
-        self._ready.clear()
-        return taken or None
-
-    def _hear(self) -> None:
-        event = next(self._events)
-        if isinstance(event, Finished):
-            self.finished = event
-        elif isinstance(event, tuple):
-            self._ready.extend(event)
-
-    def close(self) -> None:
-        """Stops the generation if it is still going on."""
-        self._events.close()
-
-    def __enter__(self) -> TokenStream:
-        """Closes at the end of the block."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Closes."""
-        self.close()
-
-
 @dataclass(frozen=True, slots=True)
-class ResumeGenerationRequest:
-    """Go on with this generation, from this token on."""
+class ResumeGenerationRequest(Request[Any]):
+    """Resumes a generation's stream from the token at `offset`."""
 
     request_id: str
     offset: int = 0
 
     def __post_init__(self) -> None:
-        """Refuses what is no token's place."""
         if self.offset < 0:
             raise InvalidInput(f"offset is {self.offset}; expected 0 or more", field="offset")
 
 
 @dataclass(frozen=True, slots=True)
-class CancelGenerationRequest:
-    """Nobody will come back to this generation."""
+class CancelGenerationRequest(Request[None]):
+    """Cancels a generation that waits to be resumed."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizeRequest:
-    """Which tokens make this text?"""
+class TokenizeRequest(Request[Sequence[int]]):
+    """Tokenizes a text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class DetokenizeRequest:
-    """Which text do these tokens make?"""
+class DetokenizeRequest(Request[str]):
+    """Decodes tokens to text."""
 
     token_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Refuses more than one call may bring."""
         if len(self.token_ids) > MAX_TOKEN_IDS:
             raise InvalidInput(
                 f"token_ids has {len(self.token_ids):,} ids; at most {MAX_TOKEN_IDS:,} in one call", field="token_ids"

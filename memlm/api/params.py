@@ -1,7 +1,7 @@
-"""What is asked of a generation: how tokens are drawn, which datastores speak, and the rest.
+"""Generation parameters: sampling, retrieval and the request that carries them.
 
-Pure Python, as `memlm.api.generation` and `memlm.api.scoring`, which the library, the server and the client share:
-importing them loads no torch, no Faiss, no gRPC.
+The modules of `memlm.api` are shared by the library, the server and the client. They import neither torch, Faiss nor
+gRPC. The metadata of a field is its command-line option.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from memlm.api.request import Request
+from memlm.base.options import option
 from memlm.errors import InvalidInput
 
 MAX_NEIGHBORS = 4096
@@ -22,30 +24,48 @@ MAX_TOKEN_IDS = 1 << 20  # in one request
 
 MAX_TTL_S = 30 * 86_400.0
 
+SAMPLING, RETRIEVAL, OUTPUT, CONNECTION = "Sampling", "Retrieval", "Output", "Connection"
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn from the mixture of model and memory.
+    """How the next token is sampled from the mixture of p_kNN and p_LM.
 
-    `temperature=0` is greedy. What is None takes the model's own default (a foreign checkpoint's
-    `generation_config.json`, where it samples), and else has no effect. The filters are applied after mixing and after
-    the temperature, in the order repetition penalty, temperature, top-k, top-p, min-p. `seed=None` draws a fresh seed,
-    which the result reports. After `time_limit_s` from when the request was taken up the text ends as far as it got; a
-    call's own deadline is an error instead.
+    `temperature=0` is greedy. A field that is None takes the model's default (`generation_config.json` of a foreign
+    checkpoint that samples), otherwise it has no effect. The filters apply to the mixture after the temperature, in
+    the order repetition penalty, temperature, top-k, top-p, min-p. `seed=None` draws a fresh seed, which the result
+    reports. `time_limit_s` counts from the start of the request and ends the text early. A call's own deadline is an
+    error instead.
     """
 
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    time_limit_s: float | None = None
+    max_tokens: int | None = field(
+        default=None, metadata=option("Maximum number of tokens.", "--max-tokens", "-n", panel=SAMPLING)
+    )
+    temperature: float | None = field(
+        default=None,
+        metadata=option("0 is greedy. [default: the model's, else 1]", "--temperature", "-t", panel=SAMPLING),
+    )
+    top_k: int | None = field(default=None, metadata=option("Sample from the k likeliest tokens.", panel=SAMPLING))
+    top_p: float | None = field(
+        default=None, metadata=option("Sample from the likeliest tokens that hold this mass.", panel=SAMPLING)
+    )
+    min_p: float | None = field(
+        default=None,
+        metadata=option("Drop tokens below this fraction of the likeliest token's probability.", panel=SAMPLING),
+    )
+    repetition_penalty: float | None = field(
+        default=None, metadata=option("Above 1 makes repeated tokens less likely.", panel=SAMPLING)
+    )
+    seed: int | None = field(default=None, metadata=option("Equal seeds give equal texts.", panel=SAMPLING))
+    stop: tuple[str, ...] = field(
+        default=(), metadata=option("End before this string. Repeatable.", metavar="TEXT", panel=SAMPLING)
+    )
+    time_limit_s: float | None = field(
+        default=None, metadata=option("End the text after this many seconds.", metavar="SECONDS", panel=SAMPLING)
+    )
 
     def __post_init__(self) -> None:
-        """Refuses values that mean nothing, naming the field."""
+        """Raises InvalidInput, naming the field."""
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
         heat = self.temperature
         _require(heat is None or (_finite(heat) and heat >= 0), "temperature", heat, "0 (greedy) or more")
@@ -62,68 +82,97 @@ class SamplingParams:
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
         _require(all(self.stop), "stop", self.stop, "strings that are not empty")
 
-    def or_else(self, own: SamplingParams) -> SamplingParams:
-        """These, with a model's own where nothing was asked for. A greedy request takes no filters over."""
+    def or_else(self, defaults: SamplingParams) -> SamplingParams:
+        """Fills fields that are None from a model's defaults. A greedy request takes no filters over."""
         if self.temperature == 0:
             return self
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        return replace(self, **{name: getattr(own, name) for name in names if getattr(self, name) is None})
+        return replace(self, **{name: getattr(defaults, name) for name in names if getattr(self, name) is None})
 
 
 @dataclass(frozen=True, slots=True)
 class StoreWeight:
-    """One of several datastores that speak together: as if each of its entries stood there `weight` times."""
+    """One of several datastores that a request mixes, as if each of its entries were stored `weight` times."""
 
     name: str
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuses values that mean nothing."""
         _require(_finite(self.weight) and self.weight > 0, "stores", self.weight, "weights above 0")
+
+    @classmethod
+    def parse(cls, text: str) -> StoreWeight:
+        """Parses NAME or NAME=WEIGHT."""
+        name, _, weight = text.partition("=")
+        try:
+            return cls(name, float(weight or 1))
+        except InvalidInput:
+            raise
+        except ValueError:
+            raise InvalidInput(
+                f"--store-name is {text!r}; expected NAME or NAME=WEIGHT, as code=0.5", field="stores"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievalParams:
-    """Which datastores speak, and how loudly: p = lam p_kNN + (1 - lam) p_LM (arXiv 1911.00172, eq. 3).
+    """Which datastores a request searches, and how: p = lam p_kNN + (1 - lam) p_LM (arXiv 1911.00172, eq. 3).
 
-    What is None takes the store's own default (of several, the first one's), as `memlm index tune` left it. Of `store`
-    and `stores` at most one is given; neither takes all that are loaded, each with weight 1. `use_store=False` is the
-    model alone. `spalm` puts the neighbors through the model's trained gate (arXiv 2102.02557), in place of the
-    mixture unless `lam` is given too. `min_pointers` is how many pointers from the last neighbors
-    replace a search (arXiv 2201.12431); 0 always searches.
+    A field that is None takes the default of the datastore (of several, the first one's) that `memlm index tune` set.
+    Give `store` or `stores`, not both. Without either, all loaded datastores are searched, each with weight 1.
+    `use_store=False` uses the model alone. `spalm` mixes the neighbors by the model's trained gate (arXiv 2102.02557)
+    instead of `lam`, or along with `lam` if that is given. `min_pointers` is how many pointers from the last neighbors
+    replace a search (arXiv 2201.12431). 0 always searches.
     """
 
     store: str | None = None
-    use_store: bool = True
-    k: int | None = None
-    lam: float | None = None
-    knn_temperature: float | None = None
-    nprobe: int | None = None
-    spalm: bool = False
-    stores: tuple[StoreWeight, ...] = ()
-    min_pointers: int | None = None
+    use_store: bool = field(default=True, metadata=option("Use the model alone.", " /--no-store", panel=RETRIEVAL))
+    k: int | None = field(default=None, metadata=option("Neighbors to retrieve. [default: as tuned]", panel=RETRIEVAL))
+    lam: float | None = field(
+        default=None, metadata=option("Weight of p_kNN in the mixture, 0 to 1. [default: as tuned]", panel=RETRIEVAL)
+    )
+    knn_temperature: float | None = field(
+        default=None,
+        metadata=option("Softmax temperature over squared distances. [default: as tuned]", panel=RETRIEVAL),
+    )
+    nprobe: int | None = field(default=None, metadata=option("Inverted lists to search.", panel=RETRIEVAL))
+    spalm: bool = field(default=False, metadata=option("Mix by the model's trained gate.", panel=RETRIEVAL))
+    stores: tuple[StoreWeight, ...] = field(
+        default=(),
+        metadata=option(
+            "Search this loaded datastore. Repeatable. [default: all]", "--store-name", metavar="NAME[=WEIGHT]",
+            panel=RETRIEVAL, parse=StoreWeight.parse,
+        ),
+    )  # fmt: skip
+    min_pointers: int | None = field(
+        default=None,
+        metadata=option(
+            "Follow pointers from the last neighbors instead of searching if there are this many. 0 always searches.",
+            panel=RETRIEVAL,
+        ),
+    )
 
     def __post_init__(self) -> None:
-        """Refuses values that mean nothing, naming the field."""
+        """Raises InvalidInput, naming the field."""
         _require(self.k is None or 1 <= self.k <= MAX_NEIGHBORS, "k", self.k, f"between 1 and {MAX_NEIGHBORS}")
         _require(self.lam is None or 0 <= self.lam <= 1, "lam", self.lam, "between 0 and 1")
         heat = self.knn_temperature
         _require(heat is None or (_finite(heat) and heat > 0), "knn_temperature", heat, "above 0")
         _require(self.nprobe is None or self.nprobe >= 1, "nprobe", self.nprobe, "at least 1")
         _require(self.min_pointers is None or self.min_pointers >= 0, "min_pointers", self.min_pointers, "at least 0")
-        names = [each.name for each in self.stores]
+        names = [store.name for store in self.stores]
         _require(len(names) <= MAX_STORES, "stores", len(names), f"at most {MAX_STORES}")
         _require(len(set(names)) == len(names), "stores", ", ".join(names), "each store once")
         _require(not (self.stores and self.store is not None), "stores", ", ".join(names), "either store or stores")
 
     @classmethod
     def of(cls, **options: Any) -> RetrievalParams:
-        """Takes `stores` also as names, or as weights by name."""
+        """Makes one from keyword arguments, in which `stores` may be names, or weights by name."""
         stores = options.get("stores")
         if isinstance(stores, str):
             raise InvalidInput(f"stores is the text {stores!r}; expected a list, or weights by name", field="stores")
         if stores is not None:
-            pairs = stores.items() if isinstance(stores, Mapping) else ((each, 1.0) for each in stores)
+            pairs = stores.items() if isinstance(stores, Mapping) else ((store, 1.0) for store in stores)
             options["stores"] = tuple(
                 name if isinstance(name, StoreWeight) else StoreWeight(name, float(weight)) for name, weight in pairs
             )
@@ -131,25 +180,30 @@ class RetrievalParams:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateRequest:
-    """One generation: the prompt, the sampling, the memory, and what each token should tell of itself.
+class GenerateRequest(Request[Any]):
+    """One generation: prompt, sampling, retrieval and the details reported with each token.
 
-    `early_exit` leaves out the later layers of tokens that an earlier one is sure of, by the rule that `memlm
-    calibrate` found; it goes without a datastore. With a `session`, the prompt goes on from what that has read. With
-    `resume_s`, a generation whose connection breaks goes on for so long, in which the client takes it up by itself.
+    `neighbors` and `top_logprobs` are how many of each a token reports. `early_exit` skips later layers by the rule
+    of `memlm calibrate`, and excludes a datastore. With a `session`, the prompt continues from its context cache. With
+    `resume_s`, a generation whose connection breaks runs on for that long, and the client resumes it by itself.
     """
 
-    prompt: str
+    prompt: str = field(metadata=option("The text to continue."))
     sampling: SamplingParams = field(default_factory=SamplingParams)
     retrieval: RetrievalParams = field(default_factory=RetrievalParams)
     neighbors: int = 0
     top_logprobs: int = 0
-    early_exit: bool = False
-    session: str | None = None
-    resume_s: float | None = None
+    early_exit: bool = field(default=False, metadata=option("Skip later layers by the calibrated rule.", panel="Model"))
+    session: str | None = field(
+        default=None, metadata=option("Continue this session's context.", metavar="NAME", panel=CONNECTION)
+    )
+    resume_s: float | None = field(
+        default=None,
+        metadata=option("Resume a broken stream for up to this many seconds.", metavar="SECONDS", panel=CONNECTION),
+    )
 
     def __post_init__(self) -> None:
-        """Refuses values that mean nothing, naming the field."""
+        """Raises InvalidInput, naming the field."""
         if "\0" in self.prompt:
             place = self.prompt.index("\0")
             raise InvalidInput(f"the prompt has a NUL at character {place}; send text", field="prompt")
@@ -160,11 +214,15 @@ class GenerateRequest:
         _require(kept_s is None or 0 < kept_s <= longest, "resume_s", kept_s, f"above 0 and at most {longest:g}")
 
     @classmethod
-    def of(cls, prompt: str, options: Mapping[str, Any]) -> GenerateRequest:
-        """Sorts keyword arguments (`temperature=0.8, lam=0.3, neighbors=4`) into the parts they belong to."""
+    def of(cls, prompt: str | GenerateRequest, options: Mapping[str, Any]) -> GenerateRequest:
+        """Makes one of keyword arguments (`temperature=0.8, lam=0.3, neighbors=4`); a request stays as it is."""
+        if isinstance(prompt, GenerateRequest):
+            if options:
+                raise InvalidInput(f"a GenerateRequest takes no options; got {', '.join(options)}", field="prompt")
+            return prompt
         parts: dict[str, dict[str, Any]] = {"sampling": {}, "retrieval": {}, "request": {}}
         for name, value in options.items():
-            parts[_home_of(name)][name] = value
+            parts[_part_of(name)][name] = value
         if "stop" in parts["sampling"]:
             stop = parts["sampling"]["stop"]
             parts["sampling"]["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -177,7 +235,7 @@ _RETRIEVAL = frozenset(f.name for f in fields(RetrievalParams))
 _REQUEST = frozenset({"neighbors", "top_logprobs", "early_exit", "session", "resume_s"})
 
 
-def _home_of(name: str) -> str:
+def _part_of(name: str) -> str:
     if name in _SAMPLING:
         return "sampling"
     if name in _RETRIEVAL:
@@ -195,11 +253,3 @@ def _require(holds: bool, name: str, value: object, expected: str) -> None:
 
 def _finite(value: float) -> bool:
     return math.isfinite(value)
-
-
-# What is asked of one thing, or of all, in several ways: making a dataclass takes a millisecond, a class none.
-
-
-@dataclass(frozen=True, slots=True)
-class _PlainRequest:
-    """A question that needs no more than its name."""

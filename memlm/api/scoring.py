@@ -1,4 +1,4 @@
-"""The request for a text's score, and the score. Probabilities are natural logarithms."""
+"""Scoring a given text. Probabilities are natural logarithms."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass, field
 
 from memlm.api.params import RetrievalParams
+from memlm.api.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """One token of a given text under model, memory and mixture (natural logarithms)."""
+    """Log-probabilities of one token of a given text: mixture, p_LM and p_kNN."""
 
     id: int
     text: str
@@ -21,7 +22,7 @@ class TokenScore:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """How well a text is predicted: `nll` in nats, summed; the rest follows from it and the counts."""
+    """Negative log-likelihood of a text in nats, and the rates derived from it."""
 
     nll: float
     token_perplexity: float
@@ -30,7 +31,7 @@ class Figures:
 
     @classmethod
     def of(cls, nll: float, *, tokens: int, words: int, num_bytes: int) -> Figures:
-        """The three rates of a summed negative log-likelihood; a rate over nothing is nan."""
+        """Derives the rates from a summed negative log-likelihood. A rate over a count of 0 is nan."""
         return cls(
             nll=nll,
             token_perplexity=_exp(nll / tokens) if tokens else math.nan,
@@ -41,9 +42,9 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A text's log-probability. `base` is the model alone; `knn` the mixture, None where no store was asked.
+    """Log-probability of a text under the model alone (`base`) and the mixture (`knn`, None without a datastore).
 
-    `words` are white-space words plus one for each newline, so that numbers compare across tokenizers.
+    `words` counts whitespace-separated words plus one for each newline, which compares across tokenizers.
     """
 
     tokens: int
@@ -59,12 +60,12 @@ class Score:
 
     @property
     def figures(self) -> Figures:
-        """The mixture's figures where there is one, else the model's."""
+        """`knn` if present, else `base`."""
         return self.knn or self.base
 
     @property
     def nll(self) -> float:
-        """Nats, summed over the text."""
+        """Negative log-likelihood in nats, summed over the text."""
         return self.figures.nll
 
     @property
@@ -88,8 +89,8 @@ def _exp(nats: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreRequest:
-    """How probable is this text?"""
+class ScoreRequest(Request[Score]):
+    """Scores a text."""
 
     text: str
     retrieval: RetrievalParams = field(default_factory=RetrievalParams)

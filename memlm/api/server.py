@@ -1,34 +1,16 @@
-"""Requests about the loaded model and the server, and their answers."""
+"""Requests about the loaded model and the server's limits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memlm.api.params import (
-    MAX_NEIGHBORS,
-    MAX_STOP_STRINGS,
-    MAX_STORES,
-    MAX_TOKEN_IDS,
-    MAX_TOP_LOGPROBS,
-    _PlainRequest,
-)
-
-
-class GetModelRequest(_PlainRequest):
-    """Which model is loaded?"""
-
-    __slots__ = ()
-
-
-class GetServerInfoRequest(_PlainRequest):
-    """What does the server take?"""
-
-    __slots__ = ()
+from memlm.api.params import MAX_NEIGHBORS, MAX_STOP_STRINGS, MAX_STORES, MAX_TOKEN_IDS, MAX_TOP_LOGPROBS
+from memlm.api.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is loaded: shape, limits and fingerprints."""
+    """Shape, limits and fingerprints of the loaded model."""
 
     name: str
     num_parameters: int
@@ -43,7 +25,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server takes: beyond these, it refuses. `needs_token` says whether it wants to know who calls."""
+    """Version and limits of a server, which refuses requests beyond them. `needs_token`: calls need a bearer token."""
 
     version: str
     needs_token: bool
@@ -72,3 +54,13 @@ class ServerInfo:
     max_cache_bytes: int = 0
     max_stream_bytes: int = 0
     max_event_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GetModelRequest(Request[ModelInfo]):
+    """Describes the loaded model."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetServerInfoRequest(Request[ServerInfo]):
+    """Describes the server's limits."""

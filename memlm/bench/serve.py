@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from memlm.api.generation import TokenStream
+from memlm.api.handles import TokenStream
 from memlm.base.progress import Progress
 from memlm.bench.texts import (
     PROMPT,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from memlm.api.generation import TokenStream
+from memlm.api.handles import TokenStream
 from memlm.data.corpus import Corpus
 from memlm.data.tokenizer import Tokenizer
 from memlm.model import Decoder

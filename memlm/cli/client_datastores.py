@@ -16,7 +16,8 @@ from memlm.cli.options import given
 from memlm.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
-    from memlm.api.operations import Operation, OperationInfo
+    from memlm.api.handles import Operation
+    from memlm.api.operations import OperationInfo
 
 datastore = typer.Typer(help="The datastores that a server has loaded.", no_args_is_help=True)
 operation = typer.Typer(help="Long work on a server: building, adding, compacting.", no_args_is_help=True)

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
-from memlm.api.generation import Neighbor, Token, TokenStream
+from memlm.api.generation import Neighbor, Token
+from memlm.api.handles import TokenStream
 from memlm.base.printable import one_line, printable
 from memlm.cli.console import emit_json, out
 

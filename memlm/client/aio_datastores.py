@@ -1,13 +1,19 @@
-"""The same as `memlm.client.datastores`, awaited: what `AsyncClient.datastores` and `AsyncClient.operations` are."""
+"""The datastores and operations of a server, awaited. `memlm/client/datastores.py` is generated from this file.
+
+job = await client.datastores.build("docs", corpus="docs/")
+await job.progress()
+await job.result()
+"""
 
 from __future__ import annotations
 
 import builtins
-import time
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from os import urandom
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from memlm.api.aio_handles import AsyncOperation
 from memlm.api.datastores import (
     AddDocumentsRequest,
     BuildDatastoreRequest,
@@ -25,35 +31,33 @@ from memlm.api.operations import (
     CancelOperationRequest,
     DeleteOperationRequest,
     GetOperationRequest,
-    JobReport,
     ListOperationsRequest,
     OperationInfo,
-    OperationPage,
     WaitOperationRequest,
-    check_deadline,
-    wait_slice,
 )
-from memlm.client.datastores import WAIT_SPARE_S, build_request
+from memlm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from memlm.client.aio_transport import AsyncTransport
     from memlm.data.corpus import Document
 
+WAIT_SPARE_S = 10.0  # added to the wait for an operation's end, before the server counts as unreachable
+_OPTIONS = {field.name for field in fields(BuildDatastoreRequest)} - {"store", "corpus", "replace", "request_id"}
+
 
 class AsyncDatastores:
-    """The same as `Datastores`, awaited."""
+    """The datastores of a server, `client.datastores`. `store=None` means the only loaded one."""
 
     def __init__(self, transport: AsyncTransport, operations: AsyncOperations) -> None:
-        """`AsyncClient.datastores` is one."""
         self._transport, self._operations = transport, operations
 
     async def list(self, *, timeout_s: float | None = None) -> tuple[StoreInfo, ...]:
-        """See `Datastores.list`."""
-        return tuple(await self._transport.ask(ListDatastoresRequest(), timeout_s))
+        """All loaded datastores, with their defaults."""
+        return await self._transport.ask(ListDatastoresRequest(), timeout_s)
 
     async def get(self, store: str | None = None, *, timeout_s: float | None = None) -> StoreInfo:
-        """See `Datastores.get`."""
-        return cast(StoreInfo, await self._transport.ask(GetDatastoreRequest(store), timeout_s))
+        """Describes a datastore. Raises NotFound if it is not loaded."""
+        return await self._transport.ask(GetDatastoreRequest(store), timeout_s)
 
     async def build(
         self,
@@ -65,8 +69,20 @@ class AsyncDatastores:
         timeout_s: float | None = None,
         **options: Any,
     ) -> AsyncOperation:
-        """See `Datastores.build`."""
-        return await self._begin(build_request(store, corpus, replace, request_id, options), timeout_s)
+        """Starts to build a datastore from files and folders on the server, below its corpus roots.
+
+        The options are `glob`, `index`, `target`, `max_ram_bytes`, `drop_keys`, `prune`, `stride` and `seed` of
+        `memlm.build_index`. `replace` replaces a datastore of this name once the new one is complete. Repeating the
+        call with its `request_id` returns the first call's operation.
+        """
+        if unknown := sorted(set(options) - _OPTIONS):
+            raise InvalidInput(
+                f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(_OPTIONS))}", field=unknown[0]
+            )
+        paths = (corpus,) if isinstance(corpus, str) else tuple(map(str, corpus))
+        request_id = request_id or urandom(16).hex()
+        request = BuildDatastoreRequest(store, paths, replace=replace, request_id=request_id, **options)
+        return AsyncOperation(self._operations, (await self._transport.ask(request, timeout_s)).name)
 
     async def add(
         self,
@@ -77,7 +93,10 @@ class AsyncDatastores:
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> AsyncOperation:
-        """See `Datastores.add`."""
+        """Uploads documents, then starts to add them to a datastore.
+
+        `replace` replaces documents whose ids exist. Without it, such an operation fails.
+        """
         request = AddDocumentsRequest(store, replace, request_id or urandom(16).hex())
         return AsyncOperation(self._operations, (await self._transport.add(request, documents, timeout_s)).name)
 
@@ -89,94 +108,69 @@ class AsyncDatastores:
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> AsyncOperation:
-        """See `Datastores.compact`."""
-        return await self._begin(CompactDatastoreRequest(store, request_id or urandom(16).hex(), purge), timeout_s)
+        """Starts to merge the segments of a datastore without its deleted documents.
+
+        Documents deleted during the compaction may be copied, and are removed by the next one. With `purge`, no file
+        of the datastore holds a deleted document afterwards, even if all are deleted. An interrupted addition is
+        then abandoned.
+        """
+        request = CompactDatastoreRequest(store, request_id or urandom(16).hex(), purge)
+        return AsyncOperation(self._operations, (await self._transport.ask(request, timeout_s)).name)
 
     async def load(
         self, path: str, store: str | None = None, *, replace: bool = False, timeout_s: float | None = None
     ) -> StoreInfo:
-        """See `Datastores.load`."""
-        return cast(StoreInfo, await self._transport.ask(LoadDatastoreRequest(path, store, replace), timeout_s))
+        """Loads a datastore that the server built or was started with.
+
+        `path` is absolute, or as in `StoreInfo.path`.
+        """
+        return await self._transport.ask(LoadDatastoreRequest(path, store, replace), timeout_s)
 
     async def unload(self, store: str, *, timeout_s: float | None = None) -> StoreInfo:
-        """See `Datastores.unload`."""
-        return cast(StoreInfo, await self._transport.ask(UnloadDatastoreRequest(store), timeout_s))
+        """Unloads a datastore. Its files stay."""
+        return await self._transport.ask(UnloadDatastoreRequest(store), timeout_s)
 
     async def delete_documents(
         self, store: str | None, document_ids: Sequence[str], *, timeout_s: float | None = None
     ) -> DeleteReport:
-        """See `Datastores.delete_documents`."""
-        question = DeleteDocumentsRequest.of(document_ids, store)
-        return cast(DeleteReport, await self._transport.ask(question, timeout_s))
+        """Deletes documents. When this returns, they no longer influence any answer.
 
-    async def _begin(
-        self, request: BuildDatastoreRequest | CompactDatastoreRequest, timeout_s: float | None
-    ) -> AsyncOperation:
-        return AsyncOperation(self._operations, (await self._transport.ask(request, timeout_s)).name)
+        If any id is missing, raises NotFound with the missing ids and deletes nothing. Never retried automatically.
+        """
+        return await self._transport.ask(DeleteDocumentsRequest.of(document_ids, store), timeout_s)
 
 
 class AsyncOperations:
-    """The same as `Operations`, awaited."""
+    """The jobs of a server by their operations' names, `client.operations`."""
 
     def __init__(self, transport: AsyncTransport) -> None:
-        """`AsyncClient.operations` is one."""
         self._transport = transport
 
     async def list(self, *, timeout_s: float | None = None) -> tuple[OperationInfo, ...]:
-        """See `Operations.list`."""
+        """All operations of the caller, latest first."""
         found, token = builtins.list[OperationInfo](), ""
         while True:
-            page: OperationPage = await self._transport.ask(ListOperationsRequest(page_token=token), timeout_s)
+            page = await self._transport.ask(ListOperationsRequest(page_token=token), timeout_s)
             found += page.operations
             if not (token := page.next_page_token):
                 return tuple(found)
 
     def open(self, name: str) -> AsyncOperation:
-        """See `Operations.open`."""
+        """Opens an existing operation."""
         return AsyncOperation(self, name)
 
     async def get(self, name: str, *, timeout_s: float | None = None) -> OperationInfo:
-        """See `Operations.get`."""
-        return cast(OperationInfo, await self._transport.ask(GetOperationRequest(name), timeout_s))
+        """Progress of an operation. Raises NotFound if it is not the caller's."""
+        return await self._transport.ask(GetOperationRequest(name), timeout_s)
 
     async def wait(self, name: str, timeout_s: float) -> OperationInfo:
-        """See `Operations.wait`."""
-        question = WaitOperationRequest(name, timeout_s)
-        return cast(OperationInfo, await self._transport.ask(question, timeout_s + WAIT_SPARE_S))
+        """Progress of an operation when it has ended, or after `timeout_s`."""
+        return await self._transport.ask(WaitOperationRequest(name, timeout_s), timeout_s + WAIT_SPARE_S)
 
     async def cancel(self, name: str, *, timeout_s: float | None = None) -> None:
-        """See `Operations.cancel`."""
+        """Cancels an operation and removes its unfinished work. One that has ended stays as it is."""
         await self._transport.ask(CancelOperationRequest(name), timeout_s)
 
     async def delete(self, name: str, *, timeout_s: float | None = None) -> None:
-        """See `Operations.delete`."""
+        """Deletes the record of an operation. Raises Incompatible if it has not ended."""
         await self._transport.ask(DeleteOperationRequest(name), timeout_s)
-
-
-class AsyncOperation:
-    """The same as `memlm.api.operations.Operation`, awaited."""
-
-    def __init__(self, host: AsyncOperations, name: str) -> None:
-        """What begins an operation makes one; an old one is taken up by its name."""
-        self._host, self.name = host, name
-
-    async def progress(self) -> OperationInfo:
-        """See `Operation.progress`."""
-        return await self._host.get(self.name)
-
-    async def wait(self, timeout_s: float | None = None) -> OperationInfo:
-        """See `Operation.wait`."""
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            info = await self._host.wait(self.name, wait_slice(deadline_s))
-            if info.has_ended:
-                return info
-            check_deadline(deadline_s, info)
-
-    async def result(self, timeout_s: float | None = None) -> JobReport:
-        """See `Operation.result`."""
-        return (await self.wait(timeout_s)).outcome()
-
-    async def cancel(self) -> None:
-        """See `Operation.cancel`."""
-        await self._host.cancel(self.name)

@@ -1,23 +1,31 @@
-"""How the awaited client's questions travel: `memlm.client.transport`, awaited."""
+"""Sends requests over gRPC and returns responses as dataclasses, awaited.
+
+The clients import this module when they connect, so that importing them leaves gRPC out of a process that may fork.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from memlm.api.datastores import AddDocumentsRequest, NewDocument
 from memlm.api.generation import CancelGenerationRequest, Finished, GenerationEvent
+from memlm.api.operations import OperationInfo
 from memlm.api.params import GenerateRequest
-from memlm.api.sessions import AppendToSessionRequest
-from memlm.client.resume import StreamResumer, Tls
-from memlm.client.transport import (
-    READY_POLL_S,
+from memlm.api.request import Request
+from memlm.api.sessions import AppendToSessionRequest, SessionInfo
+from memlm.client.channel import (
+    aio_read,
+    aio_result,
+    aio_start,
     channel_to,
     metadata_of,
     not_ready,
@@ -25,6 +33,7 @@ from memlm.client.transport import (
     stream_broke_off,
     translate_rpc_errors,
 )
+from memlm.client.resume import StreamResumer, Tls
 from memlm.client.uploads import RequestStream, add_document_requests, append_requests
 from memlm.errors import MemlmError, NotFound, Unavailable
 from memlm.wire import codec
@@ -32,64 +41,70 @@ from memlm.wire import codec
 if TYPE_CHECKING:
     from memlm.data.corpus import Document
 
+READY_POLL_S = 0.05
+
+R = TypeVar("R")
+
 
 class AsyncTransport:
-    """A channel and the calls over it, in the event loop that runs when it is first used."""
+    """A channel and the calls over it. A forked child opens its own channel at its first call."""
 
     def __init__(
         self, target: str, timeout_s: float, max_message_bytes: int, token: str | None, tls: Tls | None
     ) -> None:
-        """See `Transport`."""
+        """Takes the arguments of the client. Raises InvalidInput if a file of `tls` cannot be read."""
         self._target, self._timeout_s, self._max_message_bytes = target, timeout_s, max_message_bytes
-        self._channel, self._metadata = channel_to(grpc.aio, target, max_message_bytes, tls), metadata_of(token)
-        self._rpcs = rpcs_by_request(self._channel)
+        self._metadata, self._open = metadata_of(token), partial(channel_to, grpc.aio, target, max_message_bytes, tls)
+        self._connect()
 
-    async def ask(self, question: Any, timeout_s: float | None = None) -> Any:
-        """See `Transport.ask`."""
-        message = codec.to_wire(question)
+    async def ask(self, request: Request[R], timeout_s: float | None = None) -> R:
+        """Sends a request and returns its response."""
+        message = codec.to_wire(request)
         with translate_rpc_errors(self._target):
-            reply = await self._call(type(question), message, timeout_s)
-        return codec.response_from_wire(reply)
+            reply = await self._rpc(type(request))(message, **self._options(timeout_s))
+        return codec.response_from_wire(request, reply)
 
-    async def append(self, session: str, text: str, token_ids: Sequence[int], timeout_s: float | None) -> Any:
-        """See `Transport.append`."""
+    async def append(self, session: str, text: str, token_ids: Sequence[int], timeout_s: float | None) -> SessionInfo:
+        """Appends a text or tokens to a session, in several messages."""
+        request = AppendToSessionRequest(session)
         messages = append_requests(session, text, token_ids)
         with translate_rpc_errors(self._target):
-            reply = await self._call(AppendToSessionRequest, messages, timeout_s)
-        return codec.response_from_wire(reply)
+            reply = await self._rpc(AppendToSessionRequest)(messages, **self._options(timeout_s))
+        return codec.response_from_wire(request, reply)
 
     async def add(
         self, request: AddDocumentsRequest, documents: Iterable[NewDocument | Document], timeout_s: float | None
-    ) -> Any:
-        """See `Transport.add`."""
+    ) -> OperationInfo:
+        """Uploads documents and starts to add them."""
         messages = RequestStream(add_document_requests(request, documents, self._max_message_bytes))
         with messages.reraising_producer_errors(), translate_rpc_errors(self._target):
-            call = self._call(AddDocumentsRequest, messages, timeout_s)
+            call = aio_start(self._rpc(AddDocumentsRequest), messages, **self._options(timeout_s))
             messages.bind_call(call)
-            reply = await call
-        return codec.response_from_wire(reply)
+            reply = await aio_result(call)
+        return codec.response_from_wire(request, reply)
 
     async def events(self, request: GenerateRequest, timeout_s: float | None) -> AsyncGenerator[GenerationEvent, None]:
-        """See `Transport.events`."""
-        heard = StreamResumer(request, self._allowed_s(timeout_s))
+        """The events of a generation, over as many connections as it takes. Closing it stops the generation."""
+        resumer = StreamResumer(request, self._timeout(timeout_s))
         try:
             while True:
                 try:
-                    async with aclosing(self._heard(heard)) as events:
+                    async with aclosing(self._connection_events(resumer)) as events:
                         async for event in events:
-                            if heard.is_new(event):
+                            if resumer.is_new(event):
                                 yield event
                     return
                 except (Unavailable, NotFound) as error:
-                    await asyncio.sleep(heard.resume(error))
+                    await asyncio.sleep(resumer.resume(error))
         except GeneratorExit:
-            if heard.must_be_cancelled:
+            if resumer.must_be_cancelled:
                 with suppress(MemlmError):
-                    await self.ask(CancelGenerationRequest(heard.request_id))
+                    await self.ask(CancelGenerationRequest(resumer.request_id))
             raise
 
     async def wait_until_ready(self, timeout_s: float) -> None:
-        """See `Transport.wait_until_ready`."""
+        """Waits until the server serves. Raises Unavailable after `timeout_s`."""
+        self._check_process()
         check, deadline_s = health_pb2_grpc.HealthStub(self._channel).Check, time.monotonic() + timeout_s
         while (left_s := deadline_s - time.monotonic()) > 0:
             with suppress(grpc.RpcError):
@@ -100,31 +115,42 @@ class AsyncTransport:
         raise not_ready(self._target, timeout_s)
 
     async def close(self) -> None:
-        """See `Transport.close`."""
+        """Closes the channel and stops the calls over it."""
         await self._channel.close()
 
-    def _call(self, question: type, sent: Any, timeout_s: float | None) -> Any:
-        """A call that asks a kind of question, begun."""
-        return self._rpcs[question.__name__](sent, timeout=self._allowed_s(timeout_s), metadata=self._metadata)
+    def _connect(self) -> None:
+        self._channel, self._pid = self._open(), os.getpid()
+        self._rpcs = rpcs_by_request(self._channel)
 
-    def _allowed_s(self, timeout_s: float | None) -> float:
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            self._connect()
+
+    def _rpc(self, request_type: type) -> Any:
+        self._check_process()
+        return self._rpcs[request_type.__name__]
+
+    def _timeout(self, timeout_s: float | None) -> float:
         return self._timeout_s if timeout_s is None else timeout_s
 
-    async def _heard(self, heard: StreamResumer) -> AsyncGenerator[GenerationEvent, None]:
-        """The events of one connection, to the last."""
-        asked = codec.to_wire(heard.question)
+    def _options(self, timeout_s: float | None) -> dict[str, Any]:
+        return {"timeout": self._timeout(timeout_s), "metadata": self._metadata}
+
+    async def _connection_events(self, resumer: StreamResumer) -> AsyncGenerator[GenerationEvent, None]:
+        """The events of one connection, up to the last one."""
+        message = codec.to_wire(resumer.request)
         with translate_rpc_errors(self._target):
-            call = self._call(type(heard.question), asked, heard.left_s)
+            call = self._rpc(type(resumer.request))(message, **self._options(resumer.left_s))
         try:
             event: GenerationEvent = ()
             while not isinstance(event, Finished):
                 with translate_rpc_errors(self._target):
-                    message = await call.read()
-                if message is grpc.aio.EOF:
+                    reply = await aio_read(call)
+                if reply is None:
                     raise stream_broke_off(self._target)
-                event = codec.event_from_wire(message)
+                event = codec.event_from_wire(reply)
                 yield event
-            with suppress(grpc.RpcError):  # the status says no more than the event did; not to wait for it is to cancel
-                await call.read()
+            with suppress(grpc.RpcError):  # the status says no more than the event, but leaving it unread is a cancel
+                await aio_read(call)
         finally:
             call.cancel()

@@ -1,15 +1,18 @@
-"""A server's datastores and the long work on them, as clients hold them: `client.datastores`, `client.operations`.
+# Generated from aio_datastores.py by tools/generate_sync.py (`make client`); edit that file instead.
+"""The datastores and operations of a server.
 
 job = client.datastores.build("docs", corpus="docs/")
-job.progress(); job.result()
+job.progress()
+job.result()
 """
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from os import urandom
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from memlm.api.datastores import (
     AddDocumentsRequest,
@@ -24,14 +27,13 @@ from memlm.api.datastores import (
     StoreInfo,
     UnloadDatastoreRequest,
 )
+from memlm.api.handles import Operation
 from memlm.api.operations import (
     CancelOperationRequest,
     DeleteOperationRequest,
     GetOperationRequest,
     ListOperationsRequest,
-    Operation,
     OperationInfo,
-    OperationPage,
     WaitOperationRequest,
 )
 from memlm.errors import InvalidInput
@@ -40,24 +42,23 @@ if TYPE_CHECKING:
     from memlm.client.transport import Transport
     from memlm.data.corpus import Document
 
-WAIT_SPARE_S = 10.0  # beyond what a call waits for an operation's end, before the server is given up
+WAIT_SPARE_S = 10.0  # added to the wait for an operation's end, before the server counts as unreachable
 _OPTIONS = {field.name for field in fields(BuildDatastoreRequest)} - {"store", "corpus", "replace", "request_id"}
 
 
 class Datastores:
-    """The datastores of a server."""
+    """The datastores of a server, `client.datastores`. `store=None` means the only loaded one."""
 
     def __init__(self, transport: Transport, operations: Operations) -> None:
-        """`Client.datastores` is one."""
         self._transport, self._operations = transport, operations
 
     def list(self, *, timeout_s: float | None = None) -> tuple[StoreInfo, ...]:
-        """All that are loaded, with their defaults."""
-        return tuple(self._transport.ask(ListDatastoresRequest(), timeout_s))
+        """All loaded datastores, with their defaults."""
+        return self._transport.ask(ListDatastoresRequest(), timeout_s)
 
     def get(self, store: str | None = None, *, timeout_s: float | None = None) -> StoreInfo:
-        """One of them (None: the only one). Raises NotFound where it is not loaded."""
-        return cast(StoreInfo, self._transport.ask(GetDatastoreRequest(store), timeout_s))
+        """Describes a datastore. Raises NotFound if it is not loaded."""
+        return self._transport.ask(GetDatastoreRequest(store), timeout_s)
 
     def build(
         self,
@@ -69,13 +70,20 @@ class Datastores:
         timeout_s: float | None = None,
         **options: Any,
     ) -> Operation:
-        """Begins to build a datastore of files and folders on the server, under the folders that it may read from.
+        """Starts to build a datastore from files and folders on the server, below its corpus roots.
 
-        The options are `glob`, `index`, `target`, `max_ram_bytes`, `drop_keys`, `prune`, `stride` and `seed`; see
-        `memlm.build_index`. With `replace` it takes the place of one of that name, once it is complete. Asked again
-        with the same `request_id`, it is the same operation.
+        The options are `glob`, `index`, `target`, `max_ram_bytes`, `drop_keys`, `prune`, `stride` and `seed` of
+        `memlm.build_index`. `replace` replaces a datastore of this name once the new one is complete. Repeating the
+        call with its `request_id` returns the first call's operation.
         """
-        return self._begin(build_request(store, corpus, replace, request_id, options), timeout_s)
+        if unknown := sorted(set(options) - _OPTIONS):
+            raise InvalidInput(
+                f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(_OPTIONS))}", field=unknown[0]
+            )
+        paths = (corpus,) if isinstance(corpus, str) else tuple(map(str, corpus))
+        request_id = request_id or urandom(16).hex()
+        request = BuildDatastoreRequest(store, paths, replace=replace, request_id=request_id, **options)
+        return Operation(self._operations, (self._transport.ask(request, timeout_s)).name)
 
     def add(
         self,
@@ -86,12 +94,12 @@ class Datastores:
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> Operation:
-        """Sends documents, then begins to add them to a datastore (None: the only one).
+        """Uploads documents, then starts to add them to a datastore.
 
-        With `replace`, a document whose id is there takes the old one's place; the operation fails otherwise.
+        `replace` replaces documents whose ids exist. Without it, such an operation fails.
         """
         request = AddDocumentsRequest(store, replace, request_id or urandom(16).hex())
-        return Operation(self._operations, self._transport.add(request, documents, timeout_s).name)
+        return Operation(self._operations, (self._transport.add(request, documents, timeout_s)).name)
 
     def compact(
         self,
@@ -101,84 +109,69 @@ class Datastores:
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> Operation:
-        """Begins to merge the segments of a datastore (None: the only one), without the documents that are deleted.
+        """Starts to merge the segments of a datastore without its deleted documents.
 
-        A document that is deleted meanwhile may be copied, and is then left out by the next compaction. With `purge`,
-        no file of the datastore holds a deleted document once the operation is done, also where all are deleted;
-        an addition that was interrupted is given up.
+        Documents deleted during the compaction may be copied, and are removed by the next one. With `purge`, no file
+        of the datastore holds a deleted document afterwards, even if all are deleted. An interrupted addition is
+        then abandoned.
         """
-        return self._begin(CompactDatastoreRequest(store, request_id or urandom(16).hex(), purge), timeout_s)
+        request = CompactDatastoreRequest(store, request_id or urandom(16).hex(), purge)
+        return Operation(self._operations, (self._transport.ask(request, timeout_s)).name)
 
     def load(
         self, path: str, store: str | None = None, *, replace: bool = False, timeout_s: float | None = None
     ) -> StoreInfo:
-        """Takes a datastore on the server's disk into service: one that it built, or was started with. `path` is
-        absolute, or as `StoreInfo.path` shows it.
+        """Loads a datastore that the server built or was started with.
+
+        `path` is absolute, or as in `StoreInfo.path`.
         """
-        return cast(StoreInfo, self._transport.ask(LoadDatastoreRequest(path, store, replace), timeout_s))
+        return self._transport.ask(LoadDatastoreRequest(path, store, replace), timeout_s)
 
     def unload(self, store: str, *, timeout_s: float | None = None) -> StoreInfo:
-        """Takes one out of service; its files stay."""
-        return cast(StoreInfo, self._transport.ask(UnloadDatastoreRequest(store), timeout_s))
+        """Unloads a datastore. Its files stay."""
+        return self._transport.ask(UnloadDatastoreRequest(store), timeout_s)
 
     def delete_documents(
         self, store: str | None, document_ids: Sequence[str], *, timeout_s: float | None = None
     ) -> DeleteReport:
-        """Deletes documents of a datastore (None: the only one); once this returns, they contribute to no answer.
+        """Deletes documents. When this returns, they no longer influence any answer.
 
-        Raises NotFound, naming them, where some are not there: then none is deleted. Never tried twice by itself.
+        If any id is missing, raises NotFound with the missing ids and deletes nothing. Never retried automatically.
         """
-        question = DeleteDocumentsRequest.of(document_ids, store)
-        return cast(DeleteReport, self._transport.ask(question, timeout_s))
-
-    def _begin(self, request: BuildDatastoreRequest | CompactDatastoreRequest, timeout_s: float | None) -> Operation:
-        return Operation(self._operations, self._transport.ask(request, timeout_s).name)
+        return self._transport.ask(DeleteDocumentsRequest.of(document_ids, store), timeout_s)
 
 
 class Operations:
-    """Long work on a server, by the names of its operations."""
+    """The jobs of a server by their operations' names, `client.operations`."""
 
     def __init__(self, transport: Transport) -> None:
-        """`Client.operations` is one."""
         self._transport = transport
 
     def list(self, *, timeout_s: float | None = None) -> tuple[OperationInfo, ...]:
-        """All of the caller's, the latest first."""
-        found, token = list[OperationInfo](), ""
+        """All operations of the caller, latest first."""
+        found, token = builtins.list[OperationInfo](), ""
         while True:
-            page: OperationPage = self._transport.ask(ListOperationsRequest(page_token=token), timeout_s)
+            page = self._transport.ask(ListOperationsRequest(page_token=token), timeout_s)
             found += page.operations
             if not (token := page.next_page_token):
                 return tuple(found)
 
     def open(self, name: str) -> Operation:
-        """One that was begun before, to be followed."""
+        """Opens an existing operation."""
         return Operation(self, name)
 
     def get(self, name: str, *, timeout_s: float | None = None) -> OperationInfo:
-        """How far one is. Raises NotFound where it is not the caller's."""
-        return cast(OperationInfo, self._transport.ask(GetOperationRequest(name), timeout_s))
+        """Progress of an operation. Raises NotFound if it is not the caller's."""
+        return self._transport.ask(GetOperationRequest(name), timeout_s)
 
     def wait(self, name: str, timeout_s: float) -> OperationInfo:
-        """The same, once it has ended or the time is over."""
-        return cast(OperationInfo, self._transport.ask(WaitOperationRequest(name, timeout_s), timeout_s + WAIT_SPARE_S))
+        """Progress of an operation when it has ended, or after `timeout_s`."""
+        return self._transport.ask(WaitOperationRequest(name, timeout_s), timeout_s + WAIT_SPARE_S)
 
     def cancel(self, name: str, *, timeout_s: float | None = None) -> None:
-        """Stops one and removes what it had done; one that has ended stays as it is."""
+        """Cancels an operation and removes its unfinished work. One that has ended stays as it is."""
         self._transport.ask(CancelOperationRequest(name), timeout_s)
 
     def delete(self, name: str, *, timeout_s: float | None = None) -> None:
-        """Forgets one that has ended. Raises Incompatible for one that has not."""
+        """Deletes the record of an operation. Raises Incompatible if it has not ended."""
         self._transport.ask(DeleteOperationRequest(name), timeout_s)
-
-
-def build_request(
-    store: str, corpus: str | Sequence[str], replace: bool, request_id: str | None, options: dict[str, Any]
-) -> BuildDatastoreRequest:
-    """What `build` asks for. Raises InvalidInput for an option that there is not."""
-    if unknown := sorted(set(options) - _OPTIONS):
-        raise InvalidInput(
-            f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(_OPTIONS))}", field=unknown[0]
-        )
-    paths = (corpus,) if isinstance(corpus, str) else tuple(map(str, corpus))
-    return BuildDatastoreRequest(store, paths, replace=replace, request_id=request_id or urandom(16).hex(), **options)

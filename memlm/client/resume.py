@@ -33,7 +33,7 @@ class StreamResumer:
 
     def __init__(self, request: GenerateRequest, allowed_s: float) -> None:
         """Nothing yet; it may take so long in all."""
-        self.question: GenerateRequest | ResumeGenerationRequest = request
+        self.request: GenerateRequest | ResumeGenerationRequest = request
         self.request_id = ""
         self._tokens, self._resume_s = 0, request.resume_s
         self._deadline_s, self._broken_s = time.monotonic() + allowed_s, 0.0
@@ -70,5 +70,5 @@ class StreamResumer:
             self._error, self._broken_s = error, now_s
         if now_s - self._broken_s + RESUME_PAUSE_S > self._resume_s:
             raise self._error from None
-        self.question = ResumeGenerationRequest(self.request_id, self._tokens)
+        self.request = ResumeGenerationRequest(self.request_id, self._tokens)
         return RESUME_PAUSE_S

@@ -1,93 +1,79 @@
 """Dataclasses <-> protobuf: the only module that knows both.
 
-A record and its message share the names of their fields, save for those in `_RENAMED`. None is not set, and what is not
-set takes the dataclass's default; 0 is 0. Importing this loads no torch, no Faiss, no numpy.
+A dataclass and its message share their names and the names of their fields, except for those in the tables below. None
+is not set. A field that is not set takes the dataclass's default; 0 is 0. Importing this module loads neither torch,
+Faiss nor numpy.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
 from functools import cache
 from operator import not_
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from memlm.api import datastores, generation, params, scoring, server, sessions
+from memlm.api import datastores, generation, operations, params, scoring, server, sessions
+from memlm.api.request import Request
 from memlm.errors import InternalError, InvalidInput
 from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
-from memlm.wire import operations
 from memlm.wire.bounds import check_fields
+from memlm.wire.status import sent_error, status_of
 
-# Every service of the contract: the calls that the front takes, and that the clients make.
-SERVICES = tuple(
-    service
-    for file in (generation_pb2, datastores_pb2, sessions_pb2, operations_pb2)
-    for service in file.DESCRIPTOR.services_by_name.values()
-)
+R = TypeVar("R")
+
+_FILES = (generation_pb2, datastores_pb2, sessions_pb2, operations_pb2)
+# Every service of the contract: the calls that the server accepts, and that the clients make.
+SERVICES = tuple(service for file in _FILES for service in file.DESCRIPTOR.services_by_name.values())
+
+# Dataclasses whose messages have other names.
+_MESSAGE_NAMES = {
+    "ModelInfo": "Model",
+    "StoreInfo": "Datastore",
+    "SessionInfo": "Session",
+    "NewDocument": "Document",
+    "Score": "ScoreResponse",
+    "DeleteReport": "DeleteDocumentsResponse",
+    "OperationInfo": "JobMetadata",
+    "OperationPage": "ListOperationsResponse",
+}
+# Fields whose message fields have other names: `bytes` is a type in the .proto, a bool that is not set is false, and
+# google.longrunning has its own words.
+_RENAMED = {
+    (generation.Token, "bytes"): "raw",
+    (params.RetrievalParams, "use_store"): "without_store",
+    (operations.WaitOperationRequest, "timeout_s"): "timeout",
+}
+_ENVELOPE = {(operations.OperationInfo, name) for name in ("name", "report", "error")}  # around JobMetadata
+
+
+def _message_of(record_type: type) -> type[Message] | None:
+    name = _MESSAGE_NAMES.get(record_type.__name__, record_type.__name__)
+    return next((getattr(file, name) for file in _FILES if hasattr(file, name)), None)
+
 
 _MESSAGE_OF: dict[type, type[Message]] = {
-    params.SamplingParams: generation_pb2.SamplingParams,
-    params.StoreWeight: generation_pb2.StoreWeight,
-    params.RetrievalParams: generation_pb2.RetrievalParams,
-    params.GenerateRequest: generation_pb2.GenerateRequest,
-    generation.Accepted: generation_pb2.Accepted,
-    generation.Token: generation_pb2.Token,
-    generation.Alternative: generation_pb2.Alternative,
-    generation.Neighbor: generation_pb2.Neighbor,
-    generation.Finished: generation_pb2.Finished,
-    generation.Usage: generation_pb2.Usage,
-    scoring.Score: generation_pb2.ScoreResponse,
-    scoring.Figures: generation_pb2.Figures,
-    scoring.TokenScore: generation_pb2.TokenScore,
-    server.ModelInfo: generation_pb2.Model,
-    server.ServerInfo: generation_pb2.ServerInfo,
-    server.GetServerInfoRequest: generation_pb2.GetServerInfoRequest,
-    datastores.StoreInfo: datastores_pb2.Datastore,
-    datastores.DeleteReport: datastores_pb2.DeleteDocumentsResponse,
-    generation.ResumeGenerationRequest: generation_pb2.ResumeGenerationRequest,
-    generation.CancelGenerationRequest: generation_pb2.CancelGenerationRequest,
-    scoring.ScoreRequest: generation_pb2.ScoreRequest,
-    generation.TokenizeRequest: generation_pb2.TokenizeRequest,
-    generation.DetokenizeRequest: generation_pb2.DetokenizeRequest,
-    server.GetModelRequest: generation_pb2.GetModelRequest,
-    datastores.SearchRequest: datastores_pb2.SearchRequest,
-    datastores.ListDatastoresRequest: datastores_pb2.ListDatastoresRequest,
-    datastores.DeleteDocumentsRequest: datastores_pb2.DeleteDocumentsRequest,
-    datastores.GetDatastoreRequest: datastores_pb2.GetDatastoreRequest,
-    datastores.BuildDatastoreRequest: datastores_pb2.BuildDatastoreRequest,
-    datastores.NewDocument: datastores_pb2.Document,
-    datastores.AddDocumentsRequest: datastores_pb2.AddDocumentsRequest,
-    datastores.CompactDatastoreRequest: datastores_pb2.CompactDatastoreRequest,
-    datastores.LoadDatastoreRequest: datastores_pb2.LoadDatastoreRequest,
-    datastores.UnloadDatastoreRequest: datastores_pb2.UnloadDatastoreRequest,
-    sessions.SessionInfo: sessions_pb2.Session,
-    sessions.CreateSessionRequest: sessions_pb2.CreateSessionRequest,
-    sessions.AppendToSessionRequest: sessions_pb2.AppendToSessionRequest,
-    sessions.GetSessionRequest: sessions_pb2.GetSessionRequest,
-    sessions.ListSessionsRequest: sessions_pb2.ListSessionsRequest,
-    sessions.ForkSessionRequest: sessions_pb2.ForkSessionRequest,
-    sessions.DeleteSessionRequest: sessions_pb2.DeleteSessionRequest,
+    record_type: message_type
+    for module in (params, generation, scoring, server, datastores, sessions, operations)
+    for record_type in vars(module).values()
+    if is_dataclass(record_type) and isinstance(record_type, type) and (message_type := _message_of(record_type))
 }
-_AS_JSON = {(generation.Neighbor, "metadata"), (datastores.NewDocument, "metadata")}
-_RECORD_OF = {message: record for record, message in _MESSAGE_OF.items()}
-# `bytes` is a type's name in the .proto; a bool that is not set is false, so the wire asks for the exception.
-_RENAMED = {(generation.Token, "bytes"): "raw", (params.RetrievalParams, "use_store"): "without_store"}
-_REASONS = {
-    reason: generation_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in generation.FinishReason
-}
-_REASON_OF = {number: reason for reason, number in _REASONS.items()}
+_RECORD_OF = {message_type: record_type for record_type, message_type in _MESSAGE_OF.items()}
 
-# An event of a generation, its tokens each as `token_to_wire` makes them.
+# An event of a generation whose tokens are already in the bytes of `token_to_wire`.
 WireEvent: TypeAlias = generation.Accepted | tuple[bytes, ...] | generation.Finished
 
-# Replies that wrap a single value, which is what the library returns.
+# Requests whose response is the value of one field.
 _WRAPPED: dict[type, tuple[type[Message], str]] = {
     generation.TokenizeRequest: (generation_pb2.TokenizeResponse, "token_ids"),
     generation.DetokenizeRequest: (generation_pb2.DetokenizeResponse, "text"),
@@ -95,47 +81,32 @@ _WRAPPED: dict[type, tuple[type[Message], str]] = {
     datastores.ListDatastoresRequest: (datastores_pb2.ListDatastoresResponse, "datastores"),
     sessions.ListSessionsRequest: (sessions_pb2.ListSessionsResponse, "sessions"),
 }
-_WRAPPED_FIELD = dict(_WRAPPED.values())
 
 
 def to_wire(record: Any) -> Message:
-    """A dataclass as its message. Raises InvalidInput, naming the field, for a value that the wire cannot carry."""
-    record_type: type = type(record)
-    if special := operations.TO_WIRE.get(record_type):
-        return special(record)
-    wanted = {
-        wire: value if pack is None else pack(value)
-        for name, wire, _, _, pack, _ in _fields_of(record_type)
-        if (value := getattr(record, name)) is not None and value != ()
-    }
-    message_type = _MESSAGE_OF[record_type]
-    try:
-        return message_type(**wanted)
-    except (TypeError, ValueError):
-        raise _find_bad_field(message_type, wanted) from None
+    """Converts a dataclass to its message. Raises InvalidInput, naming the field, for a value that does not fit."""
+    if isinstance(record, operations.OperationInfo):
+        return _operation_to_wire(record)
+    return _message(record)
 
 
 def from_wire(message: Message) -> Any:
-    """A message as its dataclass. Raises InvalidInput, naming the field, where the dataclass refuses a value."""
-    if special := operations.FROM_WIRE.get(type(message)):
-        return special(message)
-    record_type, values = _RECORD_OF[type(message)], {}
-    for name, wire, required, optional, _, unpack in _fields_of(record_type):
-        if not optional or message.HasField(wire):
-            value = getattr(message, wire)
-            values[name] = value if unpack is None else unpack(value)
-        elif required:
-            values[name] = None
-    return record_type(**values)
+    """Converts a message to its dataclass. Raises InvalidInput, naming the field, if the dataclass refuses a value."""
+    if isinstance(message, operations_pb2.Operation):
+        return _operation_from_wire(message)
+    if isinstance(message, operations_pb2.ListOperationsRequest):
+        _check_listing(message)
+    record_type = _RECORD_OF[type(message)]
+    return record_type(**_values(record_type, message))
 
 
 def token_to_wire(token: generation.Token) -> bytes:
-    """A token's place in an event's `tokens`, in bytes; those of several tokens, joined, are all their places."""
-    return generation_pb2.Tokens(tokens=(_token_to_wire(token),)).SerializeToString()
+    """One token as bytes of an event's `tokens` field. Joined bytes are a sequence of tokens."""
+    return generation_pb2.Tokens(tokens=(cast(generation_pb2.Token, to_wire(token)),)).SerializeToString()
 
 
 def event_to_wire(event: WireEvent) -> generation_pb2.GenerateEvent:
-    """One event of a generation's stream."""
+    """Converts an event of a generation's stream."""
     if isinstance(event, tuple):
         return generation_pb2.GenerateEvent(tokens=generation_pb2.Tokens.FromString(b"".join(event)))
     if isinstance(event, generation.Accepted):
@@ -144,75 +115,41 @@ def event_to_wire(event: WireEvent) -> generation_pb2.GenerateEvent:
 
 
 def event_from_wire(message: generation_pb2.GenerateEvent) -> generation.GenerationEvent:
-    """One event of a generation's stream. Raises InternalError for one that this version does not know."""
+    """Converts an event of a generation's stream. Raises InternalError for an event of another version."""
     kind = message.WhichOneof("event")
     if kind is None:
         raise InternalError("the server sent an event that this client does not know; install the server's version")
     if kind == "tokens":
-        return tuple(map(_token_from_wire, message.tokens.tokens))
+        return tuple(map(from_wire, message.tokens.tokens))
     return cast("generation.Accepted | generation.Finished", from_wire(getattr(message, kind)))
 
 
-def _token_to_wire(token: generation.Token) -> generation_pb2.Token:
-    """As `to_wire`, in a fifth of its time: of no other record are there so many."""
-    message = generation_pb2.Token(
-        id=token.id,
-        text=token.text,
-        raw=token.bytes,
-        logprob=token.logprob,
-        lm_logprob=token.lm_logprob,
-        knn_logprob=token.knn_logprob,
-        lam=token.lam,
-    )
-    if token.neighbors:
-        message.neighbors.extend(_each_to_wire(token.neighbors))
-    if token.top_logprobs:
-        message.top_logprobs.extend(_each_to_wire(token.top_logprobs))
-    return message
-
-
-def _token_from_wire(token: generation_pb2.Token) -> generation.Token:
-    """As `from_wire`."""
-    return generation.Token(
-        token.id,
-        token.text,
-        token.raw,
-        token.logprob,
-        token.lm_logprob,
-        token.knn_logprob if token.HasField("knn_logprob") else None,
-        token.lam,
-        tuple(map(from_wire, token.neighbors)),
-        tuple(map(from_wire, token.top_logprobs)),
-    )
-
-
-def response_to_wire(question: Any, answer: Any) -> Message:
-    """What the library answered to a question, as the reply of its call."""
-    if answer is None:
+def response_to_wire(request: Request[R], response: R) -> Message:
+    """Converts the response to a request."""
+    if response is None:
         return empty_pb2.Empty()
-    if type(question) not in _WRAPPED:
-        return to_wire(answer)
-    reply_type, name = _WRAPPED[type(question)]
-    is_plain = isinstance(answer, str) or reply_type is generation_pb2.TokenizeResponse
-    return reply_type(**{name: answer if is_plain else _each_to_wire(answer)})
+    if type(request) not in _WRAPPED:
+        return to_wire(response)
+    message_type, name = _WRAPPED[type(request)]
+    is_repeated_message = message_type.DESCRIPTOR.fields_by_name[name].message_type is not None
+    return message_type(**{name: _each_to_wire(cast(Any, response)) if is_repeated_message else response})
 
 
-def response_from_wire(reply: Message) -> Any:
-    """A reply, as what the library would have answered."""
+def response_from_wire(request: Request[R], reply: Message) -> R:
+    """Converts the reply to a request."""
     if isinstance(reply, empty_pb2.Empty):
-        return None
-    name = _WRAPPED_FIELD.get(type(reply))
-    if name is None:
-        return from_wire(reply)
-    value = getattr(reply, name)
-    return value if isinstance(value, str) else _each_from_wire(value)
+        return cast(R, None)
+    if type(request) not in _WRAPPED:
+        return cast(R, from_wire(reply))
+    value = getattr(reply, _WRAPPED[type(request)][1])
+    return cast(R, value if isinstance(value, str) else _each_from_wire(value))
 
 
 def read_request(request_type: type[Message], data: bytes) -> Message:
-    """Bytes that a client sent, as a message.
+    """Parses a request.
 
-    Raises InvalidInput for what is no such message, for one of too many fields, for text that is not UTF-8, and for a
-    field that this version does not know: what is not supported is refused, never ignored.
+    Raises InvalidInput for invalid bytes, too many fields, text that is not UTF-8, and fields of another version, which
+    would otherwise be ignored silently.
     """
     check_fields(request_type.DESCRIPTOR, data)
     try:
@@ -220,7 +157,9 @@ def read_request(request_type: type[Message], data: bytes) -> Message:
     except DecodeError:
         field = _undecodable_text(request_type.DESCRIPTOR, data)
         problem = (
-            f"{field} is not valid UTF-8; send text" if field else f"these are not the bytes of a {_name(request_type)}"
+            f"{field} is not valid UTF-8; send text"
+            if field
+            else f"these are not the bytes of a {_message_name(request_type)}"
         )
         raise InvalidInput(problem, field=field) from None
     _refuse_unknown(message)
@@ -228,7 +167,7 @@ def read_request(request_type: type[Message], data: bytes) -> Message:
 
 
 class _Field(NamedTuple):
-    """How a field travels. What is packed or unpacked by None is what it is."""
+    """How one field is converted. `pack` and `unpack` are None for values that need no conversion."""
 
     name: str
     wire: str
@@ -240,82 +179,147 @@ class _Field(NamedTuple):
 
 @cache
 def _fields_of(record_type: type) -> tuple[_Field, ...]:
-    on_wire = _MESSAGE_OF[record_type].DESCRIPTOR.fields_by_name
-    return tuple(
-        _Field(
-            name=field.name,
-            wire=(wire := _RENAMED.get((record_type, field.name), field.name)),
-            required=field.default is MISSING and field.default_factory is MISSING,
-            optional=on_wire[wire].has_presence,
-            pack=(ways := _codec_for(record_type, field, on_wire[wire]))[0],
-            unpack=ways[1],
-        )
-        for field in fields(record_type)
-    )
+    on_wire, hints = _MESSAGE_OF[record_type].DESCRIPTOR.fields_by_name, get_type_hints(record_type)
+    found = []
+    for field in fields(record_type):
+        if (record_type, field.name) in _ENVELOPE:
+            continue
+        wire = _RENAMED.get((record_type, field.name), field.name)
+        required = field.default is MISSING and field.default_factory is MISSING
+        codec = _codec_for(hints[field.name], on_wire[wire])
+        found.append(_Field(field.name, wire, required, on_wire[wire].has_presence, *codec))
+    return tuple(found)
 
 
-def _codec_for(record_type: type, field: Any, on_wire: Any) -> tuple[Callable[[Any], Any] | None, ...]:
-    """How a field is packed, and unpacked."""
-    if str(field.type).startswith("tuple"):
-        return (_each_to_wire, _tuple_from_wire) if on_wire.message_type is not None else (None, tuple)
+def _codec_for(hint: Any, on_wire: Any) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any] | None]:
+    """How a field of a type is packed and unpacked."""
+    kinds = (hint, *get_args(hint)) if get_origin(hint) not in (tuple, Mapping) else (get_origin(hint),)
+    enum = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum)), None)
+    if get_origin(hint) is tuple:
+        return (_each_to_wire, _each_from_wire) if on_wire.message_type is not None else (None, tuple)
+    if Mapping in kinds:
+        return _metadata_to_json, _metadata_from_json
+    if enum is not None:
+        prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enum.__name__).upper()
+        numbers = {member: on_wire.enum_type.values_by_name[f"{prefix}_{member.name}"].number for member in enum}
+        return numbers.__getitem__, lambda number: _member(enum, numbers, number)
     if on_wire.name == "without_store":
         return not_, not_
-    if (record_type, on_wire.name) in _AS_JSON:
-        return _json_of, _metadata
-    if on_wire.enum_type is not None:
-        return _REASONS.__getitem__, _reason_of
+    if on_wire.message_type is Duration.DESCRIPTOR:
+        return _duration_to_wire, lambda duration: duration.ToMilliseconds() / 1000
     return (to_wire, from_wire) if on_wire.message_type is not None else (None, None)
 
 
-def _tuple_from_wire(values: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(_each_from_wire(values))
+def _message(record: Any) -> Message:
+    record_type: type = type(record)
+    message_type = _MESSAGE_OF[record_type]
+    values = {
+        wire: value if pack is None else pack(value)
+        for name, wire, _, _, pack, _ in _fields_of(record_type)
+        if (value := getattr(record, name)) is not None and value != ()
+    }
+    try:
+        return message_type(**values)
+    except (TypeError, ValueError):
+        raise _find_bad_field(message_type, values) from None
+
+
+def _values(record_type: type, message: Message) -> dict[str, Any]:
+    values = {}
+    for name, wire, required, optional, _, unpack in _fields_of(record_type):
+        if not optional or message.HasField(wire):
+            value = getattr(message, wire)
+            values[name] = value if unpack is None else unpack(value)
+        elif required:
+            values[name] = None
+    return values
 
 
 def _each_to_wire(values: Sequence[Any]) -> list[Any]:
-    return [to_wire(value) if is_dataclass(value) else value for value in values]
+    return [to_wire(value) for value in values]
 
 
-def _each_from_wire(values: Sequence[Any]) -> list[Any]:
-    return [from_wire(value) if isinstance(value, Message) else value for value in values]
+def _each_from_wire(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(from_wire(value) if isinstance(value, Message) else value for value in values)
 
 
-def _json_of(metadata: Any) -> str:
+def _metadata_to_json(metadata: Any) -> str:
     try:
         return json.dumps(dict(metadata), allow_nan=False) if metadata else ""
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"metadata cannot be sent as JSON ({error})", field="metadata") from None
 
 
-def _metadata(said: str) -> dict[str, Any]:
+def _metadata_from_json(text: str) -> dict[str, Any]:
     try:
-        told = json.loads(said or "{}")
+        metadata = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"metadata is no JSON ({error})", field="metadata") from None
-    if not isinstance(told, dict):
-        raise InvalidInput(f"metadata is a {type(told).__name__}; expected a JSON object", field="metadata")
-    return told
+        raise InvalidInput(f"metadata is not JSON ({error})", field="metadata") from None
+    if not isinstance(metadata, dict):
+        raise InvalidInput(f"metadata is a {type(metadata).__name__}; expected a JSON object", field="metadata")
+    return metadata
 
 
-def _reason_of(number: int) -> generation.FinishReason:
-    if number not in _REASON_OF:
-        raise InternalError(f"the server sent the unknown finish reason {number}; install the server's version")
-    return _REASON_OF[number]
+def _member(enum: type[Enum], numbers: Mapping[Any, int], number: int) -> Enum:
+    for member in enum:
+        if numbers[member] == number:
+            return member
+    raise InternalError(f"the server sent the unknown {enum.__name__} {number}; install the server's version")
 
 
-def _find_bad_field(message_type: type[Message], wanted: dict[str, Any]) -> InvalidInput:
-    """Finds the field whose value protobuf would not take."""
-    for name, value in wanted.items():
+def _duration_to_wire(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromMilliseconds(round(1000 * seconds))
+    return duration
+
+
+def _operation_to_wire(info: operations.OperationInfo) -> Message:
+    operation = operations_pb2.Operation(name=info.name, done=info.has_ended)
+    operation.metadata.Pack(_message(info))
+    if info.error is not None:
+        operation.error.CopyFrom(status_of(info.error))
+    elif info.report is not None:
+        operation.response.Pack(to_wire(info.report))
+    return operation
+
+
+def _operation_from_wire(operation: Any) -> operations.OperationInfo:
+    metadata, report = datastores_pb2.JobMetadata(), datastores_pb2.JobReport()
+    if not operation.metadata.Unpack(metadata):
+        raise InternalError(f"{operation.name} has no JobMetadata; this is not the operation of a memlm server")
+    values = _values(operations.OperationInfo, metadata)
+    if operation.HasField("error"):
+        values["error"] = sent_error(operation.error) or InternalError(operation.error.message)
+    elif operation.HasField("response") and operation.response.Unpack(report):
+        values["report"] = from_wire(report)
+    return operations.OperationInfo(name=operation.name, **values)
+
+
+def _check_listing(message: Any) -> None:
+    """Refuses the options of google.longrunning.ListOperations that are not supported."""
+    for field, value in message.ListFields():
+        if field.name not in ("page_size", "page_token") and (field.name, value) != ("name", "operations"):
+            raise InvalidInput(
+                f"{field.name} is {value!r}; this server lists all operations of the caller", field=field.name
+            )
+    if message.page_size < 0:
+        raise InvalidInput(f"page_size is {message.page_size}; expected 0 or more", field="page_size")
+
+
+def _find_bad_field(message_type: type[Message], values: dict[str, Any]) -> InvalidInput:
+    """The error that names the field whose value protobuf refuses."""
+    for name, value in values.items():
         try:
             message_type(**{name: value})
         except (TypeError, ValueError) as error:
             return InvalidInput(f"{name} cannot be sent: {error}", field=name)
-    return InvalidInput(f"this cannot be sent as a {_name(message_type)}")
+    return InvalidInput(f"this cannot be sent as a {_message_name(message_type)}")
 
 
 def _undecodable_text(descriptor: Any, data: bytes) -> str:
-    """The name of the first text field that is not UTF-8; empty where the bytes are wrong in another way."""
+    """Name of the first text field that is not UTF-8; empty if the bytes are invalid in another way."""
     try:
-        parts = _unknown_fields(empty_pb2.Empty.FromString(data))  # to Empty, all are
+        parts = _unknown_fields(empty_pb2.Empty.FromString(data))  # every field is unknown to Empty
     except DecodeError:
         return ""
     for part in parts:
@@ -340,8 +344,8 @@ def _is_utf8(data: bytes) -> bool:
 def _refuse_unknown(message: Message) -> None:
     for unknown in _unknown_fields(message):
         raise InvalidInput(
-            f"{_name(type(message))} has a field {unknown.field_number} that this version does not know; leave it"
-            " out, or ask a server of your client's version"
+            f"{_message_name(type(message))} has the field {unknown.field_number}, which this version does not know;"
+            " leave it out, or use a server of the client's version"
         )
     for field, value in message.ListFields():
         if field.message_type is not None:
@@ -350,8 +354,8 @@ def _refuse_unknown(message: Message) -> None:
 
 
 def _unknown_fields(message: Message) -> Iterable[Any]:
-    return cast("Iterable[Any]", UnknownFieldSet(message))  # its stub does not tell that it can be iterated
+    return cast("Iterable[Any]", UnknownFieldSet(message))  # its stub lacks __iter__
 
 
-def _name(message_type: type[Message]) -> str:
+def _message_name(message_type: type[Message]) -> str:
     return str(message_type.DESCRIPTOR.name)

@@ -18,9 +18,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 from memlm.api.generation import Finished
+from memlm.api.request import Request
 from memlm.errors import MemlmError, Overloaded, Unavailable
 from memlm.server.config import ServerConfig
 from memlm.server.inference.messages import (
@@ -34,7 +35,6 @@ from memlm.server.inference.messages import (
     Loaded,
     LoadFailed,
     Refresh,
-    Request,
     Result,
     Stop,
     Submission,
@@ -50,6 +50,8 @@ JOIN_S = 5.0
 STALE_HEARTBEAT_S = 10.0  # a worker whose loop did not move for so long serves nobody
 WATCH_INTERVAL_S = 0.25  # between looks at a worker's heartbeat
 MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
+
+R = TypeVar("R")
 
 log = logging.getLogger("memlm.server")
 
@@ -178,7 +180,7 @@ class WorkerHandle:
     @contextmanager
     def submit(
         self,
-        request: Request | Refresh,
+        request: Request[Any],
         time_left_s: float | None,
         *,
         id_: str = "",
@@ -207,12 +209,12 @@ class WorkerHandle:
         if self._pending.pop(id_, None) is not None:
             self._outgoing.put(Cancel(id_))
 
-    async def answer(self, request: Request | Refresh, time_left_s: float | None = None, **origin: Any) -> Any:
+    async def answer(self, request: Request[R], time_left_s: float | None = None, **origin: Any) -> R:
         """The one answer to a question; `origin` as of `submit`. Raises its error."""
         with self.submit(request, time_left_s, **origin) as pending:
             (answer,) = await pending.take()
         if isinstance(answer, Result):
-            return answer.value
+            return cast(R, answer.value)
         raise answer.error if isinstance(answer, Failed) else TypeError(f"{type(answer).__name__} is no answer")
 
     def check_room(self, *, internal: bool = False) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 from memlm.api.datastores import GetDatastoreRequest, ListDatastoresRequest, SearchRequest, UnloadDatastoreRequest
 from memlm.api.generation import DetokenizeRequest, Finished, Token, TokenizeRequest
 from memlm.api.params import GenerateRequest
+from memlm.api.request import Request
 from memlm.api.scoring import ScoreRequest
 from memlm.api.server import GetModelRequest
 from memlm.api.sessions import (
@@ -27,7 +28,7 @@ from memlm.generation.batch import Batch, RunningSequence
 from memlm.generation.generation import Generation
 from memlm.language_model import LanguageModel
 from memlm.server.inference.cache_budget import CacheBudget
-from memlm.server.inference.messages import Answer, Events, Refresh, Request, Result, Submission
+from memlm.server.inference.messages import Answer, Events, Refresh, Result, Submission
 from memlm.wire.codec import WireEvent, token_to_wire
 
 Send: TypeAlias = Callable[[Answer], None]
@@ -152,7 +153,7 @@ def answer_and_send(submission: Submission, lm: LanguageModel, send: Send) -> St
     send(Result(submission.id, (yield from answer_steps(lm, submission.request, submission.owner))))
 
 
-def answer_steps(lm: LanguageModel, request: Request, owner: str) -> Steps[Any]:
+def answer_steps(lm: LanguageModel, request: Request[Any], owner: str) -> Steps[Any]:
     """The steps to the answer of a request; `owner` is the owner of its sessions."""
     sessions = lm.sessions
     match request:

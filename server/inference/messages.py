@@ -10,33 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from memlm.api.datastores import (
-    DeleteDocumentsRequest,
-    GetDatastoreRequest,
-    ListDatastoresRequest,
-    LoadDatastoreRequest,
-    SearchRequest,
-    UnloadDatastoreRequest,
-)
-from memlm.api.generation import DetokenizeRequest, TokenizeRequest
-from memlm.api.params import GenerateRequest
-from memlm.api.scoring import ScoreRequest
-from memlm.api.server import GetModelRequest, GetServerInfoRequest
-from memlm.api.sessions import (
-    AppendToSessionRequest,
-    CreateSessionRequest,
-    DeleteSessionRequest,
-    ForkSessionRequest,
-    GetSessionRequest,
-    ListSessionsRequest,
-)
+from memlm.api.request import Request
 from memlm.errors import MemlmError
 from memlm.server.telemetry.metrics import Stats
 from memlm.wire.codec import WireEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Refresh:
+class Refresh(Request[None]):
     """The front's own question: move to what is in the folder of `store` now, or of all; answered once that is done.
 
     Of one store, the answer is an error where its folder cannot be read.
@@ -54,7 +35,7 @@ class Submission:
     """
 
     id: str
-    request: Request | Refresh
+    request: Request[Any]
     submitted_s: float
     deadline_s: float | None
     caller: str = ""
@@ -129,24 +110,3 @@ class Failed:
 ToWorker: TypeAlias = Submission | Cancel | Stop
 Answer: TypeAlias = Events | Result | Failed
 FromWorker: TypeAlias = Loaded | LoadFailed | Heartbeat | DocumentsDeleted | Answer
-
-Request: TypeAlias = (
-    GenerateRequest
-    | ScoreRequest
-    | TokenizeRequest
-    | DetokenizeRequest
-    | GetModelRequest
-    | GetServerInfoRequest
-    | ListDatastoresRequest
-    | GetDatastoreRequest
-    | SearchRequest
-    | DeleteDocumentsRequest
-    | LoadDatastoreRequest
-    | UnloadDatastoreRequest
-    | CreateSessionRequest
-    | AppendToSessionRequest
-    | GetSessionRequest
-    | ListSessionsRequest
-    | ForkSessionRequest
-    | DeleteSessionRequest
-)

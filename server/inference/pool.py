@@ -14,19 +14,22 @@ from dataclasses import astuple
 from itertools import chain
 from pathlib import Path
 from random import random
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from memlm.api.datastores import DeleteDocumentsRequest, LoadDatastoreRequest
+from memlm.api.datastores import DeleteDocumentsRequest, DeleteReport, LoadDatastoreRequest
+from memlm.api.request import Request
 from memlm.api.sessions import ListSessionsRequest
 from memlm.base.cpu import num_cores
 from memlm.errors import InternalError, MemlmError, Unavailable
 from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.deletions import Deletions
 from memlm.server.inference.handle import JOIN_S, PendingRequest, WorkerHandle, event_quota
-from memlm.server.inference.messages import Refresh, Request
+from memlm.server.inference.messages import Refresh
 from memlm.server.telemetry.metrics import Stats
 
 FRESH_HEARTBEAT_S = 2.0  # four heartbeats: a worker that is silent for longer may stand still
+
+R = TypeVar("R")
 
 
 class WorkerPool:
@@ -76,23 +79,24 @@ class WorkerPool:
         self._least_loaded().check_room()
 
     @contextmanager
-    def submit(self, request: Request, time_left_s: float | None, **origin: Any) -> Iterator[PendingRequest]:
+    def submit(self, request: Request[Any], time_left_s: float | None, **origin: Any) -> Iterator[PendingRequest]:
         """Asks one, as `WorkerHandle.submit` does."""
         with self._worker_for(request).submit(request, time_left_s, **origin) as pending:
             yield pending
 
-    async def answer(self, request: Request, time_left_s: float | None = None, **origin: Any) -> Any:
+    async def answer(self, request: Request[R], time_left_s: float | None = None, **origin: Any) -> R:
         """The one answer to a question, from whom it takes. Raises its error."""
         if isinstance(request, ListSessionsRequest):
             lists = await self._gather_answers(request, time_left_s, **origin)
-            return tuple(sorted(chain(*lists), key=lambda session: session.used_s, reverse=True))
+            sessions = sorted(chain(*lists), key=lambda session: session.used_s, reverse=True)
+            return cast(R, tuple(sessions))
         if isinstance(request, DeleteDocumentsRequest):
-            return await asyncio.shield(self._delete(request, time_left_s, **origin))
+            return cast(R, await asyncio.shield(self._delete(request, time_left_s, **origin)))
         return await self._worker_for(request).answer(request, time_left_s, **origin)
 
     async def broadcast(
-        self, request: Request, on_done: Callable[[Any], None], *, internal: bool = False, **origin: Any
-    ) -> Any:
+        self, request: Request[R], on_done: Callable[[R], None], *, internal: bool = False, **origin: Any
+    ) -> R:
         """One answer of all workers, to what each has to do; `on_done` is told of it before anybody is asked anything
         else. It is done to its end, whoever waits for it. Raises Overloaded as `check_room` does, unless it is the
         server's own doing, and the error where none could do it.
@@ -107,7 +111,7 @@ class WorkerPool:
         """
         await self._gather_answers(Refresh(store), internal=True)
 
-    async def _broadcast(self, request: Request, on_done: Callable[[Any], None], **origin: Any) -> Any:
+    async def _broadcast(self, request: Request[R], on_done: Callable[[R], None], **origin: Any) -> R:
         workers = [worker for worker in self._workers if worker.is_loaded]
         if not workers:
             raise Unavailable("the inference worker is being started again; try again in a moment")
@@ -124,7 +128,7 @@ class WorkerPool:
                 worker.restart(f"it could not do what the others did ({results.get(worker, 'it came up meanwhile')})")
         return value
 
-    async def _delete(self, request: DeleteDocumentsRequest, time_left_s: float | None, **origin: Any) -> Any:
+    async def _delete(self, request: DeleteDocumentsRequest, time_left_s: float | None, **origin: Any) -> DeleteReport:
         """One writes, always the same; the others move on to what it wrote, and then it is done."""
         leader = self._leader()
         try:
@@ -148,24 +152,20 @@ class WorkerPool:
         names = [name for name, path in paths.items() if store is None or path == paths.get(store)]
         self.deletions.add({*names, *([] if store is None else [store])}, document_ids)
 
-    async def _gather_answers(
-        self, request: Request | Refresh, time_left_s: float | None = None, **origin: Any
-    ) -> list[Any]:
+    async def _gather_answers(self, request: Request[R], time_left_s: float | None = None, **origin: Any) -> list[R]:
         """Of each its answer. Raises an error of one, and Unavailable at once where one does not serve."""
         if not all(worker.is_serving for worker in self._workers):
             raise Unavailable("not all inference workers serve at the moment; try again in a moment")
         return await asyncio.gather(*(self._answer(worker, request, time_left_s, **origin) for worker in self._workers))
 
-    async def _gather_results(
-        self, workers: list[WorkerHandle], request: Request | Refresh, **origin: Any
-    ) -> list[Any]:
+    async def _gather_results(self, workers: list[WorkerHandle], request: Request[Any], **origin: Any) -> list[Any]:
         """Of each its answer, or its error."""
         answers: list[Awaitable[Any]] = [self._answer(worker, request, **origin) for worker in workers]
         return [_reraise_unexpected(value) for value in await asyncio.gather(*answers, return_exceptions=True)]
 
     async def _answer(
-        self, worker: WorkerHandle, request: Request | Refresh, time_left_s: float | None = None, **origin: Any
-    ) -> Any:
+        self, worker: WorkerHandle, request: Request[R], time_left_s: float | None = None, **origin: Any
+    ) -> R:
         """One worker's answer to a question for all of them. Raises Unavailable where it takes too long; only opening a
         datastore may take any time, as long as the worker's heart beats.
         """
@@ -175,7 +175,7 @@ class WorkerPool:
         except TimeoutError:
             raise Unavailable(f"inference worker {worker.number} did not answer within {self._limit_s:g} s") from None
 
-    def _worker_for(self, request: Request) -> WorkerHandle:
+    def _worker_for(self, request: Request[Any]) -> WorkerHandle:
         session = getattr(request, "session", None)
         return self._workers[worker_for_session(session, len(self._workers))] if session else self._least_loaded()
 

@@ -21,7 +21,8 @@ from texts import make_text
 from typer.testing import CliRunner
 
 from memlm.api.datastores import NewDocument
-from memlm.api.operations import JobState, Operation
+from memlm.api.handles import Operation
+from memlm.api.operations import JobState
 from memlm.base.files import read_signed, sign
 from memlm.cli.app import app
 from memlm.client import AsyncClient, Client

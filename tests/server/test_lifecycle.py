@@ -20,7 +20,8 @@ from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from running import RunningServer, cpu_seconds, family_of, forker_of, is_alive, wait_until
 
-from memlm.api.generation import FinishReason, TokenStream
+from memlm.api.generation import FinishReason
+from memlm.api.handles import TokenStream
 from memlm.client import AsyncClient, Client
 from memlm.errors import Corrupt, DeadlineExceeded, InvalidInput, NotFound, Overloaded, Unavailable
 from memlm.index.store.lock import commit_lock

@@ -17,7 +17,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from running import RunningServer, alike
 
 from memlm.api.datastores import StoreInfo
-from memlm.api.generation import Accepted, Finished, Token, TokenStream
+from memlm.api.generation import Accepted, Finished, Token
+from memlm.api.handles import TokenStream
 from memlm.client import AsyncClient, Client
 from memlm.errors import InvalidInput, MemlmError, NotFound
 from memlm.language_model import LanguageModel

@@ -1,0 +1,181 @@
+# Generated from aio_handles.py by tools/generate_sync.py (`make client`); edit that file instead.
+"""Handles of token streams, sessions and operations.
+
+A handle works with any host that has the methods of its protocol:
+
+    with client.session() as session:
+        session.append(open("long.txt"))
+        for token in session.generate("In short,", max_tokens=100):
+            print(token.text, end="")
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import IO, Any, Protocol, TypeAlias
+
+from memlm.api.generation import Accepted, Finished, GenerationEvent, Token
+from memlm.api.operations import JobReport, OperationInfo, check_deadline, wait_slice
+from memlm.api.sessions import SessionInfo
+from memlm.errors import InternalError
+
+Text: TypeAlias = "str | IO[str] | Iterable[str]"
+
+
+class TokenStream(Iterator[Token]):
+    """The tokens of one generation, as they arrive.
+
+    `accepted` is set from the start, `finished` after the last token. Closing the stream early stops the generation.
+    """
+
+    def __init__(self, events: Generator[GenerationEvent, None, None], accepted: Accepted) -> None:
+        self._events = events
+        self.accepted = accepted
+        self.finished: Finished | None = None
+        self._ready: deque[Token] = deque()
+
+    @classmethod
+    def begin(cls, events: Generator[GenerationEvent, None, None]) -> TokenStream:
+        """Waits for the first event. Raises the error of a request that is refused."""
+        first = next(events)
+        if not isinstance(first, Accepted):
+            raise InternalError(f"a generation began with {type(first).__name__}, not with Accepted")
+        return cls(events, first)
+
+    def __next__(self) -> Token:
+        while not self._ready:
+            self._receive()
+        return self._ready.popleft()
+
+    def take(self) -> tuple[Token, ...] | None:
+        """Returns all tokens that have arrived since the last call, at least one; None at the end."""
+        with suppress(StopIteration):
+            while not self._ready:
+                self._receive()
+        taken = tuple(self._ready)
+        self._ready.clear()
+        return taken or None
+
+    def _receive(self) -> None:
+        event = next(self._events)
+        if isinstance(event, Finished):
+            self.finished = event
+        elif isinstance(event, tuple):
+            self._ready.extend(event)
+
+    def close(self) -> None:
+        """Stops the generation if it is still running."""
+        self._events.close()
+
+    def __enter__(self) -> TokenStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class SessionHost(Protocol):
+    """The methods that a session needs of its client or model."""
+
+    def generate(self, prompt: str, **options: Any) -> TokenStream:
+        """Generates from the context of the session in `session=name`."""
+
+    def append_to_session(self, name: str, text: str = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:
+        """Appends text or tokens."""
+
+    def get_session(self, name: str) -> SessionInfo:
+        """Describes a session."""
+
+    def fork_session(self, name: str) -> SessionInfo:
+        """Copies a session."""
+
+    def delete_session(self, name: str) -> SessionInfo:
+        """Deletes a session."""
+
+
+class Session:
+    """A session. Leaving its block deletes it. An existing session is opened by its name."""
+
+    def __init__(self, host: SessionHost, name: str) -> None:
+        self._host, self.name = host, name
+
+    def info(self) -> SessionInfo:
+        """Size and expiry. Raises NotFound if the session has expired."""
+        return self._host.get_session(self.name)
+
+    def append(self, text: Text = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:
+        """Appends a text (a string, an open file, or pieces) or tokens: all of it, or nothing on an error."""
+        return self._host.append_to_session(self.name, join(text), token_ids=token_ids)
+
+    def generate(self, prompt: str = "", **options: Any) -> TokenStream:
+        """Generates from the session's context. At the end of the stream the session holds prompt and tokens too."""
+        return self._host.generate(prompt, session=self.name, **options)
+
+    def fork(self) -> Session:
+        """Copies the session. The copies are independent."""
+        return Session(self._host, (self._host.fork_session(self.name)).name)
+
+    def delete(self) -> None:
+        """Deletes the session."""
+        self._host.delete_session(self.name)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.delete()
+
+
+class OperationHost(Protocol):
+    """The methods that an operation needs of its client."""
+
+    def get(self, name: str) -> OperationInfo:
+        """Returns the progress of an operation."""
+
+    def wait(self, name: str, timeout_s: float) -> OperationInfo:
+        """Returns the progress of an operation when it has ended, or after `timeout_s`."""
+
+    def cancel(self, name: str) -> None:
+        """Cancels an operation."""
+
+
+class Operation:
+    """A job on a datastore. It runs on without its handle. An existing operation is opened by its name.
+
+    job = client.datastores.build("docs", corpus="docs/")
+    report = job.result()
+    """
+
+    def __init__(self, host: OperationHost, name: str) -> None:
+        self._host, self.name = host, name
+
+    def progress(self) -> OperationInfo:
+        """Returns its current progress."""
+        return self._host.get(self.name)
+
+    def wait(self, timeout_s: float | None = None) -> OperationInfo:
+        """Waits until it is done, failed or cancelled. Raises DeadlineExceeded after `timeout_s`."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            info = self._host.wait(self.name, wait_slice(deadline_s))
+            if info.has_ended:
+                return info
+            check_deadline(deadline_s, info)
+
+    def result(self, timeout_s: float | None = None) -> JobReport:
+        """Waits for its report. Raises its error if it failed or was cancelled."""
+        return (self.wait(timeout_s)).outcome()
+
+    def cancel(self) -> None:
+        """Cancels it and removes its unfinished work. An operation that has ended stays as it is."""
+        self._host.cancel(self.name)
+
+
+def join(text: Text) -> str:
+    """Joins a text that is given as a string, an open file or pieces."""
+    if isinstance(text, str):
+        return text
+    return text.read() if hasattr(text, "read") else "".join(text)

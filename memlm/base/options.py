@@ -1,0 +1,56 @@
+"""Metadata by which a dataclass field becomes a command-line option: help text, flags, panel and parser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from memlm.errors import InvalidInput
+
+OPTION = "option"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One command-line option. Without flags it is `--` and the field's name, less `num_` and `_s`.
+
+    `parse` turns the text of the command line into the field's value; `default` is the default that help shows, if
+    it is not the field's own.
+    """
+
+    help: str
+    flags: tuple[str, ...] = ()
+    metavar: str | None = None
+    panel: str | None = None
+    parse: Callable[[Any], Any] | None = None
+    default: str | None = None
+
+
+def option(
+    help: str,  # noqa: A002 - the word of every command-line library
+    *flags: str,
+    metavar: str | None = None,
+    panel: str | None = None,
+    parse: Callable[[Any], Any] | None = None,
+    default: str | None = None,
+) -> dict[str, Option]:
+    """Metadata for `dataclasses.field`."""
+    return {OPTION: Option(help, flags, metavar, panel, parse, default)}
+
+
+def parse_bytes(text: str | int) -> int:
+    """Parses a number of bytes: 1500000, 500M, 2GB (powers of 1000), 2GiB (of 1024). Raises InvalidInput."""
+    found = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?)(i?)B?\s*", str(text), re.IGNORECASE)
+    if not found or not found[1].replace(".", "", 1).isdigit():
+        raise InvalidInput(f"{text!r} is not a number of bytes; expected for example 500M or 2GiB")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " "))
+
+
+def format_bytes(number: int) -> str:
+    """Formats a number of bytes in the largest binary unit that divides it: 4194304 is 4MiB."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if number and number % (1 << power) == 0:
+            return f"{number >> power}{unit}"
+    return str(number)
