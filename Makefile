@@ -7,7 +7,7 @@ TYPED := build/typed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: client help demo test test-rest test-all check lint types format proto bench dist clean
+.PHONY: client help demo test test-rest test-all check lint types format proto docs constraints bench dist clean
 
 help:  ## say what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -58,6 +58,14 @@ proto: $(STAMP)  ## generate the code of proto/ with the oldest toolchain that t
 
 client: $(STAMP)  ## generate the synchronous client from the asynchronous one
 	$(BIN)/python tools/generate_sync.py
+
+docs: $(STAMP)  ## build the documentation site into build/site
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+constraints: $(STAMP)  ## pin what the bounds of pyproject.toml need and is not pinned yet
+	$(PIP) install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --no-annotate --output-file constraints.txt
 
 bench: $(STAMP)  ## measure speed and memory
 	$(BIN)/memlm bench build

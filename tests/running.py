@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 import signal
 import socket
@@ -153,7 +152,8 @@ def free_port() -> int:
 def figures_at(port: int) -> dict[str, float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
         text = reply.read().decode()
-    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in re.findall(r"^memlm.*$", text, re.M)}
+    lines = [line.rpartition(" ") for line in text.splitlines() if line.startswith("memlm")]
+    return {name: float(value) for name, _, value in lines}
 
 
 def wait_until(holds: Callable[[], object], timeout_s: float) -> None:
