@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from memlm.api.server import ModelInfo
 from memlm.api.sessions import SessionInfo
 from memlm.base.steps import Steps, run_steps
 from memlm.errors import InvalidInput
-from memlm.generation.batch import complete_all
+from memlm.generation.batch import complete_all, stream
 from memlm.generation.generation import Generation
 from memlm.generation.loaded_stores import LoadedStores
 from memlm.generation.scoring import score_steps, score_text
@@ -59,6 +60,7 @@ class LanguageModel:
         """
         self.checkpoint = checkpoint
         self.sessions = Sessions(checkpoint) if sessions is None else sessions
+        self._retrievers: WeakValueDictionary[tuple[Any, ...], Retriever] = WeakValueDictionary()
         self._stores = LoadedStores(checkpoint, stores, may_fail=may_fail, on_lost=on_lost)
 
     @property
@@ -89,7 +91,7 @@ class LanguageModel:
         Raises InvalidInput for a prompt that does not fit the context, for an unknown option, and for a value that
         means nothing.
         """
-        return TokenStream.begin(self.start(GenerateRequest.of(prompt, options)).events())
+        return TokenStream.begin(stream(self.checkpoint, self.start(GenerateRequest.of(prompt, options))))
 
     def generate_batch(self, prompts: Sequence[str], **options: Any) -> tuple[Completion, ...]:
         """Continues several prompts side by side, with the options of `generate`; in the order of the prompts.
@@ -113,7 +115,7 @@ class LanguageModel:
         """Does the work of `start`: a long prompt is encoded outside the loop."""
         retriever = self.retriever(request.retrieval)
         lease = None if request.session is None else self.sessions.lease(request.session, owner=owner)
-        return Generation.steps(self.checkpoint, request, retriever, request_id=request_id, lease=lease)
+        return Generation.start(self.checkpoint, request, retriever, request_id=request_id, lease=lease)
 
     def session(self, *, ttl_s: float | None = None) -> Session:
         """A new session: what is appended to it and generated in it is read once, and gone on from."""
@@ -242,7 +244,8 @@ class LanguageModel:
         names = [each.name for each in params.stores] or ([] if params.store is None else [params.store])
         if not params.use_store or not (names or len(self._stores)):
             return None
-        return Retriever.of(self._stores.model_stores(names), params)
+        retriever = Retriever.of(self._stores.model_stores(names), params)
+        return self._retrievers.setdefault(retriever.settings, retriever)
 
     def close(self) -> None:
         """Closes the datastores."""

@@ -1,3 +1,7 @@
+from memlm.base.steps import run_steps
+from memlm.generation.batch import Batch, RunningSequence
+from memlm.generation.generation import Generation
+
 KINDS = {
     "rotary": {},
     "learned": {"positions": "learned"},
@@ -11,3 +15,7 @@ KINDS = {
     },
     "memorizing": {"memorizing": {"layers": [1], "top_k": 4, "capacity": 40}},
 }  # fmt: skip
+
+
+def add(batch: Batch, generation: Generation) -> RunningSequence:
+    return run_steps(batch.add(generation))

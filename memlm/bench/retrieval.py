@@ -26,7 +26,7 @@ from memlm.indexing.tune import Read, joined, tune
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.retrieval.encoder import Encoder, text_windows
 from memlm.retrieval.interpolation import mix_targets, target_logprobs
-from memlm.retrieval.retriever import NO_POINTERS, Retriever
+from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore
 
 LOSSES = (0.001, 0.01)  # nats per token that may be lost by not asking, and by following
@@ -142,12 +142,12 @@ def _ask(reads: Sequence[Read], retriever: Retriever) -> tuple[list[Float64[np.n
     """Nats of every token of every document, the share of tokens that the store was searched for, and seconds."""
     nats, searches, count, seconds = [], 0, 0, 0.0
     for read in reads:
-        pointers, mixed = NO_POINTERS, np.empty(len(read.targets_N), np.float64)
+        policy, mixed = retriever.new_policy(), np.empty(len(read.targets_N), np.float64)
         for place, target in enumerate(read.targets_N.tolist()):
             one = slice(place, place + 1)
             begin = time.perf_counter()
-            found = retriever.search(read.keys_ND[one], read.max_logprobs_N[one], [pointers])
-            pointers = retriever.pointers_after(found, target)
+            found = retriever.search(read.keys_ND[one], read.max_logprobs_N[one], [policy])
+            policy.observe(found.neighbors, target)
             seconds += time.perf_counter() - begin
             knn_1: Float32[np.ndarray, " 1"] = target_logprobs(
                 found.logweights_QK, found.neighbors.values_QK, read.targets_N[one]

@@ -1,24 +1,24 @@
-"""Generations that go on side by side: the weights are read once a step for all of them.
+"""Sequences decoded together: a step reads the weights once for all of them.
 
-New ones join, and old ones leave, between any two steps. A prompt is read in pieces, one a step, so that a long one
-holds up the others for no longer than a piece takes. Whatever wants its memory in a step is searched for at once.
+Sequences are added and removed between any two steps. A prompt is read in pieces, one a step, so that a long one delays
+the others by one piece at most. The sequences of a retriever are searched for at once.
 
-Each text is what it would be alone, with its own seed and its own memory, up to the last bits of floating point: the
-products of a batch add in another order.
+Batch invariance: each text is what it would be alone, with its own seed and its own datastores, up to the last bits of
+floating point, because the products of a batch add in another order.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from memlm.api.generation import Completion, Token
+from memlm.api.generation import Completion, GenerationEvent, Token
 from memlm.base.steps import Steps, run_steps
 from memlm.generation.generation import Generation
 from memlm.model import DecoderState, decoding_threads
@@ -32,53 +32,58 @@ PREFILL_TOKENS = 256
 # A session's state is read apart from the others' where reading it takes a quarter of the time of reading the weights.
 # Copying a smaller one into a row, and out of it, takes about as long as a step.
 APART_BYTES, APART_SHARE = 8 << 20, 4
-READING_TOKENS = 16  # calculating so many takes as long as reading the weights (docs/log, 2026-11-21)
+PADDING_TOKENS = 16  # computing so many takes as long as reading the weights (docs/log, 2026-11-21)
 
 
 @dataclass(eq=False, slots=True)
 class RunningSequence:
-    """A generation in the batch: its tokens of the last step, or what went wrong with it. After its last step, `state`
-    is what its session is to keep, if it has one.
+    """A generation in the batch, with its tokens of the last step, or its failure. After the last step, `state` is the
+    context cache for its session, if it has one. `since_s` (perf_counter) is the end of its last step.
     """
 
     generation: Generation
     tokens: tuple[Token, ...] = ()
     failure: Exception | None = None
-    since: float = 0.0
+    since_s: float = 0.0
     state: DecoderState | None = None
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing more to come."""
+        """Whether it has failed or generated its last token."""
         return self.failure is not None or self.generation.finished is not None
 
 
 @dataclass(slots=True)
 class _Prefill:
-    """A sequence whose prompt is being read, how many of its tokens were, and what was made of them. One `apart` keeps
-    that state as its own.
+    """A sequence whose prompt is being read: its context cache, and the number of tokens in it. One that is `apart`
+    keeps this cache to its end.
     """
 
     sequence: RunningSequence
-    state: DecoderState | None = None
+    state: DecoderState | None
+    apart: bool
     done: int = 0
-    apart: bool = False
 
     @property
     def num_pending(self) -> int:
-        """Tokens that are left."""
+        """Tokens left to read."""
         return len(self.sequence.generation.pending_ids) - self.done
 
 
-_Last: TypeAlias = tuple[
-    RunningSequence, Tensor, Tensor
-]  # a sequence, and the final state and the key of its last token
+class _Decoded(NamedTuple):
+    """A sequence with the final hidden state and the key of its last token."""
+
+    sequence: RunningSequence
+    hidden_D: Tensor
+    key_D: Tensor
 
 
 class Batch:
-    """Up to `max_sequences` generations of one model, decoded together. A step reads at most `prefill_tokens`
-    of prompts.
-    Each generation has room for `capacity` tokens, by default for as many as the model reads.
+    """Up to `max_sequences` generations of one model, decoded together. A step reads at most `prefill_tokens` of
+    prompts. Each generation has room for `capacity` tokens, by default for as many as the model reads.
+
+    Most sequences share the rows of a pool. A sequence is decoded apart, in a context cache of its own, if it is the
+    only one, if its session's cache is large, or if it has a decoder of its own.
     """
 
     def __init__(
@@ -89,225 +94,230 @@ class Batch:
         prefill_tokens: int = PREFILL_TOKENS,
         capacity: int | None = None,
     ) -> None:
-        """Nobody is in it yet."""
-        self._decoder, self._prefill_tokens = checkpoint.decoder, prefill_tokens
-        config = checkpoint.decoder.config
-        self._capacity = capacity or config.max_length or UNBOUNDED
+        self._decoder, self._max_sequences, self._prefill_tokens = checkpoint.decoder, max_sequences, prefill_tokens
+        self._capacity = capacity or checkpoint.decoder.config.max_length or UNBOUNDED
         self._pool = StatePool(checkpoint.decoder, most_rows=max_sequences, capacity=self._capacity)
-        self._reading: deque[_Prefill] = deque()
+        self._prompts: deque[_Prefill] = deque()
         self._rows: list[RunningSequence] = []
         self._apart: dict[RunningSequence, DecoderState] = {}
         weights = checkpoint.decoder.num_parameters * checkpoint.decoder.dtype.itemsize
         self._apart_bytes = max(APART_BYTES, weights // APART_SHARE)
 
     def __len__(self) -> int:
-        """How many are in it."""
-        return len(self._reading) + len(self._rows) + len(self._apart)
+        return len(self._prompts) + len(self._rows) + len(self._apart)
 
-    def add(self, generation: Generation) -> RunningSequence:
-        """Adds a generation, from the next step on."""
-        return run_steps(self.add_steps(generation))
+    def add(self, generation: Generation) -> Steps[RunningSequence]:
+        """Adds a generation from the next step on. A large context cache of its session is copied outside the loop.
 
-    def add_steps(self, generation: Generation) -> Steps[RunningSequence]:
-        """Does the work of `add`; the state of a session is copied outside the loop where it is large. One that is
-        very large stays a state of its own, read apart from the rows of the others: copying it into a row, and out of
-        it at the end, would hold up all of them.
+        A very large one stays apart: copying it into a row and out again would delay all other sequences.
         """
-        sequence, state = RunningSequence(generation, since=time.perf_counter()), None
-        apart = generation.has_session and self._bytes_of(generation.prompt_positions) > self._apart_bytes
+        sequence, state = RunningSequence(generation, since_s=time.perf_counter()), None
+        cache_bytes = row_bytes(self._decoder.config, generation.prompt_positions, self._decoder.dtype)
+        apart = (
+            self._max_sequences == 1
+            or generation.own_decoder is not None
+            or (generation.has_session and cache_bytes > self._apart_bytes)
+        )
         if generation.continues or apart:
-            places = generation.max_positions if apart else generation.prompt_positions
-            state = yield from generation.initial_state_steps(self._places_for(places))
-        self._reading.append(_Prefill(sequence, state, apart=apart))
+            positions = generation.max_positions if apart else generation.prompt_positions
+            state = yield from generation.initial_state(self._places_for(positions))
+        self._prompts.append(_Prefill(sequence, state, apart))
         return sequence
 
-    def _bytes_of(self, num_tokens: int) -> int:
-        return row_bytes(self._decoder.config, num_tokens, self._decoder.dtype)
-
-    def _places_for(self, num_tokens: int) -> int:
-        """A window that moves must have as many places as the rows that it will be one of."""
-        return self._capacity if self._decoder.config.is_windowed else num_tokens
-
     def remove(self, sequence: RunningSequence) -> None:
-        """One less: its place is free at once. Nothing happens where it has left already."""
+        """Removes a sequence and frees its place at once. Does nothing for one that is not in the batch."""
         if sequence in self._rows:
             row = self._rows.index(sequence)
             self._pool.remove_row(row)
             self._rows[row] = self._rows[-1]
             self._rows.pop()
         elif self._apart.pop(sequence, None) is None:
-            self._reading = deque(each for each in self._reading if each.sequence is not sequence)
+            self._prompts = deque(prompt for prompt in self._prompts if prompt.sequence is not sequence)
 
     def shrink(self) -> None:
-        """Gives up the room for more than one, where nobody is in it."""
+        """Frees the memory of all rows but one, if the batch is empty."""
         if not len(self):
             self._pool.shrink()
 
     def step(self) -> list[RunningSequence]:
-        """One token more for each whose prompt has been read. Gives those that it drew for; the ones that are done have
-        left.
+        """Generates one token for each sequence whose prompt has been read, and returns these sequences. Those that are
+        done have been removed.
         """
         with torch.inference_mode():
-            drawn = [*self._decode(), *self._decode_apart(), *self._prefill()]
-            if drawn:
-                with decoding_threads(self._decoder, len(drawn)):
-                    self._draw(drawn)
-        sequences = [sequence for sequence, _, _ in drawn]
-        for sequence in sequences:
-            if sequence.generation.has_session and sequence.generation.finished:
-                self._keep(sequence)
+            decoded = [*self._decode_rows(), *self._decode_apart(), *self._prefill()]
+            if decoded:
+                with decoding_threads(self._decoder, len(decoded)):
+                    self._sample(decoded)
+        for sequence, _, _ in decoded:
+            if sequence.generation.finished and sequence.generation.has_session:
+                try:
+                    sequence.state = self._apart.get(sequence)
+                    if sequence.state is None:
+                        sequence.state = copied(self._pool.state, self._rows.index(sequence), self._decoder)
+                except Exception as error:
+                    sequence.failure = error
             if sequence.is_done:
                 self.remove(sequence)
-        return sequences
+        return [sequence for sequence, _, _ in decoded]
 
-    def _keep(self, sequence: RunningSequence) -> None:
-        """Takes out what was read for the sequence's session."""
-        if sequence in self._apart:
-            sequence.state = self._apart[sequence]
-            return
-        try:
-            sequence.state = copied(self._pool.state, self._rows.index(sequence), self._decoder)
-        except Exception as error:
-            sequence.failure = error
-
-    def _decode(self) -> list[_Last]:
-        """Reads the last token of every row."""
+    def _decode_rows(self) -> list[_Decoded]:
+        """Reads the last token of every row of the pool."""
         if not self._rows:
             return []
         with decoding_threads(self._decoder, len(self._rows)):
             tokens_R1 = torch.tensor([sequence.generation.pending_ids for sequence in self._rows])
             hidden_R1D, keys_R1D = self._decoder(tokens_R1, self._pool.state)
         self._pool.settle()
-        return list(zip(self._rows, hidden_R1D[:, 0], keys_R1D[:, 0], strict=True))
+        return list(map(_Decoded, self._rows, hidden_R1D[:, 0], keys_R1D[:, 0]))
 
-    def _decode_apart(self) -> list[_Last]:
-        """Reads the last token of each sequence that has a state of its own."""
-        read = list[_Last]()
+    def _decode_apart(self) -> list[_Decoded]:
+        """Reads the last token of each sequence that is apart, with its own decoder where it has one."""
+        decoded = list[_Decoded]()
         for sequence, state in self._apart.items():
+            own_decoder = sequence.generation.own_decoder
             with decoding_threads(self._decoder, 1):
-                hidden_11D, keys_11D = self._decoder(torch.tensor([sequence.generation.pending_ids]), state)
-            read.append((sequence, hidden_11D[0, 0], keys_11D[0, 0]))
-        return read
+                token_11 = torch.tensor([sequence.generation.pending_ids])
+                if own_decoder is None:
+                    hidden_11D, keys_11D = self._decoder(token_11, state)
+                else:
+                    hidden_11D = keys_11D = own_decoder(token_11, state)  # no keys: such a sequence searches nothing
+            decoded.append(_Decoded(sequence, hidden_11D[0, 0], keys_11D[0, 0]))
+        return decoded
 
-    def _prefill(self) -> list[_Last]:
-        """Reads on in the prompts, the oldest first; those that end become rows."""
-        room, ended = self._prefill_tokens, list[_Last]()
-        while self._reading and room > 0:
-            together = self._begin_together(room)
-            size = min(room, max(reading.num_pending for reading in together))
-            hidden_BTD, keys_BTD, state = self._read_pieces(together, size)
-            room -= len(together) * size
-            ending = [
-                reading.sequence.generation.max_positions
-                for reading in together
-                if reading.num_pending <= size and not reading.apart
+    def _prefill(self) -> list[_Decoded]:
+        """Reads on in the prompts, the oldest first. A sequence whose prompt ends is decoded from the next step on."""
+        room, decoded = self._prefill_tokens, list[_Decoded]()
+        while self._prompts and room > 0:
+            group = self._next_group(room)
+            size = min(room, max(prompt.num_pending for prompt in group))
+            pieces = [prompt.sequence.generation.pending_ids[prompt.done : prompt.done + size] for prompt in group]
+            if (state := group[0].state) is None:
+                capacity = self._places_for(max(prompt.num_pending for prompt in group))
+                state = self._decoder.new_state(batch_size=len(group), capacity=capacity)
+                if len(group) == 1:
+                    group[0].state = state
+            padded_BT = torch.tensor([[*piece, *[0] * (size - len(piece))] for piece in pieces])
+            with decoding_threads(self._decoder, len(group) * size):
+                hidden_BTD, keys_BTD = self._decoder(padded_BT, state, new_B=[len(piece) for piece in pieces])
+            room -= len(group) * size
+            new_rows = [
+                prompt.sequence.generation.max_positions
+                for prompt in group
+                if prompt.num_pending <= size and not prompt.apart
             ]
-            self._pool.grow(len(ending), max(ending, default=0))
-            for row, reading in enumerate(together):
-                last = min(size, reading.num_pending) - 1
-                reading.done += last + 1
-                if not reading.num_pending:
-                    self._reading.popleft()
-                    if reading.apart:
-                        self._apart[reading.sequence] = state
-                    else:
-                        self._pool.add_row(state, row)
-                        self._rows.append(reading.sequence)
-                    ended.append((reading.sequence, hidden_BTD[row, last], keys_BTD[row, last]))
-        return ended
+            self._pool.grow(len(new_rows), max(new_rows, default=0))
+            for row, (prompt, piece) in enumerate(zip(group, pieces, strict=True)):
+                prompt.done += len(piece)
+                if prompt.num_pending:
+                    continue
+                self._prompts.popleft()
+                if prompt.apart:
+                    self._apart[prompt.sequence] = state
+                else:
+                    self._pool.add_row(state, row)
+                    self._rows.append(prompt.sequence)
+                last = len(piece) - 1
+                decoded.append(_Decoded(prompt.sequence, hidden_BTD[row, last], keys_BTD[row, last]))
+        return decoded
 
-    def _begin_together(self, room: int) -> list[_Prefill]:
-        """The oldest prompt; where all of it fits, with those behind it for which the weights need not be read again.
-        Each saves a reading, and costs the padding that makes all of them as long as the longest.
+    def _next_group(self, room: int) -> list[_Prefill]:
+        """Returns the oldest prompt, with those behind it that are cheaper to read along than by themselves.
+
+        Each saves one reading of the weights, and costs the padding that makes all of them as long as the longest.
         """
-        first, *others = self._reading
-        together, longest, total = [first], first.num_pending, first.num_pending
+        first, *others = self._prompts
+        group, longest, total = [first], first.num_pending, first.num_pending
         if first.state is not None or longest > room:
-            return together
-        for reading in others:
-            longest, total = max(longest, reading.num_pending), total + reading.num_pending
-            padded = (len(together) + 1) * longest
-            if reading.state is not None or padded > room or padded - total > READING_TOKENS * len(together):
+            return group
+        for prompt in others:
+            longest, total = max(longest, prompt.num_pending), total + prompt.num_pending
+            padded = (len(group) + 1) * longest
+            if prompt.state is not None or padded > room or padded - total > PADDING_TOKENS * len(group):
                 break
-            together.append(reading)
-        return together
+            group.append(prompt)
+        return group
 
-    def _read_pieces(self, together: Sequence[_Prefill], size: int) -> tuple[Tensor, Tensor, DecoderState]:
-        """Reads up to `size` tokens of each; gives the final states, the keys, and the state with a row for each."""
-        pieces = [reading.sequence.generation.pending_ids[reading.done : reading.done + size] for reading in together]
-        if (state := together[0].state) is None:
-            capacity = self._places_for(max(reading.num_pending for reading in together))
-            state = self._decoder.new_state(batch_size=len(together), capacity=capacity)
-            if len(together) == 1:
-                together[0].state = state
-        padded = [[*piece, *[0] * (size - len(piece))] for piece in pieces]
-        with decoding_threads(self._decoder, len(together) * size):
-            hidden_BTD, keys_BTD = self._decoder(torch.tensor(padded), state, new_B=[len(piece) for piece in pieces])
-        return hidden_BTD, keys_BTD, state
+    def _places_for(self, num_tokens: int) -> int:
+        """A window that moves must have as many places as the rows of the pool that it will be one of."""
+        return self._capacity if self._decoder.config.is_windowed else num_tokens
 
-    def _draw(self, drawn: Sequence[_Last]) -> None:
-        """Asks the memories, all of one kind at once, and draws a token for each."""
-        hidden_RD = torch.stack([hidden_D for _, hidden_D, _ in drawn])
+    def _sample(self, decoded: Sequence[_Decoded]) -> None:
+        """Searches once for each retriever, and samples a token for each sequence."""
+        hidden_RD = torch.stack([hidden_D for _, hidden_D, _ in decoded])
         logprobs_RV = self._decoder.logprobs(hidden_RD)
-        found: dict[int, RetrievalResult] = {}
-        for retriever, rows in _by_retriever(drawn).items():
+        rows_of: dict[Retriever, list[int]] = {}
+        for row, (sequence, _, _) in enumerate(decoded):
+            if (retriever := sequence.generation.retriever) is not None and sequence.generation.needs_retrieval:
+                rows_of.setdefault(retriever, []).append(row)
+        results: dict[int, RetrievalResult] = {}
+        for retriever, rows in rows_of.items():
             try:
-                retrieved = self._retrieve(retriever, [drawn[row] for row in rows], logprobs_RV[rows])
-                if retriever.gate:
-                    gated_QD = gated(self._decoder, retriever.gate, hidden_RD[rows], retrieved.neighbors)
+                keys_QD = torch.stack([decoded[row].key_D for row in rows]).float().numpy()
+                max_logprobs_Q = logprobs_RV[rows].amax(dim=1).numpy() if retriever.needs_max_logprob else None
+                policies = [decoded[row].sequence.generation.policy for row in rows]
+                result = retriever.search(keys_QD, max_logprobs_Q, policies)
+                if retriever.gate is not None:
+                    gated_QD = gated(self._decoder, retriever.gate, hidden_RD[rows], result.neighbors)
                     logprobs_RV[rows] = self._decoder.logprobs(gated_QD)
-                found |= {row: retrieved.row(place) for place, row in enumerate(rows)}
+                results |= {row: result.row(place) for place, row in enumerate(rows)}
             except Exception as error:
                 for row in rows:
-                    drawn[row][0].failure = error
-        for row, (sequence, _, _) in enumerate(drawn):
+                    decoded[row].sequence.failure = error
+        for row, (sequence, _, _) in enumerate(decoded):
             if sequence.failure is None:
                 try:
-                    sequence.tokens = sequence.generation.sample_next(logprobs_RV[row], found.get(row), sequence.since)
+                    sequence.tokens = sequence.generation.sample_next(
+                        logprobs_RV[row], results.get(row), sequence.since_s
+                    )
                 except Exception as error:
                     sequence.failure = error
-            sequence.since = time.perf_counter()
-
-    def _retrieve(self, retriever: Retriever, asking: Sequence[_Last], logprobs_QV: Tensor) -> RetrievalResult:
-        keys_QD = torch.stack([key_D for _, _, key_D in asking]).float().numpy()
-        max_logprobs_Q = logprobs_QV.amax(dim=1).numpy() if retriever.needs_max_logprob else None
-        return retriever.search(keys_QD, max_logprobs_Q, [sequence.generation.pointers for sequence, _, _ in asking])
+            sequence.since_s = time.perf_counter()
 
 
-def _by_retriever(drawn: Sequence[_Last]) -> dict[Retriever, list[int]]:
-    """Which of them ask their memories, and alike."""
-    rows: dict[Retriever, list[int]] = {}
-    for row, (sequence, _, _) in enumerate(drawn):
-        retriever = sequence.generation.retriever
-        if retriever is not None and sequence.generation.needs_retrieval:
-            rows.setdefault(retriever, []).append(row)
-    return rows
+def stream(checkpoint: Checkpoint, generation: Generation) -> Generator[GenerationEvent, None, None]:
+    """Drives one generation: yields Accepted, its tokens, and Finished. Raises its failure."""
+    try:
+        yield generation.accepted
+        for sequence in _steps_of(checkpoint, [generation]):
+            if sequence.tokens:
+                yield sequence.tokens
+        assert generation.finished is not None
+        yield generation.finished
+    finally:
+        generation.close()
 
 
 def complete_all(checkpoint: Checkpoint, generations: Sequence[Generation]) -> tuple[Completion, ...]:
-    """Drives all generations to their ends. Raises what goes wrong with any."""
-    longest = max((len(each.pending_ids) for each in generations), default=0)
-    batch = Batch(
-        checkpoint,
-        max_sequences=len(generations),
-        prefill_tokens=len(generations) * longest,
-        capacity=max((each.max_positions for each in generations), default=None),
-    )
-    sequences = [batch.add(generation) for generation in generations]
-    told: dict[RunningSequence, list[Token]] = {sequence: [] for sequence in sequences}
+    """Drives several generations side by side to their ends. Raises the first failure of any."""
+    tokens: dict[Generation, list[Token]] = {generation: [] for generation in generations}
     try:
-        while len(batch):
-            for sequence in batch.step():
-                if sequence.failure is not None:
-                    raise sequence.failure
-                if sequence.state is not None:
-                    run_steps(sequence.generation.commit_to_session(sequence.state))
-                told[sequence] += sequence.tokens
+        for sequence in _steps_of(checkpoint, generations):
+            tokens[sequence.generation] += sequence.tokens
     finally:
         for generation in generations:
             generation.close()
     return tuple(
-        Completion("".join(token.text for token in tokens), tuple(tokens), generation.accepted, generation.finished)
-        for tokens, generation in zip(told.values(), generations, strict=True)
+        Completion("".join(token.text for token in each), tuple(each), generation.accepted, generation.finished)
+        for generation, each in tokens.items()
         if generation.finished is not None
     )
+
+
+def _steps_of(checkpoint: Checkpoint, generations: Sequence[Generation]) -> Iterator[RunningSequence]:
+    """Steps a batch of these generations to its end, and yields each sequence after each of its steps."""
+    batch = Batch(
+        checkpoint,
+        max_sequences=len(generations),
+        prefill_tokens=len(generations) * max(len(generation.pending_ids) for generation in generations),
+        capacity=max(generation.max_positions for generation in generations),
+    )
+    for generation in generations:
+        run_steps(batch.add(generation))
+    while len(batch):
+        for sequence in batch.step():
+            if sequence.failure is not None:
+                raise sequence.failure
+            if sequence.state is not None:
+                run_steps(sequence.generation.commit_to_session(sequence.state))
+            yield sequence
+            sequence.since_s = time.perf_counter()  # decoding does not include the consumer's time

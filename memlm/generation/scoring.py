@@ -19,7 +19,7 @@ from memlm.retrieval.encoder import BLOCK_WINDOWS, Encoder, Prediction
 from memlm.retrieval.encoder import document_windows as windows_for
 from memlm.retrieval.gate import SpalmGate, gated
 from memlm.retrieval.interpolation import mix_targets, target_logprobs
-from memlm.retrieval.retriever import NO_POINTERS, RetrievalResult, Retriever
+from memlm.retrieval.retriever import RetrievalResult, Retriever
 
 COUNTED_CHARACTERS = 1 << 16
 STEP_WINDOWS = 4  # so that whoever takes steps has its turn soon
@@ -48,17 +48,17 @@ def score_parts(
 ) -> Iterator[Scored | None]:
     """The same; None says that some time has passed, though nothing new is known."""
     encoder, gate = Encoder(checkpoint.decoder), retriever.gate if retriever else None
-    pointers = NO_POINTERS
+    policy = retriever.new_policy() if retriever else None
     for block in blocks_of(windows, at_once):
         for part in encoder.parts(block, hidden=gate is not None):
             if part is None:
                 yield None
                 continue
             targets_N, read = part
-            if retriever is None:
+            if retriever is None or policy is None:
                 yield Scored(targets_N, read.logprobs_N, None, None)
                 continue
-            found, pointers = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, targets_N, pointers)
+            found = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, targets_N, policy)
             lm_logprobs_N = _gated_logprobs(checkpoint, gate, read, found, targets_N) if gate else read.logprobs_N
             knn_N = target_logprobs(found.logweights_QK, found.neighbors.values_QK, targets_N)
             there_N = (found.neighbors.ids_QK >= 0).any(axis=1)

@@ -30,10 +30,11 @@ from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import KnnDefaults
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.retrieval.adaptive import AdaptiveLam, features_of, find_skip_threshold, fit
+from memlm.retrieval.adaptive import AdaptiveLam, features_of, fit
 from memlm.retrieval.encoder import BLOCK_WINDOWS, Encoder, Prediction, text_windows
 from memlm.retrieval.interpolation import mix_targets, neighbor_logweights, target_logprobs
-from memlm.retrieval.retriever import NO_POINTERS, Retriever
+from memlm.retrieval.retriever import Retriever
+from memlm.retrieval.skipping import find_skip_threshold
 from memlm.retrieval.store import ModelStore
 
 LARGEST_K = 512
@@ -254,7 +255,7 @@ def _asked(trial: tuple[Read, ...], retriever: Retriever) -> tuple[float, float]
     """Nats per token when the store is asked in some way, and the share of positions that it was searched for."""
     nats, searches, count = 0.0, 0, 0
     for read in trial:
-        found, _ = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, read.targets_N, NO_POINTERS)
+        found = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, read.targets_N, retriever.new_policy())
         knn_N = target_logprobs(found.logweights_QK, found.neighbors.values_QK, read.targets_N)
         there_N = (found.neighbors.ids_QK >= 0).any(axis=1)
         nats -= float(mix_targets(read.lm_logprobs_N, knn_N, there_N, found.lams_Q).sum(dtype=np.float64))

@@ -98,23 +98,3 @@ def fit(
     search.step(loss)
     bias, *weights = learnt.tolist()
     return AdaptiveLam(bias, tuple(weights), tuple(means_F.tolist()), tuple(scales_F.tolist()))
-
-
-def find_skip_threshold(
-    lm_Q: Float64[np.ndarray, " Q"],
-    mixed_Q: Float64[np.ndarray, " Q"],
-    max_logprobs_Q: Float32[np.ndarray, " Q"],
-    most_loss: float,
-) -> tuple[float | None, float, float]:
-    """The model's largest log-probability above which the memory need not be asked, the share of positions that this
-    skips, and the nats per token that it costs; the lowest that costs at most `most_loss`. None where none does.
-    """
-    order_Q = np.argsort(-max_logprobs_Q, kind="stable")
-    lost_Q = (np.log(np.maximum(mixed_Q, 1e-300)) - np.log(np.maximum(lm_Q, 1e-300)))[order_Q].cumsum() / len(lm_Q)
-    may_Q = np.flatnonzero(lost_Q <= most_loss)
-    if not len(may_Q):
-        return None, 0.0, 0.0
-    last = int(may_Q[-1])
-    threshold = float(max_logprobs_Q[order_Q[last]])
-    taken = int((max_logprobs_Q >= threshold).sum())  # ties go together
-    return threshold, taken / len(lm_Q), float(lost_Q[taken - 1])

@@ -1,39 +1,36 @@
-"""Keys -> what memory says to them: neighbors, the logarithms of their weights in p_kNN, and how loudly they speak.
+"""Keys -> neighbors with their weights in p_kNN, and the weight λ of p_kNN in the mixture.
 
-One datastore is asked, or several at once: then all neighbors share one softmax, in which a store of weight w counts
-as if each of its entries stood there w times (w = 1 for all: the same as one store of all their documents).
-
-Two ways not to search. Where the model is sure enough, memory is not asked (arXiv 2109.04212, section 4.1). And where
-enough of the last neighbors named the token that then came, the entries that follow them in their documents are taken
-in place of a search (RetoMaton, arXiv 2201.12431, section 3).
+A retriever searches one datastore or several at once. The neighbors of several stores share one softmax, in which a
+store of weight w counts as if each of its entries were stored w times. With all weights 1, the result equals that of
+one store with all the documents.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
 
 from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams
-from memlm.errors import InvalidInput
 from memlm.index.neighbors import Neighbors
 from memlm.retrieval.adaptive import AdaptiveLam, features_of
 from memlm.retrieval.gate import SpalmGate, load_gate
 from memlm.retrieval.interpolation import neighbor_logweights
+from memlm.retrieval.pointers import Pointers, check_pointers
+from memlm.retrieval.policy import RetrievalPolicy, Shortcut
+from memlm.retrieval.skipping import SkipConfident
 from memlm.retrieval.store import ModelStore
-
-NO_POINTERS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievalResult:
-    """What Q keys brought back: neighbors, the loudest first, the logarithms of their weights in p_kNN, how loudly
-    they speak, which store each is of, and whether an index was searched. Where memory was not asked there are none.
-    `took_ms` is how long all of it took.
+    """The neighbors of Q keys, largest weight first, with the logarithms of their weights in p_kNN, the store each
+    comes from, the λ of each key, and whether an index was searched. `took_ms` is the time of the whole retrieval.
     """
 
     neighbors: Neighbors
@@ -45,7 +42,7 @@ class RetrievalResult:
 
     @classmethod
     def joined(cls, rows: Sequence[RetrievalResult]) -> RetrievalResult:
-        """What several keys brought back, one after another."""
+        """Concatenates the results of several keys in their order."""
         found = [row.neighbors for row in rows]
         parts: list[list[np.ndarray]] = [
             [each.distances_QK for each in found], [each.ids_QK for each in found], [each.values_QK for each in found],
@@ -57,7 +54,7 @@ class RetrievalResult:
         return cls(near, logweights_QK, lams_Q, stores_QK, searched_Q, took_ms)
 
     def row(self, number: int) -> RetrievalResult:
-        """What one of the keys brought back."""
+        """Returns the result of one key."""
         one = slice(number, number + 1)
         found = self.neighbors
         parts: list[np.ndarray] = [found.distances_QK[one], found.ids_QK[one], found.values_QK[one]]
@@ -65,11 +62,12 @@ class RetrievalResult:
         return RetrievalResult(Neighbors(*parts), *rest)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Retriever:
-    """Datastores and how to search them: k neighbors, softmax temperature, weight lam in the mixture, and optionally
-    the gate that mixes the neighbors into the final state. `min_pointers` pointers replace a search. Nothing is
-    searched where the model's largest log-probability is `skip_retrieval_above` or more.
+    """Datastores and how to search them: k neighbors, softmax temperature, λ, and optionally a gate (SPALM).
+
+    Retrievers are compared by identity: sequences of one batch that share a retriever share a search. `settings` are
+    equal for two that would give equal results. `new_policy` gives a sequence its own state.
     """
 
     stores: tuple[ModelStore, ...]
@@ -85,10 +83,10 @@ class Retriever:
 
     @classmethod
     def of(cls, stores: Sequence[ModelStore], params: RetrievalParams) -> Retriever:
-        """A request's settings. What it leaves open comes from the first store's defaults; what tuning found beyond
-        one lam is for whoever asks one store for nothing else.
+        """Takes from the first store's defaults whatever the request leaves open. Adaptive λ, skipping and pointers
+        apply only to a request that searches one store and sets none of k, λ and temperature.
 
-        Raises InvalidInput where pointers of several stores are to be followed, or of one without its keys.
+        Raises InvalidInput for `min_pointers` with several stores, or with one that was built without keeping its keys.
         """
         first, defaults = stores[0], stores[0].datastore.defaults
         weight_of = {each.name: each.weight for each in params.stores}
@@ -99,7 +97,7 @@ class Retriever:
         if params.min_pointers is not None:
             min_pointers = params.min_pointers or None
         if params.min_pointers:
-            _check_pointers(stores)
+            check_pointers(stores)
         return cls(
             stores=tuple(stores),
             weights=tuple(weight_of.get(store.name, 1.0) for store in stores),
@@ -114,117 +112,115 @@ class Retriever:
         )
 
     @property
+    def settings(self) -> tuple[Any, ...]:
+        """The fields' values, hashable."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+    @property
     def name(self) -> str:
         """The stores' names."""
         return " + ".join(store.name for store in self.stores)
 
     @property
     def needs_max_logprob(self) -> bool:
-        """Whether searching goes by how sure the model is."""
+        """Whether λ or the policy depends on the model's largest log-probability."""
         return self.adaptive is not None or self.skip_retrieval_above is not None
+
+    def new_policy(self) -> RetrievalPolicy:
+        """Returns the state that one sequence keeps between its searches."""
+        shortcuts = list[Shortcut]()
+        if self.skip_retrieval_above is not None:
+            shortcuts.append(SkipConfident(self.skip_retrieval_above, k=self.k))
+        if self.min_pointers:
+            shortcuts.append(Pointers(self.stores[0].datastore, k=self.k, min_pointers=self.min_pointers))
+        return RetrievalPolicy(shortcuts)
 
     def search(
         self,
         keys_QD: Float32[np.ndarray, "Q D"],
         max_logprobs_Q: Float32[np.ndarray, " Q"] | None = None,
-        pointers: Sequence[Int64[np.ndarray, " _"]] | None = None,
+        policies: Sequence[RetrievalPolicy] = (),
     ) -> RetrievalResult:
-        """The neighbors of some keys, with their weights. Given the model's largest log-probability at each, lam may
-        differ from position to position, and those where the model is sure enough are not asked about, if the store
-        was tuned so; given pointers for each (`pointers_after`), they may take the place of a search.
+        """Finds the neighbors of Q keys and weighs them.
+
+        `max_logprobs_Q` are the model's largest log-probabilities; without them λ is the same everywhere. `policies`,
+        one for each key, may replace its search.
         """
         begin_s = time.perf_counter()
-        several = len(self.stores) > 1
-        retrieved = self._search_union(keys_QD) if several else self._search_one(keys_QD, max_logprobs_Q, pointers)
-        return replace(retrieved, took_ms=1000 * (time.perf_counter() - begin_s))
-
-    def _search_one(
-        self,
-        keys_QD: Float32[np.ndarray, "Q D"],
-        max_logprobs_Q: Float32[np.ndarray, " Q"] | None,
-        pointers: Sequence[Int64[np.ndarray, " _"]] | None,
-    ) -> RetrievalResult:
-        found, searched_Q = self._found(keys_QD, max_logprobs_Q, pointers)
-        logweights_QK = neighbor_logweights(found.distances_QK, self.temperature)
-        lams_Q = np.full(len(keys_QD), self.lam)
-        if self.adaptive and max_logprobs_Q is not None:
-            lams_Q = self.adaptive.lams(features_of(found, logweights_QK, self.temperature, max_logprobs_Q)).astype(
-                np.float64
-            )
-        return RetrievalResult(found, logweights_QK, lams_Q, np.zeros_like(found.ids_QK), searched_Q)
+        result = self._search_one(keys_QD, max_logprobs_Q, policies) if len(self.stores) == 1 else self._union(keys_QD)
+        return replace(result, took_ms=1000 * (time.perf_counter() - begin_s))
 
     def search_in_order(
         self,
         keys_ND: Float32[np.ndarray, "N D"],
         max_logprobs_N: Float32[np.ndarray, " N"],
         targets_N: Int64[np.ndarray, " N"],
-        pointers: Int64[np.ndarray, " P"],
-    ) -> tuple[RetrievalResult, Int64[np.ndarray, " M"]]:
-        """The same for positions of a text that follow each other, and the pointers behind the last; with pointers to
-        follow, they are asked about one by one.
+        policy: RetrievalPolicy,
+    ) -> RetrievalResult:
+        """Retrieves for consecutive positions of one text, each followed by its target: at once, if the policy allows.
+
+        The policy keeps its state for the positions behind them.
         """
-        if not self.min_pointers:
-            return self.search(keys_ND, max_logprobs_N), pointers
+        if not policy.is_sequential:
+            return self.search(keys_ND, max_logprobs_N, [policy] * len(keys_ND))
         rows = []
-        for place, target in enumerate(targets_N.tolist()):
-            one = slice(place, place + 1)
-            rows.append(self.search(keys_ND[one], max_logprobs_N[one], [pointers]))
-            pointers = self.pointers_after(rows[-1], target)
-        return RetrievalResult.joined(rows), pointers
+        for position, target in enumerate(targets_N.tolist()):
+            one = slice(position, position + 1)
+            rows.append(self.search(keys_ND[one], max_logprobs_N[one], [policy]))
+            policy.observe(rows[-1].neighbors, target)
+        return RetrievalResult.joined(rows)
 
-    def pointers_after(self, found: RetrievalResult, token: int) -> Int64[np.ndarray, " P"]:
-        """The entries that follow those that named a token, given what one key brought back; none where nobody is to
-        follow them.
-        """
-        if not self.min_pointers:
-            return NO_POINTERS
-        named_K = found.neighbors.values_QK[0] == token
-        return self.stores[0].datastore.successors(found.neighbors.ids_QK[0, named_K])
-
-    def describe(self, found: RetrievalResult, most: int) -> tuple[Neighbor, ...]:
-        """Where the first `most` neighbors stand, given what one key brought back: document, line, and the text
-        around it.
-        """
-        near = found.neighbors
-        parts = (near.ids_QK, near.distances_QK, found.logweights_QK, near.values_QK)
-        ids_K, distances_K, logweights_K, values_K = (part_QK[0, :most] for part_QK in parts)
-        told: dict[int, Neighbor] = {}
+    def describe(self, result: RetrievalResult, count: int) -> tuple[Neighbor, ...]:
+        """Describes the first `count` neighbors of a result of one key: document, line, and the text around each."""
+        near = result.neighbors
+        parts = (near.ids_QK, near.distances_QK, result.logweights_QK, near.values_QK)
+        ids_K, distances_K, logweights_K, values_K = (part_QK[0, :count] for part_QK in parts)
+        described: dict[int, Neighbor] = {}
         for number, store in enumerate(self.stores):
-            mine = np.flatnonzero((found.stores_QK[0, :most] == number) & (ids_K >= 0))
-            rows = store.describe(ids_K[mine], distances_K[mine], logweights_K[mine], values_K[mine])
-            told |= dict(zip(mine.tolist(), rows, strict=True))
-        return tuple(told[place] for place in sorted(told))
+            columns = np.flatnonzero((result.stores_QK[0, :count] == number) & (ids_K >= 0))
+            neighbors = store.describe(ids_K[columns], distances_K[columns], logweights_K[columns], values_K[columns])
+            described |= dict(zip(columns.tolist(), neighbors, strict=True))
+        return tuple(described[column] for column in sorted(described))
 
-    def _found(
+    def _search_one(
         self,
         keys_QD: Float32[np.ndarray, "Q D"],
         max_logprobs_Q: Float32[np.ndarray, " Q"] | None,
-        pointers: Sequence[Int64[np.ndarray, " _"]] | None,
-    ) -> tuple[Neighbors, Bool[np.ndarray, " Q"]]:
-        datastore, asked_Q = self.stores[0].datastore, np.ones(len(keys_QD), bool)
-        found = Neighbors.none(len(keys_QD), self.k)
-        if self.skip_retrieval_above is not None and max_logprobs_Q is not None:
-            asked_Q &= max_logprobs_Q < self.skip_retrieval_above
-        if self.min_pointers and pointers is not None:
-            for row in np.flatnonzero(asked_Q).tolist():
-                there = datastore.live(pointers[row])
-                if len(there) >= self.min_pointers:
-                    _put(datastore.nearest_among(keys_QD[row : row + 1], there, self.k), found, np.array([row]))
-                    asked_Q[row] = False
-        if asked_Q.all():
-            return datastore.search(keys_QD, self.k, nprobe=self.nprobe), asked_Q
-        if asked_Q.any():
-            _put(datastore.search(keys_QD[asked_Q], self.k, nprobe=self.nprobe), found, np.flatnonzero(asked_Q))
-        return found, asked_Q
+        policies: Sequence[RetrievalPolicy],
+    ) -> RetrievalResult:
+        """Searches the only store for the keys whose policy has no shortcut."""
+        datastore, searched_Q = self.stores[0].datastore, np.ones(len(keys_QD), bool)
+        shortcuts: dict[int, Neighbors] = {}
+        for row, policy in enumerate(policies):
+            max_logprob = -np.inf if max_logprobs_Q is None else float(max_logprobs_Q[row])
+            if (found := policy.without_search(keys_QD[row : row + 1], max_logprob)) is not None:
+                shortcuts[row], searched_Q[row] = found, False
+        if not shortcuts:
+            neighbors = datastore.search(keys_QD, self.k, nprobe=self.nprobe)
+        else:
+            neighbors = Neighbors.none(len(keys_QD), self.k)
+            for row, found in shortcuts.items():
+                _put(found, neighbors, np.array([row]))
+            if searched_Q.any():
+                found = datastore.search(keys_QD[searched_Q], self.k, nprobe=self.nprobe)
+                _put(found, neighbors, np.flatnonzero(searched_Q))
+        logweights_QK = neighbor_logweights(neighbors.distances_QK, self.temperature)
+        lams_Q = np.full(len(keys_QD), self.lam)
+        if self.adaptive is not None and max_logprobs_Q is not None:
+            features_QF = features_of(neighbors, logweights_QK, self.temperature, max_logprobs_Q)
+            lams_Q = self.adaptive.lams(features_QF).astype(np.float64)
+        return RetrievalResult(neighbors, logweights_QK, lams_Q, np.zeros_like(neighbors.ids_QK), searched_Q)
 
-    def _search_union(self, keys_QD: Float32[np.ndarray, "Q D"]) -> RetrievalResult:
-        """The k that are loudest in one softmax over all stores: a weight is so much less distance."""
+    def _union(self, keys_QD: Float32[np.ndarray, "Q D"]) -> RetrievalResult:
+        """Finds the k entries of largest weight in one softmax over all stores. A store's weight is a shift of its
+        distances by -temperature log(weight).
+        """
         parts = [store.datastore.search(keys_QD, self.k, nprobe=self.nprobe) for store in self.stores]
         shifts = [np.float32(-self.temperature * np.log(weight)) for weight in self.weights]
-        heard_QM = np.concatenate(
+        shifted_QM = np.concatenate(
             [part.distances_QK + shift for part, shift in zip(parts, shifts, strict=True)], axis=1
         )
-        order_QK = np.argsort(heard_QM, axis=1, kind="stable")[:, : self.k]
+        order_QK = np.argsort(shifted_QM, axis=1, kind="stable")[:, : self.k]
         arrays: list[list[np.ndarray]] = [
             [part.distances_QK for part in parts], [part.ids_QK for part in parts], [part.values_QK for part in parts],
             [np.full_like(part.ids_QK, number) for number, part in enumerate(parts)],
@@ -232,29 +228,15 @@ class Retriever:
         distances_QK, ids_QK, values_QK, stores_QK = (
             np.take_along_axis(np.concatenate(each, axis=1), order_QK, axis=1) for each in arrays
         )
-        logweights_QK = neighbor_logweights(np.take_along_axis(heard_QM, order_QK, axis=1), self.temperature)
-        found = Neighbors(distances_QK, ids_QK, values_QK)
-        return RetrievalResult(
-            found, logweights_QK, np.full(len(keys_QD), self.lam), stores_QK, np.ones(len(keys_QD), bool)
-        )
+        logweights_QK = neighbor_logweights(np.take_along_axis(shifted_QM, order_QK, axis=1), self.temperature)
+        neighbors = Neighbors(distances_QK, ids_QK, values_QK)
+        lams_Q, searched_Q = np.full(len(keys_QD), self.lam), np.ones(len(keys_QD), bool)
+        return RetrievalResult(neighbors, logweights_QK, lams_Q, stores_QK, searched_Q)
 
 
-def _check_pointers(stores: Sequence[ModelStore]) -> None:
-    if len(stores) > 1:
-        raise InvalidInput(
-            "pointers are followed within one datastore; name one, or leave min_pointers out", field="min_pointers"
-        )
-    if not stores[0].datastore.has_keys:
-        raise InvalidInput(
-            f"the datastore {stores[0].name!r} was built without keeping its keys, which following pointers needs;"
-            " leave min_pointers out",
-            field="min_pointers",
-        )
-
-
-def _put(some: Neighbors, found: Neighbors, rows_R: Int64[np.ndarray, " R"]) -> None:
-    """Writes neighbors into some rows of others, which may be wider."""
+def _put(some: Neighbors, neighbors: Neighbors, rows_R: Int64[np.ndarray, " R"]) -> None:
+    """Writes neighbors into rows of others, which may be wider."""
     width = some.ids_QK.shape[1]
-    found.distances_QK[rows_R, :width] = some.distances_QK
-    found.ids_QK[rows_R, :width] = some.ids_QK
-    found.values_QK[rows_R, :width] = some.values_QK
+    neighbors.distances_QK[rows_R, :width] = some.distances_QK
+    neighbors.ids_QK[rows_R, :width] = some.ids_QK
+    neighbors.values_QK[rows_R, :width] = some.values_QK

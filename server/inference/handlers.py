@@ -120,15 +120,7 @@ def generate_steps(
     try:
         slot.cache_bytes = cache_budget.required_bytes(generation)
         yield None  # waits for a place among those that run
-        if not generation.is_batchable:
-            streamer = TokenStreamer(submission, generation, send, flush_timer)
-            while generation.finished is None:
-                yield None
-                tokens = generation.step()
-                yield from generation.commit_to_session()
-                streamer.add(tokens)
-            return
-        sequence = slot.sequence = yield from batch.add_steps(generation)
+        sequence = slot.sequence = yield from batch.add(generation)
         streamer = TokenStreamer(submission, generation, send, flush_timer)
         while True:
             yield None  # until the batch has drawn a token

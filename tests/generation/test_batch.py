@@ -4,14 +4,14 @@ import random
 
 import pytest
 import torch
-from batch_helpers import KINDS
+from batch_helpers import KINDS, add
 from conftest import SHAPE
 from running import alike
 
 from memlm.api.params import GenerateRequest
 from memlm.base.steps import run_steps
 from memlm.errors import InternalError
-from memlm.generation.batch import Batch, RunningSequence
+from memlm.generation.batch import Batch, RunningSequence, stream
 from memlm.generation.generation import Generation
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig, forward, pages, state_pool
@@ -49,14 +49,12 @@ def prompts(count: int) -> list[str]:
 
 
 def started(checkpoint: Checkpoint, prompt: str, seed: int) -> Generation:
-    return run_steps(Generation.steps(checkpoint, GenerateRequest.of(prompt, {"seed": seed, "max_tokens": 12}), None))
+    return run_steps(Generation.start(checkpoint, GenerateRequest.of(prompt, {"seed": seed, "max_tokens": 12}), None))
 
 
 def alone(checkpoint: Checkpoint, prompt: str, seed: int) -> list:
-    generation, tokens = started(checkpoint, prompt, seed), []
-    while generation.finished is None:
-        tokens += generation.step()
-    return tokens
+    _, *tokens, _ = stream(checkpoint, started(checkpoint, prompt, seed))
+    return [token for event in tokens for token in event]
 
 
 @pytest.mark.parametrize("prefill_tokens", [3, 256])
@@ -69,7 +67,7 @@ def test_whoever_joins_and_leaves_each_draws_what_it_draws_alone(kind, prefill_t
     while waiting or len(batch):
         while waiting and len(batch) < 6 and rng.random() < 0.7:
             number, prompt = waiting.pop()
-            sequences[batch.add(started(kind, prompt, number))], told[number] = number, []
+            sequences[add(batch, started(kind, prompt, number))], told[number] = number, []
         for sequence in batch.step():
             assert sequence.failure is None
             told[sequences[sequence]] += sequence.tokens
@@ -87,9 +85,9 @@ def test_whoever_joins_and_leaves_each_draws_what_it_draws_alone(kind, prefill_t
 
 def test_a_long_prompt_is_read_in_pieces_while_others_go_on(checkpoint):
     batch = Batch(checkpoint, max_sequences=4, prefill_tokens=4)
-    short = batch.add(started(checkpoint, "a", 1))
+    short = add(batch, started(checkpoint, "a", 1))
     assert batch.step() == [short]
-    long = batch.add(started(checkpoint, "the memory of a model can be read and edited", 2))
+    long = add(batch, started(checkpoint, "the memory of a model can be read and edited", 2))
     size = len(long.generation.pending_ids)
     steps = 0
     while long not in (told := batch.step()):
@@ -110,7 +108,7 @@ def test_one_stream_of_a_small_model_takes_one_thread(checkpoint):
     torch.set_num_threads(2)
     try:
         batch = Batch(checkpoint, max_sequences=4)
-        batch.add(started(checkpoint, "a", 1))
+        add(batch, started(checkpoint, "a", 1))
         while len(batch):
             batch.step()
         assert torch.get_num_threads() == 2
@@ -124,7 +122,7 @@ def test_one_stream_of_a_small_model_takes_one_thread(checkpoint):
 
 def test_one_that_fails_harms_no_other(checkpoint, monkeypatch):
     batch = Batch(checkpoint, max_sequences=4)
-    good, bad = (batch.add(started(checkpoint, "the memory", seed)) for seed in (1, 2))
+    good, bad = (add(batch, started(checkpoint, "the memory", seed)) for seed in (1, 2))
     batch.step()
     told = list(good.tokens)
 
@@ -150,7 +148,7 @@ def test_one_search_a_step_serves_all_that_ask_alike(lm: LanguageModel, monkeypa
     monkeypatch.setattr(type(datastore), "search", counted)
     batch = Batch(lm.checkpoint, max_sequences=8)
     asked = [{"k": 4}, {"k": 4}, {"k": 9}, {"use_store": False}, {"k": 4, "lam": 0.0}]
-    sequences = [batch.add(lm.start(GenerateRequest.of("the", {"seed": 1, **memory}))) for memory in asked]
+    sequences = [add(batch, lm.start(GenerateRequest.of("the", {"seed": 1, **memory}))) for memory in asked]
     batch.step()
     assert sorted(searches) == [(1, 9), (2, 4)]
     assert sequences[3].tokens[0].knn_logprob is None
@@ -161,7 +159,7 @@ def test_one_search_a_step_serves_all_that_ask_alike(lm: LanguageModel, monkeypa
 def test_places_that_become_free_are_used_again(checkpoint):
     batch = Batch(checkpoint, max_sequences=3)
     for round_ in range(5):
-        sequences = [batch.add(started(checkpoint, "a", seed)) for seed in range(3)]
+        sequences = [add(batch, started(checkpoint, "a", seed)) for seed in range(3)]
         batch.step()
         for sequence in random.Random(round_).sample(sequences, 3):
             batch.remove(sequence)
@@ -173,8 +171,9 @@ def test_places_that_become_free_are_used_again(checkpoint):
 def test_room_is_reserved_for_what_is_asked_and_given_up_when_nobody_is_there(checkpoint):
     batch, places = Batch(checkpoint, max_sequences=8), list[tuple[int, int]]()
     for prompt, count in (("a", 3), ("the memory", 20), ("a", 2), ("", 43)):
-        batch.add(
-            run_steps(Generation.steps(checkpoint, GenerateRequest.of(prompt, {"seed": 1, "max_tokens": count}), None))
+        add(
+            batch,
+            run_steps(Generation.start(checkpoint, GenerateRequest.of(prompt, {"seed": 1, "max_tokens": count}), None)),
         )
         batch.step()
         places.append(batch._pool.shape)
@@ -188,7 +187,7 @@ def test_room_is_reserved_for_what_is_asked_and_given_up_when_nobody_is_there(ch
         batch.step()
     batch.shrink()
     assert batch._pool.shape == (1, 4)
-    sequence, told = batch.add(started(checkpoint, "the", 3)), []
+    sequence, told = add(batch, started(checkpoint, "the", 3)), []
     while len(batch):
         batch.step()
         told += sequence.tokens
@@ -197,8 +196,8 @@ def test_room_is_reserved_for_what_is_asked_and_given_up_when_nobody_is_there(ch
 
 def test_a_store_that_fails_harms_only_those_that_ask_it(lm: LanguageModel, monkeypatch):
     batch = Batch(lm.checkpoint, max_sequences=4)
-    asking = batch.add(lm.start(GenerateRequest.of("the", {"seed": 1, "max_tokens": 4})))
-    alone_ = batch.add(lm.start(GenerateRequest.of("the", {"seed": 1, "max_tokens": 4, "use_store": False})))
+    asking = add(batch, lm.start(GenerateRequest.of("the", {"seed": 1, "max_tokens": 4})))
+    alone_ = add(batch, lm.start(GenerateRequest.of("the", {"seed": 1, "max_tokens": 4, "use_store": False})))
 
     def fail(*_: object, **__: object) -> None:
         raise InternalError("the disk is gone")
@@ -221,7 +220,7 @@ def test_prompts_that_come_together_are_read_together(checkpoint):
     sizes = [len(started(checkpoint, text, 0).pending_ids) for text in texts]
     try:
         for text in texts:
-            batch.add(started(checkpoint, text, 0))
+            add(batch, started(checkpoint, text, 0))
         assert len(batch.step()) == len(texts)
     finally:
         handle.remove()

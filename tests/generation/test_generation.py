@@ -5,6 +5,7 @@ from memlm.api.generation import FinishReason
 from memlm.api.params import GenerateRequest, SamplingParams
 from memlm.base.steps import run_steps
 from memlm.errors import InvalidInput
+from memlm.generation.batch import stream
 from memlm.generation.generation import Generation
 from memlm.model.checkpoint import Checkpoint
 
@@ -13,7 +14,7 @@ PROMPT = "the memory of a"
 
 def generate(checkpoint: Checkpoint, prompt: str = PROMPT, *, top_logprobs: int = 0, **sampling) -> list:
     request = GenerateRequest(prompt, SamplingParams(**sampling), top_logprobs=top_logprobs)
-    return list(run_steps(Generation.steps(checkpoint, request, None)).events())
+    return list(stream(checkpoint, run_steps(Generation.start(checkpoint, request, None))))
 
 
 def tokens_of(events: list) -> list:

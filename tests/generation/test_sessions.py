@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from batch_helpers import add
 from conftest import SHAPE
 from running import alike
 
@@ -124,7 +125,7 @@ def test_sessions_go_on_side_by_side(model, monkeypatch, apart):
     batch, told = Batch(model.checkpoint, max_sequences=4), {}
     for session in sessions:
         options = {"session": session.name, "temperature": 0, "max_tokens": 5}
-        told[batch.add(model.start(GenerateRequest.of("", options)))] = []
+        told[add(batch, model.start(GenerateRequest.of("", options)))] = []
     while len(batch):
         for sequence in batch.step():
             told[sequence] += sequence.tokens

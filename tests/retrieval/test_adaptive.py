@@ -10,8 +10,9 @@ import pytest
 from memlm.index.neighbors import Neighbors
 from memlm.indexing.tune import _Evidence, _gain, _judge
 from memlm.language_model import load
-from memlm.retrieval.adaptive import AdaptiveLam, features_of, find_skip_threshold, fit
+from memlm.retrieval.adaptive import AdaptiveLam, features_of, fit
 from memlm.retrieval.interpolation import neighbor_logweights
+from memlm.retrieval.skipping import find_skip_threshold
 
 LAM = AdaptiveLam(0.3, (-0.5, 0.2, 1.5, 0.1, -0.7), (1.0, 0.5, 0.5, 1.0, -1.0), (0.5, 0.5, 0.3, 0.5, 0.8))
 

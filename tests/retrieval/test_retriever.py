@@ -5,11 +5,13 @@ import shutil
 
 import numpy as np
 import pytest
+from batch_helpers import add
 
 from memlm.api.params import RetrievalParams
 from memlm.data.corpus import Corpus
 from memlm.data.windows import Window
 from memlm.errors import InvalidInput, NotFound
+from memlm.generation.batch import Batch
 from memlm.generation.scoring import score_windows
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.build import build_index
@@ -120,7 +122,8 @@ def test_following_pointers_is_what_the_plain_twin_does(lm, corpus_folder, min_p
     read = predictions_of(lm.checkpoint.decoder, [window])[0]
     retriever = lm.retriever(RetrievalParams(**ASK, min_pointers=min_pointers))
     assert retriever is not None
-    found, _ = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, window.targets_N, np.empty(0, np.int64))
+    policy = retriever.new_policy()
+    found = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, window.targets_N, policy)
     expected, searches = plain_following(retriever, read.keys_ND, window.targets_N.tolist(), min_pointers)
     assert int(found.searched_Q.sum()) == searches
     assert 0 < searches < len(expected)
@@ -172,13 +175,15 @@ def test_pointers_end_with_their_document_and_with_its_deletion(model_folder, ha
 def test_pointers_into_a_deleted_document_are_not_followed(model_folder, halves, tmp_path):
     shutil.copytree(halves / "first", tmp_path / "s")
     with load(model_folder, [tmp_path / "s"]) as lm:
-        generation = lm.start(dataclasses.replace(request_for(lm), neighbors=12))
-        while not len(generation.pointers):
-            generation.step()
-        doomed = {place.document_id for place in lm.model_store().datastore.locate(generation.pointers)}
+        batch = Batch(lm.checkpoint, max_sequences=1)
+        generation = add(batch, lm.start(dataclasses.replace(request_for(lm), neighbors=12))).generation
+        (pointers,) = generation.policy.shortcuts
+        while not len(pointers.ids_P):
+            batch.step()
+        doomed = {place.document_id for place in lm.model_store().datastore.locate(pointers.ids_P)}
         lm.delete_documents(sorted(doomed))
         before = generation.usage.searches
-        generation.step()
+        batch.step()
         assert generation.usage.searches == before + 1
 
 
