@@ -1,10 +1,8 @@
-"""Draws docs/reports/datastore-*.svg from benchmarks/datastore.json, and prints its table. Needs matplotlib, which
-nothing else here does.
+"""Draws docs/reports/datastore-*.svg from benchmarks/datastore.json, and prints its table. Needs matplotlib.
 
 python benchmarks/plot_datastore.py
 """
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +11,14 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from report import load, rows_of
 
-HERE = Path(__file__).parent
-REPORTS = HERE.parent / "docs" / "reports"
+REPORTS = Path(__file__).parents[1] / "docs" / "reports"
 
 
 def main() -> None:
     """Two pictures: what a query costs over the size of a store, and what is found for how many bytes."""
-    rows = json.loads((HERE / "datastore.json").read_text())["rows"]
+    rows = [{**row, "entries": int(row["entries"])} for row in rows_of(load()["datastore"])]
     plt.rcParams.update({"svg.hashsalt": "memlm", "font.size": 9, "figure.figsize": (6.4, 3.6), "svg.fonttype": "none"})
     draw_times(rows)
     draw_bytes(rows)
@@ -35,7 +33,7 @@ def table(rows: list[dict]) -> Iterator[str]:
     )
     yield "|" + "---|" * 13
     for row in rows:
-        told = [
+        cells = [
             f"{row['entries']:,}",
             f"`{row['index']}`",
             f"{row['bytes_per_entry']:,}",
@@ -49,16 +47,16 @@ def table(rows: list[dict]) -> Iterator[str]:
             f"{row['softmax_mass_k1024']:.4f}",
             f"{row['nats_change_k1024']:+.4f} ± {row['nats_change_k1024_error']:.4f}",
         ]
-        yield "| " + " | ".join(told) + " |"
+        yield "| " + " | ".join(cells) + " |"
 
 
 def draw_times(rows: list[dict]) -> None:
     """Milliseconds of one query, by entries."""
     figure, axes = plt.subplots()
     for kind in dict.fromkeys(row["index"] for row in rows):
-        mine = sorted((row["entries"], row["ms_per_query_k32_batch1"]) for row in rows if row["index"] == kind)
-        if len(mine) > 1:
-            axes.plot(*zip(*mine, strict=True), marker="o", label=kind)
+        points = sorted((row["entries"], row["ms_per_query_k32_batch1"]) for row in rows if row["index"] == kind)
+        if len(points) > 1:
+            axes.plot(*zip(*points, strict=True), marker="o", label=kind)
     axes.set(xscale="log", yscale="log", xlabel="entries", ylabel="milliseconds a query (k = 32, one at a time)")
     axes.legend(fontsize=7, loc="lower right")
     axes.grid(alpha=0.3)
