@@ -13,22 +13,30 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import pytest
+from server_forkserver import ForkedServer, ServerForker
 
 from memlm.api.generation import Token
 
 START_S, STOP_S = 60.0, 20.0
 
 
+@cache
+def server_forker() -> ServerForker:
+    """The process that forks servers, one for all tests of this process."""
+    return ServerForker()
+
+
 class RunningServer:
     """`memlm serve` on a free port; leaving the block ends it, and fails where a process of it is left.
 
-    `first` is Python that the server's front runs before anything else; only where it `fails` on purpose may a
-    traceback be in its log.
+    `first` is Python that the front end runs before anything else. A traceback may be in the log only where the server
+    `fails` on purpose. A server is `forked` from a process that has loaded torch, or runs the command itself.
     """
 
     def __init__(
@@ -39,14 +47,21 @@ class RunningServer:
         options: tuple[str, ...] = (),
         first: str = "pass",
         fails: bool = False,
+        forked: bool = True,
     ) -> None:
         self.log, self.fails = log, fails
-        command = [sys.executable, "-c", f"{first}\nfrom memlm.cli import main; main()", "serve"]
-        command += ["--model", str(model), "--port", "0", "--log-level", "info"]
+        arguments = ["serve", "--model", str(model), "--port", "0", "--log-level", "info"]
         for store in stores:
-            command += ["--store", str(store)]
-        with log.open("w") as file:
-            self.process = subprocess.Popen([*command, *options], stdout=file, stderr=file)
+            arguments += ["--store", str(store)]
+        arguments += options
+        self.process: subprocess.Popen[bytes] | ForkedServer
+        if forked and "PYTHONMALLOC" not in os.environ:  # Python reads that one as it starts
+            log.touch()
+            self.process = server_forker().start(arguments, log, first)
+        else:
+            command = [sys.executable, "-c", f"{first}\nfrom memlm.cli import main; main()"]
+            with log.open("w") as file:
+                self.process = subprocess.Popen([*command, *arguments], stdout=file, stderr=file)
         wait_until(lambda: "serving" in self.said or self.process.poll() is not None, START_S)
         assert self.process.poll() is None, self.said
         self.address = self.said.split("serving", 1)[1].splitlines()[0].split()[-1]

@@ -25,10 +25,9 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, store_folder: Path) -> Iterator[RunningServer]:
-    """The tiny model with its store, for tests that change nothing."""
-    with RunningServer(
-        tmp_path_factory.mktemp("log") / "log", model_folder, store_folder, options=("--threads", "1")
-    ) as server:
+    """The tiny model with its store, for tests that change nothing, started as people start it."""
+    log = tmp_path_factory.mktemp("log") / "log"
+    with RunningServer(log, model_folder, store_folder, options=("--threads", "1"), forked=False) as server:
         yield server
 
 

@@ -153,7 +153,7 @@ def test_sigterm_lets_running_requests_finish(tmp_path: Path, long_model: Path) 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_server_stops_soon(tmp_path: Path, model_folder: Path, number: signal.Signals) -> None:
-    with RunningServer(tmp_path / "log", model_folder) as server:
+    with RunningServer(tmp_path / "log", model_folder, forked=False) as server:
         begin_s = time.monotonic()
         assert server.stop(number) == 0
         assert time.monotonic() - begin_s < 2
@@ -251,7 +251,7 @@ def test_a_worker_does_not_outlive_a_front_that_is_killed(tmp_path: Path, long_m
 
 def test_a_worker_that_hangs_is_not_healthy(tmp_path: Path, model_folder: Path) -> None:
     """Health means that the work loop moves; a stopped process still exists."""
-    impatient = "import memlm.server.inference.handle as link; link.STALE_BEAT_S = 1.5"
+    impatient = "import memlm.server.inference.handle as link; link.STALE_HEARTBEAT_S = 1.5"
     with (
         RunningServer(tmp_path / "log", model_folder, first=impatient) as server,
         grpc.insecure_channel(server.address) as channel,
@@ -392,7 +392,7 @@ def test_settings_that_mean_nothing_are_refused_by_name(tmp_path: Path, field: s
 def test_threads_of_the_servers_processes_spin_briefly_unless_told_otherwise(told, spins):
     """Another process on their core would else be waited for at every product."""
     script = (
-        "from memlm.server.processes import forking; context = forking()\n"
+        "from memlm.server.processes import process_context; context = process_context()\n"
         "code = 'import os; print(os.getenv(\"GOMP_SPINCOUNT\"), flush=True)'\n"
         "if __name__ == '__main__':\n"
         "    child = context.Process(target=exec, args=(code,)); child.start(); child.join()"

@@ -33,7 +33,7 @@ def texts(tmp_path: Path) -> Path:
 def serve(folder: Path, model: Path, name: str, *more: str) -> RunningServer:
     options = ("--threads", "1", "--workers", "2", "--drain", "30", "--store-dir", str(folder / "stores"), *more)
     options += ("--corpus-root", str(folder / "texts"), "--session-dir", str(folder / "sessions"))
-    return RunningServer(folder / name, model, options=options)
+    return RunningServer(folder / name, model, options=options, forked=False)
 
 
 @pytest.fixture

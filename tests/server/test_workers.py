@@ -233,13 +233,13 @@ def test_what_is_built_speaks_on_all_of_them(model_folder: Path, corpus_folder: 
 
 def test_what_the_server_may_take_on_is_shared_out() -> None:
     config = ServerConfig(Path("model"), num_workers=3, max_running=32, max_queued=0, max_session_bytes=3 << 30)
-    share = config.share(num_cores=8)
+    share = config.per_worker(num_cores=8)
     assert (share.max_running, share.max_queued, share.max_session_bytes, share.num_threads) == (11, 0, 1 << 30, 2)
-    assert config.share(num_cores=2).num_threads == 1
-    assert replace(config, max_cache_bytes=9 << 20).share(8).cache_bytes == 3 << 20
+    assert config.per_worker(num_cores=2).num_threads == 1
+    assert replace(config, max_cache_bytes=9 << 20).per_worker(8).cache_bytes == 3 << 20
     assert share.cache_bytes == ram_bytes() // 2 // 3
     alone = ServerConfig(Path("model"))
-    assert alone.share(8) is alone
+    assert alone.per_worker(8) is alone
 
 
 def test_a_request_whose_cache_can_never_fit_is_refused_through_the_server(model_folder: Path, tmp_path: Path) -> None:
