@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from memlm.base.progress import Progress
-from memlm.bench.model import measured_bandwidth, measured_peak
+from memlm.bench.machine import measured_bandwidth, measured_peak
 from memlm.bench.texts import PROMPT
 from memlm.client import AsyncClient
 from memlm.errors import Overloaded
@@ -89,7 +89,8 @@ async def _closed(
     for count in streams:
         figures[f"{kind}_{count}_tokens_per_s"] = statistics.median(speeds[count])
     ratios = [most / one for most, one in zip(speeds[streams[-1]], speeds[streams[0]], strict=True)]
-    return {**figures, f"{kind}_speedup": statistics.median(ratios), f"{kind}_speedups": ratios}
+    key = f"{kind}_speedup"
+    return {**figures, key: statistics.median(ratios), f"{key}_least": min(ratios), f"{key}_most": max(ratios)}
 
 
 async def _loop(client: AsyncClient, count: int, seconds: float, use_store: bool) -> Seen:

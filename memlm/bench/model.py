@@ -7,11 +7,13 @@ the same run. Nothing is trained for this: speed does not ask what the parameter
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -19,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memlm.base.progress import Progress
+from memlm.bench.machine import measured_bandwidth, measured_peak, multiplied_dtypes, seconds
 from memlm.bench.texts import alternately, median_ratio
 from memlm.model import Compression, Decoder, Memorizing, ModelConfig
-from memlm.model.checkpoint import has_fast_bfloat16
 
 GPT2_SMALL = ModelConfig(
     vocab_size=50_257, dim=768, num_layers=12, num_heads=12, num_kv_heads=12, ff_dim=3072, context_length=1024,
@@ -42,11 +44,6 @@ SIZES = (8_192, 131_072, 262_144)
 PARTS = ("decode", "prefill", "memorizing", "training", "session")
 
 
-def multiplied_dtypes() -> dict[str, torch.dtype]:
-    """What this processor multiplies itself: what it makes up is nobody's choice where speed counts."""
-    return {"float32": torch.float32} | ({"bfloat16": torch.bfloat16} if has_fast_bfloat16() else {})
-
-
 def bench_model(parts: tuple[str, ...], *, repeats: int, largest: int, progress: Progress) -> dict[str, Any]:
     """The figures of some parts, by name. `largest` is how far memory grows in the part on memory attention."""
     benches: dict[str, Callable[[], dict[str, Any]]] = {
@@ -61,23 +58,6 @@ def bench_model(parts: tuple[str, ...], *, repeats: int, largest: int, progress:
     for part in parts:
         figures |= benches[part]()
     return figures
-
-
-def measured_bandwidth() -> float:
-    """Bytes a second that all cores read together: the best of a few sums over 400 MB."""
-    numbers = torch.ones(100_000_000)
-    return numbers.nbytes / min(_seconds(numbers.sum) for _ in range(5))
-
-
-def measured_peak(dtype: torch.dtype) -> float:
-    """Multiplications and additions a second in products of large packed matrices: the best of a few."""
-    from memlm.model.linear import Linear
-
-    layer = Linear(2048, 2048, bias=False).to(dtype)
-    layer.pack()
-    x = torch.randn(2048, 2048, dtype=dtype)
-    with torch.inference_mode():
-        return 2 * 2048**3 / min(_seconds(lambda: layer(x)) for _ in range(5))
 
 
 def _decode(repeats: int, progress: Progress) -> dict[str, Any]:
@@ -240,13 +220,13 @@ def _their_decoding(model: Any, prompts_BT: Tensor) -> float:
         model.generate(prompts_BT, attention_mask=torch.ones_like(prompts_BT), **options)
 
     with torch.inference_mode():
-        first = _seconds(lambda: generate(1))
-        return len(prompts_BT) * (DRAWN - 1) / (_seconds(lambda: generate(DRAWN)) - first)
+        first = seconds(lambda: generate(1))
+        return len(prompts_BT) * (DRAWN - 1) / (seconds(lambda: generate(DRAWN)) - first)
 
 
 def _reading(read: Callable[[], object]) -> float:
     with torch.inference_mode():
-        return PREFILL / _seconds(read)
+        return PREFILL / seconds(read)
 
 
 def _speeds_by_size(decoder: Decoder, largest: int, progress: Progress, name: str) -> Iterator[tuple[int, float]]:
@@ -259,9 +239,9 @@ def _speeds_by_size(decoder: Decoder, largest: int, progress: Progress, name: st
             begin = time.perf_counter()
             for tokens_1T in tokens:
                 decoder.logits(decoder(tokens_1T, state)[0])
-            seconds = time.perf_counter() - begin
-            yield row.size, 8 * segment / seconds
-            progress(f"memorizing {name}", row.size, largest, f"{8 * segment / seconds:,.0f} tokens/s")
+            speed = 8 * segment / (time.perf_counter() - begin)
+            yield row.size, speed
+            progress(f"memorizing {name}", row.size, largest, f"{speed:,.0f} tokens/s")
 
 
 def _speed_near(speeds: dict[int, float], size: int) -> float:
@@ -276,7 +256,12 @@ def _their_memorizing(progress: Progress) -> float | None:
         return None
     from memorizing_transformers_pytorch import MemorizingTransformer
 
-    model = MemorizingTransformer(
+    with TemporaryDirectory(prefix="memlm-bench-") as folder, contextlib.chdir(folder):  # it writes .tmp/ where it runs
+        return _their_speed(MemorizingTransformer, progress)
+
+
+def _their_speed(kind: Any, progress: Progress) -> float:
+    model = kind(
         num_tokens=1024, dim=512, depth=8, dim_head=64, heads=8, memorizing_layers=(5,), max_knn_memories=262_144,
         num_retrieved_memories=32, xl_max_memories=512, xl_memory_layers=tuple(range(1, 9)),
     ).eval()  # fmt: skip
@@ -320,9 +305,3 @@ def _against(key: str, results: list[list[float]]) -> dict[str, Any]:
         f"{key}_over_transformers_least": least,
         f"{key}_over_transformers_most": most,
     }
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin

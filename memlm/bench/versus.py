@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from memlm.base.progress import Progress
-from memlm.bench.model import multiplied_dtypes
+from memlm.bench.machine import multiplied_dtypes
 from memlm.bench.texts import PROMPT, alternately, library_texts, median_ratio, workplace
 from memlm.client import AsyncClient
 from memlm.data.corpus import Corpus

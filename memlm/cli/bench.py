@@ -43,7 +43,7 @@ def build(
         figures = bench_build(
             model, Corpus(texts) if texts else None, entries=entries, dtype=dtype, repeats=repeats, progress=progress
         )
-    _print_figures("bench build", figures, json=json)
+    _print_figures("bench build", figures, repeats, json=json)
 
 
 @app.command(epilog="Example: memlm bench generate --json")
@@ -57,9 +57,8 @@ def generate(
     from memlm.bench.generate import bench_generate
 
     with ConsoleProgress() as progress:
-        _print_figures(
-            "bench generate", bench_generate(model, entries=entries, repeats=repeats, progress=progress), json=json
-        )
+        figures = bench_generate(model, entries=entries, repeats=repeats, progress=progress)
+    _print_figures("bench generate", figures, repeats, json=json)
 
 
 @app.command(epilog="Example: memlm bench serve --json")
@@ -68,7 +67,8 @@ def serve(model: SomeModel = None, repeats: Repeats = 7, json: options.Json = Fa
     from memlm.bench.serve import bench_serve
 
     with ConsoleProgress() as progress:
-        _print_figures("bench serve", bench_serve(model, repeats=repeats, progress=progress), json=json)
+        figures = bench_serve(model, repeats=repeats, progress=progress)
+    _print_figures("bench serve", figures, repeats, json=json)
 
 
 @app.command(epilog="Example: memlm bench versus --json")
@@ -77,7 +77,8 @@ def versus(repeats: Repeats = 5, json: options.Json = False) -> None:
     from memlm.bench.versus import bench_versus
 
     with ConsoleProgress() as progress:
-        _print_figures("bench versus", bench_versus(repeats=repeats, progress=progress), json=json)
+        figures = bench_versus(repeats=repeats, progress=progress)
+    _print_figures("bench versus", figures, repeats, json=json)
 
 
 @app.command(epilog="Example: memlm bench load --model model --store store --json")
@@ -100,7 +101,7 @@ def load(
         figures = bench_load(
             path, store or (), streams=counts, seconds=seconds, repeats=repeats, workers=workers, progress=progress
         )
-    _print_figures("bench load", figures, json=json)
+    _print_figures("bench load", figures, repeats, json=json)
 
 
 @app.command(epilog="Example: memlm bench model --part decode --json")
@@ -120,7 +121,7 @@ def model(
         raise InvalidInput(f"part is {unknown[0]!r}; expected one of {', '.join(PARTS)}", field="part")
     with ConsoleProgress() as progress:
         figures = bench_model(tuple(part or PARTS), repeats=repeats, largest=largest, progress=progress)
-    _print_figures("bench model", figures, json=json)
+    _print_figures("bench model", figures, repeats, json=json)
 
 
 @app.command(epilog="Example: memlm bench memory held-out/ --model model --json")
@@ -136,7 +137,7 @@ def memory(
 
     with ConsoleProgress() as progress:
         figures = bench_memory(model, Corpus(texts), max_tokens=max_tokens, progress=progress)
-    _print_figures("bench memory", figures, json=json)
+    _print_figures("bench memory", figures, None, json=json)
 
 
 @app.command(epilog="Example: memlm bench past held-out/ --model model --json")
@@ -155,7 +156,7 @@ def past(
         figures = bench_past(
             model, Corpus(texts), max_tokens=max_tokens, document_tokens=document_tokens, progress=progress
         )
-    _print_figures("bench past", figures, json=json)
+    _print_figures("bench past", figures, None, json=json)
 
 
 @app.command(epilog="Example: memlm bench datastore docs/ --held-out more/ --model model --work keys --json")
@@ -180,7 +181,7 @@ def datastore(
             kinds=tuple(index or ()), progress=progress,
         )  # fmt: skip
     if json:
-        emit_json(figures)
+        _print_report(figures, None)
         return
     shown = table("entries", "index", "bytes", "ms a query", "mass", "recall", "nats")
     for row in figures["rows"]:
@@ -200,7 +201,7 @@ def open_store(store: options.StoreArgument, repeats: Repeats = 5, json: options
 
     with ConsoleProgress() as progress, TemporaryDirectory() as work:
         figures = bench_opening(store, work, repeats=repeats, progress=progress)
-    _print_figures("bench open", figures, json=json)
+    _print_figures("bench open", figures, repeats, json=json)
 
 
 @app.command(epilog="Example: memlm bench retrieval held-out/ --tune valid/ --model model --store store --json")
@@ -225,7 +226,7 @@ def retrieval(
             model, store, Corpus([tune]), Corpus(texts), max_tokens=max_tokens, repeats=repeats, progress=progress
         )
     if json:
-        emit_json(figures)
+        _print_report(figures, repeats)
         return
     shown = table("store", "way", "nats", "gain", "searches", "ms a token", "time")
     for row in figures["rows"]:
@@ -236,9 +237,9 @@ def retrieval(
     out.print(shown)
 
 
-def _print_figures(title: str, figures: dict[str, Any], *, json: bool) -> None:
+def _print_figures(title: str, figures: dict[str, Any], repeats: int | None, *, json: bool) -> None:
     if json:
-        emit_json(figures)
+        _print_report(figures, repeats)
         return
     shown = table("", "", title=title)
     shown.show_header = False
@@ -248,3 +249,9 @@ def _print_figures(title: str, figures: dict[str, Any], *, json: bool) -> None:
             f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value),
         )
     out.print(shown)
+
+
+def _print_report(figures: dict[str, Any], repeats: int | None) -> None:
+    from memlm.bench.report import report
+
+    emit_json(report(figures, repeats=repeats))

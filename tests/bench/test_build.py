@@ -1,13 +1,14 @@
 """The bench of a build reads what it was given, and as much of it as was asked for."""
 
-import json
-
 import pytest
+from reports import figures_of
 
 from memlm.bench.build import bench_build
 from memlm.cli import main
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
+
+pytestmark = pytest.mark.exhaustive
 
 
 def test_it_builds_from_the_first_documents_that_have_so_many_tokens(model_folder, corpus_folder, checkpoint):
@@ -31,7 +32,7 @@ def test_the_command_tells_what_it_measured(model_folder, corpus_folder, capsys,
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code in (None, 0)
-    assert json.loads(capsys.readouterr().out)["build_over_forward"] > 0
+    assert figures_of(capsys.readouterr().out)["build_over_forward"] > 0
 
 
 def test_entries_want_texts(capsys, monkeypatch):

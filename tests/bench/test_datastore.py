@@ -1,9 +1,8 @@
 """What `memlm bench datastore` tells of indexes whose worth is known."""
 
-import json
-
 import numpy as np
 import pytest
+from reports import figures_of
 from typer.testing import CliRunner
 
 from memlm.bench.datastore import bench_datastore, default_kinds
@@ -11,6 +10,8 @@ from memlm.cli.app import app
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
 from memlm.index.ivf import resolve_index
+
+pytestmark = pytest.mark.exhaustive
 
 KINDS = ("Flat", "IVF*,SQfp16", "IVF*,PQ4x4", "codes:IVF*,PQ4x4")
 
@@ -45,8 +46,8 @@ def test_the_command_shows_a_table(model_folder, corpus_folder, tmp_path):
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "Flat" in result.stdout
-    told = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
-    assert told["rows"][0]["entries"] == 300
+    told = figures_of(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert told["recall_k32[entries=300,index=Flat]"] == 1.0
 
 
 def test_what_is_compared_can_be_built():

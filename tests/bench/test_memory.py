@@ -1,10 +1,9 @@
 """What `memlm bench memory` tells of a memory, held against memories whose worth is known."""
 
-import json
-
 import pytest
 import torch
 from conftest import SHAPE
+from reports import figures_of
 from typer.testing import CliRunner
 
 from memlm.bench import memory as bench
@@ -15,6 +14,8 @@ from memlm.errors import InvalidInput
 from memlm.model import Decoder, ModelConfig
 from memlm.model.checkpoint import save_checkpoint
 from memlm.retrieval.encoder import score_tokens
+
+pytestmark = pytest.mark.exhaustive
 
 KINDS = ("off", "another_documents", "zero_values", "faiss")
 
@@ -71,7 +72,7 @@ def test_the_command_tells_all_of_it_and_refuses_a_model_without_memory(
     command = ["bench", "memory", str(corpus_folder), "--max-tokens", "501", "--json", "--model", str(tmp_path / "m")]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["tokens"] == 502
+    assert figures_of(result.stdout)["tokens"] == 502
     with pytest.raises(InvalidInput, match="--memorizing-layers"):
         bench_memory(model_folder, Corpus([corpus_folder]))
     with pytest.raises(InvalidInput, match="two documents"):

@@ -1,11 +1,11 @@
 """What `memlm bench past` tells of documents whose past is worth much, or nothing."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from reports import figures_of
 from texts import make_text
 from typer.testing import CliRunner
 
@@ -15,6 +15,8 @@ from memlm.cli.app import app
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
 from memlm.model.checkpoint import load_checkpoint
+
+pytestmark = pytest.mark.exhaustive
 
 
 def by_loops(keys_ND, targets_N, temperature, gap):
@@ -84,6 +86,6 @@ def test_the_command_tells_it_and_wants_four_documents(model_folder, corpus_fold
     command = ["bench", "past", str(corpus_folder), "--model", str(model_folder), "--document-tokens", "50", "--json"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["tokens"] == 4 * 50
+    assert figures_of(result.stdout)["tokens"] == 4 * 50
     with pytest.raises(InvalidInput, match="there are 2 documents"):
         bench_past(model_folder, Corpus([corpus_folder]), max_tokens=101, document_tokens=100)

@@ -1,9 +1,9 @@
 """What `memlm bench retrieval` and `bench open` tell, held against what the library itself does."""
 
-import json
 import shutil
 
 import pytest
+from reports import figures_of
 from typer.testing import CliRunner
 
 from memlm.bench.retrieval import bench_retrieval
@@ -13,6 +13,8 @@ from memlm.errors import InvalidInput
 from memlm.evaluation import evaluate
 from memlm.indexing.build import build_index
 from memlm.language_model import load
+
+pytestmark = pytest.mark.exhaustive
 
 
 @pytest.fixture(scope="module")
@@ -73,5 +75,5 @@ def test_the_command_shows_a_table_and_opening_is_timed(told, model_folder, corp
     assert done.exit_code == 0, done.output
     assert "one lam" in done.output
     done = CliRunner().invoke(app, ["bench", "open", str(store), "--repeats", "2", "--json"])
-    figures = json.loads(done.stdout)
+    figures = figures_of(done.stdout)
     assert 0 < figures["open_s"] < figures["first_answer_s"] <= figures["slowest_first_answer_s"]

@@ -1,0 +1,120 @@
+"""The report of a bench, which `memlm bench COMMAND --json` prints and benchmarks/*.json keep.
+
+    {
+      "command": "memlm bench generate --json",
+      "commit": "0c5f...-dirty",              null outside of a git checkout
+      "date": "2026-11-25T03:00:00+00:00",
+      "versions": {"memlm": "0.1.0", "python": "3.12.1", "torch": "2.9.0", ...},
+      "machine": {"processor": "Intel(R) Xeon(R) ...", "instruction_sets": ["avx2", "avx512f"], "cores": 2,
+                  "gigabytes_per_s": 41.2, "gigaflops_float32": 485.1, "gigaflops_bfloat16": 997.2},
+      "settings": {"entries": 1133664, "index": "IVF2048,SQfp16", "nprobe": 4, "k": 64},
+      "results": [{"metric": "with_store_over_without", "value": 1.45, "low": 1.40, "high": 1.49, "n": 5}]
+    }
+
+`low` and `high` are the smallest and largest of `n` repeats, or, for a mean over texts or queries, one standard error
+below and above it. They are null for a single value, and `n` is null if it was not counted. `target` may be added. The
+metrics of a bench with rows carry the words of the row: `recall_k32[entries=100000,index=Flat]`. The machine's
+bandwidth is that of summing 400 MB on all cores, its GFLOP/s those of a product of 2048 x 2048 matrices, both measured
+after the bench.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from memlm.base.version import __version__
+
+# Figures that describe the measurement; all others are its results.
+SETTINGS = (
+    "documents", "entries", "entries_1x", "entries_4x", "faiss_searches", "gates", "dim", "dropped_from_memory",
+    "index", "k", "lists", "nprobe", "parameters", "pruned", "queries", "rerank", "repeats", "streams", "temperature",
+    "tokens",
+)  # fmt: skip
+ROW_WORDS = ("entries", "store", "way", "index")
+LIBRARIES = ("torch", "numpy", "faiss-cpu", "grpcio", "transformers")
+INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
+
+
+def report(figures: Mapping[str, Any], *, repeats: int | None) -> dict[str, Any]:
+    """The report of a bench that this process has just run. `figures` are as the bench returned them."""
+    return {
+        "command": " ".join(["memlm", *sys.argv[1:]]),
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "machine": machine(),
+        "settings": {name: value for name, value in figures.items() if _is_setting(name, value)},
+        "results": list(results(figures, repeats)),
+    }
+
+
+def results(figures: Mapping[str, Any], repeats: int | None) -> Iterator[dict[str, Any]]:
+    """The results in some figures: `x` with `x_least` and `x_most`, or with `x_error`."""
+    for name, value in figures.items():
+        if name == "rows":
+            for row in value:
+                words = ",".join(f"{word}={row[word]}" for word in ROW_WORDS if word in row)
+                for result in results({key: row[key] for key in row if key not in ROW_WORDS}, repeats):
+                    yield {**result, "metric": f"{result['metric']}[{words}]"}
+        elif not (_is_setting(name, value) or _is_bound(name, figures)):
+            low, high = figures.get(f"{name}_least"), figures.get(f"{name}_most")
+            if (error := figures.get(f"{name}_error")) is not None:
+                low, high = value - error, value + error
+            yield {"metric": name, "value": value, "low": low, "high": high, "n": repeats}
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    return name != "rows" and (name in SETTINGS or not isinstance(value, int | float) or isinstance(value, bool))
+
+
+def _is_bound(name: str, figures: Mapping[str, Any]) -> bool:
+    return re.sub(r"_(least|most|error)$", "", name) in figures.keys() - {name}
+
+
+def commit() -> str | None:
+    """The commit of the checkout that memlm is imported from."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Versions of memlm, Python and the libraries that set its speed."""
+    found = {"memlm": __version__, "python": platform.python_version()}
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Processor, instruction sets, cores, and the measured bandwidth and speed of products."""
+    from memlm.bench.machine import measured_bandwidth, measured_peak, multiplied_dtypes
+
+    try:
+        facts = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        facts = ""
+    model = re.search(r"^model name\s*: (.*)$", facts, flags=re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*: (.*)$", facts, flags=re.MULTILINE)
+    have = set(flags[1].split()) if flags else set()
+    return {
+        "processor": model[1] if model else platform.processor() or platform.machine(),
+        "instruction_sets": [name for name in INSTRUCTION_SETS if name in have],
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gigabytes_per_s": round(measured_bandwidth() / 1e9, 1),
+        **{f"gigaflops_{name}": round(measured_peak(dtype) / 1e9, 1) for name, dtype in multiplied_dtypes().items()},
+    }
