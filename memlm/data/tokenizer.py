@@ -145,6 +145,23 @@ class Tokenizer:
                 ) from error
         return self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
 
+    def encode_special(self, text: str) -> list[int]:
+        """Token ids of a text in which special tokens are spelled out, as a chat template writes it."""
+        return self._special_backend.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of the special tokens by their text."""
+        added = self._backend.get_added_tokens_decoder()
+        return {token.content: token_id for token_id, token in added.items() if token.special}
+
+    @cached_property
+    def _special_backend(self) -> tokenizers.Tokenizer:
+        """A second one, since the first finds no special tokens in a text, and may be in use by other threads."""
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        backend.encode_special_tokens = False
+        return backend
+
     def encode_steps(self, text: str) -> Steps[list[int]]:
         """Token ids of a text; one that is not short is encoded outside the loop. Raises as `encode`."""
         return (yield from _aside(text, lambda: self.encode(text).tolist()))
@@ -326,19 +343,20 @@ def _special_ids(folder: Path, backend: tokenizers.Tokenizer) -> SpecialIds | No
     """What the files beside a tokenizer say; None where they say nothing, as beside ours."""
     told: dict[str, Any] = {}
     for name in (CONFIG_FILE, GENERATION_FILE):
-        told |= {key: value for key, value in _json_of(folder / name).items() if value is not None}
+        told |= {key: value for key, value in json_of(folder / name).items() if value is not None}
     ends = told.get("eos_token_id")
     if ends is None:
         return None
     end_ids = tuple(ends) if isinstance(ends, list) else (ends,)
     start_id = told.get("bos_token_id", end_ids[0])
     prefix = tuple(backend.encode("", add_special_tokens=True).ids)
-    if not prefix and _json_of(folder / SETTINGS_FILE).get("add_bos_token"):
+    if not prefix and json_of(folder / SETTINGS_FILE).get("add_bos_token"):
         prefix = (start_id,)
     return SpecialIds(start_id, end_ids, prefix)
 
 
-def _json_of(path: Path) -> dict[str, Any]:
+def json_of(path: Path) -> dict[str, Any]:
+    """The object of a JSON file; empty where there is no file. Raises Corrupt for what is not JSON."""
     if not path.is_file():
         return {}
     try:

@@ -1,0 +1,129 @@
+"""Chat: messages rendered by a model's own template, and the tokens of the result.
+
+A template is a program in Jinja that came with the model. It runs in Jinja's sandbox, in the dialect that Hugging Face
+templates are written in. Special tokens come from the template alone: a message that spells one stays plain text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from memlm.data.tokenizer import SETTINGS_FILE, Tokenizer, json_of
+from memlm.errors import Incompatible, InvalidInput, NotFound
+
+TEMPLATE_FILE = "chat_template.jinja"
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+# Noncharacters of Unicode: no text means them. One that a conversation does not contain splits special tokens in it.
+BREAKERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation: `role` is system, user, assistant, or another that the model's template knows."""
+
+    role: str
+    content: str
+
+
+class ChatTemplate:
+    """A model's template, and the special tokens that it may name. Raises Incompatible for one that is no template."""
+
+    def __init__(self, source: str, tokens: Mapping[str, str] | None = None) -> None:
+        self.source, self._tokens = source, dict(tokens or {})
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
+        try:
+            self._template = environment.from_string(source)
+        except (TemplateError, RecursionError) as error:
+            raise Incompatible(f"the model's chat template is no Jinja template ({error})") from error
+
+    @classmethod
+    def load(cls, folder: Path) -> ChatTemplate:
+        """The template of a model's folder. Raises NotFound where it has none."""
+        settings = json_of(folder / SETTINGS_FILE)
+        source = settings.get("chat_template")
+        if (file := folder / TEMPLATE_FILE).is_file():
+            source = file.read_text(encoding="utf-8")
+        if isinstance(source, list):  # several with names, of which one is the default
+            named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
+            source = named.get("default")
+        if not isinstance(source, str):
+            raise NotFound(
+                f"the model {folder.name} has no chat template; use a model that was tuned for chat, or a plain prompt",
+                kind="chat_template",
+                name=folder.name,
+            )
+        tokens = {name: _content(settings[name]) for name in NAMED_TOKENS if settings.get(name)}
+        return cls(source, tokens)
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The conversation as one text, with special tokens spelled out.
+
+        With `add_generation_prompt`, it ends where the assistant's next message begins. Raises InvalidInput for no
+        messages, and for what the template refuses, such as two user messages in a row.
+        """
+        if not messages:
+            raise InvalidInput("there are no messages; give at least one", field="messages")
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            return self._template.render(messages=turns, add_generation_prompt=add_generation_prompt, **self._tokens)
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+            raise InvalidInput(f"the model's chat template refuses the messages: {error}", field="messages") from error
+
+    def encode(
+        self, messages: Sequence[Message], tokenizer: Tokenizer, *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of the conversation. Raises as `render`."""
+        contents = "".join(message.content for message in messages)
+        spelled = [token for token in tokenizer.special_tokens if token in contents]
+        if not spelled:
+            return tokenizer.encode_special(self.render(messages, add_generation_prompt=add_generation_prompt))
+        breaker = next((each for each in BREAKERS if each not in contents), None)
+        if breaker is None:
+            raise InvalidInput("the messages contain every noncharacter of Unicode", field="messages")
+        pattern = re.compile("|".join(map(re.escape, sorted(spelled, key=len, reverse=True))))
+
+        def broken(text: str) -> str:
+            return pattern.sub(lambda found: found[0][0] + breaker + found[0][1:], text)
+
+        turns = [Message(message.role, broken(message.content)) for message in messages]
+        text = self.render(turns, add_generation_prompt=add_generation_prompt)
+        return _encode_between(text, breaker, tokenizer)
+
+
+def _encode_between(text: str, breaker: str, tokenizer: Tokenizer) -> list[int]:
+    """Special tokens as themselves, and the text between them as plain text without the breakers."""
+    tokens = tokenizer.special_tokens
+    pattern = re.compile("(" + "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) + ")")
+    ids = list[int]()
+    for piece in pattern.split(text):
+        if piece in tokens:
+            ids.append(tokens[piece])
+        elif piece:
+            ids += tokenizer.encode(piece.replace(breaker, "")).tolist()
+    return ids
+
+
+def _content(token: Any) -> str:
+    """A special token of tokenizer_config.json: a string, or an object with its content."""
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    """JSON that is not escaped for HTML, as templates of chat models expect it."""
+    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
