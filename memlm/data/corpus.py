@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Any
 
 from memlm.base.files import is_under
@@ -29,6 +29,7 @@ from memlm.data.formats import (
     standard_input_name,
     unpacked_size,
 )
+from memlm.data.ignored import IgnoreRules
 from memlm.errors import InvalidInput, MemlmError, NotFound
 
 MAX_GLOB_PARTS, MAX_GLOB_FOLDERS = 64, 4  # each ** multiplies how often a folder is listed
@@ -73,6 +74,7 @@ def _ignore(problem: Problem) -> None:
 class Corpus:
     """Documents under some paths, read anew at each iteration.
 
+    Of a folder, `IgnoreRules` leaves out hidden files, environments and what ignore files exclude, unless `hidden`.
     With `on_error="skip"` what cannot be used is told to `on_problem` and left out; with "fail" it raises
     `UnusableText`. Given `roots`, a file that lies under none of them, once links are followed, cannot be used.
     Raises NotFound for a path that is not there and InvalidInput where no document is found at all.
@@ -83,6 +85,7 @@ class Corpus:
     on_error: str = "skip"
     on_problem: Callable[[Problem], None] = _ignore
     roots: Sequence[Path] = ()
+    hidden: bool = False
 
     def __post_init__(self) -> None:
         """Refuses what cannot be a corpus before any work starts."""
@@ -120,8 +123,11 @@ class Corpus:
             if str(path) == STANDARD_INPUT:
                 yield standard_input_name(), PIPED_IN
             elif path.is_dir():
+                rules = IgnoreRules(path)
                 for file in sorted(file for file in path.glob(self.glob) if file.is_file()):
-                    yield file.relative_to(path).as_posix(), file
+                    name = file.relative_to(path)
+                    if self.hidden or not rules.leaves_out(PurePosixPath(name)):
+                        yield name.as_posix(), file
             else:
                 yield path.name, path
 

@@ -1,0 +1,92 @@
+"""A folder's corpus is its text: what git, dependencies and environments hold stays out unless it is asked for."""
+
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from memlm.data.corpus import Corpus
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"text of {name}\n")
+
+
+def found(folder: Path, **options) -> list[str]:
+    return [name for name, _ in Corpus([folder], **options).files()]
+
+
+def test_hidden_files_environments_and_dependencies_stay_out(tmp_path):
+    write(
+        tmp_path,
+        "a.txt",
+        ".hidden",
+        ".git/config",
+        "b/.cache/x",
+        "node_modules/p/i.js",
+        "b/__pycache__/m.pyc",
+        "b/c.md",
+    )
+    write(tmp_path, "env/pyvenv.cfg", "env/lib/python3/site.py", "not-env/lib/site.py")
+    assert found(tmp_path) == ["a.txt", "b/c.md", "not-env/lib/site.py"]
+    assert len(found(tmp_path, hidden=True)) == 10
+
+
+def test_a_path_that_is_named_is_read_whatever_it_is_called(tmp_path):
+    write(tmp_path, ".notes", ".folder/text", "node_modules/readme")
+    assert found(tmp_path / ".notes") == [".notes"]
+    assert found(tmp_path / ".folder") == ["text"]
+    assert found(tmp_path / "node_modules") == ["readme"]
+
+
+def test_the_ignore_file_of_memlm_decides_over_that_of_git(tmp_path):
+    write(tmp_path, "a.log", "b.log", "keep.log", "c.txt", "d.txt")
+    (tmp_path / ".gitignore").write_text("*.log\n!keep.log\n")
+    (tmp_path / ".memlmignore").write_text("!b.log\nd.*\n")
+    assert found(tmp_path) == ["b.log", "c.txt", "keep.log"]
+
+
+def test_an_ignore_file_that_is_a_link_is_not_read(tmp_path):
+    write(tmp_path, "corpus/a.txt")
+    (tmp_path / "secret").write_text("a.txt\n")
+    (tmp_path / "corpus" / ".gitignore").symlink_to(tmp_path / "secret")
+    assert found(tmp_path / "corpus") == ["a.txt"]
+
+
+RULES = [
+    "*.md",
+    "/a",
+    "b/",
+    "!keep*",
+    "c/**",
+    "a/*/d",
+    "**/e",
+    "!b/keep.txt",
+    "d/e/",
+    "# note",
+    "",
+    r"\!x",
+    "keep.md",
+    "*",
+]
+NAMES = ["a", "b", "c", "d", "e", "keep.txt", "keep.md", "x.md", "!x"]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_rules_leave_out_what_git_leaves_out(tmp_path, seed):
+    generator = random.Random(seed)
+    for _ in range(40):
+        path = tmp_path.joinpath(*generator.choices(NAMES[:5], k=generator.randrange(4)), generator.choice(NAMES[5:]))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("text")
+    folders = [tmp_path, *(path for path in tmp_path.rglob("*") if path.is_dir())]
+    for folder in generator.sample(folders, min(4, len(folders))):
+        (folder / ".gitignore").write_text("\n".join(generator.sample(RULES[:-1], 4)))
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    listed = ["git", "-C", tmp_path, "ls-files", "--others", "--exclude-standard", "-z"]
+    expected = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split("\0")
+    assert found(tmp_path) == sorted((name for name in expected if name and ".gitignore" not in name), key=Path)
