@@ -42,7 +42,7 @@ class ChatTemplate:
         self.source, self._tokens = source, dict(tokens or {})
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
+        environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
         try:
             self._template = environment.from_string(source)
         except (TemplateError, RecursionError) as error:
@@ -118,6 +118,10 @@ def _encode_between(text: str, breaker: str, tokenizer: Tokenizer) -> list[int]:
 def _content(token: Any) -> str:
     """A special token of tokenizer_config.json: a string, or an object with its content."""
     return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)
 
 
 def _raise(message: str) -> NoReturn:

@@ -32,6 +32,10 @@ from memlm.data.formats import (
 from memlm.data.ignored import IgnoreRules
 from memlm.errors import InvalidInput, MemlmError, NotFound
 
+SAMPLE_BYTES = 8000  # where git looks for a NUL
+SHOWN_NAMES = 3
+NUL_BYTE = "a NUL byte, as in binary files"
+ADVICE = "convert the file to UTF-8 text, or leave it out with --glob"
 MAX_GLOB_PARTS, MAX_GLOB_FOLDERS = 64, 4  # each ** multiplies how often a folder is listed
 
 
@@ -100,14 +104,19 @@ class Corpus:
 
     def __iter__(self) -> Iterator[Document]:
         """Yields the documents in order; raises InvalidInput at the end where there was none."""
-        empty = True
+        empty, binary = True, list[Problem]()
         for name, path in self._found():
             if not self._may_read(path):
                 self._tell_of_link(name, path)
                 continue
-            for document in self._read(name, path):
-                empty = False
-                yield document
+            try:
+                for document in self._read(name, path):
+                    empty = False
+                    yield document
+            except _IsBinary as found:
+                binary.append(found.problem)
+        if binary:
+            self._tell(_summary_of(binary))
         if empty:
             places = one_line(", ".join(str(path) for path in self.paths))
             raise InvalidInput(
@@ -159,7 +168,11 @@ class Corpus:
             self._tell(Problem(name, f"cannot be read ({error})"))
 
     def _read_text(self, name: str, stream: IO[bytes]) -> Iterator[Document]:
-        raw = stream.read()
+        raw = stream.read(SAMPLE_BYTES)
+        if b"\0" in raw and self.on_error == "skip":
+            line = 1 + raw.count(b"\n", 0, raw.find(b"\0"))
+            raise _IsBinary(Problem(f"{name}:{line}", f"{NUL_BYTE}; {ADVICE}"))
+        raw += stream.read()
         if not raw.strip():
             self._tell(Problem(name, "empty"))
         elif (text := self._decode(name, raw)) is not None:
@@ -194,7 +207,7 @@ class Corpus:
 
     def _decode(self, where: str, raw: bytes, first_line: int = 1) -> str | None:
         """The text, or None where there is nothing that can be used (and the listener was told)."""
-        bad, why = raw.find(b"\0"), "a NUL byte, as in binary files"
+        bad, why = raw.find(b"\0"), NUL_BYTE
         try:
             text = raw.decode()
         except UnicodeDecodeError as error:
@@ -203,13 +216,30 @@ class Corpus:
             return text
         line = first_line + raw.count(b"\n", 0, bad)
         place = where if where.endswith(f":{line}") else f"{where}:{line}"
-        self._tell(Problem(place, f"{why}; convert the file to UTF-8 text, or leave it out with --glob"))
+        self._tell(Problem(place, f"{why}; {ADVICE}"))
         return None
 
     def _tell(self, problem: Problem) -> None:
         if self.on_error == "fail":
             raise UnusableText(f"{problem} (--on-error skip goes on without it)")
         self.on_problem(problem)
+
+
+class _IsBinary(Exception):
+    """A file that holds no text, as git tells: by a NUL among its first bytes."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+def _summary_of(binary: Sequence[Problem]) -> Problem:
+    """One problem for all binary files."""
+    if len(binary) == 1:
+        return binary[0]
+    names = [problem.where.rpartition(":")[0] for problem in binary[:SHOWN_NAMES]]
+    more = f" and {len(binary) - SHOWN_NAMES} more" if len(binary) > SHOWN_NAMES else ""
+    return Problem(f"{len(binary)} binary files", f"left out: {', '.join(names)}{more}")
 
 
 def check_glob(glob: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memlm.data.corpus import Corpus
+from memlm.data.corpus import Corpus, UnusableText
 
 
 def write(folder: Path, *names: str) -> None:
@@ -55,6 +55,18 @@ def test_an_ignore_file_that_is_a_link_is_not_read(tmp_path):
     (tmp_path / "secret").write_text("a.txt\n")
     (tmp_path / "corpus" / ".gitignore").symlink_to(tmp_path / "secret")
     assert found(tmp_path / "corpus") == ["a.txt"]
+
+
+def test_binary_files_are_one_line(tmp_path):
+    write(tmp_path, "a.txt", "z.txt")
+    for number in range(5):
+        (tmp_path / f"{number}.png").write_bytes(b"PNG\0\0")
+    problems: list[str] = []
+    documents = list(Corpus([tmp_path], on_problem=lambda problem: problems.append(str(problem))))
+    assert [document.id for document in documents] == ["a.txt", "z.txt"]
+    assert problems == ["5 binary files: left out: 0.png, 1.png, 2.png and 2 more"]
+    with pytest.raises(UnusableText, match=r"0\.png:1: a NUL byte"):
+        list(Corpus([tmp_path], on_error="fail"))
 
 
 RULES = [
