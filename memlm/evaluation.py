@@ -25,7 +25,7 @@ class Evaluation:
 
 def evaluate(lm: LanguageModel, texts: Corpus, *, progress: Progress = silent, **memory: Any) -> Evaluation:
     """Scores every text of a corpus, one at a time; `memory` are the fields of `RetrievalParams`."""
-    retriever = lm.retriever(RetrievalParams.of(**memory))
+    retriever = lm.engine.stores.retriever(RetrievalParams.of(**memory))
     scores: dict[str, Score] = {}
     total, num_bytes = ScoreAccumulator(), texts.num_bytes
     for document in texts:

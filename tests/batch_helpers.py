@@ -1,6 +1,8 @@
+from memlm.api.params import GenerateRequest
 from memlm.base.steps import run_steps
 from memlm.generation.batch import Batch, RunningSequence
 from memlm.generation.generation import Generation
+from memlm.language_model import LanguageModel
 
 KINDS = {
     "rotary": {},
@@ -19,3 +21,7 @@ KINDS = {
 
 def add(batch: Batch, generation: Generation) -> RunningSequence:
     return run_steps(batch.add(generation))
+
+
+def start(lm: LanguageModel, request: GenerateRequest) -> Generation:
+    return run_steps(lm.engine.start(request))

@@ -39,7 +39,7 @@ def test_texts_of_any_id_are_found_and_deleted_one_by_one(tmp_path: Path, model_
             assert set(told) <= set(left)
             assert lm.delete_documents([name]).num_documents == 1
             left.remove(name)
-            assert [document.id for document in lm.model_store().datastore.documents()] == left
+            assert [document.id for document in lm.engine.stores.model_store().datastore.documents()] == left
             assert name not in {found.document_id for found in lm.search(None, texts[name][:60], k=64)}
             with pytest.raises(NotFound):
                 lm.delete_documents([name])

@@ -36,7 +36,7 @@ def bench_generate(model: Path | None, *, entries: int, repeats: int, progress: 
                 return time_per_token(lm.generate, next(seeds) // 2, use_store=use_store)
 
             with_store, without = alternately(repeats, lambda: measured(True), lambda: measured(False))
-            k, nprobe = lm.stores[0].k, lm.model_store().datastore.manifest.segments[0].nprobe
+            k, nprobe = lm.stores[0].k, lm.engine.stores.model_store().datastore.manifest.segments[0].nprobe
     ratio, least, most = median_ratio(with_store, without)
     assert built.quality is not None  # its keys are kept
     return {

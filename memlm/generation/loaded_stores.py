@@ -17,8 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from memlm.api.datastores import DeleteReport, StoreInfo
+from memlm.api.params import RetrievalParams
 from memlm.errors import (
     AlreadyExists,
     Corrupt,
@@ -32,6 +34,7 @@ from memlm.errors import (
 from memlm.index.store.manifest import Pointer, read_pointer
 from memlm.index.store.snapshot import Snapshot
 from memlm.model.checkpoint import Checkpoint
+from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore, OnLost
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 8.0  # of a folder whose `CURRENT` stays as it is; another one is tried at once
@@ -43,6 +46,31 @@ OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # which says nothing 
 log = logging.getLogger("memlm.stores")
 
 Move = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class PendingDelete:
+    """A committed deletion that the open datastores have not switched to yet."""
+
+    report: DeleteReport
+    moves: tuple[Move, ...]
+
+    def apply(self) -> DeleteReport:
+        """Switches all that is open of the folder to the commit. From then on no answer uses the documents."""
+        for move in self.moves:
+            move()
+        return self.report
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRefresh:
+    """Snapshots that were opened, and that the open datastores have not switched to yet."""
+
+    moves: tuple[Move, ...]
+
+    def apply(self) -> bool:
+        """Switches to them, and records folders that cannot be read. Returns whether any is another snapshot."""
+        return sum([move() for move in self.moves]) > 0
 
 
 @dataclass(eq=False, slots=True)
@@ -96,6 +124,7 @@ class LoadedStores:
         self._checkpoint = checkpoint
         self._stores: dict[str, LoadedStore] = {}
         self._retired: list[weakref.ref[ModelStore]] = []
+        self._retrievers: weakref.WeakValueDictionary[tuple[Any, ...], Retriever] = weakref.WeakValueDictionary()
         named = stores.items() if isinstance(stores, Mapping) else (("", path) for path in stores)
         for given, path in named:
             store = LoadedStore(given or Path(path).name, Path(path))
@@ -120,7 +149,7 @@ class LoadedStores:
         """One of them; of no name, the only one."""
         return self._find(name).info
 
-    def model_store(self, name: str | None) -> ModelStore:
+    def model_store(self, name: str | None = None) -> ModelStore:
         """A datastore that can be used; of no name, the only one.
 
         Raises NotFound for a name that is not loaded, InvalidInput where there is not just one to choose, and
@@ -166,41 +195,54 @@ class LoadedStores:
         del self._stores[name]
         return store.info
 
-    def prepare_delete(self, document_ids: Sequence[str], name: str | None) -> Callable[[], DeleteReport]:
-        """Commits a deletion in the store that is in the folder now, in any thread; what it gives moves all that is
-        open of that folder to the commit.
+    def prepare_delete(self, document_ids: Sequence[str], name: str | None = None) -> PendingDelete:
+        """Commits a deletion in the store that is in the folder now. Thread-safe.
+
+        Raises NotFound with the ids that the datastore does not have, and then deletes none.
         """
         store = self._find(name)
         opened = store.usable if store.opened is None else store.opened
         deleted, newer = opened.datastore.prepare_delete(document_ids)
 
-        def move() -> DeleteReport:
-            opened.switch_to(newer)
-            self._recovered(store)
-            for other in self._open_at(opened.datastore.path):  # by another name, or opened anew meanwhile
-                other.refresh()
-            return DeleteReport(opened.name, newer.manifest.number, deleted.num_documents, deleted.num_entries)
+        def refresh_others() -> bool:  # under another name, or opened anew meanwhile
+            return sum([other.refresh() for other in self._open_at(opened.datastore.path)]) > 0
 
-        return move
+        report = DeleteReport(opened.name, newer.manifest.number, deleted.num_documents, deleted.num_entries)
+        return PendingDelete(
+            report, (partial(opened.switch_to, newer), partial(self._recovered, store), refresh_others)
+        )
 
-    def prepare_refresh(self) -> list[Move]:
-        """Looks at all folders, in any thread; what it gives moves to what is there, each in one step, and returns
-        whether that is another snapshot. Such a step also notes a folder that cannot be read.
+    def prepare_refresh(self, name: str | None = None) -> PendingRefresh:
+        """Opens the snapshots that are in the folders now, or in that of one datastore, under all its names.
+        Thread-safe.
+
+        Raises if the folder of the named datastore cannot be read. Without a name, such a folder is recorded instead.
         """
-        moves = [move for store in tuple(self._stores.values()) if (move := self._look(store))]
-        for opened in self._retired_stores():
-            with suppress(MemlmError, OSError):
-                if newer := opened.datastore.open_latest():
-                    moves.append(partial(opened.switch_to, newer))
-        return moves
-
-    def prepare_refresh_of(self, name: str) -> list[Move]:
-        """Opens what is in one folder, in any thread, as `prepare_refresh`. Raises if the folder cannot be read."""
+        if name is None:
+            moves = [move for store in tuple(self._stores.values()) if (move := self._look(store))]
+            for opened in self._retired_stores():
+                with suppress(MemlmError, OSError):
+                    if newer := opened.datastore.open_latest():
+                        moves.append(partial(opened.switch_to, newer))
+            return PendingRefresh(tuple(moves))
         store = self._find(name)
         opened = store.usable if store.opened is None else store.opened
         found = [(each, each.datastore.open_latest()) for each in {opened, *self._open_at(opened.datastore.path)}]
-        moves: list[Move] = [partial(each.switch_to, newer) for each, newer in found if newer is not None]
-        return [*moves, partial(self._recovered, store)]
+        switches = [partial(each.switch_to, newer) for each, newer in found if newer is not None]
+        return PendingRefresh((*switches, partial(self._recovered, store)))
+
+    def retriever(self, params: RetrievalParams) -> Retriever | None:
+        """Returns the retriever of a request, or None if it uses no datastore or none is loaded.
+
+        Requests with the same settings get the same object while one of them runs, so that a batch searches for all of
+        them at once. Raises what `model_store` raises, also for a request that names no datastore while one of them
+        cannot be used.
+        """
+        names = [each.name for each in params.stores] or ([] if params.store is None else [params.store])
+        if not params.use_store or not (names or len(self)):
+            return None
+        retriever = Retriever.of(self.model_stores(names), params)
+        return self._retrievers.setdefault(retriever.settings, retriever)
 
     def close(self) -> None:
         """Closes the datastores."""

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float32, Int64
 
 from memlm.api.scoring import Figures, Score, TokenScore
-from memlm.base.steps import Steps, run_steps
+from memlm.base.steps import Steps
 from memlm.data.windows import Window, blocks_of
 from memlm.errors import InvalidInput
 from memlm.model.checkpoint import Checkpoint
@@ -81,15 +81,10 @@ def _gated_logprobs(
         return logprobs_NV.gather(1, torch.from_numpy(targets_N)[:, None])[:, 0].numpy()
 
 
-def score_text(checkpoint: Checkpoint, text: str, retriever: Retriever | None, *, token_scores: bool = False) -> Score:
-    """Scores one text. Raises InvalidInput for an empty one, whose perplexity nobody knows."""
-    return run_steps(score_steps(checkpoint, text, retriever, token_scores=token_scores))
-
-
-def score_steps(
+def score_text(
     checkpoint: Checkpoint, text: str, retriever: Retriever | None, *, token_scores: bool = False
 ) -> Steps[Score]:
-    """Does the work of `score_text`, a few windows or a piece of a long one a step."""
+    """Scores one text, a few windows or a piece of a long one a step. Raises InvalidInput for an empty text."""
     if not text:
         raise InvalidInput("the text is empty; give at least one character", field="text")
     tally, details = ScoreAccumulator(), list[TokenScore]()

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Float16, Float32, Int64
 from torch import Tensor
 
+from memlm.base.steps import Steps
 from memlm.data.windows import Window, segments_of, windows_of
 from memlm.model import Decoder, DecoderState
 from memlm.model.checkpoint import Checkpoint
@@ -268,3 +269,21 @@ def text_windows(checkpoint: Checkpoint, text: str) -> Iterator[Window]:
     """A text as the windows that everything here reads documents in."""
     tokens_N = checkpoint.tokenizer.encode(text)
     return document_windows(checkpoint.decoder, tokens_N, checkpoint.tokenizer.start_id)
+
+
+def key_after(checkpoint: Checkpoint, text: str) -> Steps[Float32[np.ndarray, "1 D"]]:
+    """Returns the key of the end of a text, of which the last `context_length - 1` tokens count. A long text is read in
+    several steps.
+    """
+    token_ids = yield from checkpoint.tokenizer.encode_steps(text)
+    decoder, inputs = checkpoint.decoder, [checkpoint.tokenizer.start_id, *token_ids]
+    if decoder.config.max_length is not None:
+        inputs = inputs[-decoder.config.max_length :]
+    state = None if len(inputs) <= PASS_TOKENS else decoder.new_state(capacity=len(inputs))
+    for begin in range(0, len(inputs), PASS_TOKENS):
+        with torch.inference_mode():
+            keys_1TD = decoder.keys(torch.tensor([inputs[begin : begin + PASS_TOKENS]]), state)
+        if begin + PASS_TOKENS < len(inputs):
+            yield None
+    key_1D: np.ndarray = keys_1TD[0, -1:].float().numpy()
+    return key_1D

@@ -25,8 +25,8 @@ from memlm.api.sessions import (
 from memlm.base.steps import Steps
 from memlm.errors import InvalidInput
 from memlm.generation.batch import Batch, RunningSequence
+from memlm.generation.engine import Engine
 from memlm.generation.generation import Generation
-from memlm.language_model import LanguageModel
 from memlm.server.inference.cache_budget import CacheBudget
 from memlm.server.inference.messages import Answer, Events, Refresh, Result, Submission
 from memlm.wire.codec import WireEvent, token_to_wire
@@ -106,7 +106,7 @@ class TokenStreamer:
 
 def generate_steps(
     submission: Submission,
-    lm: LanguageModel,
+    engine: Engine,
     batch: Batch,
     send: Send,
     flush_timer: FlushTimer,
@@ -116,7 +116,7 @@ def generate_steps(
     """A generation from its request to its last token. It draws in the batch, or by itself where it must."""
     request = submission.request
     assert isinstance(request, GenerateRequest)
-    generation = slot.generation = yield from lm.start_steps(request, request_id=submission.id, owner=submission.owner)
+    generation = slot.generation = yield from engine.start(request, request_id=submission.id, owner=submission.owner)
     try:
         slot.cache_bytes = cache_budget.required_bytes(generation)
         yield None  # waits for a place among those that run
@@ -139,24 +139,24 @@ def generate_steps(
         generation.close()
 
 
-def answer_and_send(submission: Submission, lm: LanguageModel, send: Send) -> Steps[None]:
+def answer_and_send(submission: Submission, engine: Engine, send: Send) -> Steps[None]:
     """Any other request, from its first step to its answer."""
     assert not isinstance(submission.request, Refresh)
-    send(Result(submission.id, (yield from answer_steps(lm, submission.request, submission.owner))))
+    send(Result(submission.id, (yield from answer_steps(engine, submission.request, submission.owner))))
 
 
-def answer_steps(lm: LanguageModel, request: Request[Any], owner: str) -> Steps[Any]:
+def answer_steps(engine: Engine, request: Request[Any], owner: str) -> Steps[Any]:
     """The steps to the answer of a request; `owner` is the owner of its sessions."""
-    sessions = lm.sessions
+    sessions = engine.sessions
     match request:
         case ScoreRequest(text, retrieval, token_scores):
-            return (yield from lm.score_steps(text, retrieval, token_scores=token_scores))
+            return (yield from engine.score(text, retrieval, token_scores=token_scores))
         case SearchRequest(text, store, k, nprobe):
-            return (yield from lm.search_steps(text, k=k, store=store, nprobe=nprobe))
+            return (yield from engine.search(text, k=k, store=store, nprobe=nprobe))
         case TokenizeRequest(text):
-            return (yield from lm.checkpoint.tokenizer.pack_steps(text))
+            return (yield from engine.checkpoint.tokenizer.pack_steps(text))
         case DetokenizeRequest(token_ids):
-            return (yield from lm.checkpoint.tokenizer.decode_steps(token_ids, whole=True))
+            return (yield from engine.checkpoint.tokenizer.decode_steps(token_ids, whole=True))
         case CreateSessionRequest(ttl_s):
             return (yield from sessions.create_steps(owner=owner, ttl_s=ttl_s))
         case AppendToSessionRequest(session, text, token_ids):
@@ -170,12 +170,12 @@ def answer_steps(lm: LanguageModel, request: Request[Any], owner: str) -> Steps[
         case ListSessionsRequest():
             return sessions.list(owner=owner)
         case GetModelRequest():
-            return lm.info
+            return engine.info
         case ListDatastoresRequest():
-            return lm.stores
+            return engine.stores.infos
         case GetDatastoreRequest(store):
-            return lm.get_datastore(store)
+            return engine.stores.info(store)
         case UnloadDatastoreRequest(store):
-            return lm.unload_datastore(store)
+            return engine.stores.unload(store)
         case _:
             raise TypeError(f"no answer to a {type(request).__name__}")

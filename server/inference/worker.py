@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -29,9 +29,10 @@ from memlm.base.cpu import use_cores
 from memlm.base.steps import Steps
 from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded
 from memlm.generation.batch import Batch, RunningSequence
+from memlm.generation.engine import Engine
 from memlm.generation.generation import Generation
+from memlm.generation.loaded_stores import PendingDelete, PendingRefresh
 from memlm.generation.sessions import Sessions
-from memlm.language_model import LanguageModel
 from memlm.model.checkpoint import load_checkpoint
 from memlm.retrieval.store import ModelStore, OnLost
 from memlm.server.config import ServerConfig, worker_for_session
@@ -87,22 +88,22 @@ def run_worker(
         def on_lost(store: str, document_ids: Sequence[str] | None) -> None:
             outbox.send(DocumentsDeleted(store, None if document_ids is None else tuple(document_ids)))
 
-        lm = _load_model(config, stores, number, may_fail=set(stores) - required, on_lost=on_lost)
+        engine = _load_model(config, stores, number, may_fail=set(stores) - required, on_lost=on_lost)
     except MemlmError as error:
         outbox.send(LoadFailed(error))
         outbox.flush()
         return
-    with lm:
+    with closing(engine.stores):
         outbox.send(Loaded())
         outbox.flush()
         Worker(
-            lm, inbox, outbox.send, config.max_running, config.max_queued_tokens, outbox.flush, config.cache_bytes
+            engine, inbox, outbox.send, config.max_running, config.max_queued_tokens, outbox.flush, config.cache_bytes
         ).run()
 
 
 def _load_model(
     config: ServerConfig, stores: Mapping[str, Path], number: int, *, may_fail: Collection[str], on_lost: OnLost
-) -> LanguageModel:
+) -> Engine:
     checkpoint = load_checkpoint(config.model, dtype=config.dtype)
     sessions = Sessions(
         checkpoint,
@@ -113,7 +114,7 @@ def _load_model(
         max_per_owner=config.max_sessions_per_caller,
         is_ours=lambda name: worker_for_session(name, config.num_workers) == number,
     )
-    return LanguageModel(checkpoint, stores, sessions, may_fail=may_fail, on_lost=on_lost)
+    return Engine(checkpoint, stores, sessions, may_fail=may_fail, on_lost=on_lost)
 
 
 @dataclass(eq=False, slots=True)
@@ -144,7 +145,7 @@ class Worker:
 
     def __init__(
         self,
-        lm: LanguageModel,
+        engine: Engine,
         inbox: Inbox,
         send: Callable[[FromWorker], None],
         max_running: int,
@@ -153,11 +154,11 @@ class Worker:
         max_cache_bytes: int = 1 << 50,
     ) -> None:
         """Takes a loaded model, and where to hear and to answer; `flush` follows whatever should not wait."""
-        self._lm, self._inbox, self._send, self._flush = lm, inbox, send, flush
+        self._engine, self._inbox, self._send, self._flush = engine, inbox, send, flush
         self._max_running, self._max_queued_tokens = max_running, max_queued_tokens
         self._batch, self._cache_budget = (
-            Batch(lm.checkpoint, max_sequences=max_running),
-            CacheBudget(max_cache_bytes, lm.checkpoint),
+            Batch(engine.checkpoint, max_sequences=max_running),
+            CacheBudget(max_cache_bytes, engine.checkpoint),
         )
         self._waiting: list[ActiveRequest] = []
         self._running: list[ActiveRequest] = []
@@ -170,7 +171,7 @@ class Worker:
         # they for each other.
         self._opener, self._deleter = ThreadPoolExecutor(1, "opener"), ThreadPoolExecutor(1, "deleter")
         self._opening: list[tuple[ActiveRequest, Future[Any], Callable[[Any], Any]]] = []
-        self._refreshing: Future[list[Callable[[], bool]]] | None = None
+        self._refreshing: Future[PendingRefresh] | None = None
 
     def run(self) -> None:
         """Goes round until `Stop`."""
@@ -215,22 +216,25 @@ class Worker:
         request, send = active.submission.request, partial(self._reply, active)
         with self._reporting_errors(active):
             if isinstance(request, LoadDatastoreRequest):
-                opening = self._opener.submit(ModelStore.open, request.path, self._lm.checkpoint, request.store or "")
-                self._opening.append((active, opening, partial(self._lm.register_store, replace=request.replace)))
+                opening = self._opener.submit(
+                    ModelStore.open, request.path, self._engine.checkpoint, request.store or ""
+                )
+                self._opening.append(
+                    (active, opening, partial(self._engine.stores.register_store, replace=request.replace))
+                )
             elif isinstance(request, DeleteDocumentsRequest):
-                deleting = self._deleter.submit(self._lm.prepare_delete, request.document_ids, store=request.store)
-                self._opening.append((active, deleting, lambda move: move()))
+                deleting = self._deleter.submit(self._engine.stores.prepare_delete, request.document_ids, request.store)
+                self._opening.append((active, deleting, PendingDelete.apply))
             elif isinstance(request, Refresh):
-                store, lm = request.store, self._lm
-                find_snapshots = lm.prepare_refresh if store is None else partial(lm.prepare_refresh_of, store)
-                self._opening.append((active, self._deleter.submit(find_snapshots), _apply_all))
+                refreshing = self._deleter.submit(self._engine.stores.prepare_refresh, request.store)
+                self._opening.append((active, refreshing, PendingRefresh.apply))
             elif isinstance(request, GenerateRequest):
                 self._check_queue(active, request)
                 active.steps = generate_steps(
-                    active.submission, self._lm, self._batch, send, self._flush_timer, active, self._cache_budget
+                    active.submission, self._engine, self._batch, send, self._flush_timer, active, self._cache_budget
                 )
             else:
-                active.steps = answer_and_send(active.submission, self._lm, send)
+                active.steps = answer_and_send(active.submission, self._engine, send)
         if active.steps is not None:
             self._advance(active)
 
@@ -275,7 +279,7 @@ class Worker:
         if self._refreshing is not None and self._refreshing.done():
             refreshing, self._refreshing = self._refreshing, None
             try:
-                _apply_all(refreshing.result())
+                refreshing.result().apply()
             except Exception:
                 log.exception("looking for changes of the datastores failed")
 
@@ -415,8 +419,8 @@ class Worker:
         if now_s - self._heartbeat_s >= HEARTBEAT_S:
             self._heartbeat_s = now_s
             if self._refreshing is None:
-                self._refreshing = self._opener.submit(self._lm.prepare_refresh)
-            self._lm.sessions.expire()
+                self._refreshing = self._opener.submit(self._engine.stores.prepare_refresh)
+            self._engine.sessions.expire()
             self._send(Heartbeat(self._stats()))
             self._release_idle_memory(now_s)
 
@@ -430,17 +434,11 @@ class Worker:
             trim_heap()
 
     def _stats(self) -> Stats:
-        sessions = self._lm.sessions
+        sessions = self._engine.sessions
         waiting = len(self._active) - len(self._running)
         return Stats(
             len(self._running), waiting, self._num_queued_tokens, len(sessions), sessions.num_bytes, self._cache_bytes
         )
-
-
-def _apply_all(moves: Sequence[Callable[[], bool]]) -> None:
-    """Moves to the snapshots that were found in the datastores' folders."""
-    for move in moves:
-        move()
 
 
 def internal_error(request_id: str) -> InternalError:

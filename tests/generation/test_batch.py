@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from batch_helpers import KINDS, add
+from batch_helpers import KINDS, add, start
 from conftest import SHAPE
 from running import alike
 
@@ -138,7 +138,7 @@ def test_one_that_fails_harms_no_other(checkpoint, monkeypatch):
 
 
 def test_one_search_a_step_serves_all_that_ask_alike(lm: LanguageModel, monkeypatch):
-    searches, datastore = [], lm.model_store().datastore
+    searches, datastore = [], lm.engine.stores.model_store().datastore
     search = type(datastore).search
 
     def counted(self, queries_QD, k, *, nprobe=None):
@@ -148,7 +148,7 @@ def test_one_search_a_step_serves_all_that_ask_alike(lm: LanguageModel, monkeypa
     monkeypatch.setattr(type(datastore), "search", counted)
     batch = Batch(lm.checkpoint, max_sequences=8)
     asked = [{"k": 4}, {"k": 4}, {"k": 9}, {"use_store": False}, {"k": 4, "lam": 0.0}]
-    sequences = [add(batch, lm.start(GenerateRequest.of("the", {"seed": 1, **memory}))) for memory in asked]
+    sequences = [add(batch, start(lm, GenerateRequest.of("the", {"seed": 1, **memory}))) for memory in asked]
     batch.step()
     assert sorted(searches) == [(1, 9), (2, 4)]
     assert sequences[3].tokens[0].knn_logprob is None
@@ -196,13 +196,13 @@ def test_room_is_reserved_for_what_is_asked_and_given_up_when_nobody_is_there(ch
 
 def test_a_store_that_fails_harms_only_those_that_ask_it(lm: LanguageModel, monkeypatch):
     batch = Batch(lm.checkpoint, max_sequences=4)
-    asking = add(batch, lm.start(GenerateRequest.of("the", {"seed": 1, "max_tokens": 4})))
-    alone_ = add(batch, lm.start(GenerateRequest.of("the", {"seed": 1, "max_tokens": 4, "use_store": False})))
+    asking = add(batch, start(lm, GenerateRequest.of("the", {"seed": 1, "max_tokens": 4})))
+    alone_ = add(batch, start(lm, GenerateRequest.of("the", {"seed": 1, "max_tokens": 4, "use_store": False})))
 
     def fail(*_: object, **__: object) -> None:
         raise InternalError("the disk is gone")
 
-    monkeypatch.setattr(type(lm.model_store().datastore), "search", fail)
+    monkeypatch.setattr(type(lm.engine.stores.model_store().datastore), "search", fail)
     told = []
     while len(batch):
         for sequence in batch.step():

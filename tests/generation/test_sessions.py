@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from batch_helpers import add
+from batch_helpers import add, start
 from conftest import SHAPE
 from running import alike
 
@@ -90,7 +90,7 @@ def test_what_is_cancelled_leaves_a_session_as_it_was(model):
             session.append("more")
         stream.close()
         assert (session.info().num_tokens, session.info().busy) == (before, False)
-        steps = model.sessions.append(session.name, "serves; " * 3)
+        steps = model.engine.sessions.append(session.name, "serves; " * 3)
         steps.close()
         assert (session.info().num_tokens, session.info().busy) == (before, False)
         with pytest.raises(InvalidInput):
@@ -125,7 +125,7 @@ def test_sessions_go_on_side_by_side(model, monkeypatch, apart):
     batch, told = Batch(model.checkpoint, max_sequences=4), {}
     for session in sessions:
         options = {"session": session.name, "temperature": 0, "max_tokens": 5}
-        told[add(batch, model.start(GenerateRequest.of("", options)))] = []
+        told[add(batch, start(model, GenerateRequest.of("", options)))] = []
     while len(batch):
         for sequence in batch.step():
             told[sequence] += sequence.tokens

@@ -315,11 +315,11 @@ def test_evaluation_adds_up(lm, corpus_folder):
 
 
 def test_saved_defaults_are_what_a_request_takes(lm, tmp_path):
-    retriever = lm.retriever(RetrievalParams())
-    defaults = lm.model_store().datastore.defaults
+    retriever = lm.engine.stores.retriever(RetrievalParams())
+    defaults = lm.engine.stores.model_store().datastore.defaults
     assert (retriever.k, retriever.lam, retriever.temperature) == (defaults.k, defaults.lam, defaults.temperature)
     assert isinstance(defaults, KnnDefaults)
-    assert json.dumps(lm.model_store().datastore.manifest.quality)
+    assert json.dumps(lm.engine.stores.model_store().datastore.manifest.quality)
 
 
 @pytest.fixture(params=["plain", "memorizing"])

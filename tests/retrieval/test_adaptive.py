@@ -108,7 +108,7 @@ def tuned(model_folder, store_folder, tmp_path):
     """A store whose lam adapts, and that is not asked where the model is sure."""
     shutil.copytree(store_folder, tmp_path / "store")
     with load(model_folder, [tmp_path / "store"]) as lm:
-        datastore = lm.model_store().datastore
+        datastore = lm.engine.stores.model_store().datastore
         defaults = replace(datastore.defaults, k=16, temperature=3.0, adaptive=asdict(LAM))
         peaks = [
             token.top_logprobs[0].logprob for token in lm.generate("a", max_tokens=30, top_logprobs=1, lam=0, seed=1)
@@ -125,9 +125,9 @@ def expected_lam(lm, text_ids: list[int]) -> float:
     with torch.inference_mode():
         hidden_BTD, keys_BTD = decoder(torch.tensor([text_ids]))
         peak = decoder.logprobs(hidden_BTD[0, -1:]).amax(dim=1).numpy()
-    if peak[0] >= lm.model_store().datastore.defaults.skip_retrieval_above:
+    if peak[0] >= lm.engine.stores.model_store().datastore.defaults.skip_retrieval_above:
         return 0.0
-    found = lm.model_store().datastore.search(keys_BTD[0, -1:].float().numpy(), 16)
+    found = lm.engine.stores.model_store().datastore.search(keys_BTD[0, -1:].float().numpy(), 16)
     return float(LAM.lams(features_of(found, neighbor_logweights(found.distances_QK, 3.0), 3.0, peak))[0])
 
 

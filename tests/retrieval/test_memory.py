@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batch_helpers import start
 from reference import decode_plainly, mix_plainly
 
 from memlm.api.params import GenerateRequest, RetrievalParams
@@ -32,7 +33,7 @@ def own_store(store_folder: Path, tmp_path: Path) -> Path:
 def plain_mixture(lm: LanguageModel, tokens: list[int]) -> np.ndarray:
     """The mixture after some tokens, from the decoder's plain twin and exact search."""
     logprobs_TV, keys_TD = decode_plainly(lm.checkpoint.decoder, tokens)
-    found = lm.model_store().datastore.exact().search(keys_TD[-1:].astype(np.float32), ASK["k"])
+    found = lm.engine.stores.model_store().datastore.exact().search(keys_TD[-1:].astype(np.float32), ASK["k"])
     neighbors = found.distances_QK[0].tolist(), found.values_QK[0].tolist()
     return np.log(mix_plainly(np.exp(logprobs_TV[-1]), *neighbors, ASK["knn_temperature"], ASK["lam"]))
 
@@ -99,7 +100,7 @@ def test_a_text_that_is_stored_is_found_at_its_own_place(lm, corpus_folder):
 
 
 def test_every_neighbor_states_its_place_as_reading_its_document_does(lm):
-    datastore, tokenizer = lm.model_store().datastore, lm.checkpoint.tokenizer
+    datastore, tokenizer = lm.engine.stores.model_store().datastore, lm.checkpoint.tokenizer
     documents = {row.id: datastore.tokens(row.id).tolist() for row in datastore.documents()}
     assert max(map(len, documents.values())) > 3 * MARK_TOKENS
     neighbors = lm.search(None, PROMPT, k=datastore.num_entries)
@@ -141,20 +142,21 @@ def test_what_was_deleted_stays_silent_in_a_store_that_was_opened_before(model_f
     with load(model_folder, [own_store]) as lm:
         opened, loud = ModelStore.open(own_store, lm.checkpoint), lm.search(None, PROMPT, k=1)[0].document_id
         lm.delete_documents([loud])
-        lm.register_store(opened, replace=True)
+        lm.engine.stores.register_store(opened, replace=True)
         assert loud not in {neighbor.document_id for neighbor in lm.search(None, PROMPT, k=4000)}
 
 
 @pytest.mark.parametrize("name", ["store", "twin"])
 def test_what_is_deleted_is_silent_in_a_store_that_is_loaded_meanwhile(model_folder, own_store, monkeypatch, name):
     with load(model_folder, [own_store]) as lm:
-        loud, deleting = lm.search(None, PROMPT, k=1)[0].document_id, lm.model_store().datastore.deleting
+        loud, datastore = lm.search(None, PROMPT, k=1)[0].document_id, lm.engine.stores.model_store().datastore
+        deleting = datastore.prepare_delete
 
         def slowly(document_ids):
-            lm.register_store(ModelStore.open(own_store, lm.checkpoint, name), replace=True)
+            lm.engine.stores.register_store(ModelStore.open(own_store, lm.checkpoint, name), replace=True)
             return deleting(document_ids)
 
-        monkeypatch.setattr(lm.model_store().datastore, "deleting", slowly)
+        monkeypatch.setattr(datastore, "prepare_delete", slowly)
         lm.delete_documents([loud])
         assert loud not in {neighbor.document_id for neighbor in lm.search(name, PROMPT, k=4000)}
 
@@ -180,7 +182,7 @@ def test_what_another_process_deletes_is_silent_in_a_generation_whose_store_was_
 
 def test_a_store_whose_documents_are_all_deleted_leaves_the_model(model_folder, own_store):
     with load(model_folder, [own_store]) as lm:
-        lm.delete_documents([document.id for document in lm.model_store().datastore.documents()])
+        lm.delete_documents([document.id for document in lm.engine.stores.model_store().datastore.documents()])
         alone = [t.logprob for t in lm.generate(PROMPT, temperature=0, max_tokens=4, use_store=False)]
         assert [t.logprob for t in lm.generate(PROMPT, temperature=0, max_tokens=4, lam=1.0)] == alone
         assert lm.score(PROMPT).knn.nll == lm.score(PROMPT).base.nll
@@ -207,8 +209,8 @@ def test_stores_are_chosen_by_name(model_folder, store_folder, own_store, tmp_pa
     second = shutil.copytree(own_store, tmp_path / "second")
     with load(model_folder, [store_folder, second]) as lm:
         assert [info.name for info in lm.stores] == ["store", "second"]
-        assert lm.start(GenerateRequest(PROMPT, retrieval=RetrievalParams(store="second"))).accepted.store == "second"
-        assert lm.start(GenerateRequest(PROMPT)).accepted.store == "store + second"
+        assert start(lm, GenerateRequest(PROMPT, retrieval=RetrievalParams(store="second"))).accepted.store == "second"
+        assert start(lm, GenerateRequest(PROMPT)).accepted.store == "store + second"
         with pytest.raises(InvalidInput, match="store, second"):
             lm.delete_documents(["doc-1.txt"])
         with pytest.raises(InvalidInput, match="either store or stores"):
@@ -246,7 +248,7 @@ def test_lines_and_characters_are_counted_far_into_a_document(model_folder, toke
     (tmp_path / "long.jsonl").write_text(json.dumps(document) + "\n")
     build_index(model_folder, Corpus([tmp_path / "long.jsonl"]), tmp_path / "s", index="IVF8,SQfp16")
     with load(model_folder, [tmp_path / "s"]) as lm:
-        memory, (segment,) = lm.model_store(), lm.model_store().datastore.segments
+        memory, (segment,) = lm.engine.stores.model_store(), lm.engine.stores.model_store().datastore.segments
         tokens = tokenizer.encode(document["text"])
         assert len(tokens) > 4 * 1024
         offsets = np.array([0, 1, 1023, 1024, 1025, 3000, len(tokens) - 1])

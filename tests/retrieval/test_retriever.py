@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from batch_helpers import add
+from batch_helpers import add, start
 
 from memlm.api.params import RetrievalParams
 from memlm.data.corpus import Corpus
@@ -120,7 +120,7 @@ def test_following_pointers_is_what_the_plain_twin_does(lm, corpus_folder, min_p
     text = (corpus_folder / "doc-1.txt").read_text()
     window = next(text_windows(lm.checkpoint, text))
     read = predictions_of(lm.checkpoint.decoder, [window])[0]
-    retriever = lm.retriever(RetrievalParams(**ASK, min_pointers=min_pointers))
+    retriever = lm.engine.stores.retriever(RetrievalParams(**ASK, min_pointers=min_pointers))
     assert retriever is not None
     policy = retriever.new_policy()
     found = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, window.targets_N, policy)
@@ -151,7 +151,7 @@ def test_generation_batches_and_scoring_follow_alike(lm):
     read = lm.checkpoint.tokenizer
     ids = np.array([read.start_id, *read.encode(PROMPT), *(token.id for token in tokens)])
     window = Window(ids[:-1], ids[-len(tokens) :])
-    retriever = lm.retriever(RetrievalParams(min_pointers=2, **ASK))
+    retriever = lm.engine.stores.retriever(RetrievalParams(min_pointers=2, **ASK))
     (scored,) = score_windows(lm.checkpoint, iter([window]), retriever)
     assert scored.logprobs_N.tolist() == pytest.approx([token.logprob for token in tokens], abs=1e-3)
     text = "the memory of a page"
@@ -176,11 +176,11 @@ def test_pointers_into_a_deleted_document_are_not_followed(model_folder, halves,
     shutil.copytree(halves / "first", tmp_path / "s")
     with load(model_folder, [tmp_path / "s"]) as lm:
         batch = Batch(lm.checkpoint, max_sequences=1)
-        generation = add(batch, lm.start(dataclasses.replace(request_for(lm), neighbors=12))).generation
+        generation = add(batch, start(lm, dataclasses.replace(request_for(lm), neighbors=12))).generation
         (pointers,) = generation.policy.shortcuts
         while not len(pointers.ids_P):
             batch.step()
-        doomed = {place.document_id for place in lm.model_store().datastore.locate(pointers.ids_P)}
+        doomed = {place.document_id for place in lm.engine.stores.model_store().datastore.locate(pointers.ids_P)}
         lm.delete_documents(sorted(doomed))
         before = generation.usage.searches
         batch.step()
@@ -199,9 +199,9 @@ def test_a_store_without_keys_cannot_be_followed(model_folder, corpus_folder, tm
     with load(model_folder, [store]) as lm:
         with pytest.raises(InvalidInput, match="without keeping its keys"):
             lm.generate(PROMPT, min_pointers=1)
-        datastore = lm.model_store().datastore
+        datastore = lm.engine.stores.model_store().datastore
         datastore.save_defaults(dataclasses.replace(datastore.defaults, min_pointers=1))  # tuned before the keys went
-        assert lm.retriever(RetrievalParams()).min_pointers is None
+        assert lm.engine.stores.retriever(RetrievalParams()).min_pointers is None
         assert list(lm.generate(PROMPT, max_tokens=2, seed=1))
 
 
@@ -217,13 +217,13 @@ def test_tuning_settles_how_many_lists_and_pointers(model_folder, corpus_folder,
     assert bold.pointers_kept
     assert bold.pointer_share > cautious.pointer_share
     with load(model_folder, [tmp_path / "s"]) as lm:
-        datastore = lm.model_store().datastore
+        datastore = lm.engine.stores.model_store().datastore
         assert (datastore.defaults.nprobe, datastore.defaults.min_pointers) == (bold.nprobe, bold.min_pointers)
-        retriever = lm.retriever(RetrievalParams())
+        retriever = lm.engine.stores.retriever(RetrievalParams())
         assert (retriever.nprobe, retriever.min_pointers) == (bold.nprobe, bold.min_pointers)
-        assert lm.retriever(RetrievalParams(nprobe=3, min_pointers=0)).nprobe == 3
-        assert not lm.retriever(RetrievalParams(min_pointers=0)).min_pointers
-        assert lm.retriever(RetrievalParams(lam=0.5)).min_pointers is None
+        assert lm.engine.stores.retriever(RetrievalParams(nprobe=3, min_pointers=0)).nprobe == 3
+        assert not lm.engine.stores.retriever(RetrievalParams(min_pointers=0)).min_pointers
+        assert lm.engine.stores.retriever(RetrievalParams(lam=0.5)).min_pointers is None
         whole = lm.generate(PROMPT, max_tokens=20, seed=3)
         assert whole.finished is None
         assert len(list(whole)) > whole.finished.usage.searches > 0

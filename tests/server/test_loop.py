@@ -63,7 +63,7 @@ class FakePipe:
 
     def play(self, lm: LanguageModel) -> dict[str, Any]:
         """The last answer to each request."""
-        Worker(lm, self, self.send, 8).run()  # type: ignore[arg-type]
+        Worker(lm.engine, self, self.send, 8).run()  # type: ignore[arg-type]
         return {message.id: message for message in self.messages}
 
 
@@ -126,7 +126,7 @@ def test_long_texts_are_encoded_while_others_are_served(
 ) -> None:
     """Nothing is encoded before the other generation has come to its end."""
     if isinstance(long_request, AppendToSessionRequest):
-        long_request = AppendToSessionRequest(long_lm.sessions.create().name, LONG)
+        long_request = AppendToSessionRequest(long_lm.engine.sessions.create().name, LONG)
     pipe = FakePipe(long=long_request, other=OTHER)
     threads = encoding(pipe.ended["other"])
     last = pipe.play(long_lm)
@@ -147,14 +147,14 @@ def test_a_search_for_a_long_text_is_encoded_while_others_are_served(lm: Languag
 def test_a_prompt_that_cannot_fit_is_refused_without_encoding_it(
     lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = lm.sessions.create().name
+    session = lm.engine.sessions.create().name
     monkeypatch.setattr(Tokenizer, "_encodings", lambda *_: pytest.fail("it was encoded"))
     last = FakePipe(prompt=GenerateRequest(LONG), append=AppendToSessionRequest(session, LONG)).play(lm)
     for refused in (last["prompt"].error, last["append"].error):
         assert isinstance(refused, InvalidInput)
         assert "at least" in str(refused)
         assert "47" in str(refused)
-    assert not lm.sessions.get(session).busy
+    assert not lm.engine.sessions.get(session).busy
 
 
 def test_the_bound_before_encoding_never_exceeds_the_tokens(lm: LanguageModel) -> None:
@@ -174,7 +174,7 @@ def test_the_bound_before_encoding_never_exceeds_the_tokens(lm: LanguageModel) -
 def test_what_is_cancelled_or_late_while_it_is_encoded_gives_its_session_back(
     long_lm: LanguageModel, encoding: Any
 ) -> None:
-    name, other = long_lm.sessions.create().name, long_lm.sessions.create().name
+    name, other = long_lm.engine.sessions.create().name, long_lm.engine.sessions.create().name
     over = threading.Event()
     pipe = FakePipe(
         gone=GenerateRequest(LONG, SamplingParams(max_tokens=1), session=name),
@@ -190,7 +190,7 @@ def test_what_is_cancelled_or_late_while_it_is_encoded_gives_its_session_back(
     assert isinstance(last["late"].error, DeadlineExceeded)
     assert "gone" not in last
     for each in (name, other):
-        assert (long_lm.sessions.get(each).busy, long_lm.sessions.get(each).num_tokens) == (False, 0)
+        assert (long_lm.engine.sessions.get(each).busy, long_lm.engine.sessions.get(each).num_tokens) == (False, 0)
 
 
 def test_a_text_of_more_tokens_than_an_answer_takes_is_refused(
@@ -218,7 +218,7 @@ def test_the_text_of_many_tokens_comes_in_steps(lm: LanguageModel, monkeypatch: 
 @pytest.mark.parametrize("what", ["create", "append", "fork", "delete", "generate"])
 def test_sessions_are_written_while_others_are_served(long_lm: LanguageModel, syncing: Any, what: str) -> None:
     """The disk answers only after the other generation has come to its end, and is answered for by then."""
-    name = long_lm.sessions.create().name
+    name = long_lm.engine.sessions.create().name
     request: Any = {
         "create": CreateSessionRequest(),
         "append": AppendToSessionRequest(name, PROMPT),
@@ -239,7 +239,7 @@ def test_a_write_that_has_begun_ends_before_the_session_is_used_again(
     long_lm: LanguageModel, syncing: Any, tmp_path: Path
 ) -> None:
     """Memory and disk agree after a cancelled append: both have it."""
-    name = long_lm.sessions.create().name
+    name = long_lm.engine.sessions.create().name
     pipe = FakePipe(it=AppendToSessionRequest(name, PROMPT), other=OTHER)
     cancelled = threading.Event()
     threads = syncing(cancelled)
@@ -261,7 +261,7 @@ def test_a_write_that_has_begun_ends_before_the_session_is_used_again(
 def test_a_write_that_fails_is_that_calls_error_and_changes_nothing(
     long_lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = long_lm.sessions.create().name
+    name = long_lm.engine.sessions.create().name
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -286,7 +286,7 @@ def test_large_states_are_copied_while_others_are_served(
     monkeypatch.setattr("memlm.generation.batch.APART_BYTES", 1 << 14)
     monkeypatch.setattr("memlm.generation.batch.APART_SHARE", 1 << 60)
     monkeypatch.setattr("memlm.generation.sessions.LARGE_BYTES", 0)
-    name = long_lm.sessions.create().name
+    name = long_lm.engine.sessions.create().name
     FakePipe(append=AppendToSessionRequest(name, PROMPT * 20)).play(long_lm)
     pipe, threads = FakePipe(it=GenerateRequest(PROMPT, OTHER.sampling, session=name), other=OTHER), set[int]()
     for place in ("memlm.generation.batch", "memlm.generation.generation", "memlm.generation.sessions"):
@@ -304,4 +304,4 @@ def test_large_states_are_copied_while_others_are_served(
     assert isinstance(last["it"].events[-1], Finished)
     used = long_lm.get_session(name)
     assert used.num_tokens > 8
-    assert long_lm.sessions._sessions[name].state.num_read <= used.num_tokens
+    assert long_lm.engine.sessions._sessions[name].state.num_read <= used.num_tokens

@@ -22,7 +22,7 @@ class Crowd:
 
     def __init__(self, lm: LanguageModel, seed: int, requests: int) -> None:
         self.rng, self.left = random.Random(seed), requests
-        self.session = lm.sessions.create().name
+        self.session = lm.engine.sessions.create().name
         self.open: dict[str, bool] = {}
         self.cancelled: set[str] = set()
         self.ends: dict[str, int] = {}
@@ -67,7 +67,7 @@ class Crowd:
 
 def check(lm: LanguageModel, seed: int, requests: int) -> None:
     crowd = Crowd(lm, seed, requests)
-    worker = Worker(lm, crowd, crowd.send, 4)  # type: ignore[arg-type]
+    worker = Worker(lm.engine, crowd, crowd.send, 4)  # type: ignore[arg-type]
     worker.run()
     assert not crowd.left
     assert not crowd.open
@@ -77,7 +77,7 @@ def check(lm: LanguageModel, seed: int, requests: int) -> None:
     assert min(len(crowd.ends), len(crowd.cancelled)) > requests / 20
     assert (worker._waiting, worker._running, len(worker._batch)) == ([], [], 0)
     assert worker._batch._pool.num_rows == 0
-    assert not lm.sessions.get(crowd.session).busy
+    assert not lm.engine.sessions.get(crowd.session).busy
 
 
 @pytest.mark.parametrize("seed", [1, 2])

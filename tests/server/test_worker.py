@@ -54,7 +54,7 @@ class Script:
             self.messages.append(message)
 
     def play(self, lm: LanguageModel, max_running: int = 4) -> list[Any]:
-        Worker(lm, self, self.send, max_running).run()  # type: ignore[arg-type]
+        Worker(lm.engine, self, self.send, max_running).run()  # type: ignore[arg-type]
         return self.messages
 
 
@@ -129,7 +129,7 @@ def test_nobodys_many_requests_stand_before_anothers_one(lm: LanguageModel) -> N
 def test_more_prompts_than_may_wait_are_refused_with_a_time_to_come_back(lm: LanguageModel) -> None:
     long = GenerateRequest("the memory of a model can be read and edited", SamplingParams(max_tokens=1))
     script = Script([ask(str(number), long) for number in range(5)], 30)
-    Worker(lm, script, script.send, 1, max_queued_tokens=40).run()  # type: ignore[arg-type]
+    Worker(lm.engine, script, script.send, 1, max_queued_tokens=40).run()  # type: ignore[arg-type]
     refused = {message.id: message.error for message in script.messages if isinstance(message, Failed)}
     assert refused
     assert all(isinstance(error, Overloaded) and error.retry_after_s > 0 for error in refused.values())
@@ -140,7 +140,7 @@ def test_more_prompts_than_may_wait_are_refused_with_a_time_to_come_back(lm: Lan
 
 def played_with_cache(lm: LanguageModel, cache_bytes: int, *rounds: Any, max_running: int = 8) -> list[Any]:
     script = Script(*rounds)
-    Worker(lm, script, script.send, max_running, max_cache_bytes=cache_bytes).run()  # type: ignore[arg-type]
+    Worker(lm.engine, script, script.send, max_running, max_cache_bytes=cache_bytes).run()  # type: ignore[arg-type]
     return script.messages
 
 
@@ -186,11 +186,11 @@ def test_a_generation_that_can_never_fit_is_refused_with_both_numbers(lm: Langua
 
 
 def test_a_refused_generation_gives_its_session_back(lm: LanguageModel) -> None:
-    name = lm.sessions.create().name
+    name = lm.engine.sessions.create().name
     request = GenerateRequest(PROMPT, SamplingParams(max_tokens=21), session=name)
     messages = played_with_cache(lm, cache_of(lm, 20), [ask("a", request)], 3)
     assert isinstance(messages[0].error, InvalidInput)
-    assert not lm.sessions.get(name).busy
+    assert not lm.engine.sessions.get(name).busy
 
 
 def test_a_cancelled_request_is_never_heard_of_again(lm: LanguageModel) -> None:
@@ -237,7 +237,7 @@ def test_a_question_that_fails_harms_no_other(lm: LanguageModel, monkeypatch: py
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(lm, "search_steps", fail)
+    monkeypatch.setattr(lm.engine, "search", fail)
     messages = Script([ask("bug", SearchRequest("a"))], [generate("a"), ask("text", ScoreRequest(""))], 6).play(lm)
     failed = {message.id: message.error for message in messages if isinstance(message, Failed)}
     assert isinstance(failed["bug"], InternalError)
