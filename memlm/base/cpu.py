@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _cores: int | None = None
 
@@ -20,3 +22,20 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Computes the block's tensors on `number` threads.
+
+    torch keeps the number for each thread, and gives a new thread the one that was set last anywhere. So it is set
+    again at the end even where this thread's own number did not change.
+    """
+    import torch  # here, because most importers of this module need no torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -24,7 +24,7 @@ from memlm.generation.generation import Generation
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.checkpoint import Checkpoint
 from memlm.model.state import row_bytes
-from memlm.model.state_pool import UNBOUNDED, StatePool, copied
+from memlm.model.state_pool import UNBOUNDED, StatePool
 from memlm.retrieval.gate import gated
 from memlm.retrieval.retriever import RetrievalResult, Retriever
 
@@ -153,7 +153,7 @@ class Batch:
                 try:
                     sequence.state = self._apart.get(sequence)
                     if sequence.state is None:
-                        sequence.state = copied(self._pool.state, self._rows.index(sequence), self._decoder)
+                        sequence.state = self._pool.state.extract_row(self._rows.index(sequence))
                 except Exception as error:
                     sequence.failure = error
             if sequence.is_done:

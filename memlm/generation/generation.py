@@ -27,7 +27,6 @@ from memlm.generation.session_files import SessionState
 from memlm.generation.sessions import Lease, copied_aside
 from memlm.model import DecoderState
 from memlm.model.checkpoint import Checkpoint
-from memlm.model.state_pool import copied
 from memlm.retrieval.interpolation import knn_logprobs, mix
 from memlm.retrieval.policy import RetrievalPolicy
 from memlm.retrieval.retriever import RetrievalResult, Retriever
@@ -137,7 +136,7 @@ class Generation:
         """
         if self._session.cache is None:
             return self._decoder.new_state(capacity=capacity)
-        copy = partial(copied, self._session.cache, 0, self._decoder, capacity=capacity)
+        copy = partial(self._session.cache.extract_row, 0, capacity=capacity)
         return (yield from copied_aside(copy, self._session.num_bytes))
 
     def sample_next(
@@ -198,7 +197,7 @@ class Generation:
             return
         used = max(state.places_B())
         if state.num_front + state.num_local != used:
-            state = yield from copied_aside(partial(copied, state, 0, self._decoder), state.num_bytes)
+            state = yield from copied_aside(partial(state.extract_row, 0), state.num_bytes)
         ended = self.finished.reason is FinishReason.END  # the model's end of text is no part of the session's
         context_ids = self._context_ids[:-1] if ended else self._context_ids
         yield from self._lease.keep(SessionState(state, () if ended else tuple(self.pending_ids), tuple(context_ids)))

@@ -31,7 +31,7 @@ from memlm.errors import InvalidInput, Locked, NotFound, Overloaded
 from memlm.generation.session_files import SessionFiles, SessionRecord, SessionState
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.checkpoint import Checkpoint
-from memlm.model.state_pool import UNBOUNDED, copied
+from memlm.model.state_pool import UNBOUNDED
 
 APPEND_TOKENS = 512
 CHECKED_TOKENS = 1 << 16  # token ids that are looked at in one step
@@ -279,7 +279,7 @@ class Sessions:
         decoder = self._checkpoint.decoder
         if state.cache is None:
             return decoder.new_state(capacity=capacity)
-        return (yield from copied_aside(partial(copied, state.cache, 0, decoder, capacity=capacity), state.num_bytes))
+        return (yield from copied_aside(partial(state.cache.extract_row, 0, capacity=capacity), state.num_bytes))
 
     def _read(self, session: _Session, pending_ids: Sequence[int], cache: DecoderState) -> Steps[None]:
         """Reads all but the last token into a cache, one piece a step."""

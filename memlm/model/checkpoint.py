@@ -28,11 +28,12 @@ from memlm.api.params import SamplingParams
 from memlm.data.gguf_tokenizer import tokenizer_of
 from memlm.data.tokenizer import GENERATION_FILE, Tokenizer
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
-from memlm.model import linear
+from memlm.model import cpu
 from memlm.model.config import ModelConfig
 from memlm.model.decoder import Decoder
 from memlm.model.gguf import GgufFile, is_gguf
 from memlm.model.huggingface import Family, Source, family_of, find_model, read_config
+from memlm.model.linear import Linear
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
@@ -157,7 +158,7 @@ def load_checkpoint(
     together.
     """
     dtype = _dtype(dtype)
-    if dtype == torch.bfloat16 and not linear.multiplies_bfloat16():
+    if dtype == torch.bfloat16 and not cpu.multiplies_bfloat16():
         log.warning(
             "dtype is bfloat16, which this processor does not multiply: weights take half the memory of float32,"
             " products longer; auto takes what is faster"
@@ -192,16 +193,10 @@ def _dtype(given: torch.dtype | str) -> torch.dtype:
     if isinstance(given, torch.dtype):
         return given
     if given == "auto":
-        return torch.bfloat16 if has_fast_bfloat16() else torch.float32
+        return torch.bfloat16 if cpu.has_fast_bfloat16() else torch.float32
     if given not in DTYPES:
         raise InvalidInput(f"dtype is {given!r}; expected auto, {', '.join(DTYPES)}", field="dtype")
     return DTYPES[given]
-
-
-def has_fast_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 matrices in hardware."""
-    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def fingerprint_of(folder: Path) -> str:
@@ -310,7 +305,7 @@ def _fill(
         module = modules[prefix]
         for name in names:
             setattr(module, name, read(f"{prefix}.{name}".lstrip(".")))
-        if isinstance(module, linear.Linear) and not trainable:
+        if isinstance(module, Linear) and not trainable:
             module.pack()
     if decoder.config.tied_embeddings:
         decoder.head.weight = decoder.embedding.weight

@@ -13,14 +13,15 @@ Shapes: B batch, T time, D width, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from memlm.base.cpu import threads
 from memlm.errors import InvalidInput
 from memlm.model.config import ModelConfig
 from memlm.model.forward import ForwardContext
@@ -29,7 +30,7 @@ from memlm.model.linear import Linear
 from memlm.model.mask import AttentionMask
 from memlm.model.positions import BIASES, RelativeBias, Rotary, sinusoids
 from memlm.model.segments import update_memories_at_boundary
-from memlm.model.state import DecoderState, check_room
+from memlm.model.state import Allocate, DecoderState, check_room, zeros
 
 FEW_TOKENS = 4
 ONE_THREAD_BYTES = 64 << 20
@@ -105,11 +106,18 @@ class Decoder(nn.Module):
             del weights["head.weight"]
         return weights
 
-    def new_state(self, *, batch_size: int = 1, capacity: int | None = None, training: bool = False) -> DecoderState:
-        """An empty state with room for `capacity` tokens a row (the context length if not given)."""
+    def new_state(
+        self,
+        *,
+        batch_size: int = 1,
+        capacity: int | None = None,
+        training: bool = False,
+        allocate: Allocate = zeros,
+    ) -> DecoderState:
+        """Returns an empty state with room for `capacity` tokens a row (default: the context length)."""
         return DecoderState(
             self.config, batch_size=batch_size, capacity=capacity, dtype=self.dtype, device=self.device,
-            training=training,
+            training=training, allocate=allocate,
         )  # fmt: skip
 
     def forward(
@@ -201,8 +209,8 @@ class Decoder(nn.Module):
         read = self._through_layers(tokens_BT, context)
         state.advance(new_B)
         if document_BT is not None:
-            last_B = document_BT[:, -1].tolist()
-            state.begin_documents([new if new != old else None for new, old in zip(last_B, state.start_B, strict=True)])
+            last_B = zip(document_BT[:, -1].tolist(), state.rows, strict=True)
+            state.begin_documents([start if start != row.start else None for start, row in last_B])
         if self.config.is_segmented:
             update_memories_at_boundary(list(self.blocks), self.rotary, state)
         return read
@@ -237,26 +245,18 @@ class Decoder(nn.Module):
 
 def _documents(state: DecoderState, starts_BT: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     """The position where each new token's document begins."""
-    lengths_B1 = torch.tensor(state.length_B, device=starts_BT.device)[:, None]
+    marks = torch.tensor([[row.length, row.start] for row in state.rows], device=starts_BT.device)
+    lengths_B1, starts_B1 = marks.split(1, dim=1)
     positions_BT = lengths_B1 + torch.arange(starts_BT.shape[1], device=starts_BT.device)
-    begins_BT = torch.where(starts_BT, positions_BT, torch.tensor(state.start_B, device=starts_BT.device)[:, None])
+    begins_BT = torch.where(starts_BT, positions_BT, starts_B1)
     return begins_BT.cummax(dim=1).values
 
 
-@contextmanager
-def decoding_threads(decoder: Decoder, num_tokens: int) -> Iterator[None]:
-    """Reads a few tokens of a small model on one thread: more save nothing, and waiting for each other can cost
-    everything.
+def decoding_threads(decoder: Decoder, num_tokens: int) -> AbstractContextManager[None]:
+    """Reads a few tokens of a small model on one thread.
 
-    A step of the tiny preset takes 0.43 ms on one thread and on two; where the second core is taken for a moment,
-    two took 30 ms (docs/log).
+    More threads save nothing there, and waiting for each other can take long: a step of the tiny preset takes 0.43 ms
+    on one thread and on two, and took 30 ms on two while the second core was busy (docs/log).
     """
-    before = torch.get_num_threads()
-    small = num_tokens <= FEW_TOKENS and decoder.num_bytes < ONE_THREAD_BYTES
-    if before > 1 and small:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if before > 1 and small:
-            torch.set_num_threads(before)
+    is_small = num_tokens <= FEW_TOKENS and decoder.num_bytes < ONE_THREAD_BYTES
+    return threads(1) if is_small else nullcontext()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -11,14 +12,23 @@ from torch import Tensor
 
 from memlm.model.mask import AttentionMask
 from memlm.model.positions import RelativeBias, Rotary
-from memlm.model.state import DecoderState, Ends
+from memlm.model.state import DecoderState
 
 ALIKE_PLACES = 128  # up to here, reading places that a row does not have costs less than another product
 
 
+class Run(NamedTuple):
+    """Neighboring rows of a batch, the places that they attend to, and their part of the mask and of the bias."""
+
+    rows: slice
+    num_places: int
+    mask: AttentionMask
+    bias_RHTS: Float[Tensor, "R H T S"] | None
+
+
 @dataclass
 class ForwardContext:
-    """Made once, handed to every layer. `new_B` counts the tokens of each row that are no padding."""
+    """Made once per step and handed to every layer. `new_B` counts the tokens of each row that are no padding."""
 
     mask: AttentionMask
     new_B: list[int]
@@ -27,31 +37,34 @@ class ForwardContext:
     rotary: Rotary | None = None
     relative_bias: RelativeBias | None = None
     _ropes: dict[str, Tensor] = field(default_factory=dict)
-    _bias: Tensor | None = None
 
     @cached_property
-    def ends(self) -> Ends:
-        """See `DecoderState.ends`."""
-        return None if self.state is None else self.state.ends(self.new_B, self.mask.num_new)
+    def runs(self) -> list[Run]:
+        """The batch as runs of neighboring rows that hold about as many tokens; one run where T > 1.
 
-    @cached_property
-    def runs(self) -> list[tuple[slice, int]]:
-        """Neighboring rows that hold about as many tokens, with the places of the longest of each run. A single query
-        of each row is answered run by run, so that a long row does not make short ones read places that they never
-        wrote: that would cost time, and would make the system map those pages.
+        With one query per row, attention reads each run by itself. Otherwise a long row would make short ones read
+        places that they never wrote, which costs time and makes the system map those pages.
         """
-        everything = [(slice(None), self.mask.num_places)]
+        whole = Run(slice(None), self.mask.num_places, self.mask, self.bias_RHTS)
         if self.state is None or self.mask.num_new > 1 or self.mask.query_RT.shape[0] == 1:
-            return everything
-        runs = list[tuple[slice, int]]()
+            return [whole]
+        bounds = list[tuple[int, int]]()  # first row and most places
         begin, least, most = 0, 0, 0
         for row, places in enumerate(self.state.places_B(1)):
             if row and max(most, places) > max(2 * min(least, places), ALIKE_PLACES):
-                runs.append((slice(begin, row), most))
+                bounds.append((begin, most))
                 begin, least, most = row, places, places
             else:
                 least, most = min(least, places) if row else places, max(most, places)
-        return [*runs, (slice(begin, self.state.batch_size), most)] if runs else everything
+        if not bounds:
+            return [whole]
+        bounds.append((begin, most))
+        ends = [*(first for first, _ in bounds[1:]), self.state.batch_size]
+        return [self._run(slice(first, end), S) for (first, S), end in zip(bounds, ends, strict=True)]
+
+    def _run(self, rows: slice, num_places: int) -> Run:
+        bias_RHTS = None if self.bias_RHTS is None else self.bias_RHTS[rows, ..., :num_places]
+        return Run(rows, num_places, self.mask.part(rows, num_places), bias_RHTS)
 
     @property
     def query_rope(self) -> Float[Tensor, "2 *R T r"] | None:
@@ -68,12 +81,10 @@ class ForwardContext:
         """The rotations of the new tokens as attention sinks see them: never further away than the window's width."""
         return self._rope("sink", self.mask.query_RT.clamp(max=self.mask.sink_cap))
 
-    @property
+    @cached_property
     def bias_RHTS(self) -> Float[Tensor, "R H T S"] | None:
-        """What distances add to the scores, where that depends on nothing else."""
-        if self._bias is None and self.relative_bias is not None:
-            self._bias = self.relative_bias(self.mask)
-        return self._bias
+        """The part of the scores that depends on distance alone, for positions that have one."""
+        return None if self.relative_bias is None else self.relative_bias(self.mask)
 
     def _rope(self, name: str, positions: Int[Tensor, "R P"]) -> Tensor | None:
         if self.rotary is None:

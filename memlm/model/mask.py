@@ -44,6 +44,20 @@ class AttentionMask:
         """S."""
         return self.key_RS.shape[1]
 
+    def part(self, rows: slice, num_places: int) -> AttentionMask:
+        """Returns the mask of some rows and their first places. Needs a mask with a row for each of the batch."""
+        continues_RT, begin_R = self.continues_RT, self.front_begin_R
+        return AttentionMask(
+            query_RT=self.query_RT[rows],
+            key_RS=self.key_RS[rows, :num_places],
+            document_RT=self.document_RT[rows],
+            floor_R=self.floor_R[rows],
+            num_front=min(self.num_front, num_places),
+            front_begin_R=None if begin_R is None else begin_R[rows],
+            sink_cap=self.sink_cap,
+            continues_RT=None if continues_RT is None else continues_RT[rows],
+        )
+
     def for_window(self, window: int) -> Bool[Tensor, "R 1 T S"] | Literal["causal"] | None:
         """True where a query may look; None where it may look everywhere, "causal" where only order matters."""
         if self.is_causal_only(window):

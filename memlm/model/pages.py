@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import torch
@@ -27,8 +27,12 @@ class Pages:
     another device, or the system is not Linux, the advice does nothing.
     """
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu", *, row_axis: int = 0
+    ) -> None:
         size = math.prod(shape) * dtype.itemsize
+        self.num_parts = math.prod(shape[:row_axis])  # byte ranges of each row
+        self._num_rows, self._part_bytes = shape[row_axis], math.prod(shape[row_axis + 1 :]) * dtype.itemsize
         self._map: mmap.mmap | None = None
         if torch.device(device).type != "cpu" or size < LAZY_BYTES or not IS_SUPPORTED:
             self.tensor: Tensor = torch.zeros(tuple(shape), dtype=dtype, device=device)
@@ -39,6 +43,12 @@ class Pages:
         with suppress(OSError):  # a kernel without huge pages
             self._map.madvise(mmap.MADV_NOHUGEPAGE)
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8).view(dtype).view(tuple(shape))
+
+    def parts_of_row(self, row: int) -> Iterator[tuple[int, int]]:
+        """The first and last bytes of each part of a row."""
+        for part in range(self.num_parts):
+            begin = (part * self._num_rows + row) * self._part_bytes
+            yield begin, begin + self._part_bytes
 
     def release(self, begin: int, end: int) -> None:
         """Gives the system the pages that lie wholly between two bytes; they read as zeros afterwards."""

@@ -11,8 +11,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from memlm.model.attention import Attention
 from memlm.model.compression import group_size
 from memlm.model.knn_attention import unit
 from memlm.model.layers import Block
@@ -25,12 +27,12 @@ def update_memories_at_boundary(blocks: Sequence[Block], rotary: Rotary | None, 
     config = state.config
     group = group_size(config.compression)
     leaving: dict[int, list[int]] = defaultdict(list)
-    at_border = [row for row, length in enumerate(state.length_B) if length % config.context_length == 0]
-    for row in at_border:
-        over = state.length_B[row] - config.xl_length - state.floor_B[row]
+    at_boundary = [row for row in range(state.batch_size) if state.rows[row].length % config.context_length == 0]
+    for row in at_boundary:
+        over = state.rows[row].length - config.xl_length - state.rows[row].floor
         if over >= group:
             leaving[over // group * group].append(row)
-    if not at_border:
+    if not at_boundary:
         return
     for count, rows in leaving.items():
         for layer, block in enumerate(blocks):
@@ -38,11 +40,10 @@ def update_memories_at_boundary(blocks: Sequence[Block], rotary: Rotary | None, 
                 _memorize(block, rotary, state, layer, rows, count)
             if block.compressor is not None:
                 _compress(block, state, layer, rows, count)
-        for row in rows:
-            state.floor_B[row] += count
+        for row in (state.rows[number] for number in rows):
+            row.floor += count
             if config.compression:
-                made = count // config.compression.rate
-                state.compressed_B[row] = min(config.compression.length, state.compressed_B[row] + made)
+                row.compressed = min(config.compression.length, row.compressed + count // config.compression.rate)
     state.compact()
     if config.compression:
         _project_compressed(blocks, rotary, state)
@@ -50,7 +51,7 @@ def update_memories_at_boundary(blocks: Sequence[Block], rotary: Rotary | None, 
 
 def _begin(state: DecoderState, row: int) -> int:
     """The place of a row's oldest local token that memory has not taken over."""
-    return state.num_front + state.floor_B[row] - state.base_B[row]
+    return state.num_front + state.rows[row].floor - state.rows[row].base
 
 
 def _memorize(
@@ -61,7 +62,8 @@ def _memorize(
         begin = _begin(state, row)
         keys_GNd, values_GNd = state.cache_L2BGSd[layer, :, row, :, begin : begin + count]
         if rotary is not None:
-            positions = torch.arange(state.floor_B[row], state.floor_B[row] + count, device=keys_GNd.device)
+            floor = state.rows[row].floor
+            positions = torch.arange(floor, floor + count, device=keys_GNd.device)
             keys_GNd = apply_rope(keys_GNd, rotary.at(positions), inverse=True)
         if block.attention.knn is not None and not block.attention.knn.normalizes_all:
             keys_GNd = unit(keys_GNd)
@@ -97,9 +99,32 @@ def _loss(
     if state.config.compression.loss == "autoencoding":
         return block.compressor.autoencoding_loss(old_BND, compressed_BCD)
     T = state.config.context_length
-    ends = [state.num_front + state.length_B[row] - state.base_B[row] for row in rows]
-    latest = [state.inputs_LBSD[layer, row, end - T : end] for row, end in zip(rows, ends, strict=True)]
-    return block.attention.reconstruction_loss(torch.stack(latest), old_BND, compressed_BCD)
+    ends = state.places_B()
+    latest = [state.inputs_LBSD[layer, row, ends[row] - T : ends[row]] for row in rows]
+    return reconstruction_loss(block.attention, torch.stack(latest), old_BND, compressed_BCD)
+
+
+def reconstruction_loss(attention: Attention, query_BTD: Tensor, old_BND: Tensor, compressed_BCD: Tensor) -> Tensor:
+    """Mean square difference of what attention reads from old states and from compressed ones.
+
+    Without positions, and with gradients for the compression alone (arXiv 1911.05507, algorithm 2).
+    """
+    learning = [parameter for parameter in attention.parameters() if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        query_BHTd = attention.project(query_BTD.detach()).query_BHTd
+        read = []
+        for states_BND in (old_BND.detach(), compressed_BCD):
+            heads = attention.project(states_BND)
+            is_grouped = query_BHTd.shape[1] != heads.key_BGTd.shape[1]
+            read.append(
+                F.scaled_dot_product_attention(query_BHTd, heads.key_BGTd, heads.value_BGTd, enable_gqa=is_grouped)
+            )
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+    return F.mse_loss(read[1], read[0])
 
 
 def _project_compressed(blocks: Sequence[Block], rotary: Rotary | None, state: DecoderState) -> None:
@@ -111,7 +136,7 @@ def _project_compressed(blocks: Sequence[Block], rotary: Rotary | None, state: D
             heads = block.attention.project(state.inputs_LBSD[layer, :, :front])
             key_BGFd = heads.key_BGTd
             if rotary is not None:
-                floor_B1 = torch.tensor(state.floor_B, device=key_BGFd.device)[:, None]
+                floor_B1 = torch.tensor([row.floor for row in state.rows], device=key_BGFd.device)[:, None]
                 positions_BF = floor_B1 - front + torch.arange(front, device=key_BGFd.device)
                 key_BGFd = apply_rope(key_BGFd, rotary.at(positions_BF)[:, :, None])
             state.cache_L2BGSd[layer, 0, :, :, :front] = key_BGFd

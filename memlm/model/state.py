@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput
@@ -31,14 +32,41 @@ from memlm.model.pages import LAZY_BYTES
 from memlm.model.tensor_bytes import safetensors_pieces
 
 SPARE_PLACES = 64  # at least so many tokens behind a window are written before the window moves
-FORMAT = 1
+FORMAT = 2
+# Makes a tensor of zeros, given its shape, type, device and the axis of the batch's rows.
+Allocate: TypeAlias = Callable[[Sequence[int], torch.dtype, torch.device, int], Tensor]
 
-# Where the new tokens of a step go: see `DecoderState.ends`.
-Ends: TypeAlias = slice | tuple[Int64[Tensor, " B"], Int64[Tensor, " B"]] | None
+
+@dataclass(slots=True)
+class Row:
+    """How far one row of a batch has read. Positions count from the row's last reset."""
+
+    base: int  # position of the token at the first local place
+    length: int = 0  # tokens read
+    start: int = 0  # where the current document began
+    floor: int = 0  # memory has taken over all tokens before
+    compressed: int = 0  # compressed memories in use, right before the local places
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device, row_axis: int = 0) -> Tensor:
+    """Returns zeros whose pages the system maps as they are first written, where it can.
+
+    numpy asks for huge pages. These are faster to read, but a token of each layer and head may touch a whole one. So
+    this is for states that are filled; memlm/model/pages.py is for the rows of a batch.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size < LAZY_BYTES:
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(tuple(shape))
 
 
 class DecoderState:
-    """The memory of a batch. `config` says what there is room for."""
+    """The context cache of a batch: attention keys and values of the latest tokens, and the memories of the layers.
+
+    `capacity` is how many tokens each row may hold where the config does not bound them. In training, the inputs of
+    the layers are kept too: the Transformer-XL memory is projected anew at every segment, so that the projections
+    learn from it.
+    """
 
     def __init__(
         self,
@@ -49,62 +77,106 @@ class DecoderState:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         training: bool = False,
+        allocate: Allocate = zeros,
     ) -> None:
-        """Reserves the places. `capacity` is how many tokens each row may hold where nothing bounds them by itself.
-
-        In training what the Transformer-XL memory holds is projected anew at every segment, so that the projections
-        learn from it; that takes a copy of the layers' inputs.
-        """
-        self.config, self.dtype, self.batch_size = config, dtype, batch_size
-        self.training = training
+        self.config, self.dtype, self.device, self.training = config, dtype, torch.device(device), training
+        self.num_front = config.compression.length if config.compression else config.num_sinks  # before local places
         self.num_local, self.is_rolling = local_places(config, capacity or config.context_length)
-        places = self.num_front + self.num_local
-        L, G, d = config.num_layers, config.num_kv_heads, config.head_dim
-        self.cache_L2BGSd = zeros((L, 2, batch_size, G, places, d), dtype, device)
-        self.inputs_LBSD: Tensor | None = None
-        self.usage_LBS: Tensor | None = None
+        L, G, d, S = config.num_layers, config.num_kv_heads, config.head_dim, self.num_front + self.num_local
+        cache = allocate((L, 2, batch_size, G, S, d), dtype, self.device, 2)
+        inputs, usage = None, None
         if config.compression or (training and config.xl_length):
-            self.inputs_LBSD = zeros((L, batch_size, places, config.dim), dtype, device)
+            inputs = allocate((L, batch_size, S, config.dim), dtype, self.device, 1)
         if config.compression and config.compression.kind == "most_used":
-            self.usage_LBS = torch.zeros(L, batch_size, places, device=device)
-        self.length_B, self.start_B, self.floor_B = ([0] * batch_size for _ in range(3))
-        self.base_B = [config.num_sinks] * batch_size
-        self.compressed_B = [0] * batch_size  # compressed memories in use, right before the local ones
-        self.knn_caches: dict[int, list[KnnCache]] = {}
-        if memorizing := config.memorizing:
-            storage = dtype if memorizing.storage == "model" else torch.float16
-            for layer in memorizing.layers:
-                self.knn_caches[layer] = [
-                    KnnCache(
-                        G, d, capacity=memorizing.capacity, dtype=storage, search=memorizing.search,
-                        device=torch.device(device),
-                    )
-                    for _ in range(batch_size)
-                ]  # fmt: skip
+            usage = allocate((L, batch_size, S), torch.float32, self.device, 1)
+        self._reserved: tuple[Tensor, Tensor | None, Tensor | None] = cache, inputs, usage
+        self.rows: list[Row] = []
+        self.knn_caches: dict[int, list[KnnCache]] = {
+            layer: [] for layer in (config.memorizing.layers if config.memorizing else ())
+        }
         self.compression_loss: Tensor | None = None
+        self.use_rows(batch_size)
+
+    def use_rows(self, count: int) -> None:
+        """Uses the first `count` of the reserved rows. New ones are empty."""
+        cache, inputs, usage = self._reserved
+        self.cache_L2BGSd = cache.narrow(2, 0, count)
+        self.inputs_LBSD = None if inputs is None else inputs.narrow(1, 0, count)
+        self.usage_LBS = None if usage is None else usage.narrow(1, 0, count)
+        del self.rows[count:]
+        self.rows += [Row(base=self.config.num_sinks) for _ in range(count - len(self.rows))]
+        for caches in self.knn_caches.values():
+            del caches[count:]
+            caches += [self._new_knn_cache() for _ in range(count - len(caches))]
+
+    def copy_row(self, row: int, source: DecoderState, source_row: int) -> None:
+        """Overwrites a row with one of a state of the same config. Both share its kNN caches afterwards."""
+        used = source.places_B()[source_row]
+        for target_BS, source_BS in zip(self._by_row(), source._by_row(), strict=True):
+            target_BS[row, :used].copy_(source_BS[source_row, :used])
+        self.rows[row] = replace(source.rows[source_row])
+        for layer, caches in self.knn_caches.items():
+            caches[row] = source.knn_caches[layer][source_row]
+
+    def extract_row(self, row: int, *, capacity: int | None = None) -> DecoderState:
+        """Returns an independent copy of a row, with room for `capacity` tokens or for none more."""
+        twin = self._like(1, self.places_B()[row] if capacity is None else capacity)
+        twin.copy_row(0, self, row)
+        twin.knn_caches = {layer: [caches[row].fork()] for layer, caches in self.knn_caches.items()}
+        return twin
+
+    def fork(self) -> DecoderState:
+        """Returns an independent copy."""
+        twin = self._like(self.batch_size, self.num_front + self.num_local)
+        for row in range(self.batch_size):
+            twin.copy_row(row, self, row)
+        twin.knn_caches = {layer: [cache.fork() for cache in caches] for layer, caches in self.knn_caches.items()}
+        return twin
+
+    def _like(self, batch_size: int, capacity: int) -> DecoderState:
+        return DecoderState(
+            self.config, batch_size=batch_size, capacity=capacity, dtype=self.dtype, device=self.device,
+            training=self.training,
+        )  # fmt: skip
+
+    def _by_row(self) -> list[Tensor]:
+        """The tensors as views whose first axes are rows and places."""
+        views = [self.cache_L2BGSd.permute(2, 4, 0, 1, 3, 5)]
+        if self.inputs_LBSD is not None:
+            views.append(self.inputs_LBSD.permute(1, 2, 0, 3))
+        if self.usage_LBS is not None:
+            views.append(self.usage_LBS.permute(1, 2, 0))
+        return views
+
+    def _new_knn_cache(self) -> KnnCache:
+        memorizing = self.config.memorizing
+        assert memorizing is not None
+        return KnnCache(
+            self.config.num_kv_heads, self.config.head_dim, capacity=memorizing.capacity, search=memorizing.search,
+            dtype=self.dtype if memorizing.storage == "model" else torch.float16, device=self.device,
+        )  # fmt: skip
 
     @property
-    def num_front(self) -> int:
-        """Places before the local ones: attention sinks, or compressed memories."""
-        return self.config.compression.length if self.config.compression else self.config.num_sinks
+    def batch_size(self) -> int:
+        """Rows in use."""
+        return len(self.rows)
 
     @property
     def length(self) -> int:
-        """Tokens read by the row that read most."""
-        return max(self.length_B)
+        """Tokens of the row that has read most."""
+        return max(row.length for row in self.rows)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes reserved for all rows."""
-        tensors = [each for each in (self.cache_L2BGSd, self.inputs_LBSD, self.usage_LBS) if each is not None]
-        reserved = sum(each.numel() * each.itemsize for each in tensors)
-        return reserved + sum(row.num_bytes for rows in self.knn_caches.values() for row in rows)
+        """Bytes of all rows in use, as reserved."""
+        tensors = [tensor for tensor in (self.cache_L2BGSd, self.inputs_LBSD, self.usage_LBS) if tensor is not None]
+        reserved = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+        return reserved + sum(cache.num_bytes for caches in self.knn_caches.values() for cache in caches)
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all rows stand at the same place."""
-        rows = zip(self.length_B, self.start_B, self.floor_B, self.base_B, self.compressed_B, strict=True)
-        return self.batch_size == 1 or len(set(rows)) == 1
+        """Whether all rows have read alike."""
+        return all(row == self.rows[0] for row in self.rows)
 
     def room(self) -> int | None:
         """How many more tokens fit; None where older ones make room."""
@@ -113,69 +185,68 @@ class DecoderState:
             limits.append(self.config.max_length)
         return min(limits) - self.length if limits else None
 
-    def next_piece(self, wanted: int) -> int:
-        """How many of the next tokens may be read in one step: none crosses a segment's border."""
+    def next_piece(self, num_tokens: int) -> int:
+        """How many of the next tokens to read in one step, so that none crosses a segment's boundary."""
         if self.config.is_segmented:
             L = self.config.context_length
-            return min(wanted, *(L - length % L for length in self.length_B))
-        return min(wanted, self.num_local - max(self.config.windows) + 1) if self.is_rolling else wanted
+            return min(num_tokens, *(L - row.length % L for row in self.rows))
+        return min(num_tokens, self.num_local - max(self.config.windows) + 1) if self.is_rolling else num_tokens
 
     def make_room(self, num_new: int) -> None:
-        """Moves the window of each row whose places are used up; what leaves it nobody sees any more."""
+        """Moves the window of each row whose places are used up. No later token sees the places that it drops."""
         if self.config.is_segmented or not self.is_rolling:
             return
         keep = max(self.config.windows) - 1
-        for row in range(self.batch_size):
-            used = self.length_B[row] - self.base_B[row]
+        for number, row in enumerate(self.rows):
+            used = row.length - row.base
             if used + num_new > self.num_local and used > keep:
-                self._move(row, used - keep)
-                self.base_B[row] += used - keep
+                self._move(number, used - keep)
+                row.base += used - keep
 
     def advance(self, new_B: list[int]) -> None:
-        """Counts what each row has read."""
-        self.length_B = [length + new for length, new in zip(self.length_B, new_B, strict=True)]
+        """Counts the tokens that each row has read."""
+        for row, new in zip(self.rows, new_B, strict=True):
+            row.length += new
 
     def begin_documents(self, start_B: list[int | None]) -> None:
-        """Notes where a row's current document began; all that is older is forgotten."""
-        for row, start in enumerate(start_B):
+        """Sets where a row's current document began, and drops all that is older."""
+        for number, (row, start) in enumerate(zip(self.rows, start_B, strict=True)):
             if start is not None:
-                self.start_B[row] = start
-                self.floor_B[row] = max(self.floor_B[row], start)
-                self._forget(row)
+                row.start, row.floor = start, max(row.floor, start)
+                self._forget(number)
 
     def reset(self, row: int) -> None:
         """Empties a row: its next token is the first of a new text."""
-        self.length_B[row] = self.start_B[row] = self.floor_B[row] = 0
-        self.base_B[row] = self.config.num_sinks
+        self.rows[row] = Row(base=self.config.num_sinks)
         self._forget(row)
 
     def compact(self) -> None:
-        """Moves local tokens to the front of their places, after some were taken over."""
-        bases = [min(self.floor_B)] * self.batch_size if len(set(self.length_B)) == 1 else self.floor_B
-        for row, base in enumerate(bases):
-            if base > self.base_B[row]:
-                self._move(row, base - self.base_B[row])
-                self.base_B[row] = base
+        """Moves local tokens to the front of their places, after memory took some over."""
+        floors = [row.floor for row in self.rows]
+        if len({row.length for row in self.rows}) == 1:
+            floors = [min(floors)] * len(floors)
+        for number, (row, base) in enumerate(zip(self.rows, floors, strict=True)):
+            if base > row.base:
+                self._move(number, base - row.base)
+                row.base = base
 
     def attention_mask(self, new_B: list[int], num_new: int, document_BT: Tensor | None) -> AttentionMask:
-        """What the next `num_new` tokens of each row see. `document_BT`: where each one's document begins."""
-        device = self.cache_L2BGSd.device
+        """The mask of the next `num_new` tokens of each row. `document_BT`: where the document of each begins."""
+        device, F = self.cache_L2BGSd.device, self.num_front
         uniform = document_BT is None and self.is_uniform and len(set(new_B)) == 1
-        rows = range(1 if uniform else self.batch_size)
-        F = self.num_front
-        places = F + max(self.length_B[row] - self.base_B[row] for row in rows) + num_new
-        marks = (self.length_B, self.base_B, self.floor_B, self.start_B, self.compressed_B)
+        rows = self.rows[:1] if uniform else self.rows
+        places = F + max(row.length - row.base for row in rows) + num_new
         lengths, bases, floors, starts, compressed = torch.tensor(
-            [[each[row] for row in rows] for each in marks], device=device
-        )
+            [[row.length, row.base, row.floor, row.start, row.compressed] for row in rows], device=device
+        ).unbind(1)
         place_S = torch.arange(places, device=device)
         query_RT = lengths[:, None] + place_S[:num_new]
-        key_RS = bases[:, None] + place_S - F if F or self.base_B[0] or not uniform else place_S[None]
+        key_RS = bases[:, None] + place_S - F if F or rows[0].base or not uniform else place_S[None]
         if F:
             front_RS = floors[:, None] - F + place_S if self.config.compression else place_S.expand_as(key_RS)
             key_RS = torch.where(place_S < F, front_RS, key_RS)
         start_RT = starts[:, None].expand_as(query_RT)
-        begun = self.floor_B[0] <= self.base_B[0] and self.start_B[0] <= self.floor_B[0]
+        begun = rows[0].floor <= rows[0].base and rows[0].start <= rows[0].floor
         return AttentionMask(
             query_RT=query_RT,
             key_RS=key_RS,
@@ -188,115 +259,87 @@ class DecoderState:
             continues_RT=None if document_BT is None else document_BT == start_RT,
         )
 
-    def ends(self, new_B: list[int], num_new: int) -> Ends:
-        """Where new tokens go: the same places of all rows, where they do; rows, and where each one's only token goes;
-        None where that is to be told row by row.
-        """
-        begins = self._begins()
-        if len(set(begins)) == 1 and min(new_B) == num_new:
-            return slice(begins[0], begins[0] + num_new)
-        if num_new > 1 or 0 in new_B:
-            return None
-        device = self.cache_L2BGSd.device
-        return torch.arange(len(begins), device=device), torch.tensor(begins, device=device)
-
     def write(
         self,
         layer: int,
-        key_BGTd: Tensor,
-        value_BGTd: Tensor,
+        key_BGTd: Float[Tensor, "B G T d"],
+        value_BGTd: Float[Tensor, "B G T d"],
         new_B: list[int],
-        ends: Ends = None,
     ) -> None:
-        """Keeps the keys and values of new tokens. Their `ends` are the same for all layers."""
-        cache_2BGSd = self.cache_L2BGSd[layer]
-        for kind, new_BGTd in enumerate((key_BGTd, value_BGTd)):
-            if isinstance(ends, slice):
-                cache_2BGSd[kind, :, :, ends] = new_BGTd.detach()
-            elif ends is None:
-                self._write(cache_2BGSd[kind], new_BGTd, new_B, dim=2)
-            else:
-                cache_2BGSd[kind][ends[0], :, ends[1]] = new_BGTd[:, :, 0].detach()
+        """Writes a layer's keys and values of the new tokens."""
+        keys_BGSd, values_BGSd = self.cache_L2BGSd[layer].unbind(0)
+        self._write([(keys_BGSd, key_BGTd), (values_BGSd, value_BGTd)], new_B)
 
     def write_inputs(self, layer: int, inputs_BTD: Float[Tensor, "B T D"], new_B: list[int]) -> None:
-        """Keeps a layer's inputs, where they are kept."""
+        """Writes a layer's inputs of the new tokens, in states that keep them, and sets their use to zero."""
         if self.inputs_LBSD is not None:
-            self._write(self.inputs_LBSD[layer][:, None], inputs_BTD[:, None], new_B, dim=2)
+            self._write([(self.inputs_LBSD[layer][:, None], inputs_BTD[:, None])], new_B)
         if self.usage_LBS is not None:
-            used = self.usage_LBS.new_zeros(inputs_BTD.shape[0], 1, inputs_BTD.shape[1], 1)
-            self._write(self.usage_LBS[layer][:, None, :, None], used, new_B, dim=2)
+            used_BT = self.usage_LBS.new_zeros(inputs_BTD.shape[:2])
+            self._write([(self.usage_LBS[layer][:, None, :, None], used_BT[:, None, :, None])], new_B)
 
-    def fork(self) -> DecoderState:
-        """A copy that goes its own way from here."""
-        twin = object.__new__(DecoderState)
-        twin.__dict__.update(self.__dict__)
-        for name in ("cache_L2BGSd", "inputs_LBSD", "usage_LBS"):
-            tensor = getattr(self, name)
-            setattr(twin, name, None if tensor is None else tensor.clone())
-        for name in ("length_B", "start_B", "floor_B", "base_B", "compressed_B"):
-            setattr(twin, name, [*getattr(self, name)])
-        twin.knn_caches = {layer: [row.fork() for row in rows] for layer, rows in self.knn_caches.items()}
-        twin.compression_loss = None
-        return twin
+    def count_use(self, layer: int, weights_BHTS: Float[Tensor, "B H T S"], new_B: list[int]) -> None:
+        """Adds up the attention that each place received. Compression keeps the most used."""
+        if self.usage_LBS is not None:
+            S = weights_BHTS.shape[3]
+            for row, count in enumerate(new_B):
+                self.usage_LBS[layer, row, :S] += weights_BHTS[row, :, :count].detach().float().sum(dim=(0, 1))
 
     def save(self) -> bytes:
-        """All of it, as bytes that `restore` of an equal config takes."""
+        """Returns the state as bytes for `restore` with an equal config."""
         return b"".join(self.pieces())
 
     def pieces(self) -> Sequence[bytes | memoryview]:
         """The bytes of `save` in order, mostly as views of the state, which must not change meanwhile."""
-        tensors = {
-            name: tensor
-            for name in ("cache_L2BGSd", "inputs_LBSD", "usage_LBS")
-            if (tensor := getattr(self, name)) is not None
-        }
-        for layer, rows in self.knn_caches.items():
-            for number, row in enumerate(rows):
-                tensors |= {f"memory.{layer}.{number}.{name}": tensor for name, tensor in row.state().items()}
-        marks = {name: getattr(self, name) for name in ("length_B", "start_B", "floor_B", "base_B", "compressed_B")}
-        told = {"format": FORMAT, "config": self.config.as_dict(), "training": self.training, **marks}
-        return safetensors_pieces(tensors, {"state": json.dumps(told)})
+        named = {"cache": self.cache_L2BGSd, "inputs": self.inputs_LBSD, "usage": self.usage_LBS}
+        tensors = {name: tensor for name, tensor in named.items() if tensor is not None}
+        for layer, caches in self.knn_caches.items():
+            for row, cache in enumerate(caches):
+                tensors |= {f"knn.{layer}.{row}.{name}": tensor for name, tensor in cache.state().items()}
+        rows = [asdict(row) for row in self.rows]
+        header = {"format": FORMAT, "config": self.config.as_dict(), "training": self.training, "rows": rows}
+        return safetensors_pieces(tensors, {"state": json.dumps(header)})
 
     @classmethod
     def restore(cls, data: bytes, config: ModelConfig) -> DecoderState:
-        """The state that `save` told of. Raises Incompatible for another model's, Corrupt for what it did not write."""
-        told, tensors = _read_state(data)
-        if told.get("format") != FORMAT or ModelConfig.from_dict(told["config"]) != config:
+        """Reads the bytes of `save`. Raises Incompatible for another model's state, Corrupt for other bytes."""
+        header, tensors = _read_state(data)
+        if header.get("format") != FORMAT or ModelConfig.from_dict(header["config"]) != config:
             raise Incompatible("the state was saved by a model of another shape; restore it into that one")
-        cache = tensors["cache_L2BGSd"]
-        state = cls(config, batch_size=cache.shape[2], capacity=1, dtype=cache.dtype, training=told["training"])
-        state.num_local = cache.shape[4] - state.num_front
-        for name in ("cache_L2BGSd", "inputs_LBSD", "usage_LBS"):
-            setattr(state, name, tensors.get(name))
-        for name in ("length_B", "start_B", "floor_B", "base_B", "compressed_B"):
-            setattr(state, name, told[name])
-        for layer, rows in state.knn_caches.items():
-            for number, row in enumerate(rows):
-                prefix = f"memory.{layer}.{number}."
-                row.restore({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
+        cache, rows = tensors["cache"], [Row(**row) for row in header["rows"]]
+        state = cls(
+            config, batch_size=len(rows), capacity=cache.shape[4], dtype=cache.dtype, training=header["training"]
+        )
+        state._reserved = cache, tensors.get("inputs"), tensors.get("usage")
+        state.use_rows(len(rows))
+        state.rows = rows
+        for layer, caches in state.knn_caches.items():
+            for row, knn_cache in enumerate(caches):
+                prefix = f"knn.{layer}.{row}."
+                parts = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+                knn_cache.restore(parts)
         return state
 
     def places_B(self, num_new: int = 0) -> list[int]:
-        """The places that each row takes once `num_new` more tokens are written: its front and its latest tokens."""
-        return [begin + num_new for begin in self._begins()]
+        """The places that each row uses once `num_new` more tokens are written: its front and its latest tokens."""
+        front = self.num_front + num_new
+        return [front + row.length - row.base for row in self.rows]
 
-    def _begins(self) -> list[int]:
-        """The place of each row's next token."""
-        return [self.num_front + length - base for length, base in zip(self.length_B, self.base_B, strict=True)]
-
-    def _write(self, places: Tensor, new: Tensor, new_B: list[int], *, dim: int) -> None:
-        """Writes B x g x T x n behind what each row holds."""
-        T, begins = new.shape[dim], self._begins()
+    def _write(self, pairs: Sequence[tuple[Tensor, Tensor]], new_B: list[int]) -> None:
+        """Writes new values (B x g x T x n) into places (B x g x S x n), behind the ones that each row uses."""
+        begins, T = self.places_B(), pairs[0][1].shape[2]
         if len(set(begins)) == 1 and set(new_B) == {T}:
-            places[:, :, begins[0] : begins[0] + T] = new.detach()
-            return
-        if T == 1:
-            rows = [row for row, count in enumerate(new_B) if count]
-            ends = torch.tensor([begins[row] for row in rows])
-            places[torch.tensor(rows), :, ends] = new[rows, :, 0].detach()
-            return
-        for row, (begin, count) in enumerate(zip(begins, new_B, strict=True)):
-            places[row, :, begin : begin + count] = new[row, :, :count].detach()
+            for places, new in pairs:
+                places[:, :, begins[0] : begins[0] + T] = new.detach()
+        elif T == 1:
+            rows = torch.tensor([row for row, count in enumerate(new_B) if count])
+            ends = torch.tensor([begin for begin, count in zip(begins, new_B, strict=True) if count])
+            for places, new in pairs:
+                places[rows, :, ends] = new[rows, :, 0].detach()
+        else:
+            for places, new in pairs:
+                for row, (begin, count) in enumerate(zip(begins, new_B, strict=True)):
+                    places[row, :, begin : begin + count] = new[row, :, :count].detach()
 
     def _move(self, row: int, by: int) -> None:
         F = self.num_front
@@ -309,9 +352,9 @@ class DecoderState:
             self.usage_LBS[:, row, F : F + kept.shape[1]] = kept
 
     def _forget(self, row: int) -> None:
-        self.compressed_B[row] = 0
-        for rows in self.knn_caches.values():
-            rows[row].clear()
+        self.rows[row].compressed = 0
+        for caches in self.knn_caches.values():
+            caches[row].clear()
 
 
 def local_places(config: ModelConfig, capacity: int) -> tuple[int, bool]:
@@ -321,7 +364,7 @@ def local_places(config: ModelConfig, capacity: int) -> tuple[int, bool]:
     if config.is_windowed:
         widest = max(config.windows)
         rolling = widest - 1 + max(SPARE_PLACES, widest // 4)
-        if rolling < capacity - config.num_sinks:
+        if rolling <= capacity - config.num_sinks:
             return rolling, True
     return max(1, capacity - config.num_sinks), False
 
@@ -347,21 +390,10 @@ def _read_state(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
     try:
         size = int.from_bytes(data[:8], "little")
-        told = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["state"])
-        return told, load(data)
+        header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["state"])
+        return header, load(data)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise Corrupt(f"this is no saved state ({error}); read the text anew") from error
-
-
-def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Returns zeros whose pages the system makes as they are first written to, where it can. numpy asks for huge
-    pages, which are faster to read, but of which a token of each layer and head may touch a whole one: this is for
-    states that are filled (for rows of a batch, see memlm/model/pages.py).
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if torch.device(device).type != "cpu" or size < LAZY_BYTES:
-        return torch.zeros(tuple(shape), dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(tuple(shape))
 
 
 def check_room(state: DecoderState, num_new: int) -> None:

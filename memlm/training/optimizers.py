@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from memlm.model import Decoder
-from memlm.model.checkpoint import has_fast_bfloat16
+from memlm.model.cpu import has_fast_bfloat16
 from memlm.training.config import TrainConfig
 
 KNN_RATE = 20.0  # a head's gate and scale are single numbers that must move by about one; weights, by hundredths

@@ -22,7 +22,7 @@ from torch import Tensor
 from memlm.base.progress import Progress, silent
 from memlm.errors import Corrupt
 from memlm.model import Decoder, DecoderState
-from memlm.model.checkpoint import has_fast_bfloat16
+from memlm.model.cpu import has_fast_bfloat16
 from memlm.training.config import TrainConfig, learning_rate_at
 from memlm.training.data import Batches, DocumentStreams, TrainingBatch
 from memlm.training.distributed import ProcessGroup

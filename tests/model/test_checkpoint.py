@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from memlm.errors import Corrupt, Incompatible, NotFound
-from memlm.model import linear
+from memlm.model import cpu
 from memlm.model.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -40,8 +40,8 @@ def test_two_fine_tunes_of_one_shape_have_two_fingerprints(checkpoint, folder):
 
 def test_bfloat16_is_warned_of_where_it_is_slow(folder, monkeypatch, caplog):
     load_checkpoint(folder, dtype="bfloat16")
-    assert bool(caplog.records) == (not linear.multiplies_bfloat16())
-    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
+    assert bool(caplog.records) == (not cpu.multiplies_bfloat16())
+    monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: False)
     caplog.clear()
     load_checkpoint(folder, dtype="float32")
     assert not caplog.records

@@ -17,6 +17,8 @@ from memlm.model.knn_attention import unit
 from memlm.model.knn_memory import FAISS_FROM, KnnCache
 from memlm.model.mask import AttentionMask
 from memlm.model.positions import SCORES, T5Bias
+from memlm.model.segments import reconstruction_loss
+from memlm.model.state import Row
 
 RELATIVE = ["rotary", "alibi", "transformer_xl", "shaw", "t5", "distance", "none"]
 MEMORIZING = replace(SHAPE, memorizing=MEMORY)
@@ -337,10 +339,10 @@ def test_17_reconstruction_costs_nothing_where_nothing_is_lost():
     decoder = make(replace(XL, xl_length=4, compression=Compression(length=5, rate=1, kind="conv")))
     attention = decoder.blocks[0].attention
     queries, old = torch.randn(2, 6, 16).double(), torch.randn(2, 8, 16).double()
-    assert attention.reconstruction_loss(queries, old, old).item() == 0.0
-    assert attention.reconstruction_loss(queries, old, old.flip(1)).item() < 1e-20  # there are no positions in it
-    assert attention.reconstruction_loss(queries, old, old[:, :4]).item() > 1e-6
-    assert attention.reconstruction_loss(queries.requires_grad_(), old, old[:, :4]).requires_grad is False
+    assert reconstruction_loss(attention, queries, old, old).item() == 0.0
+    assert reconstruction_loss(attention, queries, old, old.flip(1)).item() < 1e-20  # there are no positions in it
+    assert reconstruction_loss(attention, queries, old, old[:, :4]).item() > 1e-6
+    assert reconstruction_loss(attention, queries.requires_grad_(), old, old[:, :4]).requires_grad is False
 
 
 def test_18_the_most_used_states_survive_in_their_order():
@@ -378,8 +380,7 @@ def test_20_the_order_of_memory_and_where_the_text_stands_change_nothing():
     expected = logits(decoder, tokens_of(6, 3), state)
     torch.testing.assert_close(logits(decoder, tokens_of(6, 3), shuffled), expected, atol=1e-12, rtol=0)
     fresh, moved = decoder.new_state(), decoder.new_state()
-    for name in ("length_B", "start_B", "floor_B", "base_B"):
-        setattr(moved, name, [6 * 40_000])
+    moved.rows = [Row(base=240_000, length=240_000, start=240_000, floor=240_000)]
     torch.testing.assert_close(
         logits(decoder, tokens_of(25, 3), moved), logits(decoder, tokens_of(25, 3), fresh), atol=1e-9, rtol=0
     )

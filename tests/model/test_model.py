@@ -6,8 +6,9 @@ import torch
 from reference import decode_plainly
 
 from memlm.errors import InvalidInput
-from memlm.model import Decoder, ModelConfig, attention, linear
-from memlm.model.linear import ACTIVATIONS, Linear, can_pack
+from memlm.model import Decoder, ModelConfig, cpu
+from memlm.model.cpu import ACTIVATIONS, can_pack
+from memlm.model.linear import Linear
 
 SHAPES = {
     "grouped": ModelConfig(50, 16, 2, 4, 2, 24, 32),
@@ -116,7 +117,7 @@ def test_packed_weights_multiply_and_activate_as_plain_ones_do(activation, dtype
 
 
 def test_what_the_processor_cannot_pack_stays_as_it_is(monkeypatch):
-    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: False)
     layer, inputs_RI = Linear(24, 40).to(torch.bfloat16), torch.randn(7, 24).to(torch.bfloat16)
     with torch.inference_mode():
         before_RO = layer(inputs_RI)
@@ -134,7 +135,7 @@ def test_bfloat16_that_is_only_emulated_is_attended_to_in_float32(decoder, monke
         exact_BTV = deepcopy(rounded).double().logits(deepcopy(rounded).double()(tokens_BT)[0])
         errors = []
         for emulated in (False, True):
-            monkeypatch.setattr(attention, "is_emulated", lambda some, e=emulated: e and some.dtype == torch.bfloat16)
+            monkeypatch.setattr(cpu, "is_emulated", lambda tensor, e=emulated: e and tensor.dtype == torch.bfloat16)
             errors.append((rounded.logits(rounded(tokens_BT)[0]) - exact_BTV).square().mean().sqrt() / exact_BTV.std())
     plain, upcast = errors
     assert upcast < 1.2 * plain
@@ -144,15 +145,14 @@ def test_bfloat16_that_is_only_emulated_is_attended_to_in_float32(decoder, monke
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 @pytest.mark.parametrize("rows_at_once", [1, 7, 40])
 def test_bfloat16_that_is_only_emulated_is_multiplied_in_float32(monkeypatch, activation, bias, rows_at_once):
-    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
-    monkeypatch.setattr(linear, "UPCAST_BYTES", 4 * 24 * rows_at_once)
+    monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(cpu, "UPCAST_BYTES", 4 * 24 * rows_at_once)
     torch.manual_seed(0)
     layer, inputs_BTI = Linear(24, 40, bias=bias).to(torch.bfloat16), torch.randn(3, 5, 24).to(torch.bfloat16)
     with torch.inference_mode():
         expected_BTO = deepcopy(layer).float()(inputs_BTI.float(), activation).to(torch.bfloat16)
         layer.pack()
-        assert layer.upcasts
+        assert layer.packed is None
         torch.testing.assert_close(layer(inputs_BTI, activation), expected_BTO, atol=0, rtol=1e-2)  # a last bit
-    layer.unpack()  # as it was
-    layer(inputs_BTI).sum().backward()
+    layer(inputs_BTI).sum().backward()  # it can still learn
     assert layer.weight.grad is not None

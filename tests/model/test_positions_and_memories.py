@@ -10,9 +10,10 @@ from decoders import ALL, MEMORY, SHAPE, WITH_MEMORY, logits, make, plain, token
 from memory_twins import Twin
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput
-from memlm.model import Compression, Decoder, DecoderState, Memorizing, ModelConfig, RopeScaling, attention
-from memlm.model.linear import upcast_buffer
+from memlm.model import Compression, Decoder, DecoderState, Memorizing, ModelConfig, RopeScaling, cpu
+from memlm.model.cpu import upcast_buffer
 from memlm.model.mask import AttentionMask
+from memlm.model.state import Row
 
 
 @pytest.fixture(params=ALL)
@@ -63,8 +64,10 @@ def test_rows_of_a_batch_neither_see_nor_need_each_other(decoder):
 @pytest.fixture(params=["fused", "products"])
 def multiplied(request, monkeypatch) -> None:
     """Both ways to attend, each the faster one on some processor."""
-    monkeypatch.setattr(attention, "_products_are_faster", lambda query: request.param == "products")
-    monkeypatch.setattr(attention, "UPCAST_BYTES", 1)  # a head at a time
+    if request.param == "products":
+        kernels = {True: cpu.sdpa_of_one, False: cpu.sdpa_in_blocks}
+        monkeypatch.setattr(cpu, "choose_sdpa", lambda query_BHTd: kernels[query_BHTd.shape[2] == 1])
+        monkeypatch.setattr(cpu, "UPCAST_BYTES", 1)  # a head at a time
 
 
 @pytest.mark.usefixtures("multiplied")
@@ -79,7 +82,7 @@ def test_rows_of_unequal_lengths_read_as_if_they_were_alone(decoder):
         alone = logits(decoder, rows[row][:length] + more[row])
         torch.testing.assert_close(padded[row, :length], alone[:length], atol=1e-6, rtol=1e-6)
         torch.testing.assert_close(torch.cat(steps, dim=1)[row], alone[length:], atol=1e-6, rtol=1e-6)
-    assert state.length_B == [12, 26, 18]
+    assert [row.length for row in state.rows] == [12, 26, 18]
 
 
 def test_threads_that_read_at_once_do_not_widen_into_the_same_memory():
@@ -151,8 +154,7 @@ def test_a_document_may_begin_anywhere_in_a_segment(memorious, offset):
     assert torch.equal(got[len(before) :], after_others[len(before) :])
     torch.testing.assert_close(got[: len(before)], logits(memorious, before), atol=1e-9, rtol=1e-9)
     fresh = memorious.new_state()
-    for name in ("length_B", "start_B", "floor_B", "base_B"):
-        setattr(fresh, name, [offset])
+    fresh.rows = [Row(base=offset, length=offset, start=offset, floor=offset)]
     torch.testing.assert_close(got[len(before) :], logits(memorious, text, fresh), atol=1e-9, rtol=1e-9)
     if offset in (0, 6):
         torch.testing.assert_close(got[len(before) :], logits(memorious, text), atol=1e-9, rtol=1e-9)

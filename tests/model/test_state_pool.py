@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from memlm.model import Decoder, DecoderState, ModelConfig, attention, state_pool
+from memlm.model import Decoder, DecoderState, ModelConfig, cpu, state_pool
 from memlm.model.pages import Pages
 from memlm.model.state import row_bytes
 from memlm.model.state_pool import StatePool
@@ -49,7 +49,7 @@ def read(decoder: Decoder, length: int, seed: int) -> DecoderState:
     """A state as after reading so many tokens, its keys and values drawn at random."""
     state = decoder.new_state(capacity=length + 20)
     state.cache_L2BGSd.normal_(generator=torch.Generator().manual_seed(seed))
-    state.length_B = [length]
+    state.rows[0].length = length
     return state
 
 
@@ -90,7 +90,8 @@ def test_a_row_that_leaves_gives_its_memory_back(decoder, place):
 
 @pytest.mark.parametrize("by_products", [False, True])
 def test_rows_of_very_different_lengths_are_read_as_if_they_were_alone(decoder, by_products, monkeypatch):
-    monkeypatch.setattr(attention, "_products_are_faster", lambda query: by_products)
+    if by_products:
+        monkeypatch.setattr(cpu, "choose_sdpa", lambda query: cpu.sdpa_of_one)
     lengths = [SHORT, LONG, SHORT + 100, 5, 900, 700]
     pool = filled(decoder, lengths)
     pool.remove_row(2)

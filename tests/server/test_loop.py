@@ -19,7 +19,7 @@ from memlm.errors import DeadlineExceeded, InvalidInput, StorageFull
 from memlm.generation.sessions import Sessions
 from memlm.language_model import LanguageModel
 from memlm.model.checkpoint import load_checkpoint
-from memlm.model.state_pool import copied
+from memlm.model.state import DecoderState
 from memlm.server.inference.messages import Cancel, Events, Failed, Heartbeat, Request, Result, Stop, Submission
 from memlm.server.inference.worker import Worker
 
@@ -289,14 +289,14 @@ def test_large_states_are_copied_while_others_are_served(
     name = long_lm.engine.sessions.create().name
     FakePipe(append=AppendToSessionRequest(name, PROMPT * 20)).play(long_lm)
     pipe, threads = FakePipe(it=GenerateRequest(PROMPT, OTHER.sampling, session=name), other=OTHER), set[int]()
-    for place in ("memlm.generation.batch", "memlm.generation.generation", "memlm.generation.sessions"):
+    extract_row = DecoderState.extract_row
 
-        def copy_later(*arguments: Any, **options: Any) -> Any:
-            threads.add(threading.get_ident())
-            assert pipe.ended["other"].wait(PATIENCE_S)
-            return copied(*arguments, **options)
+    def copy_later(*arguments: Any, **options: Any) -> DecoderState:
+        threads.add(threading.get_ident())
+        assert pipe.ended["other"].wait(PATIENCE_S)
+        return extract_row(*arguments, **options)
 
-        monkeypatch.setattr(f"{place}.copied", copy_later)
+    monkeypatch.setattr(DecoderState, "extract_row", copy_later)
     last = pipe.play(long_lm)
     assert not isinstance(last["it"], Failed)
     assert threads
