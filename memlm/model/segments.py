@@ -40,10 +40,11 @@ def update_memories_at_boundary(blocks: Sequence[Block], rotary: Rotary | None, 
                 _memorize(block, rotary, state, layer, rows, count)
             if block.compressor is not None:
                 _compress(block, state, layer, rows, count)
-        for row in (state.rows[number] for number in rows):
-            row.floor += count
+        for row in rows:
+            marks = state.rows[row]
+            marks.floor += count
             if config.compression:
-                row.compressed = min(config.compression.length, row.compressed + count // config.compression.rate)
+                marks.compressed = min(config.compression.length, marks.compressed + count // config.compression.rate)
     state.compact()
     if config.compression:
         _project_compressed(blocks, rotary, state)
