@@ -1,7 +1,10 @@
 """Tiny decoders of every kind, for tests of the model."""
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
+import pytest
 import torch
 
 from memlm.model import Compression, Decoder, DecoderState, Memorizing, ModelConfig
@@ -60,6 +63,17 @@ WITH_MEMORY = {
     "everything": EVERYTHING,
 }
 ALL = {**UNBOUNDED, **WITH_MEMORY}
+# One of each mechanism. The others are tested against their twins and at random, and in full as `exhaustive`.
+REPRESENTATIVE = (
+    "rotary", "t5", "windows", "sinks rotary", "xl transformer_xl", "compressive most_used", "memorizing joint",
+    "everything",
+)  # fmt: skip
+assert set(REPRESENTATIVE) <= set(ALL)
+
+
+def sampled(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test: the representative names, and the others marked `exhaustive`."""
+    return [name if name in REPRESENTATIVE else pytest.param(name, marks=pytest.mark.exhaustive) for name in names]
 
 
 def make(config: ModelConfig, seed: int = 1) -> Decoder:

@@ -6,7 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from decoders import ALL, MEMORY, SHAPE, WITH_MEMORY, logits, make, plain, tokens_of
+from decoders import ALL, MEMORY, SHAPE, WITH_MEMORY, logits, make, plain, sampled, tokens_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from memory_twins import Twin
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput
@@ -15,29 +17,54 @@ from memlm.model.cpu import upcast_buffer
 from memlm.model.mask import AttentionMask
 from memlm.model.state import Row
 
+PIECES = ([1] * 33, [6] * 5 + [3], [12, 1, 12, 8], [1, 32], [7, 19, 7])
 
-@pytest.fixture(params=ALL)
+
+@pytest.fixture(params=sampled(ALL))
 def decoder(request) -> Decoder:
     return make(ALL[request.param])
 
 
-@pytest.fixture(params=WITH_MEMORY)
+@pytest.fixture(params=sampled(WITH_MEMORY))
 def memorious(request) -> Decoder:
     return make(WITH_MEMORY[request.param])
 
 
-def test_it_equals_its_float64_twin(decoder):
-    tokens = tokens_of(33)
+@pytest.mark.parametrize("name", ALL)
+def test_it_equals_its_float64_twin(name):
+    decoder, tokens = make(ALL[name]), tokens_of(33)
     np.testing.assert_allclose(logits(decoder, tokens).numpy(), Twin(decoder).logits(tokens), atol=2e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("pieces", [[1] * 33, [6] * 5 + [3], [12, 1, 12, 8], [1, 32], [7, 19, 7]])
+@pytest.mark.parametrize("pieces", PIECES)
 def test_the_pieces_a_text_comes_in_change_nothing(decoder, pieces):
     tokens, state, read, place = tokens_of(33), decoder.new_state(), [], 0
     for size in pieces:
         read.append(logits(decoder, tokens[place : place + size], state))
         place += size
     torch.testing.assert_close(torch.cat(read), logits(decoder, tokens), atol=1e-6, rtol=1e-6)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    name=st.sampled_from(sorted(ALL)),
+    pieces=st.lists(st.integers(1, 12), min_size=1, max_size=10),
+    starts=st.sets(st.integers(1, 32), max_size=3),
+)
+def test_any_decoder_reads_a_text_alike_in_any_pieces_and_with_documents_anywhere(name, pieces, starts):
+    decoder, length = make(ALL[name]), min(33, sum(pieces))
+    tokens_BT = torch.tensor([tokens_of(length, 1), tokens_of(length, 2)])
+    starts_BT = torch.zeros(2, length, dtype=torch.bool)
+    starts_BT[0, [start for start in starts if start < length]] = True
+    state, read, place = decoder.new_state(batch_size=2), [], 0
+    with torch.inference_mode():
+        while place < length:
+            piece = slice(place, place + pieces[len(read) % len(pieces)])
+            read.append(decoder.logits(decoder(tokens_BT[:, piece], state, starts_BT=starts_BT[:, piece])[0]))
+            place = piece.stop
+        first = decoder.logits(decoder(tokens_BT[:1], starts_BT=starts_BT[:1])[0])[0]
+    torch.testing.assert_close(torch.cat(read, dim=1)[0], first, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(torch.cat(read, dim=1)[1], logits(decoder, tokens_BT[1].tolist()), atol=1e-6, rtol=1e-6)
 
 
 def test_a_later_token_changes_nothing_before_it(decoder):
@@ -188,6 +215,9 @@ def test_a_window_moves_through_a_text_longer_than_its_places():
     stepped = torch.cat([logits(decoder, tokens[i : i + 3], state) for i in range(0, 300, 3)])
     torch.testing.assert_close(stepped, logits(decoder, tokens), atol=1e-6, rtol=1e-6)
     assert state.num_local < 300
+    restored = DecoderState.restore(state.save(), decoder.config)
+    more = tokens_of(90, 2)
+    torch.testing.assert_close(logits(decoder, more, restored), logits(decoder, more, state), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
