@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import signatures  # noqa: F401 - what is imported from here on is checked
 import torch
 from texts import make_text
 
