@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from memlm.model.checkpoint import has_fast_bfloat16
+from memlm.model.cpu import has_fast_bfloat16
 from memlm.model.linear import Linear
 
 
