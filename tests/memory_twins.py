@@ -116,28 +116,28 @@ class Twin:
     def compress(self, layer: int, x: np.ndarray, floor: int, out: np.ndarray) -> list[np.ndarray]:
         """All tokens before `floor`, compressed group by group; the newest are kept."""
         c, prefix = self.config.compression, f"blocks.{layer}.compressor."
-        made: list[np.ndarray] = []
+        compressed: list[np.ndarray] = []
         if c.kind == "most_used":
             for begin, end in self.evictions(floor):
                 use = [self.attention_paid.get((layer, s), 0.0) for s in range(begin, end)]
                 best = sorted(np.argsort(use)[::-1][: (end - begin) // c.rate])
-                made += [x[begin + place] for place in best]
-            return made[-c.length :]
+                compressed += [x[begin + place] for place in best]
+            return compressed[-c.length :]
         span = c.rate * (c.dilation if c.kind == "dilated" else 1)
         for begin in range(0, floor, span):
             apart = c.dilation if c.kind == "dilated" else 1
             for offset in range(apart):
                 group = [x[begin + offset + apart * tap] for tap in range(c.rate)]
                 if c.kind == "mean":
-                    made.append(sum(group) / c.rate)
+                    compressed.append(sum(group) / c.rate)
                 elif c.kind == "max":
-                    made.append(np.max(group, axis=0))
+                    compressed.append(np.max(group, axis=0))
                 else:
                     kernel = self.w[prefix + "kernel_OIc"]
-                    made.append(
+                    compressed.append(
                         sum(kernel[:, :, tap] @ state for tap, state in enumerate(group)) + self.w[prefix + "bias_O"]
                     )
-        return made[-c.length :]
+        return compressed[-c.length :]
 
     def evictions(self, floor: int) -> list[tuple[int, int]]:
         """The runs of tokens that left together, up to `floor`."""
@@ -174,11 +174,11 @@ class Twin:
         values = [v + self.value_shift(prefix, t, position) for _, v, position in places]
         found = []
         if memory:
-            asked = q
+            query = q
             if c.memorizing.normalize == "memory":
-                asked = self.normalized_query(prefix, q, h)
+                query = self.normalized_query(prefix, q, h)
                 memory = [(k / np.linalg.norm(k), v) for k, v in memory]
-            found = sorted(((asked @ k / math.sqrt(d), number) for number, (k, _) in enumerate(memory)), reverse=True)
+            found = sorted(((query @ k / math.sqrt(d), number) for number, (k, _) in enumerate(memory)), reverse=True)
             found = [(score, memory[number][1]) for score, number in found[: c.memorizing.top_k]]
         if found and c.memorizing.mixing == "joint":
             weights = softmax([*scores, *(score for score, _ in found)])

@@ -134,12 +134,12 @@ class RawConnection:
             self._send(frame(PING, ACK, 0, body))
         with self._news:
             if kind == SETTINGS and not flags & ACK:
-                said = {
+                settings = {
                     int.from_bytes(body[i : i + 2], "big"): int.from_bytes(body[i + 2 : i + 6], "big")
                     for i in range(0, len(body), 6)
                 }
-                self.max_streams = said.get(MAX_STREAMS, self.max_streams or 0)
-                window = said.get(INITIAL_WINDOW, self.initial_window)
+                self.max_streams = settings.get(MAX_STREAMS, self.max_streams or 0)
+                window = settings.get(INITIAL_WINDOW, self.initial_window)
                 for number in self._windows.keys() - {0}:
                     self._windows[number] += window - self.initial_window
                 self.initial_window = window

@@ -1,4 +1,4 @@
-"""A server in a process of its own, as people run it, and a look at the processes it leaves."""
+"""A server in a process of its own, and the processes that it leaves behind."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ class RunningServer:
             command = [sys.executable, "-c", f"{first}\nfrom memlm.cli import main; main()"]
             with log.open("w") as file:
                 self.process = subprocess.Popen([*command, *arguments], stdout=file, stderr=file)
-        wait_until(lambda: "serving" in self.said or self.process.poll() is not None, START_S)
-        assert self.process.poll() is None, self.said
-        self.address = self.said.split("serving", 1)[1].splitlines()[0].split()[-1]
+        wait_until(lambda: "serving" in self.output or self.process.poll() is not None, START_S)
+        assert self.process.poll() is None, self.output
+        self.address = self.output.split("serving", 1)[1].splitlines()[0].split()[-1]
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
     @property
     def worker_pids(self) -> list[int]:
-        """The inference workers, the oldest first; index workers give way to all others."""
+        """The inference workers, oldest first. Index workers have a higher niceness."""
         return [pid for pid in forked_by(self.process.pid) if not gives_way(pid)]
 
     @property
@@ -99,12 +99,12 @@ class RunningServer:
         family = [self.process.pid, *family_of(self.process.pid)]
         if self.process.poll() is None:
             self.stop()
-        wait_until(lambda: not any(map(is_alive, family)), 5.0)
-        assert self.fails or "Traceback" not in self.said, self.said
+        wait_until(lambda: not any(map(is_alive, family)), STOP_S)
+        assert self.fails or "Traceback" not in self.output, self.output
 
 
 class Wire:
-    """A way to a server that can be cut."""
+    """A proxy to a server that can drop its connections."""
 
     def __init__(self, target: str) -> None:
         host, port = target.split(":")
@@ -119,11 +119,11 @@ class Wire:
         return f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def cut(self) -> None:
-        """Breaks what is open; what comes next finds nobody until `mend`."""
+        """Breaks open connections. New ones are refused until `mend`."""
         self.is_cut = True
-        for each in self._open:
+        for connection in self._open:
             with suppress(OSError):  # gone already
-                each.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         for thread in self._carriers:
             thread.join()
         self._open.clear()
@@ -138,24 +138,24 @@ class Wire:
     def _accept(self) -> None:
         while True:
             try:
-                here, _ = self._listener.accept()
+                near, _ = self._listener.accept()
             except OSError:
                 return
             if self.is_cut:
-                here.close()
+                near.close()
                 continue
-            there = socket.create_connection(self._target)
-            self._open += [here, there]
-            self._carriers.append(threading.Thread(target=self._carry, args=(here, there), daemon=True))
+            far = socket.create_connection(self._target)
+            self._open += [near, far]
+            self._carriers.append(threading.Thread(target=self._carry, args=(near, far), daemon=True))
             self._carriers[-1].start()
 
-    def _carry(self, here: socket.socket, there: socket.socket) -> None:
-        with here, there, suppress(OSError, ValueError):
+    def _carry(self, near: socket.socket, far: socket.socket) -> None:
+        with near, far, suppress(OSError, ValueError):
             while True:
-                for ready in select.select([here, there], [], [])[0]:
+                for ready in select.select([near, far], [], [])[0]:
                     if not (data := ready.recv(1 << 16)):
                         return
-                    (there if ready is here else here).sendall(data)
+                    (far if ready is near else near).sendall(data)
 
 
 def free_port() -> int:
@@ -172,10 +172,10 @@ def figures_at(port: int) -> dict[str, float]:
 
 
 def wait_until(holds: Callable[[], object], timeout_s: float) -> None:
-    """Fails where it does not come to hold in time."""
+    """Fails if a condition does not become true in time."""
     deadline_s = time.monotonic() + timeout_s
     while not holds():
-        assert time.monotonic() < deadline_s, f"did not come to hold within {timeout_s} s"
+        assert time.monotonic() < deadline_s, f"not true within {timeout_s} s"
         time.sleep(0.01)
 
 
@@ -206,7 +206,7 @@ def forked_by(server: int) -> list[int]:
 
 
 def gives_way(pid: int) -> bool:
-    """Whether a process lets others go first."""
+    """Whether a process has a higher niceness than this one."""
     return niceness_of(pid) > niceness_of(0)
 
 
@@ -222,7 +222,7 @@ def command_of(pid: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be reaped does not."""
+    """Whether a process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -230,7 +230,7 @@ def is_alive(pid: int) -> bool:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory of a process that no file stands behind."""
+    """Anonymous RAM of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
@@ -254,7 +254,7 @@ LOGPROB_TOLERANCE = 1e-4  # float32: products of a batch add in another order th
 
 
 def alike(tokens: Iterable[Token], others: Iterable[Token]) -> bool:
-    """Whether tokens are the same, with numbers up to what neighbors in a batch may change."""
+    """Whether tokens are equal, up to the rounding that other rows of a batch cause."""
     pairs = list(zip(tokens, others, strict=True))
     return all(
         (one.id, one.text, one.bytes, [n.document_id for n in one.neighbors])

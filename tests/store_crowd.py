@@ -50,10 +50,10 @@ def main(path: Path) -> None:
         what, *words = line.split()
         try:
             change(path, what, words)
-            said = "done"
+            answer = "done"
         except (Locked, Incompatible, NotFound, InvalidInput) as error:
-            said = f"busy {type(error).__name__}"
-        sys.stdout.write(said + "\n")
+            answer = f"busy {type(error).__name__}"
+        sys.stdout.write(answer + "\n")
         sys.stdout.flush()
 
 

@@ -34,13 +34,13 @@ def step(number: int) -> tuple[str, tuple[str, ...]]:
     """What the commit of a number does, and to which documents."""
     if number == 1:
         return "build", tuple(f"first-{each}" for each in range(6))
-    there, rng = sorted(content(number - 1)), np.random.default_rng(number)
+    names, rng = sorted(content(number - 1)), np.random.default_rng(number)
     what = ("delete", "compact", "add", "replace")[number % 4]
     if what == "add":
         return what, tuple(f"{number:05}-{each}" for each in range(3))
     if what == "compact":
         return what, ()
-    return what, tuple(there[place] for place in sorted(rng.choice(len(there), 3, replace=False)))
+    return what, tuple(names[place] for place in sorted(rng.choice(len(names), 3, replace=False)))
 
 
 @cache

@@ -45,9 +45,9 @@ UNSTORABLE = [
 @pytest.mark.parametrize(("values", "field"), UNSTORABLE)
 def test_a_store_refuses_values_that_json_and_utf8_cannot_hold(tmp_path, values, field):
     with StoreWriter.create(tmp_path / "store", spec()) as writer:
-        with pytest.raises(InvalidInput, match=f"document .*{field}") as told:
+        with pytest.raises(InvalidInput, match=f"document .*{field}") as raised:
             writer.begin_document(**{"document_id": "a", **values})
-        assert told.value.field == f"documents.{field}"
+        assert raised.value.field == f"documents.{field}"
         writer.begin_document("b")
         writer.append(np.ones((2, 12), np.float32), np.arange(2))
         with writer.commit(defaults=DEFAULTS) as store:
@@ -92,10 +92,10 @@ def test_a_store_of_an_older_version_that_holds_nan_answers_with_null(tmp_path, 
 def test_a_server_names_the_document_and_the_field_that_it_refuses(document, says):
     message = datastores_pb2.Document(id="mine", text="text", **document)
     request = datastores_pb2.AddDocumentsRequest(store="s", documents=[message])
-    with pytest.raises(InvalidInput) as told:
+    with pytest.raises(InvalidInput) as raised:
         codec.from_wire(codec.read_request(datastores_pb2.AddDocumentsRequest, request.SerializeToString()))
-    assert says in str(told.value)
-    assert told.value.field == "documents.metadata"
+    assert says in str(raised.value)
+    assert raised.value.field == "documents.metadata"
 
 
 @pytest.mark.parametrize("field", ["id", "title"])
@@ -114,9 +114,9 @@ def test_what_a_server_refuses_is_an_invalid_argument(tmp_path, model_folder, ow
             for metadata in ('{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}'):
                 document = datastores_pb2.Document(id="mine", text="text", metadata=metadata)
                 request = datastores_pb2.AddDocumentsRequest(store="store", documents=[document])
-                with pytest.raises(grpc.RpcError, match=r"document 'mine': metadata\.a") as told:
+                with pytest.raises(grpc.RpcError, match=r"document 'mine': metadata\.a") as raised:
                     DatastoresStub(channel).AddDocuments(iter([request]))
-                assert told.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+                assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         with Client(server.address) as client:
             job = client.datastores.add("store", [NewDocument("fine", "the memory", metadata={"a": 1})])
             assert job.result().num_documents == 9
@@ -159,11 +159,11 @@ def run(capsys: pytest.CaptureFixture, *words: object) -> tuple[str, str]:
         patch.setattr(sys, "argv", ["memlm", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             main()
-    told = capsys.readouterr()
-    assert not controls_in(told.out), words
-    assert not controls_in(told.err), words
-    assert ended.value.code in (0, None), told.err
-    return told.out, told.err
+    captured = capsys.readouterr()
+    assert not controls_in(captured.out), words
+    assert not controls_in(captured.err), words
+    assert ended.value.code in (0, None), captured.err
+    return captured.out, captured.err
 
 
 def test_commands_escape_what_documents_bring(capsys, hostile_store, model_folder):
@@ -197,14 +197,14 @@ def test_errors_are_one_line_without_control_characters(capsys, tmp_path, model_
         patch.setattr(sys, "argv", ["memlm", "index", "info", str(nowhere)])
         with pytest.raises(SystemExit):
             main()
-    told = capsys.readouterr().err
-    assert len(told.splitlines()) == 1
-    assert not controls_in(told)
+    errors = capsys.readouterr().err
+    assert len(errors.splitlines()) == 1
+    assert not controls_in(errors)
 
 
 def test_a_latin_1_file_name_does_not_end_a_build(capsys, tmp_path, model_folder):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / os.fsdecode(b"caf\xe9.txt")).write_text("text")
     (tmp_path / "corpus" / "z.txt").write_text("the memory of a model")
-    _, told = run(capsys, "index", "build", tmp_path / "corpus", "--model", model_folder, "--out", tmp_path / "store")
-    assert "skipped caf\\udce9.txt: the file's name is not UTF-8" in told
+    _, errors = run(capsys, "index", "build", tmp_path / "corpus", "--model", model_folder, "--out", tmp_path / "store")
+    assert "skipped caf\\udce9.txt: the file's name is not UTF-8" in errors

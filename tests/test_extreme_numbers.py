@@ -68,12 +68,12 @@ def test_numbers_stay_finite_at_the_ends_of_every_setting(pair: LanguageModel, o
 
 @pytest.mark.parametrize("options", [each for each in EXTREMES if not {"temperature", "top_p"} & set(each)], ids=label)
 def test_scores_are_numbers_at_the_ends_of_every_setting(pair: LanguageModel, options: dict[str, Any]) -> None:
-    asked = {name: value for name, value in options.items() if name not in ("repetition_penalty", "min_p", "top_k")}
-    scored = pair.score(PROMPT, **(asked if "stores" in asked else {"store": "store", **asked}))
+    params = {name: value for name, value in options.items() if name not in ("repetition_penalty", "min_p", "top_k")}
+    scored = pair.score(PROMPT, **(params if "stores" in params else {"store": "store", **params}))
     assert math.isfinite(scored.base.nll)
     assert scored.knn is not None
-    assert scored.knn.nll >= 0  # infinite where the memory alone is asked, and does not know a token
-    assert math.isfinite(scored.knn.nll) or asked.get("lam", 0) == 1
+    assert scored.knn.nll >= 0  # infinite where the datastore alone is used and lacks the token
+    assert math.isfinite(scored.knn.nll) or params.get("lam", 0) == 1
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_a_weight_too_small_to_count_leaves_the_model_bit_for_bit(lm: LanguageMo
 
 def test_a_seed_draws_alone_what_it_draws_in_a_batch(lm: LanguageModel) -> None:
     prompts = [PROMPT, "the", "", "it serves; delete a page, and it is", "read"]
-    told = lm.generate_batch(prompts, seed=7, max_tokens=10)
-    for number, (prompt, completion) in enumerate(zip(prompts, told, strict=True)):
+    completions = lm.generate_batch(prompts, seed=7, max_tokens=10)
+    for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         alone = list(lm.generate(prompt, seed=7 + number, max_tokens=10))
         assert [token.id for token in completion.tokens] == [token.id for token in alone]
         assert completion.text == "".join(token.text for token in alone)
@@ -118,8 +118,8 @@ def test_a_seed_draws_alone_what_it_draws_in_a_batch(lm: LanguageModel) -> None:
 def test_a_store_of_which_nothing_is_left_answers_as_the_model_and_takes_documents_again(
     model_folder: Path, store_folder: Path, corpus_folder: Path, tmp_path: Path
 ) -> None:
-    own = Path(shutil.copytree(store_folder, tmp_path / "store"))
-    with load(model_folder, [own]) as lm:
+    store = Path(shutil.copytree(store_folder, tmp_path / "store"))
+    with load(model_folder, [store]) as lm:
         lm.delete_documents([document.id for document in lm.engine.stores.model_store().datastore.documents()])
         assert lm.search(None, PROMPT, k=5) == ()
         alone = [(t.id, t.logprob) for t in lm.generate(PROMPT, max_tokens=5, seed=2, use_store=False)]
@@ -128,7 +128,7 @@ def test_a_store_of_which_nothing_is_left_answers_as_the_model_and_takes_documen
         judged = evaluate(lm, Corpus([corpus_folder / "doc-7.txt"])).total
         assert judged.knn is not None
         assert judged.knn.nll == judged.base.nll
-        add_to_index(model_folder, Corpus([corpus_folder / "doc-3.txt"]), own)
+        add_to_index(model_folder, Corpus([corpus_folder / "doc-3.txt"]), store)
         assert lm.refresh()
         assert {neighbor.document_id for neighbor in lm.search(None, PROMPT, k=5)} == {"doc-3.txt"}
 

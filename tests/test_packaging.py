@@ -152,9 +152,9 @@ def test_the_generated_code_is_fresh(tmp_path):
     sources = list((ROOT / "proto").rglob("*.proto"))
     variables = [f"OUT={tmp_path}", f"BIN={Path(sys.executable).parent}", "STAMP=pyproject.toml"]
     subprocess.run(["make", "--silent", "-C", str(ROOT), "proto", *variables], check=True)
-    made = sorted(file for file in tmp_path.rglob("*") if file.is_file())
-    assert len(made) == 3 * len(sources)
-    for file in made:
+    generated = sorted(file for file in tmp_path.rglob("*") if file.is_file())
+    assert len(generated) == 3 * len(sources)
+    for file in generated:
         committed = ROOT / "proto" / file.relative_to(tmp_path)
         assert committed.read_text() == file.read_text(), f"{committed.name} is stale: run `make proto`"
 
@@ -201,9 +201,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, source)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", source / "dist", source]
     subprocess.run(command, check=True, cwd=source, capture_output=True)
-    (made,) = (source / "dist").glob("*.whl")
+    (wheel,) = (source / "dist").glob("*.whl")
     assert len(list((source / "dist").glob("*.tar.gz"))) == 1
-    return made
+    return wheel
 
 
 @pytest.mark.packaging
@@ -228,10 +228,10 @@ def test_an_installed_wheel_gives_a_working_command(wheel, tmp_path):
     where = (
         "import memlm, memlm.index.store.writer as w, memlm.server.inference.worker; print(memlm.__file__, w.__file__)"
     )
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", where], env=environment, cwd=tmp_path, check=True, capture_output=True, text=True
     )
-    assert all(path.startswith(str(target)) for path in told.stdout.split())
+    assert all(path.startswith(str(target)) for path in done.stdout.split())
     done = subprocess.run(
         [target / "bin" / "memlm", "--version"], env=environment, cwd=tmp_path, capture_output=True, text=True
     )

@@ -28,7 +28,7 @@ PROMPT = "the memory of nobody"
 
 def lines_of(server: RunningServer) -> list[dict]:
     """The lines that are JSON: only what was said before the log was set up is not."""
-    return [json.loads(line) for line in server.said.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in server.output.splitlines() if line.startswith("{")]
 
 
 @pytest.mark.parametrize("prompts", [False, True])
@@ -54,8 +54,8 @@ def test_each_call_is_a_line_under_its_id(
     assert generated["ms"] >= generated["prefill_ms"] + generated["decode_ms"] > 0
     assert "nowhere" in failed["error"]
     assert generated.get("prompt") == (PROMPT if prompts else None)
-    assert (PROMPT in server.said) == prompts
-    assert "a secret text" not in server.said
+    assert (PROMPT in server.output) == prompts
+    assert "a secret text" not in server.output
 
 
 def test_a_line_stays_one_line_whatever_is_in_it() -> None:

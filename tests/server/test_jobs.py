@@ -509,7 +509,7 @@ def test_datastores_are_taken_in_and_out_of_service(place: Place, own_store: Pat
             client.search("docs", "a")
         assert client.datastores.load(path, "again").name == "again"
         os.kill(server.worker_pid, signal.SIGKILL)
-        wait_until(lambda: "starting another" in server.said, 10)
+        wait_until(lambda: "starting another" in server.output, 10)
         wait_until(lambda: loaded_by(client) == ["again"], 30)
     with place.serve(own_store) as server, Client(server.address) as client:
         assert {store.name for store in client.datastores.list()} == {"store", "again"}

@@ -139,7 +139,7 @@ def test_sigterm_lets_running_requests_finish(tmp_path: Path, long_model: Path) 
     with RunningServer(tmp_path / "log", long_model, options=PATIENT) as server, Client(server.address) as client:
         stream = first_tokens(client.generate("a", max_tokens=1000, **LONG))
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: "draining" in server.said, 5)
+        wait_until(lambda: "draining" in server.output, 5)
         with pytest.raises(Unavailable, match="stopping"):
             client.generate("b")
         with grpc.insecure_channel(server.address) as channel:
@@ -173,7 +173,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path, long_model: Path) -> None
     with RunningServer(tmp_path / "log", long_model, options=PATIENT) as server, Client(server.address) as client:
         stream = first_tokens(client.generate("a", **LONG))
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: "draining" in server.said, 5)
+        wait_until(lambda: "draining" in server.output, 5)
         begin_s = time.monotonic()
         assert server.stop() == 1
         assert time.monotonic() - begin_s < 3
@@ -189,7 +189,7 @@ async def test_a_second_signal_does_not_wait_for_a_worker_that_hangs(tmp_path: P
             asking = asyncio.create_task(client.generate("a"))
             await asyncio.sleep(0.2)
             server.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: "draining: 1" in server.said, 5)
+            wait_until(lambda: "draining: 1" in server.output, 5)
             begin_s = time.monotonic()
             assert server.stop() == 1
             assert time.monotonic() - begin_s < 2
@@ -233,7 +233,7 @@ def test_the_process_that_workers_come_from_may_die(tmp_path: Path, model_folder
         assert len(list(client.generate("a", max_tokens=3, temperature=0))) == 3
         assert is_alive(worker)
         os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: "starting another" in server.said, 10)
+        wait_until(lambda: "starting another" in server.output, 10)
         time.sleep(0.3)  # health looks four times a second
         client.wait_until_ready(30)
         assert len(list(client.generate("a", max_tokens=3, temperature=0))) == 3

@@ -235,7 +235,7 @@ def breaking_ground(
 @pytest.mark.parametrize("call", ENGINE_CALLS)
 def test_an_engine_that_fails_fails_who_asked_and_nobody_else(breaking_ground: tuple[Ground, Path], call: str) -> None:
     ground, fails = breaking_ground
-    before, worker, said = ground.used(), ground.server.worker_pid, ground.server.said
+    before, worker, said = ground.used(), ground.server.worker_pid, ground.server.output
     with Client(ground.server.address) as client:
         session = client.session().name
         fails.touch()
@@ -245,7 +245,7 @@ def test_an_engine_that_fails_fails_who_asked_and_nobody_else(breaking_ground: t
         ground.check(before, session)
         client.delete_session(session)
     assert ground.server.worker_pid == worker
-    assert "the engine failed" in ground.server.said.removeprefix(said)
+    assert "the engine failed" in ground.server.output.removeprefix(said)
 
 
 def all_at_once(ground: Ground, address: str) -> tuple[list[threading.Thread], dict[str, BaseException | None]]:
@@ -277,7 +277,7 @@ def test_a_worker_that_is_killed_amid_all_calls(ground: Ground) -> None:
     os.kill(forker_of(ground.server.process.pid), signal.SIGCONT)
     assert all(isinstance(ended[call], Unavailable) for call in OF_THE_WORKER), ended
     with Client(address) as client:
-        wait_until(lambda: "starting another" in ground.server.said, 5)
+        wait_until(lambda: "starting another" in ground.server.output, 5)
         client.wait_until_ready(30)
         for info in client.operations.list():
             if not info.has_ended:

@@ -152,7 +152,7 @@ def test_a_store_that_cannot_be_read_is_named_and_all_else_goes_on(
         wait_until(lambda: outcomes(client, store="live") == {"answered"}, SECOND + 10)
         assert documents(client) == documents(client, "store")
         assert not any(store.problem for store in client.datastores.list())
-    told = [line for line in duo.said.splitlines() if "memlm.stores" in line and "cannot be used" in line]
+    told = [line for line in duo.output.splitlines() if "memlm.stores" in line and "cannot be used" in line]
     assert len(told) == 4  # once in each of the four processes
 
 

@@ -108,4 +108,4 @@ def test_what_nobody_comes_back_to_is_stopped(narrow_server: RunningServer, how:
             with pytest.raises((NotFound, Unavailable)):
                 list(stream)
     way.close()
-    wait_until(lambda: "Traceback" not in narrow_server.said, 1)
+    wait_until(lambda: "Traceback" not in narrow_server.output, 1)

@@ -266,4 +266,4 @@ def test_callers_see_no_absolute_path_and_the_log_has_it(house: House) -> None:
         house.root.datastores.load("broken")
     assert "broken/CURRENT" in str(refused.value)
     assert str(house.folder) not in told(refused.value)
-    assert str(damaged / "CURRENT") in house.server.said
+    assert str(damaged / "CURRENT") in house.server.output

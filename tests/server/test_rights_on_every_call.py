@@ -237,10 +237,10 @@ def test_no_secret_and_no_text_is_logged_at_the_most_talkative_level(
     ann.datastores.unload("logged")
     with pytest.raises(NotFound):
         ann.search("nowhere", f"{WRITTEN} not searched")
-    wait_until(lambda: "call=UnloadDatastore" in guarded.said and "nowhere" in guarded.said, 10)
-    assert "DEBUG" in guarded.said
+    wait_until(lambda: "call=UnloadDatastore" in guarded.output and "nowhere" in guarded.output, 10)
+    assert "DEBUG" in guarded.output
     for never in (WRITTEN, ANN, BEN, NIX, ANN.replace(" ", "%20")):
-        assert never not in guarded.said
+        assert never not in guarded.output
 
 
 def test_no_name_that_a_caller_chooses_makes_a_line_of_its_own_in_the_log(guarded: RunningServer, ann: Client) -> None:
@@ -258,8 +258,8 @@ def test_no_name_that_a_caller_chooses_makes_a_line_of_its_own_in_the_log(guarde
         with pytest.raises((MemlmError, grpc.RpcError)):
             way()
     assert ann.get_model()
-    wait_until(lambda: "call=GetModel" in guarded.said, 10)
-    assert not [line for line in guarded.said.splitlines() if line.startswith(("2026-01-01", "forged"))]
+    wait_until(lambda: "call=GetModel" in guarded.output, 10)
+    assert not [line for line in guarded.output.splitlines() if line.startswith(("2026-01-01", "forged"))]
 
 
 def asked_at(address: str, name: str) -> None:

@@ -168,8 +168,8 @@ def test_one_dies_and_the_others_go_on(model_folder: Path, store_folder: Path, t
 
 def place_that_died(server: RunningServer) -> int:
     """Which of the workers that was; they start side by side."""
-    wait_until(lambda: " died " in server.said, 5)
-    return int(server.said.partition(" died ")[0].rpartition("inference worker ")[2])
+    wait_until(lambda: " died " in server.output, 5)
+    return int(server.output.partition(" died ")[0].rpartition("inference worker ")[2])
 
 
 def is_back(client: Client, lost: str) -> bool:
@@ -317,7 +317,7 @@ def test_a_worker_that_stands_still_is_replaced(still: tuple[RunningServer, int]
     server, stopped = still
     with Client(server.address) as client:
         wait_until(lambda: stopped not in server.worker_pids and len(server.worker_pids) == 2, 30)
-        assert "sent no heartbeat for 4 s" in server.said
+        assert "sent no heartbeat for 4 s" in server.output
         for place in (0, 1):
             session_at(client, place)
 
