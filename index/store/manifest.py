@@ -40,10 +40,13 @@ T = TypeVar("T")
 class StoreSpec:
     """How a store's entries were made; the same for all its segments.
 
-    `context` and `stride` count tokens; `index` is "auto" or a Faiss factory string. `target` is the share of the
-    softmax mass that an index should find, `max_ram_bytes` the bytes that searching it may want in memory; without
-    `keep_keys`, keys go once the index is built and judged. With `prune`, entries whose token the model alone gives
-    that probability or more are left out of the index.
+    `context` and `stride` count tokens. The model reads `start_id` before each document, and before a prompt that is
+    continued with the store; None stands for the tokenizer's own.
+
+    `index` is "auto" or a Faiss factory string. `target` is the share of the softmax mass that an index should find,
+    `max_ram_bytes` the bytes that searching it may want in RAM. Without `keep_keys`, the keys are deleted once the
+    index is built and measured. With `prune`, entries whose token the model alone gives that probability or more are
+    left out of the index.
     """
 
     dim: int
@@ -57,6 +60,7 @@ class StoreSpec:
     max_ram_bytes: int | None = None
     keep_keys: bool = True
     prune: float | None = None
+    start_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

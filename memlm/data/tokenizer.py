@@ -188,9 +188,14 @@ class Tokenizer:
         """What a model reads before it continues a text: never nothing."""
         return self.framed(self.encode(text).tolist())
 
-    def framed(self, ids: Sequence[int]) -> list[int]:
-        """The tokens of a text behind those that a model reads before any text: never nothing."""
-        return [*self.special.prefix, *ids] or [self.start_id]
+    def framed(self, ids: Sequence[int], *, as_document: bool = False) -> list[int]:
+        """The tokens of a text behind those that a model reads before any text: never nothing.
+
+        A text that is read `as_document` begins with the start token, as every document of a datastore does, also where
+        the model's tokenizer adds none.
+        """
+        prefix = self.special.prefix or (self.start_id,) * as_document
+        return [*prefix, *ids] or [self.start_id]
 
     def decode(self, ids: Iterable[int], *, whole: bool = False) -> str:
         """The text of some tokens; an incomplete character at either end becomes U+FFFD. Of a `whole` text the space

@@ -56,7 +56,10 @@ class Generation:
         self._sampling = request.sampling.or_else(checkpoint.sampling)
         self._lease, self._session = lease, lease.state if lease else SessionState()
         is_new = not self._session.context_ids
-        self.pending_ids = self._tokenizer.framed(prompt_ids) if is_new else [*self._session.pending_ids, *prompt_ids]
+        if is_new:
+            self.pending_ids = self._tokenizer.framed(prompt_ids, as_document=retriever is not None)
+        else:
+            self.pending_ids = [*self._session.pending_ids, *prompt_ids]
         if not self.pending_ids:
             raise InvalidInput("the session's text has ended; give a prompt to go on with", field="prompt")
         self._context_ids = [*self._session.context_ids, *prompt_ids]

@@ -107,6 +107,7 @@ def build_index(
         dim=checkpoint.decoder.config.dim,
         model_fingerprint=checkpoint.fingerprint,
         tokenizer_fingerprint=checkpoint.tokenizer.fingerprint,
+        start_id=checkpoint.tokenizer.start_id,
         context=context,
         stride=stride,
         index=index,

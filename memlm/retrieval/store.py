@@ -158,6 +158,11 @@ def check_fingerprints(manifest: Manifest, *, path: Path, checkpoint: Checkpoint
             f"the datastore {path} was built with another tokenizer than {checkpoint.path} has; build it anew with this"
             " model, or load the model it was built with"
         )
+    if spec.start_id not in (None, checkpoint.tokenizer.start_id):
+        raise Incompatible(
+            f"the documents of the datastore {path} begin with the token {spec.start_id}, texts of {checkpoint.path}"
+            f" with {checkpoint.tokenizer.start_id}; build it anew with this model, or restore the model's settings"
+        )
     if spec.model_fingerprint != checkpoint.fingerprint:
         raise Incompatible(
             f"the datastore {path} was built by another model (fingerprint {spec.model_fingerprint}) than"
