@@ -103,14 +103,14 @@ def check(store: Datastore) -> None:
 def check_holds(store: Datastore, expected: Content) -> None:
     """Raises AssertionError unless a store holds these versions of documents and no others, and finds them."""
     at = store.manifest.number
-    names = [document.id for document in store.documents()]
+    names = [document.id for document in store.snapshot.documents()]
     assert sorted(names) == sorted(expected), f"documents at {at}: {names}"
     for name, version in expected.items():
         keys_ND, values_N = entries_of(name, version)
-        assert store.tokens(name).tolist() == values_N.tolist(), f"{name} at {at}"
+        assert store.snapshot.tokens(name).tolist() == values_N.tolist(), f"{name} at {at}"
         found = store.search(keys_ND[:2], 1, nprobe=4)
         assert found.values_QK[:, 0].tolist() == values_N[:2].tolist(), f"{name} at {at}"
-        assert {place.document_id for place in store.locate(found.ids_QK[:, 0])} == {name}
+        assert {place.document_id for place in store.snapshot.locate(found.ids_QK[:, 0])} == {name}
 
 
 def read(path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_store_refuses_values_that_json_and_utf8_cannot_hold(tmp_path, values,
         writer.begin_document("b")
         writer.append(np.ones((2, 12), np.float32), np.arange(2))
         with writer.commit(defaults=DEFAULTS) as store:
-            assert [document.id for document in store.documents()] == ["b"]
+            assert [document.id for document in store.snapshot.documents()] == ["b"]
 
 
 def test_an_id_that_is_no_text_names_no_document(tmp_path):

@@ -120,7 +120,7 @@ def test_a_store_of_which_nothing_is_left_answers_as_the_model_and_takes_documen
 ) -> None:
     store = Path(shutil.copytree(store_folder, tmp_path / "store"))
     with load(model_folder, [store]) as lm:
-        lm.delete_documents([document.id for document in lm.engine.stores.model_store().datastore.documents()])
+        lm.delete_documents([document.id for document in lm.engine.stores.model_store().snapshot.documents()])
         assert lm.search(None, PROMPT, k=5) == ()
         alone = [(t.id, t.logprob) for t in lm.generate(PROMPT, max_tokens=5, seed=2, use_store=False)]
         silent = lm.generate(PROMPT, max_tokens=5, seed=2, neighbors=4, lam=0.9)

@@ -39,7 +39,7 @@ def test_texts_of_any_id_are_found_and_deleted_one_by_one(tmp_path: Path, model_
             assert set(told) <= set(left)
             assert lm.delete_documents([name]).num_documents == 1
             left.remove(name)
-            assert [document.id for document in lm.engine.stores.model_store().datastore.documents()] == left
+            assert [document.id for document in lm.engine.stores.model_store().snapshot.documents()] == left
             assert name not in {found.document_id for found in lm.search(None, texts[name][:60], k=64)}
             with pytest.raises(NotFound):
                 lm.delete_documents([name])
@@ -61,10 +61,10 @@ def test_files_of_any_name_are_documents(tmp_path: Path, model_folder: Path) -> 
         (tmp_path / "texts" / name).write_text(make_text(number, 30))
     build_index(model_folder, Corpus([tmp_path / "texts"]), tmp_path / "s")
     with Datastore.open(tmp_path / "s") as store:
-        assert sorted(document.id for document in store.documents()) == sorted(names)
+        assert sorted(document.id for document in store.snapshot.documents()) == sorted(names)
         for name in names:
             assert store.delete([name]).num_documents == 1
-        assert store.num_documents == 0
+        assert store.snapshot.num_documents == 0
 
 
 def test_where_compares_values_and_runs_none_of_them(tmp_path: Path, model_folder: Path) -> None:
@@ -105,4 +105,6 @@ def test_where_compares_values_and_runs_none_of_them(tmp_path: Path, model_folde
     for number, license_ in enumerate(LICENSES, start=1):
         assert delete(f"license={license_}") == 1
         with Datastore.open(tmp_path / "s") as store:
-            assert [document.id for document in store.documents()] == [f"doc-{n}" for n in range(number, len(LICENSES))]
+            assert [document.id for document in store.snapshot.documents()] == [
+                f"doc-{n}" for n in range(number, len(LICENSES))
+            ]

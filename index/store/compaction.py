@@ -78,7 +78,8 @@ def _compacted(path: Path, progress: Progress) -> CompactionResult:
             committed = writer.commit(progress)
         else:
             committed = writer.commit_empty()
-        with committed as after:
+        with committed:
+            after = committed.snapshot
             left = after.num_deleted_documents
             return CompactionResult(segments, deleted, after.num_entries, size, after.bytes_on_disk, left)
 

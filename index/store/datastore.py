@@ -1,24 +1,29 @@
-"""A store, open: search it, locate what it found, delete from it.
+"""An open datastore: a reference to its newest snapshot, which commits and refreshes replace.
 
     with Datastore.open("store") as datastore:
-        found = datastore.search(queries_QD, k=8)
-        datastore.locate(found.ids_QK[0])
-        datastore.delete(["doc-17"])
+        snapshot = datastore.snapshot                 # pinned: it stays as it is
+        neighbors = snapshot.search(queries_QD, k=8)
+        snapshot.locate(neighbors.ids_QK[0])
+        datastore.delete(["doc-17"])                  # datastore.snapshot is another one from here on
 
-A reader keeps the snapshot it opened until `refresh`, or until it commits one itself. `refresh` moves to whatever store
-is at the path then: a later commit, an earlier state that was restored, or another store that was put there.
+The reference moves only on `refresh`, or with a commit made through this object. `refresh` moves to whichever store is
+at the path then: a later commit, an earlier state that was restored, or another store that was put there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+import numpy as np
+from jaxtyping import Float32
+
 from memlm.errors import Corrupt, InvalidInput
 from memlm.index.factory import FLAT
+from memlm.index.neighbors import Neighbors
 from memlm.index.store.lock import StoreLock, commit_lock, write_lock
 from memlm.index.store.manifest import (
     KnnDefaults,
@@ -29,88 +34,105 @@ from memlm.index.store.manifest import (
     read_manifest,
     sweep,
 )
-from memlm.index.store.segment import KEYS, Segment
+from memlm.index.store.segment import KEYS
 from memlm.index.store.snapshot import Place, Snapshot, next_read
 from memlm.index.store.tombstones import Deletion, write_tombstones
 
 T = TypeVar("T")
 
-__all__ = ["Datastore", "Deletion", "KnnDefaults", "Place", "StoreSpec"]
+__all__ = ["Datastore", "Deletion", "KnnDefaults", "PendingDelete", "Place", "StoreSpec"]
 
 
-class Datastore(Snapshot):
-    """A store at one snapshot, which moves to others and makes them. Searching is safe from several threads; the rest
-    is for one at a time.
+@dataclass(frozen=True, slots=True)
+class PendingDelete:
+    """A committed deletion that `datastore` does not show yet. `snapshot` is the store without the documents."""
+
+    datastore: Datastore
+    snapshot: Snapshot
+    deletion: Deletion
+
+    def apply(self) -> Deletion:
+        """Moves the datastore to `snapshot`, unless it has moved to a later one. One assignment, so any thread may."""
+        self.datastore.switch_to(self.snapshot)
+        return self.deletion
+
+
+class Datastore:
+    """A store at one snapshot, which it replaces by later ones. Any thread may search and may pin `snapshot`; one
+    thread at a time may call the rest.
     """
 
-    def __init__(
-        self, path: Path, manifest: Manifest, known: Sequence[Segment] = (), *, read: int | None = None
-    ) -> None:
-        """See `Snapshot`."""
-        super().__init__(path, manifest, known, read=read)
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.path, self.snapshot = snapshot.path, snapshot
         self._check: Callable[[Manifest], None] = lambda manifest: None
 
     @classmethod
     def open(cls, path: str | Path) -> Datastore:
         """Opens the store at its newest manifest.
 
-        Raises NotFound where there is none or only an unfinished build, Corrupt for a damaged file, Incompatible
-        for another version of the format.
+        Raises NotFound if there is none or only an unfinished build, Corrupt for a damaged file, and Incompatible for
+        another version of the format.
         """
-        return _retry_if_superseded(Path(path), lambda manifest, read: cls(Path(path), manifest, read=read))
+        path = Path(path)
+        return cls(_retry_if_superseded(path, lambda manifest, read: Snapshot(path, manifest, read=read)))
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the snapshot in use."""
+        return self.snapshot.manifest
+
+    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, nprobe: int | None = None) -> Neighbors:
+        """Searches the snapshot in use; see `Snapshot.search`."""
+        return self.snapshot.search(queries_QD, k, nprobe=nprobe)
 
     def require(self, check: Callable[[Manifest], None]) -> None:
-        """Has `check` look at the manifest in use, and at each one that is to be moved to; what it raises keeps the
-        store where it is.
+        """Calls `check` with the manifest in use, and with each later one before the store moves to it. An exception
+        keeps the store where it is.
         """
         check(self.manifest)
         self._check = check
 
     def delete(self, document_ids: Sequence[str]) -> Deletion:
-        """Deletes documents: from the commit on they contribute to no answer, here and in whatever opens or refreshes
-        later.
+        """Deletes documents: from the commit on they contribute to no answer, here and in every process that opens or
+        refreshes later.
 
-        Raises NotFound, naming them, where some are not there; then none is deleted. Another process may be adding to
-        the store, or compacting it, meanwhile: what is deleted stays deleted.
+        Raises NotFound, naming it, for a missing document; then none is deleted. Other processes may add to the store
+        or compact it meanwhile: the deletion outlasts their commits.
         """
-        deleted, newer = self.prepare_delete(document_ids)
-        self.switch_to(newer)
-        return deleted
+        return self.prepare_delete(document_ids).apply()
 
-    def prepare_delete(self, document_ids: Sequence[str]) -> tuple[Deletion, Snapshot]:
-        """Commits a deletion, in any thread, while others search, and gives the view of it for `switch_to`. Until then
-        searches here find the documents. The documents are those of the store that is at the path now.
+    def prepare_delete(self, document_ids: Sequence[str]) -> PendingDelete:
+        """Commits a deletion in any thread, while others search. Searches of this object find the documents until
+        `PendingDelete.apply`. The documents are those of the store that is at the path now.
         """
         with commit_lock(self.path) as lock:
-            return self._deleted(self._now(), document_ids, lock)
+            return self._commit_deletion(self._open_current(), document_ids, lock)
 
     def delete_where(self, where: Mapping[str, str]) -> Deletion:
-        """Deletes the documents that `matching` tells, which may be none; see `delete`. Raises InvalidInput where no
-        field is given.
+        """Deletes the documents that `Snapshot.matching` lists, possibly none; see `delete`. Raises InvalidInput for an
+        empty `where`.
         """
         if not where:
             raise InvalidInput("no field is given, which would delete everything; give field=value", field="where")
         with commit_lock(self.path) as lock:
             self.refresh()
-            deleted, newer = self._deleted(self, self.matching(where), lock)
-            self.switch_to(newer)
-            return deleted
+            return self._commit_deletion(self.snapshot, self.snapshot.matching(where), lock).apply()
 
     def save_defaults(self, defaults: KnnDefaults) -> None:
         """Commits other defaults."""
         with commit_lock(self.path) as lock:
             self.refresh()
-            self.switch_to(self._committed(self.manifest.next(defaults=defaults), self, lock))
+            self.switch_to(self._commit(self.manifest.next(defaults=defaults), self.snapshot, lock))
 
     def save_quality(self, quality: Mapping[str, Any]) -> None:
-        """Commits what was measured of the index."""
+        """Commits the measured quality of the index."""
         with commit_lock(self.path) as lock:
             self.refresh()
-            self.switch_to(self._committed(self.manifest.next(quality=dict(quality)), self, lock))
+            self.switch_to(self._commit(self.manifest.next(quality=dict(quality)), self.snapshot, lock))
 
     def drop_keys(self) -> None:
-        """Gives up the stored keys where an index answers without them: no exact search, no re-ranking, no compaction
-        from then on. Raises Locked while another writes, who may need them.
+        """Removes the stored keys of all segments whose index answers without them. Exact search, re-ranking and
+        compaction are refused from then on. Raises Locked while another process writes, because it may need the keys.
         """
         with write_lock(self.path), commit_lock(self.path) as lock:
             self.refresh()
@@ -121,73 +143,77 @@ class Datastore(Snapshot):
                 for record in self.manifest.segments
             )
             if segments != self.manifest.segments:
-                self.switch_to(self._committed(self.manifest.next(segments=segments), self, lock))
+                self.switch_to(self._commit(self.manifest.next(segments=segments), self.snapshot, lock))
 
     def refresh(self) -> bool:
-        """Moves to the snapshot that counts now; tells whether that is another one. Raises what `open` raises, and what
-        `require` was given, and then stays where it is.
+        """Moves to the newest snapshot; returns whether that is another one. On an error of `open`, or of the check
+        given to `require`, the store stays where it is.
         """
         newer = self.open_latest()
         return newer is not None and self.switch_to(newer)
 
     def open_latest(self) -> Snapshot | None:
-        """The snapshot that counts now, opened, where it is not the one in use: in any thread, while others search."""
+        """Opens the newest snapshot, in any thread while others search. None if it is the one in use."""
         if read_manifest(self.path).pointer == self.manifest.pointer:
             return None
-        return self._now()
+        return self._open_current()
 
-    def switch_to(self, newer: Snapshot) -> bool:
-        """Moves to another snapshot of this path, unless `CURRENT` was read later for the one in use."""
-        if newer.read <= self.read:
+    def switch_to(self, snapshot: Snapshot) -> bool:
+        """Moves to a snapshot of this path, unless `CURRENT` was read later for the one in use. Returns whether the
+        store moved.
+        """
+        if snapshot.read <= self.snapshot.read:
             return False
-        self._segments, self.manifest, self.read = list(newer.segments), newer.manifest, newer.read
+        self.snapshot = snapshot
         return True
 
+    def close(self) -> None:
+        """Closes the files of the snapshot in use."""
+        self.snapshot.close()
+
     def __enter__(self) -> Datastore:
-        """Closes at the end of the block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Closes."""
         self.close()
 
-    def _now(self) -> Snapshot:
-        """The snapshot that counts, opened."""
+    def _open_current(self) -> Snapshot:
+        """Opens the snapshot that `CURRENT` names, also if it is the one in use."""
 
-        def opened(manifest: Manifest, read: int) -> Snapshot:
+        def open_checked(manifest: Manifest, read: int) -> Snapshot:
             self._check(manifest)
-            return Snapshot(self.path, manifest, self._segments, read=read)
+            return Snapshot(self.path, manifest, self.snapshot.segments, read=read)
 
-        return _retry_if_superseded(self.path, opened)
+        return _retry_if_superseded(self.path, open_checked)
 
-    def _committed(self, manifest: Manifest, now: Snapshot, lock: StoreLock) -> Snapshot:
-        """What follows `now`: a manifest that counts from here on, opened."""
-        manifest = commit_manifest(self.path, manifest, after=now.manifest, lock=lock)
-        newer = Snapshot(self.path, manifest, now.segments)
+    def _commit(self, manifest: Manifest, after: Snapshot, lock: StoreLock) -> Snapshot:
+        """Commits a manifest that follows the one of `after`, and opens it."""
+        manifest = commit_manifest(self.path, manifest, after=after.manifest, lock=lock)
+        snapshot = Snapshot(self.path, manifest, after.segments)
         check_unchanged(self.path, manifest, lock)
         sweep(self.path, manifest)
-        return newer
+        return snapshot
 
-    def _deleted(self, now: Snapshot, document_ids: Sequence[str], lock: StoreLock) -> tuple[Deletion, Snapshot]:
-        """Deletes documents of the snapshot that counts, and gives the one that follows."""
-        places = now.find_each(document_ids)
-        deleted = Deletion(len(places), sum(int(segment.sizes[row]) for segment, row in places))
-        if not places:
-            return deleted, now
-        check_unchanged(self.path, now.manifest, lock)
-        records = write_tombstones(self.path, now.segments, places, now.manifest.number + 1)
-        return deleted, self._committed(now.manifest.next(segments=records), now, lock)
+    def _commit_deletion(self, snapshot: Snapshot, document_ids: Sequence[str], lock: StoreLock) -> PendingDelete:
+        """Commits a deletion from the newest snapshot; without documents there is no commit."""
+        rows = snapshot.find_each(document_ids)
+        deletion = Deletion(len(rows), sum(int(segment.sizes[row]) for segment, row in rows))
+        if rows:
+            check_unchanged(self.path, snapshot.manifest, lock)
+            records = write_tombstones(self.path, snapshot.segments, rows, snapshot.manifest.number + 1)
+            snapshot = self._commit(snapshot.manifest.next(segments=records), snapshot, lock)
+        return PendingDelete(self, snapshot, deletion)
 
 
-def _retry_if_superseded(path: Path, use: Callable[[Manifest, int], T]) -> T:
-    """Uses the manifest that counts; again where a commit took its files away in the meantime."""
+def _retry_if_superseded(path: Path, open_manifest: Callable[[Manifest, int], T]) -> T:
+    """Opens the newest manifest, and again if a commit removed its files in the meantime."""
     while True:
         read = next_read()
         manifest = read_manifest(path)
         try:
-            return use(manifest, read)
+            return open_manifest(manifest, read)
         except (Corrupt, OSError):
             if read_manifest(path).pointer == manifest.pointer:
                 raise

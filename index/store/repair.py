@@ -29,8 +29,8 @@ def repair(path: str | Path) -> tuple[Manifest, bool]:
                 raise Corrupt(
                     f"{path / CURRENT} names {named}, and the newest there is {manifest.name}; {RESTORE}"
                 ) from problem
-        with closing(Snapshot(path, manifest)) as view:
-            if problems := view.verify():
+        with closing(Snapshot(path, manifest)) as snapshot:
+            if problems := snapshot.verify():
                 raise Corrupt(problems[0])
         write_atomic(path / CURRENT, manifest.pointer.encode())
         return manifest, True

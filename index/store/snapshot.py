@@ -68,17 +68,14 @@ class Snapshot:
         `read` is `next_read()` of before the manifest was read; if not given, it is drawn now.
         """
         self.path, self.manifest, self.read = path, manifest, next_read() if read is None else read
-        there = {segment.record.number: segment for segment in known}
-        self._segments: list[Segment] = []
+        known_by_number = {segment.record.number: segment for segment in known}
+        segments = list[Segment]()
         for record in manifest.segments:
-            segment = there.get(record.number)
-            same = segment is not None and segment.is_at(path, record)
-            self._segments.append(segment if segment and same else Segment(path, record, manifest.spec.dim))
-
-    @property
-    def segments(self) -> Sequence[Segment]:
-        """What it is made of, oldest first."""
-        return self._segments
+            segment = known_by_number.get(record.number)
+            if segment is None or not segment.is_at(path, record):
+                segment = Segment(path, record, manifest.spec.dim)
+            segments.append(segment)
+        self.segments = tuple(segments)  # oldest first
 
     @property
     def dim(self) -> int:
@@ -93,50 +90,50 @@ class Snapshot:
     @property
     def num_entries(self) -> int:
         """Entries that may speak."""
-        return sum(segment.num_live_entries for segment in self._segments)
+        return sum(segment.num_live_entries for segment in self.segments)
 
     @property
     def num_pruned_entries(self) -> int:
         """Entries that the index leaves out, since the model alone knows them."""
-        return sum(segment.record.entries - segment.num_indexed for segment in self._segments)
+        return sum(segment.record.entries - segment.num_indexed for segment in self.segments)
 
     @property
     def num_documents(self) -> int:
         """Documents that may speak."""
-        return sum(len(segment.deleted_mask) for segment in self._segments) - self.num_deleted_documents
+        return sum(len(segment.deleted_mask) for segment in self.segments) - self.num_deleted_documents
 
     @property
     def num_deleted_documents(self) -> int:
         """Documents that are deleted but still take room."""
-        return sum(int(segment.deleted_mask.sum()) for segment in self._segments)
+        return sum(int(segment.deleted_mask.sum()) for segment in self.segments)
 
     @property
     def index_kind(self) -> str:
         """The Faiss factory string, or Flat; of several segments, each kind once. Flat where there is none."""
-        return " + ".join(dict.fromkeys(segment.record.index for segment in self._segments)) or FLAT
+        return " + ".join(dict.fromkeys(segment.record.index for segment in self.segments)) or FLAT
 
     @property
     def nlist(self) -> int:
         """How many inverted lists the largest of its indexes has; 0 where all are searched exactly."""
-        return max((nlist_of(segment.record.index) for segment in self._segments), default=0)
+        return max((nlist_of(segment.record.index) for segment in self.segments), default=0)
 
     @property
     def distances(self) -> str:
         """What distances are those of: "exact" (float16 keys), "re-ranked" (codes find, float16 keys rank), or
         "approximate" (codes alone).
         """
-        kinds = {segment.distances for segment in self._segments}
+        kinds = {segment.distances for segment in self.segments}
         return next((kind for kind in ("approximate", "re-ranked") if kind in kinds), "exact")
 
     @property
     def bytes_on_disk(self) -> int:
         """Size of all segments' files."""
-        return sum(file.bytes for segment in self._segments for file in segment.record.files.values())
+        return sum(file.bytes for segment in self.segments for file in segment.record.files.values())
 
     def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, nprobe: int | None = None) -> Neighbors:
         """The k nearest entries to each query; `nprobe` lists are searched, the index's own number if not given."""
         queries_QD = self._rounded(queries_QD, k)
-        found = [segment.search(queries_QD, k, nprobe) for segment in self._segments]
+        found = [segment.search(queries_QD, k, nprobe) for segment in self.segments]
         return merge_nearest(found, k) if found else Neighbors.none(len(queries_QD), k)
 
     def exact(self, *, pruned: bool = False) -> Exact:
@@ -161,7 +158,7 @@ class Snapshot:
 
     def values_range(self, first_id: int, num_entries: int) -> Int64[np.ndarray, " N"]:
         """The values of entries that follow one another. Raises NotFound for an id that is not of this store."""
-        for segment in self._segments:
+        for segment in self.segments:
             if 0 <= (row := first_id - segment.base_id) < segment.record.entries:
                 return segment.values_N[row : row + num_entries].astype(np.int64)
         raise self._no_entry(first_id)
@@ -178,7 +175,7 @@ class Snapshot:
     @property
     def has_keys(self) -> bool:
         """Whether the keys were kept."""
-        return all(segment.has_keys for segment in self._segments)
+        return all(segment.has_keys for segment in self.segments)
 
     def successors(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
         """The entries that follow some entries in their documents; of the last of a document there is none."""
@@ -223,7 +220,7 @@ class Snapshot:
 
     def documents(self) -> Iterator[DocumentRow]:
         """The documents that may speak, in order."""
-        for segment in self._segments:
+        for segment in self.segments:
             yield from (document for document in segment.documents if not segment.deleted_mask[document.row])
 
     def has_document(self, document_id: str) -> bool:
@@ -239,7 +236,7 @@ class Snapshot:
         total = self.num_entries
         picks = np.sort(np.random.default_rng(seed).choice(total, min(n, total), replace=False))
         ids, before = [], 0
-        for segment in self._segments:
+        for segment in self.segments:
             mine = picks[(picks >= before) & (picks < before + segment.num_live_entries)] - before
             before += segment.num_live_entries
             ids.append(segment.base_id + segment.live_rows(mine))
@@ -260,20 +257,20 @@ class Snapshot:
 
     def sample_documents(self, n: int, seed: int) -> list[Span]:
         """n live documents drawn without replacement (all, where there are fewer), in order."""
-        live = [(segment, row) for segment in self._segments for row in np.flatnonzero(~segment.deleted_mask).tolist()]
+        live = [(segment, row) for segment in self.segments for row in np.flatnonzero(~segment.deleted_mask).tolist()]
         picks = np.sort(np.random.default_rng(seed).choice(len(live), min(n, len(live)), replace=False))
         return [_span(*live[pick]) for pick in picks]
 
     def is_continued_by(self, later: Snapshot) -> bool:
         """Whether a later view has the same segments, with at most more documents deleted."""
-        return [each.core for each in self._segments] == [each.core for each in later.segments] and not any(
+        return [each.core for each in self.segments] == [each.core for each in later.segments] and not any(
             (before.deleted_mask & ~after.deleted_mask).any()
-            for before, after in zip(self._segments, later.segments, strict=True)
+            for before, after in zip(self.segments, later.segments, strict=True)
         )
 
     def deleted_between(self, later: Snapshot) -> Iterator[str]:
         """The ids of documents that speak here, and do not in a later manifest of the same segments."""
-        for before, after in zip(self._segments, later.segments, strict=True):
+        for before, after in zip(self.segments, later.segments, strict=True):
             yield from (
                 before.documents.at(row).id
                 for row in np.flatnonzero(after.deleted_mask & ~before.deleted_mask).tolist()
@@ -285,7 +282,7 @@ class Snapshot:
         """
         there = {segment.core: segment for segment in later.segments}
         lost = list[str]()
-        for before in self._segments:
+        for before in self.segments:
             if (after := there.get(before.core)) is None:
                 return None
             rows = np.flatnonzero(after.deleted_mask & ~before.deleted_mask).tolist()
@@ -306,12 +303,12 @@ class Snapshot:
         """Checks every byte against its checksum, the counts, and whether stored positions find themselves; each
         problem names the file and what to do.
         """
-        problems = [problem for segment in self._segments for problem in segment.problems()]
+        problems = [problem for segment in self.segments for problem in segment.problems()]
         return problems or self._self_recall_failures()
 
     def close(self) -> None:
         """Closes the files."""
-        for segment in self._segments:
+        for segment in self.segments:
             segment.close()
 
     def _self_recall_failures(self) -> list[str]:
@@ -335,7 +332,7 @@ class Snapshot:
         to be of this store, and is not.
         """
         strange = np.ones(ids.shape, bool)
-        for segment in self._segments:
+        for segment in self.segments:
             mine = (ids >= segment.base_id) & (ids < segment.base_id + segment.record.entries)
             if mine.any():
                 strange &= ~mine
@@ -367,7 +364,7 @@ class Snapshot:
         )
 
     def _seek(self, document_id: str) -> tuple[Segment, int] | None:
-        for segment in self._segments:
+        for segment in self.segments:
             row = segment.documents.row_of(document_id)
             if row is not None and not segment.deleted_mask[row]:
                 return segment, row

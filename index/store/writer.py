@@ -75,7 +75,7 @@ class StoreWriter:
         """`create`, `extend` and `compacting` check the place, take the lock, and come here."""
         self.path, self.spec, self._held, self._task, self._lock = path, spec, held, task, lock
         self._work = path / BUILDING
-        self.base = held.enter_context(Datastore(path, manifest)) if manifest else None
+        self.base = held.enter_context(closing(Snapshot(path, manifest))) if manifest else None
         self._replaced: list[str] = []
         self._number = next_segment(manifest) if manifest else 1
         self.num_resumed_entries = self._recover()
@@ -373,7 +373,7 @@ class StoreWriter:
         """
         if self.base is None:
             return None
-        now = Datastore.open(self.path)
+        now = Datastore.open(self.path).snapshot
         if not self.base.is_continued_by(now):
             raise Locked(
                 f"{self.path} was replaced by another store, or by an earlier state of it, while it was being written;"

@@ -24,7 +24,7 @@ begin = time.perf_counter()
 with Datastore.open(sys.argv[1]) as store:
     opened = time.perf_counter()
     found = store.search(query, 32)
-    store.locate(found.ids_QK[0, :8])
+    store.snapshot.locate(found.ids_QK[0, :8])
     print(opened - begin, time.perf_counter() - begin)
 """
 
@@ -36,9 +36,10 @@ def bench_opening(
     query_path, store = Path(work) / "query.npy", Path(store)
     times = []
     with Datastore.open(store) as datastore:
-        facts = {"entries": datastore.num_entries, "index": datastore.index_kind, "bytes": datastore.bytes_on_disk}
-        ids = datastore.sample(repeats, 0)
-        queries_QD = datastore.keys(ids)
+        snapshot = datastore.snapshot
+        facts = {"entries": snapshot.num_entries, "index": snapshot.index_kind, "bytes": snapshot.bytes_on_disk}
+        ids = snapshot.sample(repeats, 0)
+        queries_QD = snapshot.keys(ids)
     for number in range(repeats):
         np.save(query_path, queries_QD[number % len(queries_QD)][None])
         dropped = _forget(store)

@@ -93,9 +93,10 @@ def _ways(checkpoint: Checkpoint, store: str | Path, text: Corpus, progress: Pro
     """One lam; one that adapts, if tuning kept it; and each with what it may leave out."""
     reports = [tune(checkpoint, store, text, skip_loss=loss, pointer_loss=loss, progress=progress) for loss in LOSSES]
     datastore = Datastore.open(store)
-    spoken = datastore.num_entries + datastore.num_pruned_entries
-    pruned = datastore.num_pruned_entries / max(1, spoken)
-    name, defaults = datastore.path.name, datastore.defaults
+    snapshot = datastore.snapshot
+    spoken = snapshot.num_entries + snapshot.num_pruned_entries
+    pruned = snapshot.num_pruned_entries / max(1, spoken)
+    name, defaults = snapshot.path.name, snapshot.defaults
     tuned = Retriever.of([ModelStore(datastore, checkpoint)], RetrievalParams())
     plain = replace(tuned, adaptive=None, skip_retrieval_above=None, min_pointers=None)
     best = replace(tuned, skip_retrieval_above=None, min_pointers=None)

@@ -109,7 +109,7 @@ def delete(
     fields = _fields(where or ())
     with Datastore.open(store) as datastore:
         if dry_run:
-            print_delete_preview(datastore.matching(fields) if fields else list(document_ids or ()), json=json)
+            print_delete_preview(datastore.snapshot.matching(fields) if fields else list(document_ids or ()), json=json)
             return
         deleted = datastore.delete_where(fields) if fields else datastore.delete(document_ids or ())
         number = datastore.manifest.number
@@ -162,7 +162,7 @@ def verify(
         if written and not json:
             out.print(f"CURRENT was written anew: manifest {manifest.number} counts")
     with Datastore.open(store) as datastore:
-        problems = datastore.verify()
+        problems = datastore.snapshot.verify()
         if model and not problems:
             problems = _key_problems(datastore, model)
     if model and not problems:
@@ -187,7 +187,7 @@ def info(store: options.StoreArgument, json: options.Json = False) -> None:
     from memlm.index.store.datastore import Datastore
 
     with Datastore.open(store) as datastore:
-        told = facts_of(datastore)
+        told = facts_of(datastore.snapshot)
     print_facts(told, str(store), json=json)
 
 
@@ -287,7 +287,7 @@ def _key_problems(datastore: Any, model: Path) -> list[str]:
     checkpoint = load_checkpoint(model)
     ModelStore(datastore, checkpoint)
     with ConsoleProgress() as progress:
-        return check_keys(datastore, checkpoint, progress=progress).problems(str(datastore.path))
+        return check_keys(datastore.snapshot, checkpoint, progress=progress).problems(str(datastore.path))
 
 
 def _estimate(

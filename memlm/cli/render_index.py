@@ -135,18 +135,18 @@ def print_tuning(report: Any, *, json: bool) -> None:
         out.print(f"{report.nprobe} lists are searched; more would gain {report.nprobe_loss:.4f} nats per token")
 
 
-def facts_of(datastore: Any) -> dict[str, Any]:
-    """All that is known of a datastore."""
-    manifest, defaults = datastore.manifest, datastore.defaults
+def facts_of(snapshot: Any) -> dict[str, Any]:
+    """All that is known of a snapshot."""
+    manifest, defaults = snapshot.manifest, snapshot.defaults
     return {
-        "entries": datastore.num_entries,
-        "pruned_entries": datastore.num_pruned_entries,
-        "documents": datastore.num_documents,
-        "deleted_documents": datastore.num_deleted_documents,
-        "index": datastore.index_kind,
-        "distances": datastore.distances,
-        "dim": datastore.dim,
-        "bytes": datastore.bytes_on_disk,
+        "entries": snapshot.num_entries,
+        "pruned_entries": snapshot.num_pruned_entries,
+        "documents": snapshot.num_documents,
+        "deleted_documents": snapshot.num_deleted_documents,
+        "index": snapshot.index_kind,
+        "distances": snapshot.distances,
+        "dim": snapshot.dim,
+        "bytes": snapshot.bytes_on_disk,
         "manifest": manifest.number,
         "store_id": manifest.store_id,
         "segments": len(manifest.segments),

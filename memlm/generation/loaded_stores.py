@@ -202,12 +202,13 @@ class LoadedStores:
         """
         store = self._find(name)
         opened = store.usable if store.opened is None else store.opened
-        deleted, newer = opened.datastore.prepare_delete(document_ids)
+        pending = opened.datastore.prepare_delete(document_ids)
+        newer, deletion = pending.snapshot, pending.deletion
 
         def refresh_others() -> bool:  # under another name, or opened anew meanwhile
             return sum([other.refresh() for other in self._open_at(opened.datastore.path)]) > 0
 
-        report = DeleteReport(opened.name, newer.manifest.number, deleted.num_documents, deleted.num_entries)
+        report = DeleteReport(opened.name, newer.manifest.number, deletion.num_documents, deletion.num_entries)
         return PendingDelete(
             report, (partial(opened.switch_to, newer), partial(self._recovered, store), refresh_others)
         )

@@ -213,26 +213,27 @@ def _fill(
     entries = _write_entries(writer, checkpoint, corpus, spec, replace=replace, progress=progress)
     with writer.commit(progress) as datastore:
         seconds = time.perf_counter() - begin
-        key_check = check_keys(datastore, checkpoint, seed=spec.seed, progress=progress)
+        key_check = check_keys(datastore.snapshot, checkpoint, seed=spec.seed, progress=progress)
         quality = _judge(datastore, checkpoint, seed=spec.seed, progress=progress)
         if not spec.keep_keys:
             datastore.drop_keys()
         check_seconds = time.perf_counter() - begin - seconds
+        snapshot = datastore.snapshot
         return BuildReport(
             path=datastore.path,
             entries=entries,
             resumed_entries=resumed,
-            documents=datastore.num_documents,
-            index=datastore.index_kind,
-            bytes_per_entry=datastore.bytes_on_disk / max(1, datastore.num_entries),
+            documents=snapshot.num_documents,
+            index=snapshot.index_kind,
+            bytes_per_entry=snapshot.bytes_on_disk / max(1, snapshot.num_entries),
             seconds=seconds,
             check_seconds=check_seconds,
             tokens_per_s=(entries - resumed) / seconds,
             quality=quality,
             key_check=key_check,
-            distances=datastore.distances,
-            pruned=datastore.num_pruned_entries / max(1, entries),
-            tried=datastore.manifest.segments[-1].tried,
+            distances=snapshot.distances,
+            pruned=snapshot.num_pruned_entries / max(1, entries),
+            tried=snapshot.manifest.segments[-1].tried,
         )
 
 
@@ -342,13 +343,13 @@ def _judge(datastore: Datastore, checkpoint: Checkpoint, *, seed: int, progress:
     """Measures the index against exact search, and gives a store that was never tuned a temperature of the scale that
     its model's reading finds. Without all keys, or without entries, there is nothing to measure, and nothing changes.
     """
-    if not (datastore.has_keys and datastore.num_entries):
+    if not (datastore.snapshot.has_keys and datastore.snapshot.num_entries):
         return None
     memory = ModelStore(datastore, checkpoint)
     trial = sample_trial(memory, checkpoint, seed=seed, progress=progress)
-    if datastore.defaults.tuned_on is None:
+    if datastore.snapshot.defaults.tuned_on is None:
         datastore.save_defaults(
-            dataclasses.replace(datastore.defaults, temperature=scale_free_temperature(memory, trial))
+            dataclasses.replace(datastore.snapshot.defaults, temperature=scale_free_temperature(memory, trial))
         )
     quality = measure_quality(memory, trial)
     datastore.save_quality(quality.as_dict())

@@ -23,7 +23,7 @@ from memlm.base.progress import Progress, silent
 from memlm.data.windows import Window, blocks_of
 from memlm.index.neighbors import Neighbors, Searcher
 from memlm.index.selection import agreement, mean_and_error
-from memlm.index.store.datastore import Datastore
+from memlm.index.store.snapshot import Snapshot
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.encoder import Encoder, Prediction, document_windows, predictions_of
 from memlm.retrieval.interpolation import mix_targets, neighbor_logweights, target_logprobs
@@ -111,23 +111,23 @@ class Trial:
 
 def sample_trial(memory: ModelStore, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> Trial:
     """Some positions of the store's documents, with as many exact neighbors as the store is asked for."""
-    datastore, k = memory.datastore, memory.datastore.defaults.k
-    queries = sample_queries(datastore, checkpoint, seed=seed, progress=progress)
-    exact = _leave_one_out(datastore, datastore.exact(), queries, k)
+    snapshot, k = memory.snapshot, memory.snapshot.defaults.k
+    queries = sample_queries(snapshot, checkpoint, seed=seed, progress=progress)
+    exact = _leave_one_out(snapshot, snapshot.exact(), queries, k)
     alone_Q = ~(exact.ids_QK >= 0).any(axis=1)
     if alone_Q.any():
         queries = replace(queries, documents_Q=np.where(alone_Q, -1, queries.documents_Q))
-        exact = _leave_one_out(datastore, datastore.exact(), queries, k)
-    if not datastore.num_pruned_entries:
+        exact = _leave_one_out(snapshot, snapshot.exact(), queries, k)
+    if not snapshot.num_pruned_entries:
         return Trial(queries, exact)
-    return Trial(queries, exact, _leave_one_out(datastore, datastore.exact(pruned=True), queries, k))
+    return Trial(queries, exact, _leave_one_out(snapshot, snapshot.exact(pruned=True), queries, k))
 
 
 def measure_quality(memory: ModelStore, trial: Trial) -> Quality:
     """Compares the store's index with exact search, with the store's own lam and temperature."""
     retriever = Retriever.of([memory], RetrievalParams(k=trial.exact.ids_QK.shape[1]))
     queries, exact = trial.queries, trial.exact
-    found = _leave_one_out(memory.datastore, memory.datastore, queries, retriever.k)
+    found = _leave_one_out(memory.snapshot, memory.snapshot, queries, retriever.k)
     recall_Q, mass_Q = agreement(found, exact, retriever.temperature)
     (recall, recall_error), (mass, mass_error) = mean_and_error(recall_Q), mean_and_error(mass_Q)
     change_Q = _nats(queries, found, retriever) - _nats(queries, exact, retriever)
@@ -151,19 +151,19 @@ def measure_quality(memory: ModelStore, trial: Trial) -> Quality:
     )
 
 
-def check_keys(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> KeyCheck:
+def check_keys(snapshot: Snapshot, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> KeyCheck:
     """Reads the beginnings of some documents again, and holds the keys that come out against those in the store, or
     only looks for them where keys were not kept. A store without entries passes.
     """
-    if not datastore.num_entries:
-        return KeyCheck(found=1.0, aligned=None, positions=0, exact=datastore.distances == "exact")
-    spec, start_id = datastore.manifest.spec, checkpoint.tokenizer.start_id
+    if not snapshot.num_entries:
+        return KeyCheck(found=1.0, aligned=None, positions=0, exact=snapshot.distances == "exact")
+    spec, start_id = snapshot.manifest.spec, checkpoint.tokenizer.start_id
     keys, ids, sides = [], [], []
-    documents = datastore.sample_documents(NUM_DOCUMENTS, seed)
+    documents = snapshot.sample_documents(NUM_DOCUMENTS, seed)
     for number, document in enumerate(documents):
         progress("check keys", number, len(documents))
         first, size = document.first_id, document.num_entries
-        tokens_n = datastore.tokens(document.document_id, 0, WINDOWS_PER_DOCUMENT * spec.context)
+        tokens_n = snapshot.tokens(document.document_id, 0, WINDOWS_PER_DOCUMENT * spec.context)
         windows = list(document_windows(checkpoint.decoder, tokens_n, start_id, spec.stride))
         keys += Encoder(checkpoint.decoder).keys(windows)
         places_N = np.arange(len(tokens_n))
@@ -172,19 +172,19 @@ def check_keys(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0, p
     progress("check keys", len(documents), len(documents))
     keys_ND = np.concatenate(keys, dtype=np.float32)
     ids_N, sides_2N = np.concatenate(ids), np.concatenate(sides, axis=1)
-    kept_N = np.isin(ids_N, datastore.live(ids_N))
-    if not datastore.has_keys:
-        found_N = _is_among_nearest(datastore, keys_ND[kept_N], ids_N[kept_N])
+    kept_N = np.isin(ids_N, snapshot.live(ids_N))
+    if not snapshot.has_keys:
+        found_N = _is_among_nearest(snapshot, keys_ND[kept_N], ids_N[kept_N])
         return KeyCheck(found=float(found_N.mean()), aligned=None, positions=len(ids_N), exact=False)
-    own_N = _distances(keys_ND, datastore.keys(ids_N))
-    beside_2N = np.stack([_distances(keys_ND, datastore.keys(each_N)) for each_N in sides_2N])
+    own_N = _distances(keys_ND, snapshot.keys(ids_N))
+    beside_2N = np.stack([_distances(keys_ND, snapshot.keys(each_N)) for each_N in sides_2N])
     beside_2N[sides_2N == ids_N] = np.inf
-    exact = datastore.distances == "exact"
+    exact = snapshot.distances == "exact"
     if exact:
-        nearest_N: np.ndarray = datastore.search(keys_ND[kept_N], 1).distances_QK[:, 0]
+        nearest_N: np.ndarray = snapshot.search(keys_ND[kept_N], 1).distances_QK[:, 0]
         found_N = nearest_N <= own_N[kept_N] * REL_TOL + ABS_TOL
     else:
-        found_N = _is_among_nearest(datastore, keys_ND[kept_N], ids_N[kept_N])
+        found_N = _is_among_nearest(snapshot, keys_ND[kept_N], ids_N[kept_N])
     return KeyCheck(
         found=float(found_N.mean()),
         aligned=float((own_N <= beside_2N.min(axis=0) + ABS_TOL).mean()),
@@ -194,10 +194,10 @@ def check_keys(datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0, p
 
 
 def _is_among_nearest(
-    datastore: Datastore, keys_ND: Float32[np.ndarray, "N D"], ids_N: Int64[np.ndarray, " N"]
+    snapshot: Snapshot, keys_ND: Float32[np.ndarray, "N D"], ids_N: Int64[np.ndarray, " N"]
 ) -> Bool[np.ndarray, " N"]:
     """Whether searching for each gives its own entry among the nearest few."""
-    same_NK = datastore.search(keys_ND, SELF_K).ids_QK == ids_N[:, None]
+    same_NK = snapshot.search(keys_ND, SELF_K).ids_QK == ids_N[:, None]
     return same_NK.any(axis=1)
 
 
@@ -213,21 +213,20 @@ def scale_free_temperature(memory: ModelStore, trial: Trial) -> float:
     Half the median distance to the nearest neighbor in another document: docs/log compares it with tuned ones.
     """
     neighbors = trial.exact
-    if memory.datastore.distances == "approximate":  # the scale that searching will tell
-        neighbors = _leave_one_out(memory.datastore, memory.datastore, trial.queries, neighbors.ids_QK.shape[1])
+    if memory.snapshot.distances == "approximate":  # the scale that searching will tell
+        neighbors = _leave_one_out(memory.snapshot, memory.snapshot, trial.queries, neighbors.ids_QK.shape[1])
     nearest_Q = neighbors.distances_QK[:, 0]
     nearest_Q = nearest_Q[np.isfinite(nearest_Q) & (nearest_Q > 0)]
     return float(np.median(nearest_Q)) / 2 if len(nearest_Q) else 1.0
 
 
 def sample_queries(
-    datastore: Datastore, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent
+    snapshot: Snapshot, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent
 ) -> Queries:
     """A few hundred positions, in short runs at random places, each read with all the context the model takes."""
-    ids = datastore.sample(NUM_WINDOWS, seed)
+    ids = snapshot.sample(NUM_WINDOWS, seed)
     windows = [
-        _window_ending_at(datastore, checkpoint, place.document_id, place.token_offset)
-        for place in datastore.locate(ids)
+        _window_ending_at(snapshot, checkpoint, place.document_id, place.token_offset) for place in snapshot.locate(ids)
     ]
     predictions = list[Prediction]()
     for some in blocks_of(windows, WINDOWS_AT_ONCE):
@@ -240,29 +239,29 @@ def sample_queries(
         keys_QD=np.concatenate([prediction.keys_ND for prediction in predictions]),
         targets_Q=np.concatenate([window.targets_N for window in windows]),
         lm_logprobs_Q=np.concatenate([prediction.logprobs_N for prediction in predictions]),
-        documents_Q=np.repeat(datastore.document_of(ids), sizes),
+        documents_Q=np.repeat(snapshot.document_of(ids), sizes),
     )
 
 
-def _window_ending_at(datastore: Datastore, checkpoint: Checkpoint, document_id: str, offset: int) -> Window:
+def _window_ending_at(snapshot: Snapshot, checkpoint: Checkpoint, document_id: str, offset: int) -> Window:
     """The run of positions up to `offset`, behind all the left context there is room for; a model that remembers
     reads the document from its beginning.
     """
     context = checkpoint.decoder.config.context_length
     first = 0 if checkpoint.decoder.config.is_segmented else max(0, offset + 1 - context)
-    tokens = datastore.tokens(document_id, first, offset + 1)
-    before = datastore.tokens(document_id, first - 1, first) if first else np.array([checkpoint.tokenizer.start_id])
+    tokens = snapshot.tokens(document_id, first, offset + 1)
+    before = snapshot.tokens(document_id, first - 1, first) if first else np.array([checkpoint.tokenizer.start_id])
     return Window(np.concatenate([before, tokens[:-1]]), tokens[-QUERIES_PER_WINDOW:])
 
 
-def _leave_one_out(datastore: Datastore, searcher: Searcher, queries: Queries, k: int) -> Neighbors:
+def _leave_one_out(snapshot: Snapshot, searcher: Searcher, queries: Queries, k: int) -> Neighbors:
     """Neighbors without the query itself and the document that it leaves out: asks for more until k are left."""
     distances_QK = np.full((len(queries.targets_Q), k), np.inf, np.float32)
     ids_QK, values_QK = (np.full(distances_QK.shape, -1, np.int64) for _ in range(2))
     rows_R = np.arange(len(queries.targets_Q))
     for times in OVERFETCH:
         found = searcher.search(queries.keys_QD[rows_R], times * k)
-        left_out_RK = datastore.document_of(found.ids_QK) == queries.documents_Q[rows_R, None]
+        left_out_RK = snapshot.document_of(found.ids_QK) == queries.documents_Q[rows_R, None]
         left_out_RK |= found.ids_QK == queries.ids_Q[rows_R, None]
         other_RK = (found.ids_QK >= 0) & ~left_out_RK
         for row, own_row in enumerate(rows_R):

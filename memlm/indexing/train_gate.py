@@ -112,7 +112,7 @@ def _gather(
     values: list[np.ndarray] = []
     encoder, read = Encoder(checkpoint.decoder), 0
     for document in texts:
-        if retriever.stores[0].datastore.has_document(document.id):
+        if retriever.stores[0].snapshot.has_document(document.id):
             raise InvalidInput(
                 f"the document {document.id!r} is in the datastore, which would find it; give text that is not",
                 field="texts",

@@ -131,11 +131,11 @@ def tune(
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     with Datastore.open(store) as datastore:
         memory = ModelStore(datastore, checkpoint)
-        if not datastore.num_entries:
+        if not datastore.snapshot.num_entries:
             raise InvalidInput(
                 f"every document of {store} is deleted, so there is nothing to tune; add documents first", field="store"
             )
-        start = Retriever.of([memory], RetrievalParams(k=min(largest_k, max(1, datastore.num_entries))))
+        start = Retriever.of([memory], RetrievalParams(k=min(largest_k, max(1, datastore.snapshot.num_entries))))
         evidence = _gather(checkpoint, start, texts, max_tokens, progress)
         k, temperature, lam, _ = _search(evidence, start.temperature)
         tuned_on = ", ".join(Path(path).name for path in texts.paths) + f" ({len(evidence.lm_logprobs_Q)} tokens)"
@@ -144,7 +144,7 @@ def tune(
         nprobe, lost = _try_lists(evidence.trial, chosen, progress)
         report = replace(report, nprobe=nprobe, nprobe_loss=lost)
         chosen = replace(chosen, nprobe=nprobe, adaptive=adaptive if report.adaptive_kept else None)
-        if pointer_loss is not None and datastore.has_keys:  # asked one by one, which takes its time
+        if pointer_loss is not None and datastore.snapshot.has_keys:  # asked one by one, which takes its time
             report = _try_pointers(evidence.trial, chosen, report, pointer_loss, progress)
         datastore.save_defaults(
             KnnDefaults(
@@ -218,7 +218,7 @@ def _judge(
 
 def _try_lists(trial: tuple[Read, ...], retriever: Retriever, progress: Progress) -> tuple[int | None, float]:
     """The fewest lists that lose next to nothing against the most, and what they lose."""
-    nlist = retriever.stores[0].datastore.nlist
+    nlist = retriever.stores[0].snapshot.nlist
     if not nlist:
         return None, 0.0
     numbers = sorted({min(nprobe, nlist) for nprobe in PROBES})
@@ -297,7 +297,7 @@ def _gather(
         (number, window) for number, document in enumerate(texts) for window in text_windows(checkpoint, document.text)
     )
     datastore = retriever.stores[0].datastore
-    lists = max([GATHER_LISTS, *(segment.record.nprobe for segment in datastore.segments)])
+    lists = max([GATHER_LISTS, *(segment.record.nprobe for segment in datastore.snapshot.segments)])
     encoder, trial = Encoder(checkpoint.decoder), list[tuple[int, Read]]()
     for block in blocks_of(windows, BLOCK_WINDOWS):
         for (number, window), read in zip(block, encoder.predictions([each for _, each in block]), strict=True):

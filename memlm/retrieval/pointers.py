@@ -30,13 +30,14 @@ class Pointers:
 
     def neighbors(self, key_1D: Float32[np.ndarray, "1 D"], max_logprob: float) -> Neighbors | None:
         """Returns the nearest of the entries pointed to, without those that were deleted since."""
-        ids_P = self._datastore.live(self.ids_P)
-        return self._datastore.nearest_among(key_1D, ids_P, self._k) if len(ids_P) >= self._min_pointers else None
+        snapshot = self._datastore.snapshot
+        ids_P = snapshot.live(self.ids_P)
+        return snapshot.nearest_among(key_1D, ids_P, self._k) if len(ids_P) >= self._min_pointers else None
 
     def observe(self, neighbors: Neighbors, token_id: int) -> None:
         """Moves the pointers to the entries behind the neighbors whose value is the token."""
         named_K = neighbors.values_QK[0] == token_id
-        self.ids_P = self._datastore.successors(neighbors.ids_QK[0, named_K])
+        self.ids_P = self._datastore.snapshot.successors(neighbors.ids_QK[0, named_K])
 
 
 def check_pointers(stores: Sequence[ModelStore]) -> None:
@@ -45,7 +46,7 @@ def check_pointers(stores: Sequence[ModelStore]) -> None:
         raise InvalidInput(
             "pointers are followed within one datastore; name one, or leave min_pointers out", field="min_pointers"
         )
-    if not stores[0].datastore.has_keys:
+    if not stores[0].snapshot.has_keys:
         raise InvalidInput(
             f"the datastore {stores[0].name!r} was built without keeping its keys, which following pointers needs;"
             " leave min_pointers out",

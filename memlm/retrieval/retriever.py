@@ -88,12 +88,12 @@ class Retriever:
 
         Raises InvalidInput for `min_pointers` with several stores, or with one that was built without keeping its keys.
         """
-        first, defaults = stores[0], stores[0].datastore.defaults
+        first, defaults = stores[0], stores[0].snapshot.defaults
         weight_of = {each.name: each.weight for each in params.stores}
         lam = 0.0 if params.spalm else defaults.lam  # the gate already mixes: interpolation comes only when asked for
         as_tuned = len(stores) == 1 and not params.spalm and params.lam is params.k is params.knn_temperature is None
         adaptive = AdaptiveLam.of(defaults.adaptive) if as_tuned and defaults.adaptive is not None else None
-        min_pointers = defaults.min_pointers if as_tuned and first.datastore.has_keys else None
+        min_pointers = defaults.min_pointers if as_tuned and first.snapshot.has_keys else None
         if params.min_pointers is not None:
             min_pointers = params.min_pointers or None
         if params.min_pointers:
@@ -189,20 +189,20 @@ class Retriever:
         policies: Sequence[RetrievalPolicy],
     ) -> RetrievalResult:
         """Searches the only store for the keys whose policy has no shortcut."""
-        datastore, searched_Q = self.stores[0].datastore, np.ones(len(keys_QD), bool)
+        snapshot, searched_Q = self.stores[0].snapshot, np.ones(len(keys_QD), bool)
         shortcuts: dict[int, Neighbors] = {}
         for row, policy in enumerate(policies):
             max_logprob = -np.inf if max_logprobs_Q is None else float(max_logprobs_Q[row])
             if (found := policy.without_search(keys_QD[row : row + 1], max_logprob)) is not None:
                 shortcuts[row], searched_Q[row] = found, False
         if not shortcuts:
-            neighbors = datastore.search(keys_QD, self.k, nprobe=self.nprobe)
+            neighbors = snapshot.search(keys_QD, self.k, nprobe=self.nprobe)
         else:
             neighbors = Neighbors.none(len(keys_QD), self.k)
             for row, found in shortcuts.items():
                 _put(found, neighbors, np.array([row]))
             if searched_Q.any():
-                found = datastore.search(keys_QD[searched_Q], self.k, nprobe=self.nprobe)
+                found = snapshot.search(keys_QD[searched_Q], self.k, nprobe=self.nprobe)
                 _put(found, neighbors, np.flatnonzero(searched_Q))
         logweights_QK = neighbor_logweights(neighbors.distances_QK, self.temperature)
         lams_Q = np.full(len(keys_QD), self.lam)
@@ -215,7 +215,7 @@ class Retriever:
         """Finds the k entries of largest weight in one softmax over all stores. A store's weight is a shift of its
         distances by -temperature log(weight).
         """
-        parts = [store.datastore.search(keys_QD, self.k, nprobe=self.nprobe) for store in self.stores]
+        parts = [store.snapshot.search(keys_QD, self.k, nprobe=self.nprobe) for store in self.stores]
         shifts = [np.float32(-self.temperature * np.log(weight)) for weight in self.weights]
         shifted_QM = np.concatenate(
             [part.distances_QK + shift for part, shift in zip(parts, shifts, strict=True)], axis=1

@@ -48,6 +48,11 @@ class ModelStore:
         """Opens the datastore at `path` for a model."""
         return cls(Datastore.open(path), checkpoint, name)
 
+    @property
+    def snapshot(self) -> Snapshot:
+        """The snapshot in use; a caller that reads twice keeps it, since another thread may refresh in between."""
+        return self.datastore.snapshot
+
     def refresh(self) -> bool:
         """Moves to the snapshot that counts now; see `Datastore.refresh`. Raises Incompatible for a store that another
         model or tokenizer built.
@@ -57,32 +62,35 @@ class ModelStore:
 
     def switch_to(self, newer: Snapshot) -> bool:
         """Moves to another snapshot, which may be of another store; tells whether it is as new as the one in use."""
-        before, lost = self.datastore.segments, self.datastore.missing_from(newer)
+        before = self.snapshot
+        lost = before.missing_from(newer)
         moved = self.datastore.switch_to(newer)
         if moved and lost != []:
             self.on_lost(self.name, lost)
-        if moved and any(segment not in newer.segments for segment in before):  # ids may stand for other entries now
+        if moved and any(
+            segment not in newer.segments for segment in before.segments
+        ):  # ids may stand for other entries now
             self._marks.cache_clear()
         return moved
 
     def info(self, *, problem: str = "") -> StoreInfo:
         """Size and defaults, as of the snapshot in use; `problem` is why it cannot be used."""
-        store = self.datastore
+        snapshot = self.snapshot
         return StoreInfo(
             name=self.name,
-            path=str(store.path),
-            manifest=store.manifest.number,
-            num_entries=store.num_entries,
-            num_documents=store.num_documents,
-            num_deleted_documents=store.num_deleted_documents,
-            dim=store.dim,
-            index=store.index_kind,
-            bytes_per_entry=store.bytes_on_disk / max(1, store.num_entries),
-            k=store.defaults.k,
-            lam=store.defaults.lam,
-            knn_temperature=store.defaults.temperature,
-            tuned_on=store.defaults.tuned_on,
-            store_id=store.manifest.store_id,
+            path=str(snapshot.path),
+            manifest=snapshot.manifest.number,
+            num_entries=snapshot.num_entries,
+            num_documents=snapshot.num_documents,
+            num_deleted_documents=snapshot.num_deleted_documents,
+            dim=snapshot.dim,
+            index=snapshot.index_kind,
+            bytes_per_entry=snapshot.bytes_on_disk / max(1, snapshot.num_entries),
+            k=snapshot.defaults.k,
+            lam=snapshot.defaults.lam,
+            knn_temperature=snapshot.defaults.temperature,
+            tuned_on=snapshot.defaults.tuned_on,
+            store_id=snapshot.manifest.store_id,
             problem=problem,
         )
 
@@ -95,7 +103,7 @@ class ModelStore:
     ) -> tuple[Neighbor, ...]:
         """Where each neighbor stands: document, line, and the text around it. Missing places are left out."""
         found_K = ids_K >= 0
-        places = self.datastore.locate(ids_K[found_K])
+        places = self.snapshot.locate(ids_K[found_K])
         if not places:
             return ()
         passages = self._passages(places)
@@ -130,7 +138,7 @@ class ModelStore:
         steps_W = np.arange(-MARK_TOKENS, SNIPPET_TOKENS)
         positions_KW = offsets_K[:, None] + steps_W
         ids_KW = first_ids_K[:, None] + positions_KW.clip(0, sizes_K[:, None] - 1)
-        tokens_KW = self.datastore.values(ids_KW.ravel()).reshape(ids_KW.shape)
+        tokens_KW = self.snapshot.values(ids_KW.ravel()).reshape(ids_KW.shape)
         since_mark_KW = (steps_W < 0) & (steps_W >= -(offsets_K % MARK_TOKENS)[:, None])
         marks = [self._marks(place.first_id, place.num_tokens)[place.token_offset // MARK_TOKENS] for place in places]
         marks_K2 = np.stack(marks)
@@ -144,7 +152,7 @@ class ModelStore:
 
     def _count(self, first_id: int, num_tokens: int) -> Int64[np.ndarray, "M 2"]:
         """Line ends and characters before every MARK_TOKENSth token of a document."""
-        tokens = self.datastore.values_range(first_id, num_tokens)
+        tokens = self.snapshot.values_range(first_id, num_tokens)
         counts_N2 = np.stack([self._tokenizer.newlines[tokens], self._tokenizer.characters[tokens]], axis=1)
         blocks = np.add.reduceat(counts_N2, np.arange(0, num_tokens, MARK_TOKENS), axis=0)
         return np.concatenate([np.zeros((1, 2), np.int64), blocks.cumsum(axis=0)])

@@ -129,15 +129,16 @@ def _run(task: Task, reporter: _ProgressReporter) -> JobReport:
         else:
             finish_build(task.path, task.model, dtype=task.dtype, progress=reporter.progress)
     with Datastore.open(task.path) as store:
+        snapshot = store.snapshot
         return JobReport(
             store=task.store,
-            manifest=store.manifest.number,
-            num_documents=store.num_documents,
-            num_entries=store.num_entries,
-            index=store.index_kind,
-            bytes_per_entry=store.bytes_on_disk / max(1, store.num_entries),
+            manifest=snapshot.manifest.number,
+            num_documents=snapshot.num_documents,
+            num_entries=snapshot.num_entries,
+            index=snapshot.index_kind,
+            bytes_per_entry=snapshot.bytes_on_disk / max(1, snapshot.num_entries),
             seconds=time.monotonic() - begin_s,
-            num_deleted_documents=store.num_deleted_documents,
+            num_deleted_documents=snapshot.num_deleted_documents,
         )
 
 
@@ -147,7 +148,8 @@ def _delete(task: Task) -> None:
     from memlm.index.store.datastore import Datastore
 
     with Datastore.open(task.path) as store:
-        present, has_keys = [id_ for id_ in task.document_ids if store.has_document(id_)], store.has_keys
+        has_keys = store.snapshot.has_keys
+        present = [id_ for id_ in task.document_ids if store.snapshot.has_document(id_)]
         if present:
             store.delete(present)
     if present and has_keys:
@@ -161,8 +163,8 @@ def _was_added(task: Task, corpus: Any) -> bool:
     from memlm.index.store.datastore import Datastore
 
     with Datastore.open(task.path) as store:
-        newer = [segment for segment in store.segments if segment.record.number > task.since]
-        if task.replace and len(newer) == len(store.segments):
+        newer = [segment for segment in store.snapshot.segments if segment.record.number > task.since]
+        if task.replace and len(newer) == len(store.snapshot.segments):
             return False
         names = [document.id for document in corpus] if newer else []
         return any(all(segment.documents.row_of(name) is not None for name in names) for segment in newer)

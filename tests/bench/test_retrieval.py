@@ -37,7 +37,7 @@ def test_the_first_way_is_one_lam_and_nothing_else(told, model_folder, corpus_fo
     assert (first["store"], first["way"], first["gain"], first["time_over_one_lam"]) == ("whole", "one lam", 0.0, 1.0)
     assert first["searches_per_token"] == 1.0
     with load(model_folder, [folder / "whole"]) as lm:
-        defaults = lm.engine.stores.model_store().datastore.defaults
+        defaults = lm.engine.stores.model_store().snapshot.defaults
         memory = {"k": defaults.k, "lam": defaults.lam, "knn_temperature": defaults.temperature}
         total = evaluate(lm, Corpus([corpus_folder / "doc-7.txt"]), **memory).total
     assert first["nats"] == pytest.approx(total.nll / total.tokens, rel=1e-5)

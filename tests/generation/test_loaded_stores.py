@@ -125,8 +125,8 @@ def test_a_store_follows_its_folder(pair: LanguageModel, live: Path, other_store
     pair.delete_documents(["other-1.txt"], store="live")
     assert documents(pair, "live") == {"other-0.txt", "other-2.txt"}
     with Datastore.open(live) as store:
-        assert store.verify() == []
-        assert store.num_documents == 2
+        assert store.snapshot.verify() == []
+        assert store.snapshot.num_documents == 2
 
 
 def test_lines_are_those_of_the_store_that_is_there_now(pair: LanguageModel, live: Path, model_folder: Path) -> None:

@@ -30,7 +30,7 @@ def test_a_clock_that_goes_back_between_commits_changes_nothing(
             store.delete(["doc-0"])
         assert reader.refresh()
         created.append(reader.manifest.created)
-        assert not reader.has_document("doc-0")
+        assert not reader.snapshot.has_document("doc-0")
         turn_clock()
         add(path, Corpus(2, prefix="more"))
         turn_clock()
@@ -39,8 +39,8 @@ def test_a_clock_that_goes_back_between_commits_changes_nothing(
         assert reader.refresh()
         reader.delete(["more-0"])
         created.append(reader.manifest.created)
-        assert (reader.num_documents, len(reader.segments), reader.manifest.number) == (22, 1, 5)
+        assert (reader.snapshot.num_documents, len(reader.snapshot.segments), reader.manifest.number) == (22, 1, 5)
     assert created[1] < created[0] - 3600
     with Datastore.open(path) as store:
-        assert not store.has_document("more-0")
-        assert store.verify() == []
+        assert not store.snapshot.has_document("more-0")
+        assert store.snapshot.verify() == []

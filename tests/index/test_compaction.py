@@ -50,11 +50,11 @@ def test_a_compacted_store_equals_one_built_from_what_is_left(tmp_path):
     with Datastore.open(tmp_path / "s") as store:
         assert len(store.manifest.segments) == 1
         assert files_of(store) == files_of(expected)
-        assert list(store.documents()) == list(expected.documents())
-        assert store.verify() == []
-        assert store.num_deleted_documents == 0
-        assert (told.segments_before, told.deleted_documents, told.entries) == (2, 3, expected.num_entries)
-        assert told.bytes_after == store.bytes_on_disk < told.bytes_before
+        assert list(store.snapshot.documents()) == list(expected.snapshot.documents())
+        assert store.snapshot.verify() == []
+        assert store.snapshot.num_deleted_documents == 0
+        assert (told.segments_before, told.deleted_documents, told.entries) == (2, 3, expected.snapshot.num_entries)
+        assert told.bytes_after == store.snapshot.bytes_on_disk < told.bytes_before
         assert [folder.name for folder in (store.path / "segments").iterdir()] == ["000003"]
 
 
@@ -74,11 +74,11 @@ def test_a_reader_keeps_what_it_opened_while_others_compact(tmp_path):
         compact(tmp_path / "s")
         after = reader.search(queries_QD, 5, nprobe=4)
         assert (before.ids_QK == after.ids_QK).all()
-        places = [place.document_id for place in reader.locate(after.ids_QK[0])]
+        places = [place.document_id for place in reader.snapshot.locate(after.ids_QK[0])]
         assert reader.refresh()
         moved = reader.search(queries_QD, 5, nprobe=4)
         np.testing.assert_array_equal(moved.distances_QK, before.distances_QK)
-        assert [place.document_id for place in reader.locate(moved.ids_QK[0])] == places
+        assert [place.document_id for place in reader.snapshot.locate(moved.ids_QK[0])] == places
 
 
 @pytest.mark.crash
@@ -90,14 +90,14 @@ def test_a_crash_at_every_step_of_a_compaction_leaves_the_old_state_or_the_new(t
     resumed = step = 0
     for step, path in crash_at_every_step(compact, original, tmp_path):
         with Datastore.open(path) as store:
-            assert store.verify() == []
-            assert [document.id for document in store.documents()] == [name for name, _, _ in remaining()]
+            assert store.snapshot.verify() == []
+            assert [document.id for document in store.snapshot.documents()] == [name for name, _, _ in remaining()]
         with StoreWriter.compacting(path) as writer:
             resumed += writer.num_resumed_entries > 0
         compact(path)
         with Datastore.open(path) as store:
             assert files_of(store) == wanted, f"step {step}"
-            assert store.verify() == []
+            assert store.snapshot.verify() == []
     assert step > 20
     assert resumed > 3
 
@@ -113,8 +113,8 @@ def test_a_disk_that_fills_while_compacting_is_reported_and_harms_nothing(tmp_pa
         assert isinstance(error, StorageFull | OSError)
         reported += isinstance(error, StorageFull) and "make room" in str(error)
         with Datastore.open(path) as store:
-            assert store.verify() == []
-            assert [document.id for document in store.documents()] == [name for name, _, _ in remaining()]
+            assert store.snapshot.verify() == []
+            assert [document.id for document in store.snapshot.documents()] == [name for name, _, _ in remaining()]
         compact(path)
         with Datastore.open(path) as store:
             assert files_of(store) == wanted, f"step {step}"
@@ -144,15 +144,17 @@ def test_a_compaction_that_another_change_overtook_begins_anew(half_compacted):
         store.delete(["doc-1"])
     compact(half_compacted)
     with Datastore.open(half_compacted) as store:
-        assert [document.id for document in store.documents()] == [n for n, _, _ in remaining() if n != "doc-1"]
-        assert store.verify() == []
+        assert [document.id for document in store.snapshot.documents()] == [
+            n for n, _, _ in remaining() if n != "doc-1"
+        ]
+        assert store.snapshot.verify() == []
 
 
 def test_an_interrupted_compaction_does_not_stand_in_the_way_of_adding(half_compacted):
     add(half_compacted, Corpus(3, prefix="late"))
     with Datastore.open(half_compacted) as store:
-        assert store.num_documents == len(remaining()) + 12
-        assert store.verify() == []
+        assert store.snapshot.num_documents == len(remaining()) + 12
+        assert store.snapshot.verify() == []
 
 
 def test_a_reader_that_comes_while_files_go_takes_the_newer_state(tmp_path, monkeypatch):
@@ -166,7 +168,7 @@ def test_a_reader_that_comes_while_files_go_takes_the_newer_state(tmp_path, monk
     with Datastore.open(path) as store:
         assert not told
         assert store.manifest.number == stale.number + 1
-        assert store.verify() == []
+        assert store.snapshot.verify() == []
 
 
 def test_documents_that_wait_to_be_added_are_not_thrown_away(tmp_path):
@@ -186,15 +188,15 @@ def test_a_replaced_document_speaks_until_the_commit_and_its_successor_after(tmp
     new = Corpus(9, num_documents=3)
     with Datastore.open(tmp_path / "s") as before:
         add(tmp_path / "s", new, replace=True)
-        assert before.num_documents == 12
+        assert before.snapshot.num_documents == 12
         assert before.refresh()
-        assert (before.num_documents, before.num_deleted_documents) == (12, 3)
+        assert (before.snapshot.num_documents, before.snapshot.num_deleted_documents) == (12, 3)
         found = before.search(new.keys_ND, 1, nprobe=4)
         assert found.values_QK[:, 0].tolist() == new.values_N.tolist()
         old = Corpus(1)
         gone = before.search(old.keys_ND[old.owner_N < 3], 4, nprobe=4)
         assert (gone.distances_QK[:, 0] > 0).all()
-        assert before.tokens("doc-1").tolist() == new.values_N[new.owner_N == 1].tolist()
+        assert before.snapshot.tokens("doc-1").tolist() == new.values_N[new.owner_N == 1].tolist()
 
 
 @pytest.mark.crash
@@ -206,8 +208,8 @@ def test_a_crash_while_replacing_leaves_the_old_documents_or_the_new(tmp_path):
     replacing = partial(add, corpus=new, index="auto", replace=True)
     for _, path in crash_at_every_step(replacing, tmp_path / "built", tmp_path):
         with Datastore.open(path) as store:
-            assert store.verify() == []
-            sizes = {document.id: document.num_tokens for document in store.documents()}
+            assert store.snapshot.verify() == []
+            sizes = {document.id: document.num_tokens for document in store.snapshot.documents()}
             assert sizes in (old_sizes, old_sizes | new_sizes)
             seen.add(sizes == old_sizes)
     assert seen == {True, False}
@@ -225,17 +227,17 @@ def test_documents_are_deleted_by_what_is_known_of_them(tmp_path):
             writer.begin_document(f"doc-{number}", title=f"Title {number}", metadata=metadata)
             writer.append(np.ones((2, 12), np.float32) * number, np.arange(2))
         store = writer.commit(defaults=DEFAULTS)
-    assert store.matching({"license": "unknown"}) == ["doc-1", "doc-2"]
-    assert store.matching({"license": "unknown", "year": "2020"}) == ["doc-1"]
-    assert store.matching({"tags": "b"}) == ["doc-0", "doc-1"]
-    assert store.matching({"open": "true"}) == ["doc-0"]
-    assert store.matching({"title": "Title 3"}) == ["doc-3"]
-    assert store.matching({"nothing": "x"}) == []
+    assert store.snapshot.matching({"license": "unknown"}) == ["doc-1", "doc-2"]
+    assert store.snapshot.matching({"license": "unknown", "year": "2020"}) == ["doc-1"]
+    assert store.snapshot.matching({"tags": "b"}) == ["doc-0", "doc-1"]
+    assert store.snapshot.matching({"open": "true"}) == ["doc-0"]
+    assert store.snapshot.matching({"title": "Title 3"}) == ["doc-3"]
+    assert store.snapshot.matching({"nothing": "x"}) == []
     number = store.manifest.number
     assert store.delete_where({"license": "GPL"}).num_documents == 0
     assert store.manifest.number == number
     assert store.delete_where({"license": "unknown"}).num_documents == 2
-    assert [document.id for document in store.documents()] == ["doc-0", "doc-3"]
+    assert [document.id for document in store.snapshot.documents()] == ["doc-0", "doc-3"]
     with pytest.raises(InvalidInput, match="everything"):
         store.delete_where({})
 
@@ -259,4 +261,4 @@ def test_a_journal_that_was_changed_is_refused_and_files_that_lost_their_end_too
     journal.unlink()
     add(path, Corpus(3, prefix="late"))
     with Datastore.open(path) as store:
-        assert store.verify() == []
+        assert store.snapshot.verify() == []

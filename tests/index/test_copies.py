@@ -31,7 +31,7 @@ def copies_beside_a_writer(folder: Path, count: int) -> tuple[int, int, int]:
                     with Datastore.open(copy) as opened:
                         store_history.check(opened)
                         if done.returncode == 0:
-                            assert opened.verify() == []
+                            assert opened.snapshot.verify() == []
                         numbers.add(opened.manifest.number)
                     sound += 1
                 except (Corrupt, NotFound):  # the commit it began with was swept away before cp came to its files
@@ -40,7 +40,7 @@ def copies_beside_a_writer(folder: Path, count: int) -> tuple[int, int, int]:
         finally:
             writer.kill()
     with Datastore.open(store) as opened:
-        assert opened.verify() == []
+        assert opened.snapshot.verify() == []
         store_history.check(opened)
     return sound, overtaken, len(numbers)
 

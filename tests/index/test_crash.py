@@ -27,7 +27,7 @@ def finish(path: Path, corpus: Corpus, index: str = IVF) -> Datastore:
 
 def content_of(store: Datastore) -> tuple[bytes, bytes, list]:
     folder = store.path / "segments" / "000001"
-    return (folder / "keys.npy").read_bytes(), (folder / "values.npy").read_bytes(), list(store.documents())
+    return (folder / "keys.npy").read_bytes(), (folder / "values.npy").read_bytes(), list(store.snapshot.documents())
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 5, 12])
@@ -42,7 +42,7 @@ def test_a_resumed_build_equals_an_uninterrupted_one_entry_for_entry(corpus, tmp
         fill(writer, corpus)
         resumed = writer.commit(defaults=DEFAULTS)
     assert content_of(resumed) == content_of(whole)
-    assert resumed.verify() == []
+    assert resumed.snapshot.verify() == []
 
 
 def test_an_interrupted_build_may_go_on_to_another_index(corpus, tmp_path):
@@ -52,7 +52,7 @@ def test_an_interrupted_build_may_go_on_to_another_index(corpus, tmp_path):
         assert writer.num_resumed_entries == corpus.sizes[:5].sum()
         fill(writer, corpus)
         store = writer.commit(defaults=DEFAULTS)
-    assert store.index_kind == "IVF8,SQ8"
+    assert store.snapshot.index_kind == "IVF8,SQ8"
     assert store.manifest.spec.target == 0.5
 
 
@@ -94,13 +94,13 @@ def test_a_crash_at_every_step_of_a_change_leaves_the_old_state_or_the_new(corpu
     seen = set()
     for _, path in crash_at_every_step(change, tmp_path / "built", tmp_path):
         with Datastore.open(path) as store:
-            assert store.verify() == []
+            assert store.snapshot.verify() == []
             state = store.manifest.number
-            assert store.has_document("doc-1") == (state == 1)
-            assert store.defaults.k == (5 if state == 3 else DEFAULTS.k)
+            assert store.snapshot.has_document("doc-1") == (state == 1)
+            assert store.snapshot.defaults.k == (5 if state == 3 else DEFAULTS.k)
             seen.add(state)
             store.delete(["doc-2"])
-            assert not store.has_document("doc-2")
+            assert not store.snapshot.has_document("doc-2")
     assert seen == {1, 2, 3}
 
 
@@ -116,13 +116,13 @@ def test_a_crash_at_every_step_of_adding_leaves_the_old_documents_or_all(corpus,
     build(tmp_path / "built", corpus).close()
     for _, path in crash_at_every_step(add, tmp_path / "built", tmp_path):
         with Datastore.open(path) as store:
-            added = store.num_documents > len(corpus.names)
-            assert store.num_documents == len(corpus.names) + (len(more.names) if added else 0)
+            added = store.snapshot.num_documents > len(corpus.names)
+            assert store.snapshot.num_documents == len(corpus.names) + (len(more.names) if added else 0)
         if not added:
             add(path)
         with Datastore.open(path) as store:
-            assert [d.id for d in store.documents()] == corpus.names + more.names
-            assert store.verify() == []
+            assert [d.id for d in store.snapshot.documents()] == corpus.names + more.names
+            assert store.snapshot.verify() == []
 
 
 @pytest.mark.crash
@@ -140,12 +140,12 @@ def test_a_disk_that_fills_at_any_write_is_reported_and_harms_nothing(corpus, tm
         assert isinstance(error, StorageFull | OSError)
         reported += isinstance(error, StorageFull) and "make room" in str(error)
         with Datastore.open(path) as store:
-            assert store.verify() == []
-            added = store.num_documents > len(corpus.names)
+            assert store.snapshot.verify() == []
+            added = store.snapshot.num_documents > len(corpus.names)
         if not added:
             add(path)
         with Datastore.open(path) as store:
-            assert store.num_documents == len(corpus.names) + len(more.names)
+            assert store.snapshot.num_documents == len(corpus.names) + len(more.names)
     assert reported > 10
 
 

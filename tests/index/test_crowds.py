@@ -129,7 +129,9 @@ class Crowd:
     def resolve(self) -> None:
         """Looks which way changes that were cut off went: from then on that is sure."""
         with Datastore.open(self.path) as store:
-            tokens = {name: store.tokens(name).tolist() for name in self.unsure if store.has_document(name)}
+            tokens = {
+                name: store.snapshot.tokens(name).tolist() for name in self.unsure if store.snapshot.has_document(name)
+            }
         for name, versions in list(self.unsure.items()):
             held = [
                 version
@@ -182,5 +184,5 @@ def test_what_is_acknowledged_stands_however_many_change_a_store_and_are_killed(
     crowd.run(kills)
     assert not crowd.unsure
     with Datastore.open(tmp_path / "s") as store:
-        assert store.verify() == []
+        assert store.snapshot.verify() == []
         check_holds(store, crowd.sure)

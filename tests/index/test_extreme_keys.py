@@ -46,7 +46,7 @@ def test_the_largest_keys_are_stored_and_found(tmp_path: Path, index: str) -> No
             assert found.values_QK[:, 0].tolist() == [3, 7]
             assert found.distances_QK[:, 0].tolist() == [0, 0]
             assert not np.isnan(found.distances_QK).any()
-            assert store.verify() == []
+            assert store.snapshot.verify() == []
 
 
 @INDEXES
@@ -74,7 +74,7 @@ def test_values_up_to_24_bits_are_stored(tmp_path: Path, index: str) -> None:
         writer.append(keys_ND, values_N)
         with writer.commit(defaults=DEFAULTS) as store:
             assert store.search(keys_ND, 1, nprobe=4).values_QK[:, 0].tolist() == values_N.tolist()
-            assert store.tokens("doc").tolist() == values_N.tolist()
+            assert store.snapshot.tokens("doc").tolist() == values_N.tolist()
 
 
 @INDEXES
@@ -84,7 +84,7 @@ def test_more_neighbors_than_entries_are_all_entries_and_the_rest_is_missing(tmp
             with pytest.raises(InvalidInput, match="expected at least 1"):
                 store.search(Corpus(1).keys_ND[:1], nothing)
         found = store.search(Corpus(1).keys_ND[:1], 1_000_000, nprobe=4)
-        there = store.num_entries
+        there = store.snapshot.num_entries
         assert sorted(set(found.ids_QK[0, :there].tolist())) == sorted(found.ids_QK[0, :there].tolist())
         assert (found.ids_QK[0, :there] >= 0).all()
         assert (found.ids_QK[0, there:] == -1).all()
@@ -98,13 +98,13 @@ def test_an_emptied_store_answers_with_nothing_and_may_be_added_to(tmp_path: Pat
         found = store.search(Corpus(1).keys_ND[:2], 3, nprobe=4)
         assert (found.ids_QK == -1).all()
         assert np.isposinf(found.distances_QK).all()
-        assert (store.num_entries, store.num_documents) == (0, 0)
-        assert store.verify() == []
+        assert (store.snapshot.num_entries, store.snapshot.num_documents) == (0, 0)
+        assert store.snapshot.verify() == []
     add(tmp_path / "s", Corpus(2), index=index)
     with Datastore.open(tmp_path / "s") as store:
         found = store.search(Corpus(2).keys_ND, 1, nprobe=4)
         assert found.values_QK[:, 0].tolist() == Corpus(2).values_N.tolist()
-        assert store.verify() == []
+        assert store.snapshot.verify() == []
 
 
 ONE_DOCUMENT = """
@@ -130,7 +130,7 @@ def test_one_document_of_a_million_tokens_is_built_in_bounded_memory_and_deleted
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     assert int(done.stdout) < 400_000  # kB; all keys as float32 with the lists' ids would alone be 56,000
     with Datastore.open(tmp_path / "s") as store:
-        assert (store.num_entries, store.num_documents) == (1_000_000, 1)
-        assert store.verify() == []
+        assert (store.snapshot.num_entries, store.snapshot.num_documents) == (1_000_000, 1)
+        assert store.snapshot.verify() == []
         assert store.delete(["long"]).num_entries == 1_000_000
         assert (store.search(some_keys(2), 3).ids_QK == -1).all()

@@ -97,5 +97,8 @@ def test_an_added_segment_has_no_more_lists_than_entries(tmp_path) -> None:
         writer.begin_document("small")
         writer.append(corpus.keys_ND[:3].astype(np.float16), corpus.values_N[:3])
         with writer.commit() as store:
-            assert [segment.record.index for segment in store.segments] == [f"IVF{first // 2},SQfp16", "IVF3,SQfp16"]
-            assert store.verify() == []
+            assert [segment.record.index for segment in store.snapshot.segments] == [
+                f"IVF{first // 2},SQfp16",
+                "IVF3,SQfp16",
+            ]
+            assert store.snapshot.verify() == []

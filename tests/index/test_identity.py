@@ -28,8 +28,8 @@ A, B = Corpus(1), Corpus(2, prefix="other")
 
 def names(path: Path) -> set[str]:
     with Datastore.open(path) as store:
-        assert store.verify() == []
-        return {document.id for document in store.documents()}
+        assert store.snapshot.verify() == []
+        return {document.id for document in store.snapshot.documents()}
 
 
 def two_stores(tmp_path: Path) -> tuple[Path, Path]:
@@ -107,7 +107,7 @@ def test_a_reader_moves_to_the_store_that_took_the_place_of_its_own(
         replace(live, other)
         assert reader.refresh()
         assert not reader.refresh()
-        assert {document.id for document in reader.documents()} == set(B.names)
+        assert {document.id for document in reader.snapshot.documents()} == set(B.names)
         found = reader.search(B.keys_ND, 1, nprobe=4)
         assert found.values_QK[:, 0].tolist() == B.values_N.tolist()
 
@@ -121,7 +121,7 @@ def test_a_deletion_is_from_the_store_that_is_there_now(tmp_path: Path, replace:
             reader.delete(["doc-1"])
         assert names(live) == set(B.names)
         reader.delete(["other-1"])
-        assert not reader.has_document("other-1")
+        assert not reader.snapshot.has_document("other-1")
     assert names(live) == set(B.names) - {"other-1"}
 
 
@@ -144,9 +144,9 @@ def test_a_reader_goes_back_with_a_store_that_is_rolled_back(tmp_path: Path) -> 
         reader.delete(["doc-3"])
         put_in_its_place(live, backup)
         assert reader.refresh()
-        assert reader.has_document("doc-2")
+        assert reader.snapshot.has_document("doc-2")
         reader.delete(["doc-2"])
-        assert not reader.has_document("doc-2")
+        assert not reader.snapshot.has_document("doc-2")
         assert reader.manifest.number == 3
     assert names(live) == set(A.names) - {"doc-1", "doc-2"}
 
@@ -160,21 +160,21 @@ def test_a_view_that_was_read_before_a_commit_is_not_gone_back_to(tmp_path: Path
         assert early is not None
         reader.delete(["doc-2"])
         assert not reader.switch_to(early)
-        assert not reader.has_document("doc-2")
+        assert not reader.snapshot.has_document("doc-2")
 
 
 def test_segments_that_stay_the_same_files_are_not_opened_again(tmp_path: Path) -> None:
     live, _ = two_stores(tmp_path)
     add(live, B)
     with Datastore.open(live) as reader:
-        first, second = reader.segments
+        first, second = reader.snapshot.segments
         reader.delete(["doc-1"])
-        assert reader.segments[0] is not first
-        assert reader.segments[1] is second
+        assert reader.snapshot.segments[0] is not first
+        assert reader.snapshot.segments[1] is second
         put_in_its_place(live, Path(shutil.copytree(live, tmp_path / "copy")))
         add(live, Corpus(3, prefix="late"))
         reader.refresh()
-        assert second not in reader.segments
+        assert second not in reader.snapshot.segments
 
 
 def test_no_commit_is_made_on_another_snapshot_than_the_one_it_follows(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_a_manifest_of_another_version_is_refused_by_what_it_has(
             with pytest.raises(Incompatible, match=named) as refused:
                 work()
         assert "install" in str(refused.value)
-        assert reader.has_document("doc-1")
+        assert reader.snapshot.has_document("doc-1")
 
 
 def test_a_store_without_current_is_named_and_left_whole(tmp_path: Path) -> None:
@@ -463,7 +463,7 @@ def test_the_highest_number_of_a_segment_can_be_searched(tmp_path: Path, monkeyp
     monkeypatch.undo()
     assert compact(tmp_path / "s").segments_before == 2
     with Datastore.open(tmp_path / "s") as store:
-        assert [segment.record.number for segment in store.segments] == [2]
+        assert [segment.record.number for segment in store.snapshot.segments] == [2]
         assert store.search(B.keys_ND, 1, nprobe=4).values_QK[:, 0].tolist() == B.values_N.tolist()
 
 
@@ -476,10 +476,10 @@ def test_a_document_of_no_tokens_is_sound(tmp_path: Path) -> None:
     assert names(tmp_path / "s") == {*A.names, "empty first", "empty last"}
     with Datastore.open(tmp_path / "s") as store:
         found = store.search(A.keys_ND, 1)
-        owners = [place.document_id for place in store.locate(found.ids_QK[:, 0])]
+        owners = [place.document_id for place in store.snapshot.locate(found.ids_QK[:, 0])]
         assert owners == [A.names[owner] for owner in A.owner_N]
         store.delete(["empty first", "doc-1"])
-        assert len(store.sample(10**6, 0)) == len(A.values_N) - A.sizes[1]
+        assert len(store.snapshot.sample(10**6, 0)) == len(A.values_N) - A.sizes[1]
     compact(tmp_path / "s")
     assert names(tmp_path / "s") == {*A.names, "empty last"} - {"doc-1"}
 
@@ -501,7 +501,7 @@ from memlm.errors import NotWritable
 from memlm.index.store.repair import repair
 path = Path(sys.argv[1])
 with Datastore.open(path) as store:
-    assert store.verify() == []
+    assert store.snapshot.verify() == []
     for work in (
         lambda: store.delete(["doc-1"]), lambda: store.delete_where({"number": "1"}), lambda: compact(path),
         lambda: store.save_defaults(DEFAULTS), store.drop_keys, lambda: add(path, Corpus(2, prefix="more")),

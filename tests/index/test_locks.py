@@ -54,4 +54,4 @@ def test_a_killed_process_holds_no_lock(tmp_path: Path) -> None:
     add(path, Corpus(2, prefix="more"))
     with Datastore.open(path) as store:
         assert store.delete(["doc-0"]).num_documents == 1
-        assert store.verify() == []
+        assert store.snapshot.verify() == []

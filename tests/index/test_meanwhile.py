@@ -46,11 +46,13 @@ def before_the_commit(patch: pytest.MonkeyPatch, work: Callable[[], object]) -> 
 def check_gone(path: Path, corpus: Corpus, *names: str) -> None:
     """Those documents are not there, by no list and by no search; and all is sound."""
     with Datastore.open(path) as store:
-        assert not {document.id for document in store.documents()} & set(names)
+        assert not {document.id for document in store.snapshot.documents()} & set(names)
         gone_N = np.isin(corpus.owner_N, [corpus.names.index(name) for name in names])
         found = store.search(corpus.keys_ND[gone_N], 8, nprobe=4)
-        assert not {place.document_id for row in found.ids_QK for place in store.locate(row[row >= 0])} & set(names)
-        assert store.verify() == []
+        assert not {place.document_id for row in found.ids_QK for place in store.snapshot.locate(row[row >= 0])} & set(
+            names
+        )
+        assert store.snapshot.verify() == []
 
 
 def test_what_is_deleted_while_documents_are_added_stays_deleted(tmp_path: Path) -> None:
@@ -61,8 +63,8 @@ def test_what_is_deleted_while_documents_are_added_stays_deleted(tmp_path: Path)
         with pytest.raises(Locked):
             StoreWriter.extend(tmp_path, spec(IVF))
         with writer.commit(defaults=DEFAULTS) as store:
-            assert (store.num_documents, store.num_deleted_documents) == (22, 2)
-            assert {document.id for document in store.documents()} >= set(MORE.names)
+            assert (store.snapshot.num_documents, store.snapshot.num_deleted_documents) == (22, 2)
+            assert {document.id for document in store.snapshot.documents()} >= set(MORE.names)
     check_gone(tmp_path, DOCS, "doc-2", "doc-5")
 
 
@@ -72,10 +74,10 @@ def test_what_is_replaced_may_be_deleted_meanwhile(tmp_path: Path, monkeypatch: 
     new = Corpus(9, num_documents=3)
     add(tmp_path, new, replace=True)
     with Datastore.open(tmp_path) as store:
-        assert (store.num_documents, store.num_deleted_documents) == (11, 4)
-        assert store.tokens("doc-1").tolist() == new.values_N[new.owner_N == 1].tolist()
-        assert not store.has_document("doc-7")
-        assert store.verify() == []
+        assert (store.snapshot.num_documents, store.snapshot.num_deleted_documents) == (11, 4)
+        assert store.snapshot.tokens("doc-1").tolist() == new.values_N[new.owner_N == 1].tolist()
+        assert not store.snapshot.has_document("doc-7")
+        assert store.snapshot.verify() == []
 
 
 def test_what_is_deleted_while_all_is_compacted_stays_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,13 +87,13 @@ def test_what_is_deleted_while_all_is_compacted_stays_deleted(tmp_path: Path, mo
         before_the_commit(patch, lambda: delete(tmp_path / "s", "doc-3", "more-4"))
         compact(tmp_path / "s")
     with Datastore.open(tmp_path / "s") as store:
-        assert len(store.segments) == 1
-        assert (store.num_documents, store.num_deleted_documents) == (21, 2)
+        assert len(store.snapshot.segments) == 1
+        assert (store.snapshot.num_documents, store.snapshot.num_deleted_documents) == (21, 2)
     check_gone(tmp_path / "s", DOCS, "doc-0", "doc-3")
     check_gone(tmp_path / "s", MORE, "more-4")
     assert compact(tmp_path / "s").deleted_documents == 2
     with Datastore.open(tmp_path / "s") as store:
-        assert (store.num_documents, store.num_deleted_documents) == (21, 0)
+        assert (store.snapshot.num_documents, store.snapshot.num_deleted_documents) == (21, 0)
 
 
 def test_all_may_be_deleted_while_it_is_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +101,7 @@ def test_all_may_be_deleted_while_it_is_compacted(tmp_path: Path, monkeypatch: p
     before_the_commit(monkeypatch, lambda: delete(tmp_path, *DOCS.names, *MORE.names))
     compact(tmp_path)
     with Datastore.open(tmp_path) as store:
-        assert store.num_documents == store.num_entries == 0
+        assert store.snapshot.num_documents == store.snapshot.num_entries == 0
         assert (store.search(DOCS.keys_ND[:2], 3, nprobe=4).ids_QK == -1).all()
 
 
@@ -116,7 +118,7 @@ def test_what_is_tuned_meanwhile_is_kept(
     before_the_commit(monkeypatch, tune)
     work(tmp_path)
     with Datastore.open(tmp_path) as store:
-        assert store.defaults == TUNED
+        assert store.snapshot.defaults == TUNED
 
 
 @pytest.mark.crash
@@ -132,13 +134,13 @@ def test_a_crash_at_every_step_beside_a_deletion_brings_nothing_back(tmp_path: P
     late = step = 0
     for step, path in crash_at_every_step(work, original, tmp_path):
         with Datastore.open(path) as store:
-            assert store.verify() == []
-            is_deleted = not store.has_document("doc-3")
+            assert store.snapshot.verify() == []
+            is_deleted = not store.snapshot.has_document("doc-3")
         compact(path)
         with Datastore.open(path) as store:
-            assert store.verify() == []
+            assert store.snapshot.verify() == []
             names = {*DOCS.names, *MORE.names} - ({"doc-3"} if is_deleted else set())
-            assert {document.id for document in store.documents()} == names, f"step {step}"
+            assert {document.id for document in store.snapshot.documents()} == names, f"step {step}"
         late += is_deleted
     assert 10 < late < step
 
@@ -151,7 +153,7 @@ def test_who_deletes_waits_for_a_commit_and_not_for_ever(tmp_path: Path, monkeyp
         waiting.join(0.3)
         assert waiting.is_alive()
         with Datastore.open(tmp_path) as store:
-            assert store.has_document("doc-1")
+            assert store.snapshot.has_document("doc-1")
         monkeypatch.setattr(lock, "COMMIT_S", 0.1)
         with pytest.raises(Locked, match="has been committing"):
             delete(tmp_path, "doc-2")

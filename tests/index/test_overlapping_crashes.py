@@ -60,14 +60,14 @@ def crashed(step: int, work: Callable[[], object]) -> None:
 
 def has(path: Path, name: str) -> bool:
     with Datastore.open(path) as store:
-        return store.has_document(name)
+        return store.snapshot.has_document(name)
 
 
 def check(path: Path, *contents: Content) -> None:
     """The store is sound and holds one of these contents."""
     with Datastore.open(path) as store:
-        assert store.verify() == []
-        names = {document.id: int(store.tokens(document.id).sum()) for document in store.documents()}
+        assert store.snapshot.verify() == []
+        names = {document.id: int(store.snapshot.tokens(document.id).sum()) for document in store.snapshot.documents()}
         sums = [{name: int(entries_of(name, version)[1].sum()) for name, version in each.items()} for each in contents]
         assert names in sums, f"{sorted(names)} at {store.manifest.number}"
         check_holds(store, contents[sums.index(names)])
@@ -156,7 +156,7 @@ def test_an_addition_that_crashes_among_deletions_loses_nothing_and_brings_nothi
         old = without(BASE, "base-1", "base-6")
         check(path, old, old | added)
         with Datastore.open(path) as store:
-            committed = store.num_documents == len(old | added)
+            committed = store.snapshot.num_documents == len(old | added)
         delete(path, "base-4")
         check(path, without(old, "base-4"), without(old | added, "base-4"))
         if not committed:
@@ -175,7 +175,7 @@ def test_a_replacement_that_crashes_beside_a_crashed_deletion_keeps_one_version_
     deletion_steps = list(ground.steps(count_of(lambda: delete(counted, "base-0"))))
     for number, (_, path) in enumerate(ground.crashes(replacing)):
         with Datastore.open(path) as store:
-            new = len(entries_of("base-0", 3)[1]) == len(store.tokens("base-0"))
+            new = len(entries_of("base-0", 3)[1]) == len(store.snapshot.tokens("base-0"))
         content = BASE | REPLACING if new else BASE
         check(path, content)
         crashed(deletion_steps[number % len(deletion_steps)], lambda path=path: delete(path, "base-0"))  # type: ignore[misc]
@@ -228,7 +228,7 @@ def test_dropping_keys_beside_an_open_reader_and_a_deletion(ground: Ground) -> N
             drop(path)
             assert reader.search(query_QD, 5, nprobe=4).values_QK[:, 0].tolist() == before.values_QK[:, 0].tolist()
             reader.refresh()
-            assert not reader.has_keys
+            assert not reader.snapshot.has_keys
             check(path, without(BASE, "base-7"))
 
 

@@ -49,27 +49,32 @@ def test_a_store_whose_every_document_is_deleted_is_compacted_to_none(tmp_path):
     path = with_secret(tmp_path / "s")
     with Datastore.open(path) as store:
         ids = store.search(np.ones((1, 12), np.float32), 4).ids_QK
-        store.delete([document.id for document in store.documents()])
+        store.delete([document.id for document in store.snapshot.documents()])
     done = compact(path)
     assert (done.segments_before, done.deleted_documents, done.entries, done.bytes_after) == (2, 13, 0, 0)
     assert not traces_in(path)
     assert not list((path / "segments").iterdir())
     with Datastore.open(path) as store:
-        assert store.verify() == []
-        assert (store.num_entries, store.num_documents, store.index_kind, store.distances) == (0, 0, "Flat", "exact")
-        for searcher in (store, store.exact()):
+        assert store.snapshot.verify() == []
+        assert (
+            store.snapshot.num_entries,
+            store.snapshot.num_documents,
+            store.snapshot.index_kind,
+            store.snapshot.distances,
+        ) == (0, 0, "Flat", "exact")
+        for searcher in (store, store.snapshot.exact()):
             found = searcher.search(np.ones((2, 12), np.float32), 3)
             assert (found.ids_QK == -1).all()
             assert found.ids_QK.shape == (2, 3)
-        assert not len(store.sample(5, 0))
-        assert not store.sample_documents(5, 0)
-        assert not len(store.live(ids[0]))
+        assert not len(store.snapshot.sample(5, 0))
+        assert not store.snapshot.sample_documents(5, 0)
+        assert not len(store.snapshot.live(ids[0]))
     assert compact(path).segments_before == 0
     add(path, Corpus(2), index="auto")
     with Datastore.open(path) as store:
-        assert store.num_documents == 12
-        assert store.defaults == DEFAULTS
-        assert store.verify() == []
+        assert store.snapshot.num_documents == 12
+        assert store.snapshot.defaults == DEFAULTS
+        assert store.snapshot.verify() == []
         later = store.search(np.ones((1, 12), np.float32), 4).ids_QK
         assert later.min() > ids.max()  # ids of entries do not come again
 
@@ -78,12 +83,12 @@ def test_a_store_whose_every_document_is_deleted_is_compacted_to_none(tmp_path):
 def test_a_crash_at_every_step_of_emptying_leaves_the_old_state_or_the_new_and_a_purge_ends_it(tmp_path):
     original = with_secret(tmp_path / "original")
     with Datastore.open(original) as store:
-        store.delete([document.id for document in store.documents()])
+        store.delete([document.id for document in store.snapshot.documents()])
     step = 0
     for step, path in crash_at_every_step(lambda path: compact(path, purge=True), original, tmp_path):
         with Datastore.open(path) as store:
-            assert store.verify() == []
-            assert store.num_documents == 0
+            assert store.snapshot.verify() == []
+            assert store.snapshot.num_documents == 0
         compact(path, purge=True)
         assert not traces_in(path), step
     assert step > 5
@@ -108,8 +113,8 @@ def test_what_is_deleted_while_a_compaction_copies_is_left_and_told_or_purged(tm
             assert done.left_documents == 1
             assert traces_in(path)
         with Datastore.open(path) as store:
-            assert store.num_documents == 12 + (not purge)
-            assert store.verify() == []
+            assert store.snapshot.num_documents == 12 + (not purge)
+            assert store.snapshot.verify() == []
 
 
 def test_an_interrupted_addition_is_given_up_by_a_purge_and_named_by_a_deletion(tmp_path):
@@ -129,7 +134,7 @@ def test_an_interrupted_addition_is_given_up_by_a_purge_and_named_by_a_deletion(
     assert compact(path, purge=True).rolled_back_addition
     assert not traces_in(path)
     with Datastore.open(path) as store:
-        assert store.num_documents == 12
+        assert store.snapshot.num_documents == 12
         with pytest.raises(NotFound, match=r"nothing was changed$"):
             store.delete(["nobody"])
     assert not compact(path, purge=True).rolled_back_addition

@@ -73,7 +73,7 @@ def test_deleted_documents_never_come_back_and_all_others_do(tmp_path_factory, s
     if dead.any():
         store.delete([corpus.names[number] for number in np.flatnonzero(dead)])
     live_N = np.flatnonzero(~dead[corpus.owner_N])
-    for found in (store.search(QUERIES_QD, k, nprobe=4), store.exact().search(QUERIES_QD, k)):
+    for found in (store.search(QUERIES_QD, k, nprobe=4), store.snapshot.exact().search(QUERIES_QD, k)):
         distances_QK, order_QK = exact_search(QUERIES_QD, corpus.keys_ND[live_N], k)
         width = order_QK.shape[1]
         np.testing.assert_array_equal(rows_of(found)[:, :width], live_N[order_QK])
@@ -95,31 +95,35 @@ def test_places_are_told_right_at_the_borders_of_documents(make, corpus, index):
     store = make(corpus, index)
     everything = store.search(corpus.keys_ND, 1, nprobe=4).ids_QK[:, 0]
     starts = np.cumsum(corpus.sizes) - corpus.sizes
-    for row, place in enumerate(store.locate(everything)):
+    for row, place in enumerate(store.snapshot.locate(everything)):
         owner = corpus.owner_N[row]
         assert (place.document_id, place.title) == (corpus.names[owner], corpus.names[owner].upper())
         assert place.metadata == {"number": owner}
         assert place.token_offset == row - starts[owner]
-    numbers = store.document_of(everything)
+    numbers = store.snapshot.document_of(everything)
     assert len(set(numbers.tolist())) == len(corpus.names)
     assert (np.diff(numbers) >= 0).all()
-    assert store.document_of(np.array([[-1]])).tolist() == [[-1]]
+    assert store.snapshot.document_of(np.array([[-1]])).tolist() == [[-1]]
     for name, _, values_N in corpus.blocks():
-        assert store.tokens(name).tolist() == values_N.tolist()
-        assert store.tokens(name, 1, 3).tolist() == values_N[1:3].tolist()
+        assert store.snapshot.tokens(name).tolist() == values_N.tolist()
+        assert store.snapshot.tokens(name, 1, 3).tolist() == values_N[1:3].tolist()
     with pytest.raises(NotFound):
-        store.tokens("nobody")
+        store.snapshot.tokens("nobody")
     with pytest.raises(NotFound):
-        store.locate(np.array([1 << 50]))
+        store.snapshot.locate(np.array([1 << 50]))
 
 
 def test_samples_are_live_entries_without_repetition(make, corpus):
     store = make(corpus)
     store.delete(corpus.names[:6])
-    ids = store.sample(10_000, seed=0)
-    assert len(ids) == len(set(ids.tolist())) == store.num_entries
-    assert {place.document_id for place in store.locate(ids)} == set(corpus.names[6:])
-    assert store.sample(5, seed=1).tolist() == store.sample(5, seed=1).tolist() != store.sample(5, seed=2).tolist()
+    ids = store.snapshot.sample(10_000, seed=0)
+    assert len(ids) == len(set(ids.tolist())) == store.snapshot.num_entries
+    assert {place.document_id for place in store.snapshot.locate(ids)} == set(corpus.names[6:])
+    assert (
+        store.snapshot.sample(5, seed=1).tolist()
+        == store.snapshot.sample(5, seed=1).tolist()
+        != store.snapshot.sample(5, seed=2).tolist()
+    )
 
 
 def test_the_index_is_chosen_by_size():

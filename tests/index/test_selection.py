@@ -164,25 +164,27 @@ def test_a_store_knows_what_its_distances_are_of(tmp_path, factory, keep_keys):
     if not keep_keys:
         store.drop_keys()
     lossless = is_lossless(factory)
-    assert store.distances == ("exact" if lossless else "re-ranked" if keep_keys else "approximate")
-    assert store.verify() == []
+    assert store.snapshot.distances == ("exact" if lossless else "re-ranked" if keep_keys else "approximate")
+    assert store.snapshot.verify() == []
     with Datastore.open(tmp_path / "s") as again:
-        assert again.distances == store.distances
+        assert again.snapshot.distances == store.snapshot.distances
         found = again.search(LARGE.keys_ND[:20], 3, nprobe=4)
         rows_QK = found.ids_QK - (1 << 40)
         true_QK = exact_distances(LARGE.keys_ND[:20].astype(np.float16).astype(np.float32), KEYS_ND, rows_QK)
-        assert np.allclose(found.distances_QK, true_QK, rtol=1e-4, atol=1e-4) == (again.distances != "approximate")
+        assert np.allclose(found.distances_QK, true_QK, rtol=1e-4, atol=1e-4) == (
+            again.snapshot.distances != "approximate"
+        )
         again.delete(["doc-0"])
         assert "doc-0" not in {
-            p.document_id for ids in again.search(LARGE.keys_ND, 3).ids_QK for p in again.locate(ids)
+            p.document_id for ids in again.search(LARGE.keys_ND, 3).ids_QK for p in again.snapshot.locate(ids)
         }
         if not keep_keys:
             assert not (again.path / "segments" / "000001" / "keys.npy").exists()
             with pytest.raises(Incompatible, match="--keep-keys"):
-                again.exact().search(LARGE.keys_ND[:1], 1)
+                again.snapshot.exact().search(LARGE.keys_ND[:1], 1)
             with pytest.raises(Incompatible, match="--keep-keys"):
                 compact(again.path)
-            assert again.verify() == []
+            assert again.snapshot.verify() == []
 
 
 def test_a_build_within_a_memory_says_what_it_tried(many, tmp_path, monkeypatch):
@@ -202,4 +204,4 @@ def test_keys_of_small_stores_stay_since_they_are_the_index(tmp_path):
     number = store.manifest.number
     store.drop_keys()
     assert store.manifest.number == number
-    assert store.verify() == []
+    assert store.snapshot.verify() == []

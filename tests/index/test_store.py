@@ -25,10 +25,10 @@ def test_a_store_is_the_same_when_opened_again(make, corpus):
     store = make(corpus)
     again = Datastore.open(store.path)
     assert again.manifest == store.manifest
-    assert (again.num_entries, again.num_documents) == (len(corpus.values_N), len(corpus.names))
-    assert [document.id for document in again.documents()] == corpus.names
-    assert [document.num_tokens for document in again.documents()] == corpus.sizes.tolist()
-    assert again.verify() == []
+    assert (again.snapshot.num_entries, again.snapshot.num_documents) == (len(corpus.values_N), len(corpus.names))
+    assert [document.id for document in again.snapshot.documents()] == corpus.names
+    assert [document.num_tokens for document in again.snapshot.documents()] == corpus.sizes.tolist()
+    assert again.snapshot.verify() == []
 
 
 def test_added_documents_speak_beside_the_others(make, corpus, tmp_path):
@@ -37,11 +37,11 @@ def test_added_documents_speak_beside_the_others(make, corpus, tmp_path):
     with StoreWriter.extend(tmp_path / "store", spec()) as writer:
         fill(writer, more)
         store = writer.commit(defaults=replace(DEFAULTS, k=99))
-    assert store.num_documents == len(corpus.names) + len(more.names)
-    assert store.defaults == DEFAULTS
+    assert store.snapshot.num_documents == len(corpus.names) + len(more.names)
+    assert store.snapshot.defaults == DEFAULTS
     for each in (corpus, more):
         found = store.search(each.keys_ND, 1)
-        places = store.locate(found.ids_QK[:, 0])
+        places = store.snapshot.locate(found.ids_QK[:, 0])
         assert [place.document_id for place in places] == [each.names[owner] for owner in each.owner_N]
         assert found.values_QK[:, 0].tolist() == each.values_N.tolist()
 
@@ -54,7 +54,7 @@ def test_an_id_that_is_taken_is_refused_until_it_is_deleted(make, corpus, tmp_pa
         store.delete(["doc-0"])
     with StoreWriter.extend(tmp_path / "store", spec()) as writer:
         fill(writer, corpus, stop_after=1)
-        assert writer.commit(defaults=DEFAULTS).has_document("doc-0")
+        assert writer.commit(defaults=DEFAULTS).snapshot.has_document("doc-0")
 
 
 def test_two_documents_of_one_name_are_refused(tmp_path):
@@ -78,13 +78,13 @@ def test_a_key_that_float16_cannot_hold_is_refused(tmp_path, key, dtype):
         keys_ND[1, 2] = 65_519 * np.sign(key) if np.isfinite(key) else 0.0  # which is still rounded to 65,504
         writer.append(keys_ND.astype(dtype), np.arange(3))
         with writer.commit(defaults=DEFAULTS) as store:
-            assert np.array_equal(store.keys(store.sample(3, 0)), keys_ND.astype(np.float16))
+            assert np.array_equal(store.snapshot.keys(store.snapshot.sample(3, 0)), keys_ND.astype(np.float16))
 
 
 def test_an_entry_of_another_store_has_neither_key_nor_value(make, corpus):
     with make(corpus) as store:
-        ids = store.sample(3, 0)
-        for ask in (store.keys, store.values):
+        ids = store.snapshot.sample(3, 0)
+        for ask in (store.snapshot.keys, store.snapshot.values):
             assert len(ask(ids)) == 3
             for strange in (0, 2, -1, (1 << 40) + len(corpus.values_N), (7 << 40) + 1):
                 with pytest.raises(NotFound, match=f"no entry {strange} in"):
@@ -97,7 +97,7 @@ def test_deleting_what_is_not_there_deletes_nothing(make, corpus):
     with pytest.raises(NotFound, match="nobody"):
         store.delete(["doc-1", "nobody"])
     assert store.manifest.number == Datastore.open(store.path).manifest.number == number
-    assert store.has_document("doc-1")
+    assert store.snapshot.has_document("doc-1")
 
 
 def test_deletions_add_up_and_stay(make, corpus):
@@ -105,10 +105,10 @@ def test_deletions_add_up_and_stay(make, corpus):
     assert store.delete(["doc-1", "doc-1"]).num_documents == 1
     assert store.delete(["doc-2"]).num_entries == corpus.sizes[2]
     with Datastore.open(store.path) as again:
-        assert again.num_deleted_documents == 2
-        assert not again.has_document("doc-1")
-        assert not again.has_document("doc-2")
-        assert again.num_entries == len(corpus.values_N) - corpus.sizes[1] - corpus.sizes[2]
+        assert again.snapshot.num_deleted_documents == 2
+        assert not again.snapshot.has_document("doc-1")
+        assert not again.snapshot.has_document("doc-2")
+        assert again.snapshot.num_entries == len(corpus.values_N) - corpus.sizes[1] - corpus.sizes[2]
 
 
 def test_a_reader_keeps_its_manifest_until_it_refreshes(make, corpus):
@@ -118,10 +118,10 @@ def test_a_reader_keeps_its_manifest_until_it_refreshes(make, corpus):
         writer.delete(["doc-0"])
         after = reader.search(corpus.keys_ND[:4], 5, nprobe=4)
         assert (before.ids_QK == after.ids_QK).all()
-        assert reader.locate(before.ids_QK[0])[0].document_id == "doc-0"
+        assert reader.snapshot.locate(before.ids_QK[0])[0].document_id == "doc-0"
         assert reader.refresh()
         assert not reader.refresh()
-        assert not reader.has_document("doc-0")
+        assert not reader.snapshot.has_document("doc-0")
 
 
 def test_defaults_and_quality_are_kept(make, corpus):
@@ -130,7 +130,7 @@ def test_defaults_and_quality_are_kept(make, corpus):
     store.save_defaults(tuned)
     store.save_quality({"recall": 0.5})
     with Datastore.open(store.path) as again:
-        assert again.defaults == tuned
+        assert again.snapshot.defaults == tuned
         assert again.manifest.quality == {"recall": 0.5}
 
 
@@ -207,7 +207,7 @@ def test_verify_finds_a_flipped_byte_of_a_large_file(make, corpus, name, monkeyp
     path = make(corpus, IVF).path / "segments" / "000001" / name
     flip(path, path.stat().st_size - 5)
     with Datastore.open(path.parents[2]) as store:
-        (problem,) = store.verify()
+        (problem,) = store.snapshot.verify()
     assert name in problem
     assert "build the store anew" in problem
 
@@ -236,7 +236,7 @@ def test_a_read_only_store_is_readable(make, corpus):
     try:
         with Datastore.open(store.path) as again:
             assert again.search(corpus.keys_ND[:2], 3, nprobe=4).ids_QK.shape == (2, 3)
-            assert again.verify() == []
+            assert again.snapshot.verify() == []
         assert not (store.path / "lock").exists()
     finally:
         for folder, _, _ in os.walk(store.path):

@@ -45,13 +45,13 @@ def test_documents_of_any_id_are_listed_found_and_deleted_one_by_one(tmp_path: P
     left = list(IDS)
     for number, name in enumerate(IDS):
         with Datastore.open(tmp_path / "s") as store:
-            assert [document.id for document in store.documents()] == left
-            assert [document.title for document in store.documents()] == left
+            assert [document.id for document in store.snapshot.documents()] == left
+            assert [document.title for document in store.snapshot.documents()] == left
             found = store.search(np.full((1, DIM), number, np.float32), 2)
-            assert {place.document_id for place in store.locate(found.ids_QK[0])} == {name}
+            assert {place.document_id for place in store.snapshot.locate(found.ids_QK[0])} == {name}
             assert store.delete([name]).num_documents == 1
             left.remove(name)
-            assert [document.id for document in store.documents()] == left
+            assert [document.id for document in store.snapshot.documents()] == left
             with pytest.raises(NotFound):
                 store.delete([name])
 
@@ -61,11 +61,11 @@ def test_a_field_is_compared_as_it_is_and_never_run(tmp_path: Path) -> None:
     built(tmp_path / "s", names, [{"license": value} for value in VALUES])
     with Datastore.open(tmp_path / "s") as store:
         for name, value in zip(names, VALUES, strict=True):
-            assert store.matching({"license": value}) == [name]
+            assert store.snapshot.matching({"license": value}) == [name]
         for field in ("license' or '1'='1", "%", "lic%", "$.license", "*"):
-            assert store.matching({field: "MIT"}) == []
+            assert store.snapshot.matching({field: "MIT"}) == []
         for value in ("x", "MI_", "m%", json.dumps({"$ne": "MIT"}), "", "[]"):
-            assert store.matching({"license": value}) == []
+            assert store.snapshot.matching({"license": value}) == []
         assert store.delete_where({"license": VALUES[0]}).num_documents == 1
-        assert [document.id for document in store.documents()] == names[1:]
-        assert store.verify() == []
+        assert [document.id for document in store.snapshot.documents()] == names[1:]
+        assert store.snapshot.verify() == []

@@ -53,7 +53,7 @@ def kill_again_and_again(path: Path, *, kills: int, seed: int) -> int:
         with Datastore.open(path) as store:
             assert store.manifest.number >= max(number, int(ready))
             number = store.manifest.number
-            assert store.verify() == []
+            assert store.snapshot.verify() == []
             store_history.check(store)
     return number
 
@@ -73,9 +73,9 @@ def test_two_hundred_kills_with_four_readers(tmp_path):
 def answers(path: Path, queries_QD: np.ndarray) -> tuple:
     """All that a store says, and whether `verify` is content."""
     with Datastore.open(path) as store:
-        problems = store.verify()
+        problems = store.snapshot.verify()
         found = store.search(queries_QD, 4, nprobe=4)
-        places = [store.locate(ids_K) for ids_K in found.ids_QK]
+        places = [store.snapshot.locate(ids_K) for ids_K in found.ids_QK]
         return problems, found.distances_QK.tolist(), found.values_QK.tolist(), places
 
 

@@ -48,9 +48,9 @@ def read(store: Path, name: str) -> np.ndarray:
 
 def test_every_corpus_token_is_one_entry_with_its_value(store_folder, corpus_folder, tokenizer):
     with Datastore.open(store_folder) as store:
-        assert [document.id for document in store.documents()] == [f"doc-{number}.txt" for number in range(8)]
+        assert [document.id for document in store.snapshot.documents()] == [f"doc-{number}.txt" for number in range(8)]
         for document in Corpus([corpus_folder]):
-            assert store.tokens(document.id).tolist() == tokenizer.encode(document.text).tolist()
+            assert store.snapshot.tokens(document.id).tolist() == tokenizer.encode(document.text).tolist()
 
 
 def test_a_key_is_the_last_feed_forwards_input_after_its_norm(store_folder, corpus_folder, checkpoint):
@@ -59,7 +59,7 @@ def test_a_key_is_the_last_feed_forwards_input_after_its_norm(store_folder, corp
     with Datastore.open(store_folder) as store:
         begin = next(
             i
-            for i, place in enumerate(store.locate(np.sort(store.sample(10**6, 0))))
+            for i, place in enumerate(store.snapshot.locate(np.sort(store.snapshot.sample(10**6, 0))))
             if place.document_id == "doc-5.txt"
         )
     keys_ND = read(store_folder, "keys.npy")[begin : begin + 48]
@@ -128,9 +128,14 @@ def test_a_build_killed_in_its_checks_leaves_a_store_of_the_right_scale(model_fo
         build_index(model_folder, Corpus([corpus_folder]), tmp_path / "killed", index=index, progress=kill_in_checks)
     build_index(model_folder, Corpus([corpus_folder]), tmp_path / "whole", index=index)
     with Datastore.open(tmp_path / "killed") as killed, Datastore.open(tmp_path / "whole") as whole:
-        assert killed.manifest.quality is None is killed.defaults.tuned_on
-        assert (killed.defaults.k, killed.defaults.lam) == (whole.defaults.k, whole.defaults.lam)
-        assert 0.7 < killed.defaults.temperature / whole.defaults.temperature < 1.4  # 1, the scale of no keys, is not
+        assert killed.manifest.quality is None is killed.snapshot.defaults.tuned_on
+        assert (killed.snapshot.defaults.k, killed.snapshot.defaults.lam) == (
+            whole.snapshot.defaults.k,
+            whole.snapshot.defaults.lam,
+        )
+        assert (
+            0.7 < killed.snapshot.defaults.temperature / whole.snapshot.defaults.temperature < 1.4
+        )  # 1, the scale of no keys, is not
 
 
 def test_an_addition_killed_in_its_checks_is_measured_by_nobodys_figures_until_it_is(
@@ -140,7 +145,7 @@ def test_an_addition_killed_in_its_checks_is_measured_by_nobodys_figures_until_i
     with pytest.raises(Killed):
         add_to_index(model_folder, Corpus([corpus_folder / "doc-1.txt"]), tmp_path / "s", progress=kill_in_checks)
     with Datastore.open(tmp_path / "s") as store:
-        assert (store.num_documents, store.manifest.quality) == (2, None)
+        assert (store.snapshot.num_documents, store.manifest.quality) == (2, None)
     assert finish_build(tmp_path / "s", model_folder)
     with Datastore.open(tmp_path / "s") as store:
         assert store.manifest.quality is not None
@@ -180,7 +185,7 @@ def test_added_documents_are_found_and_a_taken_id_is_refused(model_folder, corpu
     report = add_to_index(model_folder, Corpus([corpus_folder / "doc-1.txt"]), tmp_path / "s")
     assert report.documents == 2
     with Datastore.open(tmp_path / "s") as store:
-        assert [document.id for document in store.documents()] == ["doc-0.txt", "doc-1.txt"]
+        assert [document.id for document in store.snapshot.documents()] == ["doc-0.txt", "doc-1.txt"]
         assert len(store.manifest.segments) == 2
     with pytest.raises(AlreadyExists, match=r"doc-0\.txt"):
         add_to_index(model_folder, Corpus([corpus_folder / "doc-0.txt"]), tmp_path / "s")
@@ -201,12 +206,12 @@ def test_a_query_never_finds_its_own_document(store_folder, checkpoint):
     from memlm.indexing.quality import _leave_one_out
 
     with Datastore.open(store_folder) as store:
-        queries = sample_queries(store, checkpoint)
-        for searcher in (store, store.exact()):
-            found = _leave_one_out(store, searcher, queries, 5)
+        queries = sample_queries(store.snapshot, checkpoint)
+        for searcher in (store, store.snapshot.exact()):
+            found = _leave_one_out(store.snapshot, searcher, queries, 5)
             assert (found.ids_QK >= 0).all()
-            assert (store.document_of(found.ids_QK) != queries.documents_Q[:, None]).all()
-        nearest_Q = store.document_of(store.exact().search(queries.keys_QD, 1).ids_QK)[:, 0]
+            assert (store.snapshot.document_of(found.ids_QK) != queries.documents_Q[:, None]).all()
+        nearest_Q = store.snapshot.document_of(store.snapshot.exact().search(queries.keys_QD, 1).ids_QK)[:, 0]
         assert (nearest_Q == queries.documents_Q).mean() > 0.5  # as it would, if it were let
 
 
@@ -218,11 +223,11 @@ def test_a_store_of_one_document_is_judged_by_its_other_positions(checkpoint, tm
     with Datastore.open(tmp_path / "s") as store:
         trial = sample_trial(ModelStore(store, checkpoint), checkpoint)
         ids_QK, queries = trial.exact.ids_QK, trial.queries
-        offsets = [place.token_offset for place in store.locate(queries.ids_Q)]
-        np.testing.assert_array_equal(store.tokens("long.txt")[offsets], queries.targets_Q)
+        offsets = [place.token_offset for place in store.snapshot.locate(queries.ids_Q)]
+        np.testing.assert_array_equal(store.snapshot.tokens("long.txt")[offsets], queries.targets_Q)
         assert (ids_QK >= 0).all()
         assert (ids_QK != queries.ids_Q[:, None]).all()
-        nearest_QK = store.exact().search(queries.keys_QD, ids_QK.shape[1] + 1).ids_QK
+        nearest_QK = store.snapshot.exact().search(queries.keys_QD, ids_QK.shape[1] + 1).ids_QK
         for query, own in enumerate(queries.ids_Q):
             others = [id_ for id_ in nearest_QK[query].tolist() if id_ != own]
             assert ids_QK[query].tolist() == others[: ids_QK.shape[1]]
@@ -234,16 +239,16 @@ def test_what_is_left_out_costs_a_bounded_search(monkeypatch, checkpoint, store_
 
     monkeypatch.setattr(quality, "OVERFETCH", (1, 2))
     with Datastore.open(store_folder) as store:
-        asked, searcher = [], store.exact()
+        asked, searcher = [], store.snapshot.exact()
         plain = type(searcher).search
         monkeypatch.setattr(
             type(searcher), "search", lambda self, keys_QD, k: (asked.append(k), plain(self, keys_QD, k))[1]
         )
-        queries = sample_queries(store, checkpoint)
-        found = quality._leave_one_out(store, searcher, queries, 4)
+        queries = sample_queries(store.snapshot, checkpoint)
+        found = quality._leave_one_out(store.snapshot, searcher, queries, 4)
         assert asked == [4, 8]
         assert (found.ids_QK < 0).any()
-        assert (store.document_of(found.ids_QK) != queries.documents_Q[:, None]).all()
+        assert (store.snapshot.document_of(found.ids_QK) != queries.documents_Q[:, None]).all()
 
 
 def test_agreement_counts_ids_and_weighs_mass():
@@ -256,8 +261,14 @@ def test_agreement_counts_ids_and_weighs_mass():
 def test_the_untuned_temperature_follows_the_scale_of_the_keys(store_folder, checkpoint):
     with Datastore.open(store_folder) as store:
         memory = ModelStore(store, checkpoint)
-        assert store.defaults.temperature == scale_free_temperature(memory, sample_trial(memory, checkpoint)) > 0
-        assert (store.defaults.k, store.defaults.lam, store.defaults.tuned_on) == (64, 0.25, None)
+        assert (
+            store.snapshot.defaults.temperature == scale_free_temperature(memory, sample_trial(memory, checkpoint)) > 0
+        )
+        assert (store.snapshot.defaults.k, store.snapshot.defaults.lam, store.snapshot.defaults.tuned_on) == (
+            64,
+            0.25,
+            None,
+        )
 
 
 def test_tuning_finds_the_best_and_keeps_it(model_folder, corpus_folder, tmp_path):
@@ -316,7 +327,7 @@ def test_evaluation_adds_up(lm, corpus_folder):
 
 def test_saved_defaults_are_what_a_request_takes(lm, tmp_path):
     retriever = lm.engine.stores.retriever(RetrievalParams())
-    defaults = lm.engine.stores.model_store().datastore.defaults
+    defaults = lm.engine.stores.model_store().snapshot.defaults
     assert (retriever.k, retriever.lam, retriever.temperature) == (defaults.k, defaults.lam, defaults.temperature)
     assert isinstance(defaults, KnnDefaults)
     assert json.dumps(lm.engine.stores.model_store().datastore.manifest.quality)
@@ -350,12 +361,12 @@ def shifted(request, corpus_folder, tokenizer, tmp_path):
 
 def test_keys_that_are_one_place_off_are_found_out(shifted):
     checkpoint, build = shifted
-    sound = check_keys(build(0), checkpoint)
+    sound = check_keys(build(0).snapshot, checkpoint)
     assert sound.positions > 500
     assert (sound.found, sound.aligned) == (1.0, 1.0)
     assert sound.problems("store") == []
     for places in (1, -1):
-        broken = check_keys(build(places), checkpoint)
+        broken = check_keys(build(places).snapshot, checkpoint)
         assert broken.aligned < 0.2
         assert any("before its value" in problem for problem in broken.problems("store"))
 
@@ -366,16 +377,16 @@ def test_they_are_found_out_without_stored_keys_too(shifted, index):
     checkpoint, build = shifted
     for places, told in ((0, 0), (1, 1), (-1, 1)):
         with build(places, index=index, keep_keys=False) as store:
-            assert len(check_keys(store, checkpoint).problems("store")) == told
+            assert len(check_keys(store.snapshot, checkpoint).problems("store")) == told
 
 
 def test_an_index_that_loses_entries_is_found_out(store_folder, checkpoint, monkeypatch):
     with Datastore.open(store_folder) as store:
-        assert store.verify() == []
+        assert store.snapshot.verify() == []
         search = Segment.search
         monkeypatch.setattr(Segment, "search", lambda s, queries, k, nprobe: search(s, -queries, k, nprobe))
-        assert "do not find themselves" in store.verify()[0]
-        assert "find themselves" in check_keys(store, checkpoint).problems("store")[0]
+        assert "do not find themselves" in store.snapshot.verify()[0]
+        assert "find themselves" in check_keys(store.snapshot, checkpoint).problems("store")[0]
 
 
 def test_replaced_documents_are_read_anew_and_the_compacted_store_is_measured(
@@ -391,9 +402,9 @@ def test_replaced_documents_are_read_anew_and_the_compacted_store_is_measured(
     told = compact_index(tmp_path / "s", model_folder)
     assert (told.segments_before, told.deleted_documents) == (2, 1)
     with Datastore.open(tmp_path / "s") as store:
-        assert checkpoint.tokenizer.decode(store.tokens("doc-3.txt").tolist()).startswith("Quite another")
+        assert checkpoint.tokenizer.decode(store.snapshot.tokens("doc-3.txt").tolist()).startswith("Quite another")
         assert store.manifest.quality["recall"] == 1.0
-        assert check_keys(store, checkpoint).problems("store") == []
+        assert check_keys(store.snapshot, checkpoint).problems("store") == []
     build_index(checkpoint, Corpus([tmp_path / "new"]), tmp_path / "other")
     assert compact_index(tmp_path / "other").segments_before == 1
 
@@ -403,7 +414,7 @@ def test_an_estimate_is_near_what_the_build_takes(checkpoint, corpus_folder, tmp
     report = build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "s", index="IVF8,SQfp16")
     with Datastore.open(tmp_path / "s") as store:
         assert told.entries == pytest.approx(report.entries, rel=0.1)
-        assert told.disk_bytes == pytest.approx(store.bytes_on_disk, rel=0.25)
+        assert told.disk_bytes == pytest.approx(store.snapshot.bytes_on_disk, rel=0.25)
         index = store.path / store.manifest.segments[0].folder / "index.faiss"
         assert told.search_bytes == pytest.approx(index.stat().st_size, rel=0.1)
     assert told.index == report.index
@@ -453,12 +464,12 @@ def test_a_datastore_without_its_keys_is_added_to_and_checked_as_far_as_it_can_b
     print_build(report, json=False)
     assert "not measured against exact search" in capsys.readouterr().out
     with Datastore.open(store) as datastore:
-        assert not any(segment.has_keys for segment in datastore.segments)
+        assert not any(segment.has_keys for segment in datastore.snapshot.segments)
         assert datastore.manifest.quality is None
-        assert datastore.verify() == []
+        assert datastore.snapshot.verify() == []
         search = Segment.search
         monkeypatch.setattr(Segment, "search", lambda s, queries, k, nprobe: search(s, -queries, k, nprobe))
-        assert "do not find themselves" in check_keys(datastore, checkpoint).problems("store")[0]
+        assert "do not find themselves" in check_keys(datastore.snapshot, checkpoint).problems("store")[0]
     monkeypatch.undo()
     assert not finish_build(store, checkpoint)
     with pytest.raises(AlreadyExists) as told:

@@ -39,33 +39,33 @@ def test_what_the_model_predicts_is_never_found_and_everything_else_is(pruned_fo
     expected = predicted(checkpoint, Corpus([corpus_folder]))
     with Datastore.open(pruned_folder) as store:
         rng = np.random.default_rng(0)
-        queries_QD = rng.normal(size=(3, store.dim)).astype(np.float32)
+        queries_QD = rng.normal(size=(3, store.snapshot.dim)).astype(np.float32)
         nlist = 4
-        for found in (store.search(queries_QD, 5000, nprobe=nlist), store.exact().search(queries_QD, 5000)):
+        for found in (store.search(queries_QD, 5000, nprobe=nlist), store.snapshot.exact().search(queries_QD, 5000)):
             for ids_K in found.ids_QK:
                 there = ids_K[ids_K >= 0]
-                places = {(place.document_id, place.token_offset) for place in store.locate(there)}
+                places = {(place.document_id, place.token_offset) for place in store.snapshot.locate(there)}
                 assert len(places) == len(there)
                 assert places == {
                     (name, offset) for name, known_N in expected.items() for offset in np.flatnonzero(~known_N).tolist()
                 }
-        assert store.num_entries == sum(int((~known_N).sum()) for known_N in expected.values())
-        assert store.num_pruned_entries == sum(int(known_N.sum()) for known_N in expected.values())
-        assert store.verify() == []
-        assert set(store.sample(10**6, 0).tolist()) == {int(id_) for id_ in found.ids_QK[0] if id_ >= 0}
-        all_ids = store.exact(pruned=True).search(queries_QD, 5000).ids_QK[0]
-        assert (all_ids >= 0).sum() == store.num_entries + store.num_pruned_entries
-        assert sorted(store.live(all_ids[all_ids >= 0])) == sorted(store.sample(10**6, 0))
+        assert store.snapshot.num_entries == sum(int((~known_N).sum()) for known_N in expected.values())
+        assert store.snapshot.num_pruned_entries == sum(int(known_N.sum()) for known_N in expected.values())
+        assert store.snapshot.verify() == []
+        assert set(store.snapshot.sample(10**6, 0).tolist()) == {int(id_) for id_ in found.ids_QK[0] if id_ >= 0}
+        all_ids = store.snapshot.exact(pruned=True).search(queries_QD, 5000).ids_QK[0]
+        assert (all_ids >= 0).sum() == store.snapshot.num_entries + store.snapshot.num_pruned_entries
+        assert sorted(store.snapshot.live(all_ids[all_ids >= 0])) == sorted(store.snapshot.sample(10**6, 0))
 
 
 def test_values_are_those_of_the_entries_that_are_found(pruned_folder, checkpoint):
     with Datastore.open(pruned_folder) as store:
-        ids = store.sample(40, 1)
-        found = store.search(store.keys(ids), 1, nprobe=4)
+        ids = store.snapshot.sample(40, 1)
+        found = store.search(store.snapshot.keys(ids), 1, nprobe=4)
         for id_, value in zip(found.ids_QK[:, 0], found.values_QK[:, 0], strict=True):
-            place = store.locate(np.array([id_]))[0]
-            assert store.tokens(place.document_id)[place.token_offset] == value
-        if store.distances == "exact":
+            place = store.snapshot.locate(np.array([id_]))[0]
+            assert store.snapshot.tokens(place.document_id)[place.token_offset] == value
+        if store.snapshot.distances == "exact":
             assert (found.distances_QK == 0).all()
 
 
@@ -76,17 +76,17 @@ def test_a_pruned_store_is_changed_as_any_other(pruned_folder, model_folder, cor
     text = (corpus_folder / "doc-2.txt").read_text()
     (tmp_path / "more.txt").write_text(text)
     with Datastore.open(tmp_path / "s") as store:
-        before = store.num_entries
+        before = store.snapshot.num_entries
         deleted = store.delete(["doc-2.txt"])
-        assert store.num_entries == before - deleted.num_entries
-        found = store.search(np.zeros((1, store.dim), np.float32), 5000, nprobe=4).ids_QK
-        assert "doc-2.txt" not in {place.document_id for place in store.locate(found[found >= 0])}
+        assert store.snapshot.num_entries == before - deleted.num_entries
+        found = store.search(np.zeros((1, store.snapshot.dim), np.float32), 5000, nprobe=4).ids_QK
+        assert "doc-2.txt" not in {place.document_id for place in store.snapshot.locate(found[found >= 0])}
     add_to_index(model_folder, Corpus([tmp_path / "more.txt"]), tmp_path / "s")
     compact_index(tmp_path / "s", model_folder)
     with Datastore.open(tmp_path / "s") as store:
-        assert len(store.segments) == 1
-        assert store.num_entries == before
-        assert store.verify() == []
+        assert len(store.snapshot.segments) == 1
+        assert store.snapshot.num_entries == before
+        assert store.snapshot.verify() == []
 
 
 def test_a_pruned_build_goes_on_where_it_was_interrupted(model_folder, corpus_folder, tmp_path, monkeypatch):

@@ -109,7 +109,7 @@ def tuned(model_folder, store_folder, tmp_path):
     shutil.copytree(store_folder, tmp_path / "store")
     with load(model_folder, [tmp_path / "store"]) as lm:
         datastore = lm.engine.stores.model_store().datastore
-        defaults = replace(datastore.defaults, k=16, temperature=3.0, adaptive=asdict(LAM))
+        defaults = replace(datastore.snapshot.defaults, k=16, temperature=3.0, adaptive=asdict(LAM))
         peaks = [
             token.top_logprobs[0].logprob for token in lm.generate("a", max_tokens=30, top_logprobs=1, lam=0, seed=1)
         ]
@@ -125,7 +125,7 @@ def expected_lam(lm, text_ids: list[int]) -> float:
     with torch.inference_mode():
         hidden_BTD, keys_BTD = decoder(torch.tensor([text_ids]))
         peak = decoder.logprobs(hidden_BTD[0, -1:]).amax(dim=1).numpy()
-    if peak[0] >= lm.engine.stores.model_store().datastore.defaults.skip_retrieval_above:
+    if peak[0] >= lm.engine.stores.model_store().snapshot.defaults.skip_retrieval_above:
         return 0.0
     found = lm.engine.stores.model_store().datastore.search(keys_BTD[0, -1:].float().numpy(), 16)
     return float(LAM.lams(features_of(found, neighbor_logweights(found.distances_QK, 3.0), 3.0, peak))[0])
@@ -172,9 +172,9 @@ def test_tuning_keeps_what_is_better_on_text_it_was_not_fitted_to(model_folder, 
     assert report.adaptive_kept == (report.adaptive_gain > 2 * report.adaptive_gain_error)
     assert not report.skip_kept
     with Datastore.open(tmp_path / "s") as store:
-        assert (store.defaults.adaptive is not None) == report.adaptive_kept
-        assert store.defaults.skip_retrieval_above is None
-        assert store.defaults.gain == report.gain
+        assert (store.snapshot.defaults.adaptive is not None) == report.adaptive_kept
+        assert store.snapshot.defaults.skip_retrieval_above is None
+        assert store.snapshot.defaults.gain == report.gain
     skipping = tune(model_folder, tmp_path / "s", held_out, largest_k=32, skip_loss=0.05)
     assert skipping.skip_kept
     assert skipping.skip_loss <= 0.05 + 1e-3

@@ -33,7 +33,7 @@ def own_store(store_folder: Path, tmp_path: Path) -> Path:
 def plain_mixture(lm: LanguageModel, tokens: list[int]) -> np.ndarray:
     """The mixture after some tokens, from the decoder's plain twin and exact search."""
     logprobs_TV, keys_TD = decode_plainly(lm.checkpoint.decoder, tokens)
-    found = lm.engine.stores.model_store().datastore.exact().search(keys_TD[-1:].astype(np.float32), ASK["k"])
+    found = lm.engine.stores.model_store().snapshot.exact().search(keys_TD[-1:].astype(np.float32), ASK["k"])
     neighbors = found.distances_QK[0].tolist(), found.values_QK[0].tolist()
     return np.log(mix_plainly(np.exp(logprobs_TV[-1]), *neighbors, ASK["knn_temperature"], ASK["lam"]))
 
@@ -101,10 +101,10 @@ def test_a_text_that_is_stored_is_found_at_its_own_place(lm, corpus_folder):
 
 def test_every_neighbor_states_its_place_as_reading_its_document_does(lm):
     datastore, tokenizer = lm.engine.stores.model_store().datastore, lm.checkpoint.tokenizer
-    documents = {row.id: datastore.tokens(row.id).tolist() for row in datastore.documents()}
+    documents = {row.id: datastore.snapshot.tokens(row.id).tolist() for row in datastore.snapshot.documents()}
     assert max(map(len, documents.values())) > 3 * MARK_TOKENS
-    neighbors = lm.search(None, PROMPT, k=datastore.num_entries)
-    assert len(neighbors) == datastore.num_entries
+    neighbors = lm.search(None, PROMPT, k=datastore.snapshot.num_entries)
+    assert len(neighbors) == datastore.snapshot.num_entries
     for neighbor in neighbors:
         tokens, offset = documents[neighbor.document_id], neighbor.token_offset
         before = tokenizer.decode(tokens[:offset])
@@ -182,7 +182,7 @@ def test_what_another_process_deletes_is_silent_in_a_generation_whose_store_was_
 
 def test_a_store_whose_documents_are_all_deleted_leaves_the_model(model_folder, own_store):
     with load(model_folder, [own_store]) as lm:
-        lm.delete_documents([document.id for document in lm.engine.stores.model_store().datastore.documents()])
+        lm.delete_documents([document.id for document in lm.engine.stores.model_store().snapshot.documents()])
         alone = [t.logprob for t in lm.generate(PROMPT, temperature=0, max_tokens=4, use_store=False)]
         assert [t.logprob for t in lm.generate(PROMPT, temperature=0, max_tokens=4, lam=1.0)] == alone
         assert lm.score(PROMPT).knn.nll == lm.score(PROMPT).base.nll
@@ -248,7 +248,7 @@ def test_lines_and_characters_are_counted_far_into_a_document(model_folder, toke
     (tmp_path / "long.jsonl").write_text(json.dumps(document) + "\n")
     build_index(model_folder, Corpus([tmp_path / "long.jsonl"]), tmp_path / "s", index="IVF8,SQfp16")
     with load(model_folder, [tmp_path / "s"]) as lm:
-        memory, (segment,) = lm.engine.stores.model_store(), lm.engine.stores.model_store().datastore.segments
+        memory, (segment,) = lm.engine.stores.model_store(), lm.engine.stores.model_store().snapshot.segments
         tokens = tokenizer.encode(document["text"])
         assert len(tokens) > 4 * 1024
         offsets = np.array([0, 1, 1023, 1024, 1025, 3000, len(tokens) - 1])

@@ -92,8 +92,8 @@ def plain_pointers(datastore: Datastore, found_ids: list[int], token: int) -> li
     """The positions behind those that named a token, by document and offset."""
     followers = []
     for id_ in found_ids:
-        place = datastore.locate(np.array([id_]))[0]
-        tokens = datastore.tokens(place.document_id)
+        place = datastore.snapshot.locate(np.array([id_]))[0]
+        tokens = datastore.snapshot.tokens(place.document_id)
         if tokens[place.token_offset] == token and place.token_offset + 1 < len(tokens):
             followers.append(id_ + 1)
     return followers
@@ -105,7 +105,7 @@ def plain_following(
     """RetoMaton, one position after another, from exact search alone."""
     datastore, last, told, searches = retriever.stores[0].datastore, [], [], 0
     for key_D, target in zip(keys_ND, targets, strict=True):
-        found = datastore.exact().search(key_D[None], datastore.num_entries)
+        found = datastore.snapshot.exact().search(key_D[None], datastore.snapshot.num_entries)
         if len(last) >= min_pointers:
             ids = [int(id_) for id_ in found.ids_QK[0] if id_ in last][: retriever.k]
         else:
@@ -161,15 +161,15 @@ def test_generation_batches_and_scoring_follow_alike(lm):
 def test_pointers_end_with_their_document_and_with_its_deletion(model_folder, halves, tmp_path):
     store = Datastore.open(shutil.copytree(halves / "first", tmp_path / "s"))
     with store:
-        ends = np.cumsum([document.num_tokens for document in store.documents()])
-        base = store.segments[0].base_id
-        assert store.successors(base + ends - 1).tolist() == []
-        assert store.successors(base + ends[:-1]).tolist() == (base + ends[:-1] + 1).tolist()
+        ends = np.cumsum([document.num_tokens for document in store.snapshot.documents()])
+        base = store.snapshot.segments[0].base_id
+        assert store.snapshot.successors(base + ends - 1).tolist() == []
+        assert store.snapshot.successors(base + ends[:-1]).tolist() == (base + ends[:-1] + 1).tolist()
         store.delete(["doc-1.txt"])
         inside = np.array([ends[0], ends[0] + 1, ends[1]]) + base
-        assert store.live(inside).tolist() == [base + ends[1]]
-        assert store.successors(inside).tolist() == [base + ends[1] + 1]
-        assert store.live(np.array([99 << 40])).tolist() == []
+        assert store.snapshot.live(inside).tolist() == [base + ends[1]]
+        assert store.snapshot.successors(inside).tolist() == [base + ends[1] + 1]
+        assert store.snapshot.live(np.array([99 << 40])).tolist() == []
 
 
 def test_pointers_into_a_deleted_document_are_not_followed(model_folder, halves, tmp_path):
@@ -180,7 +180,7 @@ def test_pointers_into_a_deleted_document_are_not_followed(model_folder, halves,
         (pointers,) = generation.policy.shortcuts
         while not len(pointers.ids_P):
             batch.step()
-        doomed = {place.document_id for place in lm.engine.stores.model_store().datastore.locate(pointers.ids_P)}
+        doomed = {place.document_id for place in lm.engine.stores.model_store().snapshot.locate(pointers.ids_P)}
         lm.delete_documents(sorted(doomed))
         before = generation.usage.searches
         batch.step()
@@ -200,7 +200,9 @@ def test_a_store_without_keys_cannot_be_followed(model_folder, corpus_folder, tm
         with pytest.raises(InvalidInput, match="without keeping its keys"):
             lm.generate(PROMPT, min_pointers=1)
         datastore = lm.engine.stores.model_store().datastore
-        datastore.save_defaults(dataclasses.replace(datastore.defaults, min_pointers=1))  # tuned before the keys went
+        datastore.save_defaults(
+            dataclasses.replace(datastore.snapshot.defaults, min_pointers=1)
+        )  # tuned before the keys went
         assert lm.engine.stores.retriever(RetrievalParams()).min_pointers is None
         assert list(lm.generate(PROMPT, max_tokens=2, seed=1))
 
@@ -218,7 +220,10 @@ def test_tuning_settles_how_many_lists_and_pointers(model_folder, corpus_folder,
     assert bold.pointer_share > cautious.pointer_share
     with load(model_folder, [tmp_path / "s"]) as lm:
         datastore = lm.engine.stores.model_store().datastore
-        assert (datastore.defaults.nprobe, datastore.defaults.min_pointers) == (bold.nprobe, bold.min_pointers)
+        assert (datastore.snapshot.defaults.nprobe, datastore.snapshot.defaults.min_pointers) == (
+            bold.nprobe,
+            bold.min_pointers,
+        )
         retriever = lm.engine.stores.retriever(RetrievalParams())
         assert (retriever.nprobe, retriever.min_pointers) == (bold.nprobe, bold.min_pointers)
         assert lm.engine.stores.retriever(RetrievalParams(nprobe=3, min_pointers=0)).nprobe == 3

@@ -67,7 +67,7 @@ def test_a_full_disk_is_told_as_such_and_changes_nothing(
         assert not list(sessions.glob("*.session*"))
         path = stores / client.datastores.get("docs").path
     with Datastore.open(path) as store:
-        assert store.verify() == []
+        assert store.snapshot.verify() == []
 
 
 def test_a_disk_that_fills_during_a_job_fails_the_job_and_keeps_the_datastore(
@@ -97,4 +97,4 @@ def test_a_disk_that_fills_during_a_job_fails_the_job_and_keeps_the_datastore(
         assert client.datastores.add("docs", NEW).result(60).num_documents == before.num_documents + 1
         assert sorted(path.name for path in stores.iterdir()) == folders
         with Datastore.open(stores / client.datastores.get("docs").path) as store:
-            assert store.verify() == []
+            assert store.snapshot.verify() == []

@@ -148,8 +148,8 @@ def test_a_datastore_is_built_served_extended_and_compacted(served, lm: Language
     assert compacted.num_documents == added.num_documents - 1
     assert client.datastores.get().num_deleted_documents == 0
     with Datastore.open(place.folder_of(client, "docs")) as store:
-        assert store.verify() == []
-        assert len(store.segments) == 1
+        assert store.snapshot.verify() == []
+        assert len(store.snapshot.segments) == 1
     assert client.datastores.get("docs").path in place.left("docs")
     assert [info.kind for info in client.operations.list()][:5] == ["compact", "add", "add", "add", "build"]
     assert [info.state for info in client.operations.list()][:5].count(JobState.FAILED) == 1
@@ -178,8 +178,8 @@ def test_who_deletes_need_not_wait_for_a_job(served, tmp_path: Path) -> None:
     os.kill(pid, signal.SIGCONT)
     assert job.result(60).num_documents == 7 + 120
     with Datastore.open(place.folder_of(client, "docs")) as store:
-        assert not store.has_document("doc-1.txt")
-        assert store.verify() == []
+        assert not store.snapshot.has_document("doc-1.txt")
+        assert store.snapshot.verify() == []
 
 
 def test_a_request_id_means_one_operation(served) -> None:
@@ -219,7 +219,7 @@ def test_a_cancelled_job_leaves_things_as_they_were(served, kind: str, tmp_path:
     assert client.datastores.get("docs") == before
     assert place.left("docs") == left
     with Datastore.open(place.stores / before.path) as store:
-        assert store.verify() == []
+        assert store.snapshot.verify() == []
     assert not list((place.stores / "jobs").glob("*.jsonl"))
     assert client.datastores.compact("docs").result(60).num_documents == before.num_documents
     job.cancel()  # nothing more to stop
@@ -266,9 +266,9 @@ def test_what_dies_goes_on(place: Place, who: str) -> None:
     build_index(place.model, Corpus([corpus]), place.folder / "whole")
     path = next(place.stores.glob("docs-*"))
     with Datastore.open(place.folder / "whole") as whole, Datastore.open(path) as store:
-        assert store.verify() == []
-        assert report.num_entries == whole.num_entries == store.num_entries
-        assert list(store.documents()) == list(whole.documents())
+        assert store.snapshot.verify() == []
+        assert report.num_entries == whole.snapshot.num_entries == store.snapshot.num_entries
+        assert list(store.snapshot.documents()) == list(whole.snapshot.documents())
 
 
 @pytest.mark.parametrize("nice", [None, 7])
@@ -384,7 +384,7 @@ def test_only_what_is_allowed_is_read(served, tmp_path: Path) -> None:
         link.unlink()
     with Datastore.open(place.folder_of(client, "docs")) as store:
         assert report.num_documents == 8
-        assert not store.has_document("link.txt")
+        assert not store.snapshot.has_document("link.txt")
 
 
 def test_a_document_larger_than_a_message_is_sent_in_parts(served) -> None:
@@ -403,10 +403,10 @@ def test_a_document_larger_than_a_message_is_sent_in_parts(served) -> None:
         Datastore.open(place.folder_of(client, "whole")) as whole,
         Datastore.open(place.folder_of(client, "parts")) as parts,
     ):
-        assert parts.num_documents == 8 + 3
+        assert parts.snapshot.num_documents == 8 + 3
         for each in ("long", "new-0", "new-1"):
-            assert np.array_equal(parts.tokens(each), whole.tokens(each))
-        cut_up, uncut = (next(row for row in each.documents() if row.id == "long") for each in (parts, whole))
+            assert np.array_equal(parts.snapshot.tokens(each), whole.snapshot.tokens(each))
+        cut_up, uncut = (next(row for row in each.snapshot.documents() if row.id == "long") for each in (parts, whole))
         assert (cut_up.title, cut_up.metadata) == (uncut.title, uncut.metadata) == ("A title", {"number": 7})
 
 
@@ -642,7 +642,7 @@ def test_an_addition_killed_in_its_checks_is_finished_by_the_next_worker(model_f
     assert ours.poll()
     assert ours.recv().phase == "measure quality"
     with Datastore.open(tmp_path / "s") as store:
-        assert store.num_documents == 2
+        assert store.snapshot.num_documents == 2
         assert store.manifest.quality is not None
 
 
@@ -651,7 +651,7 @@ def test_a_build_killed_in_its_checks_is_finished_by_the_next_worker(model_folde
     with pytest.raises(Killed):
         build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s", progress=kill_in_checks, **options)
     with Datastore.open(tmp_path / "s") as store:
-        assert store.has_keys
+        assert store.snapshot.has_keys
         assert store.manifest.quality is None
     task = Task(BUILD, "s", tmp_path / "s", model_folder, corpus=(corpus_folder,), options=options, is_resumed=True)
     ours, theirs = Pipe()
@@ -659,6 +659,6 @@ def test_a_build_killed_in_its_checks_is_finished_by_the_next_worker(model_folde
     assert ours.poll()
     assert ours.recv().phase == "measure quality"
     with Datastore.open(tmp_path / "s") as store:
-        assert not store.has_keys
+        assert not store.snapshot.has_keys
         assert store.manifest.quality is not None
         assert first.manifest == second.manifest == store.manifest.number  # the second found nothing to do

@@ -85,7 +85,7 @@ def test_no_path_leads_a_load_out_of_the_servers_folders(place: Place, client: C
         for name in links:
             (place.stores / name).unlink()
     with Datastore.open(place.other) as store:
-        assert store.verify() == []
+        assert store.snapshot.verify() == []
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_links_that_lead_out_of_a_root_are_left_out(place: Place, client: Client
         report = client.datastores.build("docs", str(place.texts)).result(60)
         path = place.stores / client.datastores.get("docs").path
         with Datastore.open(path) as store:
-            names = {document.id for document in store.documents()}
+            names = {document.id for document in store.snapshot.documents()}
         assert names == {f"doc-{number}.txt" for number in range(8)} | {"inside.txt"}
         assert report.num_documents == 9
         for file in path.rglob("*"):

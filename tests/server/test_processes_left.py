@@ -76,7 +76,7 @@ def test_a_killed_front_leaves_no_process_and_its_build_goes_on_after_a_restart(
         assert report.num_documents == DOCUMENTS
         path = tmp_path / "stores" / client.datastores.get("docs").path
     with Datastore.open(path) as store:
-        assert store.verify() == []
+        assert store.snapshot.verify() == []
 
 
 def test_a_killed_fork_server_stops_no_worker_and_all_end_with_the_server(tmp_path: Path, long_model: Path) -> None:

@@ -89,8 +89,8 @@ def test_a_store_that_is_replaced_is_taken_up_and_changed_as_it_is(
         client.datastores.delete_documents("live", ["other-1.txt"])
         assert documents(client) == OTHERS - {"other-1.txt"}
         with Datastore.open(live) as store:
-            assert store.verify() == []
-            assert {document.id for document in store.documents()} == OTHERS - {"other-1.txt"}
+            assert store.snapshot.verify() == []
+            assert {document.id for document in store.snapshot.documents()} == OTHERS - {"other-1.txt"}
         assert client.datastores.get("live").store_id == read_manifest(other_store).store_id
 
 
