@@ -57,7 +57,8 @@ class Generation:
         self._lease, self._session = lease, lease.state if lease else SessionState()
         is_new = not self._session.context_ids
         if is_new:
-            self.pending_ids = self._tokenizer.framed(prompt_ids, as_document=retriever is not None)
+            as_document = retriever is not None and retriever.changes_output
+            self.pending_ids = self._tokenizer.framed(prompt_ids, as_document=as_document)
         else:
             self.pending_ids = [*self._session.pending_ids, *prompt_ids]
         if not self.pending_ids:
@@ -118,10 +119,7 @@ class Generation:
     @property
     def needs_retrieval(self) -> bool:
         """Whether neighbors can change the distribution, or are part of the answer."""
-        retriever = self.retriever
-        return retriever is not None and bool(
-            retriever.lam or retriever.adaptive or retriever.gate or self._request.neighbors
-        )
+        return self.retriever is not None and (self.retriever.changes_output or bool(self._request.neighbors))
 
     @property
     def continues(self) -> bool:

@@ -122,6 +122,11 @@ class Retriever:
         return " + ".join(store.name for store in self.stores)
 
     @property
+    def changes_output(self) -> bool:
+        """Whether neighbors can change the distribution: λ = 0 is the model alone."""
+        return bool(self.lam or self.adaptive or self.gate)
+
+    @property
     def needs_max_logprob(self) -> bool:
         """Whether λ or the policy depends on the model's largest log-probability."""
         return self.adaptive is not None or self.skip_retrieval_above is not None

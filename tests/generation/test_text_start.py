@@ -90,6 +90,11 @@ def test_without_a_datastore_a_prompt_begins_as_transformers_begins_it(lm, folde
     assert [token.id for token in lm.generate(prompt, max_tokens=5, temperature=0, use_store=False)] == expected
 
 
+def test_lam_0_is_the_model_also_where_a_text_begins_with_nothing(lm, prompt):
+    alone = [(token.id, token.logprob) for token in lm.generate(prompt, max_tokens=5, seed=1, use_store=False)]
+    assert [(token.id, token.logprob) for token in lm.generate(prompt, max_tokens=5, seed=1, lam=0.0)] == alone
+
+
 def test_a_store_names_the_token_that_its_documents_begin_with(lm, checkpoint, store):
     manifest = lm.engine.stores.model_store().datastore.manifest
     assert manifest.spec.start_id == checkpoint.tokenizer.start_id
