@@ -26,6 +26,7 @@ from memlm.errors import Corrupt, InvalidInput, NotFound
 from memlm.model import Decoder, DecoderState
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.model.early_exit import ExitRule, forward_early_exit, hoeffding_bentkus
+from memlm.model.gguf import companion
 
 RULE_FILE = "early_exit.json"
 THRESHOLDS = (0.999, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -102,7 +103,7 @@ def calibrate(
         time_share=tried.seconds / whole.seconds,
         nats_change=_nats(checkpoint, asked, rule) - _nats(checkpoint, asked, ExitRule(measure, 1.0)),
     )
-    write_atomic(checkpoint.path / RULE_FILE, (json.dumps(asdict(report), indent=2) + "\n").encode())
+    write_atomic(companion(checkpoint.path, RULE_FILE), (json.dumps(asdict(report), indent=2) + "\n").encode())
     return report
 
 
@@ -124,7 +125,7 @@ class EarlyExitDecoder:
 
 def load_rule(folder: Path) -> ExitRule:
     """The rule that a model was calibrated to. Raises NotFound where it was not."""
-    path = folder / RULE_FILE
+    path = companion(folder, RULE_FILE)
     if not path.is_file():
         raise NotFound(
             f"{folder} was not calibrated for leaving early; run `memlm calibrate` on held-out text first",

@@ -24,6 +24,7 @@ from memlm.data.corpus import Corpus
 from memlm.data.windows import blocks_of
 from memlm.errors import InvalidInput
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.gguf import companion
 from memlm.retrieval.encoder import Encoder, text_windows
 from memlm.retrieval.gate import GATE_FILE, SpalmGate
 from memlm.retrieval.retriever import Retriever
@@ -97,7 +98,7 @@ def train_spalm(
     steps = _fit(gate, embeddings_VD, learnt, held_back, learning_rate, max_epochs, progress)
     gated, base = _loss(gate, embeddings_VD, held_back), _loss(None, embeddings_VD, held_back)
     if gated < base:
-        write_atomic(checkpoint.path / GATE_FILE, save(gate.state_dict()))
+        write_atomic(companion(checkpoint.path, GATE_FILE), save(gate.state_dict()))
     with torch.inference_mode():
         share = float(1 - torch.sigmoid(gate.gate(held_back.hidden_ND)).mean())
     return SpalmReport(base, gated, share, count, steps, k)

@@ -131,10 +131,6 @@ class Checkpoint:
         """A hash of configuration and weights: two fine-tunes of one architecture differ in it."""
         return fingerprint_of(self.path)
 
-    def beside(self, name: str) -> Path:
-        """Where a file that belongs to the model stands: in its folder, or beside a GGUF file, with its name before."""
-        return self.path.with_name(f"{self.path.name}.{name}") if is_gguf(self.path) else self.path / name
-
 
 def save_checkpoint(folder: str | Path, decoder: Decoder, tokenizer: Tokenizer) -> None:
     """Writes the three files into `folder`, which is made if needed."""

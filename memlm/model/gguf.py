@@ -261,6 +261,11 @@ def is_gguf(model: str | Path) -> bool:
     return Path(model).suffix.lower() == SUFFIX
 
 
+def companion(model: Path, name: str) -> Path:
+    """The path of a file that belongs to a model: in its folder, or beside a GGUF file and with that file's name."""
+    return model.with_name(f"{model.name}.{name}") if is_gguf(model) else model / name
+
+
 def _paired_to_halves(num_heads_of: Callable[[ModelConfig], Sequence[int]]) -> Callable[[Tensor, ModelConfig], Tensor]:
     """Undoes the order of Llama's GGUF files, in which the two numbers that rotate together are neighbors. Here, as in
     Hugging Face checkpoints, one stands in each half of a head.

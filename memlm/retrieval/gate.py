@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from memlm.errors import Corrupt, NotFound
 from memlm.index.neighbors import Neighbors
 from memlm.model import Decoder
+from memlm.model.gguf import companion
 
 OPEN = 4.0  # sigmoid(4) = 0.98: at first the model is nearly what it was
 
@@ -56,7 +57,7 @@ class SpalmGate(nn.Module):
 
 def load_gate(folder: Path) -> SpalmGate:
     """A model's gate. Raises NotFound where it has none, Corrupt for a file that is none."""
-    path = folder / GATE_FILE
+    path = companion(folder, GATE_FILE)
     if not path.is_file():
         raise NotFound(
             f"{folder} has no gate to its datastore; train one with `memlm index spalm`", kind="gate", name=str(folder)

@@ -1,5 +1,6 @@
 """GGUF files against `transformers` on the weights that they hold, and files that are damaged or hostile."""
 
+import json
 import random
 import resource
 import struct
@@ -13,8 +14,10 @@ from other_families import CONFIGS, LLAMA, ROPE
 from transformers import AutoModelForCausalLM
 
 from memlm.errors import Corrupt, Incompatible, MemlmError, NotFound
+from memlm.generation.early_exit import RULE_FILE
+from memlm.language_model import load
 from memlm.model.checkpoint import load_checkpoint
-from memlm.model.gguf import TENSOR_TYPES, GgufFile
+from memlm.model.gguf import TENSOR_TYPES, GgufFile, companion
 
 ATOL = 1e-4  # float32; measured: at most 2e-5, for logits of a standard deviation of 1.4
 TOKENIZER = {"model": "gpt2", "pre": "gpt-2", "tokens": [f"t{number}" for number in range(300)], "eos_token_id": 0}
@@ -85,6 +88,15 @@ def test_two_files_that_differ_in_a_weight_have_two_fingerprints(llama):
     content[-5] ^= 1
     llama.write_bytes(content)
     assert GgufFile(llama).fingerprint != before
+
+
+def test_what_belongs_to_a_file_lies_beside_it_under_its_name(llama):
+    with load(llama) as lm, pytest.raises(NotFound, match="memlm calibrate"):
+        lm.generate("t1", max_tokens=1, early_exit=True)
+    companion(llama, RULE_FILE).write_text(json.dumps({"rule": {"threshold": 0.5}}))
+    assert (llama.parent / "model.gguf.early_exit.json").is_file()
+    with load(llama) as lm, pytest.raises(Corrupt, match=r"model\.gguf\.early_exit\.json"):
+        lm.generate("t1", max_tokens=1, early_exit=True)
 
 
 def test_what_is_no_file_or_no_gguf_is_refused_by_name(tmp_path, llama):
