@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 from memlm.api.params import MAX_NEIGHBORS
 from memlm.base.machine import ram_bytes
+from memlm.base.options import option, parse_bytes
 from memlm.errors import InvalidInput
 from memlm.server.telemetry.logs import FORMATS
 
 MIN_SESSION_BYTES = 1 << 20
+# Panels of the command-line options.
+MODEL, NETWORK, PROCESSES, LIMITS = "Model", "Network", "Processes", "Limits"
+SESSIONS, DATASTORES, SECURITY, OBSERVE = "Sessions", "Datastores", "Security", "Logs and metrics"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -41,53 +45,159 @@ class ServerConfig:
     gets its spans. `drain_s` bounds how long running requests may go on once the server was told to stop.
     """
 
-    model: Path
-    stores: tuple[Path, ...] = ()
-    dtype: str = "float32"
-    host: str = "127.0.0.1"
-    port: int = 50051
-    num_workers: int = 1
-    num_threads: int = 0
-    worker_timeout_s: float = 30.0
-    max_running: int = 32
-    max_queued: int = 256
-    max_queued_tokens: int = 1 << 20
-    max_cache_bytes: int = 0
-    max_message_bytes: int = 4 << 20
-    max_append_bytes: int = 64 << 20
-    max_unfinished_bytes: int = 1 << 30
-    max_connections: int = 1024
-    max_streams: int = 256
-    max_caller_calls: int = 512
-    max_receiving: int = 64
-    max_neighbors: int = 64
-    max_stream_bytes: int = 32 << 20
-    max_event_bytes: int = 512 << 20
-    message_timeout_s: float = 60.0
-    connection_idle_s: float = 300.0
-    session_dir: Path | None = None
-    session_ttl_s: float = 3600.0
-    max_session_bytes: int = 4 << 30
-    max_sessions: int = 65_536
-    max_sessions_per_caller: int = 1024
-    store_dir: Path | None = None
-    corpus_roots: tuple[Path, ...] = ()
-    index_workers: int = 1
-    index_threads: int = 0
-    index_nice: int = 10
-    max_jobs: int = 64
-    max_upload_bytes: int = 4 << 30
-    max_upload_documents: int = 1_000_000
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_client_ca: Path | None = None
-    auth_file: Path | None = None
-    metrics_port: int | None = None
-    drain_s: float = 30.0
-    log_level: str = "warning"
-    log_format: str = "text"
-    log_prompts: bool = False
-    otlp: str | None = None
+    model: Path = field(metadata=option("Model folder.", "--model", "-m", metavar="FOLDER", panel=MODEL))
+    stores: tuple[Path, ...] = field(
+        default=(), metadata=option("Datastore folder. Repeatable.", "--store", "-s", metavar="FOLDER", panel=MODEL)
+    )
+    dtype: str = field(
+        default="float32",
+        metadata=option("Compute type. auto is the faster.", metavar="float32|bfloat16|auto", panel=MODEL),
+    )
+    host: str = field(default="127.0.0.1", metadata=option("Address to listen on.", panel=NETWORK))
+    port: int = field(default=50051, metadata=option("Port to listen on. 0: any free port.", panel=NETWORK))
+    num_workers: int = field(
+        default=1, metadata=option("Inference processes, each with its own model.", panel=PROCESSES)
+    )
+    num_threads: int = field(
+        default=0, metadata=option("Threads of each worker. 0: all cores, divided.", panel=PROCESSES)
+    )
+    worker_timeout_s: float = field(
+        default=30.0,
+        metadata=option("Replace a worker without a heartbeat for this long.", metavar="SECONDS", panel=PROCESSES),
+    )
+    max_running: int = field(default=32, metadata=option("Requests that run at a time.", panel=LIMITS))
+    max_queued: int = field(default=256, metadata=option("Requests that may wait. Others are refused.", panel=LIMITS))
+    max_queued_tokens: int = field(default=1 << 20, metadata=option("Prompt tokens that may wait.", panel=LIMITS))
+    max_cache_bytes: int = field(
+        default=0,
+        metadata=option(
+            "Keys and values of running requests.",
+            "--cache-bytes",
+            metavar="BYTES",
+            parse=parse_bytes,
+            default="half of the RAM",
+            panel=LIMITS,
+        ),
+    )
+    max_message_bytes: int = field(
+        default=4 << 20,
+        metadata=option("One message.", "--message-bytes", metavar="BYTES", parse=parse_bytes, panel=LIMITS),
+    )
+    max_append_bytes: int = field(
+        default=64 << 20,
+        metadata=option("One append to a session.", "--append-bytes", metavar="BYTES", parse=parse_bytes, panel=LIMITS),
+    )
+    max_unfinished_bytes: int = field(
+        default=1 << 30,
+        metadata=option(
+            "All unfinished appends.", "--unfinished-bytes", metavar="BYTES", parse=parse_bytes, panel=LIMITS
+        ),
+    )
+    max_connections: int = field(default=1024, metadata=option("Open connections.", panel=NETWORK))
+    max_streams: int = field(default=256, metadata=option("Open calls of one connection.", panel=NETWORK))
+    max_caller_calls: int = field(default=512, metadata=option("Open calls of one caller.", panel=NETWORK))
+    max_receiving: int = field(
+        default=64, metadata=option("Messages received at a time, a fourth of them from one caller.", panel=NETWORK)
+    )
+    max_neighbors: int = field(default=64, metadata=option("Neighbors reported with each token.", panel=LIMITS))
+    max_stream_bytes: int = field(
+        default=32 << 20,
+        metadata=option(
+            "Events of one generation, waiting to be sent or kept to resume.",
+            "--stream-bytes",
+            metavar="BYTES",
+            parse=parse_bytes,
+            panel=LIMITS,
+        ),
+    )
+    max_event_bytes: int = field(
+        default=512 << 20,
+        metadata=option(
+            "Events of all generations.", "--event-bytes", metavar="BYTES", parse=parse_bytes, panel=LIMITS
+        ),
+    )
+    message_timeout_s: float = field(
+        default=60.0,
+        metadata=option("End a call whose next message takes longer.", metavar="SECONDS", panel=NETWORK),
+    )
+    connection_idle_s: float = field(
+        default=300.0,
+        metadata=option("Close a connection without calls after this long.", metavar="SECONDS", panel=NETWORK),
+    )
+    session_dir: Path | None = field(
+        default=None,
+        metadata=option("Keep sessions here, so that they survive a restart.", metavar="FOLDER", panel=SESSIONS),
+    )
+    session_ttl_s: float = field(
+        default=3600.0,
+        metadata=option("Expire a session this long after its last use.", metavar="SECONDS", panel=SESSIONS),
+    )
+    max_session_bytes: int = field(
+        default=4 << 30,
+        metadata=option("RAM of all sessions.", "--session-bytes", metavar="BYTES", parse=parse_bytes, panel=SESSIONS),
+    )
+    max_sessions: int = field(default=65_536, metadata=option("Number of sessions.", panel=SESSIONS))
+    max_sessions_per_caller: int = field(
+        default=1024,
+        metadata=option("Sessions of one token. Callers without a token count as one.", panel=SESSIONS),
+    )
+    store_dir: Path | None = field(
+        default=None,
+        metadata=option("Keep and load datastores that clients build here.", metavar="FOLDER", panel=DATASTORES),
+    )
+    corpus_roots: tuple[Path, ...] = field(
+        default=(),
+        metadata=option(
+            "Clients may build from texts in this folder. Repeatable.",
+            "--corpus-root",
+            metavar="FOLDER",
+            panel=DATASTORES,
+        ),
+    )
+    index_workers: int = field(default=1, metadata=option("Processes that run jobs.", panel=DATASTORES))
+    index_threads: int = field(default=0, metadata=option("Threads of each. 0: all cores.", panel=DATASTORES))
+    index_nice: int = field(
+        default=10,
+        metadata=option("Their niceness, 0 to 19. Higher yields more to other processes.", panel=DATASTORES),
+    )
+    max_jobs: int = field(default=64, metadata=option("Jobs that run or wait.", panel=DATASTORES))
+    max_upload_bytes: int = field(
+        default=4 << 30,
+        metadata=option(
+            "One upload of documents.", "--upload-bytes", metavar="BYTES", parse=parse_bytes, panel=DATASTORES
+        ),
+    )
+    max_upload_documents: int = field(
+        default=1_000_000, metadata=option("Documents of one upload.", "--upload-documents", panel=DATASTORES)
+    )
+    tls_cert: Path | None = field(default=None, metadata=option("TLS certificate.", metavar="FILE", panel=SECURITY))
+    tls_key: Path | None = field(default=None, metadata=option("Its private key.", metavar="FILE", panel=SECURITY))
+    tls_client_ca: Path | None = field(
+        default=None,
+        metadata=option("Accept only clients with a certificate of this authority.", metavar="FILE", panel=SECURITY),
+    )
+    auth_file: Path | None = field(
+        default=None,
+        metadata=option("Bearer tokens (TOML): their calls, datastores and rates.", metavar="FILE", panel=SECURITY),
+    )
+    metrics_port: int | None = field(
+        default=None, metadata=option("Serve Prometheus metrics here over HTTP. 0: any free port.", panel=OBSERVE)
+    )
+    drain_s: float = field(
+        default=30.0,
+        metadata=option("Let running requests finish after SIGTERM.", metavar="SECONDS", panel=PROCESSES),
+    )
+    log_level: str = field(
+        default="warning",
+        metadata=option("Calls are logged from info on.", metavar="debug|info|warning|error", panel=OBSERVE),
+    )
+    log_format: str = field(
+        default="text", metadata=option("Lines for people or for machines.", metavar="text|json", panel=OBSERVE)
+    )
+    log_prompts: bool = field(default=False, metadata=option("Log prompts too.", panel=OBSERVE))
+    otlp: str | None = field(
+        default=None, metadata=option("Send spans to this OpenTelemetry collector.", metavar="URL", panel=OBSERVE)
+    )
 
     def __post_init__(self) -> None:
         """Checks ranges."""

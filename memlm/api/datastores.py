@@ -14,12 +14,14 @@ from memlm.api.generation import Neighbor
 from memlm.api.operations import OperationInfo
 from memlm.api.params import RetrievalParams
 from memlm.api.request import Request
+from memlm.base.options import option, parse_bytes
 from memlm.base.storable import check_document
 from memlm.errors import InvalidInput
 from memlm.index.factory import check_factory
 
 MAX_DOCUMENT_IDS = 10_000
 MAX_PATHS = 1000
+INDEX = "Index"
 MAX_NAME = 200
 STORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -74,10 +76,12 @@ class ListDatastoresRequest(Request[tuple[StoreInfo, ...]]):
 class SearchRequest(Request[tuple[Neighbor, ...]]):
     """Finds the `k` nearest neighbors of the end of a text. `store=None` searches all loaded datastores."""
 
-    text: str
-    store: str | None = None
-    k: int = 8
-    nprobe: int | None = None
+    text: str = field(metadata=option("The text whose end is searched for."))
+    store: str | None = field(
+        default=None, metadata=option("Search this loaded datastore.", "--store-name", metavar="NAME", default="all")
+    )
+    k: int = field(default=8, metadata=option("Neighbors to show."))
+    nprobe: int | None = field(default=None, metadata=option("Inverted lists to search."))
 
     def __post_init__(self) -> None:
         RetrievalParams(store=self.store, k=self.k, nprobe=self.nprobe)
@@ -120,18 +124,37 @@ class BuildDatastoreRequest(Request[OperationInfo]):
     `request_id` returns the first request's operation.
     """
 
-    store: str
-    corpus: tuple[str, ...]
-    glob: str | None = None
-    index: str | None = None
-    target: float | None = None
-    max_ram_bytes: int | None = None
-    drop_keys: bool = False
-    prune: float | None = None
-    stride: int | None = None
-    seed: int | None = None
-    replace: bool = False
-    request_id: str = ""
+    store: str = field(metadata=option("The new datastore's name.", metavar="NAME"))
+    corpus: tuple[str, ...] = field(metadata=option("Files and folders on the server.", metavar="PATH..."))
+    glob: str | None = field(default=None, metadata=option("Files to read in folders.", default="**/*"))
+    index: str | None = field(
+        default=None, metadata=option("Index type.", default="auto", metavar="auto|FACTORY", panel=INDEX)
+    )
+    target: float | None = field(
+        default=None, metadata=option("Share of the softmax mass to find.", "--share", default="0.95", panel=INDEX)
+    )
+    max_ram_bytes: int | None = field(
+        default=None,
+        metadata=option(
+            "Limit the RAM of a search, as 500M or 2GiB.", "--max-ram", metavar="BYTES", parse=parse_bytes, panel=INDEX
+        ),
+    )
+    drop_keys: bool = field(
+        default=False,
+        metadata=option("Keep only codes, and no keys to re-rank by.", "--no-keep-keys", panel=INDEX),
+    )
+    prune: float | None = field(
+        default=None,
+        metadata=option("Leave out entries that the model predicts with this probability.", metavar="P", panel=INDEX),
+    )
+    stride: int | None = field(
+        default=None, metadata=option("Tokens that each window adds.", default="half the context", panel=INDEX)
+    )
+    seed: int | None = field(default=None, metadata=option("Equal seeds give equal indexes.", panel=INDEX))
+    replace: bool = field(default=False, metadata=option("Replace a datastore of this name."))
+    request_id: str = field(
+        default="", metadata=option("Repeating a request with its id returns the first operation.", metavar="ID")
+    )
 
     def __post_init__(self) -> None:
         check_store_name(self.store)

@@ -43,7 +43,7 @@ class SamplingParams:
     )
     temperature: float | None = field(
         default=None,
-        metadata=option("0 is greedy. [default: the model's, else 1]", "--temperature", "-t", panel=SAMPLING),
+        metadata=option("0 is greedy.", "--temperature", "-t", default="the model's, else 1", panel=SAMPLING),
     )
     top_k: int | None = field(default=None, metadata=option("Sample from the k likeliest tokens.", panel=SAMPLING))
     top_p: float | None = field(
@@ -127,21 +127,21 @@ class RetrievalParams:
 
     store: str | None = None
     use_store: bool = field(default=True, metadata=option("Use the model alone.", " /--no-store", panel=RETRIEVAL))
-    k: int | None = field(default=None, metadata=option("Neighbors to retrieve. [default: as tuned]", panel=RETRIEVAL))
+    k: int | None = field(default=None, metadata=option("Neighbors to retrieve.", default="as tuned", panel=RETRIEVAL))
     lam: float | None = field(
-        default=None, metadata=option("Weight of p_kNN in the mixture, 0 to 1. [default: as tuned]", panel=RETRIEVAL)
+        default=None, metadata=option("Weight of p_kNN in the mixture, 0 to 1.", default="as tuned", panel=RETRIEVAL)
     )
     knn_temperature: float | None = field(
         default=None,
-        metadata=option("Softmax temperature over squared distances. [default: as tuned]", panel=RETRIEVAL),
+        metadata=option("Softmax temperature over squared distances.", default="as tuned", panel=RETRIEVAL),
     )
     nprobe: int | None = field(default=None, metadata=option("Inverted lists to search.", panel=RETRIEVAL))
     spalm: bool = field(default=False, metadata=option("Mix by the model's trained gate.", panel=RETRIEVAL))
     stores: tuple[StoreWeight, ...] = field(
         default=(),
         metadata=option(
-            "Search this loaded datastore. Repeatable. [default: all]", "--store-name", metavar="NAME[=WEIGHT]",
-            panel=RETRIEVAL, parse=StoreWeight.parse,
+            "Search this loaded datastore. Repeatable.", "--store-name", metavar="NAME[=WEIGHT]",
+            panel=RETRIEVAL, default="all", parse=StoreWeight.parse,
         ),
     )  # fmt: skip
     min_pointers: int | None = field(

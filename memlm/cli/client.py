@@ -6,19 +6,19 @@ import sys
 from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from memlm.api.datastores import SearchRequest
+from memlm.api.params import GenerateRequest, RetrievalParams
 from memlm.base.printable import one_line
-from memlm.cli import client_datastores, options, render
+from memlm.cli import client_datastores, options
 from memlm.cli.client_connection import HERE, Target, Timeout, client_of, connect_with
 from memlm.cli.console import cell, emit_json, out, table
-from memlm.cli.options import given
+from memlm.cli.fields import Overrides, with_fields
+from memlm.cli.generate import print_continuation
 from memlm.cli.render_index import print_neighbors
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(help="Ask a running server.", no_args_is_help=True)
 app.add_typer(client_datastores.datastore, name="datastore")
@@ -43,78 +43,31 @@ def connection(
 
 
 @app.command(epilog="Example: memlm client generate 'def main(' --target localhost:50051 --show-sources")
+@with_fields()
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
+    request: GenerateRequest,
     target: Target = HERE,
-    use: options.StoreWeights = None,
-    no_store: options.NoStore = False,
-    k: options.K = None,
-    lam: options.Lam = None,
-    knn_temperature: options.KnnTemperature = None,
-    nprobe: options.Nprobe = None,
-    min_pointers: options.MinPointers = None,
-    spalm: options.Spalm = False,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.Penalty = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    time_limit: options.TimeLimit = None,
-    show_sources: options.ShowSources = False,
-    early_exit: options.EarlyExit = False,
-    session: Annotated[str | None, typer.Option(metavar="NAME", help="Go on from what this session has read.")] = None,
-    resume: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Take a stream that breaks up again, for so long.")
-    ] = None,
     timeout: Timeout = 60.0,
+    show_sources: options.ShowSources = False,
     json: options.Json = False,
 ) -> None:
-    """Continue a prompt; the text comes as it is made."""
-    wanted = given(
-        stores=options.weights(use),
-        min_pointers=min_pointers,
-        k=k,
-        lam=lam,
-        knn_temperature=knn_temperature,
-        nprobe=nprobe,
-        spalm=spalm or None,
-        max_tokens=max_tokens,
-    )
-    wanted |= given(top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop or ()), time_limit_s=time_limit)
-    wanted |= given(temperature=temperature, repetition_penalty=repetition_penalty) | {"use_store": not no_store}
-    wanted |= {
-        "neighbors": options.NEIGHBORS_SHOWN if show_sources else 0,
-        "early_exit": early_exit,
-        "session": session,
-    }
-    wanted |= given(resume_s=resume)
-    with client_of(target, timeout) as client, client.generate(prompt, **wanted) as tokens:
-        render.print_generation(tokens, json=json, show_sources=show_sources)
+    """Continue a prompt on a server."""
+    with client_of(target, timeout) as client:
+        print_continuation(client, request, show_sources=show_sources, json=json)
 
 
 @app.command(epilog="Example: memlm client score 'import os' --target localhost:50051")
+@with_fields()
 def score(
     text: Annotated[str, typer.Argument(help="The text to score.")],
+    retrieval: Annotated[dict[str, Any], Overrides(RetrievalParams)],
     target: Target = HERE,
-    use: options.StoreWeights = None,
-    no_store: options.NoStore = False,
-    k: options.K = None,
-    lam: options.Lam = None,
-    knn_temperature: options.KnnTemperature = None,
-    nprobe: options.Nprobe = None,
-    min_pointers: options.MinPointers = None,
-    spalm: options.Spalm = False,
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:
-    """Tell how probable a text is."""
-    retrieval = given(stores=options.weights(use), k=k, lam=lam, knn_temperature=knn_temperature, nprobe=nprobe)
-    retrieval |= given(min_pointers=min_pointers, spalm=spalm or None)
+    """Print the log-probability of a text."""
     with client_of(target, timeout) as client:
-        scored = client.score(text, token_scores=json, use_store=not no_store, **retrieval)
+        scored = client.score(text, token_scores=json, **retrieval)
     if json:
         emit_json(scored)
         return
@@ -122,19 +75,17 @@ def score(
 
 
 @app.command(epilog="Example: memlm client search 'import os' --target localhost:50051")
+@with_fields()
 def search(
-    text: Annotated[str, typer.Argument(help="The context whose likes are sought.")],
+    request: SearchRequest,
     target: Target = HERE,
-    use: options.StoreName = None,
-    k: Annotated[int, typer.Option("--k", help="Neighbors to show.")] = 8,
-    nprobe: options.Nprobe = None,
-    spalm: options.Spalm = False,
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:
-    """Show the places of a datastore whose context is most like a text's end."""
+    """Show the places of a datastore whose contexts are most similar to the end of a text."""
     with client_of(target, timeout) as client:
-        print_neighbors(client.search(use, text, k=k, nprobe=nprobe), json=json)
+        found = client.search(request.store, request.text, k=request.k, nprobe=request.nprobe)
+    print_neighbors(found, json=json)
 
 
 @app.command(epilog="Example: memlm client model --target localhost:50051")

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memlm.api.datastores import BuildDatastoreRequest
 from memlm.base.printable import one_line
 from memlm.cli import options
 from memlm.cli.client_connection import HERE, Target, Timeout, client_of
 from memlm.cli.console import ConsoleProgress, cell, emit_json, err, jsonable, out, print_problem, table
-from memlm.cli.options import given
+from memlm.cli.fields import Overrides, with_fields
 from memlm.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
@@ -80,34 +81,17 @@ def get_datastore(name: Name, target: Target = HERE, timeout: Timeout = 60.0, js
 
 
 @datastore.command("build", epilog="Example: memlm client datastore build docs /srv/texts --target localhost:50051")
+@with_fields()
 def build(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is to be called.")],
-    corpus: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files and folders, on the server.")],
-    glob: Annotated[str | None, typer.Option(help="Which files of a folder.")] = None,
-    index: Annotated[str | None, typer.Option(metavar="auto|FACTORY", help="Which index.")] = None,
-    share: Annotated[float | None, typer.Option("--share", help="Softmax mass that the index should find.")] = None,
-    max_ram: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="What searching may want in memory, such as 2GiB.")
-    ] = None,
-    drop_keys: Annotated[bool, typer.Option("--no-keep-keys", help="Keep codes alone.")] = False,
-    prune: Annotated[
-        float | None, typer.Option(help="Leave out of the index what the model gives this probability.")
-    ] = None,
-    stride: Annotated[int | None, typer.Option(help="Tokens that each further window adds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of all that is drawn.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Take the place of one of that name.")] = False,
-    request_id: RequestId = None,
+    request: Annotated[dict[str, Any], Overrides(BuildDatastoreRequest)],
     wait: Wait = True,
     target: Target = HERE,
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:
-    """Build a datastore of texts that lie on the server; the old one answers until it is complete."""
-    wanted = given(glob=glob, index=index, target=share, max_ram_bytes=options.num_bytes(max_ram), prune=prune)
-    wanted |= given(stride=stride, seed=seed, request_id=request_id)
+    """Build a datastore from texts on the server. A datastore that it replaces answers until it is complete."""
     with client_of(target, timeout) as client:
-        job = client.datastores.build(name, corpus, replace=replace, drop_keys=drop_keys, **wanted)
-        _follow(job, wait=wait, json=json)
+        _follow(client.datastores.build(**request), wait=wait, json=json)
 
 
 @datastore.command("add", epilog="Example: memlm client datastore add docs notes.jsonl --target localhost:50051")

@@ -224,7 +224,7 @@ def search(
     text: Annotated[str, typer.Argument(help="The context whose likes are sought.")],
     model: options.Model,
     k: Annotated[int, typer.Option("--k", help="Neighbors to show.")] = 8,
-    nprobe: options.Nprobe = None,
+    nprobe: Annotated[int | None, typer.Option(help="Inverted lists to search.")] = None,
     json: options.Json = False,
 ) -> None:
     """Show the places of a datastore whose context is most like a text's end."""

@@ -11,53 +11,44 @@ import typer
 
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, out, print_problem
+from memlm.cli.fields import Overrides, with_fields
 from memlm.cli.options import given
 from memlm.errors import InvalidInput
+from memlm.training.config import PRESETS, SHAPE, TrainConfig
 
-FINE_TUNING = {"optimizer": "adamw", "learning_rate": 3e-4}  # unless it is said otherwise
+FINE_TUNING = {"optimizer": "adamw", "learning_rate": 3e-4}  # unless set otherwise
+MEMORY = "Memory of the model"
 
 
+@with_fields()
 def train(
     corpus: options.Corpora,
-    out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="MODEL", help="The model's new folder.")],
+    out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="The model's new folder.")],
+    overrides: Annotated[dict[str, Any], Overrides(TrainConfig)],
     preset: Annotated[str, typer.Option(metavar="tiny|small|base", help="Shape and rates to start from.")] = "tiny",
     config: Annotated[
         Path | None,
-        typer.Option(
-            metavar="F.toml", help="Fields of TrainConfig that differ; those of the model stand in the table \\[model]."
-        ),
+        typer.Option(metavar="FILE", help="TOML file of fields of TrainConfig, those of the model in a table model."),
     ] = None,
-    valid: Annotated[list[str] | None, typer.Option(metavar="PATH", help="Held-out text to report a loss on.")] = None,
+    valid: Annotated[list[str] | None, typer.Option(metavar="PATH", help="Held-out text to score. Repeatable.")] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="A tokenizer to use, not to train one.")
+        Path | None, typer.Option(metavar="PATH", help="Use this tokenizer instead of training one.")
     ] = None,
     init_from: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A model to go on with: a folder, or an id on the hub.")
+        str | None, typer.Option(metavar="MODEL", help="Continue from this model: a folder, or an id on the hub.")
     ] = None,
     memorizing_layers: Annotated[
-        str | None, typer.Option(metavar="N,N", help="Layers that get kNN attention over the document's past.")
+        str | None,
+        typer.Option(metavar="N,N", help="Layers with kNN attention over the document's past.", rich_help_panel=MEMORY),
     ] = None,
     memory_mixing: Annotated[
-        str | None, typer.Option(metavar="gate|tanh|joint", help="How these layers mix memory in.")
+        str | None,
+        typer.Option(metavar="gate|tanh|joint", help="How these layers mix kNN attention in.", rich_help_panel=MEMORY),
     ] = None,
-    xl_length: Annotated[int | None, typer.Option(help="Tokens of Transformer-XL memory.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Train for this many steps.")] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Train for this many readings of the corpus (default 1).")
+    xl_length: Annotated[
+        int | None, typer.Option(help="Tokens of Transformer-XL memory.", rich_help_panel=MEMORY)
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="Train for about this long.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows read at once.")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Batches that make one step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="The highest rate.")] = None,
-    schedule: Annotated[str | None, typer.Option(metavar="cosine|constant", help="How the rate goes on.")] = None,
-    valid_every: Annotated[int | None, typer.Option(help="Score the held-out text every so many steps.")] = None,
-    patience: Annotated[
-        int | None, typer.Option(help="End after so many scores without a new best, with the best weights.")
-    ] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write MODEL/tensorboard too.")] = False,
-    compile_first: Annotated[bool, typer.Option("--compile", help="Compile the model first.")] = False,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same model.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in MODEL.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the interrupted run in the folder.")] = False,
     glob: options.Glob = "**/*",
     on_error: options.OnError = "skip",
     json: options.Json = False,
@@ -67,14 +58,9 @@ def train(
     from memlm.data.tokenizer import Tokenizer
     from memlm.training.train import train as run
 
-    fields = given(
-        steps=steps, epochs=epochs, minutes=minutes, seed=seed, batch_size=batch_size, accumulate=accumulate,
-        learning_rate=learning_rate, schedule=schedule, valid_every=valid_every, patience=patience,
-        tensorboard=tensorboard or None, compile=compile_first or None,
-    )  # fmt: skip
     layers = None if memorizing_layers is None else _layers(memorizing_layers)
     memories: dict[str, Any] = given(xl_length=xl_length, memorizing=given(layers=layers, mixing=memory_mixing) or None)
-    settings = train_config(preset, config, fields, memories, fine_tuning=init_from is not None)
+    settings = train_config(preset, config, overrides, memories, fine_tuning=init_from is not None)
     with ConsoleProgress() as progress:
         report = run(
             Corpus(corpus, glob, on_error, print_problem),
@@ -86,7 +72,7 @@ def train(
             resume=resume,
             progress=progress,
         )
-    if os.environ.get("RANK", "0") != "0":  # of several processes the first one speaks
+    if os.environ.get("RANK", "0") != "0":  # only the first of several processes prints
         return
     if json:
         emit_json(report)
@@ -97,11 +83,9 @@ def train(
 
 
 def train_config(
-    preset: str, file: Path | None, fields: dict[str, Any], memories: dict[str, Any], *, fine_tuning: bool
+    preset: str, file: Path | None, overrides: dict[str, Any], memories: dict[str, Any], *, fine_tuning: bool
 ) -> Any:
-    """The settings: a preset, a file over it, and what was said on the command line over both."""
-    from memlm.training.config import PRESETS, SHAPE, TrainConfig
-
+    """The settings of a preset, overridden by a file, and both by the command line."""
     if preset not in PRESETS:
         raise InvalidInput(f"preset is {preset!r}; expected one of {', '.join(PRESETS)}", field="preset")
     changes: dict[str, Any] = dict(FINE_TUNING) if fine_tuning else {}
@@ -111,21 +95,21 @@ def train_config(
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InvalidInput(f"{file} cannot be read as TOML ({error})", field="config") from error
     model_fields = changes.pop("model", {})
-    if fine_tuning:  # a shape that is asked for is held against the model's own
+    if fine_tuning:  # a given shape is compared with the model's
         model_fields = {name: changes.pop(name) for name in (*SHAPE, "vocab_size") if name in changes} | model_fields
     if isinstance(kept := model_fields.get("memorizing"), dict) and "memorizing" in memories:
         memories = {**memories, "memorizing": {**kept, **memories["memorizing"]}}
     model_fields = {**model_fields, **memories}
     try:
-        return TrainConfig.from_dict({**vars(PRESETS[preset]), **changes, **fields, "model_fields": model_fields})
+        return TrainConfig.from_dict({**vars(PRESETS[preset]), **changes, **overrides, "model_fields": model_fields})
     except (TypeError, InvalidInput) as error:
         raise InvalidInput(f"{file or 'the settings'}: {error}", field="config") from error
 
 
-def _layers(fields: str) -> list[int]:
+def _layers(text: str) -> list[int]:
     try:
-        return [int(layer) for layer in fields.split(",")]
+        return [int(layer) for layer in text.split(",")]
     except ValueError as error:
         raise InvalidInput(
-            f"memorizing_layers is {fields!r}; expected numbers with commas between", field="memorizing_layers"
+            f"memorizing_layers is {text!r}; expected numbers with commas between", field="memorizing_layers"
         ) from error

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from memlm.base.options import option
 from memlm.errors import InvalidInput
-from memlm.model import ModelConfig
 
+if TYPE_CHECKING:
+    from memlm.model import ModelConfig
+
+OPTIMIZATION, LENGTH = "Optimization", "Length of the training"  # panels of the command-line options
 SHAPE = ("dim", "num_layers", "num_heads", "num_kv_heads", "ff_dim", "context_length")
 CHOICES = {
     "schedule": ("cosine", "constant"),
@@ -37,27 +41,37 @@ class TrainConfig:
     ff_dim: int = 512
     context_length: int = 256
     vocab_size: int = 2048
-    batch_size: int = 4
-    learning_rate: float = 4e-3
+    batch_size: int = field(default=4, metadata=option("Rows of a batch.", panel=OPTIMIZATION))
+    learning_rate: float = field(default=4e-3, metadata=option("Peak learning rate.", panel=OPTIMIZATION))
     weight_decay: float = 0.1
     warmup: float = 0.05
     grad_clip: float = 1.0
-    steps: int | None = None
-    epochs: float | None = None
-    minutes: float | None = None
+    steps: int | None = field(default=None, metadata=option("Train for this many steps.", panel=LENGTH))
+    epochs: float | None = field(
+        default=None, metadata=option("Train for this many passes over the corpus.", default="1", panel=LENGTH)
+    )
+    minutes: float | None = field(default=None, metadata=option("Train for about this long.", panel=LENGTH))
     checkpoint_every: int = 200
-    seed: int = 0
-    accumulate: int = 1
-    schedule: str = "cosine"
+    seed: int = field(default=0, metadata=option("Equal seeds give equal models.", panel=OPTIMIZATION))
+    accumulate: int = field(default=1, metadata=option("Batches in one step.", panel=OPTIMIZATION))
+    schedule: str = field(
+        default="cosine",
+        metadata=option("Schedule of the learning rate.", metavar="cosine|constant", panel=OPTIMIZATION),
+    )
     min_rate: float = 0.1
     optimizer: str = "muon"
     dtype: str = "auto"
     device: str = "auto"
-    compile: bool = False
-    valid_every: int | None = None
-    patience: int | None = None
+    compile: bool = field(default=False, metadata=option("Compile the model first.", "--compile", panel=OPTIMIZATION))
+    valid_every: int | None = field(
+        default=None, metadata=option("Score the held-out text every so many steps.", panel=LENGTH)
+    )
+    patience: int | None = field(
+        default=None,
+        metadata=option("Stop after this many scores without a new best, and keep the best weights.", panel=LENGTH),
+    )
     compression_loss_weight: float = 1.0
-    tensorboard: bool = False
+    tensorboard: bool = field(default=False, metadata=option("Write MODEL/tensorboard too.", "--tensorboard"))
     model_fields: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -79,11 +93,16 @@ class TrainConfig:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; expected at least 1", field=name)
         if self.patience and not self.valid_every:
             raise InvalidInput("patience counts scores of held-out text; give valid_every too", field="patience")
-        if unknown := sorted(self.model_fields.keys() - {each.name for each in fields(ModelConfig)}):
-            raise InvalidInput(f"model_fields has {unknown}; a model has no such fields", field=unknown[0])
+        if self.model_fields:
+            from memlm.model import ModelConfig  # loads torch, which the command line does without
+
+            if unknown := sorted(self.model_fields.keys() - {known.name for known in fields(ModelConfig)}):
+                raise InvalidInput(f"model_fields has {unknown}; a model has no such fields", field=unknown[0])
 
     def model(self, vocab_size: int) -> ModelConfig:
-        """The decoder's shape, for the vocabulary that the tokenizer came to."""
+        """The shape of the decoder for a tokenizer's vocabulary."""
+        from memlm.model import ModelConfig
+
         shape = {name: getattr(self, name) for name in SHAPE}
         return ModelConfig.from_dict({**shape, **self.model_fields, "vocab_size": vocab_size})
 

@@ -1,0 +1,41 @@
+"""`memlm calibrate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from memlm.cli import options
+from memlm.cli.console import ConsoleProgress, emit_json, out, print_problem
+
+
+def calibrate(
+    texts: options.Texts,
+    model: options.Model,
+    measure: Annotated[str, typer.Option(metavar="softmax|state", help="Measure of a layer's confidence.")] = "softmax",
+    delta: Annotated[float, typer.Option(help="Share of greedy tokens that may differ.")] = 0.1,
+    epsilon: Annotated[float, typer.Option(help="Risk that the share is larger.")] = 0.05,
+    prompts: Annotated[int, typer.Option(help="Texts to test on.")] = 100,
+    glob: options.Glob = "**/*",
+    on_error: options.OnError = "skip",
+    json: options.Json = False,
+) -> None:
+    """Calibrate the confidence threshold for early exit, and save it with the model."""
+    from memlm.data.corpus import Corpus
+    from memlm.generation.early_exit import calibrate as run
+
+    with ConsoleProgress() as progress:
+        documents = Corpus(texts, glob, on_error, print_problem)
+        report = run(
+            model, documents, measure=measure, delta=delta, epsilon=epsilon, prompts=prompts, progress=progress
+        )
+    if json:
+        emit_json(report)
+    elif report.rule is None:
+        out.print(f"No threshold keeps within delta {delta} of the whole model. Nothing was saved.")
+    else:
+        out.print(
+            f"threshold {report.rule.threshold}: {report.layers_share:.0%} of the layers, {report.time_share:.0%} of"
+            f" the time, {report.disagreement:.1%} other tokens, {report.nats_change:+.4f} nats per token"
+        )

@@ -1,0 +1,50 @@
+"""`memlm eval`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from memlm.api.params import RetrievalParams
+from memlm.cli import options
+from memlm.cli.console import ConsoleProgress, emit_json, out, print_problem, table
+from memlm.cli.fields import Overrides, with_fields
+
+
+@with_fields(leave_out=("use_store",))
+def evaluate(
+    texts: options.Texts,
+    model: options.Model,
+    retrieval: Annotated[dict[str, Any], Overrides(RetrievalParams)],
+    store: options.Stores = None,
+    dtype: options.Dtype = "float32",
+    glob: options.Glob = "**/*",
+    on_error: options.OnError = "skip",
+    json: options.Json = False,
+) -> None:
+    """Measure perplexity on held-out text, of the model alone and with its datastore."""
+    from memlm.data.corpus import Corpus
+    from memlm.evaluation import evaluate as run
+    from memlm.language_model import load
+
+    with load(model, store or (), dtype=dtype) as lm, ConsoleProgress() as progress:
+        evaluation = run(lm, Corpus(texts, glob, on_error, print_problem), progress=progress, **retrieval)
+    if json:
+        emit_json({**_figures(evaluation.total), "texts": {name: _figures(s) for name, s in evaluation.texts.items()}})
+        return
+    shown = table("", "bits per byte", "per token", "per word", "nats", title="perplexity")
+    for name, figures in (("model", evaluation.total.base), ("with datastore", evaluation.total.knn)):
+        if figures:
+            rates = (figures.bits_per_byte, figures.token_perplexity, figures.word_perplexity, figures.nll)
+            shown.add_row(name, *(f"{rate:,.4g}" for rate in rates))
+    out.print(shown)
+
+
+def _figures(score: Any) -> dict[str, Any]:
+    """A score as JSON: counts, the final figures, and with a datastore those of the model and of the mixture."""
+    from dataclasses import asdict
+
+    shown = {"tokens": score.tokens, "words": score.words, "bytes": score.bytes, **asdict(score.figures)}
+    if score.knn is not None:
+        used = {"k": score.k, "lambda": score.lam, "temperature": score.knn_temperature}
+        shown |= {"base": asdict(score.base), "knn": {**asdict(score.knn), **used}}
+    return shown
