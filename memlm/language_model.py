@@ -61,7 +61,7 @@ class LanguageModel:
         """The loaded datastores. One that cannot be used now has a `problem`."""
         return self.engine.stores.infos
 
-    def generate(self, prompt: str, **options: Any) -> TokenStream:
+    def generate(self, prompt: str | GenerateRequest, **options: Any) -> TokenStream:
         """Continues a prompt, token by token.
 
         The options are the fields of `SamplingParams` and `RetrievalParams`, and `neighbors`, `top_logprobs`, `session`
