@@ -7,7 +7,7 @@ TYPED := build/typed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: client help demo test test-rest test-all check lint types format proto docs constraints bench dist clean
+.PHONY: client help demo test test-rest test-all test-shapes check lint types format proto docs constraints bench dist clean
 
 help:  ## say what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,10 @@ test-rest: $(STAMP)  ## run the crash and the packaging tests
 
 test-all: $(STAMP)  ## run every test, the exhaustive grid and the slow ones included
 	$(PYTEST)
+
+SHAPED := memlm.index,memlm.data,memlm.model,memlm.retrieval,memlm.training
+test-shapes: $(STAMP)  ## run the unit tests, and check types and shapes in every call (twice as slow)
+	$(PYTEST) -m unit --jaxtyping-packages=$(SHAPED),beartype.beartype
 
 check: lint types test test-rest  ## all that CI checks
 

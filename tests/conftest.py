@@ -34,7 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def starts_servers(item: pytest.Item) -> bool:
     assert isinstance(item, pytest.Function)
-    return hasattr(item.module, "RunningServer") or not STARTED_SERVERS.isdisjoint(item.fixturenames)
+    helpers = {"RunningServer", "started_server"} & vars(item.module).keys()
+    return bool(helpers) or not STARTED_SERVERS.isdisjoint(item.fixturenames)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32
@@ -11,6 +11,7 @@ from jaxtyping import Float32
 from memlm.index.neighbors import Neighbors
 
 
+@runtime_checkable
 class Shortcut(Protocol):
     """A way to do without a search. One that `is_sequential` depends on the tokens before a position."""
 

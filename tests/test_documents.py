@@ -1,0 +1,60 @@
+"""Documents: links lead somewhere, every page is in the navigation of the site, and the English keeps its rules."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ARCHIVE = ROOT / "docs/log/archive.md"  # kept as it was written
+DOCUMENTS = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks/README.md"} - {ARCHIVE})
+# Habits that make sentences hard to read, and how often 1,000 words may have them.
+HABITS = {
+    r"\b(?:what(?:ever)?|who(?:ever)?|nobody|somebody|anybody)\b": 1.5,
+    r"\b(?:tells?|told|speaks?|spoken?|loud\w*|hears?|heard)\b": 0.5,
+    r";": 3,
+}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def prose_of(path: Path) -> str:
+    return re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def anchors_of(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_lead_to_files_and_headings(document: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose_of(document)):
+        file, _, anchor = link.partition("#")
+        target = (document.parent / file).resolve() if file else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target), link
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_files_that_documents_name_exist(document: Path) -> None:
+    for name in re.findall(
+        r"`((?:memlm|index|server|tests|proto|tools)/[\w/.-]+)`", document.read_text(encoding="utf-8")
+    ):
+        assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_documents_are_written_in_plain_english(habit: str) -> None:
+    texts = {name_of(path): prose_of(path) for path in DOCUMENTS}
+    counts = {name: len(re.findall(habit, text, flags=re.IGNORECASE)) for name, text in texts.items()}
+    words = sum(len(re.findall(r"[A-Za-z'-]+", text)) for text in texts.values())
+    assert 1000 * sum(counts.values()) / words <= HABITS[habit], {name: n for name, n in counts.items() if n}
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = set(re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE))
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert pages <= navigation, pages - navigation
