@@ -52,6 +52,13 @@ class Neighbors:
             return self
         return Neighbors(self.distances_QK[:, :k], self.ids_QK[:, :k], self.values_QK[:, :k])
 
+    def put(self, rows_R: Int64[np.ndarray, " R"], other: Neighbors) -> None:
+        """Overwrites rows with those of `other`, which may be narrower, in place."""
+        width = other.ids_QK.shape[1]
+        self.distances_QK[rows_R, :width] = other.distances_QK
+        self.ids_QK[rows_R, :width] = other.ids_QK
+        self.values_QK[rows_R, :width] = other.values_QK
+
 
 @runtime_checkable
 class Searcher(Protocol):
@@ -92,10 +99,7 @@ def search_filtered(
     found, rows_R = Neighbors.none(len(queries_QD), k), np.arange(len(queries_QD))
     while True:
         best = seen.keep(kept_RK).first(k)
-        width = best.ids_QK.shape[1]
-        found.distances_QK[rows_R, :width] = best.distances_QK
-        found.ids_QK[rows_R, :width] = best.ids_QK
-        found.values_QK[rows_R, :width] = best.values_QK
+        found.put(rows_R, best)
         short_R = (kept_RK.sum(axis=1) < k) & (seen.ids_QK[:, -1] >= 0)
         if asked >= most or not short_R.any():
             return found

@@ -1,4 +1,4 @@
-"""Held-out texts -> how well a model, with and without its datastore, predicts them: each text, and all together."""
+"""Held-out texts -> the scores of a model with and without its datastore, for each text and for all together."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from memlm.retrieval.encoder import text_windows
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The score of each text by its document id, and of all of them taken together."""
+    """The score of each text by its document id, and of all together."""
 
     texts: dict[str, Score]
     total: Score
 
 
-def evaluate(lm: LanguageModel, texts: Corpus, *, progress: Progress = silent, **memory: Any) -> Evaluation:
-    """Scores every text of a corpus, one at a time; `memory` are the fields of `RetrievalParams`."""
-    retriever = lm.engine.stores.retriever(RetrievalParams.of(**memory))
+def evaluate(lm: LanguageModel, texts: Corpus, *, progress: Progress = silent, **retrieval: Any) -> Evaluation:
+    """Scores every text of a corpus, one at a time. `retrieval` are the fields of `RetrievalParams`."""
+    retriever = lm.engine.stores.retriever(RetrievalParams.of(**retrieval))
     scores: dict[str, Score] = {}
     total, num_bytes = ScoreAccumulator(), texts.num_bytes
     for document in texts:
-        tally = ScoreAccumulator()
+        accumulator = ScoreAccumulator()
         for scored in score_windows(lm.checkpoint, text_windows(lm.checkpoint, document.text), retriever):
-            tally.add(scored)
+            accumulator.add(scored)
             total.add(scored)
-        for each in (tally, total):
+        for each in (accumulator, total):
             run_steps(each.add_text(document.text))
-        scores[document.id] = tally.score(retriever)
+        scores[document.id] = accumulator.score(retriever)
         progress("evaluate", total.num_bytes, max(num_bytes, total.num_bytes), f"{total.tokens:,} tokens")
     return Evaluation(scores, total.score(retriever))

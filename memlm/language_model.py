@@ -27,7 +27,7 @@ def load(
 ) -> LanguageModel:
     """Loads a model, by its folder or its id on the Hugging Face hub, and datastores that it built.
 
-    `stores` are folders, or folders by name; without a name, a datastore has its folder's. `dtype` is float32,
+    `stores` are folders, or folders by name. Without a name, a datastore has its folder's. `dtype` is float32,
     bfloat16, or auto for the faster of them on this processor. Raises NotFound where a folder is missing, Incompatible
     for a datastore of another model, Corrupt for a damaged file.
     """
@@ -72,7 +72,8 @@ class LanguageModel:
         return TokenStream.begin(stream(self.checkpoint, run_steps(self.engine.start(request))))
 
     def generate_batch(self, prompts: Sequence[str], **options: Any) -> tuple[Completion, ...]:
-        """Continues several prompts side by side, with the options of `generate`; in the order of the prompts.
+        """Continues several prompts side by side, with the options of `generate`. Completions are in the order of the
+        prompts.
 
         Given a seed, prompt n is sampled with seed + n.
         """
@@ -114,7 +115,7 @@ class LanguageModel:
         return run_steps(self.engine.score(text, RetrievalParams.of(**retrieval), token_scores=token_scores))
 
     def search(self, store: str | None, text: str, *, k: int = 8, nprobe: int | None = None) -> tuple[Neighbor, ...]:
-        """Finds the k entries whose context is nearest to the end of `text`, nearest first.
+        """Finds the k entries with the context nearest to the end of `text`, nearest first.
 
         `store=None` searches all that are loaded. Of a long text the last `context_length - 1` tokens count. Raises
         InvalidInput if no datastore is loaded.
@@ -137,7 +138,7 @@ class LanguageModel:
         return self.engine.stores.prepare_delete(document_ids, store).apply()
 
     def load_datastore(self, path: str | Path, *, name: str | None = None, replace: bool = False) -> StoreInfo:
-        """Opens one more datastore; with `replace`, in place of the one of that name. Running generations keep theirs.
+        """Opens one more datastore. With `replace`, it replaces the one of its name. Running generations keep theirs.
 
         Raises AlreadyExists for a name in use, Incompatible for a datastore of another model.
         """
@@ -145,11 +146,11 @@ class LanguageModel:
         return self.engine.stores.register_store(opened, replace=replace)
 
     def unload_datastore(self, name: str) -> StoreInfo:
-        """Unloads a datastore; it is closed once no generation uses it. Its files stay."""
+        """Unloads a datastore. It is closed once no generation uses it. Its files stay."""
         return self.engine.stores.unload(name)
 
     def get_datastore(self, name: str | None = None) -> StoreInfo:
-        """Describes a loaded datastore; without a name, the only one."""
+        """Describes a loaded datastore. Without a name, the only one."""
         return self.engine.stores.info(name)
 
     def refresh(self) -> bool:

@@ -22,7 +22,8 @@ from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
 from memlm.index.store.datastore import Datastore
-from memlm.indexing.tune import Read, joined, tune
+from memlm.indexing.option_trials import EncodedText
+from memlm.indexing.tune import tune
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.retrieval.encoder import Encoder, text_windows
 from memlm.retrieval.interpolation import mix_targets, target_logprobs
@@ -123,7 +124,7 @@ def _ways(checkpoint: Checkpoint, store: str | Path, text: Corpus, progress: Pro
     return ways
 
 
-def _read(checkpoint: Checkpoint, texts: Corpus, max_tokens: int) -> list[Read]:
+def _read(checkpoint: Checkpoint, texts: Corpus, max_tokens: int) -> list[EncodedText]:
     """The beginnings of the texts' documents, read once for all ways."""
     reads, count = [], 0
     encoder = Encoder(checkpoint.decoder)
@@ -131,15 +132,15 @@ def _read(checkpoint: Checkpoint, texts: Corpus, max_tokens: int) -> list[Read]:
         windows = list(text_windows(checkpoint, document.text))
         if not windows or count >= max_tokens:
             continue
-        parts = [Read.of(window, read) for window, read in zip(windows, encoder.predictions(windows), strict=True)]
-        reads.append(joined(parts))
+        parts = list(map(EncodedText.of, windows, encoder.predictions(windows)))
+        reads.append(EncodedText.joined(parts))
         count += len(reads[-1].targets_N)
     if not count:
         raise InvalidInput("there is no token to judge by; give some held-out text", field="texts")
     return reads
 
 
-def _ask(reads: Sequence[Read], retriever: Retriever) -> tuple[list[Float64[np.ndarray, " _"]], float, float]:
+def _ask(reads: Sequence[EncodedText], retriever: Retriever) -> tuple[list[Float64[np.ndarray, " _"]], float, float]:
     """Nats of every token of every document, the share of tokens that the store was searched for, and seconds."""
     nats, searches, count, seconds = [], 0, 0, 0.0
     for read in reads:

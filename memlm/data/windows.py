@@ -1,10 +1,9 @@
 """Token ids of a document -> overlapping windows that a model of limited context reads.
 
 A document t_0 .. t_{n-1} is read as <start> t_0 .. t_{n-2}, and each position predicts the token that follows: n
-predictions for n tokens, the first from <start> alone. Each token is predicted exactly once, with as much left
-context as the window gives: all of its document's past at first, later at least `context - stride` positions
-besides its own. No window holds tokens of two documents. Building, scoring and tuning all read documents through
-here, so that keys are made alike everywhere.
+predictions for n tokens, the first from <start> alone. Each token is predicted exactly once, with the left context of
+its window: at first all of its document's past, later at least `context - stride` positions besides its own. No window
+holds tokens of two documents. Building, scoring and tuning all use these windows, so that equal texts give equal keys.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _T = TypeVar("_T")
 class Window:
     """T inputs, and the targets that their last N positions predict (N <= T).
 
-    A window that `continues` goes on where the one before it ended: its reader must remember that one.
+    A window that `continues` begins where the one before it ended, and needs the model's memory of that one.
     """
 
     inputs_T: Int64[np.ndarray, " T"]
@@ -35,8 +34,7 @@ class Window:
 
 
 def windows_of(tokens_n: Int64[np.ndarray, " n"], *, start_id: int, context: int, stride: int) -> Iterator[Window]:
-    """Cuts one document. The first window predicts `context` tokens, each further one `stride`, the last what is
-    left.
+    """Cuts one document. The first window predicts `context` tokens, each further one `stride`, the last the rest.
 
     >>> windows = windows_of(np.arange(1, 7), start_id=0, context=4, stride=2)
     >>> [(window.inputs_T.tolist(), window.targets_N.tolist()) for window in windows]
@@ -51,7 +49,7 @@ def windows_of(tokens_n: Int64[np.ndarray, " n"], *, start_id: int, context: int
 
 
 def segments_of(tokens_n: Int64[np.ndarray, " n"], *, start_id: int, segment: int) -> Iterator[Window]:
-    """Cuts one document for a model that remembers what it has read: nothing is read twice.
+    """Cuts one document for a segmented model, which encodes nothing twice.
 
     >>> windows = segments_of(np.arange(1, 7), start_id=0, segment=4)
     >>> [(window.inputs_T.tolist(), window.targets_N.tolist(), window.continues) for window in windows]
@@ -69,7 +67,7 @@ def check_stride(context: int, stride: int) -> None:
 
 
 def blocks_of(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
-    """Lists of `size` items, the last one shorter."""
+    """Yields lists of `size` items, the last one shorter."""
     iterator = iter(items)
     while block := list(islice(iterator, size)):
         yield block

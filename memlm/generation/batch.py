@@ -1,7 +1,7 @@
 """Sequences decoded together: a step reads the weights once for all of them.
 
 Sequences are added and removed between any two steps. A prompt is read in pieces, one a step, so that a long one delays
-the others by one piece at most. The sequences of a retriever are searched for at once.
+others by one piece at most. The sequences of a retriever share a search.
 
 Batch invariance: each text is what it would be alone, with its own seed and its own datastores, up to the last bits of
 floating point, because the products of a batch add in another order.
@@ -55,7 +55,7 @@ class RunningSequence:
 
 @dataclass(slots=True)
 class _Prefill:
-    """A sequence whose prompt is being read: its context cache, and the number of tokens in it. One that is `apart`
+    """A sequence before its first token: its context cache, and how much of the prompt is in it. One that is `apart`
     keeps this cache to its end.
     """
 
@@ -140,7 +140,7 @@ class Batch:
             self._pool.shrink()
 
     def step(self) -> list[RunningSequence]:
-        """Generates one token for each sequence whose prompt has been read, and returns these sequences. Those that are
+        """Generates one token for each sequence that is through its prompt, and returns these sequences. Those that are
         done have been removed.
         """
         with torch.inference_mode():
@@ -185,7 +185,7 @@ class Batch:
         return decoded
 
     def _prefill(self) -> list[_Decoded]:
-        """Reads on in the prompts, the oldest first. A sequence whose prompt ends is decoded from the next step on."""
+        """Reads a piece of the prompts, the oldest first. After its last piece a sequence gets its first token."""
         room, decoded = self._prefill_tokens, list[_Decoded]()
         while self._prompts and room > 0:
             group = self._next_group(room)

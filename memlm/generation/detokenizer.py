@@ -1,7 +1,7 @@
 """Generated tokens -> text that may be shown: whole characters only, and nothing of a stop string.
 
 A token's bytes may end in the middle of a character, and a stop string may begin in one token and end in another. A
-token is let go once no character and no stop string that touches it can still change; until then it waits.
+token is released once no character and no stop string that touches it can still change.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from memlm.api.generation import Token
 
 
 class StopMatcher:
-    """Finds a stop string in a text that comes in pieces, by Knuth, Morris and Pratt: its cost is that of the text,
-    however often the stop string is almost met. `matched` characters at the end of the text are its beginning.
+    """Finds a stop string in a text that comes in pieces, with the Knuth-Morris-Pratt algorithm. Its cost is linear in
+    the text. The last `matched` characters of the text are the beginning of the stop string.
     """
 
     def __init__(self, stop: str) -> None:
-        """Nothing has come yet."""
         self.stop, self.matched = stop, 0
         self._shorter = [0]  # for each length that was matched: the longest shorter beginning that ends there as well
 
     def feed(self, text: str) -> int | None:
-        """Takes more of the text; how many characters of it complete the stop string, or None."""
+        """Takes more of the text. Returns how many characters of it complete the stop string, or None."""
         for place, character in enumerate(text):
             while self.matched and self.stop[self.matched] != character:
                 self.matched = self._shorter[self.matched - 1]
@@ -37,7 +36,7 @@ class StopMatcher:
         return None
 
     def _learn(self) -> None:
-        """Extends the table by one length, when it is first matched: nothing is computed of what never comes."""
+        """Extends the table by one length when that is first matched: long stop strings cost nothing."""
         next_, length = len(self._shorter), self._shorter[-1]
         while length and self.stop[length] != self.stop[next_]:
             length = self._shorter[length - 1]
@@ -48,7 +47,7 @@ class StopMatcher:
 class Detokenizer:
     """Holds tokens back as long as their text is not certain. `stopped_by` is the stop string reached, if any.
 
-    A character that spans tokens belongs to the token that completes it; the earlier ones add no text.
+    A character that spans tokens belongs to the token that completes it. The earlier tokens add no text.
     """
 
     stop: Sequence[str] = ()
@@ -62,11 +61,10 @@ class Detokenizer:
     _matchers: tuple[StopMatcher, ...] = ()
 
     def __post_init__(self) -> None:
-        """Prepares to look for the stop strings."""
         self._matchers = tuple(map(StopMatcher, self.stop))
 
     def push(self, token: Token) -> list[Token]:
-        """Takes the next token (its `text` is filled in here) and gives those that became certain."""
+        """Takes the next token and fills in its `text`. Returns the tokens that became certain."""
         text = self._decoder.decode(token.bytes)
         self._incomplete = (1 if text else self._incomplete + 1) if self._decoder.getstate()[0] else 0
         self._waiting.append(replace(token, text=text))
@@ -78,7 +76,7 @@ class Detokenizer:
         return self._release(self._length - possible)
 
     def finish(self) -> list[Token]:
-        """Gives what is still waiting: nothing more will come. A character left incomplete becomes U+FFFD."""
+        """Returns the tokens that are still waiting, after the last token. An incomplete character becomes U+FFFD."""
         rest, self._incomplete = self._decoder.decode(b"", final=True), 0
         if rest:
             last = self._waiting.pop()
@@ -87,8 +85,10 @@ class Detokenizer:
         return self._release(self._length)
 
     def _first_stop(self, text: str, before: int) -> tuple[int, str] | None:
-        """Where in the waiting text, `before` characters and a new `text`, the earliest stop string begins; the longest
-        wins where two begin together.
+        """Returns the earliest stop string in the waiting text, the longest of two with one beginning, and its
+        beginning.
+
+        The waiting text has `before` characters and the new `text`.
         """
         found = [
             (before + end - len(matcher.stop), -len(matcher.stop), matcher.stop)
@@ -101,7 +101,7 @@ class Detokenizer:
         return begin, stop
 
     def _cut(self, begin: int, stop: str) -> None:
-        """Drops the stop string and all behind it, with the tokens that have nothing before it."""
+        """Drops the stop string and all text behind it."""
         self.stopped_by, self._incomplete = stop, 0
         while self._waiting and self._length - len(self._waiting[-1].text) >= begin:
             self._length -= len(self._waiting.pop().text)
@@ -111,7 +111,7 @@ class Detokenizer:
         self._length = begin
 
     def _release(self, num_certain: int) -> list[Token]:
-        """Lets go the tokens whose text lies within the first `num_certain` waiting characters."""
+        """Releases the tokens with all of their text in the first `num_certain` waiting characters."""
         released = []
         while len(self._waiting) > self._incomplete and len(self._waiting[0].text) <= num_certain:
             token = self._waiting.popleft()

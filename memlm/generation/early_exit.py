@@ -1,9 +1,10 @@
-"""Held-out text -> how sure a layer must be for the others to be left out (arXiv 2207.07061, section 4).
+"""Held-out text -> the confidence at which a layer's output needs no further layers (arXiv 2207.07061, section 4).
 
-Thresholds are tried from the strictest down. Each is tested: with what confidence do greedy texts differ from the
-whole model's in at most `delta` of their tokens? The last one before the first that fails the test holds with
-probability `1 - epsilon`, whatever the text's distribution (Learn then Test, fixed-sequence testing). It is kept in
-the model's folder.
+Calibration tests thresholds from the strictest down: do greedy texts differ from the whole model's in at most `delta`
+of their tokens? The last threshold before the first failure holds with probability `1 - epsilon` for any distribution
+of texts (Learn then Test, fixed-sequence testing). The model's folder keeps it.
+
+Experimental: on the small models measured, no threshold or hardly any layer could be saved (docs/log, 2026-11-22).
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ PROMPT_TOKENS, DRAWN_TOKENS = 32, 24
 
 @dataclass(frozen=True, slots=True)
 class CalibrationReport:
-    """What was found. `rule` is None where no threshold passed. Shares are of the whole model's: `layers_share` of its
-    layers, `time_share` of its time a token. `disagreement` is the share of greedy tokens that differ; `nats_change`
-    what predicting the held-out text costs more, a token.
+    """The result of a calibration. `rule` is None if no threshold passed. `layers_share` and `time_share` compare
+    layers and time per token with the whole model. `disagreement` is the share of greedy tokens that differ.
+    `nats_change` is the loss on the held-out text in nats per token.
     """
 
     rule: ExitRule | None
@@ -52,8 +53,8 @@ class CalibrationReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tried:
-    """One threshold's greedy texts."""
+class _Continuations:
+    """The greedy continuations under one threshold."""
 
     tokens: list[list[int]]
     layers: float
@@ -70,48 +71,47 @@ def calibrate(
     prompts: int = 100,
     progress: Progress = silent,
 ) -> CalibrationReport:
-    """Finds a model's threshold for leaving early, and keeps it in the model's folder.
+    """Finds a model's threshold for early exit, and writes it to the model's folder.
 
-    Raises InvalidInput where the texts hold too few prompts, or delta and epsilon are no probabilities.
+    Raises InvalidInput if the texts hold too few prompts, or if delta and epsilon are no probabilities.
     """
     for name, value in (("delta", delta), ("epsilon", epsilon)):
         if not 0 < value < 1:
             raise InvalidInput(f"{name} is {value}; expected above 0 and below 1", field=name)
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
-    asked = _prompts(checkpoint, texts, prompts)
-    whole = _continue_all(checkpoint, asked, ExitRule(measure, 1.0), progress)
-    best: tuple[ExitRule, _Tried, float] | None = None
+    token_runs = _prompts(checkpoint, texts, prompts)
+    whole = _continue_all(checkpoint, token_runs, ExitRule(measure, 1.0), progress)
+    best: tuple[ExitRule, _Continuations, float] | None = None
     p_value = 1.0
     for threshold in THRESHOLDS:
         rule = ExitRule(measure, threshold)
-        tried = _continue_all(checkpoint, asked, rule, progress)
-        p_value = hoeffding_bentkus(_disagreement(tried, whole), delta, len(asked))
+        trial = _continue_all(checkpoint, token_runs, rule, progress)
+        p_value = hoeffding_bentkus(_disagreement(trial, whole), delta, len(token_runs))
         if p_value > epsilon:
             break
-        best = (rule, tried, p_value)
+        best = (rule, trial, p_value)
     if best is None:
-        return CalibrationReport(None, delta, epsilon, len(asked), p_value, 0.0, 1.0, 1.0, 0.0)
-    rule, tried, p_value = best
+        return CalibrationReport(None, delta, epsilon, len(token_runs), p_value, 0.0, 1.0, 1.0, 0.0)
+    rule, trial, p_value = best
     report = CalibrationReport(
         rule=rule,
         delta=delta,
         epsilon=epsilon,
-        prompts=len(asked),
+        prompts=len(token_runs),
         p_value=p_value,
-        disagreement=_disagreement(tried, whole),
-        layers_share=tried.layers / checkpoint.decoder.config.num_layers,
-        time_share=tried.seconds / whole.seconds,
-        nats_change=_nats(checkpoint, asked, rule) - _nats(checkpoint, asked, ExitRule(measure, 1.0)),
+        disagreement=_disagreement(trial, whole),
+        layers_share=trial.layers / checkpoint.decoder.config.num_layers,
+        time_share=trial.seconds / whole.seconds,
+        nats_change=_nats(checkpoint, token_runs, rule) - _nats(checkpoint, token_runs, ExitRule(measure, 1.0)),
     )
     write_atomic(companion(checkpoint.path, RULE_FILE), (json.dumps(asdict(report), indent=2) + "\n").encode())
     return report
 
 
 class EarlyExitDecoder:
-    """A decoder that reads single tokens through as few layers as a rule allows. Experimental: it saves layers, and on
-    a small model hardly any time (docs/log).
+    """A decoder that reads single tokens through as few layers as a rule allows.
 
-    The keys that a datastore is searched with come from a layer that may be left out: there are none.
+    It gives no keys to search a datastore with, because the layer that they come from may be left out.
     """
 
     def __init__(self, decoder: Decoder, rule: ExitRule) -> None:
@@ -124,7 +124,7 @@ class EarlyExitDecoder:
 
 
 def load_rule(folder: Path) -> ExitRule:
-    """The rule that a model was calibrated to. Raises NotFound where it was not."""
+    """Loads the rule of a calibrated model. Raises NotFound for a model that was not calibrated."""
     path = companion(folder, RULE_FILE)
     if not path.is_file():
         raise NotFound(
@@ -138,8 +138,8 @@ def load_rule(folder: Path) -> ExitRule:
         raise Corrupt(f"{path} holds no rule ({error}); run `memlm calibrate` again") from error
 
 
-def _prompts(checkpoint: Checkpoint, texts: Corpus, wanted: int) -> list[list[int]]:
-    """Runs of tokens from all over the texts, each with as many again to be predicted."""
+def _prompts(checkpoint: Checkpoint, texts: Corpus, count: int) -> list[list[int]]:
+    """Returns runs of tokens from all over the texts. The second half of each is for predictions."""
     context = checkpoint.decoder.config.max_length or checkpoint.decoder.config.context_length
     drawn = min(DRAWN_TOKENS, context // 2)
     size = min(PROMPT_TOKENS, context - drawn - 1) + drawn
@@ -152,13 +152,15 @@ def _prompts(checkpoint: Checkpoint, texts: Corpus, wanted: int) -> list[list[in
             f"the texts hold {len(runs)} runs of {size} tokens; calibrating takes at least 20: give more text",
             field="texts",
         )
-    chosen = np.linspace(0, len(runs) - 1, min(wanted, len(runs))).astype(int)
+    chosen = np.linspace(0, len(runs) - 1, min(count, len(runs))).astype(int)
     return [[checkpoint.tokenizer.start_id, *runs[place]] for place in chosen]
 
 
-def _continue_all(checkpoint: Checkpoint, asked: list[list[int]], rule: ExitRule, progress: Progress) -> _Tried:
+def _continue_all(
+    checkpoint: Checkpoint, token_runs: list[list[int]], rule: ExitRule, progress: Progress
+) -> _Continuations:
     decoder, texts, layers, steps, seconds = checkpoint.decoder, [], 0, 0, 0.0
-    for number, prompt in enumerate(asked):
+    for number, prompt in enumerate(token_runs):
         drawn = len(prompt) // 2
         state = decoder.new_state(capacity=len(prompt) + drawn)
         with torch.inference_mode():
@@ -172,20 +174,20 @@ def _continue_all(checkpoint: Checkpoint, asked: list[list[int]], rule: ExitRule
                 layers, steps = layers + used, steps + 1
             seconds += time.perf_counter() - begin
         texts.append([*tokens, token])
-        progress(f"threshold {rule.threshold}", number + 1, len(asked))
-    return _Tried(texts, layers / steps, seconds)
+        progress(f"threshold {rule.threshold}", number + 1, len(token_runs))
+    return _Continuations(texts, layers / steps, seconds)
 
 
-def _disagreement(tried: _Tried, whole: _Tried) -> float:
-    """The share of tokens that differ, averaged over texts."""
-    pairs = zip(tried.tokens, whole.tokens, strict=True)
-    return float(np.mean([np.mean(np.array(ours) != np.array(theirs)) for ours, theirs in pairs]))
+def _disagreement(trial: _Continuations, whole: _Continuations) -> float:
+    """Returns the share of tokens that differ, averaged over texts."""
+    pairs = zip(trial.tokens, whole.tokens, strict=True)
+    return float(np.mean([np.mean(np.array(tokens) != np.array(whole_tokens)) for tokens, whole_tokens in pairs]))
 
 
-def _nats(checkpoint: Checkpoint, asked: list[list[int]], rule: ExitRule, texts: int = 20) -> float:
-    """Nats a token of the held-out text itself."""
+def _nats(checkpoint: Checkpoint, token_runs: list[list[int]], rule: ExitRule, texts: int = 20) -> float:
+    """Returns nats per token of the held-out text itself."""
     decoder, nats = checkpoint.decoder, []
-    for tokens in asked[:texts]:
+    for tokens in token_runs[:texts]:
         state = decoder.new_state(capacity=len(tokens))
         with torch.inference_mode():
             for token, following in pairwise(tokens):

@@ -69,7 +69,7 @@ class Engine:
     def search(
         self, text: str, *, k: int = 8, store: str | None = None, nprobe: int | None = None
     ) -> Steps[tuple[Neighbor, ...]]:
-        """Finds the k entries whose context is nearest to the end of a text; a long text is read in several steps.
+        """Finds the k entries with the context nearest to the end of a text. A long text is read in several steps.
 
         Raises InvalidInput if no datastore is loaded.
         """

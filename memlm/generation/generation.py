@@ -1,7 +1,7 @@
 """One text being continued: the state that a sequence has of its own.
 
-`Batch` decodes sequences together. After each forward pass it hands every sequence its log-probabilities and neighbors;
-`Generation.sample_next` mixes them, samples one token, and returns the tokens whose text has become certain.
+`Batch` decodes sequences together. After each forward pass it gives every sequence its log-probabilities and neighbors.
+`Generation.sample_next` mixes them, samples one token, and returns the tokens that may be shown.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from memlm.retrieval.retriever import RetrievalResult, Retriever
 
 
 class Generation:
-    """A sequence of a batch: its request, its session, and what it has generated so far.
+    """A sequence of a batch: its request, its session, and the text generated so far.
 
     `pending_ids` are the tokens that the model reads next: at first the prompt, then the last token. After the last
     token `finished` is set. Raises InvalidInput for a prompt or a length that the model does not take.
@@ -143,9 +143,9 @@ class Generation:
     def sample_next(
         self, lm_logprobs_V: Float[Tensor, " V"], result: RetrievalResult | None, begin_s: float
     ) -> tuple[Token, ...]:
-        """Mixes p_kNN into the model's distribution, samples one token, and returns the tokens whose text is certain.
+        """Mixes p_kNN into the model's distribution, samples one token, and returns the tokens that may be shown.
 
-        `result` has this sequence's one row; `begin_s` (perf_counter) is the start of the forward pass.
+        `result` has this sequence's one row. `begin_s` (perf_counter) is the start of the forward pass.
         """
         knn_logprobs_V, lam = None, 0.0
         if result is not None:

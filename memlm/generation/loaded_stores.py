@@ -1,9 +1,9 @@
-"""The datastores in service, by name: opened, kept up to date, replaced, and named where they cannot be used.
+"""The loaded datastores by name: opened, refreshed, replaced, and reported if they cannot be used.
 
-A folder may come to hold anything while it is in service: another store, an earlier state, a store of another model, a
-copy that is under way. A datastore follows its folder where that holds a sound store of this model. Where it does not,
-the datastore is unavailable: calls that use it fail by its name and the reason, and it is tried again until its folder
-is sound.
+The folder of a loaded datastore may come to hold anything: another store, an earlier state, a store of another model,
+an unfinished copy. A datastore follows its folder as long as that holds a sound store of this model. Otherwise the
+datastore is unavailable: calls that use it fail with its name and the reason, and it is retried until its folder is
+sound.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 8.0  # of a folder whose `CURRENT` stays a
 FAILURES = (
     2  # in a row until a store that was open is given up: a folder that is being swapped is not there for a moment
 )
-OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # which says nothing about the folder
+OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # no problem of the folder
 
 log = logging.getLogger("memlm.stores")
 
@@ -75,10 +75,10 @@ class PendingRefresh:
 
 @dataclass(eq=False, slots=True)
 class LoadedStore:
-    """A name in service. `problem` is why its folder cannot be used; `opened` is None where it never could.
+    """A loaded name. `problem` is the reason if its folder cannot be used. `opened` is None if it never could.
 
-    `failures` counts the attempts that failed in a row; the next one is due at `retry_s`, or once `CURRENT` differs
-    from `seen`.
+    `failures` counts the failed attempts in a row. The next one is due at `retry_s`, or once `CURRENT` differs from
+    `seen`.
     """
 
     name: str
@@ -91,7 +91,7 @@ class LoadedStore:
 
     @property
     def usable(self) -> ModelStore:
-        """The open datastore. Raises Incompatible, Corrupt or Unavailable where there is a problem."""
+        """The open datastore. Raises Incompatible, Corrupt or Unavailable if there is a problem."""
         if self.opened is not None and self.problem is None:
             return self.opened
         kind = type(self.problem) if isinstance(self.problem, Incompatible | Corrupt) else Unavailable
@@ -116,9 +116,9 @@ class LoadedStores:
         may_fail: Collection[str] = (),
         on_lost: OnLost = lambda store, document_ids: None,
     ) -> None:
-        """Opens datastores: under their folders' names, or under names of their own. Those of the names in `may_fail`
-        need not be usable. `on_lost` is called at each move to a snapshot that lacks documents. Raises InvalidInput
-        where two share a name.
+        """Opens datastores, under their folders' names or under given ones. Those named in `may_fail` need not be
+        usable. `on_lost` is called at each switch to a snapshot that lacks documents. Raises InvalidInput if two share
+        a name.
         """
         self._on_lost = on_lost
         self._checkpoint = checkpoint
@@ -142,24 +142,24 @@ class LoadedStores:
 
     @property
     def infos(self) -> tuple[StoreInfo, ...]:
-        """All of them, those that cannot be used with their problem."""
+        """Descriptions of all, of those that cannot be used with their problem."""
         return tuple(store.info for store in self._stores.values())
 
     def info(self, name: str | None) -> StoreInfo:
-        """One of them; of no name, the only one."""
+        """Describes one of them. Without a name, the only one."""
         return self._find(name).info
 
     def model_store(self, name: str | None = None) -> ModelStore:
-        """A datastore that can be used; of no name, the only one.
+        """Returns a datastore that can be used. Without a name, the only one.
 
-        Raises NotFound for a name that is not loaded, InvalidInput where there is not just one to choose, and
-        Incompatible, Corrupt or Unavailable where its folder cannot be used.
+        Raises NotFound for a name that is not loaded, InvalidInput without a name if not exactly one is loaded, and
+        Incompatible, Corrupt or Unavailable if its folder cannot be used.
         """
         return self._find(name).usable
 
     def model_stores(self, names: Sequence[str]) -> list[ModelStore]:
-        """The datastores of these names, or all if there is no name. Raises as `model_store`, also without names:
-        leaving out a datastore that cannot be used would silently change the answer.
+        """Returns the datastores of these names, or all if there is no name. Raises as `model_store`, also without
+        names: leaving out a datastore that cannot be used would silently change the answer.
         """
         if names:
             return [self.model_store(name) for name in names]
@@ -172,10 +172,10 @@ class LoadedStores:
         return len(self._stores)
 
     def register_store(self, opened: ModelStore, *, replace: bool = False) -> StoreInfo:
-        """Takes a datastore that was opened elsewhere into service, with what was committed since; with `replace`, in
-        the place of the one of its name. Generations that run go on with the one they began with.
+        """Registers a datastore that was opened elsewhere, and refreshes it. With `replace`, it replaces the one of its
+        name. Running generations keep theirs.
 
-        Raises AlreadyExists where there is one of that name.
+        Raises AlreadyExists for a name in use.
         """
         before = self._stores.get(opened.name)
         if before is not None and not replace:
@@ -189,7 +189,7 @@ class LoadedStores:
         return store.info
 
     def unload(self, name: str) -> StoreInfo:
-        """Takes a datastore out of service; it is closed once no generation uses it. Its files stay."""
+        """Unloads a datastore. It is closed once no generation uses it. Its files stay."""
         store = self._find(name)
         self._retire(store)
         del self._stores[name]
@@ -236,8 +236,7 @@ class LoadedStores:
         """Returns the retriever of a request, or None if it uses no datastore or none is loaded.
 
         Requests with the same settings get the same object while one of them runs, so that a batch searches for all of
-        them at once. Raises what `model_store` raises, also for a request that names no datastore while one of them
-        cannot be used.
+        them at once. Raises as `model_stores`.
         """
         names = [each.name for each in params.stores] or ([] if params.store is None else [params.store])
         if not params.use_store or not (names or len(self)):
@@ -252,7 +251,7 @@ class LoadedStores:
                 store.opened.datastore.close()
 
     def _look(self, store: LoadedStore) -> Move | None:
-        """The step that follows from a look at a folder; None where nothing changes."""
+        """Looks at a folder. Returns the step to apply in the loop, or None if nothing changes."""
         seen = _pointer_at(store.path)
         if store.problem is not None and seen == store.seen and time.monotonic() < store.retry_s:
             return None
@@ -291,7 +290,7 @@ class LoadedStores:
         return False
 
     def _failed(self, store: LoadedStore, error: Exception, seen: Pointer | None) -> bool:
-        """Notes that a folder cannot be used, at once where that cannot be a moment between two states of it."""
+        """Records that a folder cannot be used. A first failure may be a moment between two states of the folder."""
         store.failures, store.seen = store.failures + 1, seen
         store.retry_s = time.monotonic() + min(FIRST_RETRY_S * 2 ** max(0, store.failures - FAILURES), LONGEST_RETRY_S)
         if store.opened is not None and store.failures < FAILURES and not isinstance(error, Incompatible):
@@ -313,7 +312,7 @@ class LoadedStores:
         return self._stores[name] if name is not None else next(iter(self._stores.values()))
 
     def _retire(self, store: LoadedStore) -> None:
-        """No new request uses it. Generations that run may, so it follows what is committed as long as they hold it."""
+        """Hides it from new requests. Running generations may use it, so it is refreshed as long as they hold it."""
         if store.opened is not None:
             held = [retired for retired in self._retired if retired() is not None]
             self._retired = [*held, weakref.ref(store.opened)]
@@ -322,7 +321,7 @@ class LoadedStores:
         return [opened for retired in tuple(self._retired) if (opened := retired()) is not None]
 
     def _open_at(self, path: Path) -> list[ModelStore]:
-        """All that is open of a folder, in service or held by a generation that runs."""
+        """Returns all open datastores of a folder, loaded or held by a running generation."""
         loaded = [store.opened for store in tuple(self._stores.values()) if store.opened is not None]
         home = path.resolve()
         return [each for each in (*loaded, *self._retired_stores()) if each.datastore.path.resolve() == home]

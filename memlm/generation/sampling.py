@@ -1,7 +1,7 @@
 """Log-probabilities -> the next token: pure functions, in the order they apply.
 
 Repetition penalty (CTRL, arXiv 1909.05858, on log-probabilities), temperature, top-k, top-p (1904.09751), min-p
-(2407.01082), then one draw. They come after model and memory are mixed: a temperature before mixing would be
+(2407.01082), then one draw. They apply to the mixture of p_LM and p_kNN, because a temperature before mixing would be
 another model.
 """
 
@@ -26,32 +26,33 @@ LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
 def sample(
     logprobs_V: Float[Tensor, " V"], params: SamplingParams, seen: Sequence[int], generator: np.random.Generator
 ) -> int:
-    """Draws one token. `seen` are the tokens of prompt and output, for the repetition penalty.
+    """Samples one token. `seen` are the tokens of prompt and output, for the repetition penalty.
 
-    Raises Corrupt where the log-probabilities are not numbers.
+    Raises Corrupt if the log-probabilities are not numbers.
     """
     logprobs_V = penalize_repetition(logprobs_V, seen, params.repetition_penalty or 1.0)
     if params.temperature == 0:
-        return _there(logprobs_V.numpy().argmax(), logprobs_V)  # torch's takes twenty times as long
+        return _checked(logprobs_V.numpy().argmax(), logprobs_V)  # torch's takes twenty times as long
     logprobs_V = heat(logprobs_V, float(params.temperature or 1.0))
     logprobs_V = keep_top_k(logprobs_V, params.top_k)
     logprobs_V = keep_top_p(logprobs_V, params.top_p)
     logprobs_V = keep_min_p(logprobs_V, params.min_p)
-    return _there(_first_to_arrive(logprobs_V.exp().double().numpy(), generator), logprobs_V)
+    return _checked(_first_to_arrive(logprobs_V.exp().double().numpy(), generator), logprobs_V)
 
 
 def _first_to_arrive(weights_V: Float64[np.ndarray, " V"], generator: np.random.Generator) -> np.intp:
-    """One of them, as often as its weight says: each arrives after an exponential time, at the rate of its weight.
+    """Samples an index with probability proportional to its weight: each arrives after an exponential time, at the rate
+    of its weight, and the first one is taken.
 
-    What is rounded otherwise in a batch changes who is first only where two all but tie; along a cumulative sum all
-    that comes later would shift. `torch.multinomial` does the same in four times the time.
+    Other roundings in a batch change the first one only in near ties, where a cumulative sum would shift all later
+    ones. `torch.multinomial` takes four times as long for an equal result.
     """
     return (weights_V / generator.standard_exponential(len(weights_V))).argmax()
 
 
-def _there(token: np.intp, logprobs_V: Float[Tensor, " V"]) -> int:
+def _checked(token: np.intp, logprobs_V: Float[Tensor, " V"]) -> int:
     if not logprobs_V[int(token)] > -torch.inf:
-        raise Corrupt("the model gives no probabilities, but what is not a number; its weights may be damaged")
+        raise Corrupt("the model's log-probabilities are not numbers; its weights may be damaged: restore them")
     return int(token)
 
 
@@ -75,7 +76,7 @@ def penalize_repetition(logprobs_V: Float[Tensor, " V"], seen: Sequence[int], pe
 
 
 def keep_top_k(logprobs_V: Float[Tensor, " V"], top_k: int | None) -> Float[Tensor, " V"]:
-    """Leaves the `top_k` likeliest tokens, and whatever ties with the last of them."""
+    """Keeps the `top_k` likeliest tokens, and all that tie with the last of them."""
     if top_k is None or top_k >= len(logprobs_V):
         return logprobs_V
     least = logprobs_V.topk(top_k).values[-1]
@@ -83,7 +84,7 @@ def keep_top_k(logprobs_V: Float[Tensor, " V"], top_k: int | None) -> Float[Tens
 
 
 def keep_top_p(logprobs_V: Float[Tensor, " V"], top_p: float | None) -> Float[Tensor, " V"]:
-    """Leaves the smallest set of likeliest tokens that holds `top_p` of the mass: at least the likeliest one."""
+    """Keeps the smallest set of likeliest tokens that holds `top_p` of the mass: at least the likeliest one."""
     if top_p is None or top_p >= 1.0:
         return logprobs_V
     sorted_V, order_V = logprobs_V.sort(descending=True)
@@ -94,7 +95,7 @@ def keep_top_p(logprobs_V: Float[Tensor, " V"], top_p: float | None) -> Float[Te
 
 
 def keep_min_p(logprobs_V: Float[Tensor, " V"], min_p: float | None) -> Float[Tensor, " V"]:
-    """Leaves the tokens at least `min_p` times as likely as the likeliest."""
+    """Keeps the tokens at least `min_p` times as likely as the likeliest."""
     if not min_p:
         return logprobs_V
     return logprobs_V.masked_fill(logprobs_V < logprobs_V.max() + torch.tensor(min_p).log(), -torch.inf)

@@ -1,4 +1,4 @@
-"""A given text -> its log-probability, token by token, under the model and under the mixture with its memory."""
+"""A given text -> its log-probability, token by token, under the model and under the mixture with p_kNN."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from memlm.retrieval.interpolation import mix_targets, target_logprobs
 from memlm.retrieval.retriever import RetrievalResult, Retriever
 
 COUNTED_CHARACTERS = 1 << 16
-STEP_WINDOWS = 4  # so that whoever takes steps has its turn soon
+STEP_WINDOWS = 4  # a step is short, since other requests wait for it
 
 
 class Scored(NamedTuple):
-    """N consecutive tokens: log-probabilities of model, memory and mixture; the last two None without a memory."""
+    """N consecutive tokens with their log-probabilities under p_LM, p_kNN and the mixture (without retrieval None)."""
 
     targets_N: Int64[np.ndarray, " N"]
     lm_logprobs_N: Float32[np.ndarray, " N"]
@@ -46,7 +46,7 @@ def score_windows(
 def score_parts(
     checkpoint: Checkpoint, windows: Iterator[Window], retriever: Retriever | None, *, at_once: int
 ) -> Iterator[Scored | None]:
-    """The same; None says that some time has passed, though nothing new is known."""
+    """Scores the windows of one document. Yields None after a piece of work without a result."""
     encoder, gate = Encoder(checkpoint.decoder), retriever.gate if retriever else None
     policy = retriever.new_policy() if retriever else None
     for block in blocks_of(windows, at_once):
@@ -61,8 +61,8 @@ def score_parts(
             found = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, targets_N, policy)
             lm_logprobs_N = _gated_logprobs(checkpoint, gate, read, found, targets_N) if gate else read.logprobs_N
             knn_N = target_logprobs(found.logweights_QK, found.neighbors.values_QK, targets_N)
-            there_N = (found.neighbors.ids_QK >= 0).any(axis=1)
-            mixed_N = mix_targets(lm_logprobs_N, knn_N, there_N, found.lams_Q)
+            found_N = (found.neighbors.ids_QK >= 0).any(axis=1)
+            mixed_N = mix_targets(lm_logprobs_N, knn_N, found_N, found.lams_Q)
             yield Scored(targets_N, read.logprobs_N, knn_N, mixed_N)
 
 
@@ -73,8 +73,8 @@ def _gated_logprobs(
     found: RetrievalResult,
     targets_N: Int64[np.ndarray, " N"],
 ) -> Float32[np.ndarray, " N"]:
-    """Log-probabilities of targets after the gate."""
-    assert read.hidden_ND is not None  # asked for above
+    """Returns the log-probabilities of targets after the gate."""
+    assert read.hidden_ND is not None  # given a gate, the encoder returns them
     with torch.inference_mode():
         hidden_ND = gated(checkpoint.decoder, gate, read.hidden_ND, found.neighbors).to(checkpoint.decoder.dtype)
         logprobs_NV = checkpoint.decoder.logprobs(hidden_ND)
@@ -87,17 +87,17 @@ def score_text(
     """Scores one text, a few windows or a piece of a long one a step. Raises InvalidInput for an empty text."""
     if not text:
         raise InvalidInput("the text is empty; give at least one character", field="text")
-    tally, details = ScoreAccumulator(), list[TokenScore]()
+    accumulator, details = ScoreAccumulator(), list[TokenScore]()
     tokens_N = np.asarray((yield from checkpoint.tokenizer.encode_steps(text)), dtype=np.int64)
     windows = windows_for(checkpoint.decoder, tokens_N, checkpoint.tokenizer.start_id)
     yield None  # from here on it needs the model
     for scored in score_parts(checkpoint, windows, retriever, at_once=STEP_WINDOWS):
         if scored is not None:
-            tally.add(scored)
+            accumulator.add(scored)
             details.extend(_details(scored, checkpoint) if token_scores else ())
         yield None
-    yield from tally.add_text(text)
-    return tally.score(retriever, tuple(details))
+    yield from accumulator.add_text(text)
+    return accumulator.score(retriever, tuple(details))
 
 
 @dataclass
@@ -111,14 +111,14 @@ class ScoreAccumulator:
     knn_nll: float = 0.0
 
     def add(self, scored: Scored) -> None:
-        """Counts some tokens in."""
+        """Adds tokens."""
         self.tokens += len(scored.targets_N)
         self.base_nll -= float(scored.lm_logprobs_N.sum(dtype=np.float64))
         if scored.logprobs_N is not None:
             self.knn_nll -= float(scored.logprobs_N.sum(dtype=np.float64))
 
     def add_text(self, text: str) -> Steps[None]:
-        """Counts a text's words and bytes, a bounded part a step. Words are runs of characters other than white space,
+        """Adds a text's words and bytes, a bounded part a step. Words are runs of characters other than white space,
         plus one for each newline.
         """
         in_word = False
@@ -131,7 +131,7 @@ class ScoreAccumulator:
                 yield None
 
     def score(self, retriever: Retriever | None, token_scores: tuple[TokenScore, ...] = ()) -> Score:
-        """What was counted, as figures."""
+        """Returns the figures of all that was added."""
         counts = {"tokens": self.tokens, "words": self.words, "num_bytes": self.num_bytes}
         base = Figures.of(self.base_nll, **counts)
         parts = {"tokens": self.tokens, "words": self.words, "bytes": self.num_bytes, "base": base}

@@ -27,9 +27,7 @@ SUFFIX = ".session"
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """What was read: the cache after it (None: nothing), the tokens that come next and were not read yet, and all that
-    a repetition penalty sees.
-    """
+    """The context cache (None: empty), the tokens that are not in it yet, and all tokens of the session's text."""
 
     cache: DecoderState | None = None
     pending_ids: tuple[int, ...] = ()
@@ -37,23 +35,23 @@ class SessionState:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of text, read or not."""
+        """Tokens of text, in the context cache or not."""
         return len(self.context_ids)
 
     @property
     def num_read(self) -> int:
-        """Places taken in the context."""
+        """Tokens in the context cache."""
         return 0 if self.cache is None else self.cache.length
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the cache in memory."""
+        """RAM of the context cache, in bytes."""
         return 0 if self.cache is None else self.cache.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """A session as its file holds it. `used` is its last use by `Clock`, `used_s` the same by the wall clock."""
+    """The content of a session's file. `used` is its last use by `Clock`, `used_s` by the wall clock."""
 
     name: str
     owner: str
@@ -68,7 +66,6 @@ class SessionFiles:
     """The session files of a folder."""
 
     def __init__(self, folder: Path, checkpoint: Checkpoint) -> None:
-        """Makes the folder where there is none."""
         self._folder, self._checkpoint = folder, checkpoint
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -80,13 +77,13 @@ class SessionFiles:
         digest = hashlib.blake2b(digest_size=16)
         for piece in pieces:
             digest.update(piece)
-        told: dict[str, Any] = {
+        header: dict[str, Any] = {
             "name": record.name, "owner": record.owner, "ttl_s": record.ttl_s, "created_s": record.created_s,
             "used_s": record.used_s, "used": record.used, "pending_ids": state.pending_ids, "token_bytes": len(tokens),
             "cache": digest.hexdigest(), "model": self._checkpoint.fingerprint,
             "tokenizer": self._checkpoint.tokenizer.fingerprint,
         }  # fmt: skip
-        write_atomic(self._file(record.name), MAGIC, sign(told), b"\n", *pieces)
+        write_atomic(self._file(record.name), MAGIC, sign(header), b"\n", *pieces)
 
     def remove(self, name: str) -> None:
         """Removes a session's file."""
@@ -98,8 +95,8 @@ class SessionFiles:
         sync_folder(self._folder)
 
     def read_all(self, is_ours: Callable[[str], bool]) -> Iterator[SessionRecord]:
-        """Reads the sessions whose names `is_ours` accepts, and removes what interrupted writes have left of them.
-        Raises Corrupt for a damaged file, Incompatible for a file of another model.
+        """Reads the sessions with names that `is_ours` accepts, and removes their files of interrupted writes. Raises
+        Corrupt for a damaged file, Incompatible for a file of another model.
         """
         for left in self._folder.glob(f"*{SUFFIX}.*tmp"):  # by a process that was killed while it wrote
             if is_ours(left.name.partition(".")[0]):
@@ -117,17 +114,22 @@ class SessionFiles:
         try:
             if not content.startswith(MAGIC):
                 raise ValueError("is no session of this version")
-            told = read_signed(head)
-            if checksum_of(data) != told["cache"]:
+            header = read_signed(head)
+            if checksum_of(data) != header["cache"]:
                 raise ValueError("was changed (wrong checksum)")
         except ValueError as error:
             raise Corrupt(f"{path} {error}; remove it to go on without it") from error
-        if (told["model"], told["tokenizer"]) != (self._checkpoint.fingerprint, self._checkpoint.tokenizer.fingerprint):
+        if (header["model"], header["tokenizer"]) != (
+            self._checkpoint.fingerprint,
+            self._checkpoint.tokenizer.fingerprint,
+        ):
             raise Incompatible(
                 f"{path} is a session of another model; serve that one, or remove the file to go on without it"
             )
-        context_ids, data = array(TOKEN_TYPE, data[: told["token_bytes"]]), data[told["token_bytes"] :]
+        context_ids, data = array(TOKEN_TYPE, data[: header["token_bytes"]]), data[header["token_bytes"] :]
         cache = DecoderState.restore(data, self._checkpoint.decoder.config) if data else None
-        state = SessionState(cache, tuple(told["pending_ids"]), tuple(context_ids))
-        used = (str(told["used"][0]), float(told["used"][1]))
-        return SessionRecord(told["name"], told["owner"], told["ttl_s"], told["created_s"], told["used_s"], used, state)
+        state = SessionState(cache, tuple(header["pending_ids"]), tuple(context_ids))
+        used = (str(header["used"][0]), float(header["used"][1]))
+        return SessionRecord(
+            header["name"], header["owner"], header["ttl_s"], header["created_s"], header["used_s"], used, state
+        )

@@ -1,12 +1,11 @@
-"""Sessions: what a model has read and continues from, each with its own memories, an owner, and a time to live.
+"""Sessions: context caches that later requests continue, each with a name, an owner and a time to live.
 
-A session holds what was appended to it and every token of the generations in it that came to their end, save the
-model's end of text. A generation that is cancelled, or an append that is, leaves it as it was. One call at a time uses
-a session; the next is refused. The least recently used sessions are dropped where room is short. With a folder, what
-was acknowledged is on the disk.
+A session holds all appended text and every token of its finished generations, without the model's end of text. A
+cancelled generation or append leaves it unchanged. One call at a time uses a session, and the next is refused. The
+least recently used sessions are dropped if RAM is short. With a folder, acknowledged changes are on the disk.
 
-Lifetimes follow `Clock`, so a corrected wall clock drops nothing. After a reboot they start anew. The times that users
-see are the wall clock's.
+Lifetimes follow `Clock`, so a corrected wall clock drops nothing. After a reboot they start anew. Users see times of
+the wall clock.
 
 Operations that write or copy much are steps (`memlm.base.steps`); the methods without `_steps` do all of them at once.
 """
@@ -59,20 +58,19 @@ class _Session:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in memory, an empty session's own ones included."""
+        """RAM in bytes, with that of an empty session."""
         return SESSION_BYTES + TOKEN_BYTES * len(self.state.context_ids) + self.state.num_bytes
 
     @property
     def ends_at_s(self) -> float:
-        """When its time is over, by `Clock`, if it is not used until then."""
+        """The time by `Clock` at which it expires, if it is not used until then."""
         return self.used_at_s + self.ttl_s
 
 
 class Lease:
-    """The use of a session by one generation. It ends with a state to be kept, or with none."""
+    """The use of a session by one generation. It ends with a new state for the session, or with none."""
 
     def __init__(self, sessions: Sessions, session: _Session) -> None:
-        """`Sessions.lease` makes one."""
         self._sessions, self._session, self.state = sessions, session, session.state
         self._open = True
 
@@ -83,7 +81,7 @@ class Lease:
             yield from self._sessions._give_back(self._session, state)
 
     def end(self, state: SessionState | None) -> None:
-        """Gives the session back at once; None leaves it as it was."""
+        """Gives the session back at once. None leaves it unchanged."""
         if state is not None:
             run_steps(self.keep(state))
         elif self._open:
@@ -106,8 +104,8 @@ class Sessions:
         is_ours: Callable[[str], bool] = lambda name: True,
         clock: Clock | None = None,
     ) -> None:
-        """Reads what an earlier run left in `folder`. Raises for a file of another model, and for a damaged one. Where
-        several processes share the folder, `is_ours` decides by its name whether a session is this process's.
+        """Reads the sessions that an earlier run left in `folder`. Raises Incompatible for a file of another model,
+        Corrupt for a damaged one. If several processes share the folder, `is_ours` selects the names of this process.
         """
         self._checkpoint, self._ttl_s, self._max_bytes, self._is_ours = checkpoint, ttl_s, max_bytes, is_ours
         self._max_sessions, self._max_per_owner, self._clock = max_sessions, max_per_owner, clock or Clock()
@@ -123,11 +121,10 @@ class Sessions:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that all of them hold in memory. States that forks share count for each."""
+        """RAM of all sessions, in bytes. Caches that forks share count for each."""
         return self._num_bytes
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._sessions)
 
     def create(self, *, owner: str = "", ttl_s: float | None = None) -> SessionInfo:
@@ -152,7 +149,7 @@ class Sessions:
         return tuple(self._info(session) for session in sorted(mine, key=lambda session: -session.used_s))
 
     def fork(self, name: str, *, owner: str = "") -> SessionInfo:
-        """Copies a session. States are never changed in place, so the copy shares what the first has read."""
+        """Copies a session. Caches are never changed in place, so the copy shares that of the first."""
         return run_steps(self.fork_steps(name, owner=owner))
 
     def fork_steps(self, name: str, *, owner: str = "") -> Steps[SessionInfo]:
@@ -162,7 +159,7 @@ class Sessions:
         return (yield from self._begin(owner, source.ttl_s, source.state))
 
     def delete(self, name: str, *, owner: str = "") -> SessionInfo:
-        """Deletes a session and returns what it was. Raises Locked while it is used."""
+        """Deletes a session and returns its last description. Raises Locked while it is used."""
         return run_steps(self.delete_steps(name, owner=owner))
 
     def delete_steps(self, name: str, *, owner: str = "") -> Steps[SessionInfo]:
@@ -214,7 +211,7 @@ class Sessions:
         return Lease(self, session)
 
     def expire(self) -> None:
-        """Drops sessions whose time is over, a bounded number in one call."""
+        """Drops expired sessions, a bounded number in one call."""
         now_s = self._clock.now_s()
         for _ in range(EXPIRED_AT_ONCE):
             if not self._expiring or self._expiring[0][0] > now_s:
@@ -227,7 +224,7 @@ class Sessions:
                 heapq.heappush(self._expiring, (max(session.ends_at_s, now_s), name))
 
     def _begin(self, owner: str, ttl_s: float, state: SessionState) -> Steps[SessionInfo]:
-        """Adds a session. It is there, and busy, while its file is written, so that it is counted from the start."""
+        """Adds a session. While its file is written it is busy, and counts already."""
         now_s = time.time()
         session = _Session(self._new_name(), owner, ttl_s, now_s, now_s, self._clock.now_s(), state, busy=True)
         self._add(session)
@@ -313,7 +310,7 @@ class Sessions:
             yield Offload(write, must_end=True)
 
     def _give_back(self, session: _Session, state: SessionState) -> Steps[None]:
-        """Writes a new state; only then the session has it, and is free again."""
+        """Writes a new state. Only then the session has it, and is free again."""
         try:
             self._touch(session)
             yield from self._write(session, state)
@@ -329,7 +326,7 @@ class Sessions:
         self._touch(session)
 
     def _touch(self, session: _Session) -> None:
-        """Notes a use."""
+        """Records a use."""
         session.used_s, session.used_at_s = time.time(), self._clock.now_s()
         self._sessions.move_to_end(session.name)
 

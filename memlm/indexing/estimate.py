@@ -1,4 +1,4 @@
-"""What a build will take: entries, disk, memory and time, from a few documents and a short measurement."""
+"""Estimates the entries, disk, RAM and time of a build from a few documents and a short measurement."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ BASE_BYTES = 300 << 20  # Python, torch and Faiss themselves
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a build will take. `disk_bytes` is the most that it has on the disk at any time, `ram_bytes` the build's
-    own, `search_bytes` what searching the store will want in memory; `seconds` is None where nothing was measured.
+    """The estimate of one build. `disk_bytes` is its largest size on the disk at any time, `ram_bytes` the RAM of the
+    build, and `search_bytes` the RAM for searching the store. `seconds` is None if nothing was measured.
     """
 
     documents_read: int
@@ -61,9 +61,9 @@ def estimate_build(
     stride: int | None = None,
     measure: bool = True,
 ) -> Estimate:
-    """Reads some documents, and tells what the whole corpus comes to. Raises InvalidInput where there is no text."""
+    """Reads some documents and extrapolates to the whole corpus. Raises InvalidInput if there is no text."""
     texts, read = [], 0
-    for document in replace(corpus, on_problem=lambda problem: None):  # the build itself tells of problems
+    for document in replace(corpus, on_problem=lambda problem: None):  # the build itself reports problems
         texts.append(document)
         read += document.num_bytes
         if len(texts) >= SAMPLE_DOCUMENTS or read >= SAMPLE_BYTES:
@@ -99,7 +99,7 @@ def estimate_build(
 
 
 def _tokens_per_s(checkpoint: Checkpoint, tokens: list[np.ndarray], stride: int | None) -> float:
-    """The pace of reading, of a short piece; the first window only warms up."""
+    """Measures the speed of encoding on a short piece, after one window to warm up."""
     windows, count = [], 0
     for tokens_n in tokens:
         for window in document_windows(checkpoint.decoder, tokens_n, checkpoint.tokenizer.start_id, stride):
@@ -113,7 +113,9 @@ def _tokens_per_s(checkpoint: Checkpoint, tokens: list[np.ndarray], stride: int 
 
 
 def _seconds_per_key(dim: int, lists: int) -> float:
-    """What filling an index takes: finding a key's list, and twice as long for training, writing and judging."""
+    """Measures the time of filling an index: assigning a key to a list, and twice as long for training, writing and
+    measuring.
+    """
     if not lists:
         return 0.0
     rng = np.random.default_rng(0)

@@ -1,14 +1,13 @@
-"""How good is the index? Three numbers against exact search, on queries from the store's own documents.
+"""Index quality, measured against exact search on queries from the store's own documents.
 
-A query is a position of a stored document, read in its own context; that whole document is left out of the answer,
-since a store that is asked about its own text finds itself. Where hardly anything else is near, as in a store of one
-long document, the position alone is left out. recall@k is the share of the k exact neighbors that
-were found; softmax mass the share of exact p_kNN that they carry; the change in nats per token is what a user would
-notice.
+A query is a position of a stored document, encoded in its own context. Its neighbors leave that whole document out,
+because a query of stored text finds itself. Where hardly anything else is near, as in a store of one long document,
+they leave out the position alone. recall@k is the share of the k exact neighbors that were found, and softmax mass the
+share of exact p_kNN that they carry. The change in nats per token is the effect on predictions.
 
-Most public reports of a kNN-LM that does not help were of an index that was broken, and that nothing checked: keys
-one place off their values, or positions that do not find themselves. `check_keys` reads some documents of the store
-again, as building read them, and looks for both.
+Most public reports of a kNN-LM that does not help were of a broken index that nothing checked: keys one place off their
+values, or positions that do not find themselves. `check_keys` encodes some documents of the store again, as building
+did, and looks for both.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ NUM_WINDOWS, WINDOWS_AT_ONCE = 64, 16
 QUERIES_PER_WINDOW = 8
 NUM_DOCUMENTS, WINDOWS_PER_DOCUMENT = 16, 2
 ALIGNED, FOUND, FOUND_BY_CODES = 0.99, 0.95, 0.75
-FOUND_WITHOUT_KEYS = 0.2  # by codes alone, which may be rough: sound stores came to 0.42 at least, others to 0.06
+FOUND_WITHOUT_KEYS = 0.2  # by codes alone, which may be rough: sound stores had at least 0.42, broken ones 0.06
 SELF_K = 32
-OVERFETCH = (2, 8, 32)  # times as many as wanted, until as many are left: a long document has all that are nearer
+OVERFETCH = (2, 8, 32)  # times k, until k are left: the nearest may all be of the query's own document
 REL_TOL, ABS_TOL = 1.001, 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Means over `queries` positions, and the standard errors of these means. The index is compared with exact search
-    over the entries that it has; `pruning_nats_change` compares these with all, where some are pruned.
+    """Means over `queries` positions, and their standard errors. They compare the index with exact search over its own
+    entries. `pruning_nats_change` compares these entries with all, if some are pruned.
     """
 
     recall: float
@@ -58,15 +57,15 @@ class Quality:
     pruning_nats_change_error: float | None = None
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """For the manifest and for --json."""
+        """Returns the fields as the manifest and --json hold them."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyCheck:
-    """Shares of `positions` that were read again: `found`, whose search gives their own entry or one as near (among
-    the nearest few, where distances are not `exact`); and `aligned`, whose key is nearer to that of their own entry
-    than to those of the entries before and behind it: None where keys were not kept.
+    """Shares of `positions` that were encoded again. `found`: a search gives their own entry or one as near, or, if
+    distances are not `exact`, has it among the nearest few. `aligned`: the key is nearer to that of their own entry
+    than to those of the entries before and behind it (None if keys were not kept).
     """
 
     found: float
@@ -75,20 +74,22 @@ class KeyCheck:
     exact: bool
 
     def problems(self, store: str) -> list[str]:
-        """What is wrong with a store, and what to do."""
-        told = []
+        """Describes the problems of the store called `store`, each with its remedy."""
+        problems = []
         if self.aligned is not None and self.aligned < ALIGNED:
-            told.append(f"{store}: of {1 - self.aligned:.0%} of its positions the key is not the one before its value")
+            problems.append(
+                f"{store}: of {1 - self.aligned:.0%} of its positions the key is not the one before its value"
+            )
         by_codes = FOUND_WITHOUT_KEYS if self.aligned is None else FOUND_BY_CODES
         if self.found < (FOUND if self.exact else by_codes):
-            told.append(f"{store}: {1 - self.found:.0%} of its positions do not find themselves")
-        return [f"{problem}; build the store anew, with the model that is to use it" for problem in told]
+            problems.append(f"{store}: {1 - self.found:.0%} of its positions do not find themselves")
+        return [f"{problem}; build the store anew, with the model that is to use it" for problem in problems]
 
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Positions of stored documents: ids, keys, tokens that follow, the model's log-probability of these, and the
-    documents that are to be left out; -1 where only the position itself is.
+    """Positions of stored documents: ids, keys, the tokens that follow, the model's log-probability of these, and the
+    documents that are left out (-1: only the position itself).
     """
 
     ids_Q: Int64[np.ndarray, " Q"]
@@ -100,8 +101,8 @@ class Queries:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Queries, and their exact neighbors without what is left out: what an index is judged by. `unpruned` are
-    those among all entries, where some are pruned.
+    """Queries with their exact neighbors, an index' reference. `unpruned` are those among all entries, if some are
+    pruned.
     """
 
     queries: Queries
@@ -109,9 +110,9 @@ class Trial:
     unpruned: Neighbors | None = None
 
 
-def sample_trial(memory: ModelStore, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> Trial:
-    """Some positions of the store's documents, with as many exact neighbors as the store is asked for."""
-    snapshot, k = memory.snapshot, memory.snapshot.defaults.k
+def sample_trial(store: ModelStore, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> Trial:
+    """Samples positions of the store's documents and finds their exact neighbors, as many as its default k."""
+    snapshot, k = store.snapshot, store.snapshot.defaults.k
     queries = sample_queries(snapshot, checkpoint, seed=seed, progress=progress)
     exact = _leave_one_out(snapshot, snapshot.exact(), queries, k)
     alone_Q = ~(exact.ids_QK >= 0).any(axis=1)
@@ -123,11 +124,11 @@ def sample_trial(memory: ModelStore, checkpoint: Checkpoint, *, seed: int = 0, p
     return Trial(queries, exact, _leave_one_out(snapshot, snapshot.exact(pruned=True), queries, k))
 
 
-def measure_quality(memory: ModelStore, trial: Trial) -> Quality:
+def measure_quality(store: ModelStore, trial: Trial) -> Quality:
     """Compares the store's index with exact search, with the store's own lam and temperature."""
-    retriever = Retriever.of([memory], RetrievalParams(k=trial.exact.ids_QK.shape[1]))
+    retriever = Retriever.of([store], RetrievalParams(k=trial.exact.ids_QK.shape[1]))
     queries, exact = trial.queries, trial.exact
-    found = _leave_one_out(memory.snapshot, memory.snapshot, queries, retriever.k)
+    found = _leave_one_out(store.snapshot, store.snapshot, queries, retriever.k)
     recall_Q, mass_Q = agreement(found, exact, retriever.temperature)
     (recall, recall_error), (mass, mass_error) = mean_and_error(recall_Q), mean_and_error(mass_Q)
     change_Q = _nats(queries, found, retriever) - _nats(queries, exact, retriever)
@@ -152,8 +153,8 @@ def measure_quality(memory: ModelStore, trial: Trial) -> Quality:
 
 
 def check_keys(snapshot: Snapshot, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> KeyCheck:
-    """Reads the beginnings of some documents again, and holds the keys that come out against those in the store, or
-    only looks for them where keys were not kept. A store without entries passes.
+    """Encodes the beginnings of some documents again and compares the keys with those in the store. If keys were not
+    kept, only searches for them. A store without entries passes.
     """
     if not snapshot.num_entries:
         return KeyCheck(found=1.0, aligned=None, positions=0, exact=snapshot.distances == "exact")
@@ -196,25 +197,25 @@ def check_keys(snapshot: Snapshot, checkpoint: Checkpoint, *, seed: int = 0, pro
 def _is_among_nearest(
     snapshot: Snapshot, keys_ND: Float32[np.ndarray, "N D"], ids_N: Int64[np.ndarray, " N"]
 ) -> Bool[np.ndarray, " N"]:
-    """Whether searching for each gives its own entry among the nearest few."""
+    """Returns whether a search for each key has its own entry among the nearest few."""
     same_NK = snapshot.search(keys_ND, SELF_K).ids_QK == ids_N[:, None]
     return same_NK.any(axis=1)
 
 
 def _distances(one_ND: Float32[np.ndarray, "N D"], other_ND: Float32[np.ndarray, "N D"]) -> Float32[np.ndarray, " N"]:
-    """Squared L2, as searching tells it: between vectors rounded to float16."""
+    """Squared L2 between vectors rounded to float16, as searching computes it."""
     difference_ND = one_ND.astype(np.float16).astype(np.float32) - other_ND
     return np.einsum("nd,nd->n", difference_ND, difference_ND)
 
 
-def scale_free_temperature(memory: ModelStore, trial: Trial) -> float:
-    """A temperature for a store that was never tuned, whatever the scale of its model's keys.
+def scale_free_temperature(store: ModelStore, trial: Trial) -> float:
+    """Returns a temperature for a store that was never tuned, at the scale of its model's keys.
 
-    Half the median distance to the nearest neighbor in another document: docs/log compares it with tuned ones.
+    It is half the median distance to the nearest neighbor in another document. docs/log compares it with tuned ones.
     """
     neighbors = trial.exact
-    if memory.snapshot.distances == "approximate":  # the scale that searching will tell
-        neighbors = _leave_one_out(memory.snapshot, memory.snapshot, trial.queries, neighbors.ids_QK.shape[1])
+    if store.snapshot.distances == "approximate":  # searching will see this scale
+        neighbors = _leave_one_out(store.snapshot, store.snapshot, trial.queries, neighbors.ids_QK.shape[1])
     nearest_Q = neighbors.distances_QK[:, 0]
     nearest_Q = nearest_Q[np.isfinite(nearest_Q) & (nearest_Q > 0)]
     return float(np.median(nearest_Q)) / 2 if len(nearest_Q) else 1.0
@@ -223,15 +224,15 @@ def scale_free_temperature(memory: ModelStore, trial: Trial) -> float:
 def sample_queries(
     snapshot: Snapshot, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent
 ) -> Queries:
-    """A few hundred positions, in short runs at random places, each read with all the context the model takes."""
+    """Samples a few hundred positions, in short runs at random places, each with all the context that fits."""
     ids = snapshot.sample(NUM_WINDOWS, seed)
     windows = [
         _window_ending_at(snapshot, checkpoint, place.document_id, place.token_offset) for place in snapshot.locate(ids)
     ]
     predictions = list[Prediction]()
-    for some in blocks_of(windows, WINDOWS_AT_ONCE):
+    for block in blocks_of(windows, WINDOWS_AT_ONCE):
         progress("measure quality", len(predictions), len(windows))
-        predictions += predictions_of(checkpoint.decoder, some)
+        predictions += predictions_of(checkpoint.decoder, block)
     progress("measure quality", len(windows), len(windows))
     sizes = [len(window.targets_N) for window in windows]
     return Queries(
@@ -244,8 +245,8 @@ def sample_queries(
 
 
 def _window_ending_at(snapshot: Snapshot, checkpoint: Checkpoint, document_id: str, offset: int) -> Window:
-    """The run of positions up to `offset`, behind all the left context there is room for; a model that remembers
-    reads the document from its beginning.
+    """Returns the window of the positions up to `offset`, with all the left context that fits. A segmented model reads
+    the document from its beginning.
     """
     context = checkpoint.decoder.config.context_length
     first = 0 if checkpoint.decoder.config.is_segmented else max(0, offset + 1 - context)
@@ -255,24 +256,18 @@ def _window_ending_at(snapshot: Snapshot, checkpoint: Checkpoint, document_id: s
 
 
 def _leave_one_out(snapshot: Snapshot, searcher: Searcher, queries: Queries, k: int) -> Neighbors:
-    """Neighbors without the query itself and the document that it leaves out: asks for more until k are left."""
-    distances_QK = np.full((len(queries.targets_Q), k), np.inf, np.float32)
-    ids_QK, values_QK = (np.full(distances_QK.shape, -1, np.int64) for _ in range(2))
-    rows_R = np.arange(len(queries.targets_Q))
-    for times in OVERFETCH:
-        found = searcher.search(queries.keys_QD[rows_R], times * k)
+    """Returns the k neighbors without the query itself and the document that it leaves out."""
+    result, rows_R = Neighbors.none(len(queries.targets_Q), k), np.arange(len(queries.targets_Q))
+    for factor in OVERFETCH:
+        found = searcher.search(queries.keys_QD[rows_R], factor * k)
         left_out_RK = snapshot.document_of(found.ids_QK) == queries.documents_Q[rows_R, None]
         left_out_RK |= found.ids_QK == queries.ids_Q[rows_R, None]
-        other_RK = (found.ids_QK >= 0) & ~left_out_RK
-        for row, own_row in enumerate(rows_R):
-            kept = np.flatnonzero(other_RK[row])[:k]
-            distances_QK[own_row, : len(kept)] = found.distances_QK[row, kept]
-            ids_QK[own_row, : len(kept)] = found.ids_QK[row, kept]
-            values_QK[own_row, : len(kept)] = found.values_QK[row, kept]
-        rows_R = rows_R[(other_RK.sum(axis=1) < k) & (found.ids_QK[:, -1] >= 0)]
+        kept_RK = (found.ids_QK >= 0) & ~left_out_RK
+        result.put(rows_R, found.keep(kept_RK).first(k))
+        rows_R = rows_R[(kept_RK.sum(axis=1) < k) & (found.ids_QK[:, -1] >= 0)]
         if not len(rows_R):
             break
-    return Neighbors(distances_QK, ids_QK, values_QK)
+    return result
 
 
 def _nats(queries: Queries, found: Neighbors, retriever: Retriever) -> Float32[np.ndarray, " Q"]:

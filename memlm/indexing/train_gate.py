@@ -1,7 +1,7 @@
-"""Held-out text -> a gate between a model and its datastore (SPALM, arXiv 2102.02557).
+"""Held-out text -> a gate between a model and its datastore (SPALM, arXiv 2102.02557). Experimental.
 
-The model stays as it is, and so do its keys and its fingerprint: the gate alone learns, from text that neither model
-nor datastore has seen. It is kept in the model's folder, in a file of its own.
+The gate alone learns, from text that neither the model nor the datastore has seen. The model's weights do not change,
+and neither do its keys and its fingerprint. The gate has a file of its own in the model's folder.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from memlm.data.windows import blocks_of
 from memlm.errors import InvalidInput
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.model.gguf import companion
-from memlm.retrieval.encoder import Encoder, text_windows
+from memlm.retrieval.encoder import BLOCK_WINDOWS, Encoder, text_windows
 from memlm.retrieval.gate import GATE_FILE, SpalmGate
 from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore
 
-BLOCK_WINDOWS, BATCH = 64, 512
-HELD_BACK = 0.2  # of the tokens: what the gate is judged by, and never learns from
+BATCH = 512
+VALIDATION_SHARE = 0.2  # of the tokens: the gate never learns from them
 PATIENCE = 5
 
 
 @dataclass(frozen=True, slots=True)
 class SpalmReport:
-    """What came of it: nats a token on the part held back, of the model alone and gated; `share` is how much of a
-    state came from memory, on average.
+    """Nats per token on the validation part, of the model alone and with the gate. `share` is the mean share of a state
+    that comes from the neighbors.
     """
 
     base_nats: float
@@ -51,7 +51,7 @@ class SpalmReport:
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """Positions of the text: final states, the tokens that follow, the tokens that neighbors name (-1: none)."""
+    """N positions of the text: final hidden states, the tokens that follow, and the neighbors' values (-1: none)."""
 
     hidden_ND: Tensor
     targets_N: Tensor
@@ -76,10 +76,10 @@ def train_spalm(
     seed: int = 0,
     progress: Progress = silent,
 ) -> SpalmReport:
-    """Trains a gate on text that neither the model nor the datastore has seen, and keeps it in the model's folder,
-    unless it does not help.
+    """Trains a gate on text that neither the model nor the datastore has seen, and writes it to the model's folder if
+    it helps.
 
-    Raises InvalidInput where a document of the text is in the store, or the text is shorter than 1,000 tokens.
+    Raises InvalidInput if a document of the text is in the store, or if the text is shorter than 1,000 tokens.
     """
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     with ModelStore.open(store, checkpoint).datastore as datastore:
@@ -88,26 +88,26 @@ def train_spalm(
     count = len(evidence.targets_N)
     if count < 1000:
         raise InvalidInput(f"the texts have {count} tokens; a gate takes at least 1,000: give more", field="texts")
-    border = int(count * (1 - HELD_BACK))
+    border = int(count * (1 - VALIDATION_SHARE))
     torch.manual_seed(seed)
     gate = SpalmGate(checkpoint.decoder.config.dim)
-    learnt, held_back = evidence.part(0, border), evidence.part(border, count)
+    training, validation = evidence.part(0, border), evidence.part(border, count)
     embeddings_VD = checkpoint.decoder.output_embedding_VD.float().clone()
     with torch.no_grad():
-        gate.scale.copy_(learnt.hidden_ND.square().mean().sqrt() / embeddings_VD.square().mean().sqrt())
-    steps = _fit(gate, embeddings_VD, learnt, held_back, learning_rate, max_epochs, progress)
-    gated, base = _loss(gate, embeddings_VD, held_back), _loss(None, embeddings_VD, held_back)
+        gate.scale.copy_(training.hidden_ND.square().mean().sqrt() / embeddings_VD.square().mean().sqrt())
+    steps = _fit(gate, embeddings_VD, training, validation, learning_rate, max_epochs, progress)
+    gated, base = _loss(gate, embeddings_VD, validation), _loss(None, embeddings_VD, validation)
     if gated < base:
         write_atomic(companion(checkpoint.path, GATE_FILE), save(gate.state_dict()))
     with torch.inference_mode():
-        share = float(1 - torch.sigmoid(gate.gate(held_back.hidden_ND)).mean())
+        share = float(1 - torch.sigmoid(gate.gate(validation.hidden_ND)).mean())
     return SpalmReport(base, gated, share, count, steps, k)
 
 
 def _gather(
     checkpoint: Checkpoint, retriever: Retriever, texts: Corpus, max_tokens: int, progress: Progress
 ) -> _Evidence:
-    """Reads the texts once: final states and neighbors of every position."""
+    """Encodes the texts and finds the neighbors of every position."""
     hidden: list[Tensor | None] = []
     targets: list[Int64[np.ndarray, " N"]] = []
     values: list[np.ndarray] = []
@@ -139,23 +139,23 @@ def _gather(
 def _fit(
     gate: SpalmGate,
     embeddings_VD: Tensor,
-    learnt: _Evidence,
-    held_back: _Evidence,
+    training: _Evidence,
+    validation: _Evidence,
     learning_rate: float,
     max_epochs: int,
     progress: Progress,
 ) -> int:
-    """AdamW until the part held back has not become better for `PATIENCE` epochs; the best gate stays."""
+    """Trains with AdamW until the validation loss has not improved for `PATIENCE` epochs. The best gate stays."""
     optimizer = torch.optim.AdamW(gate.parameters(), lr=learning_rate, weight_decay=0.01)
     best, best_loss, waited, steps = gate.state_dict(), math.inf, 0, 0
     for epoch in range(max_epochs):
-        for places in torch.randperm(len(learnt.targets_N)).split(BATCH):
-            loss = _cross_entropy(gate, embeddings_VD, learnt.at(places)).mean()
+        for places in torch.randperm(len(training.targets_N)).split(BATCH):
+            loss = _cross_entropy(gate, embeddings_VD, training.at(places)).mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             steps += 1
-        valid = _loss(gate, embeddings_VD, held_back)
+        valid = _loss(gate, embeddings_VD, validation)
         progress("train", epoch + 1, max_epochs, f"valid {valid:.4f}")
         waited = 0 if valid < best_loss else waited + 1
         if valid < best_loss:

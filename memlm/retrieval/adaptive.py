@@ -1,11 +1,10 @@
-"""How loudly the memory speaks at each position, from what is known there anyway; and where it need not be asked.
+"""A λ for each position, from features that cost nothing.
 
-One number fits all positions badly: a memory whose nearest neighbor is far away knows nothing, and a model that is
-sure needs no help. Here lam is a logistic function of five features that cost nothing: the distance of the nearest
-neighbor, how far the others lie behind it, how many of them agree with it, how evenly the softmax spreads, and how
-sure the model is (arXiv 2109.04212, section 4.1; 2210.15859, section 4). Its weights maximise the log-likelihood of
-held-out text (`memlm index tune`), and are used only where they did better on the part of it that they were not fitted
-to.
+One number fits all positions badly: a datastore with a distant nearest neighbor knows nothing, and a confident model
+needs no help. Here λ is a logistic function of five features: the distance of the nearest neighbor, the spread of the
+others behind it, the mass that agrees with it, the entropy of the softmax, and the confidence of the model (arXiv
+2109.04212, section 4.1, and 2210.15859, section 4). `memlm index tune` fits its weights to held-out text, and keeps
+them if they did better on the half that they were not fitted to.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LEAST, MOST = 1e-4, 0.999
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveLam:
-    """Weights over standardised features: lam = sigmoid(bias + weights . (features - means) / scales)."""
+    """Weights over standardized features: λ = sigmoid(bias + weights . (features - means) / scales)."""
 
     bias: float
     weights: tuple[float, ...]
@@ -35,12 +34,12 @@ class AdaptiveLam:
     scales: tuple[float, ...]
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> AdaptiveLam:
-        """What a store's manifest says."""
-        return cls(said["bias"], *(tuple(said[name]) for name in ("weights", "means", "scales")))
+    def of(cls, fields: Mapping[str, Any]) -> AdaptiveLam:
+        """Takes the fields as a store's manifest holds them."""
+        return cls(fields["bias"], *(tuple(fields[name]) for name in ("weights", "means", "scales")))
 
     def lams(self, features_QF: Float[np.ndarray, "Q F"]) -> Float32[np.ndarray, " Q"]:
-        """The weight of the memory at each position."""
+        """Returns λ at each position."""
         scaled_QF = (features_QF - np.array(self.means)) / np.array(self.scales)
         logits_Q = np.clip(self.bias + scaled_QF @ np.array(self.weights), -30, 30)
         return np.clip(1 / (1 + np.exp(-logits_Q)), LEAST, MOST).astype(np.float32)
@@ -52,17 +51,17 @@ def features_of(
     temperature: float,
     max_logprobs_Q: Float32[np.ndarray, " Q"],
 ) -> Float64[np.ndarray, "Q F"]:
-    """The features of Q positions, all finite, also where nothing was found. `max_logprobs_Q` are the model's largest
-    log-probabilities.
+    """Computes the features of Q positions, all finite, also where nothing was found. `max_logprobs_Q` are the model's
+    largest log-probabilities.
     """
-    there_QK = found.ids_QK >= 0
-    weights_QK = np.where(there_QK, np.exp(logweights_QK.astype(np.float64)), 0.0)
-    nearest_Q = np.where(there_QK[:, 0], found.distances_QK[:, 0], 0.0) / temperature
-    logs_QK = np.where(there_QK, logweights_QK, 0.0).astype(np.float64)
-    agrees_QK = there_QK & (found.values_QK == found.values_QK[:, :1])
+    found_QK = found.ids_QK >= 0
+    weights_QK = np.where(found_QK, np.exp(logweights_QK.astype(np.float64)), 0.0)
+    nearest_Q = np.where(found_QK[:, 0], found.distances_QK[:, 0], 0.0) / temperature
+    logs_QK = np.where(found_QK, logweights_QK, 0.0).astype(np.float64)
+    agrees_QK = found_QK & (found.values_QK == found.values_QK[:, :1])
     features = (
         np.log1p(nearest_Q),
-        -(weights_QK * np.where(there_QK, logs_QK - logs_QK[:, :1], 0.0)).sum(axis=1),
+        -(weights_QK * np.where(found_QK, logs_QK - logs_QK[:, :1], 0.0)).sum(axis=1),
         (weights_QK * agrees_QK).sum(axis=1),
         -(weights_QK * logs_QK).sum(axis=1),
         max_logprobs_Q.astype(np.float64),
@@ -76,25 +75,25 @@ def fit(
     knn_Q: Float64[np.ndarray, " Q"],
     start: float,
 ) -> AdaptiveLam:
-    """The weights that maximise the mean of log(lam knn + (1 - lam) lm), given probabilities of the true tokens and
-    the best fixed lam to start from.
+    """Finds the weights that maximize the mean of log(λ knn + (1 - λ) lm). `lm_Q` and `knn_Q` are probabilities of the
+    true tokens, `start` is the best fixed λ.
     """
     means_F, scales_F = features_QF.mean(axis=0), features_QF.std(axis=0) + 1e-6
     scaled_QF = torch.from_numpy((features_QF - means_F) / scales_F)
     lm, knn = torch.from_numpy(lm_Q), torch.from_numpy(knn_Q)
     begin = min(max(start, 0.01), 0.99)
-    learnt = torch.zeros(1 + features_QF.shape[1], dtype=torch.float64)
-    learnt[0] = np.log(begin / (1 - begin))
-    learnt.requires_grad_()
-    search = torch.optim.LBFGS([learnt], max_iter=100, line_search_fn="strong_wolfe")
+    parameters = torch.zeros(1 + features_QF.shape[1], dtype=torch.float64)
+    parameters[0] = np.log(begin / (1 - begin))
+    parameters.requires_grad_()
+    search = torch.optim.LBFGS([parameters], max_iter=100, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:
         search.zero_grad()
-        lam = torch.sigmoid(learnt[0] + scaled_QF @ learnt[1:]).clamp(LEAST, MOST)
-        cost = -(lam * knn + (1 - lam) * lm).clamp(min=1e-300).log().mean() + RIDGE * learnt[1:].square().mean()
+        lam = torch.sigmoid(parameters[0] + scaled_QF @ parameters[1:]).clamp(LEAST, MOST)
+        cost = -(lam * knn + (1 - lam) * lm).clamp(min=1e-300).log().mean() + RIDGE * parameters[1:].square().mean()
         cost.backward()
         return cost
 
     search.step(loss)
-    bias, *weights = learnt.tolist()
+    bias, *weights = parameters.tolist()
     return AdaptiveLam(bias, tuple(weights), tuple(means_F.tolist()), tuple(scales_F.tolist()))

@@ -1,7 +1,7 @@
-"""Windows -> keys and log-probabilities: in batches, or one after another by a model that remembers.
+"""Windows -> keys and log-probabilities: in batches, or one after another by a model with memory of earlier segments.
 
-Windows of like length are read together, padded on the right, where causal attention never looks. What comes back
-is in the order of the windows.
+Windows of similar length are encoded together, padded on the right, which causal attention never sees. Results come in
+the order of the windows.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from memlm.model import Decoder, DecoderState
 from memlm.model.checkpoint import Checkpoint
 
 BATCH_TOKENS = 1024  # what lies between two layers of a narrow model fits into a core's cache
-PASS_TOKENS = 1024  # of a longer window that is read in turn with other work
-LOGITS_ROWS = 1024  # whose log-probabilities over the vocabulary are held at once
+PASS_TOKENS = 1024  # of a longer window that takes turns with other work
+LOGITS_ROWS = 1024  # positions with their log-probabilities over the vocabulary in RAM at once
 
 _T = TypeVar("_T")
-_Begun = tuple[list[int], Callable[[], list[_T]]]  # places of windows, and what waits for what is read of them
+_Pending = tuple[list[int], Callable[[], list[_T]]]  # places of windows, and a call that waits for their results
 
 BLOCK_WINDOWS = 64
 
 
 class Prediction(NamedTuple):
-    """What one window's last N positions gave: keys, log-probabilities of the targets and of the likeliest tokens,
-    and, where asked for, final states.
+    """Of the last N positions of a window: keys, log-probabilities of the targets and of the likeliest tokens, and
+    optionally final hidden states.
     """
 
     keys_ND: Float32[np.ndarray, "N D"]
@@ -49,7 +49,7 @@ def _keys(decoder: Decoder, windows: list[Window], tokens_BT: Int64[Tensor, "B T
 
 
 def predictions_of(decoder: Decoder, windows: Sequence[Window], *, hidden: bool = False) -> list[Prediction]:
-    """Keys and log-probabilities of every window's targets, in float32, and final `hidden` states if asked for."""
+    """Computes keys and log-probabilities of every window's targets, in float32, optionally with `hidden` states."""
     (predictions,) = _encode_in_parallel(partial(_predictions, decoder, hidden=hidden), [windows])
     return predictions
 
@@ -74,35 +74,36 @@ def _prediction(
     *,
     hidden: bool,
 ) -> Prediction:
-    """What some positions say of their targets, a few of them at a time: a vocabulary is large."""
-    targets_N1, logprobs, peaks = torch.from_numpy(targets_N)[:, None], list[Tensor](), list[Tensor]()
+    """Makes the prediction of N positions, a few rows of the large vocabulary at a time."""
+    targets_N1, logprobs, max_logprobs = torch.from_numpy(targets_N)[:, None], list[Tensor](), list[Tensor]()
     for begin in range(0, len(targets_N), LOGITS_ROWS):
         rows = slice(begin, begin + LOGITS_ROWS)
         logprobs_RV = decoder.logprobs(hidden_ND[rows])
         logprobs.append(logprobs_RV.gather(1, targets_N1[rows])[:, 0])
-        peaks.append(logprobs_RV.amax(dim=1))
-    told_N, max_logprobs_N = (torch.cat(parts).numpy() for parts in (logprobs, peaks))
-    return Prediction(keys_ND.float().numpy(), told_N, max_logprobs_N, hidden_ND.float().clone() if hidden else None)
+        max_logprobs.append(logprobs_RV.amax(dim=1))
+    logprobs_N, max_logprobs_N = (torch.cat(parts).numpy() for parts in (logprobs, max_logprobs))
+    return Prediction(
+        keys_ND.float().numpy(), logprobs_N, max_logprobs_N, hidden_ND.float().clone() if hidden else None
+    )
 
 
 class Encoder:
-    """Reads the windows of documents in their order. A model with memory carries it from window to window of a
-    document; one without reads them in batches.
+    """Encodes the windows of documents in their order. A segmented model carries its memory from window to window of a
+    document. Any other model encodes them in batches.
     """
 
     def __init__(self, decoder: Decoder) -> None:
-        """Nothing is read yet."""
         self._decoder = decoder
         self._state: DecoderState | None = None
         self._skipped: list[Window] = []
 
     def keys(self, windows: Sequence[Window]) -> list[Float16[np.ndarray, "N D"]]:
-        """The keys of every window's new positions, as a datastore keeps them. The cheapest pass there is."""
+        """Computes the keys of every window's new positions, as a datastore stores them, by the cheapest pass."""
         (keys,) = self.keys_of_blocks([windows])
         return keys
 
     def keys_of_blocks(self, blocks: Iterable[Sequence[Window]]) -> Iterator[list[Float16[np.ndarray, "N D"]]]:
-        """The same, of one block of windows after another; the next ones are read while those of one are used."""
+        """Computes the keys of blocks of windows. While the caller uses one block, the next is encoded."""
         if not self._decoder.config.is_segmented:
             yield from _encode_in_parallel(partial(_keys, self._decoder), blocks)
             return
@@ -112,7 +113,7 @@ class Encoder:
             yield keys
 
     def predictions(self, windows: Sequence[Window], *, hidden: bool = False) -> list[Prediction]:
-        """Keys and log-probabilities of every window's targets, in float32, and final `hidden` states if asked for."""
+        """Computes keys and log-probabilities of every window's targets, as `predictions_of`."""
         if not self._decoder.config.is_segmented:
             return predictions_of(self._decoder, windows, hidden=hidden)
         predictions = []
@@ -126,8 +127,9 @@ class Encoder:
     def parts(
         self, windows: Sequence[Window], *, hidden: bool = False
     ) -> Iterator[tuple[Int64[np.ndarray, " N"], Prediction] | None]:
-        """The same, with the targets, for who has other things to do in between: a long window comes in pieces, and
-        None stands for one that predicts nothing new.
+        """Yields targets and predictions in pieces, so that the caller can do other work between them.
+
+        None is a piece of a long window that predicts nothing new.
         """
         longest = max((len(window.inputs_T) for window in windows), default=0)
         if self._decoder.config.is_segmented or longest <= PASS_TOKENS:
@@ -138,14 +140,14 @@ class Encoder:
             yield from _pieces(self._decoder, window, hidden=hidden)
 
     def skip(self, windows: Sequence[Window]) -> None:
-        """Passes windows over whose keys are known; what a later one of the same document needs is read then."""
+        """Skips windows with known keys. A later window of their document encodes them, if it needs them."""
         for window in windows:
             if not window.continues:
                 self._state, self._skipped = None, []
             self._skipped.append(window)
 
     def _next(self, window: Window) -> tuple[Int64[Tensor, "1 T"], DecoderState]:
-        """A window's tokens, and the memory of all of its document that is before it."""
+        """Returns a window's tokens, and the state after all of its document before it."""
         if not window.continues:
             self._state, self._skipped = None, []
         if self._state is None:
@@ -159,7 +161,7 @@ class Encoder:
 def _pieces(
     decoder: Decoder, window: Window, *, hidden: bool
 ) -> Iterator[tuple[Int64[np.ndarray, " N"], Prediction] | None]:
-    """One window, a piece at a time."""
+    """Encodes one window, a piece at a time."""
     inputs_T, first_new = window.inputs_T, len(window.inputs_T) - len(window.targets_N)
     state = decoder.new_state(capacity=len(inputs_T))
     for begin in range(0, len(inputs_T), PASS_TOKENS):
@@ -179,8 +181,8 @@ def _pieces(
 def document_windows(
     decoder: Decoder, tokens_n: Int64[np.ndarray, " n"], start_id: int, stride: int | None = None
 ) -> Iterator[Window]:
-    """A document as all here read it: in segments by a model that remembers, in overlapping windows by one that does
-    not. The stride is half the context if not given.
+    """Cuts a document into windows: segments for a segmented model, overlapping windows for any other. The stride is
+    half the context by default.
     """
     context = decoder.config.context_length
     if decoder.config.is_segmented:
@@ -189,16 +191,16 @@ def document_windows(
 
 
 def default_stride(decoder: Decoder) -> int:
-    """Half the context: each key has seen at least half of it, at twice the cost of reading once. A model that
-    remembers reads nothing twice.
+    """Returns half the context: each key has seen at least half of it, at twice the cost of encoding once. A segmented
+    model encodes nothing twice.
     """
     context = decoder.config.context_length
     return context if decoder.config.is_segmented else max(1, context // 2)
 
 
 def score_tokens(decoder: Decoder, tokens_N: Int64[np.ndarray, " N"], start_id: int) -> Float32[np.ndarray, " N"]:
-    """Log-probability of each token of one document under the model alone, each with all the context a window gives,
-    or all that memory holds.
+    """Returns the log-probability of each token of one document under the model alone, with the context that its window
+    or the model's memory gives.
     """
     windows = list(document_windows(decoder, tokens_N, start_id))
     scores = [prediction.logprobs_N for prediction in Encoder(decoder).predictions(windows)]
@@ -206,7 +208,7 @@ def score_tokens(decoder: Decoder, tokens_N: Int64[np.ndarray, " N"], start_id: 
 
 
 def batches_of(windows: Sequence[Window]) -> Iterator[tuple[list[int], Int64[Tensor, "B T"]]]:
-    """Places of windows of like length, longest first, and their inputs padded to the longest."""
+    """Yields places of windows of similar length, longest first, with their inputs padded to the longest."""
     order = sorted(range(len(windows)), key=lambda place: -len(windows[place].inputs_T))
     while order:
         longest = len(windows[order[0]].inputs_T)
@@ -220,20 +222,20 @@ def batches_of(windows: Sequence[Window]) -> Iterator[tuple[list[int], Int64[Ten
 
 
 def _encode_in_parallel(
-    read: Callable[[list[Window], Tensor], list[_T]], blocks: Iterable[Sequence[Window]]
+    encode: Callable[[list[Window], Tensor], list[_T]], blocks: Iterable[Sequence[Window]]
 ) -> Iterator[list[_T]]:
-    """What is read of every window, block by block; the next block is read while one is used. As many batches at a time
-    as torch has threads, each on a core of its own: they share no product, and so never wait for each other
-    (docs/log, 2026-11-22).
+    """Encodes block by block, and the next block while the caller uses one. Runs as many batches at a time as torch has
+    threads, each on a core of its own, so that no batch waits for another one's share of a product (docs/log,
+    2026-11-22).
     """
-    threads, ahead = torch.get_num_threads(), deque[tuple[int, list[_Begun[_T]]]]()
+    threads, ahead = torch.get_num_threads(), deque[tuple[int, list[_Pending[_T]]]]()
 
     @torch.inference_mode()
     def alone(windows: list[Window], tokens_BT: Tensor, share: int) -> list[_T]:
         torch.set_num_threads(share)
-        return read(windows, tokens_BT)
+        return encode(windows, tokens_BT)
 
-    def begun(windows: Sequence[Window]) -> Iterator[_Begun[_T]]:
+    def submit(windows: Sequence[Window]) -> Iterator[_Pending[_T]]:
         batches = list(batches_of(windows))
         share = threads // max(1, min(threads, len(batches)))
         for places, tokens_BT in batches:
@@ -243,30 +245,30 @@ def _encode_in_parallel(
     pool = ThreadPoolExecutor(threads)
     try:
         for windows in blocks:
-            ahead.append((len(windows), list(begun(windows))))
+            ahead.append((len(windows), list(submit(windows))))
             if len(ahead) > 1:
                 yield _in_order(*ahead.popleft())
         while ahead:
             yield _in_order(*ahead.popleft())
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)  # a thread that begins has as many as were set last, by whomever
+        torch.set_num_threads(threads)  # a new thread takes the number that any thread set last
 
 
-def _in_order(count: int, begun: list[_Begun[_T]]) -> list[_T]:
-    """What was read of so many windows, as soon as all of it is."""
-    read = {place: each for places, result in begun for place, each in zip(places, result(), strict=True)}
+def _in_order(count: int, pending: list[_Pending[_T]]) -> list[_T]:
+    """Waits for the results of `count` windows and returns them in order."""
+    read = {place: each for places, result in pending for place, each in zip(places, result(), strict=True)}
     return [read[place] for place in range(count)]
 
 
 def _new_positions(states_TD: Float[Tensor, "T D"], window: Window) -> Float[Tensor, "N D"]:
-    """The rows of the positions that predict the window's targets; what lies behind them is padding."""
+    """Returns the rows of the positions that predict the window's targets, without the padding behind them."""
     end = len(window.inputs_T)
     return states_TD[end - len(window.targets_N) : end]
 
 
 def text_windows(checkpoint: Checkpoint, text: str) -> Iterator[Window]:
-    """A text as the windows that everything here reads documents in."""
+    """Tokenizes a text and cuts it into windows."""
     tokens_N = checkpoint.tokenizer.encode(text)
     return document_windows(checkpoint.decoder, tokens_N, checkpoint.tokenizer.start_id)
 

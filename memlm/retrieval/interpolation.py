@@ -1,8 +1,8 @@
 """Neighbors and the model's log-probabilities -> the mixture: kNN-LM (arXiv 1911.00172, equations 2 and 3).
 
-p_kNN(v) is the softmax of -distance/temperature over the neighbors, summed over those whose value is v; the
-mixture is p = lam p_kNN + (1 - lam) p_LM. Everything stays in log space and in float32 or better. lam = 0, and a
-position without any neighbor, give the model's own log-probabilities bit for bit; lam = 1 gives the memory alone.
+p_kNN(v) is the softmax of -distance/temperature over the neighbors, summed over those with the value v. The mixture is
+p = λ p_kNN + (1 - λ) p_LM. Everything stays in log space and in float32 or better. λ = 0, and a position without
+neighbors, give the model's own log-probabilities bit for bit. λ = 1 gives p_kNN alone.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 
 
 def neighbor_logweights(distances_QK: Float32[np.ndarray, "Q K"], temperature: float) -> Float32[np.ndarray, "Q K"]:
-    """log softmax of -distance/temperature over the neighbors there are; -inf at missing places (distance +inf)."""
-    there_Q1 = np.isfinite(distances_QK[:, :1])
-    beyond_QK = distances_QK.astype(np.float64) - np.where(there_Q1, distances_QK[:, :1], 0.0)  # nearest stands first
+    """Log softmax of -distance/temperature over the neighbors, -inf at missing places (distance +inf)."""
+    found_Q1 = np.isfinite(distances_QK[:, :1])
+    excess_QK = distances_QK.astype(np.float64) - np.where(found_Q1, distances_QK[:, :1], 0.0)  # nearest stands first
     with np.errstate(over="ignore"):  # -inf: at this temperature the nearest have all of the mass
-        beyond_QK /= -temperature
-        total_Q1 = np.exp(beyond_QK).sum(axis=1, keepdims=True)
-        return (beyond_QK - np.log(np.where(there_Q1, total_Q1, 1.0))).astype(np.float32)
+        excess_QK /= -temperature
+        total_Q1 = np.exp(excess_QK).sum(axis=1, keepdims=True)
+        return (excess_QK - np.log(np.where(found_Q1, total_Q1, 1.0))).astype(np.float32)
 
 
 def target_logprobs(
     logweights_QK: Float32[np.ndarray, "Q K"], values_QK: Int64[np.ndarray, "Q K"], targets_Q: Int64[np.ndarray, " Q"]
 ) -> Float32[np.ndarray, " Q"]:
-    """log p_kNN of one token for each query: log-sum-exp over the neighbors that name it, -inf where none does."""
+    """Log p_kNN of one token for each query: log-sum-exp over the neighbors of this value, -inf if there is none."""
     agreeing_QK = np.where(values_QK == targets_Q[:, None], np.exp(logweights_QK.astype(np.float64)), 0.0)
     with np.errstate(divide="ignore"):
         return np.log(agreeing_QK.sum(axis=1)).astype(np.float32)
@@ -38,21 +38,21 @@ def target_logprobs(
 def knn_logprobs(
     logweights_K: Float32[np.ndarray, " K"], values_K: Int64[np.ndarray, " K"], vocab_size: int
 ) -> Float[Tensor, " V"] | None:
-    """log p_kNN of the whole vocabulary for one query; None where there is no neighbor at all."""
+    """Log p_kNN of the whole vocabulary for one query, or None without a neighbor."""
     if not len(values_K) or values_K[0] < 0:
         return None
-    num_there = len(values_K) if values_K[-1] >= 0 else int((values_K >= 0).sum())  # missing places stand last
-    named_K, weights_K = values_K[:num_there], np.exp(logweights_K[:num_there].astype(np.float64))
+    num_found = len(values_K) if values_K[-1] >= 0 else int((values_K >= 0).sum())  # missing places stand last
+    ids_K, weights_K = values_K[:num_found], np.exp(logweights_K[:num_found].astype(np.float64))
     logprobs_V = np.full(vocab_size, -np.inf, np.float32)
     with np.errstate(divide="ignore"):  # weights so small that they are none
-        logprobs_V[named_K] = np.log(np.bincount(named_K, weights_K, minlength=vocab_size)[named_K])
+        logprobs_V[ids_K] = np.log(np.bincount(ids_K, weights_K, minlength=vocab_size)[ids_K])
     return torch.from_numpy(logprobs_V)
 
 
 def mix(
     lm_logprobs_V: Float[Tensor, "*P V"], knn_logprobs_V: Float[Tensor, "*P V"] | None, lam: float
 ) -> Float[Tensor, "*P V"]:
-    """log(lam p_kNN + (1 - lam) p_LM)."""
+    """Returns log(λ p_kNN + (1 - λ) p_LM)."""
     if lam == 0.0 or knn_logprobs_V is None:
         return lm_logprobs_V
     if lam == 1.0:
@@ -66,8 +66,8 @@ def mix_targets(
     found_Q: Any,
     lam: Any,
 ) -> Float32[np.ndarray, " Q"]:
-    """Computes `mix` for one token of each query, in float64. `found_Q` (bool) says which queries had any neighbor,
-    `lam` is a number or one for each.
+    """Computes `mix` for one token of each query, in float64. `found_Q` (bool) marks the queries with a neighbor. `lam`
+    is one number, or one for each query.
     """
     # In float32, as the log-probabilities are, a lam just below 1 would be 1.
     lams_Q = np.broadcast_to(np.asarray(lam, np.float64), lm_logprobs_Q.shape)

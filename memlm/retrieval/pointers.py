@@ -18,8 +18,8 @@ from memlm.retrieval.store import ModelStore
 
 
 class Pointers:
-    """The entries behind those neighbors whose value was the next token. At least `min_pointers` of them replace a
-    search: they are ranked by their stored keys.
+    """The entries behind the neighbors that had the next token as their value. At least `min_pointers` of them replace
+    a search: they are ranked by their stored keys.
     """
 
     is_sequential = True
@@ -35,7 +35,7 @@ class Pointers:
         return snapshot.nearest_among(key_1D, ids_P, self._k) if len(ids_P) >= self._min_pointers else None
 
     def observe(self, neighbors: Neighbors, token_id: int) -> None:
-        """Moves the pointers to the entries behind the neighbors whose value is the token."""
+        """Moves the pointers to the entries behind the neighbors of this value."""
         named_K = neighbors.values_QK[0] == token_id
         self.ids_P = self._datastore.snapshot.successors(neighbors.ids_QK[0, named_K])
 

@@ -83,7 +83,7 @@ class Retriever:
 
     @classmethod
     def of(cls, stores: Sequence[ModelStore], params: RetrievalParams) -> Retriever:
-        """Takes from the first store's defaults whatever the request leaves open. Adaptive λ, skipping and pointers
+        """Settings that the request leaves open come from the first store's defaults. Adaptive λ, skipping and pointers
         apply only to a request that searches one store and sets none of k, λ and temperature.
 
         Raises InvalidInput for `min_pointers` with several stores, or with one that was built without keeping its keys.
@@ -148,7 +148,7 @@ class Retriever:
     ) -> RetrievalResult:
         """Finds the neighbors of Q keys and weighs them.
 
-        `max_logprobs_Q` are the model's largest log-probabilities; without them λ is the same everywhere. `policies`,
+        `max_logprobs_Q` are the model's largest log-probabilities. Without them λ does not adapt. `policies`,
         one for each key, may replace its search.
         """
         begin_s = time.perf_counter()
@@ -193,7 +193,7 @@ class Retriever:
         max_logprobs_Q: Float32[np.ndarray, " Q"] | None,
         policies: Sequence[RetrievalPolicy],
     ) -> RetrievalResult:
-        """Searches the only store for the keys whose policy has no shortcut."""
+        """Searches the only store for the keys that have no shortcut."""
         snapshot, searched_Q = self.stores[0].snapshot, np.ones(len(keys_QD), bool)
         shortcuts: dict[int, Neighbors] = {}
         for row, policy in enumerate(policies):
@@ -205,10 +205,10 @@ class Retriever:
         else:
             neighbors = Neighbors.none(len(keys_QD), self.k)
             for row, found in shortcuts.items():
-                _put(found, neighbors, np.array([row]))
+                neighbors.put(np.array([row]), found)
             if searched_Q.any():
                 found = snapshot.search(keys_QD[searched_Q], self.k, nprobe=self.nprobe)
-                _put(found, neighbors, np.flatnonzero(searched_Q))
+                neighbors.put(np.flatnonzero(searched_Q), found)
         logweights_QK = neighbor_logweights(neighbors.distances_QK, self.temperature)
         lams_Q = np.full(len(keys_QD), self.lam)
         if self.adaptive is not None and max_logprobs_Q is not None:
@@ -237,11 +237,3 @@ class Retriever:
         neighbors = Neighbors(distances_QK, ids_QK, values_QK)
         lams_Q, searched_Q = np.full(len(keys_QD), self.lam), np.ones(len(keys_QD), bool)
         return RetrievalResult(neighbors, logweights_QK, lams_Q, stores_QK, searched_Q)
-
-
-def _put(some: Neighbors, neighbors: Neighbors, rows_R: Int64[np.ndarray, " R"]) -> None:
-    """Writes neighbors into rows of others, which may be wider."""
-    width = some.ids_QK.shape[1]
-    neighbors.distances_QK[rows_R, :width] = some.distances_QK
-    neighbors.ids_QK[rows_R, :width] = some.ids_QK
-    neighbors.values_QK[rows_R, :width] = some.values_QK

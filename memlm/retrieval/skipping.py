@@ -25,7 +25,7 @@ class SkipConfident:
         return None if max_logprob < self._threshold else self._nothing
 
     def observe(self, neighbors: Neighbors, token_id: int) -> None:
-        """Does nothing: a position is skipped whatever came before it."""
+        """Does nothing: earlier positions do not matter."""
 
 
 def find_skip_threshold(
@@ -34,7 +34,7 @@ def find_skip_threshold(
     max_logprobs_Q: Float32[np.ndarray, " Q"],
     most_loss: float,
 ) -> tuple[float | None, float, float]:
-    """Finds the lowest threshold whose loss over all positions is at most `most_loss` nats per token.
+    """Finds the lowest threshold with a loss over all positions of at most `most_loss` nats per token.
 
     `lm_Q` and `mixed_Q` are the probabilities of the true tokens without and with retrieval. Returns the threshold
     (None where none is good enough), the share of positions that it skips, and its loss in nats per token.

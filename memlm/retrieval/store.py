@@ -1,7 +1,6 @@
-"""A datastore, opened for one model: entries -> the words a person can read.
+"""A datastore, opened for one model: entries -> neighbors with their document, line and surrounding text.
 
-Keeps what the library and the server both promise: a store of another model is refused, and every neighbor can say
-where it came from.
+A store of another model or tokenizer is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from memlm.index.store.manifest import Manifest
 from memlm.index.store.snapshot import Place, Snapshot
 from memlm.model.checkpoint import Checkpoint
 
-# Takes a datastore's name and the documents that it lost in a move to another snapshot; None where these are not known.
+# Takes a datastore's name and the documents that it lost in a switch to another snapshot (None: unknown).
 OnLost: TypeAlias = Callable[[str, Sequence[str] | None], None]
 
 SNIPPET_TOKENS = 12
@@ -34,8 +33,8 @@ class ModelStore:
     """One loaded datastore. Raises Incompatible for a store that another model or tokenizer built."""
 
     def __init__(self, datastore: Datastore, checkpoint: Checkpoint, name: str = "") -> None:
-        """Takes an open datastore, which from now on moves to no store of another model; its name is its folder's
-        unless another is given.
+        """Takes an open datastore, which from now on switches to no store of another model. Its default name is that of
+        its folder.
         """
         datastore.require(partial(check_fingerprints, path=datastore.path, checkpoint=checkpoint))
         self.datastore, self.name = datastore, name or datastore.path.name
@@ -54,14 +53,14 @@ class ModelStore:
         return self.datastore.snapshot
 
     def refresh(self) -> bool:
-        """Moves to the snapshot that counts now; see `Datastore.refresh`. Raises Incompatible for a store that another
+        """Switches to the newest snapshot, as `Datastore.refresh` does. Raises Incompatible for a store that another
         model or tokenizer built.
         """
         newer = self.datastore.open_latest()
         return newer is not None and self.switch_to(newer)
 
     def switch_to(self, newer: Snapshot) -> bool:
-        """Moves to another snapshot, which may be of another store; tells whether it is as new as the one in use."""
+        """Switches to another snapshot, possibly of another store. Returns False for one older than that in use."""
         before = self.snapshot
         lost = before.missing_from(newer)
         moved = self.datastore.switch_to(newer)
@@ -74,7 +73,7 @@ class ModelStore:
         return moved
 
     def info(self, *, problem: str = "") -> StoreInfo:
-        """Size and defaults, as of the snapshot in use; `problem` is why it cannot be used."""
+        """Describes the snapshot in use: size and defaults. `problem` is the reason if it cannot be used."""
         snapshot = self.snapshot
         return StoreInfo(
             name=self.name,
@@ -101,7 +100,7 @@ class ModelStore:
         logweights_K: Float32[np.ndarray, " K"],
         values_K: Int64[np.ndarray, " K"],
     ) -> tuple[Neighbor, ...]:
-        """Where each neighbor stands: document, line, and the text around it. Missing places are left out."""
+        """Describes neighbors: document, line, and the text around each. Missing places are left out."""
         found_K = ids_K >= 0
         places = self.snapshot.locate(ids_K[found_K])
         if not places:
@@ -128,10 +127,10 @@ class ModelStore:
         )
 
     def _passages(self, places: Sequence[Place]) -> list[tuple[int, int, str]]:
-        """Line ends and characters before each place in its document, and the text around it.
+        """Returns the line ends and characters before each place in its document, and the text around it.
 
-        All places are read at once, each with the MARK_TOKENS before it: a caller who asks for many neighbors shares
-        the engine's loop with everybody else.
+        All places are read at once, each with the MARK_TOKENS before it, because a request for many neighbors shares
+        the engine's loop with all others.
         """
         offsets_K = np.array([place.token_offset for place in places])
         first_ids_K, sizes_K = np.array([(place.first_id, place.num_tokens) for place in places]).T
@@ -151,7 +150,7 @@ class ModelStore:
         return list(zip(line_ends_K.tolist(), characters_K.tolist(), snippets, strict=True))
 
     def _count(self, first_id: int, num_tokens: int) -> Int64[np.ndarray, "M 2"]:
-        """Line ends and characters before every MARK_TOKENSth token of a document."""
+        """Counts line ends and characters before every MARK_TOKENSth token of a document."""
         tokens = self.snapshot.values_range(first_id, num_tokens)
         counts_N2 = np.stack([self._tokenizer.newlines[tokens], self._tokenizer.characters[tokens]], axis=1)
         blocks = np.add.reduceat(counts_N2, np.arange(0, num_tokens, MARK_TOKENS), axis=0)
@@ -159,7 +158,7 @@ class ModelStore:
 
 
 def check_fingerprints(manifest: Manifest, *, path: Path, checkpoint: Checkpoint) -> None:
-    """Raises Incompatible, saying what differs, unless the store was built by this model and tokenizer."""
+    """Raises Incompatible, naming the difference, unless the store was built by this model and tokenizer."""
     spec = manifest.spec
     if spec.tokenizer_fingerprint != checkpoint.tokenizer.fingerprint:
         raise Incompatible(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memlm.index.neighbors import Neighbors
-from memlm.indexing.tune import _Evidence, _gain, _judge
+from memlm.indexing.tune import _Evidence, _fit_adaptive, _gain
 from memlm.language_model import load
 from memlm.retrieval.adaptive import AdaptiveLam, features_of, fit
 from memlm.retrieval.interpolation import neighbor_logweights
@@ -74,7 +74,7 @@ def test_a_lam_that_fits_noise_is_not_kept():
         found,
         np.repeat(rng.random((60, 1)) < 0.4, 4, axis=1),
     )
-    report, _ = _judge(evidence, 4, 1.0, 0.3, None, "noise")
+    report, _ = _fit_adaptive(evidence, 4, 1.0, 0.3, None, "noise")
     assert report.adaptive_gain < 0  # fitted and judged on the same half, it would seem to be of use
     assert not report.adaptive_kept
 

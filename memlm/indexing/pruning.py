@@ -1,0 +1,40 @@
+"""Entries that the model predicts without retrieval are left out of the index (after arXiv 2211.04052).
+
+Experimental: the index gets smaller, and predictions hardly worse (docs/reports/retrieval.md). Off unless a build is
+given `prune`. A build with it takes a whole forward pass, where the keys alone would take a cheaper one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from memlm.data.windows import Window
+from memlm.errors import InvalidInput
+from memlm.retrieval.encoder import Encoder
+
+
+class EncodedWindow(NamedTuple):
+    """The keys of a window's new positions, and a mask of those that are pruned, if any are to be."""
+
+    keys_ND: Float[np.ndarray, "N D"]
+    pruned_N: Bool[np.ndarray, " N"] | None = None
+
+
+def check_prune(prune: float | None) -> None:
+    """Raises InvalidInput unless `prune` is None or a probability between 0 and 1."""
+    if prune is not None and not 0 < prune < 1:
+        raise InvalidInput(f"prune is {prune}; expected a probability between 0 and 1", field="prune")
+
+
+def encode_and_prune(
+    encoder: Encoder, blocks: Iterable[Sequence[Window]], prune: float
+) -> Iterator[list[EncodedWindow]]:
+    """Encodes blocks of windows. Prunes entries if the model gives their token the probability `prune` or more."""
+    threshold = np.float32(math.log(prune))
+    for predictions in map(encoder.predictions, blocks):
+        yield [EncodedWindow(each.keys_ND, each.logprobs_N >= threshold) for each in predictions]
