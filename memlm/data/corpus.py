@@ -79,7 +79,7 @@ class Corpus:
     """Documents under some paths, read anew at each iteration.
 
     Of a folder, `IgnoreRules` leaves out hidden files, environments and what ignore files exclude, unless `hidden`.
-    With `on_error="skip"` what cannot be used is told to `on_problem` and left out; with "fail" it raises
+    With `on_error="skip"` unusable documents are reported to `on_problem` and left out. With "fail" one raises
     `UnusableText`. Given `roots`, a file that lies under none of them, once links are followed, cannot be used.
     Raises NotFound for a path that is not there and InvalidInput where no document is found at all.
     """
@@ -92,7 +92,6 @@ class Corpus:
     hidden: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be a corpus before any work starts."""
         if self.on_error not in ("skip", "fail"):
             raise InvalidInput(f"on_error is {self.on_error!r}; expected 'skip' or 'fail'", field="on_error")
         if not self.paths:
@@ -103,11 +102,11 @@ class Corpus:
         check_glob(self.glob)
 
     def __iter__(self) -> Iterator[Document]:
-        """Yields the documents in order; raises InvalidInput at the end where there was none."""
+        """Yields the documents in order. Raises InvalidInput at the end if there was none."""
         empty, binary = True, list[Problem]()
         for name, path in self._found():
             if not self._may_read(path):
-                self._tell_of_link(name, path)
+                self._report_link(name, path)
                 continue
             try:
                 for document in self._read(name, path):
@@ -116,7 +115,7 @@ class Corpus:
             except _IsBinary as found:
                 binary.append(found.problem)
         if binary:
-            self._tell(_summary_of(binary))
+            self._report(_summary_of(binary))
         if empty:
             places = one_line(", ".join(str(path) for path in self.paths))
             raise InvalidInput(
@@ -142,20 +141,20 @@ class Corpus:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all the files once unpacked: what a progress bar counts towards, not a promise."""
+        """Estimates the size of all files once unpacked, for progress bars."""
         return sum(unpacked_size(path) for _, path in self.files())
 
     def _may_read(self, path: Path) -> bool:
         return not self.roots or is_under(path, self.roots)
 
-    def _tell_of_link(self, name: str, path: Path) -> None:
-        """Reports a link out of the roots; of a linked folder, not even how many files it holds."""
+    def _report_link(self, name: str, path: Path) -> None:
+        """Reports a link out of the roots. Of a linked folder, reports not even the number of its files."""
         if is_under(path.parent, self.roots):
-            self._tell(Problem(name, "a link to a place outside of what may be read"))
+            self._report(Problem(name, "a link to a place outside of what may be read"))
 
     def _read(self, name: str, path: Path) -> Iterator[Document]:
         if not is_utf8(name):
-            self._tell(Problem(name, "the file's name is not UTF-8, and its document's id would be; rename the file"))
+            self._report(Problem(name, "the file's name is not UTF-8, and its document's id would be; rename the file"))
             return
         layout = layout_of(name)
         try:
@@ -165,7 +164,7 @@ class Corpus:
             with open_unpacked(path) as stream:
                 yield from (self._read_json_lines if layout in JSON_LINES else self._read_text)(name, stream)
         except UNREADABLE as error:
-            self._tell(Problem(name, f"cannot be read ({error})"))
+            self._report(Problem(name, f"cannot be read ({error})"))
 
     def _read_text(self, name: str, stream: IO[bytes]) -> Iterator[Document]:
         raw = stream.read(SAMPLE_BYTES)
@@ -174,7 +173,7 @@ class Corpus:
             raise _IsBinary(Problem(f"{name}:{line}", f"{NUL_BYTE}; {ADVICE}"))
         raw += stream.read()
         if not raw.strip():
-            self._tell(Problem(name, "empty"))
+            self._report(Problem(name, "empty"))
         elif (text := self._decode(name, raw)) is not None:
             yield Document(id=name, text=text, title=name)
 
@@ -191,9 +190,9 @@ class Corpus:
             try:
                 yield _document_of(json.loads(text), where)
             except (ValueError, RecursionError) as error:
-                self._tell(Problem(where, f"not a JSON document ({error})"))
+                self._report(Problem(where, f"not a JSON document ({error})"))
         if empty:
-            self._tell(Problem(name, "empty"))
+            self._report(Problem(name, "empty"))
 
     def _read_rows(self, name: str, path: Path) -> Iterator[Document]:
         number = 0
@@ -201,12 +200,12 @@ class Corpus:
             try:
                 yield _document_of(row, f"{name}:{number}")
             except ValueError as error:
-                self._tell(Problem(f"{name}:{number}", f"not a document ({error})"))
+                self._report(Problem(f"{name}:{number}", f"not a document ({error})"))
         if not number:
-            self._tell(Problem(name, "empty"))
+            self._report(Problem(name, "empty"))
 
     def _decode(self, where: str, raw: bytes, first_line: int = 1) -> str | None:
-        """The text, or None where there is nothing that can be used (and the listener was told)."""
+        """Decodes a text. Returns None, after reporting the problem, if it cannot be used."""
         bad, why = raw.find(b"\0"), NUL_BYTE
         try:
             text = raw.decode()
@@ -216,17 +215,17 @@ class Corpus:
             return text
         line = first_line + raw.count(b"\n", 0, bad)
         place = where if where.endswith(f":{line}") else f"{where}:{line}"
-        self._tell(Problem(place, f"{why}; {ADVICE}"))
+        self._report(Problem(place, f"{why}; {ADVICE}"))
         return None
 
-    def _tell(self, problem: Problem) -> None:
+    def _report(self, problem: Problem) -> None:
         if self.on_error == "fail":
             raise UnusableText(f"{problem} (--on-error skip goes on without it)")
         self.on_problem(problem)
 
 
 class _IsBinary(Exception):
-    """A file that holds no text, as git tells: by a NUL among its first bytes."""
+    """A file that holds no text. Like git, takes a NUL among its first bytes as the sign."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -257,7 +256,7 @@ def check_glob(glob: str) -> None:
 
 
 def _document_of(record: Any, where: str) -> Document:
-    """Raises ValueError, saying what the record lacks."""
+    """Makes a document of a JSON object. Raises ValueError, naming the first thing that is wrong with it."""
     if not isinstance(record, dict):
         raise ValueError(f"expected an object with a text, got {type(record).__name__}")
     fields = dict(record)

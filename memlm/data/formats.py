@@ -1,4 +1,4 @@
-"""What a corpus is read from: files, plain or packed (`.gz`, `.zst`), tables (`.parquet`), and standard input (`-`)."""
+"""Sources of a corpus: files, plain or packed (`.gz`, `.zst`), tables (`.parquet`), and standard input (`-`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PARQUET = ".parquet"
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".zst": zstd.open}
 UNREADABLE = (OSError, EOFError, zlib.error, zstd.ZstdError)  # what reading a file may raise
 
-SAMPLE_BYTES = 1 << 20  # of a packed file, which tell how far the whole unpacks
+SAMPLE_BYTES = 1 << 20  # of a packed file, for the ratio of packing
 ROWS = 64  # of a table at a time: a row may be a book
 
 _JSON_ROWS = json.JSONDecoder(parse_constant=lambda name: None if name == "NaN" else float(name))
@@ -62,7 +62,7 @@ def standard_input_name() -> str:
 
 
 class _Reading(io.RawIOBase):
-    """Reads an open file from its beginning, beside others that read it."""
+    """Reads an open file from its beginning, with an offset of its own."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._offset = file, 0
@@ -71,10 +71,10 @@ class _Reading(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        some = os.pread(self._file.fileno(), len(buffer), self._offset)
-        buffer[: len(some)] = some
-        self._offset += len(some)
-        return len(some)
+        data = os.pread(self._file.fileno(), len(buffer), self._offset)
+        buffer[: len(data)] = data
+        self._offset += len(data)
+        return len(data)
 
 
 def _is_object(line: bytes) -> bool:
@@ -85,14 +85,14 @@ def _is_object(line: bytes) -> bool:
 
 
 def layout_of(name: str) -> str:
-    """The suffix that tells how a file is laid out, whatever it is packed in."""
+    """Returns the suffix of a file's layout, without that of its packing."""
     path = Path(name)
     return (path.with_suffix("") if path.suffix in PACKED else path).suffix
 
 
 def open_unpacked(path: Path) -> IO[bytes]:
-    """A file's bytes, unpacked as they are read; of PIPED_IN, those of standard input. Raises one of UNREADABLE,
-    here or then.
+    """Opens a file, or standard input for PIPED_IN, and unpacks it as it is read. Raises one of UNREADABLE, here or
+    while reading.
     """
     if path is PIPED_IN:
         return io.BufferedReader(_Reading(_standard_input()))
@@ -100,10 +100,10 @@ def open_unpacked(path: Path) -> IO[bytes]:
 
 
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a Parquet file, one by one, with values that JSON can tell. NaN in a column is a missing value, as
+    """Yields the rows of a Parquet file, with values that JSON can represent. NaN in a column is a missing value, as
     pandas writes it.
 
-    Raises OSError where it cannot be read, or pyarrow is missing.
+    Raises OSError if the file cannot be read, or pyarrow is missing.
     """
     with _open_table(path) as table:
         try:
@@ -126,7 +126,7 @@ def _open_table(path: Path) -> Any:
 
 
 def unpacked_size(path: Path) -> int:
-    """How many bytes a file holds once unpacked: told by itself, or guessed from how its beginning unpacks."""
+    """Returns the size of a file once unpacked, from its metadata or extrapolated from its beginning."""
     if path is PIPED_IN:
         return os.fstat(_standard_input().fileno()).st_size
     size = path.stat().st_size
@@ -137,7 +137,7 @@ def unpacked_size(path: Path) -> int:
             return _guessed_size(path, size)
     except UNREADABLE:
         return size
-    if path.suffix == ".gz" and size >= 4:  # the last four bytes tell it, modulo 2^32 (RFC 1952)
+    if path.suffix == ".gz" and size >= 4:  # the last four bytes hold it, modulo 2^32 (RFC 1952)
         with path.open("rb") as file:
             file.seek(-4, io.SEEK_END)
             return int(struct.unpack("<I", file.read(4))[0])

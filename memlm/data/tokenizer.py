@@ -48,14 +48,14 @@ SPACE = "\u2581"  # what stands for a space in SentencePiece's vocabularies
 
 @dataclass(frozen=True, slots=True)
 class SpecialIds:
-    """The tokens that are no text: what a document is read after, what ends one, and what stands before a prompt."""
+    """The tokens that are no text: that before every document, those that end a text, and those before a prompt."""
 
     start_id: int
     end_ids: tuple[int, ...]
     prefix: tuple[int, ...]
 
     @classmethod
-    def ours(cls, end_id: int | None) -> SpecialIds:
+    def default(cls, end_id: int | None) -> SpecialIds:
         """One token for all three. Raises Incompatible where there is none."""
         if end_id is None:
             raise Incompatible(
@@ -66,12 +66,12 @@ class SpecialIds:
 
 
 class Tokenizer:
-    """A BPE vocabulary whose tokens are bytes: byte-level, as ours and GPT-2's are, or SentencePiece's with a fallback
+    """A BPE vocabulary of byte strings: byte-level, as ours and GPT-2's are, or SentencePiece's with a fallback
     to bytes, as Llama's is. Raises Incompatible for one of another kind.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special: SpecialIds | None = None) -> None:
-        """Takes a tokenizer of the `tokenizers` library; `special` where it is not ours."""
+        """Takes a tokenizer of the `tokenizers` library. `special` defaults to memlm's own special token."""
         described = json.loads(backend.to_str())
         self._is_byte_level = _mentions(described, "ByteLevel")
         kind = described["model"]["type"]
@@ -80,7 +80,7 @@ class Tokenizer:
                 f"the tokenizer is {kind} without a token for every byte; give one of byte-level BPE, or BPE or Unigram"
                 " with byte fallback, or let `memlm train` make one"
             )
-        self.special = special or SpecialIds.ours(backend.token_to_id(END_OF_TEXT))
+        self.special = special or SpecialIds.default(backend.token_to_id(END_OF_TEXT))
         backend.encode_special_tokens = True
         self._backend = backend
         self.prepends_space = not self._is_byte_level and _prepends(described)
@@ -106,7 +106,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """Reads `tokenizer.json` and what else tells of special tokens from a model's folder, or a file by name."""
+        """Reads `tokenizer.json` and the ids of special tokens from a model's folder, or a file by name."""
         path = Path(folder)
         path = path / FILE_NAME if path.is_dir() else path
         if not path.is_file():
@@ -123,8 +123,8 @@ class Tokenizer:
         """Writes `tokenizer.json` into `folder`, and, where its special tokens are not ours, which they are."""
         (Path(folder) / FILE_NAME).write_text(self._backend.to_str(), encoding="utf-8")
         if self.special.end_ids != (self._backend.token_to_id(END_OF_TEXT),) or not self._is_byte_level:
-            told = {"bos_token_id": self.start_id, "eos_token_id": list(self.end_ids)}
-            (Path(folder) / GENERATION_FILE).write_text(json.dumps(told) + "\n", encoding="utf-8")
+            generation_config = {"bos_token_id": self.start_id, "eos_token_id": list(self.end_ids)}
+            (Path(folder) / GENERATION_FILE).write_text(json.dumps(generation_config) + "\n", encoding="utf-8")
 
     def encode(self, text: str) -> Int64[np.ndarray, " N"]:
         """Token ids of a text. Raises InvalidInput for half a surrogate pair, which no UTF-8 text holds."""
@@ -163,7 +163,7 @@ class Tokenizer:
         return backend
 
     def encode_steps(self, text: str) -> Steps[list[int]]:
-        """Token ids of a text; one that is not short is encoded outside the loop. Raises as `encode`."""
+        """Returns the token ids of a text. A long one is encoded outside the loop. Raises as `encode`."""
         return (yield from _aside(text, lambda: self.encode(text).tolist()))
 
     def pack_steps(self, text: str) -> Steps[TokenArray]:
@@ -185,7 +185,7 @@ class Tokenizer:
         return -(-len(text.encode(errors="replace")) // self._most_bytes) if self._most_bytes else 0
 
     def prompt(self, text: str) -> list[int]:
-        """What a model reads before it continues a text: never nothing."""
+        """Returns the token ids that a model reads before it continues a text, at least one."""
         return self.framed(self.encode(text).tolist())
 
     def framed(self, ids: Sequence[int], *, as_document: bool = False) -> list[int]:
@@ -198,8 +198,8 @@ class Tokenizer:
         return [*prefix, *ids] or [self.start_id]
 
     def decode(self, ids: Iterable[int], *, whole: bool = False) -> str:
-        """The text of some tokens; an incomplete character at either end becomes U+FFFD. Of a `whole` text the space
-        that some vocabularies put first is taken away again.
+        """Returns the text of tokens. An incomplete character at either end becomes U+FFFD. A `whole` text loses the
+        space that some vocabularies put first.
         """
         return self._text_of(self.decode_bytes(ids), whole=whole)
 
@@ -242,12 +242,12 @@ class Tokenizer:
 
     @property
     def end_id(self) -> int:
-        """The first of them: what documents are set apart by."""
+        """The first of them, which separates documents."""
         return self.special.end_ids[0]
 
     @cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
-        """The bytes of each token id; special tokens have none."""
+        """The bytes of each token id, none for special tokens."""
         added = self._backend.get_added_tokens_decoder()
         bytes_of = _byte_level_bytes if self._is_byte_level else _sentencepiece_bytes
         return tuple(
@@ -259,7 +259,7 @@ class Tokenizer:
 
     @cached_property
     def _most_bytes(self) -> int:
-        """Bytes of a text that one token can stand for at most; 0 where nothing bounds them."""
+        """The most bytes of a text that one token can encode, or 0 if nothing bounds them."""
         described = json.loads(self._backend.to_str())
         shrinks = _shrinking(described.get("normalizer"))
         strips = any(token.lstrip or token.rstrip for token in self._backend.get_added_tokens_decoder().values())
@@ -267,12 +267,12 @@ class Tokenizer:
 
     @cached_property
     def newlines(self) -> Int64[np.ndarray, " V"]:
-        """How many line ends each token holds: what line numbers are counted with."""
+        """Line ends in each token, for line numbers."""
         return np.array([piece.count(b"\n") for piece in self.token_bytes], dtype=np.int64)
 
     @cached_property
     def characters(self) -> Int64[np.ndarray, " V"]:
-        """How many characters begin in each token: what offsets in a text are counted with."""
+        """Characters that begin in each token, for offsets in a text."""
         return np.array([sum(byte & 0xC0 != 0x80 for byte in piece) for piece in self.token_bytes], dtype=np.int64)
 
     @cached_property
@@ -286,7 +286,7 @@ def _byte_level_bytes(word: str) -> bytes:
 
 
 def _sentencepiece_bytes(word: str) -> bytes:
-    """`<0x0A>` is a byte; elsewhere a lower one eighth block is a space."""
+    """`<0x0A>` is a byte. In any other word, a lower one eighth block is a space."""
     if BYTE_TOKEN.fullmatch(word):
         return bytes([int(word[3:5], 16)])
     return word.replace(SPACE, " ").encode()
@@ -294,7 +294,7 @@ def _sentencepiece_bytes(word: str) -> bytes:
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's table: printable bytes stand for themselves, the others for characters from U+0100 on, in order."""
+    """GPT-2's table: printable bytes map to themselves, all others to characters from U+0100 on, in order."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -321,7 +321,7 @@ def _aside(text: str, encode: Callable[[], Outcome]) -> Steps[Outcome]:
 
 
 def _shrinking(normalizer: Any) -> int | None:
-    """How many times fewer bytes a text may have once it is normalized; None where nothing bounds it."""
+    """Returns by which factor normalizing may shrink a text in bytes, or None if nothing bounds it."""
     if normalizer is None:
         return 1
     kind = normalizer.get("type")
@@ -340,20 +340,20 @@ def _falls_back(described: Any) -> bool:
 
 def _prepends(described: Any) -> bool:
     """Whether encoding puts a space before the text, which decoding a whole text takes away."""
-    told = json.dumps([described.get("normalizer"), described.get("pre_tokenizer")])
-    return '"Prepend"' in told or ('"Metaspace"' in told and '"prepend_scheme": "never"' not in told)
+    stages = json.dumps([described.get("normalizer"), described.get("pre_tokenizer")])
+    return '"Prepend"' in stages or ('"Metaspace"' in stages and '"prepend_scheme": "never"' not in stages)
 
 
 def _special_ids(folder: Path, backend: tokenizers.Tokenizer) -> SpecialIds | None:
-    """What the files beside a tokenizer say; None where they say nothing, as beside ours."""
-    told: dict[str, Any] = {}
+    """Reads the special ids from the files beside a tokenizer. Returns None if there are none."""
+    config: dict[str, Any] = {}
     for name in (CONFIG_FILE, GENERATION_FILE):
-        told |= {key: value for key, value in json_of(folder / name).items() if value is not None}
-    ends = told.get("eos_token_id")
+        config |= {key: value for key, value in json_of(folder / name).items() if value is not None}
+    ends = config.get("eos_token_id")
     if ends is None:
         return None
     end_ids = tuple(ends) if isinstance(ends, list) else (ends,)
-    start_id = told.get("bos_token_id", end_ids[0])
+    start_id = config.get("bos_token_id", end_ids[0])
     prefix = tuple(backend.encode("", add_special_tokens=True).ids)
     if not prefix and json_of(folder / SETTINGS_FILE).get("add_bos_token"):
         prefix = (start_id,)
@@ -361,11 +361,11 @@ def _special_ids(folder: Path, backend: tokenizers.Tokenizer) -> SpecialIds | No
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """The object of a JSON file; empty where there is no file. Raises Corrupt for what is not JSON."""
+    """Reads the object of a JSON file, {} if there is no file. Raises Corrupt for a file that is not JSON."""
     if not path.is_file():
         return {}
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise Corrupt(f"{path} is not JSON ({error}); restore the file") from error
-    return told if isinstance(told, dict) else {}
+    return content if isinstance(content, dict) else {}

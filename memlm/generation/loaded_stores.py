@@ -38,9 +38,8 @@ from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore, OnLost
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 8.0  # of a folder whose `CURRENT` stays as it is; another one is tried at once
-FAILURES = (
-    2  # in a row until a store that was open is given up: a folder that is being swapped is not there for a moment
-)
+# In a row until an open store is given up: a folder that is being swapped is missing for a moment.
+FAILURES = 2
 OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # no problem of the folder
 
 log = logging.getLogger("memlm.stores")

@@ -145,8 +145,8 @@ class Sessions:
     def list(self, *, owner: str = "") -> tuple[SessionInfo, ...]:
         """Describes all of an owner's sessions, the latest used first."""
         self.expire()
-        mine = [session for session in self._of_owner.get(owner, {}).values() if not self._is_over(session)]
-        return tuple(self._info(session) for session in sorted(mine, key=lambda session: -session.used_s))
+        sessions = [session for session in self._of_owner.get(owner, {}).values() if not self._is_over(session)]
+        return tuple(self._info(session) for session in sorted(sessions, key=lambda session: -session.used_s))
 
     def fork(self, name: str, *, owner: str = "") -> SessionInfo:
         """Copies a session. Caches are never changed in place, so the copy shares that of the first."""
