@@ -1,7 +1,7 @@
-"""What leaves the Transformer-XL memory, made smaller: the Compressive Transformer, arXiv 1911.05507.
+"""Compression of the states that leave the Transformer-XL memory (Compressive Transformer, arXiv 1911.05507).
 
-`rate` states become one. Every state contributes to exactly one compressed state: nothing is padded, and what does
-not fill a group waits in the Transformer-XL memory until it does.
+`rate` states become one. Every state contributes to exactly one compressed state. Nothing is padded: an incomplete
+group waits in the Transformer-XL memory.
 
 Shapes: B batch, N old states, C = N / rate compressed ones, D width.
 """
@@ -17,17 +17,16 @@ from memlm.model.config import Compression, ModelConfig
 
 
 def group_size(compression: Compression | None) -> int:
-    """How many states are compressed at once: a dilated convolution spans several groups of `rate`."""
+    """How many states are compressed together. A dilated convolution spans several groups of `rate`."""
     if compression is None:
         return 1
     return compression.rate * (compression.dilation if compression.kind == "dilated" else 1)
 
 
 class Compressor(nn.Module):
-    """One layer's compression. Convolutions start as means."""
+    """The compression of one layer. Convolutions start as means. `back` decodes for the auto-encoding loss."""
 
     def __init__(self, config: ModelConfig, compression: Compression) -> None:
-        """A kernel of `rate` taps where it learns, and a way back where auto-encoding trains it."""
         super().__init__()
         self.compression = compression
         self.learns = compression.kind in ("conv", "dilated")
@@ -39,7 +38,7 @@ class Compressor(nn.Module):
             self.back = nn.Linear(config.dim, compression.rate * config.dim)
 
     def forward(self, old_BND: Float[Tensor, "B N D"], usage_BN: Float[Tensor, "B N"] | None) -> Float[Tensor, "B C D"]:
-        """Compresses N states, a multiple of `group_size`. `usage_BN` is the attention each received."""
+        """Compresses N states, a multiple of `group_size`. `usage_BN` is the attention that each received."""
         if self.compression.kind == "most_used":
             return self._most_used(old_BND, usage_BN)
         groups_BCcD = self._groups(old_BND)
@@ -52,12 +51,12 @@ class Compressor(nn.Module):
     def autoencoding_loss(
         self, old_BND: Float[Tensor, "B N D"], compressed_BCD: Float[Tensor, "B C D"]
     ) -> Float[Tensor, ""]:
-        """How far the old states are from what can be made of the compressed ones (section 3.2)."""
+        """Returns the mean square error of the old states decoded from the compressed ones (section 3.2)."""
         groups_BCcD = self._groups(old_BND)
         return F.mse_loss(self.back(compressed_BCD).view_as(groups_BCcD), groups_BCcD)
 
     def _groups(self, old_BND: Tensor) -> Float[Tensor, "B C c D"]:
-        """The states that become one: neighbors, or for a dilated kernel every `dilation`-th."""
+        """Groups the states that become one: neighbors, or every `dilation`-th for a dilated kernel."""
         B, N, D = old_BND.shape
         rate = self.compression.rate
         if self.compression.kind != "dilated":
@@ -66,7 +65,7 @@ class Compressor(nn.Module):
         return old_BND.view(B, -1, rate, apart, D).transpose(2, 3).reshape(B, N // rate, rate, D)
 
     def _most_used(self, old_BND: Tensor, usage_BN: Tensor | None) -> Float[Tensor, "B C D"]:
-        """The states that received most attention, in their order."""
+        """Selects the states that received most attention, in their order."""
         if usage_BN is None:
             raise ValueError("most-used compression needs to know the use")
         C = old_BND.shape[1] // self.compression.rate

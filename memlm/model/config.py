@@ -1,4 +1,4 @@
-"""The shape of a decoder: one frozen description for our own models and for those of others."""
+"""The shape of a decoder, for models trained here and for those of other families."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ COMPRESSIONS = ("mean", "max", "conv", "dilated", "most_used")
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the length they were trained on.
+    """How rotary frequencies are stretched beyond the length that they were trained on.
 
-    `linear` divides positions by `factor`; `llama3` divides slow frequencies, keeps fast ones and blends in between;
+    `linear` divides positions by `factor`. `llama3` divides slow frequencies, keeps fast ones and blends in between.
     `yarn` (arXiv 2309.00071) blends by rotations within `original_length`, and scales attention.
     """
 
@@ -34,7 +34,6 @@ class RopeScaling:
     attention_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuses kinds nobody knows."""
         if self.kind not in ("linear", "llama3", "yarn"):
             raise InvalidInput(
                 f"rope scaling is {self.kind!r}; expected linear, llama3 or yarn", field="rope_scaling.kind"
@@ -49,9 +48,9 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """A second memory behind the Transformer-XL one (Compressive Transformer, arXiv 1911.05507).
+    """Compressive memory behind the Transformer-XL one (Compressive Transformer, arXiv 1911.05507).
 
-    `rate` old states become one; the newest `length` of these are kept. `loss` trains the compression alone:
+    `rate` old states become one, and the newest `length` of these are kept. `loss` trains the compression alone:
     `reconstruction` of attention, or `autoencoding` of the states themselves.
     """
 
@@ -62,7 +61,6 @@ class Compression:
     dilation: int = 2
 
     def __post_init__(self) -> None:
-        """Refuses sizes and kinds that mean nothing."""
         for name in ("length", "rate", "dilation"):
             if getattr(self, name) < 1:
                 raise InvalidInput(
@@ -84,12 +82,12 @@ class Compression:
 class Memorizing:
     """kNN attention over the document's past in some layers (Memorizing Transformers, arXiv 2203.08913).
 
-    `capacity` (key, value) pairs are kept a layer and sequence, the oldest leave first; each query attends to its
-    `top_k`. `mixing` is the published `gate` (a sigmoid a head), a `tanh` gate that starts shut (Flamingo, 2204.14198:
-    for models that learnt without memory), or one `joint` softmax with local attention (FoT, 2307.03170).
-    `normalize` says where queries and keys get unit length and a learned scale a head: in `both` local attention and
-    memory, as published, or in `memory` alone. `search` is `exact` or `faiss`; `storage` is `float16`, or `model` for
-    the model's own type.
+    Each layer and sequence keeps the latest `capacity` (key, value) pairs, and each query attends to its `top_k`.
+    `mixing` is the published `gate` (a sigmoid per head), a `tanh` gate that starts at zero (Flamingo, 2204.14198: for
+    models pretrained without), or one `joint` softmax with local attention (FoT, 2307.03170). `normalize` gives queries
+    and keys unit length and a learned scale per head: in `both` local and kNN attention, as published, or in kNN
+    attention alone (`memory`). `search` is `exact` or `faiss`. `storage` is `float16`, or `model` for the type of the
+    model.
     """
 
     layers: tuple[int, ...]
@@ -101,7 +99,6 @@ class Memorizing:
     storage: str = "float16"
 
     def __post_init__(self) -> None:
-        """Refuses sizes and kinds that mean nothing."""
         for name in ("top_k", "capacity"):
             if getattr(self, name) < 1:
                 raise InvalidInput(
@@ -121,11 +118,11 @@ class Memorizing:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of a decoder. Raises InvalidInput for shapes that do not fit together.
+    """The shape of a decoder. Raises InvalidInput for fields that do not fit together.
 
-    `context_length` is the longest text that a model without memory takes, and the segment of one that has memory;
-    that one takes texts of any length. `windows` gives each layer the number of latest tokens that it sees, itself
-    included (0: all); `num_sinks` first tokens stay visible beyond the window (StreamingLLM, arXiv 2309.17453).
+    `context_length` is the longest text of a model without memory. It is the segment length of a model with one, which
+    reads texts of any length. `windows` gives each layer the number of latest tokens that it sees, itself included (0:
+    all). The first `num_sinks` tokens stay visible beyond the window (StreamingLLM, arXiv 2309.17453).
     """
 
     vocab_size: int
@@ -159,7 +156,6 @@ class ModelConfig:
     memorizing: Memorizing | None = None
 
     def __post_init__(self) -> None:
-        """Checks that every size is positive and that heads divide what they must."""
         for name in ("vocab_size", "dim", "num_layers", "num_heads", "num_kv_heads", "ff_dim", "context_length"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; expected at least 1", field=name)
@@ -227,49 +223,47 @@ class ModelConfig:
 
     @property
     def is_segmented(self) -> bool:
-        """Whether text is read in segments of `context_length`, with a memory of those before."""
+        """Whether text is read in segments of `context_length`, with a memory of earlier ones."""
         return bool(self.xl_length or self.memorizing)
 
     @property
     def is_windowed(self) -> bool:
-        """Whether every layer sees a window only."""
+        """Whether every layer has a window."""
         return bool(self.windows) and all(self.windows)
 
     @property
     def max_length(self) -> int | None:
-        """The longest text there is a meaning for; None where there is no limit."""
+        """The longest text that the model reads, or None for no limit."""
         return None if self.is_segmented or self.num_sinks else self.context_length
 
     def window_of(self, layer: int) -> int:
-        """How many latest tokens a layer sees; 0 where it sees all."""
+        """How many latest tokens a layer sees, 0 for all."""
         return self.windows[layer] if self.windows else 0
 
     def memorizes(self, layer: int) -> bool:
-        """Whether a layer has kNN attention."""
         return self.memorizing is not None and layer in self.memorizing.layers
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields, as JSON has them."""
+        """Returns all fields in JSON's types."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> ModelConfig:
-        """The config that such a dict describes. Raises InvalidInput for an unknown or a missing field."""
+        """Returns the config of `as_dict`. Raises InvalidInput for an unknown or a missing field."""
         known = {field.name for field in fields(cls)}
         if surplus := sorted(given.keys() - known):
             raise InvalidInput(f"unknown fields {surplus}; the fields are {sorted(known)}", field=surplus[0])
         parts = {"rope_scaling": RopeScaling, "compression": Compression, "memorizing": Memorizing}
-        made: dict[str, Any] = dict(given)
+        values: dict[str, Any] = dict(given)
         try:
             for name, part in parts.items():
-                if isinstance(made.get(name), dict):
-                    made[name] = part(**{field: _frozen(value) for field, value in made[name].items()})
-            made["windows"] = _frozen(made.get("windows", ()))
-            return cls(**made)
+                if isinstance(values.get(name), dict):
+                    values[name] = part(**{field: _frozen(value) for field, value in values[name].items()})
+            values["windows"] = _frozen(values.get("windows", ()))
+            return cls(**values)
         except TypeError as error:
             raise InvalidInput(f"the fields do not make a model ({error})", field="config") from error
 
 
 def _frozen(value: Any) -> Any:
-    """JSON's lists as tuples."""
     return tuple(value) if isinstance(value, list) else value

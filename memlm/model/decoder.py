@@ -1,11 +1,11 @@
 """The decoder: token ids and a state -> hidden states, keys and log-probabilities.
 
 The *key* of a position is the input of the last layer's feed-forward, after its norm, as in kNN-LM (arXiv 1911.00172,
-section 3); it predicts the next token. (With a parallel residual that input does not see the last attention; with
-norms after, it is what attention's norm gives.)
+section 3). It predicts the next token. With a parallel residual, that input does not include the last attention. With
+post-norms, it is the output of attention's norm.
 
-Text is read in steps that cross no segment's border, whatever pieces it comes in; what a token's prediction is made
-from depends on its place in the text alone.
+Text is read in steps that cross no segment boundary. A prediction depends on the token's place in the text alone, not
+on the pieces in which the text was read.
 
 Shapes: B batch, T time, D width, V vocabulary.
 """
@@ -38,10 +38,12 @@ INTO_RESIDUAL = ("out.weight", "down.weight")
 
 
 class Decoder(nn.Module):
-    """A causal language model. `config` is its shape; parameters start as GPT-2's do, scaled by depth."""
+    """A causal language model of the shape `config`. Parameters start as GPT-2's do, scaled by depth.
+
+    Seed torch before for reproducible parameters.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
-        """Builds and initializes; seed torch first for a given start."""
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
@@ -59,45 +61,44 @@ class Decoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the parameters are stored and computed in."""
+        """The type of the parameters and of the computation."""
         return self.embedding.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
         return self.embedding.weight.device
 
     @cached_property
     def num_bytes(self) -> int:
-        """Size of the parameters, as loaded."""
+        """Bytes of the parameters as loaded."""
         return self.num_parameters * self.dtype.itemsize
 
     @cached_property
     def num_parameters(self) -> int:
-        """All of them, the tied embedding once, packed weights as what they were."""
+        """Learned numbers. The tied embedding counts once, packed weights as if unpacked."""
         linears = [module for module in self.modules() if isinstance(module, Linear)]
         counted = {id(parameter) for linear in linears for parameter in linear.parameters()}
-        others = sum(parameter.numel() for parameter in self.parameters() if id(parameter) not in counted)
-        own = [linear for linear in linears if linear is not self.head or not self.config.tied_embeddings]
+        rest = sum(parameter.numel() for parameter in self.parameters() if id(parameter) not in counted)
+        untied = [linear for linear in linears if linear is not self.head or not self.config.tied_embeddings]
         tied = self.embedding.weight.numel() if id(self.embedding.weight) in counted else 0
-        return others + tied + sum(linear.num_parameters for linear in own)
+        return rest + tied + sum(linear.num_parameters for linear in untied)
 
     @cached_property
     def output_embedding_VD(self) -> Float[Tensor, "V D"]:
-        """What a final state is multiplied with to score each token."""
+        """The matrix that turns final states into logits."""
         if self.config.tied_embeddings:
             return self.embedding.weight
         return self.head.weight if self.head.packed is None else self.head.packed.to_dense()
 
     def pack(self) -> Decoder:
-        """Lays the weights out for prediction, which then needs half the time; such a decoder cannot learn."""
+        """Lays the weights out for prediction, which takes half the time then. A packed decoder cannot learn."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack()
         return self
 
     def weights(self) -> dict[str, Tensor]:
-        """The parameters by name, the tied embedding once: what a checkpoint holds."""
+        """The parameters by name as checkpoints store them, the tied embedding once."""
         weights = dict(self.state_dict())
         for name, module in self.named_modules():
             if isinstance(module, Linear) and module.packed is not None:
@@ -128,25 +129,25 @@ class Decoder(nn.Module):
         starts_BT: Bool[Tensor, "B T"] | None = None,
         new_B: list[int] | None = None,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
-        """Reads T tokens after those in `state`, which takes them up; gives the final hidden states and the keys.
+        """Reads T tokens after those in `state` and returns the final hidden states and the keys. The state is updated.
 
-        `starts_BT` is true where a document begins: what came before it in its row is forgotten there. `new_B` says
-        how many of each row's tokens are text, the rest being padding behind it. Raises InvalidInput where the
-        tokens do not fit behind what the state holds.
+        `starts_BT` is true where a document begins: its tokens do not see earlier ones of their row. `new_B` counts the
+        tokens of each row that are text. The others are padding behind them. Raises InvalidInput if the tokens do not
+        fit behind those in the state.
         """
         attended_BTD, keys_BTD = self._read(tokens_BT, state, starts_BT, new_B)
         return self.norm(self.blocks[-1].finish(attended_BTD, keys_BTD)), keys_BTD
 
     def keys(self, tokens_BT: Int[Tensor, "B T"], state: DecoderState | None = None) -> Float[Tensor, "B T D"]:
-        """The keys alone: what building a datastore needs, without the last feed-forward."""
+        """Returns only the keys, without computing the last feed-forward."""
         return self._read(tokens_BT, state, None, None)[1]
 
     def logits(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
-        """Scores of the next token, in the parameters' dtype."""
+        """Returns scores of the next token, in the type of the parameters."""
         return self.head(hidden)
 
     def logprobs(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
-        """Log-probabilities of the next token, in float32."""
+        """Returns log-probabilities of the next token, in float32."""
         return torch.log_softmax(self.logits(hidden).float(), dim=-1)
 
     def _read(
@@ -156,7 +157,7 @@ class Decoder(nn.Module):
         starts_BT: Bool[Tensor, "B T"] | None,
         new_B: list[int] | None,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
-        """Everything up to the last feed-forward: the residual stream before it, and its input."""
+        """Returns the residual stream before the last feed-forward, and the input of that feed-forward."""
         B, T = tokens_BT.shape
         new_B = [T] * B if new_B is None else new_B
         if state is None:
@@ -168,9 +169,9 @@ class Decoder(nn.Module):
         while begin < T:
             end = begin + state.next_piece(T - begin)
             piece = slice(begin, end)
-            some_B = [min(max(new - begin, 0), end - begin) for new in new_B]
+            new_b = [min(max(new - begin, 0), end - begin) for new in new_B]
             parts = self._read_piece(
-                tokens_BT[:, piece], state, None if starts_BT is None else starts_BT[:, piece], some_B
+                tokens_BT[:, piece], state, None if starts_BT is None else starts_BT[:, piece], new_b
             )
             attended.append(parts[0])
             keys.append(parts[1])
@@ -180,7 +181,7 @@ class Decoder(nn.Module):
         return torch.cat(attended, dim=1), torch.cat(keys, dim=1)
 
     def _read_at_once(self, tokens_BT: Int[Tensor, "B T"]) -> tuple[Tensor, Tensor]:
-        """A text from its beginning, with nothing to remember it by."""
+        """Reads a whole text without a state."""
         T = tokens_BT.shape[1]
         if self.config.max_length is not None and self.config.max_length < T:
             raise InvalidInput(
@@ -200,7 +201,7 @@ class Decoder(nn.Module):
     def _read_piece(
         self, tokens_BT: Tensor, state: DecoderState, starts_BT: Tensor | None, new_B: list[int]
     ) -> tuple[Tensor, Tensor]:
-        """A piece that crosses no border; at its end, memory takes over what it must."""
+        """Reads a piece that crosses no segment boundary, and updates the memories if it ends at one."""
         T = tokens_BT.shape[1]
         state.make_room(T)
         document_BT = None if starts_BT is None or not bool(starts_BT.any()) else _documents(state, starts_BT)
@@ -222,8 +223,9 @@ class Decoder(nn.Module):
         return self.blocks[-1].attend(hidden_BTD, context)
 
     def embed(self, tokens_BT: Tensor, mask: AttentionMask) -> Float[Tensor, "B T D"]:
-        """Embeddings, with the positions of models that add them: those within the document, or, of a learned table,
-        within the segment.
+        """Returns embeddings, plus positions for the models that add them.
+
+        Sinusoidal positions count within the document. Learned ones also start again at each segment.
         """
         hidden_BTD = self.embedding(tokens_BT)
         if self.positions is not None:
@@ -244,7 +246,7 @@ class Decoder(nn.Module):
 
 
 def _documents(state: DecoderState, starts_BT: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """The position where each new token's document begins."""
+    """Returns the position at which the document of each new token begins."""
     marks = torch.tensor([[row.length, row.start] for row in state.rows], device=starts_BT.device)
     lengths_B1, starts_B1 = marks.split(1, dim=1)
     positions_BT = lengths_B1 + torch.arange(starts_BT.shape[1], device=starts_BT.device)

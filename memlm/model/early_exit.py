@@ -1,8 +1,7 @@
-"""Depth on demand: a token's later layers are left out once an earlier one is sure enough (Confident Adaptive Language
-Modeling, arXiv 2207.07061).
+"""Early exit: a token skips the later layers once an earlier one is confident (CALM, arXiv 2207.07061).
 
-The layers that are left out still keep keys and values for the tokens to come, made from the state that was reached
-(section 3.2): attention never finds a hole.
+Skipped layers still write keys and values for later tokens, projected from the state at the exit (section 3.2), so
+attention finds every place written.
 """
 
 from __future__ import annotations
@@ -25,9 +24,11 @@ MEASURES = ("softmax", "state")
 
 @dataclass(frozen=True, slots=True)
 class ExitRule:
-    """When a layer's state is good enough. `softmax` measures the lead of the likeliest token over the second (one
-    product with the vocabulary a layer); `state` how little the last layer turned the state, half of 1 + the cosine
-    (next to nothing a layer). Raises InvalidInput for another measure or a threshold outside 0 to 1.
+    """The confidence at which a token skips the later layers.
+
+    `softmax` measures the probability of the likeliest token minus that of the second, at the cost of one product with
+    the vocabulary per layer. `state` measures half of 1 + the cosine between the states before and after a layer.
+    Raises InvalidInput for another measure or a threshold outside 0 to 1.
     """
 
     measure: str
@@ -35,7 +36,6 @@ class ExitRule:
     first_layer: int = 1
 
     def __post_init__(self) -> None:
-        """Checks ranges."""
         if self.measure not in MEASURES:
             raise InvalidInput(f"measure is {self.measure!r}; expected one of {', '.join(MEASURES)}", field="measure")
         if not 0 <= self.threshold <= 1 or not math.isfinite(self.threshold):
@@ -46,7 +46,7 @@ class ExitRule:
     def confidence(
         self, decoder: Decoder, before_BTD: Float[Tensor, "B T D"], after_BTD: Float[Tensor, "B T D"]
     ) -> float:
-        """How sure the state after a layer is, 0 to 1. Of one token."""
+        """Returns the confidence of one token's state after a layer, 0 to 1."""
         if self.measure == "state":
             return (1 + float(F.cosine_similarity(before_BTD, after_BTD, dim=-1))) / 2
         best = decoder.logits(decoder.norm(after_BTD)).float().softmax(dim=-1).flatten().topk(2).values
@@ -56,9 +56,9 @@ class ExitRule:
 def forward_early_exit(
     decoder: Decoder, token_11: Int[Tensor, "1 1"], state: DecoderState, rule: ExitRule
 ) -> tuple[Float[Tensor, "1 1 D"], int]:
-    """Reads one token of one sequence; gives the final hidden state, and how many layers made it.
+    """Reads one token of one sequence. Returns the final hidden state, and the number of layers computed.
 
-    A threshold of 1 is the whole model, bit for bit, unless a confidence of exactly 1 is reached.
+    With a threshold of 1 the result equals the whole model's, bit for bit, unless a confidence of exactly 1 is reached.
     """
     check_room(state, 1)
     state.make_room(1)
@@ -80,8 +80,9 @@ def forward_early_exit(
 
 
 def hoeffding_bentkus(risk: float, allowed: float, count: int) -> float:
-    """A p-value of "the true risk exceeds `allowed`", from the mean risk of `count` independent samples in 0 to 1
-    (Learn then Test, arXiv 2110.01052, equation 7).
+    """Returns a p-value of "the true risk exceeds `allowed`", from the mean risk of `count` samples.
+
+    Samples are independent and in 0 to 1 (Learn then Test, arXiv 2110.01052, equation 7).
     """
     if risk >= allowed:
         return 1.0
@@ -92,6 +93,6 @@ def hoeffding_bentkus(risk: float, allowed: float, count: int) -> float:
 
 
 def _divergence(a: float, b: float) -> float:
-    """The Kullback-Leibler divergence of two coins."""
+    """The Kullback-Leibler divergence of two Bernoulli distributions."""
     first = a * math.log(a / b) if a > 0 else 0.0
     return first + ((1 - a) * math.log((1 - a) / (1 - b)) if a < 1 else 0.0)

@@ -1,4 +1,4 @@
-"""One step of the decoder: T new tokens of each row, what they see, and what every layer needs to know of it."""
+"""The context of one forward step, computed once and shared by all layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Run(NamedTuple):
 
 @dataclass
 class ForwardContext:
-    """Made once per step and handed to every layer. `new_B` counts the tokens of each row that are no padding."""
+    """One step: T new tokens of each row. `new_B` counts the tokens of each row that are not padding."""
 
     mask: AttentionMask
     new_B: list[int]
@@ -40,7 +40,7 @@ class ForwardContext:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """The batch as runs of neighboring rows that hold about as many tokens; one run where T > 1.
+        """The batch as runs of neighboring rows with similar numbers of tokens. One run if T > 1.
 
         With one query per row, attention reads each run by itself. Otherwise a long row would make short ones read
         places that they never wrote, which costs time and makes the system map those pages.
@@ -68,17 +68,17 @@ class ForwardContext:
 
     @property
     def query_rope(self) -> Float[Tensor, "2 *R T r"] | None:
-        """The rotations of the new tokens."""
+        """Cosines and sines of the new tokens."""
         return self._rope("query", self.mask.query_RT)
 
     @property
     def key_rope(self) -> Float[Tensor, "2 *R S r"] | None:
-        """The rotations of all places."""
+        """Cosines and sines of all places."""
         return self._rope("key", self.mask.key_RS)
 
     @property
     def sink_rope(self) -> Float[Tensor, "2 *R T r"] | None:
-        """The rotations of the new tokens as attention sinks see them: never further away than the window's width."""
+        """Cosines and sines of the new tokens for attention sinks, whose distance is at most the window's width."""
         return self._rope("sink", self.mask.query_RT.clamp(max=self.mask.sink_cap))
 
     @cached_property

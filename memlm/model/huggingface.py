@@ -1,7 +1,7 @@
-"""Models of other families: found on the Hugging Face hub, their configurations and weights translated to ours.
+"""Models of other families: found on the Hugging Face hub, with tables that translate their configs and weights.
 
-One visible table of names per family: on the left ours, on the right theirs, `{}` being the layer. A setting that
-would change the model and that we do not have is refused by name; so is a family that is not here.
+Each family has one table of names: memlm's on the left, the family's on the right, with `{}` for the layer. Unknown
+families are refused by name, and so are settings that would change the model and that this version lacks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def find_model(model: str | Path) -> Path:
         return Path(snapshot_download(str(model), allow_patterns=WANTED))
     except (OSError, ValueError) as error:  # the hub's errors, those of no network included, are OSErrors
         raise NotFound(
-            f"no model at {model}: there is no such folder, and it cannot be had from the hub"
+            f"no model at {model}: there is no such folder, and the hub does not serve it"
             f" ({type(error).__name__}: {str(error).splitlines()[0]}); check the name and the network",
             kind="model",
             name=str(model),
@@ -50,19 +50,18 @@ def find_model(model: str | Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where one of our tensors comes from: theirs, stacked in this order, then rearranged if need be."""
+    """The tensors of a file that make one of memlm's: stacked in this order, then rearranged if needed."""
 
     names: tuple[str, ...]
     rearrange: Callable[[Tensor, ModelConfig], Tensor] | None = None
 
     def make(self, parts: list[Tensor], config: ModelConfig) -> Tensor:
-        """Our tensor."""
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
         return tensor if self.rearrange is None else self.rearrange(tensor, config)
 
 
 def same(*names: str) -> Source:
-    """Their tensor, or several stacked."""
+    """A tensor under another name, or several stacked."""
     return Source(names)
 
 
@@ -72,7 +71,7 @@ def transposed(name: str) -> Source:
 
 
 def interleaved(name: str) -> Source:
-    """GPT-NeoX stores query, key and value of each head together; we store all queries, all keys, all values."""
+    """GPT-NeoX stores query, key and value of each head together. memlm stores all queries, all keys, all values."""
     return Source((name,), _by_kind)
 
 
@@ -155,8 +154,10 @@ QWEN3: Table = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one family's config and tensors are read. `prefix` stands before all names but the head's, or is left out
-    by some files; `buffers` are no parameters, and are passed over.
+    """How the configs and tensors of a family are read.
+
+    `prefix` precedes all names but the head's, though some files leave it out. `buffers` are endings of names that are
+    no parameters, and are skipped.
     """
 
     config: Callable[[JsonDict], dict[str, Any]]
@@ -164,26 +165,27 @@ class Family:
     prefix: str
     buffers: tuple[str, ...] = ()
 
-    def sources(self, wanted: list[str], there: set[str]) -> dict[str, Source]:
-        """For each of our tensors the names of theirs, as this file spells them. Raises Incompatible for a tensor of
-        ours that the family does not have.
+    def sources(self, names: list[str], present: set[str]) -> dict[str, Source]:
+        """Returns the source of each of memlm's tensors, with the names that this file uses.
+
+        Raises Incompatible for a tensor that the family does not have.
         """
         sources = {}
-        for name in wanted:
+        for name in names:
             layer, pattern = _pattern(name)
             if pattern not in self.table:
                 raise Incompatible(f"the tensor {name} has no counterpart in this family's files")
             source = self.table[pattern]
-            names = tuple(self._spelling(theirs.format(layer), there) for theirs in source.names)
-            sources[name] = Source(names, source.rearrange)
+            parts = tuple(self._spelling(part.format(layer), present) for part in source.names)
+            sources[name] = Source(parts, source.rearrange)
         return sources
 
     def is_buffer(self, name: str) -> bool:
-        """Whether a tensor of theirs is none that was learnt."""
+        """Whether a tensor of the file is not a parameter."""
         return name.endswith(self.buffers) if self.buffers else False
 
-    def _spelling(self, name: str, there: set[str]) -> str:
-        return name if name in there else self.prefix + name
+    def _spelling(self, name: str, present: set[str]) -> str:
+        return name if name in present else self.prefix + name
 
 
 def _pattern(name: str) -> tuple[str, str]:
@@ -285,7 +287,7 @@ def _shape(
 
 
 def _rope(c: JsonDict) -> JsonDict:
-    """What a config says of rotary positions, under its new name or its old one."""
+    """The settings of rotary positions, under their new name or their old one."""
     return c.get("rope_parameters") or c.get("rope_scaling") or {}
 
 
@@ -346,7 +348,9 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def read_config(config: JsonDict) -> ModelConfig:
-    """Our config for theirs. Raises Incompatible for an unknown family or setting, naming it."""
+    """Returns memlm's config for another family's. Raises Incompatible, with its name, for an unknown family or
+    setting.
+    """
     family = family_of(config)
     try:
         return ModelConfig(**family.config(config))
@@ -359,7 +363,7 @@ def read_config(config: JsonDict) -> ModelConfig:
 
 
 def family_of(config: JsonDict) -> Family:
-    """The family that `model_type` names. Raises Incompatible for one that is not here."""
+    """Returns the family that `model_type` names. Raises Incompatible for an unknown one."""
     model_type = str(config.get("model_type"))
     if model_type not in FAMILIES:
         raise Incompatible(

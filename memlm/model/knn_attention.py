@@ -1,4 +1,5 @@
-"""kNN attention: what the nearest pairs of a document's past add to local attention (arXiv 2203.08913, section 3.2).
+"""kNN attention: local attention plus the nearest attention keys of the document's past (arXiv 2203.08913, section
+3.2).
 
 Shapes: B batch, T new tokens, H query heads, G key-value heads, Q = T H / G, K neighbors, d width of a head.
 """
@@ -20,7 +21,7 @@ from memlm.model.knn_memory import KnnCache
 
 @dataclass(frozen=True)
 class KnnResult:
-    """What the memory gave each query: scores (-inf where nothing is) and the ids they belong to, row by row."""
+    """The nearest pairs of each query: scores (-inf for missing ones) and their ids, row by row."""
 
     rows: list[KnnCache]
     ids: list[Tensor]  # G x Q x k, k at most K and different from row to row
@@ -28,11 +29,11 @@ class KnnResult:
 
     @property
     def any_B1T1(self) -> Bool[Tensor, "B 1 T 1"]:
-        """Whether there was anything for a query."""
+        """Whether a query has any neighbors."""
         return self.scores_BHTK[:, :1, :, :1] > -torch.inf
 
     def read(self, weights_BHTK: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T d"]:
-        """The values, weighted and added up."""
+        """Returns the weighted sum of the values."""
         read = []
         for row, ids_GQK, weights_HTK in zip(self.rows, self.ids, weights_BHTK, strict=True):
             weights_GQK = weights_HTK[..., : ids_GQK.shape[2]].reshape(ids_GQK.shape)
@@ -41,10 +42,12 @@ class KnnResult:
 
 
 class KnnAttention(nn.Module):
-    """kNN attention of one layer: what memory adds to local attention (arXiv 2203.08913, section 3.2)."""
+    """kNN attention of one layer, with a scale and a gate for each head.
+
+    The published gate (sigmoid) starts at one half, the tanh gate at zero.
+    """
 
     def __init__(self, config: ModelConfig, memorizing: Memorizing) -> None:
-        """A scale and a gate for each head. The published gate starts at one half, the tanh gate shut."""
         super().__init__()
         self.top_k, self.mixing = memorizing.top_k, memorizing.mixing
         self.normalizes_all = memorizing.normalize == "both"
@@ -55,25 +58,25 @@ class KnnAttention(nn.Module):
 
     @property
     def is_joint(self) -> bool:
-        """Whether memory and local attention share one softmax."""
+        """Whether kNN attention and local attention share one softmax."""
         return self.mixing == "joint"
 
     @property
     def shares_H(self) -> Float[Tensor, " S"]:
-        """How much of each head comes from memory where there is one; none is told of a joint softmax."""
+        """The gate: each head's share of kNN attention. Empty for a joint softmax."""
         if self.is_joint:
             return self.log_scale_H.new_empty(0)
         return torch.tanh(self.gate_H) if self.mixing == "tanh" else torch.sigmoid(self.gate_H)
 
     def normalize(self, query_BHTd: Float[Tensor, "B H T d"]) -> Float[Tensor, "B H T d"]:
-        """Unit length times the learned scale, and times what attention's own scaling takes away again."""
+        """Returns unit vectors times the learned scale, and times sqrt(d), which attention divides by."""
         scale_H11 = self.log_scale_H.exp()[:, None, None] * math.sqrt(self.head_dim)
         return unit(query_BHTd) * scale_H11.to(query_BHTd.dtype)
 
     def search(
         self, query_BHTd: Float[Tensor, "B H T d"], rows: list[KnnCache], context: ForwardContext
     ) -> KnnResult | None:
-        """The best pairs for each query; None where no row remembers anything. Queries learn, pairs do not."""
+        """Returns the best pairs for each query, or None if no row has any. Gradients reach queries, not pairs."""
         if not any(row.size for row in rows):
             return None
         query_BHTd = query_BHTd if self.normalizes_all else self.normalize(query_BHTd)
@@ -86,7 +89,7 @@ class KnnAttention(nn.Module):
         return KnnResult(rows, [ids_GQK for _, ids_GQK in found], scores_BHTK)
 
     def gate(self, local_BHTd: Float[Tensor, "B H T d"], found: KnnResult) -> Float[Tensor, "B H T d"]:
-        """local + g (memory - local), for the queries that have a memory."""
+        """Returns local + g (kNN - local) for the queries that have neighbors."""
         any_B1T1 = found.any_B1T1
         scores_BHTK = exact(found.scores_BHTK).masked_fill(~any_B1T1, 0.0)
         memory_BHTd = found.read(scores_BHTK.softmax(dim=3).to(local_BHTd.dtype))
@@ -96,7 +99,7 @@ class KnnAttention(nn.Module):
     def _search_row(
         self, query_HTd: Float[Tensor, "H T d"], row: KnnCache, K: int
     ) -> tuple[Float[Tensor, "H T K"], Int[Tensor, "G Q k"]]:
-        """Scores of one row, padded to K with -inf, and the ids of those that are there."""
+        """Returns the scores of one row, padded to K with -inf, and the ids of the pairs found."""
         H, T, d = query_HTd.shape
         query_GQd = query_HTd.reshape(self.num_kv_heads, -1, d)
         scores_GQK, ids_GQK = row.search(query_GQd.detach(), K)
@@ -109,10 +112,10 @@ class KnnAttention(nn.Module):
 
 
 def exact(scores: Tensor) -> Tensor:
-    """Scores in float32 or better: what a softmax wants."""
+    """Returns scores in float32 or wider, for a softmax."""
     return scores if scores.dtype == torch.float64 else scores.float()
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """The same directions, of length one."""
+    """Scales vectors to length one."""
     return F.normalize(vectors, dim=-1)

@@ -1,16 +1,16 @@
-"""The (key, value) pairs of one document's past, and the nearest of them to a query: arXiv 2203.08913, section 3.2.
+"""The attention keys and values of a document's past, and the search among them (arXiv 2203.08913, section 3.2).
 
-The contract, for each row of the batch on its own: `add` takes the next pairs, in order; `search` gives the ids and
-scores (inner products) of the `k` best, best first, missing places with id -1 and score -inf at the end; `read` adds
-up the values of some ids by weight. Ids count the pairs since the row was cleared; the oldest leave once there are
-more than `capacity`. Nothing here is differentiated but `read`, by its weights.
+For each row of the batch, `add` appends pairs, `search` returns scores (inner products, best first) and ids of the best
+pairs, and `read` adds up values by weight. Missing places have id -1 and score -inf. Ids count the pairs since the row
+was cleared. The oldest pairs are dropped beyond `capacity`. Only `read` is differentiable, in its weights.
 
-Shapes: G key-value heads, N pairs, Q queries a head, K neighbors, d width of a head.
+Shapes: G key-value heads, N pairs, Q queries per head, K neighbors, d width of a head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -26,16 +26,16 @@ from memlm.index.threads import faiss_threads
 P = ParamSpec("P")
 T = TypeVar("T")
 
-GROWTH, GROWTH_SHARE = 1024, 16  # places are reserved by the thousand, or by a sixteenth of what there is
+GROWTH, GROWTH_SHARE = 1024, 16  # places are added by the thousand, or by a sixteenth of those reserved
 SEARCH_BLOCK = 16_384
-FAISS_FROM = 4096  # fewer pairs are searched exactly: it is as fast, and there is too little to learn cells from
+FAISS_FROM = 4096  # fewer pairs are searched exactly, which is as fast
 CELL_SIZE = 256
 NPROBE = 4
-RETRAIN_AT = 4  # cells are learnt anew when there are this many times the pairs they were learnt from
+RETRAIN_AT = 4  # trains again at this many times the keys of the last training
 
 
 def _as_stored(method: Callable[P, T]) -> Callable[P, T]:
-    """Keeps autocast out: what is stored in float16 is none of its types."""
+    """Disables autocast, because the stored type (float16) is not one of autocast's."""
 
     @wraps(method)
     def computed(*args: P.args, **named: P.kwargs) -> T:
@@ -46,29 +46,28 @@ def _as_stored(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class KnnCache:
-    """The memory of one row: a ring of pairs."""
+    """The pairs of one row, in a ring that grows up to `capacity`."""
 
     def __init__(
         self, num_heads: int, head_dim: int, *, capacity: int, dtype: torch.dtype, search: str, device: torch.device
     ) -> None:
-        """Empty; places are reserved as they are needed."""
         self.capacity, self.count = capacity, 0
         self._ring_2GNd = torch.empty(2, num_heads, 0, head_dim, dtype=dtype, device=device)
-        self._cells = [FaissKeys(head_dim) for _ in range(num_heads)] if search == "faiss" else []
+        self._indexes = [FaissKeys(head_dim) for _ in range(num_heads)] if search == "faiss" else []
 
     @property
     def size(self) -> int:
-        """Pairs that are there."""
+        """Pairs held."""
         return min(self.count, self.capacity)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes reserved, those of Faiss' cells included."""
-        return self._ring_2GNd.numel() * self._ring_2GNd.itemsize + sum(cells.num_bytes for cells in self._cells)
+        """Bytes reserved, including Faiss' copies of the keys."""
+        return self._ring_2GNd.numel() * self._ring_2GNd.itemsize + sum(index.num_bytes for index in self._indexes)
 
     @_as_stored
     def add(self, keys_GNd: Float[Tensor, "G N d"], values_GNd: Float[Tensor, "G N d"]) -> None:
-        """Takes the next pairs; the oldest make room."""
+        """Appends pairs, dropping the oldest beyond `capacity`."""
         new = torch.stack([keys_GNd.detach(), values_GNd.detach()])[:, :, -self.capacity :].to(self._ring_2GNd.dtype)
         self.count += keys_GNd.shape[1]
         self._reserve(self.size)
@@ -77,19 +76,19 @@ class KnnCache:
         room = min(new.shape[2], self.capacity - begin)
         self._ring_2GNd[:, :, begin : begin + room] = new[:, :, :room]
         self._ring_2GNd[:, :, : new.shape[2] - room] = new[:, :, room:]
-        for head, cells in enumerate(self._cells):
-            cells.add(new[0, head], first, oldest=self.count - self.size)
+        for head, index in enumerate(self._indexes):
+            index.add(new[0, head], first, oldest=self.count - self.size)
 
     @_as_stored
     def search(
         self, queries_GQd: Float[Tensor, "G Q d"], k: int
     ) -> tuple[Float[Tensor, "G Q K"], Int[Tensor, "G Q K"]]:
-        """Scores and ids of each head's k best pairs, K = min(k, pairs) of them."""
+        """Returns scores and ids of each head's K = min(k, pairs) best pairs."""
         k = min(k, self.size)
-        if self._cells and self.size >= FAISS_FROM:
+        if self._indexes and self.size >= FAISS_FROM:
             found = [
-                cells.search(queries_Qd, k, self._ring_2GNd[0, head, : self.size], self.count - self.size)
-                for head, (cells, queries_Qd) in enumerate(zip(self._cells, queries_GQd, strict=True))
+                index.search(queries_Qd, k, self._ring_2GNd[0, head, : self.size], self.count - self.size)
+                for head, (index, queries_Qd) in enumerate(zip(self._indexes, queries_GQd, strict=True))
             ]
             scores, ids = (torch.stack(each) for each in zip(*found, strict=True))
             return scores.to(queries_GQd), ids.to(queries_GQd.device)
@@ -97,7 +96,7 @@ class KnnCache:
 
     @_as_stored
     def read(self, ids_GQK: Int[Tensor, "G Q K"], weights_GQK: Float[Tensor, "G Q K"]) -> Float[Tensor, "G Q d"]:
-        """The values of some ids, weighted and added up. Missing places must have no weight."""
+        """Returns the weighted sum of the values of some ids. Missing places must have weight zero."""
         if not self.size:
             return weights_GQK.new_zeros(*ids_GQK.shape[:2], self._ring_2GNd.shape[3])
         if torch.is_grad_enabled() and weights_GQK.requires_grad:
@@ -109,44 +108,43 @@ class KnnCache:
 
     @_as_stored
     def pairs(self, ids_GQK: Int[Tensor, "G Q K"]) -> tuple[Float[Tensor, "G Q K d"], Float[Tensor, "G Q K d"]]:
-        """Keys and values of some ids; those of a missing place are any pair's, and must be given no weight."""
+        """Returns keys and values of some ids. Missing places get those of an arbitrary pair."""
         places = self._places(ids_GQK).flatten()
         keys, values = (each.flatten(0, 1).index_select(0, places).view(*ids_GQK.shape, -1) for each in self._ring_2GNd)
         return keys, values
 
     def clear(self) -> None:
-        """Forgets every pair; ids begin anew."""
+        """Drops all pairs. Ids start at zero again."""
         self.count = 0
-        for cells in self._cells:
-            cells.clear()
+        for index in self._indexes:
+            index.clear()
 
     def fork(self) -> KnnCache:
-        """A copy that goes its own way."""
-        twin = object.__new__(KnnCache)
-        twin.capacity, twin.count = self.capacity, self.count
+        """Returns an independent copy."""
+        twin = copy(self)
         twin._ring_2GNd = self._ring_2GNd.clone()
-        twin._cells = [cells.fork() for cells in self._cells]
+        twin._indexes = [index.fork() for index in self._indexes]
         return twin
 
     def state(self) -> dict[str, Tensor]:
-        """What `restore` needs: the ring, how many pairs there ever were, and the cells."""
+        """Returns the tensors that `restore` reads: the ring, the number of pairs ever added, and Faiss' indexes."""
         state = {"ring": self._ring_2GNd[:, :, : self.size].contiguous(), "count": torch.tensor(self.count)}
-        for head, cells in enumerate(self._cells):
-            state |= {f"cells.{head}.{name}": tensor for name, tensor in cells.state().items()}
+        for head, index in enumerate(self._indexes):
+            state |= {f"index.{head}.{name}": tensor for name, tensor in index.state().items()}
         return state
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Takes up what `state` told."""
+        """Loads the tensors of `state`."""
         self.clear()
         self.count = int(state["count"])
         self._reserve(self.size)
         self._ring_2GNd[:, :, : self.size] = state["ring"]
-        for head, cells in enumerate(self._cells):
-            prefix = f"cells.{head}."
-            cells.restore({name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)})
+        for head, index in enumerate(self._indexes):
+            prefix = f"index.{head}."
+            index.restore({name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)})
 
     def _places(self, ids_GQK: Int[Tensor, "G Q K"]) -> Int[Tensor, "G Q K"]:
-        """Where each id lies in the ring, all heads one behind the other."""
+        """The places of ids in the ring, with the heads one behind the other."""
         heads_G11 = torch.arange(len(ids_GQK), device=ids_GQK.device)[:, None, None]
         return ids_GQK.clamp(min=0) % self.capacity + heads_G11 * self._ring_2GNd.shape[2]
 
@@ -158,7 +156,7 @@ class KnnCache:
             self._ring_2GNd = torch.cat([self._ring_2GNd, more], dim=2)
 
     def _search_exactly(self, queries_GQd: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """All scores, a block of pairs at a time; the best so far meet the best of the block."""
+        """Scores all pairs, a block at a time, and merges the best of each block."""
         scores_GQK = queries_GQd.new_empty(*queries_GQd.shape[:2], 0)
         slots_GQK = torch.empty(scores_GQK.shape, dtype=torch.int64, device=queries_GQd.device)
         for begin in range(0, self.size, SEARCH_BLOCK):
@@ -173,32 +171,31 @@ class KnnCache:
         return scores_GQK, self._ids_of(slots_GQK)
 
     def _ids_of(self, slots: Tensor) -> Tensor:
-        """The latest id that each slot of the ring was given."""
+        """The latest id that was stored at each slot of the ring."""
         last = self.count - 1
         return last - (last - slots) % self.capacity
 
 
 class FaissKeys:
-    """Faiss' inverted file over the keys of one head. Learns its cells once there are enough keys, and again when
-    there are several times as many.
+    """An inverted file of Faiss over the keys of one head, trained once there are enough keys and again when they have
+    multiplied.
     """
 
     def __init__(self, dim: int) -> None:
-        """Empty and unlearnt."""
         self.dim = dim
         self._index: Any = None
-        self._learnt_from = 0
+        self._trained_on = 0
         self._oldest = 0
 
     @property
     def num_bytes(self) -> int:
-        """About what Faiss holds: codes, ids and centroids."""
+        """Approximate bytes of codes, ids and centroids."""
         if self._index is None:
             return 0
         return int(self._index.ntotal) * (2 * self.dim + 8) + 4 * self.dim * int(self._index.nlist)
 
     def add(self, keys_Nd: Float[Tensor, "N d"], first_id: int, *, oldest: int) -> None:
-        """Takes keys with consecutive ids; forgets those before `oldest`."""
+        """Adds keys with consecutive ids, and removes those before `oldest`."""
         if self._index is None:
             return
         with faiss_threads(len(keys_Nd)):
@@ -211,9 +208,9 @@ class FaissKeys:
     def search(
         self, queries_Qd: Float[Tensor, "Q d"], k: int, keys_Nd: Float[Tensor, "N d"], oldest: int
     ) -> tuple[Float[Tensor, "Q K"], Int[Tensor, "Q K"]]:
-        """Scores and ids; `keys_Nd` is all there is, in the ring's order, should cells have to be learnt."""
-        if self._index is None or len(keys_Nd) >= RETRAIN_AT * self._learnt_from:
-            self._learn(keys_Nd, oldest)
+        """Returns scores and ids. `keys_Nd` are all keys in the order of the ring, to train the index on."""
+        if self._index is None or len(keys_Nd) >= RETRAIN_AT * self._trained_on:
+            self._train(keys_Nd, oldest)
         with faiss_threads(len(queries_Qd)):
             queries = queries_Qd.detach().float().contiguous().cpu().numpy()
             scores, ids = self._index.search(queries, k)
@@ -221,31 +218,31 @@ class FaissKeys:
         return found.masked_fill(torch.from_numpy(ids) < 0, -torch.inf), torch.from_numpy(ids)
 
     def clear(self) -> None:
-        """Forgets keys and cells: another document has other keys."""
-        self._index, self._learnt_from, self._oldest = None, 0, 0
+        """Drops the keys and the index, because another document has other keys."""
+        self._index, self._trained_on, self._oldest = None, 0, 0
 
     def fork(self) -> FaissKeys:
-        """A copy that goes its own way."""
+        """Returns an independent copy."""
         twin = FaissKeys(self.dim)
         twin._index = None if self._index is None else faiss.clone_index(self._index)
-        twin._learnt_from, twin._oldest = self._learnt_from, self._oldest
+        twin._trained_on, twin._oldest = self._trained_on, self._oldest
         return twin
 
     def state(self) -> dict[str, Tensor]:
-        """What `restore` needs; nothing where no cells were learnt."""
+        """Returns the tensors that `restore` reads, none if the index is not trained."""
         if self._index is None:
             return {}
-        bounds = torch.tensor([self._learnt_from, self._oldest])
+        bounds = torch.tensor([self._trained_on, self._oldest])
         return {"index": torch.from_numpy(faiss.serialize_index(self._index)), "bounds": bounds}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Takes up what `state` told."""
+        """Loads the tensors of `state`."""
         self.clear()
         if state:
             self._index = faiss.deserialize_index(state["index"].numpy())
-            self._learnt_from, self._oldest = state["bounds"].tolist()
+            self._trained_on, self._oldest = state["bounds"].tolist()
 
-    def _learn(self, keys_Nd: Tensor, oldest: int) -> None:
+    def _train(self, keys_Nd: Tensor, oldest: int) -> None:
         keys = keys_Nd.float().cpu().numpy()
         nlist = max(1, len(keys) // CELL_SIZE)
         slots = np.arange(len(keys))
@@ -257,4 +254,4 @@ class FaissKeys:
             index.nprobe = min(NPROBE, nlist)
             index.train(keys)
             index.add_with_ids(keys, ids)
-        self._index, self._learnt_from, self._oldest = index, len(keys), oldest
+        self._index, self._trained_on, self._oldest = index, len(keys), oldest

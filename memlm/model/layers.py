@@ -1,4 +1,4 @@
-"""One layer: attention and feed-forward around the residual stream, in the orders that models have them."""
+"""One layer: attention and feed-forward around the residual stream, in the orders that models use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class FeedForward(nn.Module):
     """SwiGLU (arXiv 2002.05202), or two products around GELU or ReLU."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """One fused projection for gate and value."""
         super().__init__()
         self.activation = config.activation
         if self.activation == "swiglu":
@@ -33,7 +32,7 @@ class FeedForward(nn.Module):
         self.down = Linear(config.ff_dim, config.dim, bias=config.ff_bias)
 
     def forward(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """down(activation(up x)), or down(silu(gate x) * up x)."""
+        """Returns down(activation(up x)), or down(silu(gate x) * up x)."""
         if self.activation == "swiglu":
             gate, up = self.gate_up(hidden_BTD).chunk(2, dim=-1)
             return self.down(F.silu(gate) * up)
@@ -41,10 +40,9 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward; each behind its norm (pre), before it (post), or side by side (parallel)."""
+    """Attention, then feed-forward, each after its norm (pre), before it (post), or in parallel."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
-        """Two sub-layers, their norms, and what compresses the layer's memory."""
         super().__init__()
         self.is_post, self.is_parallel = config.norm_order == "post", config.parallel_residual
         self.attention_norm = make_norm(config)
@@ -56,7 +54,7 @@ class Block(nn.Module):
     def attend(
         self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
-        """The residual stream after attention, and the input of the feed-forward: the layer's *key*."""
+        """Returns the residual stream after attention, and the input of the feed-forward: the layer's *key*."""
         if self.is_post:
             normed_BTD = self.attention_norm(hidden_BTD + self.attention(hidden_BTD, context))
             return normed_BTD, normed_BTD
@@ -64,10 +62,10 @@ class Block(nn.Module):
         return attended_BTD, self.ff_norm(hidden_BTD if self.is_parallel else attended_BTD)
 
     def keep(self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext) -> None:
-        """Remembers tokens whose states here were left out, as if `hidden_BTD` were their input."""
+        """Writes keys and values of tokens that skip this layer, as if `hidden_BTD` were its input."""
         self.attention.keep(hidden_BTD if self.is_post else self.attention_norm(hidden_BTD), context)
 
     def finish(self, attended_BTD: Float[Tensor, "B T D"], key_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """The residual stream after the feed-forward."""
+        """Returns the residual stream after the feed-forward."""
         hidden_BTD = attended_BTD + self.ff(key_BTD)
         return self.ff_norm(hidden_BTD) if self.is_post else hidden_BTD

@@ -1,11 +1,11 @@
-"""What each query of a step may see, and how far away it is: computed once, used by every layer.
+"""The attention mask of a step and the distances between queries and keys, computed once and used by every layer.
 
-Positions count the tokens of a row from its reset. A row's places for keys are a *front* (attention sinks, or
-compressed memories) and then its latest tokens in order. What a query sees follows from positions alone, so text
-means the same in whatever pieces it is read: its own document, not the future, not further back than the row's
-floor (the oldest token that memory has not taken over), and within the layer's window.
+Positions count the tokens of a row from its reset. The places of a row are a *front* (attention sinks or compressed
+memories) followed by its latest tokens in order. Visibility depends on positions alone, and so not on the pieces in
+which a text is read. A query sees its own document, not the future, nothing before the row's floor (older tokens are in
+a memory), and nothing outside the layer's window.
 
-Shapes: R rows, 1 where all rows of the batch stand alike; T new tokens; S places.
+Shapes: R rows (1 if all rows of the batch have equal positions), T new tokens, S places.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 @dataclass
 class AttentionMask:
-    """Positions of queries and keys. `causal_only`: every place is visible, but for causality among the new tokens."""
+    """Positions of queries and keys. `causal_only`: every place is visible except later new tokens."""
 
     query_RT: Int[Tensor, "R T"]
     key_RS: Int[Tensor, "R S"]
@@ -36,16 +36,14 @@ class AttentionMask:
 
     @property
     def num_new(self) -> int:
-        """T."""
         return self.query_RT.shape[1]
 
     @property
     def num_places(self) -> int:
-        """S."""
         return self.key_RS.shape[1]
 
     def part(self, rows: slice, num_places: int) -> AttentionMask:
-        """Returns the mask of some rows and their first places. Needs a mask with a row for each of the batch."""
+        """Returns the mask of some rows and their first places. Needs R = B."""
         continues_RT, begin_R = self.continues_RT, self.front_begin_R
         return AttentionMask(
             query_RT=self.query_RT[rows],
@@ -59,7 +57,10 @@ class AttentionMask:
         )
 
     def for_window(self, window: int) -> Bool[Tensor, "R 1 T S"] | Literal["causal"] | None:
-        """True where a query may look; None where it may look everywhere, "causal" where only order matters."""
+        """Returns the mask for a layer with this window, True where a query sees a place.
+
+        None means that everything is visible, "causal" that only later new tokens are hidden.
+        """
         if self.is_causal_only(window):
             if self.num_new == 1:
                 return None
@@ -70,12 +71,13 @@ class AttentionMask:
         return self._masks[window]
 
     def is_causal_only(self, window: int) -> bool:
-        """Whether a query sees all places but those of later tokens."""
+        """Whether a query sees all places except those of later tokens."""
         return self.causal_only and not (window and int(self.query_RT.max()) - int(self.key_RS.min()) >= window)
 
     def hide(self, scores: Tensor, window: int, begin: int, end: int) -> Tensor:
-        """Sets to -inf, in place, the scores (B, G, r, Q, S') of the queries from `begin` to `end` at places they do
-        not see; S' ends with the last of these queries' own.
+        """Sets scores (B, G, r, Q, S') of the queries from `begin` to `end` to -inf, in place, where a place is hidden.
+
+        S' ends with the place of the last of these queries.
         """
         size, seen = end - begin, scores.shape[-1]
         if not self.is_causal_only(window):
@@ -87,7 +89,7 @@ class AttentionMask:
         return scores
 
     def hidden_from_last(self, window: int) -> Bool[Tensor, "R S"] | None:
-        """True where the last query may not look; None where it may look everywhere."""
+        """True where a place is hidden from the last query. None if all are visible."""
         if self.is_causal_only(window):
             return None
         if window not in self._hidden:
@@ -95,12 +97,12 @@ class AttentionMask:
         return self._hidden[window]
 
     def visible(self, window: int) -> Bool[Tensor, "R 1 T S"]:
-        """The same, always spelt out."""
+        """Returns the mask of `for_window` as a tensor in every case."""
         mask = self.for_window(window)
         return self._mask(window)[:, None] if mask is None or isinstance(mask, str) else mask
 
     def distances(self) -> Int[Tensor, "R T S"]:
-        """How far back each place is; 0 for what lies ahead, which nobody sees."""
+        """Returns how far each place is before each query, 0 for later ones."""
         ahead_RTS = self.query_RT[:, :, None] - self.key_RS[:, None]
         if self.sink_cap:
             capped_RT = self.query_RT.clamp(max=self.sink_cap)

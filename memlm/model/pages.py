@@ -1,8 +1,8 @@
-"""Zeroed tensors that take memory page by page, as they are written to.
+"""Tensors of zeros that take RAM page by page, as they are written.
 
-The rows of a batch lie side by side in one tensor, each with as many places as the longest one asks for. Its pages are
-small, so that a short row takes memory for its own tokens alone. Where a row is mostly full, huge pages hold no more
-than twice that and are faster to read (docs/log, 2026-11-24); the pool asks for them row by row.
+The rows of a batch lie side by side in one tensor, each with as many places as the longest needs. Small pages keep a
+short row to the RAM of its own tokens. In rows that are mostly full, huge pages hold at most twice the tokens and are
+faster to read (docs/log, 2026-11-24). The pool asks for them row by row.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1: moves what small pages hold into a hu
 
 
 class Pages:
-    """A tensor of zeros, and advice to the system about byte ranges of it. Where the tensor is small, or lies on
-    another device, or the system is not Linux, the advice does nothing.
+    """A tensor of zeros, and advice to the system about its byte ranges.
+
+    The advice has no effect for small tensors, on other devices, and outside Linux.
     """
 
     def __init__(
@@ -51,19 +52,19 @@ class Pages:
             yield begin, begin + self._part_bytes
 
     def release(self, begin: int, end: int) -> None:
-        """Gives the system the pages that lie wholly between two bytes; they read as zeros afterwards."""
+        """Frees the pages that lie wholly between two bytes. They read as zeros afterwards."""
         self._advise(mmap.MADV_DONTNEED, begin, end)
 
     def use_huge(self, begin: int, end: int) -> None:
-        """Asks for huge pages for what will be written between two bytes."""
+        """Asks for huge pages for later writes between two bytes."""
         self._advise(mmap.MADV_HUGEPAGE, begin, end)
 
     def use_small(self, begin: int, end: int) -> None:
-        """Asks for small pages for what will be written between two bytes."""
+        """Asks for small pages for later writes between two bytes."""
         self._advise(mmap.MADV_NOHUGEPAGE, begin, end)
 
     def collapse(self, begin: int, end: int) -> None:
-        """Moves what is written between two bytes into huge pages: about 0.4 ms of processor time a MiB."""
+        """Moves written pages between two bytes into huge ones, at about 0.4 ms of processor time per MiB."""
         self.use_huge(begin, end)
         self._advise(COLLAPSE, begin, end)
 

@@ -1,10 +1,10 @@
-"""How a model knows what came when.
+"""Position encodings.
 
-Rotary (RoFormer, arXiv 2104.09864) turns queries and keys; learned and sinusoidal positions (1706.03762) are added to
-the embeddings; all others change attention's scores by the distance between query and key, and so mean the same at
-every place of a long text and across the borders of segments.
+Rotary (RoFormer, arXiv 2104.09864) turns queries and keys. Learned and sinusoidal positions (1706.03762) are added to
+the embeddings. All others change attention scores by the distance of query and key, and so are valid at every place of
+a long text and across segment boundaries.
 
-Shapes: R rows (1 where all stand alike), B batch, H heads, T queries, S places, d width of a head.
+Shapes: R rows (1 if all have equal positions), B batch, H heads, T queries, S places, d width of a head.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ TABLE_LENGTH = 16_384  # positions whose angles are kept; those beyond are compu
 
 
 class Rotary:
-    """Cosines and signed sines of positions' angles. Computed in float64: positions may be large."""
+    """Cosines and signed sines of the angles of positions, in float64 because positions may be large.
+
+    A table for the first positions is computed when first used.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
-        """Keeps the frequencies; the table is made when it is first asked for."""
         self.rotary_dim = config.rotary_dim
         self.frequencies, self.scale = rotary_frequencies(config)
         self._table_2Sd = torch.empty(2, 0, self.rotary_dim, device="cpu", dtype=torch.float64)
@@ -50,7 +52,7 @@ class Rotary:
 
 
 def apply_rope(heads: Float[Tensor, "*P T d"], cos_sin: Float[Tensor, "2 *Q T r"], *, inverse: bool = False) -> Tensor:
-    """Turns each half-pair of the first r numbers of a head by its position's angle, or back."""
+    """Rotates each half-pair of the first r numbers of a head by its position's angle, or back by `inverse`."""
     cosine, sine = cos_sin.to(heads.dtype)
     size = cosine.shape[-1]
     turned = heads if size == heads.shape[-1] else heads[..., :size]
@@ -60,7 +62,7 @@ def apply_rope(heads: Float[Tensor, "*P T d"], cos_sin: Float[Tensor, "2 *Q T r"
 
 
 def rotary_frequencies(config: ModelConfig) -> tuple[Float[Tensor, " f"], float]:
-    """Radians a token for each pair, stretched as the scaling says, and the factor on cosines and sines."""
+    """Returns radians per token for each pair, with the config's scaling, and the factor on cosines and sines."""
     exponents = torch.arange(0, config.rotary_dim, 2, device="cpu").double() / config.rotary_dim
     plain = config.rope_theta**-exponents
     scaling = config.rope_scaling
@@ -74,7 +76,7 @@ def rotary_frequencies(config: ModelConfig) -> tuple[Float[Tensor, " f"], float]
 
 
 def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
-    """Waves longer than the original length are stretched, those much shorter are not, and a ramp lies between."""
+    """Stretches waves longer than the original length, keeps much shorter ones, and blends in between."""
     turns = scaling.original_length * plain / (2 * math.pi)
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = kept.clamp(0, 1)
@@ -82,7 +84,9 @@ def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def _yarn(plain: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
-    """arXiv 2309.00071, equations 17 to 23: a ramp over the pairs, from `beta_fast` turns to `beta_slow`."""
+    """Blends from `beta_fast` to `beta_slow` rotations within the original length (arXiv 2309.00071, equations 17 to
+    23).
+    """
 
     def pair_that_turns(turns: float) -> float:
         return (
@@ -98,9 +102,9 @@ def _yarn(plain: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
 
 
 def sinusoids(positions: Int[Tensor, "*P"], dim: int) -> Float[Tensor, "*P D"]:
-    """Sines, then cosines, of positions over wavelengths from 2 pi to 10,000 x 2 pi (arXiv 1706.03762, section 3.5).
+    """Returns sines, then cosines, of positions, in float64.
 
-    In float64.
+    Wavelengths range from 2 pi to 10,000 x 2 pi (arXiv 1706.03762, section 3.5).
     """
     frequencies = 10_000.0 ** -(torch.arange(0, dim, 2, device=positions.device).double() / dim)
     angles = positions[..., None].double() * frequencies
@@ -108,45 +112,46 @@ def sinusoids(positions: Int[Tensor, "*P"], dim: int) -> Float[Tensor, "*P D"]:
 
 
 class RelativeBias(nn.Module):
-    """Changes attention's scores by distance. Additive kinds that do not ask what query and key are."""
+    """Additive score terms that depend on distance alone."""
 
     def forward(self, mask: AttentionMask) -> Float[Tensor, "R H T S"]:
-        """What is added to the scores."""
+        """Returns the terms to add to the scores."""
         raise NotImplementedError
 
 
 class Alibi(RelativeBias):
-    """A penalty that grows with distance, at a slope of each head's own (arXiv 2108.12409)."""
+    """A penalty proportional to distance, with a slope for each head (arXiv 2108.12409)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Slopes are a geometric series from 2^(-8/n), as published, also for numbers of heads that are no power."""
         super().__init__()
         self.slopes = alibi_slopes(config.num_heads)
 
     def forward(self, mask: AttentionMask) -> Float[Tensor, "R H T S"]:
-        """-slope x distance."""
+        """Returns -slope x distance."""
         slopes_H11 = torch.tensor(self.slopes, device=mask.query_RT.device)[:, None, None]
         return -slopes_H11 * mask.distances()[:, None]
 
 
 class T5Bias(RelativeBias):
-    """A learned number for each head and bucket of distances, the buckets wider the further (arXiv 1910.10683)."""
+    """A learned term for each head and bucket of distances, shared by all layers (arXiv 1910.10683). Far buckets are
+    wider.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
-        """One table, shared by all layers as in T5."""
         super().__init__()
         self.num_buckets, self.max_distance = config.num_buckets, config.max_distance
         self.table = nn.Embedding(config.num_buckets, config.num_heads)
 
     def forward(self, mask: AttentionMask) -> Float[Tensor, "R H T S"]:
-        """The table's entry for each distance."""
+        """Returns the table's entry for each distance."""
         buckets_RTS = t5_buckets(mask.distances(), self.num_buckets, self.max_distance)
         return self.table(buckets_RTS).permute(0, 3, 1, 2)
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """The slopes of arXiv 2108.12409: for n heads a power of two 2^(-8 i/n); else those of the next lower power,
-    and every other one of the next higher.
+    """Slopes 2^(-8 i/n) for n heads, if n is a power of two (arXiv 2108.12409).
+
+    Otherwise the slopes of the next lower power, and every second one of the next higher.
     """
     power = 1 << (num_heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
@@ -154,7 +159,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 def t5_buckets(distances: Int[Tensor, "*P"], num_buckets: int, max_distance: int) -> Int[Tensor, "*P"]:
-    """Half of the buckets count exactly, the others grow as the logarithm up to `max_distance`."""
+    """Half of the buckets hold one distance each. The others grow logarithmically up to `max_distance`."""
     exact = num_buckets // 2
     scaled = torch.log(distances.clamp(min=1).float() / exact) / math.log(max_distance / exact)
     far = (exact + (scaled * (num_buckets - exact)).long()).clamp(max=num_buckets - 1)
@@ -162,16 +167,16 @@ def t5_buckets(distances: Int[Tensor, "*P"], num_buckets: int, max_distance: int
 
 
 class ScorePositions(nn.Module):
-    """Kinds that change scores by query, key and distance together; `values` may add to what is read."""
+    """Positions that compute the scores from query, key and distance. `values` may add to the mixture."""
 
     def forward(
         self, query_BHTd: Float[Tensor, "B H T d"], key_BHSd: Float[Tensor, "B H S d"], mask: AttentionMask
     ) -> Float[Tensor, "B H T S"]:
-        """The scores, scaled, before any mask."""
+        """Returns scaled scores, before any mask."""
         raise NotImplementedError
 
     def values(self, weights_BHTS: Float[Tensor, "B H T S"], mask: AttentionMask) -> Float[Tensor, "B H T d"] | None:
-        """What the distances themselves contribute to the mixture; None for nothing."""
+        """Returns the contribution of the distances to the mixture, or None."""
         return None
 
 
@@ -179,7 +184,6 @@ class TransformerXLPositions(ScorePositions):
     """(q + u) k + (q + v) W r, r the sinusoid of the distance (Transformer-XL, arXiv 1901.02860, section 3.3)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """u and v are per head, W per layer."""
         super().__init__()
         self.dim = config.dim
         self.u_Hd = nn.Parameter(torch.zeros(config.num_heads, config.head_dim))
@@ -189,7 +193,7 @@ class TransformerXLPositions(ScorePositions):
     def forward(
         self, query_BHTd: Float[Tensor, "B H T d"], key_BHSd: Float[Tensor, "B H S d"], mask: AttentionMask
     ) -> Float[Tensor, "B H T S"]:
-        """Content and position, each with its own bias."""
+        """Returns the content and the position terms, each with its own bias."""
         B, H, _, d = query_BHTd.shape
         content_BHTS = (query_BHTd + self.u_Hd[:, None]) @ key_BHSd.mT
         distance_RTS = mask.distances()
@@ -204,7 +208,6 @@ class ShawPositions(ScorePositions):
     """Learned vectors for clipped distances, added to keys and to values (arXiv 1803.02155, equations 3 and 4)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Tables for the distances 0 to `max_distance`; causal attention never needs the other half."""
         super().__init__()
         self.max_distance = config.max_distance
         self.keys = nn.Embedding(config.max_distance + 1, config.head_dim)
@@ -213,13 +216,13 @@ class ShawPositions(ScorePositions):
     def forward(
         self, query_BHTd: Float[Tensor, "B H T d"], key_BHSd: Float[Tensor, "B H S d"], mask: AttentionMask
     ) -> Float[Tensor, "B H T S"]:
-        """q (k + a)."""
+        """Returns q (k + a)."""
         by_distance_BHTE = query_BHTd @ self.keys.weight.T
         scores_BHTS = query_BHTd @ key_BHSd.mT + by_distance_BHTE.gather(3, self._places(query_BHTd, mask))
         return scores_BHTS / math.sqrt(query_BHTd.shape[-1])
 
     def values(self, weights_BHTS: Float[Tensor, "B H T S"], mask: AttentionMask) -> Float[Tensor, "B H T d"]:
-        """The weights that fall on each distance times its vector."""
+        """Returns the attention weight on each distance times its vector."""
         shape = (*weights_BHTS.shape[:3], self.max_distance + 1)
         by_distance_BHTE = weights_BHTS.new_zeros(shape).scatter_add(3, self._places(weights_BHTS, mask), weights_BHTS)
         return by_distance_BHTE @ self.vectors.weight
@@ -230,12 +233,9 @@ class ShawPositions(ScorePositions):
 
 
 class DistanceFactor(ScorePositions):
-    """Scores that are cut off at 0 and multiplied by a learned sigmoid of distance (DA-Transformer, arXiv 2010.06925,
-    equations 3 to 5).
-    """
+    """Scores cut off at 0, times a learned sigmoid of distance (DA-Transformer, arXiv 2010.06925, equations 3 to 5)."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """A slope w and an upper bound v for each head: some look near, some far, from the start."""
         super().__init__()
         steepness = torch.linspace(-1.0, 1.0, config.num_heads) if config.num_heads > 1 else torch.zeros(1)
         self.slope_H = nn.Parameter(steepness / 16)
@@ -244,7 +244,7 @@ class DistanceFactor(ScorePositions):
     def forward(
         self, query_BHTd: Float[Tensor, "B H T d"], key_BHSd: Float[Tensor, "B H S d"], mask: AttentionMask
     ) -> Float[Tensor, "B H T S"]:
-        """relu(q k) (1 + e^v) / (1 + e^(v - w x distance))."""
+        """Returns relu(q k) (1 + e^v) / (1 + e^(v - w x distance))."""
         scores_BHTS = (query_BHTd @ key_BHSd.mT).relu() / math.sqrt(query_BHTd.shape[-1])
         slope_H11, bound_H11 = self.slope_H[:, None, None], self.bound_H[:, None, None]
         distance_RHTS = mask.distances()[:, None].to(slope_H11.dtype)

@@ -1,8 +1,8 @@
-"""What happens at a segment's border: memory takes over what local attention will not see again.
+"""The end of a segment: memories take over the tokens that local attention will not see again.
 
-The oldest local tokens of a row, all but the latest `xl_length`, go into the memorizing layers' memories as (key,
-value) pairs, and are compressed into the layer's second queue. Nothing is in two places at once. Rows of a batch may
-have different numbers to give: those with the same number are served together.
+The oldest local tokens of a row, all but the latest `xl_length`, go into the kNN caches of the memorizing layers, and
+are compressed into the compressive memory of each layer. No token is in two places at once. Rows that hand over equally
+many tokens are processed together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memlm.model.state import DecoderState
 
 
 def update_memories_at_boundary(blocks: Sequence[Block], rotary: Rotary | None, state: DecoderState) -> None:
-    """Serves every row that has just filled a segment."""
+    """Updates the memories of every row that has just filled a segment."""
     config = state.config
     group = group_size(config.compression)
     leaving: dict[int, list[int]] = defaultdict(list)
@@ -51,14 +51,14 @@ def update_memories_at_boundary(blocks: Sequence[Block], rotary: Rotary | None, 
 
 
 def _begin(state: DecoderState, row: int) -> int:
-    """The place of a row's oldest local token that memory has not taken over."""
+    """The place of a row's oldest local token."""
     return state.num_front + state.rows[row].floor - state.rows[row].base
 
 
 def _memorize(
     block: Block, rotary: Rotary | None, state: DecoderState, layer: int, rows: list[int], count: int
 ) -> None:
-    """Moves pairs into the kNN memory; keys without their rotation, since memory knows no positions."""
+    """Moves pairs into the kNN caches. Their keys lose their rotation, because kNN attention has no positions."""
     for row in rows:
         begin = _begin(state, row)
         keys_GNd, values_GNd = state.cache_L2BGSd[layer, :, row, :, begin : begin + count]
@@ -72,7 +72,7 @@ def _memorize(
 
 
 def _compress(block: Block, state: DecoderState, layer: int, rows: list[int], count: int) -> None:
-    """Compresses the inputs of the oldest tokens; while learning, counts how much was lost."""
+    """Compresses the inputs of the oldest tokens. In training, adds up the compression loss."""
     compressor, compression, inputs_LBSD = block.compressor, state.config.compression, state.inputs_LBSD
     assert compressor is not None
     assert compression is not None
@@ -106,9 +106,9 @@ def _loss(
 
 
 def reconstruction_loss(attention: Attention, query_BTD: Tensor, old_BND: Tensor, compressed_BCD: Tensor) -> Tensor:
-    """Mean square difference of what attention reads from old states and from compressed ones.
+    """Returns the mean square difference of attention over old states and over compressed ones.
 
-    Without positions, and with gradients for the compression alone (arXiv 1911.05507, algorithm 2).
+    It has no positions, and gradients for the compression alone (arXiv 1911.05507, algorithm 2).
     """
     learning = [parameter for parameter in attention.parameters() if parameter.requires_grad]
     for parameter in learning:
@@ -129,7 +129,7 @@ def reconstruction_loss(attention: Attention, query_BTD: Tensor, old_BND: Tensor
 
 
 def _project_compressed(blocks: Sequence[Block], rotary: Rotary | None, state: DecoderState) -> None:
-    """Keys and values of all compressed memories, turned to where they now stand."""
+    """Computes keys and values of all compressed memories at their new positions."""
     assert state.inputs_LBSD is not None
     front = state.num_front
     with torch.no_grad():

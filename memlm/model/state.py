@@ -1,13 +1,11 @@
-"""All that a decoder remembers of the sequences in a batch.
+"""The context cache of the sequences in a batch.
 
-Each layer has a *local* memory (keys and values of the latest tokens, in places reserved once), in front of it
-attention sinks or compressed memories, and in some layers the (key, value) pairs of the document's past. Each row
-stands on its own: `length` tokens were read since its reset, the current document began at `start`, memory has taken
-over all before `floor`, and place 0 behind the front holds the token at `base`.
+Each layer has *local* places for the keys and values of the latest tokens. Before them are attention sinks or
+compressed memories. Memorizing layers also have a kNN cache of the document's past. Rows are independent of each other.
 
-Bytes of one row, for L layers, G key-value heads of width d, item size w and P = front + local places:
-`2 L G d w P`, plus `L D w P` for a model with compression, plus `2 G d 2 min(tokens, capacity)` for each memorizing
-layer whose memory is exact (docs/model.md has the local places and an example).
+Bytes of one row, for L layers, G key-value heads of width d, item size w and P = front + local places: `2 L G d w P`,
+plus `L D w P` for a model with compression, plus `2 G d 2 min(tokens, capacity)` for each memorizing layer with exact
+search (docs/model.md has the local places and an example).
 """
 
 from __future__ import annotations
@@ -49,10 +47,10 @@ class Row:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device, row_axis: int = 0) -> Tensor:
-    """Returns zeros whose pages the system maps as they are first written, where it can.
+    """Returns zeros whose pages the system maps when they are first written, where it can.
 
     numpy asks for huge pages. These are faster to read, but a token of each layer and head may touch a whole one. So
-    this is for states that are filled; memlm/model/pages.py is for the rows of a batch.
+    this suits states that will be full. The rows of a batch use memlm/model/pages.py.
     """
     size = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or size < LAZY_BYTES:
@@ -63,9 +61,9 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device, row_ax
 class DecoderState:
     """The context cache of a batch: attention keys and values of the latest tokens, and the memories of the layers.
 
-    `capacity` is how many tokens each row may hold where the config does not bound them. In training, the inputs of
-    the layers are kept too: the Transformer-XL memory is projected anew at every segment, so that the projections
-    learn from it.
+    `capacity` is the number of tokens per row, for configs that do not bound it. In training, the inputs of the layers
+    are kept too, so that the Transformer-XL memory is projected anew at every segment and the projections learn from
+    it.
     """
 
     def __init__(
@@ -179,7 +177,7 @@ class DecoderState:
         return all(row == self.rows[0] for row in self.rows)
 
     def room(self) -> int | None:
-        """How many more tokens fit; None where older ones make room."""
+        """How many more tokens fit, or None if old tokens make room for new ones."""
         limits = [] if self.is_rolling else [self.num_front + self.num_local]
         if self.config.max_length is not None:
             limits.append(self.config.max_length)
@@ -209,7 +207,7 @@ class DecoderState:
             row.length += new
 
     def begin_documents(self, start_B: list[int | None]) -> None:
-        """Sets where a row's current document began, and drops all that is older."""
+        """Sets where the current document of a row began, and drops older tokens."""
         for number, (row, start) in enumerate(zip(self.rows, start_B, strict=True)):
             if start is not None:
                 row.start, row.floor = start, max(row.floor, start)
@@ -221,7 +219,7 @@ class DecoderState:
         self._forget(row)
 
     def compact(self) -> None:
-        """Moves local tokens to the front of their places, after memory took some over."""
+        """Moves local tokens to the front of their places, after a memory took over the oldest."""
         floors = [row.floor for row in self.rows]
         if len({row.length for row in self.rows}) == 1:
             floors = [min(floors)] * len(floors)
@@ -231,7 +229,9 @@ class DecoderState:
                 row.base = base
 
     def attention_mask(self, new_B: list[int], num_new: int, document_BT: Tensor | None) -> AttentionMask:
-        """The mask of the next `num_new` tokens of each row. `document_BT`: where the document of each begins."""
+        """Returns the mask of the next `num_new` tokens. `document_BT` is the position at which each one's document
+        begins.
+        """
         device, F = self.cache_L2BGSd.device, self.num_front
         uniform = document_BT is None and self.is_uniform and len(set(new_B)) == 1
         rows = self.rows[:1] if uniform else self.rows
@@ -246,7 +246,7 @@ class DecoderState:
             front_RS = floors[:, None] - F + place_S if self.config.compression else place_S.expand_as(key_RS)
             key_RS = torch.where(place_S < F, front_RS, key_RS)
         start_RT = starts[:, None].expand_as(query_RT)
-        begun = rows[0].floor <= rows[0].base and rows[0].start <= rows[0].floor
+        started = rows[0].floor <= rows[0].base and rows[0].start <= rows[0].floor
         return AttentionMask(
             query_RT=query_RT,
             key_RS=key_RS,
@@ -255,7 +255,7 @@ class DecoderState:
             num_front=min(F, places),
             front_begin_R=F - compressed if self.config.compression else None,
             sink_cap=self.config.num_sinks + max(self.config.windows) - 1 if self.config.num_sinks else 0,
-            causal_only=uniform and begun and not F,
+            causal_only=uniform and started and not F,
             continues_RT=None if document_BT is None else document_BT == start_RT,
         )
 
@@ -302,7 +302,7 @@ class DecoderState:
 
     @classmethod
     def restore(cls, data: bytes, config: ModelConfig) -> DecoderState:
-        """Reads the bytes of `save`. Raises Incompatible for another model's state, Corrupt for other bytes."""
+        """Loads the bytes of `save`. Raises Incompatible for the state of another model, Corrupt for other bytes."""
         header, tensors = _read_state(data)
         if header.get("format") != FORMAT or ModelConfig.from_dict(header["config"]) != config:
             raise Incompatible("the state was saved by a model of another shape; restore it into that one")
@@ -321,12 +321,12 @@ class DecoderState:
         return state
 
     def places_B(self, num_new: int = 0) -> list[int]:
-        """The places that each row uses once `num_new` more tokens are written: its front and its latest tokens."""
+        """The places that each row uses after `num_new` more tokens: its front and its latest tokens."""
         front = self.num_front + num_new
         return [front + row.length - row.base for row in self.rows]
 
     def _write(self, pairs: Sequence[tuple[Tensor, Tensor]], new_B: list[int]) -> None:
-        """Writes new values (B x g x T x n) into places (B x g x S x n), behind the ones that each row uses."""
+        """Writes new values (B x g x T x n) into places (B x g x S x n), behind those that each row uses."""
         begins, T = self.places_B(), pairs[0][1].shape[2]
         if len(set(begins)) == 1 and set(new_B) == {T}:
             for places, new in pairs:
@@ -358,7 +358,7 @@ class DecoderState:
 
 
 def local_places(config: ModelConfig, capacity: int) -> tuple[int, bool]:
-    """How many of the latest tokens a row has places for, and whether older ones make room for newer."""
+    """Returns how many of the latest tokens a row has places for, and whether old ones make room for new ones."""
     if config.is_segmented:
         return config.xl_length + config.context_length + group_size(config.compression) - 1, True
     if config.is_windowed:
@@ -370,7 +370,7 @@ def local_places(config: ModelConfig, capacity: int) -> tuple[int, bool]:
 
 
 def row_bytes(config: ModelConfig, num_tokens: int, dtype: torch.dtype) -> int:
-    """Bytes that a row of a batch takes once it has read `num_tokens` tokens, without what searching by Faiss adds."""
+    """Bytes of one row after `num_tokens` tokens, without Faiss' copies of keys."""
     front = config.compression.length if config.compression else config.num_sinks
     places = front + local_places(config, num_tokens)[0]
     pair = 2 * config.num_kv_heads * config.head_dim
@@ -397,7 +397,7 @@ def _read_state(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def check_room(state: DecoderState, num_new: int) -> None:
-    """Raises InvalidInput where that many tokens do not fit."""
+    """Raises InvalidInput if `num_new` tokens do not fit."""
     room = state.room()
     if room is not None and num_new > room:
         raise InvalidInput(f"{num_new} tokens do not fit into the {room} places left; shorten the text", field="prompt")

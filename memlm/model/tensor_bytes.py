@@ -29,6 +29,6 @@ def safetensors_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
         if end > begin:
             pieces.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    told = json.dumps(header).encode()
-    told += b" " * (-len(told) % ALIGNMENT)
-    return [len(told).to_bytes(8, "little"), told, *pieces]
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % ALIGNMENT)
+    return [len(head).to_bytes(8, "little"), head, *pieces]

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Float16, Float32, Int64
 from torch import Tensor
 
+from memlm.base.cpu import threads
 from memlm.base.steps import Steps
 from memlm.data.windows import Window, segments_of, windows_of
 from memlm.model import Decoder, DecoderState
@@ -228,31 +229,30 @@ def _encode_in_parallel(
     threads, each on a core of its own, so that no batch waits for another one's share of a product (docs/log,
     2026-11-22).
     """
-    threads, ahead = torch.get_num_threads(), deque[tuple[int, list[_Pending[_T]]]]()
+    num_threads, ahead = torch.get_num_threads(), deque[tuple[int, list[_Pending[_T]]]]()
 
     @torch.inference_mode()
     def alone(windows: list[Window], tokens_BT: Tensor, share: int) -> list[_T]:
-        torch.set_num_threads(share)
+        torch.set_num_threads(share)  # not reset after each batch: MKL's number is that of the whole process
         return encode(windows, tokens_BT)
 
     def submit(windows: Sequence[Window]) -> Iterator[_Pending[_T]]:
         batches = list(batches_of(windows))
-        share = threads // max(1, min(threads, len(batches)))
+        share = num_threads // max(1, min(num_threads, len(batches)))
         for places, tokens_BT in batches:
             work = partial(alone, [windows[place] for place in places], tokens_BT, share)
             yield places, work if len(batches) == 1 else pool.submit(work).result
 
-    pool = ThreadPoolExecutor(threads)
-    try:
-        for windows in blocks:
-            ahead.append((len(windows), list(submit(windows))))
-            if len(ahead) > 1:
+    with threads(num_threads), ThreadPoolExecutor(num_threads) as pool:
+        try:
+            for windows in blocks:
+                ahead.append((len(windows), list(submit(windows))))
+                if len(ahead) > 1:
+                    yield _in_order(*ahead.popleft())
+            while ahead:
                 yield _in_order(*ahead.popleft())
-        while ahead:
-            yield _in_order(*ahead.popleft())
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)  # a new thread takes the number that any thread set last
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _in_order(count: int, pending: list[_Pending[_T]]) -> list[_T]:

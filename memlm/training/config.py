@@ -1,4 +1,4 @@
-"""How a model is shaped and trained: presets, and what may be changed in them."""
+"""Presets and settings of a training run."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The shape of the model and how it is trained. One of `steps`, `epochs`, `minutes` says for how long.
+    """The shape of a model and its training. At most one of `steps`, `epochs` and `minutes` sets the length.
 
     `minutes` fixes the number of steps from the speed of the first ones, so only the other two are reproducible.
-    `model_fields` are fields of `ModelConfig` (memories, positions, ...) over the shape that stands here; in a TOML
-    file they are the table `[model]`. A step reads `batch_size` x `accumulate` rows of `context_length` tokens, over
-    all processes together. The rate falls to `min_rate` of itself: one that falls to almost nothing hurts models with
-    memory (arXiv 1911.05507). Every `valid_every` steps the held-out text is scored; after `patience` scores that
-    bring nothing new, training ends with the best weights.
+    `model_fields` are fields of `ModelConfig` (memories, positions, ...) that override the shape here. In a TOML file
+    they are the table `[model]`. A step reads `batch_size` x `accumulate` rows of `context_length` tokens, over all
+    processes together. The rate falls to `min_rate` of itself: a fall to almost nothing hurts models with memory (arXiv
+    1911.05507). Every `valid_every` steps the held-out text is scored. After `patience` scores without a new best,
+    training ends with the best weights.
     """
 
     dim: int = 192
@@ -75,7 +75,6 @@ class TrainConfig:
     model_fields: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuses sizes and rates that mean nothing."""
         for name in ("batch_size", "checkpoint_every", "learning_rate", "grad_clip", "accumulate"):
             if not getattr(self, name) > 0:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; expected more than 0", field=name)
@@ -108,8 +107,10 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> TrainConfig:
-        """The config of a TOML file or a run's record. Raises InvalidInput for an unknown field, naming it."""
-        known = {each.name for each in fields(cls)}
+        """Returns the config of a TOML file or of a run's record. Raises InvalidInput, with its name, for an unknown
+        field.
+        """
+        known = {f.name for f in fields(cls)}
         if surplus := sorted(given.keys() - known):
             raise InvalidInput(f"unknown fields {surplus}; the fields are {sorted(known)}", field=surplus[0])
         return cls(**given)
@@ -129,7 +130,7 @@ PRESETS = {
 
 
 def learning_rate_at(step: int, steps: int, config: TrainConfig) -> float:
-    """Linear warm-up, then half a cosine down to `min_rate` of the rate, or the rate itself."""
+    """Returns the rate of a step: linear warm-up, then constant or half a cosine down to `min_rate` of the rate."""
     warmup = max(1, round(config.warmup * steps))
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup

@@ -1,6 +1,6 @@
-"""Documents -> batches for training: one file of token ids, read in windows, or, with memory, document by document.
+"""Documents -> batches for training: one file of token ids, read in windows or, for models with memory, by document.
 
-Which windows a step reads is a function of seed and step alone, so that a resumed run sees what it would have seen.
+The tokens of a step are a function of seed and step alone, so a resumed run reads the same ones.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ KEPT_EPOCHS = 4  # rows are seldom more than one apart
 def write_tokens(
     documents: Iterable[Document], tokenizer: Tokenizer, path: Path, *, num_bytes: int, progress: Progress = silent
 ) -> None:
-    """Tokenizes a corpus into a flat file of token ids; each document is preceded by the end-of-text token, and so is
-    the end.
-    """
+    """Writes a corpus as a flat file of token ids, with the end-of-text token before each document and at the end."""
     done, temporary = 0, path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         for block in blocks_of(documents, 64):
@@ -45,7 +43,7 @@ def write_tokens(
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """What a step reads: inputs, the tokens that follow them, and where documents begin, if memory must know."""
+    """The inputs of a step, the tokens that follow them, and, for models with memory, where documents begin."""
 
     inputs_BT: Int[Tensor, "B T"]
     targets_BT: Int[Tensor, "B T"]
@@ -54,10 +52,10 @@ class TrainingBatch:
 
 @dataclass(frozen=True)
 class Batches:
-    """The windows of a token file, `batch_size` at each step, epoch after epoch in an order of their own.
+    """The windows of a token file, `batch_size` per step, in another order in every epoch.
 
-    Every epoch cuts the file at another offset, so that no place is always a window's first. Raises InvalidInput
-    for a file that is shorter than two windows.
+    Every epoch cuts the file at another offset, so that no place is always the first of a window. Raises InvalidInput
+    for a file shorter than two windows.
     """
 
     path: Path
@@ -66,7 +64,6 @@ class Batches:
     seed: int
 
     def __post_init__(self) -> None:
-        """Checks that there is a window to read at any offset."""
         if self.windows_per_epoch < 1:
             raise InvalidInput(
                 f"the corpus has {self.num_tokens} tokens; training needs at least {2 * self.context_length + 1}:"
@@ -81,11 +78,11 @@ class Batches:
 
     @property
     def windows_per_epoch(self) -> int:
-        """Whole windows, whatever the epoch's offset."""
+        """Whole windows at any offset."""
         return (self.num_tokens - 1) // self.context_length - 1
 
     def at(self, step: int, rows: range | None = None) -> TrainingBatch:
-        """The inputs and the targets, one token further, of a step; of some of its rows, if not of all."""
+        """Returns the batch of a step, or some of its rows."""
         tokens_N = np.memmap(self.path, dtype=TOKEN_DTYPE, mode="r")
         rows = range(self.batch_size) if rows is None else rows
         begins = [self._begin_of(step * self.batch_size + row) for row in rows]
@@ -112,12 +109,12 @@ def _order_of(seed: int, epoch: int, num_windows: int, context_length: int) -> t
 
 @dataclass(frozen=True)
 class DocumentStreams:
-    """Rows of whole documents for a model with memory: each row reads one document after another from its beginning
-    to its end, `context_length` tokens a step, and then the next epoch's in another order.
+    """Rows of whole documents for a model with memory. Each row reads one document after another, `context_length`
+    tokens per step.
 
-    Every document of an epoch is read by one row, every token once; rows go on into their next epoch when they are
-    through with one, so that nothing is padded and nothing is left out. What a step reads is a function of seed and
-    step alone. Raises InvalidInput for a file with fewer documents than rows.
+    Every document of an epoch is in one row, in an order of the epoch, and every token is read once. A row that ends
+    its epoch continues with the next one, so nothing is padded or skipped. Raises InvalidInput for a file with fewer
+    documents than rows.
     """
 
     path: Path
@@ -128,7 +125,6 @@ class DocumentStreams:
     end_id: int
 
     def __post_init__(self) -> None:
-        """Checks that each row has a document to read."""
         if len(self._bounds) - 1 < self.batch_size:
             raise InvalidInput(
                 f"the corpus has {len(self._bounds) - 1} documents; a model with memory reads {self.batch_size} side by"
@@ -138,23 +134,23 @@ class DocumentStreams:
 
     @cached_property
     def _bounds(self) -> Int64[np.ndarray, " E"]:
-        """The places of the tokens that precede documents, and the last one."""
+        """The places of the tokens that precede documents, and of the last token."""
         return np.flatnonzero(np.memmap(self.path, dtype=TOKEN_DTYPE, mode="r") == self.end_id)
 
     @property
     def steps_per_epoch(self) -> float:
-        """Steps that read as many tokens as there are."""
+        """Steps that read as many tokens as the file has."""
         return int(self._bounds[-1] - self._bounds[0]) / (self.batch_size * self.context_length)
 
     def at(self, step: int, rows: range | None = None) -> TrainingBatch:
-        """The inputs, targets and starts of a step; of some of its rows, if not of all."""
+        """Returns the batch of a step, or some of its rows."""
         rows = range(self.batch_size) if rows is None else rows
         parts = [self._read(row, step * self.context_length, self.context_length) for row in rows]
         inputs, targets, starts = (torch.from_numpy(np.stack(each)) for each in zip(*parts, strict=True))
         return TrainingBatch(inputs, targets, starts)
 
     def _read(self, row: int, begin: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """`count` positions of a row's endless text, from the `begin`-th on."""
+        """Returns `count` positions of a row's endless text, from the `begin`-th on."""
         tokens_N, epoch = np.memmap(self.path, dtype=TOKEN_DTYPE, mode="r"), 0
         inputs, targets, starts, read = [], [], [], 0
         while begin >= self._length(row, epoch):
@@ -169,27 +165,27 @@ class DocumentStreams:
             size = min(count - read, int(ends[place]) - begin)
             first = int(self._bounds[documents[place]]) + offset
             piece = np.asarray(tokens_N[first : first + size + 1]).astype(np.int64)
-            begun = np.zeros(size, dtype=np.bool_)
+            is_start = np.zeros(size, dtype=np.bool_)
             if offset == 0:
-                begun[0], piece[0] = True, self.start_id
+                is_start[0], piece[0] = True, self.start_id
             inputs.append(piece[:-1])
             targets.append(piece[1:])
-            starts.append(begun)
+            starts.append(is_start)
             begin, read = begin + size, read + size
         return np.concatenate(inputs), np.concatenate(targets), np.concatenate(starts)
 
     def _row(self, row: int, epoch: int) -> tuple[list[int], Int64[np.ndarray, " E"]]:
-        """The documents that a row reads in an epoch, and where each of them ends in the row."""
+        """Returns the documents of a row in an epoch, and the position at which each of them ends."""
         return self._assign(epoch)[row]
 
     def _length(self, row: int, epoch: int) -> int:
-        """How many positions a row reads in an epoch."""
+        """Returns the number of positions of a row in an epoch."""
         if epoch not in self._lengths:
             self._lengths[epoch] = [int(ends[-1]) for _, ends in self._assign(epoch)]
         return self._lengths[epoch][row]
 
     def _assign(self, epoch: int) -> list[tuple[list[int], Int64[np.ndarray, " E"]]]:
-        """Deals the documents of an epoch, in an order of its own, each to the row that has least to read so far."""
+        """Assigns each document of an epoch, in random order, to the row with the fewest tokens so far."""
         if epoch in self._assignments:
             return self._assignments[epoch]
         sizes = np.diff(self._bounds)
@@ -206,7 +202,7 @@ class DocumentStreams:
 
     @cached_property
     def _assignments(self) -> dict[int, list[tuple[list[int], Int64[np.ndarray, " E"]]]]:
-        """The latest epochs that were dealt."""
+        """The assignments of the latest epochs."""
         return {}
 
     @cached_property

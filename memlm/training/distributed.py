@@ -1,4 +1,4 @@
-"""The processes of `torchrun` that train one model together, and the device of each."""
+"""The processes of `torchrun` that train one model together, and their devices."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # counts and losses li
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """Who takes part: `rank` of `size` processes. The first one writes; all take the same steps."""
+    """Process `rank` of `size`. All take the same steps, and the first one writes files."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
     def join(cls, device: torch.device) -> ProcessGroup:
-        """Takes the place that `torchrun` gave this process; alone where it gave none."""
+        """Joins the group that `torchrun` describes in the environment. Without one, this process is alone."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls()
@@ -35,54 +35,56 @@ class ProcessGroup:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes."""
+        """Whether this process writes files."""
         return self.rank == 0
 
     def shard(self, rows: range) -> range:
-        """The rows that this process reads. Raises InvalidInput where they cannot be shared evenly."""
+        """Returns the rows of this process. Raises InvalidInput if `size` does not divide their number."""
         if len(rows) % self.size:
             raise InvalidInput(
                 f"batch_size is {len(rows)}; {self.size} processes share it only if they divide it", field="batch_size"
             )
-        each = len(rows) // self.size
-        return rows[self.rank * each : (self.rank + 1) * each]
+        share = len(rows) // self.size
+        return rows[self.rank * share : (self.rank + 1) * share]
 
     def barrier(self) -> None:
-        """Until all are here."""
+        """Waits for all processes."""
         if self.size > 1:
             dist.barrier()
 
     def destroy(self) -> None:
-        """Parts, once all are here: threads that still held tensors would bring the interpreter down at its end."""
+        """Waits for all processes and closes the group. Threads with tensors left would crash the interpreter at its
+        exit.
+        """
         if self.size > 1:
             dist.barrier()
             dist.destroy_process_group()
 
     def broadcast(self, number: float) -> float:
-        """The first process' number, for all."""
+        """Returns the first process' number."""
         if self.size == 1:
             return number
-        told = torch.tensor([number], dtype=torch.float64)
-        dist.broadcast(told, 0)
-        return float(told)
+        number_1 = torch.tensor([number], dtype=torch.float64)
+        dist.broadcast(number_1, 0)
+        return float(number_1)
 
     def mean(self, number: float) -> float:
-        """The mean over all processes."""
+        """Returns the mean over all processes."""
         if self.size == 1:
             return number
-        told = torch.tensor([number], dtype=torch.float64)
-        dist.all_reduce(told)
-        return float(told) / self.size
+        number_1 = torch.tensor([number], dtype=torch.float64)
+        dist.all_reduce(number_1)
+        return float(number_1) / self.size
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Means over all processes. A parameter that nobody has a gradient for keeps none, as it would alone."""
+        """Averages gradients over all processes. Parameters without a gradient in any process keep none."""
         if self.size == 1:
             return
         every = list(parameters)
-        there = torch.tensor([float(parameter.grad is not None) for parameter in every])
-        dist.all_reduce(there)
-        learning = [parameter for parameter, count in zip(every, there.tolist(), strict=True) if count]
-        parts = [torch.zeros_like(each) if each.grad is None else each.grad for each in learning]
+        counts = torch.tensor([float(parameter.grad is not None) for parameter in every])
+        dist.all_reduce(counts)
+        learning = [parameter for parameter, count in zip(every, counts.tolist(), strict=True) if count]
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in learning]
         all_N = torch.cat([part.flatten() for part in parts])  # one message: small ones cost as much
         dist.all_reduce(all_N)
         all_N /= self.size
@@ -91,16 +93,16 @@ class ProcessGroup:
 
 
 def device_of(config: TrainConfig) -> torch.device:
-    """Where to train: of several devices, the one of this process. Raises InvalidInput where there is none."""
+    """Returns the device of this process. Raises InvalidInput if there is none."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise InvalidInput("device is cuda; this machine has none, or torch cannot use it", field="device")
     if config.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local >= there:
+    local, num_devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local >= num_devices:
         raise InvalidInput(
-            f"this is process {local + 1} of this machine, which has {there} devices; give torchrun"
-            f" --nproc-per-node {there}, or train with device = cpu",
+            f"this is process {local + 1} of this machine, which has {num_devices} devices; give torchrun"
+            f" --nproc-per-node {num_devices}, or train with device = cpu",
             field="device",
         )
     torch.cuda.set_device(local)

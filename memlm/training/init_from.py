@@ -1,4 +1,4 @@
-"""A model that has learnt already -> the one that training goes on with, with memories that it did not have."""
+"""A trained model -> the same model with memories added, to continue training."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ NEW_PARTS = (".knn.", ".compressor.")
 
 
 def config_with_memories(config: ModelConfig, model_fields: dict[str, Any]) -> ModelConfig:
-    """A model's config with the memories that were asked for.
+    """Returns a model's config with memories added.
 
-    A memorizing layer that is added starts shut (`mixing="tanh"`) and leaves local attention as it is
-    (`normalize="memory"`), unless it is said otherwise: the model starts exactly where it was. Raises InvalidInput
-    for a field that a trained model cannot change.
+    By default, an added memorizing layer starts with its gate at zero (`mixing="tanh"`) and leaves local attention
+    unchanged (`normalize="memory"`), so the model starts with equal predictions. Raises InvalidInput for a field that a
+    trained model cannot change.
     """
-    learnt: dict[str, Any] = json.loads(json.dumps(config.as_dict()))
+    learned: dict[str, Any] = json.loads(json.dumps(config.as_dict()))
     for name, value in json.loads(json.dumps(model_fields, default=asdict)).items():
-        if name not in MAY_CHANGE and value != learnt[name]:
+        if name not in MAY_CHANGE and value != learned[name]:
             raise InvalidInput(
-                f"{name} cannot change in a model that has learnt already; only {', '.join(MAY_CHANGE)} can",
+                f"{name} cannot change in a trained model; only {', '.join(MAY_CHANGE)} can",
                 field=name,
             )
-    asked = dict(model_fields)
-    for name, given in asked.items():  # what is not said of a memory that is there stays as it is
+    changes = dict(model_fields)
+    for name, given in changes.items():  # settings that are not given stay as they are
         if isinstance(given, dict):
-            asked[name] = {**(learnt[name] or NEW_KNN_ATTENTION.get(name, {})), **given}
-    made = ModelConfig.from_dict({**config.as_dict(), **asked})
-    if config.positions == "learned" and made.context_length > config.context_length:
+            changes[name] = {**(learned[name] or NEW_KNN_ATTENTION.get(name, {})), **given}
+    grown = ModelConfig.from_dict({**config.as_dict(), **changes})
+    if config.positions == "learned" and grown.context_length > config.context_length:
         raise InvalidInput(
-            f"the model has learnt {config.context_length} positions; its segments cannot be longer",
+            f"the model has {config.context_length} learned positions; its segments cannot be longer",
             field="context_length",
         )
-    return made
+    return grown
 
 
 def add_memories(decoder: Decoder, config: ModelConfig) -> Decoder:
-    """A decoder of another config with all that this one has learnt; only memories are new. Seed torch first.
+    """Returns a decoder of another config with this one's parameters. Only memories are new. Seed torch before.
 
-    Raises Incompatible, naming them, for tensors that are neither.
+    Raises Incompatible, with their names, for tensors that are neither.
     """
     grown = Decoder(config)
     if decoder.positions is not None and config.context_length < decoder.config.context_length:
         decoder.positions.weight.data = decoder.positions.weight.data[: config.context_length]
-    learnt, wanted = decoder.weights(), grown.weights()
-    missing = [name for name in wanted if name not in learnt and not any(part in name for part in NEW_PARTS)]
-    if strange := sorted(missing + [name for name in learnt if name not in wanted]):
-        raise Incompatible(f"the tensors {strange[:4]} have no counterpart in the model that was asked for")
-    for name, tensor in learnt.items():
-        if tensor.shape != wanted[name].shape:
+    learned, expected = decoder.weights(), grown.weights()
+    missing = [name for name in expected if name not in learned and not any(part in name for part in NEW_PARTS)]
+    if unmatched := sorted(missing + [name for name in learned if name not in expected]):
+        raise Incompatible(f"the tensors {unmatched[:4]} have no counterpart in the requested model")
+    for name, tensor in learned.items():
+        if tensor.shape != expected[name].shape:
             raise Incompatible(
-                f"{name} is {tuple(tensor.shape)}; the model that was asked for has {tuple(wanted[name].shape)}"
+                f"{name} is {tuple(tensor.shape)}; the requested model has {tuple(expected[name].shape)}"
             )
-    grown.load_state_dict(learnt, strict=False)
+    grown.load_state_dict(learned, strict=False)
     return grown

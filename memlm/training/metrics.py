@@ -18,9 +18,10 @@ TRIES = 4
 
 
 def flops_per_token(decoder: Decoder) -> float:
-    """Additions and multiplications of a forward and a backward pass: six a parameter that is multiplied, and twelve
-    a layer, dimension and token that is attended to (arXiv 2204.02311, appendix B). A token sees half of its segment
-    on average, and all that is remembered behind it. What is looked up in kNN memory is not counted.
+    """Operations of a forward and a backward pass (arXiv 2204.02311, appendix B).
+
+    Six for each parameter that is multiplied, and twelve for each layer, dimension and attended token. On average a
+    token attends to half of its segment, and to all of its memories. kNN attention is not counted.
     """
     config = decoder.config
     embedded = 0 if config.tied_embeddings else decoder.embedding.weight.numel()
@@ -30,9 +31,9 @@ def flops_per_token(decoder: Decoder) -> float:
 
 
 def peak_flops(device: torch.device, *, bfloat16: bool) -> float:
-    """Operations a second of large products, the best of a few tries: what training is held against.
+    """Measures operations per second of large matrix products, the best of a few tries.
 
-    An accelerator is given larger products, and several before it is waited for, so that starting them costs nothing.
+    On an accelerator the products are larger, and several run before the host waits, so that launching costs nothing.
     """
     size, products = (8192, 8) if device.type == "cuda" else (1024, 1)
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if bfloat16 else torch.float32)
@@ -48,7 +49,7 @@ def peak_flops(device: torch.device, *, bfloat16: bool) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One step. `valid_loss` where held-out text was scored after it. Losses are nats per token."""
+    """The metrics of a step. `valid_loss` is set if held-out text was scored after it. Losses are in nats per token."""
 
     step: int
     loss: float
@@ -58,12 +59,13 @@ class Record:
 
 
 class MetricsWriter:
-    """Writes records as they come. Starting over a file, it keeps what the run had already told."""
+    """Writes records to a CSV file and to TensorBoard. The file starts with the records of `past`.
+
+    TensorBoard drops the steps that a killed run wrote after its last checkpoint. Raises InvalidInput if TensorBoard is
+    asked for and not installed.
+    """
 
     def __init__(self, path: Path, past: list[Record], *, tensorboard: Path | None) -> None:
-        """Opens the file anew with what is past; TensorBoard is told to drop what a killed run had told beyond it.
-        Raises InvalidInput where TensorBoard is wanted and not installed.
-        """
         self._board = summary_writer()(str(tensorboard), purge_step=len(past)) if tensorboard else None
         self._file = path.open("w", newline="", encoding="utf-8")
         self._csv = csv.writer(self._file)
@@ -72,7 +74,7 @@ class MetricsWriter:
             self._write(record)
 
     def add(self, record: Record) -> None:
-        """Tells of one step."""
+        """Writes one step."""
         self._write(record)
         self._file.flush()
         if self._board:
@@ -81,26 +83,24 @@ class MetricsWriter:
                     self._board.add_scalar(name, value, record.step)
 
     def __enter__(self) -> MetricsWriter:
-        """Closes the files at the end of the block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Closes the files."""
         self._file.close()
         if self._board:
             self._board.close()
 
     def _write(self, record: Record) -> None:
-        told = [
+        row = [
             "" if value is None else f"{value:.6g}" if isinstance(value, float) else value for value in astuple(record)
         ]
-        self._csv.writerow(told)
+        self._csv.writerow(row)
 
 
 def summary_writer() -> Any:
-    """What writes for TensorBoard. Raises InvalidInput, naming the extra, where it is not installed."""
+    """Returns TensorBoard's writer class. Raises InvalidInput, with the extra's name, if it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""What moves the parameters.
+"""The optimizers of a training run.
 
-Muon for the matrices inside the blocks (Keller Jordan, 2024; scaled as in arXiv 2502.16982), AdamW (1711.05101) for
-the rest; or AdamW for everything.
+Muon for the matrices inside the blocks (Keller Jordan, 2024, scaled as in arXiv 2502.16982) and AdamW (1711.05101) for
+the rest, or AdamW for everything.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ KNN_RATE = 20.0  # a head's gate and scale are single numbers that must move by 
 
 
 def optimizers_for(config: TrainConfig, decoder: Decoder) -> tuple[torch.optim.Optimizer, ...]:
-    """Matrices inside the blocks go to Muon, tables and all else to AdamW; or everything to AdamW. A group's `rate`
-    is how many times the rate of the run it learns with.
+    """Returns Muon for the matrices inside the blocks and AdamW for the rest, or AdamW twice.
+
+    The `rate` of a parameter group is a factor on the run's learning rate.
     """
     named = list(decoder.named_parameters())
     is_matrix = {n: n.startswith("blocks.") and p.dim() == 2 and ".positions." not in n for n, p in named}
@@ -39,13 +40,14 @@ def optimizers_for(config: TrainConfig, decoder: Decoder) -> tuple[torch.optim.O
 
 
 class Float32Muon(torch.optim.Muon):
-    """torch's Muon, scaled as for AdamW, with products in float32. torch's are in bfloat16, which takes a processor
-    without instructions for it some forty times as long.
+    """torch's Muon with products in float32, scaled as for AdamW.
+
+    torch multiplies in bfloat16, which takes about forty times as long on processors without instructions for it.
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Moves the matrices by their gradients; the state is torch's own."""
+        """Updates the matrices by their gradients, with torch's own optimizer state."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -67,8 +69,9 @@ class Float32Muon(torch.optim.Muon):
 
 
 def newton_schulz(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """About the nearest matrix whose singular values are all one, by Newton and Schulz' iteration as Keller Jordan
-    tuned it (2024): some end between 0.7 and 1.2.
+    """Returns about the nearest matrix whose singular values are all one.
+
+    Newton-Schulz iteration with the coefficients of Keller Jordan (2024). Singular values end between 0.7 and 1.2.
     """
     a, b, c = coefficients
     is_tall = matrix.shape[0] > matrix.shape[1]

@@ -1,7 +1,7 @@
 """Documents -> a trained model.
 
-A run keeps what it needs to go on in `OUT/training`: its settings, its tokens, its checkpoints. When it is through, the
-model and its metrics are all that is left. Started by `torchrun`, several processes train one model together.
+A run keeps its settings, tokens and checkpoints in `OUT/training`, to resume from. At the end only the model and its
+metrics remain. Several processes started by `torchrun` train one model together.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from memlm.data.tokenizer import FILE_NAME as TOKENIZER_FILE
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import AlreadyExists, Corrupt, InvalidInput, MemlmError, NotFound
 from memlm.model import Decoder
-from memlm.model.checkpoint import CONFIG_FILE, Checkpoint, load_checkpoint, save_checkpoint
+from memlm.model.checkpoint import CONFIG_FILE, load_checkpoint, save_checkpoint
 from memlm.training.config import PRESETS, TrainConfig
 from memlm.training.data import Batches, DocumentStreams, write_tokens
 from memlm.training.distributed import ProcessGroup, device_of
@@ -38,7 +39,7 @@ __all__ = ["PRESETS", "TrainConfig", "TrainReport", "train"]
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """What came of a training run. Losses are nats per token; `valid_loss` is None where no text was set aside."""
+    """The result of a training run. Losses are in nats per token. `valid_loss` is None without held-out text."""
 
     steps: int
     tokens: int
@@ -61,38 +62,52 @@ def train(
 ) -> TrainReport:
     """Trains a model on a corpus and writes its folder.
 
-    `init_from` is a model, ours or another's, to go on with: its shape and its tokenizer stay, and the memories among
-    `config.model_fields` are added. An interrupted run leaves its last checkpoint in `out/training`; `resume=True`
-    goes on from there, with the configuration it was started with. Raises AlreadyExists where a model or an unfinished
-    run is in `out`, NotFound where there is no run to resume, InvalidInput for a corpus too short for one window, and
-    for settings that do not go together.
+    `init_from` is a trained model, of memlm or of another family, to continue from. Its shape and tokenizer stay, and
+    the memories among `config.model_fields` are added. An interrupted run leaves its last checkpoint in `out/training`.
+    With `resume=True` it continues from there, with its original configuration. Raises AlreadyExists if `out` holds a
+    model or an unfinished run, NotFound if there is no run to resume, and InvalidInput for a corpus shorter than one
+    window and for settings that contradict each other.
     """
     out, work = Path(out), Path(out) / "training"
     group = ProcessGroup.join(device_of(config))
     if resume:
         config, init_from = _interrupted(out, work)
     _check(config, group, valid, tokenizer, init_from)
-    base = load_checkpoint(init_from, trainable=True) if init_from else None
-    if base:
-        tokenizer, _ = base.tokenizer, config_with_memories(base.decoder.config, config.model_fields)
+    base, model_config = None, None
+    if init_from:
+        base = load_checkpoint(init_from, trainable=True)
+        tokenizer, model_config = base.tokenizer, config_with_memories(base.decoder.config, config.model_fields)
+    progress = progress if group.is_main else silent
     if group.is_main and not resume:
         _start(out, work, config, init_from)
     group.barrier()
-    told = progress if group.is_main else silent
     try:
         if group.is_main:
-            _prepare(corpus, work, config, tokenizer, told)
+            tokenizer = _tokenizer_for(corpus, work, config, tokenizer, progress)
+            if not (work / TOKENS_FILE).exists():
+                write_tokens(corpus, tokenizer, work / TOKENS_FILE, num_bytes=corpus.num_bytes, progress=progress)
         group.barrier()
         tokenizer = Tokenizer.load(work)
-        held = None if valid is None else HeldOut(valid, tokenizer)
-        trainer = _make_trainer(config, base, tokenizer, work / TOKENS_FILE, group, held, told)
-    except MemlmError:  # a corpus that cannot be trained on leaves nothing behind; what was learnt before stays
+        held_out = None if valid is None else HeldOut(valid, tokenizer)
+        torch.manual_seed(config.seed)
+        model_config = model_config or config.model(tokenizer.vocab_size)
+        decoder = add_memories(base.decoder, model_config) if base else Decoder(model_config)
+        length, rows = model_config.context_length, config.batch_size * config.accumulate
+        data: Batches | DocumentStreams
+        if model_config.is_segmented:
+            ids = tokenizer.start_id, tokenizer.end_id
+            data = DocumentStreams(work / TOKENS_FILE, length, rows, config.seed, *ids)
+        else:
+            data = Batches(work / TOKENS_FILE, length, rows, config.seed)
+        score = None if held_out is None else partial(held_out.loss, group=group, progress=progress)
+        trainer = Trainer(config, decoder.to(device_of(config)), data, group, score)
+    except MemlmError:  # a corpus that cannot be trained on leaves nothing behind, except checkpoints of earlier runs
         if group.is_main and not (work / CHECKPOINT_FILE).exists():
             shutil.rmtree(work)
             with contextlib.suppress(OSError):
                 out.rmdir()
         raise
-    tokens_per_s = trainer.run(work, told)
+    tokens_per_s = trainer.run(work, progress)
     if group.is_main:
         save_checkpoint(out, trainer.decoder.eval(), tokenizer)
         (work / METRICS_FILE).replace(out / METRICS_FILE)
@@ -109,7 +124,7 @@ def train(
 
 
 def loss_on(valid: Corpus, decoder: Decoder, tokenizer: Tokenizer) -> float:
-    """Nats per token of held-out documents, each read from its beginning with an empty memory."""
+    """Returns nats per token of held-out documents, each read with an empty memory."""
     return HeldOut(valid, tokenizer).loss(decoder)
 
 
@@ -120,7 +135,7 @@ def _check(
     tokenizer: Tokenizer | None,
     init_from: str | Path | None,
 ) -> None:
-    """Refuses, before anything is written, what would fail or mean nothing later."""
+    """Raises InvalidInput for settings that would fail after something was written."""
     group.shard(range(config.batch_size))
     if config.tensorboard and group.is_main:
         summary_writer()
@@ -130,42 +145,9 @@ def _check(
         )
     if init_from and tokenizer:
         raise InvalidInput(
-            "a model that has learnt already keeps its own tokenizer; leave --tokenizer or --init-from out",
+            "a trained model keeps its own tokenizer; leave --tokenizer or --init-from out",
             field="tokenizer",
         )
-
-
-def _prepare(corpus: Corpus, work: Path, config: TrainConfig, tokenizer: Tokenizer | None, told: Progress) -> None:
-    """Leaves a tokenizer and the corpus' tokens in the run's folder, where they are not there yet."""
-    tokenizer = _tokenizer_for(corpus, work, config, tokenizer, told)
-    if not (work / TOKENS_FILE).exists():
-        write_tokens(corpus, tokenizer, work / TOKENS_FILE, num_bytes=corpus.num_bytes, progress=told)
-
-
-def _make_trainer(
-    config: TrainConfig,
-    base: Checkpoint | None,
-    tokenizer: Tokenizer,
-    tokens: Path,
-    group: ProcessGroup,
-    held: HeldOut | None,
-    told: Progress,
-) -> Trainer:
-    """The decoder that is to learn, what it reads, and what it is judged by."""
-    torch.manual_seed(config.seed)
-    if base:
-        decoder = add_memories(base.decoder, config_with_memories(base.decoder.config, config.model_fields))
-    else:
-        decoder = Decoder(config.model(tokenizer.vocab_size))
-    decoder = decoder.to(device_of(config))
-    length, rows = decoder.config.context_length, config.batch_size * config.accumulate
-    data: Batches | DocumentStreams
-    if decoder.config.is_segmented:
-        data = DocumentStreams(tokens, length, rows, config.seed, tokenizer.start_id, tokenizer.end_id)
-    else:
-        data = Batches(tokens, length, rows, config.seed)
-    score = None if held is None else (lambda learning: held.loss(learning, group, told))
-    return Trainer(config, decoder, data, group, score)
 
 
 def _start(out: Path, work: Path, config: TrainConfig, init_from: str | Path | None) -> None:
@@ -174,10 +156,10 @@ def _start(out: Path, work: Path, config: TrainConfig, init_from: str | Path | N
     if (work / RUN_FILE).exists():
         raise AlreadyExists(f"{out} holds an interrupted training run; go on with --resume, or remove the folder")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise AlreadyExists(f"{out} is there and is not empty; choose another place for the model")
+        raise AlreadyExists(f"{out} exists and is not empty; choose another place for the model")
     work.mkdir(parents=True)
-    told = {"config": asdict(config), "init_from": str(init_from) if init_from else None}
-    (work / RUN_FILE).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    record = {"config": asdict(config), "init_from": str(init_from) if init_from else None}
+    (work / RUN_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def _interrupted(out: Path, work: Path) -> tuple[TrainConfig, str | None]:
@@ -188,8 +170,8 @@ def _interrupted(out: Path, work: Path) -> tuple[TrainConfig, str | None]:
             f"{out} holds no interrupted training run; start one without --resume", kind="run", name=str(out)
         )
     try:
-        told: dict[str, Any] = json.loads((work / RUN_FILE).read_text(encoding="utf-8"))
-        return TrainConfig.from_dict(told["config"]), told["init_from"]
+        record: dict[str, Any] = json.loads((work / RUN_FILE).read_text(encoding="utf-8"))
+        return TrainConfig.from_dict(record["config"]), record["init_from"]
     except (ValueError, TypeError, KeyError, InvalidInput) as error:
         raise Corrupt(f"{work / RUN_FILE} cannot be read ({error}); remove the folder and train anew") from error
 

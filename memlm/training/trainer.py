@@ -1,7 +1,7 @@
-"""A decoder in training: its steps, its optimizers, what its memories hold, and how far it has come.
+"""The training loop of a decoder, with its optimizers, its context caches and its checkpoints.
 
-Matrix products are in bfloat16 where the processor has instructions for it. Everything that a run needs to go on to
-the same losses is in its checkpoint.
+Matrix products are in bfloat16 where the processor has instructions for it. A resumed run reaches the same losses as
+one that was not interrupted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import astuple
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,11 @@ from memlm.training.optimizers import optimizers_for
 
 CHECKPOINT_FILE = "checkpoint.pt"
 RECENT = 20
-SETTLED = 3  # steps before the pace is worth telling
+SETTLED = 3  # steps before the pace is steady
 
 
 class Trainer:
-    """A decoder in training. `score` gives the loss on held-out text, in nats per token."""
+    """Trains a decoder on `data`. `score` returns the loss on held-out text, in nats per token."""
 
     def __init__(
         self,
@@ -45,19 +46,21 @@ class Trainer:
         group: ProcessGroup,
         score: Callable[[Decoder], float] | None = None,
     ) -> None:
-        """Takes a decoder as it is; nothing is read yet."""
         self.config, self.decoder, self.data, self.group, self.score = config, decoder, data, group, score
         self.optimizers = optimizers_for(config, decoder)
         self.states: list[DecoderState | None] = [None] * config.accumulate
         self.records: list[Record] = []
         self.num_steps = 0
         self.best: tuple[float, dict[str, Tensor]] | None = None
-        self._scored: float | None = None
+        self._last_score: float | None = None
         self.bfloat16 = config.dtype == "bfloat16" or (
             config.dtype == "auto" and (decoder.device.type == "cuda" or has_fast_bfloat16())
         )
         self._forward: Callable[..., Any] = torch.compile(decoder) if config.compile else decoder
-        self._peak = peak_flops(decoder.device, bfloat16=self.bfloat16)
+
+    @cached_property
+    def _peak_flops(self) -> float:
+        return peak_flops(self.decoder.device, bfloat16=self.bfloat16)
 
     @property
     def losses(self) -> list[float]:
@@ -66,7 +69,7 @@ class Trainer:
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are taken, or held-out text, just scored, has stopped getting better."""
+        """Whether all steps are taken, or the latest scores on held-out text have not improved."""
         if len(self.records) >= self.num_steps:
             return True
         if not self.config.patience or not self.records or self.records[-1].valid_loss is None:
@@ -76,14 +79,15 @@ class Trainer:
 
     @property
     def valid_loss(self) -> float | None:
-        """The score of the weights that a finished run ends with; None where none was taken."""
+        """The score of the final weights, or None if none was taken."""
         if self.best is not None:
             return self.best[0]
         return self.records[-1].valid_loss if self.records else None
 
     def run(self, work: Path, progress: Progress = silent) -> float:
-        """Takes every step that is left, with a checkpoint now and then; gives the tokens read per second. Ends with
-        the best weights where there is a `patience`, else with the last.
+        """Takes all remaining steps, with a checkpoint now and then, and returns the tokens read per second.
+
+        Ends with the best weights if there is a `patience`, else with the last.
         """
         if (work / CHECKPOINT_FILE).exists():
             self.restore(work)
@@ -105,11 +109,11 @@ class Trainer:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that all processes together read in a step."""
+        """Tokens per step, of all processes together."""
         return self.config.batch_size * self.config.accumulate * self.decoder.config.context_length
 
     def step(self) -> Record:
-        """One step of the optimizers, from as many batches as are accumulated."""
+        """Takes one optimizer step, from as many batches as are accumulated."""
         begin, number = time.perf_counter(), len(self.records)
         rate = learning_rate_at(number, self.num_steps, self.config)
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
@@ -130,12 +134,13 @@ class Trainer:
         return record
 
     def save(self, work: Path) -> None:
-        """Writes all that going on needs, under temporary names first. What each process' memories hold lies beside,
-        and counts once the checkpoint names its step.
+        """Writes a checkpoint, under temporary names first.
+
+        The context caches of each process are in a file of their own, which counts once the checkpoint names its step.
         """
         step = len(self.records)
         states = [None if state is None else state.save() for state in self.states]
-        _write(work / f"memory-{self.group.rank}-{step}.pt", states)
+        _write(work / f"state-{self.group.rank}-{step}.pt", states)
         self.group.barrier()
         if self.group.is_main:
             _write(
@@ -149,21 +154,21 @@ class Trainer:
                 },
             )
         self.group.barrier()
-        for old in work.glob(f"memory-{self.group.rank}-*.pt"):
-            if old.name != f"memory-{self.group.rank}-{step}.pt":
+        for old in work.glob(f"state-{self.group.rank}-*.pt"):
+            if old.name != f"state-{self.group.rank}-{step}.pt":
                 old.unlink()
 
     def restore(self, work: Path) -> None:
-        """Takes up where `save` left off. Raises Corrupt for a file it did not write."""
+        """Loads the files of `save`. Raises Corrupt for other files."""
         path = work / CHECKPOINT_FILE
         try:
-            told = torch.load(path, weights_only=True, map_location="cpu")
-            self.decoder.load_state_dict(told["decoder"])
-            for optimizer, saved in zip(self.optimizers, told["optimizers"], strict=True):
-                optimizer.load_state_dict(saved)
-            self.records = [Record(*record) for record in told["records"]]
-            self.num_steps, self.best = told["num_steps"], told["best"]
-            path = work / f"memory-{self.group.rank}-{len(self.records)}.pt"
+            saved = torch.load(path, weights_only=True, map_location="cpu")
+            self.decoder.load_state_dict(saved["decoder"])
+            for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
+                optimizer.load_state_dict(state)
+            self.records = [Record(*record) for record in saved["records"]]
+            self.num_steps, self.best = saved["num_steps"], saved["best"]
+            path = work / f"state-{self.group.rank}-{len(self.records)}.pt"
             states = torch.load(path, weights_only=True)
             shape = self.decoder.config
             self.states = [None if state is None else DecoderState.restore(state, shape) for state in states]
@@ -173,7 +178,7 @@ class Trainer:
             ) from error
 
     def _loss(self, number: int, part: int) -> Tensor:
-        """The loss of one batch; a model with memory goes on where its rows stood."""
+        """Returns the loss of one batch. A model with memory continues with its rows' context caches."""
         size = self.config.batch_size
         rows = self.group.shard(range(part * size, (part + 1) * size))
         batch = _on(self.data.at(number, rows), self.decoder.device)
@@ -190,27 +195,25 @@ class Trainer:
         return loss
 
     def _score(self, number: int) -> float | None:
-        """The loss on held-out text, where it is time for it and after the last step. With a patience, the best
-        weights are kept.
-        """
+        """Returns the loss on held-out text if it is due, and keeps the best weights if there is a patience."""
         every = self.config.valid_every
         is_time = number + 1 == self.num_steps or (every and (number + 1) % every == 0)
         if self.score is None or not is_time:
             return None
-        self._scored = found = self.score(self.decoder)
-        if self.config.patience and (self.best is None or found < self.best[0]):
-            self.best = (found, {name: tensor.clone() for name, tensor in self.decoder.state_dict().items()})
-        return found
+        self._last_score = score = self.score(self.decoder)
+        if self.config.patience and (self.best is None or score < self.best[0]):
+            self.best = (score, {name: tensor.clone() for name, tensor in self.decoder.state_dict().items()})
+        return score
 
     def _note(self) -> str:
         recent = self.records[-RECENT:]
         note = f"loss {sum(record.loss for record in recent) / len(recent):.3f}"
-        if self._scored is not None:
-            note += f", valid {self._scored:.3f}"
+        if self._last_score is not None:
+            note += f", valid {self._last_score:.3f}"
         if len(self.records) < SETTLED:
             return note
         pace = sorted(record.tokens_per_s for record in recent)[len(recent) // 2]
-        share = pace / self.group.size * flops_per_token(self.decoder) / self._peak
+        share = pace / self.group.size * flops_per_token(self.decoder) / self._peak_flops
         return f"{note}, {pace:,.0f} tokens/s, {share:.0%} of peak"
 
     def _planned_steps(self) -> int:
@@ -222,7 +225,7 @@ class Trainer:
         return max(1, round((config.epochs or 1) * self.data.steps_per_epoch))
 
     def _seconds_per_step(self, tries: int = 4) -> float:
-        """The pace of steps that are not taken; the first try only warms up."""
+        """Measures steps without updates. The first only warms up."""
         seconds = []
         for _ in range(tries):
             begin = time.perf_counter()
@@ -241,10 +244,10 @@ def _on(batch: TrainingBatch, device: torch.device) -> TrainingBatch:
     return TrainingBatch(batch.inputs_BT.to(device), batch.targets_BT.to(device), starts_BT)
 
 
-def _write(path: Path, told: Any) -> None:
+def _write(path: Path, value: Any) -> None:
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
-        torch.save(told, file)
+        torch.save(value, file)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

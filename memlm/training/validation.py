@@ -1,8 +1,7 @@
-"""Held-out documents -> nats per token, by a decoder that may still be learning, wherever it is.
+"""Held-out documents -> nats per token, during training and on any device.
 
-Each document is read from its beginning: with an empty memory by a model that has one, else in overlapping windows, as
-`memlm.retrieval.encoder` reads them. Documents of like length are read side by side, padded behind their ends, where
-nothing looks.
+A model with memory reads each document with an empty memory. Others read overlapping windows, as
+`memlm.retrieval.encoder` does. Documents of similar length form a batch, padded at their ends.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ Row = tuple[Int64[np.ndarray, " T"], Int64[np.ndarray, " N"]]  # inputs, and the
 
 
 class HeldOut:
-    """Documents that nothing is learnt from, tokenized once."""
+    """Held-out documents, tokenized once."""
 
     def __init__(self, documents: Iterable[Document], tokenizer: Tokenizer) -> None:
-        """Reads and tokenizes them all."""
         self._start_id = tokenizer.start_id
         self._documents = [tokenizer.encode(document.text) for document in documents]
 
     def loss(self, decoder: Decoder, group: ProcessGroup | None = None, progress: Progress = silent) -> float:
-        """Nats per token. Of several processes each reads its share; all get the same number."""
+        """Returns nats per token. Each process reads its share, and all return the mean."""
         group = group or ProcessGroup()
         nats, count, total = 0.0, 0, sum(map(len, self._documents[group.rank :: group.size]))
         with torch.no_grad():
@@ -57,7 +55,7 @@ class HeldOut:
 
 
 def _side_by_side(rows: Iterable[Row], context_length: int) -> Iterator[list[Row]]:
-    """Rows of like length, longest first, as many as are read at once; none is padded to much more than its length."""
+    """Yields batches of rows, longest first, none padded to much more than its length."""
     ordered, size = sorted(rows, key=lambda row: -len(row[0])), max(1, BATCH_TOKENS // context_length)
     while ordered:
         longest = len(ordered[0][0])
@@ -67,7 +65,7 @@ def _side_by_side(rows: Iterable[Row], context_length: int) -> Iterator[list[Row
 
 
 def _padded(rows: list[Row]) -> tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]]:
-    """Inputs and targets of equal length."""
+    """Returns inputs and targets of equal length."""
     longest = max(len(inputs_T) for inputs_T, _ in rows)
     inputs_BT = torch.zeros(len(rows), longest, dtype=torch.int64)
     targets_BT = torch.full_like(inputs_BT, PADDING)
@@ -79,7 +77,7 @@ def _padded(rows: list[Row]) -> tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]
 
 
 def _nats(decoder: Decoder, inputs_BT: Int[Tensor, "B T"], targets_BT: Int[Tensor, "B T"]) -> float:
-    """What all targets cost, read a segment at a time."""
+    """Returns the nats of all targets, reading a segment at a time."""
     state = decoder.new_state(batch_size=len(inputs_BT)) if decoder.config.is_segmented else None
     nats, length = 0.0, decoder.config.context_length
     for inputs_BS, targets_BS in zip(inputs_BT.split(length, 1), targets_BT.split(length, 1), strict=True):

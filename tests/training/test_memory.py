@@ -80,14 +80,15 @@ def test_a_model_with_memory_learns(corpus, tmp_path, config):
 
 
 @pytest.mark.parametrize("config", [REMEMBERING, COMPRESSING], ids=["memorizing", "compressive"])
-@pytest.mark.parametrize("killed_at", [5, 9])
-def test_a_resumed_run_with_memory_is_the_same_to_the_bit(corpus, tmp_path, config, killed_at):
+def test_a_resumed_run_with_memory_is_the_same_to_the_bit(corpus, tmp_path, config):
     whole = train(corpus, tmp_path / "whole", config)
-    with pytest.raises(Killed):
-        train(corpus, tmp_path / "killed", config, progress=kill_at(killed_at))
-    resumed = train(corpus, tmp_path / "killed", resume=True)
-    assert resumed.losses == whole.losses
-    assert load_checkpoint(tmp_path / "killed").fingerprint == load_checkpoint(tmp_path / "whole").fingerprint
+    for killed_at in (5, 9):
+        folder = tmp_path / f"killed-{killed_at}"
+        with pytest.raises(Killed):
+            train(corpus, folder, config, progress=kill_at(killed_at))
+        resumed = train(corpus, folder, resume=True)
+        assert resumed.losses == whole.losses
+        assert load_checkpoint(folder).fingerprint == load_checkpoint(tmp_path / "whole").fingerprint
 
 
 def losses_of(path: Path) -> list[float]:
@@ -123,7 +124,14 @@ def test_accumulated_batches_equal_one_large_one(corpus, tmp_path, config):
     assert small.tokens == large.tokens
 
 
-@pytest.mark.parametrize("config", [TINY, REMEMBERING, COMPRESSING], ids=["plain", "memorizing", "compressive"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(TINY, id="plain", marks=pytest.mark.exhaustive),
+        pytest.param(REMEMBERING, id="memorizing"),
+        pytest.param(COMPRESSING, id="compressive", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_two_processes_learn_what_one_learns(corpus_folder, corpus, tmp_path, config):
     config = replace(config, dtype="float32", steps=6, checkpoint_every=2)
     alone = train(corpus, tmp_path / "alone", config, valid=corpus)
@@ -132,12 +140,12 @@ def test_two_processes_learn_what_one_learns(corpus_folder, corpus, tmp_path, co
         "from memlm.training.config import TrainConfig\n"
         "from memlm.training.trainer import Trainer\n"
         "corpus, finish = Corpus([sys.argv[1]]), Trainer.run\n"
-        "def told(run, *given):\n"
+        "def run_and_print(run, *given):\n"
         "    pace = finish(run, *given)\n"
         "    weights = [tensor.numpy().tobytes() for tensor in run.decoder.state_dict().values()]\n"
         "    print(hashlib.sha256(b''.join(weights)).hexdigest(), *run.losses, run.valid_loss)\n"
         "    return pace\n"
-        "Trainer.run = told\n"
+        "Trainer.run = run_and_print\n"
         "train(corpus, sys.argv[2], TrainConfig.from_dict(json.loads(sys.argv[3])), valid=corpus)"
     )
     given = json.dumps(vars(config))
@@ -159,9 +167,9 @@ def test_two_processes_learn_what_one_learns(corpus_folder, corpus, tmp_path, co
     assert first == second  # the same losses and, to the bit, the same weights
     np.testing.assert_allclose([float(loss) for loss in first[1:]], [*alone.losses, alone.valid_loss], rtol=1e-5)
     np.testing.assert_allclose(losses_of(tmp_path / "two"), alone.losses, rtol=1e-5)
-    ours, theirs = (load_checkpoint(tmp_path / name).decoder.weights() for name in ("alone", "two"))
-    for name, tensor in ours.items():
-        torch.testing.assert_close(theirs[name], tensor, atol=2e-3, rtol=1e-2)
+    one, two = (load_checkpoint(tmp_path / name).decoder.weights() for name in ("alone", "two"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, atol=2e-3, rtol=1e-2)
 
 
 def free_port() -> int:

@@ -229,7 +229,7 @@ def test_more_processes_than_devices_are_told_how_many_there_are(monkeypatch):
 def test_a_compiled_model_learns_the_same(corpus_folder, corpus, tmp_path, config):
     config = replace(config, dtype="float32", steps=4)
     plain = train(corpus, tmp_path / "plain", config)
-    script = (  # in a process without the tests' checks of shapes, which cannot be compiled
+    script = (
         "import json, sys; from memlm.data.corpus import Corpus; from memlm.training.train import train\n"
         "from memlm.training.config import TrainConfig\n"
         "config = TrainConfig.from_dict(json.loads(sys.argv[3]))\n"
