@@ -331,11 +331,10 @@ class DecoderState:
         if len(set(begins)) == 1 and set(new_B) == {T}:
             for places, new in pairs:
                 places[:, :, begins[0] : begins[0] + T] = new.detach()
-        elif T == 1:
-            rows = torch.tensor([row for row, count in enumerate(new_B) if count])
-            ends = torch.tensor([begin for begin, count in zip(begins, new_B, strict=True) if count])
+        elif T == 1 and 0 not in new_B:
+            rows, ends = torch.arange(len(begins)), torch.tensor(begins)
             for places, new in pairs:
-                places[rows, :, ends] = new[rows, :, 0].detach()
+                places[rows, :, ends] = new[:, :, 0].detach()
         else:
             for places, new in pairs:
                 for row, (begin, count) in enumerate(zip(begins, new_B, strict=True)):

@@ -73,7 +73,7 @@ def test_fewer_documents_than_rows_are_refused(tmp_path):
 
 @pytest.mark.parametrize("config", [REMEMBERING, COMPRESSING], ids=["memorizing", "compressive"])
 def test_a_model_with_memory_learns(corpus, tmp_path, config):
-    report = train(corpus, tmp_path / "m", replace(config, steps=80), valid=corpus)
+    report = train(corpus, tmp_path / "m", replace(config, steps=30), valid=corpus)
     assert report.valid_loss < report.losses[0] - 0.5
     checkpoint = load_checkpoint(tmp_path / "m")
     assert checkpoint.decoder.config == config.model(checkpoint.tokenizer.vocab_size)
@@ -255,7 +255,7 @@ def test_what_cannot_change_in_a_learnt_model_is_refused_by_name(model_folder, t
     with pytest.raises(InvalidInput, match="dim cannot change"):
         config_with_memories(config, {"dim": 64})
     gpt2 = load_checkpoint(save_as_others_do("gpt2", tmp_path / "m", tokenizer)).decoder.config
-    with pytest.raises(InvalidInput, match="96 positions"):
+    with pytest.raises(InvalidInput, match="96 learned positions"):
         config_with_memories(gpt2, {"context_length": 128, "memorizing": {"layers": [0]}})
     with pytest.raises(Incompatible, match="qkv"):
         add_memories(load_checkpoint(model_folder, trainable=True).decoder, replace(config, num_layers=3))

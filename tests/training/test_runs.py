@@ -172,7 +172,7 @@ def test_many_epochs_are_read_in_bounded_memory(tmp_path):
     data = DocumentStreams(token_file(tmp_path, [3, 40, 5]), 8, 2, seed=1, start_id=9, end_id=0)
     late = data.at(200)
     assert len(data._lengths) > 20
-    assert len(data._deals) <= KEPT_EPOCHS
+    assert len(data._assignments) <= KEPT_EPOCHS
     assert torch.equal(data.at(0).inputs_BT, DocumentStreams(**vars_of(data)).at(0).inputs_BT)
     assert torch.equal(data.at(200).inputs_BT, late.inputs_BT)
 

@@ -20,7 +20,7 @@ def corpus(corpus_folder) -> Corpus:
 
 
 def test_training_lowers_the_loss_and_leaves_a_model(corpus, tmp_path):
-    report = train(corpus, tmp_path / "m", TrainConfig(**{**vars(TINY), "steps": 60}), valid=corpus)
+    report = train(corpus, tmp_path / "m", TrainConfig(**{**vars(TINY), "steps": 30}), valid=corpus)
     assert report.losses[-1] < report.losses[0] - 0.5
     assert report.valid_loss < math.log(300)
     assert sorted(path.name for path in (tmp_path / "m").iterdir()) == [
