@@ -24,11 +24,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+import memlm.model.cpu as cpu
 from memlm.api.params import SamplingParams
 from memlm.data.gguf_tokenizer import tokenizer_of
 from memlm.data.tokenizer import GENERATION_FILE, Tokenizer
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
-from memlm.model import cpu
 from memlm.model.config import ModelConfig
 from memlm.model.decoder import Decoder
 from memlm.model.gguf import GgufFile, is_gguf

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from memlm.model import cpu
+import memlm.model.cpu as cpu
 from memlm.model.cpu import Activation
 
 
