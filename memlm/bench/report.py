@@ -63,13 +63,21 @@ def results(figures: Mapping[str, Any], repeats: int | None) -> Iterator[dict[st
         if name == "rows":
             for row in value:
                 words = ",".join(f"{word}={row[word]}" for word in ROW_WORDS if word in row)
-                for result in results({key: row[key] for key in row if key not in ROW_WORDS}, repeats):
+                figures_of_row = {key: row[key] for key in row if key not in ROW_WORDS}
+                for result in (*_row_settings(figures_of_row), *results(figures_of_row, repeats)):
                     yield {**result, "metric": f"{result['metric']}[{words}]"}
         elif not (_is_setting(name, value) or _is_bound(name, figures)):
             low, high = figures.get(f"{name}_least"), figures.get(f"{name}_most")
             if (error := figures.get(f"{name}_error")) is not None:
                 low, high = value - error, value + error
             yield {"metric": name, "value": value, "low": low, "high": high, "n": repeats}
+
+
+def _row_settings(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The numeric settings of a row, such as `nprobe`, which differ from row to row."""
+    for name, value in row.items():
+        if name in SETTINGS and isinstance(value, int | float):
+            yield {"metric": name, "value": value, "low": None, "high": None, "n": None}
 
 
 def _is_setting(name: str, value: Any) -> bool:

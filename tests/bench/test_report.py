@@ -17,8 +17,9 @@ def test_spreads_and_errors_become_bounds():
 
 
 def test_rows_carry_their_words():
-    (result,) = results({"rows": [{"entries": 10, "index": "Flat", "recall": 1.0}]}, None)
-    assert result["metric"] == "recall[entries=10,index=Flat]"
+    figures = {"rows": [{"entries": 10, "index": "Flat", "nprobe": 4, "lists": "IVF8", "recall": 1.0}]}
+    metrics = [result["metric"] for result in results(figures, None)]
+    assert metrics == ["nprobe[entries=10,index=Flat]", "recall[entries=10,index=Flat]"]
 
 
 def test_a_report_names_its_origin(monkeypatch):
