@@ -1,1 +1,1 @@
-"""The requests and answers of the service as dataclasses, one module for each proto service."""
+"""The requests and responses of the service as dataclasses, one module for each proto service."""

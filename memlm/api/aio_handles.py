@@ -50,7 +50,7 @@ class AsyncTokenStream(AsyncIterator[Token]):
         return self._ready.popleft()
 
     async def take(self) -> tuple[Token, ...] | None:
-        """Returns all tokens that have arrived since the last call, at least one; None at the end."""
+        """Returns all tokens that have arrived since the last call, at least one, or None at the end."""
         with suppress(StopAsyncIteration):
             while not self._ready:
                 await self._receive()

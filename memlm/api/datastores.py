@@ -103,7 +103,7 @@ class DeleteDocumentsRequest(Request[DeleteReport]):
 
     @classmethod
     def of(cls, document_ids: Sequence[str], store: str | None) -> DeleteDocumentsRequest:
-        """Makes one of a list of ids. Raises InvalidInput for a lone string, whose letters would pass for ids."""
+        """Makes one of a list of ids. Raises InvalidInput for a lone string."""
         if isinstance(document_ids, str):
             raise InvalidInput(f"document_ids is the text {document_ids!r}; expected a list", field="document_ids")
         return cls(tuple(document_ids), store)

@@ -51,7 +51,7 @@ class TokenStream(Iterator[Token]):
         return self._ready.popleft()
 
     def take(self) -> tuple[Token, ...] | None:
-        """Returns all tokens that have arrived since the last call, at least one; None at the end."""
+        """Returns all tokens that have arrived since the last call, at least one, or None at the end."""
         with suppress(StopIteration):
             while not self._ready:
                 self._receive()

@@ -185,7 +185,7 @@ class GenerateRequest(Request[Any]):
 
     `neighbors` and `top_logprobs` are how many of each a token reports. `early_exit` skips later layers by the rule
     of `memlm calibrate`, and excludes a datastore. With a `session`, the prompt continues from its context cache. With
-    `resume_s`, a generation whose connection breaks runs on for that long, and the client resumes it by itself.
+    `resume_s`, a generation survives a broken connection for that long, and the client resumes it by itself.
     """
 
     prompt: str = field(metadata=option("The text to continue."))
@@ -215,7 +215,7 @@ class GenerateRequest(Request[Any]):
 
     @classmethod
     def of(cls, prompt: str | GenerateRequest, options: Mapping[str, Any]) -> GenerateRequest:
-        """Makes one of keyword arguments (`temperature=0.8, lam=0.3, neighbors=4`); a request stays as it is."""
+        """Makes one of keyword arguments (`temperature=0.8, lam=0.3, neighbors=4`), or returns a request as it is."""
         if isinstance(prompt, GenerateRequest):
             if options:
                 raise InvalidInput(f"a GenerateRequest takes no options; got {', '.join(options)}", field="prompt")

@@ -13,7 +13,7 @@ from memlm.errors import InvalidInput
 class SessionInfo:
     """Size, times and reading progress of a session.
 
-    `num_bytes` is its size in RAM. Times are seconds since 1970; it expires at `expires_s` unless it is used. While it
+    `num_bytes` is its size in RAM. Times are seconds since 1970. It expires at `expires_s` unless it is used. While it
     is `busy`, `reading_done` of `reading` appended tokens have been read.
     """
 

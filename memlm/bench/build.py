@@ -1,4 +1,4 @@
-"""How much of a bare pass over the same windows a whole build keeps, and whether its memory grows with the corpus."""
+"""Speed of a build relative to bare passes over the same windows, and growth of its RAM with the corpus."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def bench_build(
     repeats: int,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Tokens/s of the whole build over tokens/s of two bare passes that throw the keys away: `build_over_forward`, of
-    the model's forward pass in batches that torch spreads over the cores; `build_over_reading`, of the build's own way
-    to read, with a batch on each core. All with the first documents of the `given` corpus that have so many `entries`,
-    or with some of the standard library: then memory is measured as well, in float32.
+    """Tokens/s of the whole build relative to two bare passes that discard the keys.
 
-    Raises InvalidInput where the corpus has fewer.
+    `build_over_forward` is relative to forward passes in batches that torch spreads over the cores,
+    `build_over_reading` to the build's encoder, with a batch on each core. The text is the first documents of the
+    `given` corpus that have `entries` tokens. Without a corpus it is part of the standard library, and RAM is measured
+    too, in float32. Raises InvalidInput if the corpus has fewer tokens.
     """
     with workplace() as folder:
         texts = folder / "texts"
@@ -59,7 +59,7 @@ def bench_build(
 
 
 def _first_documents(corpus: Corpus, tokenizer: Tokenizer, entries: int | None, path: Path) -> Path:
-    """The first documents that have so many tokens together, or all, in one file."""
+    """Writes the first documents with this many tokens together, or all, to one file."""
     found = 0
     with path.open("w") as file:
         for document in corpus:
@@ -119,14 +119,14 @@ def _memory(model: Path, texts: Path, folder: Path, progress: Progress) -> dict[
 
 
 def _pace(checkpoint: Checkpoint, texts: Path, work: Callable[[Checkpoint, list[list[Window]]], float]) -> float:
-    """Tokens/s of a pass over the very windows that a build reads, in its blocks."""
+    """Tokens/s of a pass over the windows of a build, in its blocks."""
     windows = [window for document in Corpus([texts]) for window in text_windows(checkpoint, document.text)]
     seconds = work(checkpoint, list(blocks_of(windows, windows_at_once(checkpoint.decoder.config.context_length))))
     return sum(len(window.targets_N) for window in windows) / seconds
 
 
 def _forward(checkpoint: Checkpoint, blocks: list[list[Window]]) -> float:
-    """Seconds of computing all keys, in batches that torch spreads over the cores."""
+    """Seconds to compute all keys, in batches that torch spreads over the cores."""
     batches = [[tokens_BT for _, tokens_BT in batches_of(block)] for block in blocks]
     begin = time.perf_counter()
     with torch.inference_mode():
@@ -136,7 +136,7 @@ def _forward(checkpoint: Checkpoint, blocks: list[list[Window]]) -> float:
 
 
 def _read(checkpoint: Checkpoint, blocks: list[list[Window]]) -> float:
-    """Seconds of computing all keys as a build does."""
+    """Seconds to compute all keys with the encoder of a build."""
     begin = time.perf_counter()
     for _ in Encoder(checkpoint.decoder).keys_of_blocks(blocks):
         pass
@@ -144,9 +144,9 @@ def _read(checkpoint: Checkpoint, blocks: list[list[Window]]) -> float:
 
 
 def _peak_memory(model: Path, texts: Path, store: Path) -> tuple[int, int]:
-    """The most anonymous memory that a build in a process of its own ever had, in bytes, and the entries it made.
+    """Peak of anonymous memory of a build in a process of its own, in bytes, and the number of its entries.
 
-    Pages of mapped files do not count: the system drops them when it wants to.
+    Pages of mapped files do not count, because the system can drop them.
     """
     command = [sys.executable, "-m", "memlm", "index", "build", str(texts), "--model", str(model.resolve())]
     command += ["--out", str(store)]

@@ -1,8 +1,8 @@
-"""What each kind of index costs and finds, on the keys of a real model reading real text.
+"""Cost and quality of each index type, on the keys of a real model and text.
 
-Keys are computed once and kept in a folder; every size is a beginning of the same keys. Queries are positions of
-held-out text, so that the change in nats is what a reader of new text would see: with half the median nearest distance
-as temperature and a lam of a quarter, for every index alike.
+Keys are computed once and kept in a folder, and every size takes the first of them. Queries are positions of held-out
+text, so the change in nats is that of new text. The temperature is half the median nearest distance and lam is 0.25,
+for every index.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Built: TypeAlias = tuple[Ivf, dict[str, Any]]  # and what building it took
 
 @dataclass(frozen=True)
 class Questions:
-    """Positions of held-out text: keys, the tokens that follow, and what the model thinks of these."""
+    """Positions of held-out text: keys, the tokens that follow, and their log-probabilities in p_LM."""
 
     keys_QD: Float32[np.ndarray, "Q D"]
     targets_Q: Int64[np.ndarray, " Q"]
@@ -68,10 +68,10 @@ def bench_datastore(
     kinds: Sequence[str] = (),
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """A row of figures for every size and kind of index. `work` keeps the keys for another run; `kinds` are factory
-    strings with `*` for the number of lists, behind `codes:` where they are to answer without re-ranking.
+    """A row of figures for every size and index type.
 
-    Raises InvalidInput where the texts have fewer tokens than the largest size.
+    `work` keeps the keys for another run. `kinds` are factory strings with `*` for the number of lists, and the prefix
+    `codes:` for an index without re-ranking. Raises InvalidInput if the texts have fewer tokens than the largest size.
     """
     checkpoint = load_checkpoint(model, dtype="auto")
     keys_ND, values_N, tokens_per_s = _keys(checkpoint, texts, work, max(sizes), progress)
@@ -93,7 +93,7 @@ def bench_datastore(
 
 
 def default_kinds(dim: int) -> list[str]:
-    """What is worth comparing at a width."""
+    """Index types to compare at a width."""
     return [
         FLAT,
         "IVF*,SQfp16",
@@ -107,7 +107,7 @@ def default_kinds(dim: int) -> list[str]:
 def _keys(
     checkpoint: Checkpoint, texts: Corpus, work: Path, wanted: int, progress: Progress
 ) -> tuple[Float16[np.ndarray, "N D"], np.ndarray, float | None]:
-    """Keys and values of a corpus' first tokens, from the folder where they are there; else at what pace they came."""
+    """Keys and values of the first tokens of a corpus, and the tokens/s if they were not in the folder already."""
     work.mkdir(parents=True, exist_ok=True)
     paths, pace = (work / "keys.npy", work / "values.npy"), None
     if not all(path.exists() for path in paths) or len(np.load(paths[1], mmap_mode="r")) < wanted:
@@ -147,7 +147,7 @@ def _compute_keys(
 
 
 def _questions(checkpoint: Checkpoint, held_out: Corpus) -> Questions:
-    """Positions drawn from all held-out windows."""
+    """Random positions of all held-out windows."""
     windows = [
         window
         for document in held_out
@@ -178,7 +178,7 @@ def _figures(
     work: Path,
     last: dict[str, Built],
 ) -> dict[str, Any]:
-    """What one index of one size costs and finds. `last` has the one before, which this may be, asked otherwise."""
+    """Cost and quality of one index of one size. `last` caches the previous index, which may serve again."""
     codes_only, dim = kind.startswith("codes:"), keys_ND.shape[1]
     factory = kind.removeprefix("codes:").replace("*", str(lists_for(len(keys_ND))))
     if factory == FLAT:
@@ -205,9 +205,7 @@ def _figures(
 
 
 def _built(factory: str, keys_ND: Float16[np.ndarray, "N D"], values_N: np.ndarray, work: Path) -> Built:
-    """The index on disk, mapped, and what building it took; adding is held against Faiss' own, with a part of the
-    keys.
-    """
+    """The index on disk, mapped, and the cost of building it. Adding a part of the keys is compared with Faiss."""
     begin = time.perf_counter()
     trained = train_ivf(factory, keys_ND, seed=0, progress=silent)
     train_s = time.perf_counter() - begin
@@ -232,7 +230,7 @@ def _built(factory: str, keys_ND: Float16[np.ndarray, "N D"], values_N: np.ndarr
 
 
 def _add_barely(trained: Any, keys_ND: Float16[np.ndarray, "N D"], values_N: np.ndarray, path: Path) -> None:
-    """What Faiss does by itself: adds from memory, and writes the file."""
+    """Seconds of Faiss alone: adding from RAM and writing the file."""
     index = faiss.clone_index(trained)
     packed_N = (np.arange(len(keys_ND)) << VALUE_BITS) | np.asarray(values_N, np.int64)
     with faiss_threads(len(keys_ND)):
@@ -241,7 +239,7 @@ def _add_barely(trained: Any, keys_ND: Float16[np.ndarray, "N D"], values_N: np.
 
 
 def _settled(index: Ivf, questions: Questions, exact: Neighbors, temperature: float) -> tuple[int, int]:
-    """The fewest lists that find the wanted softmax mass among K; the most that are tried where none do."""
+    """The fewest lists that find the target softmax mass among K, or the largest number tried."""
     rerank = 0 if index.keys_ND is None else RERANKS[-1]
     nprobe = min(PROBES[0], index.nlist)
     for nprobe in sorted({min(nprobe, index.nlist) for nprobe in PROBES}):
@@ -269,7 +267,7 @@ def _nats(questions: Questions, found: Neighbors, temperature: float) -> Float32
 
 
 def _times(search: Search, questions: Questions) -> dict[str, float]:
-    """Milliseconds a query, medians; queries differ from try to try."""
+    """Median milliseconds of a query, over tries with different queries."""
     told = {}
     for k in (K, LARGE_K):
         for batch in (1, BATCH):

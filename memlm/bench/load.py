@@ -1,8 +1,8 @@
-"""What many at once get from a server: tokens a second, time to the first token and between tokens.
+"""A server under load: tokens/s, time to the first token and between tokens.
 
-Closed loop: so many streams, each asking again when it is answered. Open loop: requests arrive at random (Poisson) at a
-share of what the closed loop got through, whether or not earlier ones are answered, and time counts from their arrival.
-The client runs on the same cores as the server, which costs the server what it takes.
+Closed loop: a number of streams, each of which sends its next request after the last answer. Open loop: requests arrive
+at random (Poisson) at a share of the closed loop's rate, and latency counts from their arrival. The client shares the
+cores with the server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRIES = 20
 
 @dataclass
 class Seen:
-    """What came back: tokens, seconds to the first of each answer, and seconds before each further one."""
+    """Tokens, seconds to the first token of each answer, and seconds between tokens."""
 
     tokens: int = 0
     answers: int = 0
@@ -61,7 +61,7 @@ def bench_load(
     workers: int = 1,
     progress: Progress,
 ) -> dict[str, Any]:
-    """`speedup` is the tokens/s of the most streams over that of one; medians of `repeats` turns."""
+    """`speedup` is the tokens/s of the most streams relative to one stream. Medians of `repeats` turns."""
     figures: dict[str, Any] = {}
     with started_server(model, *stores, options=("--workers", str(workers))) as target:
         kinds = {"plain": False, "store": True} if stores else {"plain": False}
@@ -94,7 +94,7 @@ async def _closed(
 
 
 async def _loop(client: AsyncClient, count: int, seconds: float, use_store: bool) -> Seen:
-    """So many streams for so long; what comes later does not count."""
+    """Runs a number of streams for some seconds. Later tokens do not count."""
     seen, end_s = Seen(), time.perf_counter() + seconds
 
     async def one(number: int) -> None:
@@ -139,7 +139,7 @@ async def _ask(client: AsyncClient, seed: int, begin_s: float, end_s: float, see
 
 
 def _when_full(model: Path) -> dict[str, float]:
-    """How fast a full server says so, and how fast a place is free after a cancel."""
+    """Milliseconds until a full server refuses, and until a cancelled request frees its place."""
     with started_server(model, options=("--max-running", "1", "--max-queued", "1")) as target:
         return asyncio.run(_fill(target))
 
@@ -169,7 +169,7 @@ async def _fill(target: str) -> dict[str, float]:
 
 
 def _bounds(model: Path, figures: dict[str, Any], streams: int) -> dict[str, float]:
-    """What the weights allow: each step reads them once, and multiplies once for each stream."""
+    """Shares of the physical bound: each step reads the weights once and multiplies once for each stream."""
     with load(model) as lm:
         decoder = lm.checkpoint.decoder
         reading_s = decoder.num_bytes / measured_bandwidth()

@@ -1,10 +1,8 @@
-"""Does a model's kNN memory work, and what does approximate search cost it? On text that it has not learnt.
+"""The gain of a model's kNN attention on held-out text, and the cost of its approximate search.
 
-The same tokens are read again and again by the same weights, with the memory as it is and with one that was tampered
-with: switched off, holding another document's pairs, or with its values set to zero. If memory is of use, each of
-these must cost nats; a memory that is silently empty costs nothing (rule 27 of our tests, here on real text). Faiss
-is held against exact search on the queries of that reading: recall@k, the share of the softmax mass that was found,
-and nats per token.
+One model reads the text several times: with its kNN cache, without it, with the pairs of another document, and with
+values of zero. Each change must cost nats, or the cache was of no use. Faiss is compared with exact search on the
+queries of that reading: recall@k, softmax mass, and nats per token.
 """
 
 from __future__ import annotations
@@ -32,45 +30,44 @@ Place = Callable[[Decoder], DecoderState]
 
 
 class Off(KnnCache):
-    """Remembers nothing."""
+    """A cache that stays empty."""
 
     def add(self, keys_GNd: Float[Tensor, "G N d"], values_GNd: Float[Tensor, "G N d"]) -> None:
-        """Forgets at once."""
+        """Adds nothing."""
 
 
 class Zero(KnnCache):
-    """Finds what is near, and reads nothing but zeros."""
+    """A cache with values of zero."""
 
     def read(self, ids_GQK: Int[Tensor, "G Q K"], weights_GQK: Float[Tensor, "G Q K"]) -> Float[Tensor, "G Q d"]:
-        """Zeros."""
+        """Returns zeros."""
         return torch.zeros_like(super().read(ids_GQK, weights_GQK))
 
 
 class Swapped(KnnCache):
-    """Answers with what the other row remembers."""
+    """A cache that answers with the pairs of the other row."""
 
     other: Swapped
 
     def search(self, queries_GQd: Float[Tensor, "G Q d"], k: int) -> tuple[Tensor, Tensor]:
-        """The other's nearest pairs."""
+        """Searches the other row."""
         return super(Swapped, self.other).search(queries_GQd, k)
 
     def read(self, ids_GQK: Int[Tensor, "G Q K"], weights_GQK: Float[Tensor, "G Q K"]) -> Float[Tensor, "G Q d"]:
-        """The other's values."""
+        """Reads the other row."""
         return super(Swapped, self.other).read(ids_GQK, weights_GQK)
 
 
 class Judged(KnnCache):
-    """Answers with what Faiss finds, and counts how much of what is nearest that is."""
+    """A cache that measures the recall and softmax mass of its Faiss searches."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
-        """Nothing is counted yet."""
         super().__init__(*args, **named)
         self.recalls: list[float] = []
         self.masses: list[float] = []
 
     def search(self, queries_GQd: Float[Tensor, "G Q d"], k: int) -> tuple[Tensor, Tensor]:
-        """Faiss' answer."""
+        """Searches by Faiss and measures the result."""
         scores_GQK, ids_GQK = super().search(queries_GQd, k)
         if self.size >= FAISS_FROM:
             true_GQK, wanted_GQK = self._search_exactly(queries_GQd, min(k, self.size))
@@ -84,10 +81,10 @@ class Judged(KnnCache):
 def bench_memory(
     model: Path, texts: Corpus, *, max_tokens: int = 200_000, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Nats per token of a model with kNN memory, and of the same model with its memory tampered with.
+    """Nats per token of a model with its kNN cache and with changed ones.
 
-    Documents are read in pairs of like length, side by side, from their beginnings, the longest first; errors are
-    standard errors over pairs of the difference. Raises InvalidInput for a model without kNN memory.
+    Documents are read in pairs of similar length, longest first. Errors are standard errors over pairs of the
+    difference. Raises InvalidInput for a model without kNN attention.
     """
     checkpoint = load_checkpoint(model)
     if checkpoint.decoder.config.memorizing is None:
@@ -123,7 +120,7 @@ def bench_memory(
 
 
 def _cost(kind: str, nats: dict[str, list[float]], sizes: list[int]) -> Iterator[tuple[str, float]]:
-    """What a kind of memory costs over the memory as it is, in nats per token, and its standard error."""
+    """Nats per token of a kind of cache beyond the real one, and the standard error."""
     more = [one - other for one, other in zip(nats[kind], nats["exact"], strict=True)]
     mean = sum(more) / sum(sizes)
     spread = [(each - mean * size) ** 2 for each, size in zip(more, sizes, strict=True)]
@@ -132,7 +129,7 @@ def _cost(kind: str, nats: dict[str, list[float]], sizes: list[int]) -> Iterator
 
 
 def _pairs(checkpoint: Checkpoint, texts: Corpus, max_tokens: int) -> Iterator[Int[Tensor, "2 T"]]:
-    """Two documents of like length, the longest first, each behind the token that every document starts with."""
+    """Pairs of documents of similar length, longest first, with start tokens."""
     encode, start_id = checkpoint.tokenizer.encode, checkpoint.tokenizer.start_id
     longest = sorted((encode(document.text) for document in texts), key=len, reverse=True)
     taken = 0
@@ -145,7 +142,7 @@ def _pairs(checkpoint: Checkpoint, texts: Corpus, max_tokens: int) -> Iterator[I
 
 
 def _state(decoder: Decoder, kind: type[KnnCache], search: str, made: list[Any] | None = None) -> DecoderState:
-    """An empty state whose kNN memories are of a kind."""
+    """An empty state with kNN caches of a kind."""
     state = decoder.new_state(batch_size=2)
     config, memorizing = decoder.config, decoder.config.memorizing
     assert memorizing
@@ -169,7 +166,7 @@ def _state(decoder: Decoder, kind: type[KnnCache], search: str, made: list[Any] 
 
 @torch.inference_mode()
 def _nats(decoder: Decoder, pair_2T: Int[Tensor, "2 T"], state: DecoderState) -> float:
-    """What both documents cost, read a segment at a time."""
+    """Nats of both documents, read segment by segment."""
     inputs_2N, targets_2N = pair_2T[:, :-1].to(decoder.device), pair_2T[:, 1:].to(decoder.device)
     length, nats = decoder.config.context_length, 0.0
     for inputs_2S, targets_2S in zip(inputs_2N.split(length, 1), targets_2N.split(length, 1), strict=True):
@@ -180,6 +177,6 @@ def _nats(decoder: Decoder, pair_2T: Int[Tensor, "2 T"], state: DecoderState) ->
 
 
 def _gates(decoder: Decoder) -> list[float]:
-    """What share of each head comes from memory."""
+    """The share of kNN attention in each head."""
     attentions = [module for module in decoder.modules() if isinstance(module, KnnAttention)]
     return [round(float(share), 4) for attention in attentions for share in attention.shares_H]

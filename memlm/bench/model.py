@@ -1,8 +1,8 @@
-"""What the model costs: decoding, prefill, training, memory attention, and a session's bytes.
+"""Cost of the model: decoding, prefill, training, kNN attention, and a session's bytes.
 
-Each is set against the physical bound (bytes of weights over the measured bandwidth, operations over the measured
-peak), and, where they are installed, against `transformers` and `memorizing-transformers-pytorch` on the same shape in
-the same run. Nothing is trained for this: speed does not ask what the parameters are.
+Each is compared with the physical bound (bytes of weights over measured bandwidth, operations over measured peak) and,
+if installed, with `transformers` and `memorizing-transformers-pytorch` of one shape in one run. The weights are random,
+because speed does not depend on them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PARTS = ("decode", "prefill", "memorizing", "training", "session")
 
 
 def bench_model(parts: tuple[str, ...], *, repeats: int, largest: int, progress: Progress) -> dict[str, Any]:
-    """The figures of some parts, by name. `largest` is how far memory grows in the part on memory attention."""
+    """The figures of some parts, by name. `largest` is the number of pairs of kNN attention."""
     benches: dict[str, Callable[[], dict[str, Any]]] = {
         "decode": lambda: _decode(repeats, progress),
         "prefill": lambda: _prefill(repeats, progress),
@@ -102,7 +102,7 @@ def _prefill(repeats: int, progress: Progress) -> dict[str, Any]:
 
 
 def _memorizing(largest: int, progress: Progress) -> dict[str, Any]:
-    """Tokens/s of reading one document while its memory grows."""
+    """Tokens/s of reading one document while its kNN cache grows."""
     figures: dict[str, Any] = {}
     for name, dtype in multiplied_dtypes().items():
         torch.manual_seed(0)
@@ -152,7 +152,7 @@ def _training(repeats: int) -> dict[str, Any]:
 
 
 def _session() -> dict[str, Any]:
-    """Bytes of a session after 20,000 tokens, as reserved and as the formula in docs/model.md foretells."""
+    """Bytes of a session after 20,000 tokens, allocated and by the formula in docs/model.md."""
     shape = replace(
         MEMORIZING, memorizing=None, dim=256, num_layers=4, num_kv_heads=2, head_dim=32, rotary_dim=0, ff_dim=512
     )
@@ -174,7 +174,7 @@ def _session() -> dict[str, Any]:
 
 
 def session_bytes(config: ModelConfig, tokens: int, *, itemsize: int = 4, capacity: int = 32_768) -> int:
-    """Bytes that one sequence's memory takes after some tokens: the formula of docs/model.md."""
+    """Bytes of one sequence's state after some tokens, by the formula of docs/model.md."""
     from memlm.model.state import local_places
 
     front = config.compression.length if config.compression else config.num_sinks
@@ -190,7 +190,7 @@ def session_bytes(config: ModelConfig, tokens: int, *, itemsize: int = 4, capaci
 
 
 def _pair(config: ModelConfig, dtype: torch.dtype) -> tuple[Decoder, Any]:
-    """Our decoder of GPT-2's shape, and theirs where `transformers` is installed."""
+    """Our decoder of GPT-2's shape, and that of `transformers` if installed."""
     torch.manual_seed(0)
     decoder = Decoder(config).to(dtype).eval().pack()
     if find_spec("transformers") is None:
@@ -213,7 +213,7 @@ def _our_decoding(decoder: Decoder, prompts_BT: Tensor) -> float:
 
 
 def _their_decoding(model: Any, prompts_BT: Tensor) -> float:
-    """`generate`, less the time of the prompt and the first token."""
+    """Tokens/s of `generate`, less the time of the prompt and the first token."""
 
     def generate(count: int) -> None:
         options = {"min_new_tokens": count, "max_new_tokens": count, "do_sample": False, "pad_token_id": 0}
@@ -230,7 +230,7 @@ def _reading(read: Callable[[], object]) -> float:
 
 
 def _speeds_by_size(decoder: Decoder, largest: int, progress: Progress, name: str) -> Iterator[tuple[int, float]]:
-    """Entries in memory, and the tokens/s at that size, every eight segments."""
+    """Pairs in the kNN cache and tokens/s at that size, every eight segments."""
     state, segment = decoder.new_state(), decoder.config.context_length
     row = state.knn_caches[MEMORIZING.memorizing.layers[0] if MEMORIZING.memorizing else 0][0]
     with torch.inference_mode():
@@ -245,13 +245,13 @@ def _speeds_by_size(decoder: Decoder, largest: int, progress: Progress, name: st
 
 
 def _speed_near(speeds: dict[int, float], size: int) -> float:
-    """The median speed of the eight measurements whose memory is nearest to a size."""
+    """The median speed of the eight measurements nearest to a size."""
     nearest = sorted(speeds, key=lambda measured: abs(measured - size))[:8]
     return statistics.median(speeds[measured] for measured in nearest)
 
 
 def _their_memorizing(progress: Progress) -> float | None:
-    """Tokens/s of memorizing-transformers-pytorch, in float32, as it comes; its speed is flat in the memory's size."""
+    """Tokens/s of memorizing-transformers-pytorch in float32, which do not depend on the size of its memory."""
     if find_spec("memorizing_transformers_pytorch") is None:
         return None
     from memorizing_transformers_pytorch import MemorizingTransformer
@@ -296,7 +296,7 @@ class _Bare(nn.Module):
 
 
 def _against(key: str, results: list[list[float]]) -> dict[str, Any]:
-    """The ratio to what was measured in the same run, if anything was."""
+    """The ratio to the other library of the run, if there was one."""
     if len(results) == 1:
         return {}
     ratio, least, most = median_ratio(*results)

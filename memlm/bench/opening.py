@@ -1,4 +1,4 @@
-"""How long a store takes from a cold start to its first answer: opened by a new process, nothing of it in memory."""
+"""Seconds from a cold start to a datastore's first answer, in a new process with an empty page cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from memlm.base.progress import Progress, silent
 from memlm.index.store.datastore import Datastore
 
-# Python and its libraries are loaded first: they are the same for every store.
+# Python and its libraries are loaded first, because they do not depend on the datastore.
 _OPEN = """
 import sys, time
 import numpy as np
@@ -32,7 +32,7 @@ with Datastore.open(sys.argv[1]) as store:
 def bench_opening(
     store: str | Path, work: str | Path, *, repeats: int = 5, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Seconds to open a store, and to its first answer with eight places; a query file is left in `work`."""
+    """Seconds to open a datastore, and to its first answer with eight places. Leaves a query file in `work`."""
     query_path, store = Path(work) / "query.npy", Path(store)
     times = []
     with Datastore.open(store) as datastore:
@@ -43,10 +43,10 @@ def bench_opening(
     for number in range(repeats):
         np.save(query_path, queries_QD[number % len(queries_QD)][None])
         dropped = _forget(store)
-        told = subprocess.run(
+        answer = subprocess.run(
             [sys.executable, "-c", _OPEN, str(store), str(query_path)], check=True, capture_output=True, text=True
         )
-        times.append([float(each) for each in told.stdout.split()])
+        times.append([float(each) for each in answer.stdout.split()])
         progress("open", number + 1, repeats)
     return {
         **facts,
@@ -58,7 +58,7 @@ def bench_opening(
 
 
 def _forget(store: Path) -> bool:
-    """Tells the system to drop what it holds of a store's files; whether it can be told."""
+    """Drops a datastore's files from the page cache. Returns whether the system can do that."""
     if not hasattr(os, "posix_fadvise"):
         return False
     for path in store.rglob("*"):

@@ -1,9 +1,9 @@
-"""What would a document's own past be worth at the output? kNN-LM whose entries are the document's earlier positions.
+"""Gain of a kNN-LM over the earlier positions of the document itself.
 
 A continuous cache (arXiv 1612.04426, equations 2 and 3; without a bound 1711.02604) by the distances of kNN-LM
 (1911.00172): p_past(v) is the softmax of -distance/temperature over all earlier positions of the document, summed
-over those that v followed. It asks for no training, so it is the yardstick for memories that do. Temperature and lam
-are fitted on every other document, and the gain is measured on the rest.
+over those that v followed. It needs no training, so it is the baseline for trained memories. Temperature and lam are
+fitted on every other document, and the gain is measured on the rest.
 """
 
 from __future__ import annotations
@@ -46,11 +46,10 @@ class Read:
 def bench_past(
     model: Path, texts: Corpus, *, max_tokens: int = 100_000, document_tokens: int = 8192, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Nats per token of a model, and how many fewer there are when a document's earlier positions speak: all of them,
-    and only those that the model's context no longer reaches.
+    """Nats per token of a model, and the gain from a document's earlier positions: all, or those beyond the context.
 
-    The longest documents are read, `document_tokens` of each, until there are `max_tokens`; errors are standard errors
-    over documents. Raises InvalidInput where there are less than four.
+    The longest documents are read, `document_tokens` of each, until there are `max_tokens`. Errors are standard errors
+    over documents. Raises InvalidInput for fewer than four documents.
     """
     checkpoint = load_checkpoint(model)
     documents = list(_documents(checkpoint, texts, max_tokens, document_tokens))
@@ -86,8 +85,9 @@ def bench_past(
 def past_logprobs(
     keys_ND: Float[Tensor, "N D"], targets_N: Int64[Tensor, " N"], temperatures: Sequence[float], gap: int
 ) -> Float[Tensor, "S N"]:
-    """log p_past of the token that follows each position, at some temperatures: by all positions that lie `gap` or
-    more before it; -inf where none of them names that token, or there is none.
+    """log p_past of the token after each position, at some temperatures, over all positions at least `gap` earlier.
+
+    It is -inf if no such position is followed by that token.
     """
     told = []
     for rows in torch.arange(len(keys_ND)).split(ROWS_AT_ONCE):
@@ -124,7 +124,7 @@ def _read(checkpoint: Checkpoint, tokens_N: Int64[np.ndarray, " N"]) -> Read:
 
 
 def _nats(read: Read, scale: float, gap: int) -> Float[np.ndarray, " S"]:
-    """What the document costs by each setting."""
+    """Nats of the document by each setting."""
     keys_ND, targets_N = torch.from_numpy(read.keys_ND), torch.from_numpy(read.targets_N)
     there_N = np.arange(len(read.targets_N)) >= gap
     told_SN = past_logprobs(keys_ND, targets_N, [scaled * scale for scaled in SCALED], gap).numpy()

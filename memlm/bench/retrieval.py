@@ -1,8 +1,8 @@
-"""What the ways of asking a datastore cost and bring: one lam, a lam that adapts, not asking, following, pruning.
+"""Cost and gain of retrieval modes: fixed lam, adaptive lam, retrieval skipping, pointers, pruning.
 
-Each way is tuned on one text and judged by another, which neither store nor model has seen. Positions are asked about
-one by one, as in decoding, and timed so; the ways take turns, so that a slow minute hits them all. Gains are against
-one lam over the whole store, with the standard error over documents.
+Each mode is tuned on one text and evaluated on another, which neither datastore nor model contains. Positions are
+searched one by one, as in decoding. The modes take turns, so that a slow minute hits them all. Gains are relative to
+a fixed lam over the whole datastore, with the standard error over documents.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ def bench_retrieval(
     repeats: int = 3,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Tunes every way on one text, which changes the stores' defaults, and judges it by another. The first store is
-    what the others (pruned ones, say) are held against.
+    """Tunes every mode on one text and evaluates it on another. Tuning changes the defaults of the datastores.
+
+    Others, such as pruned ones, are compared with the first datastore.
     """
     checkpoint = load_checkpoint(model)
     reads = _read(checkpoint, judged_by, max_tokens)
@@ -91,12 +92,12 @@ def bench_retrieval(
 
 
 def _ways(checkpoint: Checkpoint, store: str | Path, text: Corpus, progress: Progress) -> list[Way]:
-    """One lam; one that adapts, if tuning kept it; and each with what it may leave out."""
+    """Fixed lam, adaptive lam if tuning kept it, and each with skipping and pointers."""
     reports = [tune(checkpoint, store, text, skip_loss=loss, pointer_loss=loss, progress=progress) for loss in LOSSES]
     datastore = Datastore.open(store)
     snapshot = datastore.snapshot
-    spoken = snapshot.num_entries + snapshot.num_pruned_entries
-    pruned = snapshot.num_pruned_entries / max(1, spoken)
+    total = snapshot.num_entries + snapshot.num_pruned_entries
+    pruned = snapshot.num_pruned_entries / max(1, total)
     name, defaults = snapshot.path.name, snapshot.defaults
     tuned = Retriever.of([ModelStore(datastore, checkpoint)], RetrievalParams())
     plain = replace(tuned, adaptive=None, skip_retrieval_above=None, min_pointers=None)

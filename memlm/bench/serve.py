@@ -1,6 +1,4 @@
-"""What the server adds to the time of a token, at one stream and at many, how soon it is gone when told to go, and how
-long a client takes to load.
-"""
+"""Overhead of the server: time per token at one stream and at many, shutdown, and the import of the client."""
 
 from __future__ import annotations
 
@@ -54,14 +52,13 @@ CPU_SECONDS = "process_cpu_seconds_total "
 
 
 def bench_serve(model: Path | None, *, repeats: int, progress: Progress) -> dict[str, Any]:
-    """`grpc_over_in_process` is the time per token through gRPC over the time per token in process, without a
-    datastore; the first token is left out on both sides, and while one side is measured the other is idle.
+    """Measures the server's overhead, without a datastore.
 
-    `front_us_per_token` is the processor time that the front takes for a token while 32 streams go on, and
-    `tokens_per_event` how many tokens came together then. `append_over_prefill` is the tokens/s at which a session
-    reads a long text over those of the bare decoder, which gets the same tokens in the same pieces. `exit_idle_s` is
-    how long an idle server takes to be gone. `import_client_ms` is what a new process takes to import the client,
-    beyond one that does nothing; beside it what grpcio alone takes, and a client that is made as well, which loads it.
+    `grpc_over_in_process` is the time per token through gRPC relative to in process, without the first token.
+    `front_us_per_token` is the processor time of the front end for a token at 32 streams, and `tokens_per_event` the
+    number of tokens in an event. `append_over_prefill` is the tokens/s of a session's append relative to the bare
+    decoder on equal pieces. `exit_idle_s` is the shutdown time of an idle server. `import_client_ms` is the import
+    time of the client, `import_grpc_ms` of grpcio alone, and `import_and_connect_ms` of both.
     """
     with workplace() as folder:
         texts = library_texts(folder / "texts", CORPUS_BYTES)

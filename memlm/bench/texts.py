@@ -1,4 +1,4 @@
-"""What the benches read and run: the standard library of the running Python, and a model of the demo's shape."""
+"""Inputs of the benches: the standard library of the running Python, and a model of the demo's shape."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ LEFT_OUT = {"site-packages", "dist-packages", "__pycache__"}
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """A folder that is gone afterwards."""
+    """A temporary folder."""
     with TemporaryDirectory(prefix="memlm-bench-") as folder:
         yield Path(folder)
 
 
 def library_texts(folder: Path, num_bytes: int) -> Path:
-    """Copies modules of the standard library, tests included, until there are enough bytes; gives the folder."""
+    """Copies modules of the standard library, tests included, up to a number of bytes. Returns the folder."""
     library, taken = Path(sysconfig.get_path("stdlib")), 0
     for module in sorted(library.rglob("*.py")):
         if LEFT_OUT & set(module.relative_to(library).parts):
@@ -49,7 +49,7 @@ def library_texts(folder: Path, num_bytes: int) -> Path:
 
 
 def model_for(given: Path | None, folder: Path, texts: Path) -> Path:
-    """The model that was given, or one of the demo's shape: speed does not ask what the parameters are."""
+    """The given model, or an untrained one of the demo's shape."""
     if given is not None:
         return given
     config = PRESETS["tiny"]
@@ -60,7 +60,7 @@ def model_for(given: Path | None, folder: Path, texts: Path) -> Path:
 
 
 def alternately(repeats: int, *works: Callable[[], float]) -> list[list[float]]:
-    """Runs some works in turn, again and again, so that a slow minute hits them all; gives what each returned."""
+    """Runs functions in turn, so that a slow minute hits them all. Returns the results of each."""
     results: list[list[float]] = [[] for _ in works]
     for _ in range(repeats):
         for result, work in zip(results, works, strict=True):
@@ -69,15 +69,13 @@ def alternately(repeats: int, *works: Callable[[], float]) -> list[list[float]]:
 
 
 def median_ratio(above: list[float], below: list[float]) -> tuple[float, float, float]:
-    """The median of the ratios of paired runs, with the smallest and the largest."""
+    """The median, minimum and maximum of the ratios of paired runs."""
     ratios = [a / b for a, b in zip(above, below, strict=True)]
     return statistics.median(ratios), min(ratios), max(ratios)
 
 
 def time_per_token(generate: Callable[..., TokenStream], seed: int, **options: Any) -> float:
-    """Milliseconds a token from the first one on, over at least `TOKENS`; a text that ends early is followed by
-    another.
-    """
+    """Milliseconds per token after the first one, over at least `TOKENS` tokens of one or more texts."""
     seconds, drawn = 0.0, 0
     while drawn < TOKENS:
         with generate(PROMPT, max_tokens=TOKENS, seed=seed, **options) as stream:

@@ -1,4 +1,4 @@
-"""Our server against a plain loop of `transformers`' `generate`, on one checkpoint: GPT-2 small with random weights."""
+"""Our server against `generate` of `transformers`, on one checkpoint: GPT-2 small with random weights."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ STREAMS = (1, 16)
 
 
 def bench_versus(*, repeats: int, progress: Progress) -> dict[str, Any]:
-    """`<dtype>_<streams>_over_transformers` is our tokens/s over theirs, prompts included, greedy on both sides.
+    """`<dtype>_<streams>_over_transformers` is our tokens/s relative to theirs, prompts included, greedy on both sides.
 
-    Their side takes all prompts as one batch, which is more than a service of one `generate` at a time could;
-    `<dtype>_<streams>_over_one_by_one` is ours over such a loop, which answers as fast as it answers one. What the
-    processor would only emulate is left out: their 16 rows of bfloat16 take 38 times as long a step as ours there, and
-    nobody waits for them. Raises InvalidInput where `transformers` is missing.
+    Theirs takes all prompts as one batch. `<dtype>_<streams>_over_one_by_one` is relative to theirs with one prompt at
+    a time. Emulated dtypes are skipped, because theirs takes 38 times as long a step there. Raises InvalidInput without
+    `transformers`.
     """
     if find_spec("transformers") is None:
         raise InvalidInput("bench versus needs `transformers`; install it (pip install transformers)")
@@ -43,7 +42,7 @@ def bench_versus(*, repeats: int, progress: Progress) -> dict[str, Any]:
             model = theirs.to(narrow).eval()
             with started_server(folder / "model", options=("--dtype", dtype)) as target:
                 for number, streams in enumerate(STREAMS):
-                    runner.run(_ours(target, streams))  # pages, pools and caches are there from here on, on both sides
+                    runner.run(_ours(target, streams))  # warms both sides up
                     _theirs(model, folder, streams)
                     ours, others = alternately(
                         repeats,
@@ -62,7 +61,7 @@ def bench_versus(*, repeats: int, progress: Progress) -> dict[str, Any]:
 
 
 def _made(folder: Path) -> Any:
-    """A model of GPT-2's shape, saved as theirs are, with a tokenizer of our own."""
+    """A model of GPT-2's shape in the format of transformers, with a tokenizer of memlm."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -77,7 +76,7 @@ def _made(folder: Path) -> Any:
 
 
 async def _ours(target: str, streams: int) -> float:
-    """Tokens/s of so many requests at once."""
+    """Tokens/s of concurrent requests."""
 
     async def ask(client: AsyncClient) -> int:
         async with await client.generate(PROMPT, temperature=0, max_tokens=NEW_TOKENS) as stream:
@@ -91,7 +90,7 @@ async def _ours(target: str, streams: int) -> float:
 
 
 def _theirs(model: Any, folder: Path, streams: int) -> float:
-    """Tokens/s of as many prompts in one batch."""
+    """Tokens/s of prompts in one batch."""
     prompt = Tokenizer.load(folder / "model").prompt(PROMPT)
     options = {"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
     prompts_BT = torch.tensor([prompt] * streams)

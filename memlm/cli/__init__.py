@@ -1,7 +1,7 @@
 """The `memlm` command.
 
-Each command's work is imported when it runs, so that help is quick. Exit codes: 0 done, 1 failed (one line says why
-and what to try), 2 wrong use, 130 interrupted.
+Each command's work is imported when it runs, so that help is quick. Exit codes: 0 done, 1 failed (with one line of
+reason and advice), 2 wrong use, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
         err.print(f"memlm: {one_line(str(error))}", markup=False)
         sys.exit(1)
     except KeyboardInterrupt:
-        err.print("memlm: interrupted; what was committed stands", markup=False)
+        err.print("memlm: interrupted; committed work is kept", markup=False)
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)

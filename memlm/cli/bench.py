@@ -1,4 +1,4 @@
-"""`memlm bench`: speed and memory, measured here and now. Ratios are within one run; machines are noisy."""
+"""`memlm bench`: speed and RAM of this machine. Compare ratios within one run, because machines are noisy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, out, table
 from memlm.errors import InvalidInput
 
-app = typer.Typer(help="Measure speed and memory; ratios within one run.", no_args_is_help=True)
+app = typer.Typer(help="Measure speed and RAM.", no_args_is_help=True)
 
-Repeats = Annotated[int, typer.Option(help="Repeats; medians are reported.")]
+Repeats = Annotated[int, typer.Option(help="Repeats. Medians are reported.")]
 SomeModel = Annotated[
     Path | None,
-    typer.Option("--model", "-m", metavar="MODEL", help="A model's folder (default: the demo's shape, untrained)."),
+    typer.Option("--model", "-m", metavar="MODEL", help="Model folder (default: the demo's shape, untrained)."),
 ]
 
 
@@ -27,18 +27,18 @@ def build(
     ] = None,
     model: SomeModel = None,
     entries: Annotated[
-        int | None, typer.Option(help="As many of its first documents as have so many tokens (default: all).")
+        int | None, typer.Option(help="Use the first documents with this many tokens (default: all).")
     ] = None,
     dtype: options.Dtype = "float32",
     repeats: Repeats = 3,
     json: options.Json = False,
 ) -> None:
-    """Tokens/s of a whole build over those of bare passes of the model; without TEXT, peak memory at 1x and 4x too."""
+    """Tokens/s of a whole build relative to bare passes of the model. Without TEXT, also peak RAM at 1x and 4x."""
     from memlm.bench.build import bench_build
     from memlm.data.corpus import Corpus
 
     if entries is not None and not texts:
-        raise InvalidInput("entries are counted in texts of yours; give TEXT", field="entries")
+        raise InvalidInput("entries needs a corpus; give TEXT", field="entries")
     with ConsoleProgress() as progress:
         figures = bench_build(
             model, Corpus(texts) if texts else None, entries=entries, dtype=dtype, repeats=repeats, progress=progress
@@ -53,7 +53,7 @@ def generate(
     repeats: Repeats = 5,
     json: options.Json = False,
 ) -> None:
-    """Time per token with a datastore over time per token without, at batch 1."""
+    """Time per token with a datastore relative to without, at batch 1."""
     from memlm.bench.generate import bench_generate
 
     with ConsoleProgress() as progress:
@@ -63,7 +63,7 @@ def generate(
 
 @app.command(epilog="Example: memlm bench serve --json")
 def serve(model: SomeModel = None, repeats: Repeats = 7, json: options.Json = False) -> None:
-    """Time per token through gRPC over time per token in process; the front's own time at 32 streams."""
+    """Time per token through gRPC relative to in process, and the front end's time at 32 streams."""
     from memlm.bench.serve import bench_serve
 
     with ConsoleProgress() as progress:
@@ -73,7 +73,7 @@ def serve(model: SomeModel = None, repeats: Repeats = 7, json: options.Json = Fa
 
 @app.command(epilog="Example: memlm bench versus --json")
 def versus(repeats: Repeats = 5, json: options.Json = False) -> None:
-    """Tokens/s of a server over those of transformers' generate, on one checkpoint of GPT-2's shape."""
+    """Tokens/s of a server relative to transformers' generate, on a checkpoint of GPT-2's shape."""
     from memlm.bench.versus import bench_versus
 
     with ConsoleProgress() as progress:
@@ -85,13 +85,15 @@ def versus(repeats: Repeats = 5, json: options.Json = False) -> None:
 def load(
     model: SomeModel = None,
     store: options.Stores = None,
-    streams: Annotated[list[int] | None, typer.Option(help="Streams at once (default: 1, 8 and 32).")] = None,
-    seconds: Annotated[float, typer.Option(help="How long each lasts.")] = 8.0,
+    streams: Annotated[
+        list[int] | None, typer.Option(help="Concurrent streams. Repeatable (default: 1, 8 and 32).")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Seconds of each measurement.")] = 8.0,
     workers: Annotated[int, typer.Option(help="Inference workers.")] = 1,
     repeats: Repeats = 3,
     json: options.Json = False,
 ) -> None:
-    """Tokens/s, time to the first token and between tokens, of many at once; how fast a full server says so."""
+    """Tokens/s, time to the first token and between tokens of many streams, and refusals of a full server."""
     from memlm.bench.load import bench_load
     from memlm.bench.texts import library_texts, model_for, workplace
 
@@ -108,13 +110,15 @@ def load(
 def model(
     part: Annotated[
         list[str] | None,
-        typer.Option(metavar="decode|prefill|memorizing|training|session", help="What to measure (default: all)."),
+        typer.Option(
+            metavar="decode|prefill|memorizing|training|session", help="Part to measure. Repeatable (default: all)."
+        ),
     ] = None,
-    largest: Annotated[int, typer.Option(help="How many pairs the memory grows to.")] = 262_144,
+    largest: Annotated[int, typer.Option(help="Pairs of kNN attention to grow to.")] = 262_144,
     repeats: Repeats = 5,
     json: options.Json = False,
 ) -> None:
-    """Decoding, prefill, memory attention, training and a session's bytes, against the bounds and against others."""
+    """Decoding, prefill, kNN attention, training and session bytes, against physical bounds and other libraries."""
     from memlm.bench.model import PARTS, bench_model
 
     if unknown := sorted({*(part or ())} - {*PARTS}):
@@ -128,10 +132,10 @@ def model(
 def memory(
     texts: options.Texts,
     model: options.Model,
-    max_tokens: Annotated[int, typer.Option(help="Read no more than this many tokens.")] = 200_000,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to read.")] = 200_000,
     json: options.Json = False,
 ) -> None:
-    """What a model's kNN memory is worth: nats with it, without it, with another document's; Faiss against exact."""
+    """Nats of a model with its kNN attention, without it, and with another document's pairs. Faiss against exact."""
     from memlm.bench.memory import bench_memory
     from memlm.data.corpus import Corpus
 
@@ -144,11 +148,11 @@ def memory(
 def past(
     texts: options.Texts,
     model: options.Model,
-    max_tokens: Annotated[int, typer.Option(help="Read no more than this many tokens.")] = 100_000,
-    document_tokens: Annotated[int, typer.Option(help="Of a document no more than this many.", min=2)] = 8192,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to read.")] = 100_000,
+    document_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of one document.", min=2)] = 8192,
     json: options.Json = False,
 ) -> None:
-    """What a document's own past would be worth at the output, without any training: the yardstick for memories."""
+    """Gain of a continuous cache over the document's past, which needs no training."""
     from memlm.bench.past import bench_past
     from memlm.data.corpus import Corpus
 
@@ -162,16 +166,17 @@ def past(
 @app.command(epilog="Example: memlm bench datastore docs/ --held-out more/ --model model --work keys --json")
 def datastore(
     texts: options.Texts,
-    held_out: Annotated[Path, typer.Option(metavar="PATH", help="Text to ask about, which TEXT has not.")],
+    held_out: Annotated[Path, typer.Option(metavar="PATH", help="Queries: text that is not in TEXT.")],
     model: options.Model,
-    work: Annotated[Path, typer.Option(metavar="FOLDER", help="Where keys are kept for another run.")],
+    work: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder that keeps the keys for another run.")],
     entries: Annotated[list[int] | None, typer.Option(help="Sizes (default: 100000 and 1000000).")] = None,
     index: Annotated[
-        list[str] | None, typer.Option(metavar="FACTORY", help="Kinds, * for the number of lists (default: nine).")
+        list[str] | None,
+        typer.Option(metavar="FACTORY", help="Index types, * for the number of lists (default: nine)."),
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """What each kind of index costs and finds: bytes, training, adding, searching, recall, mass, nats."""
+    """Bytes, times, recall, softmax mass and nats of each index type."""
     from memlm.bench.datastore import bench_datastore
     from memlm.data.corpus import Corpus
 
@@ -194,7 +199,7 @@ def datastore(
 
 @app.command("open", epilog="Example: memlm bench open store --json")
 def open_store(store: options.StoreArgument, repeats: Repeats = 5, json: options.Json = False) -> None:
-    """Seconds from a cold start to the first answer: a new process, and nothing of the store in memory."""
+    """Seconds from a cold start to the first answer, in a new process with an empty page cache."""
     from tempfile import TemporaryDirectory
 
     from memlm.bench.opening import bench_opening
@@ -207,17 +212,17 @@ def open_store(store: options.StoreArgument, repeats: Repeats = 5, json: options
 @app.command(epilog="Example: memlm bench retrieval held-out/ --tune valid/ --model model --store store --json")
 def retrieval(
     texts: options.Texts,
-    tune: Annotated[Path, typer.Option(metavar="PATH", help="Other text, to tune on.")],
+    tune: Annotated[Path, typer.Option(metavar="PATH", help="Text to tune on.")],
     model: options.Model,
     store: Annotated[
         list[Path],
-        typer.Option("--store", "-s", metavar="STORE", help="A datastore, whose defaults change; more after it."),
+        typer.Option("--store", "-s", metavar="STORE", help="Datastore folder, whose defaults change. Repeatable."),
     ],
-    max_tokens: Annotated[int, typer.Option(help="Judge by at least so many tokens.")] = 20_000,
+    max_tokens: Annotated[int, typer.Option(help="Minimum number of tokens to evaluate on.")] = 20_000,
     repeats: Repeats = 3,
     json: options.Json = False,
 ) -> None:
-    """Nats, searches and time per token of one lam, one that adapts, not asking, following pointers, and pruning."""
+    """Nats, searches and time per token of fixed and adaptive lam, retrieval skipping, pointers and pruning."""
     from memlm.bench.retrieval import bench_retrieval
     from memlm.data.corpus import Corpus
 

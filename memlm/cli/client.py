@@ -1,4 +1,4 @@
-"""`memlm client`: ask a running server, from a shell, what the Python client asks."""
+"""`memlm client`: the calls of the Python client from a shell."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from memlm.cli.fields import Overrides, with_fields
 from memlm.cli.generate import print_continuation
 from memlm.cli.render_index import print_neighbors
 
-app = typer.Typer(help="Ask a running server.", no_args_is_help=True)
+app = typer.Typer(help="Call a running server.", no_args_is_help=True)
 app.add_typer(client_datastores.datastore, name="datastore")
 app.add_typer(client_datastores.operation, name="operation")
-session = typer.Typer(help="What the model has read and goes on from.", no_args_is_help=True)
+session = typer.Typer(help="Server-side context caches that requests continue.", no_args_is_help=True)
 app.add_typer(session, name="session")
 SessionName = Annotated[str, typer.Argument(metavar="NAME", help="A session's name.")]
 
 
 @app.callback(epilog="Example: memlm client --ca ca.pem --token SECRET generate 'def main(' --target host:50051")
 def connection(
-    token: Annotated[
-        str | None, typer.Option(envvar="MEMLM_TOKEN", help="The token that the server knows you by.", show_envvar=True)
-    ] = None,
-    tls: Annotated[bool, typer.Option("--tls", help="Speak TLS, and trust whom this system trusts.")] = False,
-    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Speak TLS, and trust this authority.")] = None,
-    cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Your own certificate, if it is asked for.")] = None,
-    key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
+    token: Annotated[str | None, typer.Option(envvar="MEMLM_TOKEN", help="Bearer token.", show_envvar=True)] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Use TLS with the authorities of this system.")] = False,
+    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Use TLS with this authority.")] = None,
+    cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Client certificate.")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key.")] = None,
 ) -> None:
-    """Ask a running server."""
+    """Call a running server."""
     connect_with(token, (ca, cert, key) if tls or ca or cert else None)
 
 
@@ -82,7 +80,7 @@ def search(
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:
-    """Show the places of a datastore whose contexts are most similar to the end of a text."""
+    """Show the nearest neighbors of the end of a text in a datastore."""
     with client_of(target, timeout) as client:
         found = client.search(request.store, request.text, k=request.k, nprobe=request.nprobe)
     print_neighbors(found, json=json)
@@ -90,7 +88,7 @@ def search(
 
 @app.command(epilog="Example: memlm client model --target localhost:50051")
 def model(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
-    """Show which model a server has loaded."""
+    """Show the model of a server."""
     with client_of(target, timeout) as client:
         info = client.get_model()
     if json:
@@ -102,12 +100,12 @@ def model(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = F
 
 @session.command("create", epilog="Example: memlm client session create --ttl 86400 --target localhost:50051")
 def create_session(
-    ttl: Annotated[float | None, typer.Option(help="Seconds after its last use at which it goes.")] = None,
+    ttl: Annotated[float | None, typer.Option(help="Seconds after its last use at which it expires.")] = None,
     target: Target = HERE,
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:
-    """Start a session, and print its name."""
+    """Create a session and print its name."""
     with client_of(target, timeout) as client:
         info = client.session(ttl_s=ttl).info()
     emit_json(info) if json else out.print(one_line(info.name), markup=False)
@@ -116,26 +114,26 @@ def create_session(
 @session.command("append", epilog="Example: memlm client session append NAME long.txt --target localhost:50051")
 def append_to_session(
     name: SessionName,
-    text: Annotated[str, typer.Argument(metavar="FILE", help="A text file; - is standard input.")],
+    text: Annotated[str, typer.Argument(metavar="FILE", help="Text file. - is stdin.")],
     target: Target = HERE,
     timeout: Timeout = 3600.0,
     json: options.Json = False,
 ) -> None:
-    """Let the model read a file: all of it, or nothing."""
+    """Append a text file to a session: all of it, or nothing on an error."""
     with client_of(target, timeout) as client, _opened(text) as file:
         _print_session(client.append_to_session(name, file.read()), json=json)
 
 
 @session.command("info", epilog="Example: memlm client session info NAME --target localhost:50051")
 def get_session(name: SessionName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
-    """Show what a session holds, and how far an append is."""
+    """Show the size of a session and the progress of an append."""
     with client_of(target, timeout) as client:
         _print_session(client.get_session(name), json=json)
 
 
 @session.command("list", epilog="Example: memlm client session list --target localhost:50051")
 def list_sessions(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
-    """Show your sessions, the latest used first."""
+    """List your sessions, last used first."""
     with client_of(target, timeout) as client:
         sessions = client.list_sessions()
     if json:
@@ -147,7 +145,7 @@ def list_sessions(target: Target = HERE, timeout: Timeout = 60.0, json: options.
 
 @session.command("fork", epilog="Example: memlm client session fork NAME --target localhost:50051")
 def fork_session(name: SessionName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
-    """Start another session that has read the same, and print its name."""
+    """Copy a session and print the new name."""
     with client_of(target, timeout) as client:
         info = client.fork_session(name)
     emit_json(info) if json else out.print(one_line(info.name), markup=False)
@@ -157,7 +155,7 @@ def fork_session(name: SessionName, target: Target = HERE, timeout: Timeout = 60
 def delete_session(
     name: SessionName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False
 ) -> None:
-    """Forget a session."""
+    """Delete a session."""
     with client_of(target, timeout) as client:
         _print_session(client.delete_session(name), json=json)
 
@@ -178,7 +176,7 @@ def _opened(path: str) -> Any:
 
 @app.command("info", epilog="Example: memlm client info --target localhost:50051")
 def server_info(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
-    """Show what the server takes, and its version."""
+    """Show the version and limits of a server."""
     with client_of(target, timeout) as client:
         info = client.get_server_info()
     if json:

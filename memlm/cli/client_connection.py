@@ -1,4 +1,4 @@
-"""How the commands of `memlm client` reach a server."""
+"""The connection of the commands of `memlm client`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import typer
 if TYPE_CHECKING:
     from memlm.client import Client
 
-Target = Annotated[str, typer.Option("--target", metavar="HOST:PORT", help="Where the server listens.")]
-Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for an answer.")]
+Target = Annotated[str, typer.Option("--target", metavar="HOST:PORT", help="Address of the server.")]
+Timeout = Annotated[float, typer.Option("--timeout", help="Time limit in seconds.")]
 HERE = "localhost:50051"
-# What the group's own options say of the connection: token, and the files of TLS (authority, certificate, key).
+# The files of TLS: authority, certificate, key.
 Files: TypeAlias = "tuple[Path | None, Path | None, Path | None]"
 _connection: ContextVar[tuple[str | None, Files | None]] = ContextVar("connection")
 
 
 def connect_with(token: str | None, files: Files | None) -> None:
-    """Says how all that follows connects."""
+    """Sets the token and TLS files of the following connections."""
     _connection.set((token, files))
 
 
 def client_of(target: str, timeout: float) -> Client:
-    """A client that connects as the group's options say."""
+    """A client with the token and TLS files of the group's options."""
     from memlm.client import Client, Tls
 
     token, files = _connection.get()

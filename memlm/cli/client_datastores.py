@@ -1,4 +1,4 @@
-"""`memlm client datastore` and `memlm client operation`: a server's datastores, and the long work on them."""
+"""`memlm client datastore` and `memlm client operation`: the datastores of a server, and its jobs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from memlm.api.handles import Operation
     from memlm.api.operations import OperationInfo
 
-datastore = typer.Typer(help="The datastores that a server has loaded.", no_args_is_help=True)
-operation = typer.Typer(help="Long work on a server: building, adding, compacting.", no_args_is_help=True)
+datastore = typer.Typer(help="Datastores of a server.", no_args_is_help=True)
+operation = typer.Typer(help="Jobs of a server: building, adding, compacting.", no_args_is_help=True)
 
 FOLLOW_S = 0.5
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A datastore's name.")]
 OperationName = Annotated[str, typer.Argument(metavar="NAME", help="An operation's name.")]
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Watch it to its end, or only print its name.")]
-RequestId = Annotated[str | None, typer.Option(help="Asked again with the same id, it is the same operation.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for its end, or only print its name.")]
+RequestId = Annotated[str | None, typer.Option(help="Repeating a request with its id returns the first operation.")]
 
 
 @datastore.command("list", epilog="Example: memlm client datastore list --target localhost:50051")
 def list_datastores(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
-    """Show the loaded datastores."""
+    """List the loaded datastores."""
     with client_of(target, timeout) as client:
         loaded = client.datastores.list()
     if json:
@@ -63,7 +63,7 @@ def delete_documents(
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:
-    """Delete documents: once this is done, they contribute to no answer."""
+    """Delete documents. They no longer influence any answer afterwards."""
     with client_of(target, timeout) as client:
         deleted = client.datastores.delete_documents(store, document_ids)
     if json:
@@ -75,7 +75,7 @@ def delete_documents(
 
 @datastore.command("info", epilog="Example: memlm client datastore info docs --target localhost:50051")
 def get_datastore(name: Name, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
-    """Show all that is known of a loaded datastore."""
+    """Describe a loaded datastore."""
     with client_of(target, timeout) as client:
         _print_store(client.datastores.get(name), json=json)
 
@@ -97,19 +97,17 @@ def build(
 @datastore.command("add", epilog="Example: memlm client datastore add docs notes.jsonl --target localhost:50051")
 def add(
     name: Name,
-    corpus: Annotated[list[Path], typer.Argument(metavar="CORPUS...", help="Files and folders here, to be sent.")],
+    corpus: Annotated[list[Path], typer.Argument(metavar="CORPUS...", help="Local files and folders to upload.")],
     glob: options.Glob = "**/*",
     on_error: options.OnError = "skip",
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Documents whose ids are there take the old ones' places.")
-    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace documents whose ids exist.")] = False,
     request_id: RequestId = None,
     wait: Wait = True,
     target: Target = HERE,
     timeout: Timeout = 3600.0,
     json: options.Json = False,
 ) -> None:
-    """Send documents, and add them to a datastore."""
+    """Upload documents and add them to a datastore."""
     from memlm.data.corpus import Corpus
 
     with client_of(target, timeout) as client:
@@ -128,35 +126,35 @@ def compact(
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:
-    """Merge the segments of a datastore, without the documents that are deleted."""
+    """Merge the segments of a datastore without its deleted documents."""
     with client_of(target, timeout) as client:
         _follow(client.datastores.compact(name, purge=purge, request_id=request_id), wait=wait, json=json)
 
 
 @datastore.command("load", epilog="Example: memlm client datastore load docs --target localhost:50051")
 def load(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="As `info` shows it, or absolute.")],
-    name: Annotated[str | None, typer.Option("--name", help="What to call it, if not as its folder.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Take the place of one of that name.")] = False,
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Absolute, or as `info` shows it.")],
+    name: Annotated[str | None, typer.Option("--name", help="Its name (default: the folder's).")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a datastore of this name.")] = False,
     target: Target = HERE,
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:
-    """Take a datastore on the server's disk into service."""
+    """Load a datastore on the server's disk."""
     with client_of(target, timeout) as client:
         _print_store(client.datastores.load(path, name, replace=replace), json=json)
 
 
 @datastore.command("unload", epilog="Example: memlm client datastore unload docs --target localhost:50051")
 def unload(name: Name, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
-    """Take a datastore out of service; its files stay."""
+    """Unload a datastore. Its files stay."""
     with client_of(target, timeout) as client:
         _print_store(client.datastores.unload(name), json=json)
 
 
 @operation.command("list", epilog="Example: memlm client operation list --target localhost:50051")
 def list_operations(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
-    """Show your operations, the latest first."""
+    """List your operations, latest first."""
     with client_of(target, timeout) as client:
         found = client.operations.list()
     if json:
@@ -173,7 +171,7 @@ def list_operations(target: Target = HERE, timeout: Timeout = 60.0, json: option
 def get_operation(
     name: OperationName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False
 ) -> None:
-    """Show how far an operation is."""
+    """Show the progress of an operation."""
     with client_of(target, timeout) as client:
         _print_operation(client.operations.get(name), json=json)
 
@@ -182,7 +180,7 @@ def get_operation(
 def wait_operation(
     name: OperationName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False
 ) -> None:
-    """Watch an operation to its end; its failure is this command's."""
+    """Wait for the end of an operation. Fails if the operation fails."""
     with client_of(target, timeout) as client:
         _follow(client.operations.open(name), wait=True, json=json)
 
@@ -191,7 +189,7 @@ def wait_operation(
 def cancel_operation(
     name: OperationName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False
 ) -> None:
-    """Stop an operation, and remove what it had done."""
+    """Cancel an operation and remove its unfinished work."""
     with client_of(target, timeout) as client:
         client.operations.cancel(name)
         _print_operation(client.operations.get(name), json=json)
@@ -201,7 +199,7 @@ def cancel_operation(
 def delete_operation(
     name: OperationName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False
 ) -> None:
-    """Forget an operation that has ended."""
+    """Delete the record of an operation that has ended."""
     with client_of(target, timeout) as client:
         info = client.operations.get(name)
         client.operations.delete(name)
@@ -209,7 +207,7 @@ def delete_operation(
 
 
 def _follow(job: Operation, *, wait: bool, json: bool) -> None:
-    """Shows an operation until it ends, and raises its error. It goes on also where nobody watches."""
+    """Shows the progress of an operation to its end. Raises its error."""
     if not wait:
         _print_operation(job.progress(), json=json)
         return
@@ -221,7 +219,7 @@ def _follow(job: Operation, *, wait: bool, json: bool) -> None:
                 with suppress(DeadlineExceeded):
                     job.wait(FOLLOW_S)
     except KeyboardInterrupt:
-        err.print(f"{job.name} goes on; `memlm client operation cancel {job.name}` stops it", markup=False)
+        err.print(f"{job.name} is still running; `memlm client operation cancel {job.name}` stops it", markup=False)
         raise
     info.outcome()
     _print_operation(info, json=json)

@@ -1,10 +1,10 @@
-"""What the commands say and how: answers on standard output, progress and problems on standard error.
+"""Output of the commands: answers on standard output, progress and problems on standard error.
 
-On a terminal long work shows a bar with rate and time left; elsewhere a plain line every few seconds. With `--json`
-the answer is one JSON object, in which what is not a number (nan, inf) is null.
+Long work shows a bar with rate and time left on a terminal, and elsewhere a plain line every few seconds. With `--json`
+the answer is one JSON object, in which nan and inf are null.
 
-`out` and `err` escape control characters in all that they print. Text of others that is part of a line (ids, titles,
-paths, names) goes through `one_line` or, in tables, `cell`, which also take line ends and markup from it.
+`out` and `err` escape control characters. Foreign text in a line (ids, titles, paths, names) passes `one_line` or, in
+tables, `cell`, which also remove line ends and markup.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from memlm.base.printable import one_line, printable, printable_json
 
 @dataclasses.dataclass(frozen=True)
 class _Escaped:
-    """Something to be printed, without control characters but Rich's own."""
+    """A renderable without control characters, except for those of Rich."""
 
     renderable: RenderableType
 
@@ -60,7 +60,7 @@ def emit_json(answer: Any) -> None:
 
 
 def jsonable(value: Any) -> Any:
-    """Dataclasses, paths and bytes as what JSON has; numbers that are none as null."""
+    """Converts dataclasses, paths and bytes to JSON values, and nan and inf to null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -77,12 +77,12 @@ def jsonable(value: Any) -> Any:
 
 
 def cell(text: str) -> Text:
-    """Text of others as a table shows it: on one line, and taken as it is."""
+    """Foreign text in a table: on one line, without markup."""
     return Text(one_line(text))
 
 
 def table(*columns: str, title: str = "") -> Table:
-    """A table whose first column is text and whose others are figures."""
+    """A table with a column of text and columns of figures."""
     made = Table(title=cell(title) if title else None, title_justify="left", header_style="bold")
     for number, column in enumerate(columns):
         made.add_column(column, justify="left" if number == 0 else "right")
@@ -90,21 +90,20 @@ def table(*columns: str, title: str = "") -> Table:
 
 
 def print_problem(problem: object) -> None:
-    """One line about something that was left out."""
+    """Prints one line about a skipped document."""
     err.print(f"[yellow]skipped[/] {escape(one_line(str(problem)))}")
 
 
 class ConsoleProgress:
-    """Shows the progress of phases, one after the other; use as a context manager, and call as a `Progress`."""
+    """Shows the progress of successive phases. A context manager that is called as a `Progress`."""
 
     def __init__(self) -> None:
-        """Shows nothing until it is told something."""
         self._phase, self._begin, self._last_line = "", 0.0, 0.0
         self._bars: Bars | None = None
         self._task = TaskID(0)
 
     def __call__(self, phase: str, done: int, total: int | None, note: str = "") -> None:
-        """Takes a phase's name and how much of it is done."""
+        """Updates the phase and its progress."""
         now = time.monotonic()
         if phase != self._phase:
             self._phase, self._begin, self._last_line = phase, now, now
@@ -118,7 +117,6 @@ class ConsoleProgress:
             err.print(one_line(_line(phase, done, total, rate, now - self._begin, note)), markup=False)
 
     def __enter__(self) -> ConsoleProgress:
-        """Shows bars where there is a terminal."""
         if err.is_terminal:
             columns = (
                 TextColumn("{task.description:14}"),
@@ -133,7 +131,6 @@ class ConsoleProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leaves the bars as they stand."""
         if self._bars:
             self._bars.stop()
 

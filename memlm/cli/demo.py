@@ -1,8 +1,7 @@
-"""The main job, end to end, on real text: the standard library of the Python that runs this.
+"""`memlm demo`: train, build, tune, serve and delete, on the standard library of the running Python.
 
-Modules are documents, split by whole modules: what the model learns from, what only the datastore gets, and what is
-held out from both, for tuning and for the test. Everything that a step makes stays in the demo's folder, so that
-each can be done by hand.
+Modules are documents. They are split into training text, datastore text, and held-out text for tuning and testing. The
+results of every step stay in the demo's folder, so that each step can be repeated by hand.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ MARK = "made-by-memlm-demo"
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """What the demo came to: each step's report, and the seconds it all took."""
+    """The report of each step, and the total of seconds."""
 
     training: TrainReport
     build: BuildReport
@@ -60,7 +59,7 @@ class DemoReport:
 def run_demo(
     folder: Path, *, steps: int | None = None, seed: int = 0, overwrite: bool = False, json: bool = False
 ) -> None:
-    """Does it all, and prints a table. Raises AlreadyExists where there is such a folder; leaves nothing if stopped."""
+    """Runs all steps and prints a table. Raises AlreadyExists for an existing folder. Leaves nothing if interrupted."""
     begin = time.monotonic()
     _make_room(folder, overwrite)
     say = err if json else out
@@ -78,7 +77,7 @@ def run_demo(
 
 
 def split_modules(folder: Path, seed: int) -> dict[str, int]:
-    """Copies the library's modules into one folder for each use; gives the number of modules in each."""
+    """Copies the library's modules into one folder for each use. Returns the number of modules in each."""
     library = Path(sysconfig.get_path("stdlib"))
     modules = [file for file in sorted(library.rglob("*.py")) if not LEFT_OUT & set(file.relative_to(library).parts)]
     random.Random(seed).shuffle(modules)
@@ -98,8 +97,8 @@ def split_modules(folder: Path, seed: int) -> dict[str, int]:
 def _run(folder: Path, steps: int, seed: int, say: Any) -> DemoReport:
     texts, model, store = folder / "texts", folder / "model", folder / "store"
     counts = split_modules(texts, seed)
-    said = ", ".join(f"{number} for {use}" for use, number in counts.items())
-    say.print(f"Python {sys.version.split()[0]}'s own library: {said}.\n")
+    split = ", ".join(f"{number} for {use}" for use, number in counts.items())
+    say.print(f"Python {sys.version.split()[0]}'s standard library: {split}.\n")
 
     say.rule("1. Train a model", align="left")
     with ConsoleProgress() as progress:
@@ -122,23 +121,24 @@ def _run(folder: Path, steps: int, seed: int, say: Any) -> DemoReport:
     say.print(f"k {tuning.k}, lam {tuning.lam:.3f}, temperature {tuning.temperature:.3g}")
     say.print(f"bits per byte: model {score.base.bits_per_byte:.4f}, with its datastore {score.bits_per_byte:.4f}\n")
 
-    say.rule("4. Serve it, ask it", align="left")
+    say.rule("4. Serve the model and generate", align="left")
     with started_server(model, store) as target, Client(target) as client:
         client.wait_until_ready()
-        before = _ask(client, seed, say)
-        spoken = render.probability_by_document(before)
-        loudest = spoken.most_common(1)[0][0] if spoken else client.search("store", PROMPT, k=1)[0].document_id
+        before = render.probability_by_document(_generate(client, seed, say))
+        top_document = before.most_common(1)[0][0] if before else client.search("store", PROMPT, k=1)[0].document_id
 
-        say.rule(f"5. Delete {loudest}, ask again", align="left")
-        deleted = client.datastores.delete_documents("store", [loudest])
-        say.print(f"deleted {deleted.num_documents} document, {deleted.num_entries:,} entries; the same question:\n")
-        after = render.probability_by_document(_ask(client, seed, say))
-    say.print(f"{loudest} spoke for {spoken[loudest]:.2f} tokens before, and for {after[loudest]:.2f} now.\n")
-    return DemoReport(training, built, tuning, score, loudest, spoken[loudest], after[loudest], 0.0)
+        say.rule(f"5. Delete {top_document} and generate again", align="left")
+        deleted = client.datastores.delete_documents("store", [top_document])
+        say.print(f"deleted {deleted.num_documents} document, {deleted.num_entries:,} entries; the same prompt:\n")
+        after = render.probability_by_document(_generate(client, seed, say))
+    say.print(
+        f"{top_document} contributed {before[top_document]:.2f} tokens before, and {after[top_document]:.2f} now.\n"
+    )
+    return DemoReport(training, built, tuning, score, top_document, before[top_document], after[top_document], 0.0)
 
 
-def _ask(client: Client, seed: int, say: Any) -> list[Token]:
-    """Streams a continuation, colored, with the places that spoke."""
+def _generate(client: Client, seed: int, say: Any) -> list[Token]:
+    """Streams a continuation, colored by p_kNN, with its sources."""
     say.print(render.legend())
     say.print(f"[dim]{PROMPT}[/]", end="")
     with client.generate(PROMPT, max_tokens=MAX_TOKENS, temperature=0.6, seed=seed, neighbors=64) as tokens:
@@ -150,7 +150,7 @@ def _ask(client: Client, seed: int, say: Any) -> list[Token]:
 
 @contextlib.contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM unwinds as Ctrl-C does, so that what was begun is cleaned up."""
+    """Makes SIGTERM unwind as Ctrl-C does, so that unfinished work is removed."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -185,7 +185,7 @@ def _print_build(built: BuildReport, say: Any) -> None:
 def _print_summary(folder: Path, report: DemoReport) -> None:
     base, mixed, quality = report.score.base, report.score.figures, report.build.quality
     assert quality is not None
-    shown = table("held-out modules", "model alone", "with its datastore", title="What came of it")
+    shown = table("held-out modules", "model alone", "with its datastore", title="Results")
     for name in ("bits_per_byte", "token_perplexity", "word_perplexity"):
         shown.add_row(name.replace("_", " "), f"{getattr(base, name):,.3f}", f"{getattr(mixed, name):,.3f}")
     out.print(shown)
@@ -195,10 +195,10 @@ def _print_summary(folder: Path, report: DemoReport) -> None:
     facts.add_row("datastore", f"{report.build.entries:,} entries, {report.build.tokens_per_s:,.0f} tokens/s")
     facts.add_row("index", f"{report.build.index}, recall {quality.recall:.3f}")
     facts.add_row(
-        f"{report.top_document} spoke for",
+        f"{report.top_document} contributed",
         f"{report.probability_before:.2f} tokens, then {report.probability_after:.2f}",
     )
-    facts.add_row("all of it took", f"{report.seconds:.0f} s")
+    facts.add_row("total time", f"{report.seconds:.0f} s")
     out.print(facts)
     out.print("\nEach step by hand:", style="bold")
     t, m, s = folder / "texts", folder / "model", folder / "store"

@@ -7,7 +7,7 @@ A command takes a whole dataclass, and its fields become options by their metada
     def generate(request: GenerateRequest, model: options.Model) -> None: ...
 
 A parameter of type `Annotated[dict[str, Any], Overrides(TrainConfig)]` gets only the fields that were given. Fields
-that are dataclasses are expanded in their place; fields without metadata keep their defaults.
+that are dataclasses are expanded in their place. Fields without metadata keep their defaults.
 """
 
 from __future__ import annotations

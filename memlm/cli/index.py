@@ -1,4 +1,4 @@
-"""`memlm index`: build a datastore, change it, look into it."""
+"""`memlm index`: build, change, check and search a datastore."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from memlm.cli.render_index import (
     print_tuning,
 )
 
-app = typer.Typer(help="Build a datastore, change it, look into it.", no_args_is_help=True)
+app = typer.Typer(help="Build, change, check and search a datastore.", no_args_is_help=True)
 
-Stride = Annotated[int | None, typer.Option(help="Tokens that each further window adds (default: half the context).")]
+Stride = Annotated[int | None, typer.Option(help="Tokens that each window adds (default: half the context).")]
 
 
 @app.command(epilog="Example: memlm index build docs/ --model model --out store")
@@ -38,22 +38,22 @@ def build(
         typer.Option(help="Share of the softmax mass to find (default: 0.95; with --max-ram 0.99)."),
     ] = None,
     max_ram: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="What searching may want in memory, as 500M or 2GiB.")
+        str | None, typer.Option(metavar="BYTES", help="Limit the RAM of a search, as 500M or 2GiB.")
     ] = None,
     keep_keys: Annotated[bool, typer.Option(help="Keep the keys, to re-rank by and to compact from.")] = True,
     prune: Annotated[
         float | None,
-        typer.Option(metavar="P", help="Leave out of the index what the model alone gives this probability."),
+        typer.Option(metavar="P", help="Leave out entries that the model predicts with this probability."),
     ] = None,
     stride: Stride = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same index.")] = 0,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal indexes.")] = 0,
     dtype: options.Dtype = "float32",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what it would take.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the expected size and time.")] = False,
     glob: options.Glob = "**/*",
     on_error: options.OnError = "skip",
     json: options.Json = False,
 ) -> None:
-    """Build a datastore with one entry per token; an interrupted build goes on where it stopped."""
+    """Build a datastore with one entry per token. An interrupted build resumes."""
     from memlm.data.corpus import Corpus
     from memlm.indexing.build import build_index
 
@@ -74,13 +74,13 @@ def add(
     store: options.StoreArgument,
     corpus: options.Corpora,
     model: options.Model,
-    replace: Annotated[bool, typer.Option(help="Put documents in the place of those that have their ids.")] = False,
+    replace: Annotated[bool, typer.Option(help="Replace documents whose ids exist.")] = False,
     dtype: options.Dtype = "float32",
     glob: options.Glob = "**/*",
     on_error: options.OnError = "skip",
     json: options.Json = False,
 ) -> None:
-    """Add documents, as one more segment; readers go on reading."""
+    """Add documents as a new segment, while readers keep reading."""
     from memlm.data.corpus import Corpus
     from memlm.indexing.build import add_to_index
 
@@ -96,12 +96,12 @@ def delete(
     document_ids: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids of documents.")] = None,
     where: Annotated[
         list[str] | None,
-        typer.Option(metavar="FIELD=VALUE", help="Those whose metadata has this; of several, all must hold."),
+        typer.Option(metavar="FIELD=VALUE", help="Documents with this metadata. Repeatable: all must hold."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell which.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Delete documents by id or by metadata: once this is done, they contribute to no answer."""
+    """Delete documents by id or metadata. They no longer influence any answer afterwards."""
     from memlm.index.store.datastore import Datastore
 
     if bool(document_ids) == bool(where):
@@ -128,7 +128,7 @@ def compact(
     purge: options.Purge = False,
     json: options.Json = False,
 ) -> None:
-    """Merge all segments into one without what was deleted; readers go on reading."""
+    """Merge all segments without the deleted documents, while readers keep reading."""
     from memlm.indexing.build import compact_index
 
     with ConsoleProgress() as progress:
@@ -143,15 +143,15 @@ def verify(
         Path | None,
         typer.Option(
             "--model", "-m", metavar="MODEL",
-            help="Also read documents again, and compare their keys; measure the index where that was cut short.",
+            help="Also encode documents again and compare the keys. Finish an interrupted measurement.",
         ),
     ] = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="First write a lost or damaged CURRENT anew, from the newest manifest.")
+        bool, typer.Option("--repair", help="First restore a lost or damaged CURRENT from the newest manifest.")
     ] = False,
     json: options.Json = False,
 ) -> None:  # fmt: skip
-    """Check every checksum and count, and that positions find themselves; exits 1 where something is wrong."""
+    """Check every checksum and count, and that entries find themselves. Exits 1 on a problem."""
     from memlm.index.store.datastore import Datastore
 
     finished = False
@@ -160,7 +160,7 @@ def verify(
 
         manifest, written = run_repair(store)
         if written and not json:
-            out.print(f"CURRENT was written anew: manifest {manifest.number} counts")
+            out.print(f"CURRENT was restored to manifest {manifest.number}")
     with Datastore.open(store) as datastore:
         problems = datastore.snapshot.verify()
         if model and not problems:
@@ -175,15 +175,15 @@ def verify(
     else:
         for problem in problems:
             err.print(one_line(problem), markup=False)
-        out.print(f"{len(problems)} problems" if problems else "every file is as its manifest says")
+        out.print(f"{len(problems)} problems" if problems else "every file matches its manifest")
         if finished:
-            out.print("its checks had been cut short; they are done now: see `memlm index info`")
+            out.print("the interrupted checks are now done: see `memlm index info`")
     raise typer.Exit(1 if problems else 0)
 
 
 @app.command(epilog="Example: memlm index info store")
 def info(store: options.StoreArgument, json: options.Json = False) -> None:
-    """Show what a datastore holds, how it was built, and its defaults."""
+    """Show the size, origin and defaults of a datastore."""
     from memlm.index.store.datastore import Datastore
 
     with Datastore.open(store) as datastore:
@@ -196,14 +196,14 @@ def spalm(
     store: options.StoreArgument,
     texts: options.Texts,
     model: options.Model,
-    k: Annotated[int, typer.Option("--k", help="Neighbors a position.")] = 16,
-    max_tokens: Annotated[int, typer.Option(help="Learn from at most this many tokens.")] = 50_000,
-    seed: Annotated[int, typer.Option(help="Same seed, same gate.")] = 0,
+    k: Annotated[int, typer.Option("--k", help="Neighbors of each position.")] = 16,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to train on.")] = 50_000,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal gates.")] = 0,
     glob: options.Glob = "**/*",
     on_error: options.OnError = "skip",
     json: options.Json = False,
 ) -> None:
-    """Train a gate between model and datastore on held-out text, and keep it with the model."""
+    """Train a gate between model and datastore on held-out text, and save it with the model."""
     from memlm.data.corpus import Corpus
     from memlm.indexing.train_gate import train_spalm as run
 
@@ -213,21 +213,23 @@ def spalm(
     if json:
         emit_json(report)
         return
-    out.print(f"{report.base_nats:.4f} nats per token alone, {report.gated_nats:.4f} gated, {report.share:.1%} memory")
+    out.print(
+        f"{report.base_nats:.4f} nats per token alone, {report.gated_nats:.4f} gated, {report.share:.1%} from p_kNN"
+    )
     if report.gated_nats >= report.base_nats:
-        out.print("The gate does not help: nothing was kept.")
+        out.print("The gate does not help. Nothing was saved.")
 
 
 @app.command(epilog="Example: memlm index search store 'import os' --model model")
 def search(
     store: options.StoreArgument,
-    text: Annotated[str, typer.Argument(help="The context whose likes are sought.")],
+    text: Annotated[str, typer.Argument(help="The text whose end is searched for.")],
     model: options.Model,
     k: Annotated[int, typer.Option("--k", help="Neighbors to show.")] = 8,
     nprobe: Annotated[int | None, typer.Option(help="Inverted lists to search.")] = None,
     json: options.Json = False,
 ) -> None:
-    """Show the places of a datastore whose context is most like a text's end."""
+    """Show the nearest neighbors of the end of a text in a datastore."""
     from memlm.language_model import load
 
     with load(model, [store]) as lm:
@@ -239,7 +241,7 @@ def tune(
     store: options.StoreArgument,
     texts: options.Texts,
     model: options.Model,
-    max_tokens: Annotated[int, typer.Option(help="Tune on at most this many tokens.")] = 50_000,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to tune on.")] = 50_000,
     skip_loss: Annotated[
         float | None,
         typer.Option(metavar="NATS", help="Do not ask the datastore where that costs no more a token (default: ask)."),
@@ -254,7 +256,7 @@ def tune(
     on_error: options.OnError = "skip",
     json: options.Json = False,
 ) -> None:
-    """Find k, lam and temperature on held-out text, and keep them as the store's defaults."""
+    """Tune k, lam and temperature on held-out text, and save them as the datastore's defaults."""
     from memlm.data.corpus import Corpus
     from memlm.indexing.tune import tune as run
 
@@ -297,6 +299,6 @@ def _estimate(
     from memlm.model.checkpoint import load_checkpoint
 
     checkpoint = load_checkpoint(model, dtype=dtype)
-    told = estimate_build(checkpoint, documents, out_folder, index=index, stride=stride)
-    print_facts(asdict(told), f"what {out_folder} would take", json=json)
-    told.check(out_folder)
+    estimate = estimate_build(checkpoint, documents, out_folder, index=index, stride=stride)
+    print_facts(asdict(estimate), f"estimate for {out_folder}", json=json)
+    estimate.check(out_folder)

@@ -1,4 +1,4 @@
-"""What the commands on datastores print, to people or as JSON."""
+"""Output of the commands on datastores, as text or JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def print_neighbors(neighbors: tuple[Any, ...], *, json: bool) -> None:
 
 
 def print_delete_preview(document_ids: list[str], *, json: bool) -> None:
-    """What a deletion would delete."""
+    """Prints the documents that a deletion would delete."""
     if json:
         emit_json({"documents": document_ids})
         return
@@ -34,7 +34,7 @@ def print_delete_preview(document_ids: list[str], *, json: bool) -> None:
 
 
 def print_facts(told: Mapping[str, Any], title: str, *, json: bool) -> None:
-    """What is known of something, a line each."""
+    """Prints facts, one a line."""
     if json:
         emit_json(told)
         return
@@ -46,7 +46,7 @@ def print_facts(told: Mapping[str, Any], title: str, *, json: bool) -> None:
 
 
 def print_build(report: Any, *, json: bool) -> None:
-    """What was built, how it compares with exact search, and whether keys and values belong together."""
+    """Prints the report of a build: size, speed, quality against exact search, and the checks of keys and values."""
     from memlm.index.selection import IndexTrial
 
     if json:
@@ -83,7 +83,7 @@ def print_build(report: Any, *, json: bool) -> None:
 
 
 def print_compaction(done: Any, *, json: bool) -> None:
-    """What a compaction did, and what it left."""
+    """Prints the report of a compaction."""
     if json:
         emit_json(done)
         return
@@ -105,7 +105,7 @@ def print_compaction(done: Any, *, json: bool) -> None:
 
 
 def print_tuning(report: Any, *, json: bool) -> None:
-    """What was found on held-out text, and what of it is kept."""
+    """Prints the tuned parameters and their gains."""
     if json:
         emit_json(report)
         return

@@ -1,4 +1,4 @@
-"""`memlm serve`: settings from options, the environment and a file; then the server."""
+"""`memlm serve`: settings from options, the environment and a file."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class AsyncDatastores:
     ) -> AsyncOperation:
         """Uploads documents, then starts to add them to a datastore.
 
-        `replace` replaces documents whose ids exist. Without it, such an operation fails.
+        `replace` replaces existing documents. Without it, the operation fails on an existing id.
         """
         request = AddDocumentsRequest(store, replace, request_id or urandom(16).hex())
         return AsyncOperation(self._operations, (await self._transport.add(request, documents, timeout_s)).name)

@@ -78,7 +78,7 @@ class Client:
     def search(
         self, store: str | None, text: str, *, k: int = 8, nprobe: int | None = None, timeout_s: float | None = None
     ) -> tuple[Neighbor, ...]:
-        """The entries of a datastore (None: of all) whose contexts are most similar to the end of `text`."""
+        """The nearest neighbors of the end of `text` in a datastore (None: in all loaded ones)."""
         return self._transport.ask(SearchRequest(text, store, k, nprobe), timeout_s)
 
     def tokenize(self, text: str, *, timeout_s: float | None = None) -> list[int]:

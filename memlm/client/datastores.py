@@ -96,7 +96,7 @@ class Datastores:
     ) -> Operation:
         """Uploads documents, then starts to add them to a datastore.
 
-        `replace` replaces documents whose ids exist. Without it, such an operation fails.
+        `replace` replaces existing documents. Without it, the operation fails on an existing id.
         """
         request = AddDocumentsRequest(store, replace, request_id or urandom(16).hex())
         return Operation(self._operations, (self._transport.add(request, documents, timeout_s)).name)

@@ -1,4 +1,4 @@
-"""TLS settings of a client, and the state by which it resumes a generation whose connection broke. No gRPC here."""
+"""TLS settings of a client, and the state for resuming a broken stream. Imports no gRPC."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ RESUME_PAUSE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How a client speaks TLS: whom it trusts (`ca`, a file; the system's own if not given), and, where the server asks
-    for that, who it is (`cert` and `key`).
+    """TLS settings: the authority that signed the server (`ca`, default the system's), and the client's certificate.
+
+    `cert` and `key` are needed by a server with `tls_client_ca`. All are PEM files.
     """
 
     ca: str | Path | None = None
@@ -29,10 +30,9 @@ class Tls:
 
 
 class StreamResumer:
-    """What has been heard of a generation, and how to take it up again when its connection breaks."""
+    """Progress of a generation's stream, and the request that resumes it after its connection broke."""
 
     def __init__(self, request: GenerateRequest, allowed_s: float) -> None:
-        """Nothing yet; it may take so long in all."""
         self.request: GenerateRequest | ResumeGenerationRequest = request
         self.request_id = ""
         self._tokens, self._resume_s = 0, request.resume_s
@@ -41,16 +41,16 @@ class StreamResumer:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left for it."""
+        """Seconds left of the call's time limit."""
         return max(0.0, self._deadline_s - time.monotonic())
 
     @property
     def must_be_cancelled(self) -> bool:
-        """Whether it would go on without anybody."""
+        """Whether the generation would run on without its client."""
         return self._resume_s is not None and bool(self.request_id)
 
     def is_new(self, event: GenerationEvent) -> bool:
-        """Whether an event is for the user. After a break the first one comes again."""
+        """Whether an event is new. After a break, Accepted arrives again."""
         self._error = None
         if isinstance(event, tuple):
             self._tokens += len(event)
@@ -60,7 +60,7 @@ class StreamResumer:
         return True
 
     def resume(self, error: MemlmError) -> float:
-        """Prepares to ask again, and tells after how many seconds. Raises what it broke with where that is no use."""
+        """Prepares the next attempt. Returns the seconds to wait before it, or raises the error for good."""
         if self._error is not None and isinstance(error, NotFound):
             raise self._error from None
         if self._resume_s is None or not self.request_id or not isinstance(error, Unavailable):

@@ -1,4 +1,4 @@
-"""What a client sends in pieces: texts for a session, and documents for a datastore."""
+"""Uploads in several messages: texts for a session, and documents for a datastore."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 PIECE_CHARACTERS = 1 << 17
 PIECE_BYTES, MESSAGE_SPARE = 1 << 20, 1024
 PIECE_DOCUMENTS = 4096  # a server takes no more than 65,536 fields in a message
-FRAME_BYTES = 16  # what stands around a document in a message, and around its text
+FRAME_BYTES = 16  # overhead of a document in a message, and of its text
 BYTES_A_CHARACTER = 4  # in UTF-8, at most
 
 
 def append_requests(name: str, text: str, token_ids: Sequence[int]) -> Iterator[Message]:
-    """What is appended to a session, in messages far below any limit."""
+    """The messages of an append to a session, far below any limit."""
     yield codec.to_wire(AppendToSessionRequest(name))
     for begin in range(0, len(text), PIECE_CHARACTERS):
         yield codec.to_wire(AppendToSessionRequest("", text[begin : begin + PIECE_CHARACTERS]))
@@ -38,9 +38,9 @@ def append_requests(name: str, text: str, token_ids: Sequence[int]) -> Iterator[
 def add_document_requests(
     request: AddDocumentsRequest, documents: Iterable[NewDocument | Document], limit: int
 ) -> Iterator[Message]:
-    """Documents that are added, several a message or in parts, each message below the limit.
+    """The messages of an upload of documents, each below the limit: several documents, or a part of one.
 
-    Raises InvalidInput for a title and metadata that are too large for one.
+    Raises InvalidInput for a title and metadata that are too large for one message.
     """
     yield codec.to_wire(request)
     batch, size, room = list[NewDocument](), 0, limit - MESSAGE_SPARE
@@ -57,7 +57,7 @@ def add_document_requests(
 
 
 def _parts(document: NewDocument | Document, room: int) -> Iterator[NewDocument]:
-    """A document as it is, or in parts: each of `room` bytes at most, and of PIECE_BYTES beside title and metadata."""
+    """A document whole or in parts: each at most `room` bytes, and PIECE_BYTES beside title and metadata."""
     whole = NewDocument(document.id, document.text, document.title, document.metadata)
     about = codec.to_wire(replace(whole, text="-")).ByteSize()
     room = min(room, about + PIECE_BYTES)
@@ -77,22 +77,21 @@ def _parts(document: NewDocument | Document, room: int) -> Iterator[NewDocument]
 
 
 class RequestStream(Iterator[Message]):
-    """Messages on their way. What goes wrong while they are made ends their call, and is raised as it is: gRPC would
-    log it, and tell that the call was cancelled.
+    """The messages of a call. An error of their producer cancels the call and is raised unchanged.
+
+    gRPC alone would log the error, and raise that the call was cancelled.
     """
 
     def __init__(self, messages: Iterator[Message]) -> None:
-        """Takes what makes them."""
         self._messages, self._failure = messages, list[Exception]()
         self._call, self._travels = cast(Any, None), threading.Event()
 
     def bind_call(self, call: Any) -> None:
-        """Takes the call that carries them, which may have begun to ask for them already."""
+        """Sets the call, which may have started to read the messages."""
         self._call = call
         self._travels.set()
 
     def __next__(self) -> Message:
-        """The next one."""
         try:
             return next(self._messages)
         except StopIteration:
@@ -105,7 +104,7 @@ class RequestStream(Iterator[Message]):
 
     @contextmanager
     def reraising_producer_errors(self) -> Iterator[None]:
-        """Raises what went wrong here, or else what the call ended with."""
+        """Raises the producer's error, or else the error of the call."""
         try:
             yield
         except BaseException:

@@ -1,4 +1,4 @@
-"""Bounds on what the bytes of a message can become, checked before it is parsed.
+"""Bounds on the number of fields in a message, checked before it is parsed.
 
 Two bytes can be a field, and parsing makes an object of each: 10 MB of empty documents took 10 s, 15 MB of ids half a
 gigabyte. The walk over the bytes ends at the bound, so a message far beyond it costs no more than one at it.
@@ -21,7 +21,7 @@ _CONTINUED = bytes(range(128, 256))  # bytes of a number that are not its last
 
 def check_fields(descriptor: Any, data: bytes) -> None:
     """Raises InvalidInput, naming the field, for a message of more than MAX_FIELDS fields or MAX_TOKEN_IDS numbers in
-    one of them. Bytes that are no message are left to the parser.
+    one of them. Invalid bytes are left to the parser.
     """
     if len(data) > 2 * MAX_FIELDS:
         with suppress(IndexError):  # the bytes end too early
@@ -29,7 +29,7 @@ def check_fields(descriptor: Any, data: bytes) -> None:
 
 
 def _count(descriptor: Any, data: bytes, at: int, end: int, left: int) -> int:
-    """Walks over the fields between two places; how many more there may be."""
+    """Walks over the fields between two places. Returns how many more are allowed."""
     while at < end:
         tag, at = _varint(data, at)
         field = descriptor.fields_by_number.get(tag >> 3) if descriptor is not None else None
@@ -60,7 +60,7 @@ def _is_packed(field: Any) -> bool:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and the place behind it."""
+    """A number, and the position after it."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -1,8 +1,8 @@
 """Dataclasses <-> protobuf: the only module that knows both.
 
 A dataclass and its message share their names and the names of their fields, except for those in the tables below. None
-is not set. A field that is not set takes the dataclass's default; 0 is 0. Importing this module loads neither torch,
-Faiss nor numpy.
+is not set. A field that is not set takes the dataclass's default, and 0 is 0. This module imports neither torch, Faiss
+nor numpy.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ def _check_listing(message: Any) -> None:
 
 
 def _find_bad_field(message_type: type[Message], values: dict[str, Any]) -> InvalidInput:
-    """The error that names the field whose value protobuf refuses."""
+    """The error for the field that protobuf refuses."""
     for name, value in values.items():
         try:
             message_type(**{name: value})
@@ -317,7 +317,7 @@ def _find_bad_field(message_type: type[Message], values: dict[str, Any]) -> Inva
 
 
 def _undecodable_text(descriptor: Any, data: bytes) -> str:
-    """Name of the first text field that is not UTF-8; empty if the bytes are invalid in another way."""
+    """Name of the first text field that is not UTF-8, empty if the bytes are invalid in another way."""
     try:
         parts = _unknown_fields(empty_pb2.Empty.FromString(data))  # every field is unknown to Empty
     except DecodeError:

@@ -1,8 +1,8 @@
 """Errors <-> gRPC status: one table, read by the server and by the client.
 
-An error travels as a `google.rpc.Status` whose `ErrorInfo` names its class, so that the client raises the very class
-that the library would have raised, with the same message. Details that have a standard form go in it: the field in
-`BadRequest`, what was not found in `ResourceInfo`, the time to wait in `RetryInfo`.
+An error travels as a `google.rpc.Status` whose `ErrorInfo` names its class, so that the client raises the class and
+message of the library. Details use their standard messages: the field
+`BadRequest`, the missing thing `ResourceInfo`, the time to wait `RetryInfo`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _CLASS_OF = {kind.__name__: kind for kind in CODES}
 
 
 class Trailer(NamedTuple):
-    """How a call ends that went wrong: what `context.abort` takes."""
+    """The end of a failed call: the arguments of `context.abort`."""
 
     code: grpc.StatusCode
     details: str
@@ -68,7 +68,7 @@ class Trailer(NamedTuple):
 
 
 def trailer_of(error: MemlmError) -> Trailer:
-    """How a call ends with an error."""
+    """The end of a call that fails with an error."""
     status = status_of(error)
     return Trailer(CODES[kind_of(error)], status.message, ((DETAILS_KEY, status.SerializeToString()),))
 
@@ -83,12 +83,12 @@ def status_of(error: MemlmError) -> Status:
 
 
 def kind_of(error: MemlmError) -> type[MemlmError]:
-    """The class that an error travels as: one that is not in the table, as the nearest one above it."""
+    """The class that is sent for an error: its nearest base class in the table."""
     return next((kind for kind in type(error).__mro__ if kind in CODES), InternalError)
 
 
 def error_of(error: grpc.RpcError, target: str) -> MemlmError:
-    """The error that a call ended with: the server's own where it sent one, else what happened on the way to it."""
+    """The error of a failed call: the server's if it sent one, else the transport's."""
     status = _status_in(error)
     if status is not None and (sent := sent_error(status)) is not None:
         return sent
@@ -96,7 +96,7 @@ def error_of(error: grpc.RpcError, target: str) -> MemlmError:
 
 
 def shortened(text: str, limit: int = MAX_MESSAGE_BYTES) -> str:
-    """A text in at most `limit` bytes of UTF-8, cut in its middle: what was wrong leads, what to try ends a message."""
+    """A text cut in its middle to `limit` bytes of UTF-8: messages begin with the fault and end with advice."""
     data = text.encode(errors="replace")
     if len(data) <= limit:
         return data.decode()
@@ -122,13 +122,13 @@ def _status_in(error: grpc.RpcError) -> Status | None:
         if key == DETAILS_KEY:
             try:
                 return Status.FromString(value)
-            except DecodeError:  # another server's: its code and text still tell
+            except DecodeError:  # another server's format: its code and text remain
                 return None
     return None
 
 
 def sent_error(status: Status) -> MemlmError | None:
-    """The error that a memlm server packed; None where the status is somebody else's."""
+    """The error that a memlm server packed, None for the status of another server."""
     info, bad, resource, retry = ErrorInfo(), BadRequest(), ResourceInfo(), RetryInfo()
     for packed in status.details:
         for detail in (info, bad, resource, retry):
@@ -146,7 +146,7 @@ def sent_error(status: Status) -> MemlmError | None:
 
 
 def _transport_error(code: grpc.StatusCode, details: str, target: str) -> MemlmError:
-    """What a status says that gRPC itself made, on either side."""
+    """The error of a status that gRPC made, on either side."""
     if code is grpc.StatusCode.UNAVAILABLE:
         return Unavailable(
             f"{target} cannot be reached ({details}); check the address, and that `memlm serve` runs there"

@@ -159,7 +159,7 @@ def test_a_store_without_current_is_repaired_as_its_error_says(capsys, own_store
         assert f"memlm index verify {own_store} --repair" in " ".join(err.split())
     code, out, _ = memlm(capsys, "index", "verify", own_store, "--repair")
     assert code == 0
-    assert "CURRENT was written anew" in out
+    assert "CURRENT was restored" in out
     assert memlm(capsys, "index", "info", own_store)[0] == 0
 
 
@@ -202,7 +202,7 @@ def test_generate_prints_the_text_and_its_sources(capsys, model_folder, store_fo
     words = ["generate", "the memory", "--model", model_folder, "--store", store_folder, "--seed", "1", "--lam", "0.9"]
     code, out, _ = memlm(capsys, *words, "--max-tokens", "10", "--show-sources")
     assert code == 0
-    assert "from memory:" in out
+    assert "share of p_kNN:" in out
     assert "doc-" in out
 
 

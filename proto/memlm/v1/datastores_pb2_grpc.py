@@ -98,44 +98,44 @@ class DatastoresServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Search(self, request, context):
-        """The places whose context is most like the end of a text.
+        """The nearest neighbors of the end of a text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteDocuments(self, request, context):
-        """Deletes documents for good: once this is answered, they contribute to no answer.
-        NOT_FOUND names those that are not there; then none is deleted.
+        """Deletes documents. After the response they no longer influence any answer.
+        If any id is missing, NOT_FOUND names the missing ids, and nothing is deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BuildDatastore(self, request, context):
-        """The following three take long. They answer at once, with an operation whose metadata is a JobMetadata and whose
-        response, once done, is a JobReport. What was served before goes on being served until the change is complete.
+        """The following three start a job and return its operation. Its metadata is a JobMetadata, and its response a
+        JobReport. The previous datastore is served until the job is complete.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AddDocuments(self, request_iterator, context):
-        """The first message says where to; documents are in any of them, each whole in one.
+        """The first message names the datastore. Any message may hold documents.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CompactDatastore(self, request, context):
-        """Merges what was added, and drops what was deleted.
+        """Merges the segments without the deleted documents.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadDatastore(self, request, context):
-        """Takes a datastore on the server's disk into service, or out of it; its files stay as they are.
+        """Loads or unloads a datastore on the server's disk. Its files stay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -81,23 +81,23 @@ class GenerationServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Continues a prompt. Streams one Accepted, then Tokens with only what is new, then exactly one Finished.
-        INVALID_ARGUMENT for a prompt or an option that cannot be used, NOT_FOUND for a datastore that is not loaded.
+        """Continues a prompt. Streams one Accepted, then Tokens with the new tokens, then exactly one Finished.
+        INVALID_ARGUMENT for an unusable prompt or option, NOT_FOUND for a datastore that is not loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeGeneration(self, request, context):
-        """Goes on with a stream that broke, from a token on. For generations that were asked for with resume_s.
-        NOT_FOUND where it failed, or nobody came back in time.
+        """Resumes a broken stream of a generation with resume_s.
+        NOT_FOUND if the generation failed or resume_s is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelGeneration(self, request, context):
-        """Stops a generation that would otherwise wait for its caller to come back.
+        """Cancels a generation that waits to be resumed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -76,8 +76,8 @@ class SessionsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AppendToSession(self, request_iterator, context):
-        """Reads a text, or tokens, into the session: all of it, or nothing. Any number of messages, the first of which names
-        the session; GetSession tells how far it is. ABORTED while the session is being used.
+        """Appends a text or tokens: all of it, or nothing on an error. The first of the messages names the session. GetSession
+        reports the progress. ABORTED while the session is in use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,21 +90,21 @@ class SessionsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSessions(self, request, context):
-        """The caller's own, the latest used first.
+        """The caller's sessions, last used first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForkSession(self, request, context):
-        """Another session that has read the same.
+        """Copies a session under a new name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSession(self, request, context):
-        """Forgets it; tells what it was.
+        """Deletes a session and returns its last description.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
