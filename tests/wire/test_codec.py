@@ -396,7 +396,9 @@ class FailedCall(grpc.RpcError):
         return self._metadata
 
 
-ERRORS = [getattr(errors, name) for name in errors.__all__ if name != "MemlmError"]
+ERRORS = [
+    kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type) and kind is not errors.MemlmError
+]
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
