@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 import memlm.model.cpu as cpu
 from memlm.api.params import SamplingParams
+from memlm.base.files import move, sync_file
 from memlm.data.gguf_tokenizer import tokenizer_of
 from memlm.data.tokenizer import GENERATION_FILE, Tokenizer
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
@@ -322,9 +322,8 @@ def _by_module(sources: dict[str, Source]) -> Iterator[tuple[str, list[str]]]:
     yield from modules.items()
 
 
-def _write(path: Path, write: Any) -> None:
+def _write(path: Path, write: Callable[[Path], object]) -> None:
     temporary = path.with_name(path.name + ".tmp")
     write(temporary)
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    sync_file(temporary)
+    move(temporary, path)

@@ -78,7 +78,7 @@ class ForwardContext:
 
     @property
     def sink_rope(self) -> Float[Tensor, "2 *R T r"] | None:
-        """Cosines and sines of the new tokens for attention sinks, whose distance is at most the window's width."""
+        """Cosines and sines of the new tokens for attention sinks, which are never further away than the window."""
         return self._rope("sink", self.mask.query_RT.clamp(max=self.mask.sink_cap))
 
     @cached_property

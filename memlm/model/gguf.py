@@ -46,7 +46,7 @@ class TensorInfo:
 
 
 class Header:
-    """Reads a header's values one after the other. Raises Corrupt for what the file is too short for."""
+    """Reads a header's values one after the other. Raises Corrupt if the file is too short."""
 
     def __init__(self, path: Path, data: memoryview) -> None:
         self._path, self._data, self.position = path, data, 0
@@ -268,7 +268,7 @@ def companion(model: Path, name: str) -> Path:
 
 def _paired_to_halves(num_heads_of: Callable[[ModelConfig], Sequence[int]]) -> Callable[[Tensor, ModelConfig], Tensor]:
     """Undoes the order of Llama's GGUF files, in which the two numbers that rotate together are neighbors. Here, as in
-    Hugging Face checkpoints, one stands in each half of a head.
+    Hugging Face checkpoints, they are in different halves of a head.
     """
 
     def rearrange(tensor: Tensor, config: ModelConfig) -> Tensor:

@@ -6,7 +6,6 @@ one that was not interrupted.
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memlm.base.files import move, sync_file
 from memlm.base.progress import Progress, silent
 from memlm.errors import Corrupt
 from memlm.model import Decoder, DecoderState
@@ -246,8 +246,6 @@ def _on(batch: TrainingBatch, device: torch.device) -> TrainingBatch:
 
 def _write(path: Path, value: Any) -> None:
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        torch.save(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    torch.save(value, temporary)
+    sync_file(temporary)
+    move(temporary, path)

@@ -39,8 +39,8 @@ class HeldOut:
         group = group or ProcessGroup()
         nats, count, total = 0.0, 0, sum(map(len, self._documents[group.rank :: group.size]))
         with torch.no_grad():
-            for rows in _side_by_side(self._rows(decoder, group), decoder.config.context_length):
-                nats += _nats(decoder, *_padded(rows))
+            for rows in _batched(self._rows(decoder, group), decoder.config.context_length):
+                nats += _sum_nats(decoder, *_padded(rows))
                 count += sum(len(targets_N) for _, targets_N in rows)
                 progress("score held-out text", count, total)
         return group.mean(nats) / max(group.mean(count), 1e-9)
@@ -54,14 +54,14 @@ class HeldOut:
                     yield window.inputs_T, window.targets_N
 
 
-def _side_by_side(rows: Iterable[Row], context_length: int) -> Iterator[list[Row]]:
+def _batched(rows: Iterable[Row], context_length: int) -> Iterator[list[Row]]:
     """Yields batches of rows, longest first, none padded to much more than its length."""
     ordered, size = sorted(rows, key=lambda row: -len(row[0])), max(1, BATCH_TOKENS // context_length)
     while ordered:
         longest = len(ordered[0][0])
-        alike = [row for row in ordered[:size] if len(row[0]) * MOST_PADDING >= longest]
-        yield alike
-        ordered = ordered[len(alike) :]
+        similar = [row for row in ordered[:size] if len(row[0]) * MOST_PADDING >= longest]
+        yield similar
+        ordered = ordered[len(similar) :]
 
 
 def _padded(rows: list[Row]) -> tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]]:
@@ -76,7 +76,7 @@ def _padded(rows: list[Row]) -> tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]
     return inputs_BT, targets_BT
 
 
-def _nats(decoder: Decoder, inputs_BT: Int[Tensor, "B T"], targets_BT: Int[Tensor, "B T"]) -> float:
+def _sum_nats(decoder: Decoder, inputs_BT: Int[Tensor, "B T"], targets_BT: Int[Tensor, "B T"]) -> float:
     """Returns the nats of all targets, reading a segment at a time."""
     state = decoder.new_state(batch_size=len(inputs_BT)) if decoder.config.is_segmented else None
     nats, length = 0.0, decoder.config.context_length
