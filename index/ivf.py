@@ -9,7 +9,6 @@ stored keys, where these are kept.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from jaxtyping import Float, Float16, Float32, Int64
 from memlm.base.progress import Progress
 from memlm.errors import Corrupt, InvalidInput
 from memlm.index.arrays import RowSubset
-from memlm.index.clustering import POINTS_PER_LIST, ListAssigner, centroids_of
 from memlm.index.exact import exact_distances, to_float32
 from memlm.index.factory import FLAT, Factory, check_factory
 from memlm.index.neighbors import Neighbors
@@ -32,8 +30,8 @@ POINTS_FOR_CODES = 65_536  # as many as Faiss' product quantizers learn from
 PROBES = (4, 8, 16, 32, 64, 128, 256)
 SHARED_ENTRIES = 65_536  # from so many entries on the lists of a single query are searched by all cores
 BY_QUERIES, BY_LISTS = 0, 1  # Faiss' parallel_mode
-TOUCHED_BYTES = 1 << 30
-PAGE_BYTES = 4096
+KMEANS_ROUNDS = 10
+POINTS_PER_LIST = 39  # Faiss warns below that
 
 
 def resolve_index(wanted: str, entries: int) -> str:
@@ -127,45 +125,39 @@ class Ivf:
         """Where the list that holds a key stands among the `most` nearest lists of its query; `most` where it does not.
         A key is found from one list more on.
         """
-        lists, flat_ND = inner(self.index), keys_QKD.reshape(-1, self.dim)
+        flat_ND = keys_QKD.reshape(-1, self.dim)
         with faiss_threads(len(flat_ND)):
-            lists_N = ListAssigner(lists.quantizer).find(transformed(self.index, flat_ND))
-            _, probed_QP = lists.quantizer.search(transformed(self.index, queries_QD), most)
+            lists_N = nearest_lists(self.index, transformed(self.index, flat_ND))
+            _, probed_QP = inner(self.index).quantizer.search(transformed(self.index, queries_QD), most)
         here_QKP = probed_QP[:, None] == lists_N.reshape(*keys_QKD.shape[:2], 1)
         return np.where(here_QKP.any(axis=2), here_QKP.argmax(axis=2), most)
 
 
 def train_ivf(factory: str, keys_ND: Float16[np.ndarray, "N D"] | RowSubset, *, seed: int, progress: Progress) -> Any:
-    """An index that knows its lists and codes, and holds nothing. Trains on a random sample of all the keys."""
+    """Trains the lists and codes of an empty index on a random sample of the keys."""
     index = create_index(factory, keys_ND.shape[1])
-    wanted = inner(index).nlist * POINTS_PER_LIST
+    lists = inner(index)
+    wanted = lists.nlist * POINTS_PER_LIST
     sample = min(len(keys_ND), wanted if is_lossless(factory) else max(wanted, POINTS_FOR_CODES))
     progress("train index", 0, sample)
     rows = np.sort(np.random.default_rng(seed).choice(len(keys_ND), sample, replace=False))
-    sample_ND = to_float32(keys_ND[rows])
+    lists.cp.seed, lists.cp.niter = seed + 1, KMEANS_ROUNDS
+    lists.cp.max_points_per_centroid, lists.cp.min_points_per_centroid = POINTS_PER_LIST, 1
     with faiss_threads(sample):
-        if isinstance(index, faiss.IndexPreTransform):
-            _train_transforms(index, sample_ND)
-        inner(index).quantizer.add(centroids_of(transformed(index, sample_ND), inner(index).nlist, seed=seed + 1))
-        index.train(sample_ND)  # what is trained stays
+        index.train(to_float32(keys_ND[rows]))
     progress("train index", sample, sample)
     return index
 
 
-def _train_transforms(index: Any, sample_ND: Float32[np.ndarray, "N D"]) -> None:
-    for number in range(index.chain.size()):
-        transform = faiss.downcast_VectorTransform(index.chain.at(number))
-        transform.train(sample_ND)
-        sample_ND = transform.apply(sample_ND)
+def nearest_lists(index: Any, keys_ND: Float32[np.ndarray, "N d"]) -> Int64[np.ndarray, " N"]:
+    """The list of each key; keys are as the inverted file sees them, behind its transforms."""
+    return inner(index).quantizer.search(keys_ND, 1)[1][:, 0]
 
 
 def add(index: Any, keys_ND: Float16[np.ndarray, "N D"], packed_N: Int64[np.ndarray, " N"]) -> None:
-    """Fills a trained index in memory, each key into the list that a file would have it in."""
-    lists, exact_ND = inner(index), transformed(index, keys_ND)
+    """Fills a trained index in RAM; `packed_N` are rows and values as Faiss' ids."""
     with faiss_threads(len(keys_ND)):
-        lists_N = np.ascontiguousarray(ListAssigner(lists.quantizer).find(exact_ND))
-        lists.add_core(len(exact_ND), *map(faiss.swig_ptr, (exact_ND, packed_N, lists_N)), None)
-    index.ntotal = lists.ntotal
+        index.add_with_ids(to_float32(keys_ND), packed_N)
 
 
 def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int) -> Neighbors:
@@ -174,9 +166,10 @@ def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprob
     shared = len(queries_QD) == 1 and nprobe * lists.ntotal >= SHARED_ENTRIES * lists.nlist
     lists.parallel_mode = BY_LISTS if shared else BY_QUERIES
     with faiss_threads(len(queries_QD), shared=shared):
-        distances_QK, packed_QK = index.search(
-            queries_QD, k, params=_search_params(nprobe, isinstance(index, faiss.IndexPreTransform))
-        )
+        params: Any = faiss.SearchParametersIVF(nprobe=nprobe)  # type: ignore[call-arg]  # its stubs know no keywords
+        if isinstance(index, faiss.IndexPreTransform):
+            params = faiss.SearchParametersPreTransform(index_params=params)  # type: ignore[call-arg]
+        distances_QK, packed_QK = index.search(queries_QD, k, params=params)
     found = Neighbors(distances_QK, packed_QK >> VALUE_BITS, packed_QK & ((1 << VALUE_BITS) - 1))
     if (distances_QK[:, 1:] < distances_QK[:, :-1]).any():  # Faiss promises no order for every index
         found = found.take(np.argsort(distances_QK, axis=1, kind="stable"))
@@ -185,36 +178,17 @@ def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprob
     return found
 
 
-@lru_cache(maxsize=64)
-def _search_params(nprobe: int, behind_transform: bool) -> Any:
-    """Kept, since making one takes as long as a tenth of a search."""
-    params = faiss.SearchParametersIVF(nprobe=nprobe)  # type: ignore[call-arg]  # its stubs know no keywords
-    return faiss.SearchParametersPreTransform(index_params=params) if behind_transform else params  # type: ignore[call-arg]
-
-
 def open_index(path: Path, entries: int, dim: int) -> Any:
     """Maps an index into memory; a large one is not read. Raises Corrupt where it is not of this size."""
     try:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
         raise Corrupt(f"{path} cannot be read by Faiss; build the store anew") from error
-    _touch(inner(index))
     if index.ntotal != entries or index.d != dim:
         raise Corrupt(
             f"{path} has {index.ntotal} entries of {index.d} dimensions, not {entries} of {dim}; build it anew"
         )
     return index
-
-
-def _touch(index: Any) -> None:
-    """Reads a byte of each page of a mapped index of moderate size, so that first searches need not wait for them."""
-    lists = index.invlists
-    if index.ntotal * (index.code_size + 8) > TOUCHED_BYTES:
-        return
-    for number in range(index.nlist):
-        if size := lists.list_size(number):
-            faiss.rev_swig_ptr(lists.get_codes(number), size * index.code_size)[::PAGE_BYTES].sum()
-            faiss.rev_swig_ptr(lists.get_ids(number), size)[:: PAGE_BYTES // 8].sum()
 
 
 def create_index(factory: str, dim: int) -> Any:

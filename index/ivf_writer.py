@@ -1,9 +1,12 @@
-"""Keys -> an inverted file on disk, in bounded memory.
+"""Writes an inverted file to disk in bounded RAM.
 
-Faiss fills its lists in memory and writes them at the end, which takes as much memory as there are codes. Here the
-keys are assigned to lists in one pass, and then written list by list, a few lists for each core at a time, in the
-layout of Faiss' own "ilar" records (faiss/impl/index_write.cpp): a trained index without entries, the sizes of the
-lists, then codes and ids of each. What was written is opened by Faiss and checked before it counts.
+Faiss fills its lists in RAM and writes them at the end, so an index of 10^7 keys of 1 KiB would need 10 GB of it.
+`faiss.contrib.ondisk.merge_ondisk` needs as much disk again for its shards. This module assigns the keys to lists in
+one pass, and then writes list by list, a few lists for each core at a time.
+
+It is the one place that knows a layout of Faiss: the "ilar" record of `faiss/impl/index_write.cpp`, which is a trained
+index without entries, the sizes of the lists, then codes and ids of each list. A test compares the file with Faiss' own
+byte for byte. With another layout nothing is written, and Faiss opens and checks the file before it is committed.
 """
 
 from __future__ import annotations
@@ -19,11 +22,10 @@ from jaxtyping import Float16, Float32, Int64, UInt8
 
 from memlm.base.files import create, remove, storage, sync
 from memlm.base.progress import Progress
-from memlm.errors import Corrupt
+from memlm.errors import Incompatible
 from memlm.index.arrays import GrowingArray, RowSubset, rows_of
-from memlm.index.clustering import ListAssigner
-from memlm.index.ivf import VALUE_BITS, create_index, inner, keys_are_codes, transformed
-from memlm.index.threads import Rows, blocks, run_in_threads, share, shares
+from memlm.index.ivf import VALUE_BITS, create_index, inner, keys_are_codes, nearest_lists, transformed
+from memlm.index.threads import Rows, blocks, even_blocks, rows_per_core, run_in_threads
 
 BLOCK_ROWS, GROUP_ROWS = 32_768, 131_072  # in work at a time, shared out among the cores
 LIST_BYTES = 4
@@ -69,19 +71,19 @@ def _assign(
     progress: Progress,
 ) -> None:
     """Writes the list of each key, and its code; the latter only where that is not the key itself."""
-    ivf, finder = inner(index), ListAssigner(inner(index).quantizer)
+    ivf = inner(index)
     is_code = keys_are_codes(index)
 
     def assign(rows: Rows) -> tuple[Int64[np.ndarray, " N"], UInt8[np.ndarray, "N C"] | None]:
         exact_ND = transformed(index, keys_ND[slice(*rows)])
-        lists_N = finder.find(exact_ND)
+        lists_N = nearest_lists(index, exact_ND)
         return lists_N, None if is_code else _encoded(ivf, exact_ND, lists_N)
 
     with (
         closing(GrowingArray(lists_path, "<i4", None)) as lists,
         closing(GrowingArray(codes_path, "u1", ivf.code_size)) as codes,
     ):
-        for (_, end), (lists_N, codes_NC) in run_in_threads(assign, shares(len(keys_ND), BLOCK_ROWS)):
+        for (_, end), (lists_N, codes_NC) in run_in_threads(assign, even_blocks(len(keys_ND), BLOCK_ROWS)):
             lists.append(lists_N)
             if codes_NC is not None:
                 codes.append(codes_NC)
@@ -116,7 +118,10 @@ def _write_head(file: IO[bytes], index: Any, sizes: Int64[np.ndarray, " L"]) -> 
     head, tail = empty[:-EMPTY_LISTS_BYTES], empty[-EMPTY_LISTS_BYTES:]
     count = np.array([len(sizes), inner(index).code_size], "<u8").tobytes()
     if tail != b"ilar" + count + b"sprs" + bytes(8):
-        raise Corrupt("this Faiss lays out inverted lists in a way that memlm does not know; install faiss-cpu 1.12")
+        raise Incompatible(
+            f"Faiss {faiss.__version__} lays out inverted lists in a way that memlm does not know; install the version"
+            " in constraints.txt"
+        )
     file.write(head + b"ilar" + count + b"full" + np.array([len(sizes), *sizes], "<u8").tobytes())
 
 
@@ -137,7 +142,7 @@ def _write_lists(
         return codes, packed
 
     done = 0
-    for (first, last), (codes, packed) in run_in_threads(sort, _groups(sizes, share(GROUP_ROWS))):
+    for (first, last), (codes, packed) in run_in_threads(sort, _groups(sizes, rows_per_core(GROUP_ROWS))):
         begin = 0
         for end in np.cumsum(sizes[first:last]):
             file.write(codes[begin:end].data)

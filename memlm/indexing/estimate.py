@@ -12,9 +12,8 @@ import numpy as np
 
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput, StorageFull
-from memlm.index.clustering import POINTS_PER_LIST, num_compared
 from memlm.index.factory import FLAT, Factory
-from memlm.index.ivf import POINTS_FOR_CODES, code_bytes, is_lossless, nlist_of, resolve_index
+from memlm.index.ivf import POINTS_FOR_CODES, POINTS_PER_LIST, code_bytes, is_lossless, nlist_of, resolve_index
 from memlm.index.ivf_writer import GROUP_ROWS, beside_bytes
 from memlm.index.threads import faiss_threads
 from memlm.model.checkpoint import Checkpoint
@@ -119,7 +118,7 @@ def _seconds_per_key(dim: int, lists: int) -> float:
     if not lists:
         return 0.0
     rng = np.random.default_rng(0)
-    shapes = (num_compared(lists), dim), (MEASURED_KEYS, dim)
+    shapes = (lists, dim), (MEASURED_KEYS, dim)
     centroids, keys_ND = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
     with faiss_threads(MEASURED_KEYS):
         begin = time.perf_counter()

@@ -1,3 +1,4 @@
+import faiss
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -163,9 +164,9 @@ def test_one_query_finds_the_same_on_all_cores(make, corpus, monkeypatch):
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 64])
 @pytest.mark.parametrize("k", [1, 7, 50])
-def test_cores_share_exact_search_and_nothing_changes(monkeypatch, cores, k):
-    monkeypatch.setattr(exact, "num_cores", lambda: cores)
-    monkeypatch.setattr(exact, "PART_BYTES", 4 * DIM)
+def test_keys_in_ram_are_searched_as_those_on_disk(monkeypatch, cores, k):
+    monkeypatch.setattr("memlm.index.threads.num_cores", lambda: cores)
+    monkeypatch.setattr(exact, "BLOCK_ROWS", 40)
     rng = np.random.default_rng(cores)
     stored_ND, values_N = rng.normal(size=(80, DIM)).astype(np.float16), rng.integers(0, 500, 80)
     kept = np.flatnonzero(rng.random(80) < 0.5)
@@ -174,18 +175,16 @@ def test_cores_share_exact_search_and_nothing_changes(monkeypatch, cores, k):
         (RowSubset(stored_ND, kept), values_N[kept]),
         (stored_ND[:3], values_N),
     ):
-        resident = exact.FlatIndex(keys_ND, values)
+        index = exact.FlatIndex(keys_ND, values)
         for queries in (1, 2, 7, 8, 20):
             queries_QD = rng.normal(size=(queries, DIM)).astype(np.float32)
-            found, expected = resident.search(queries_QD, k), exact.exact_neighbors(queries_QD, keys_ND, values, k)
-            for mine, other in zip(vars(found).values(), vars(expected).values(), strict=True):
-                np.testing.assert_array_equal(mine, other)
+            found, expected = index.search(queries_QD, k), exact.exact_neighbors(queries_QD, keys_ND, values, k)
+            for found_QK, expected_QK in zip(vars(found).values(), vars(expected).values(), strict=True):
+                np.testing.assert_array_equal(found_QK, expected_QK)
 
 
 def test_exact_search_by_matrix_products_equals_its_plain_twin(monkeypatch):
-    monkeypatch.setattr(exact, "num_cores", lambda: 2)
-    monkeypatch.setattr(exact, "PART_BYTES", 4)
-    monkeypatch.setattr("memlm.index.threads.BY_PRODUCTS_FROM", 1)
+    monkeypatch.setattr(faiss.cvar, "distance_compute_blas_threshold", 1)
     rng = np.random.default_rng(0)
     scales_N1 = rng.uniform(0.2, 5.0, size=(80, 1))  # norms that differ, and so count
     keys_ND, values_N = (scales_N1 * rng.normal(size=(80, DIM))).astype(np.float16), rng.integers(0, 500, 80)

@@ -1,11 +1,11 @@
-"""How rows are shared out among the cores."""
+"""Rows are cut into blocks that keep all cores equally busy."""
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memlm.index import threads
-from memlm.index.threads import LEAST_ROWS, share, shares
+from memlm.index.threads import MIN_BLOCK_ROWS, even_blocks, rows_per_core
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 8, 64])
@@ -15,13 +15,13 @@ def test_every_row_has_its_turn_once_and_the_cores_have_as_many(cores):
     def check(num_rows: int, in_work: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(threads, "num_cores", lambda: cores)
-            parts, most = list(shares(num_rows, in_work)), share(in_work)
+            parts, most = list(even_blocks(num_rows, in_work)), rows_per_core(in_work)
         ends = [0, *(end for _, end in parts)]
         assert [begin for begin, _ in parts] == ends[:-1]
         assert ends[-1] == num_rows
         sizes = [end - begin for begin, end in parts]
         assert all(0 < size <= most for size in sizes)
         busiest, turns = sum(sizes[::cores]), -(-len(sizes) // cores)
-        assert busiest <= num_rows / cores + max(turns, min(most, LEAST_ROWS))
+        assert busiest <= num_rows / cores + max(turns, min(most, MIN_BLOCK_ROWS))
 
     check()

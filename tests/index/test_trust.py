@@ -1,6 +1,7 @@
 """Kills at random moments while others read; bytes that were lost or changed: the last commit stands, or it is said."""
 
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from random_stores import IVF, Corpus, build, fill, spec
 
 from memlm.errors import Corrupt, MemlmError, NotFound
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.manifest import JOURNAL
 from memlm.index.store.writer import StoreWriter
 
 
@@ -39,35 +41,49 @@ def readers(path: Path, count: int) -> Iterator[None]:
     assert told == [""] * count
 
 
-def kill_again_and_again(path: Path, *, kills: int, seed: int) -> int:
-    """Writers that are killed at random moments, each taking up what the last one left; the last commit's number."""
-    chance, number = random.Random(seed), 0
+def kill_again_and_again(path: Path, *, kills: int, seed: int) -> tuple[int, int]:
+    """Kills writers at random moments of a change, each of which continues after the last one. Returns the number of
+    the last commit, and how many kills left a change half done.
+
+    A kill comes a random part of a change's own duration after a commit, so that it meets a living writer in the middle
+    of the next change on a machine of any speed.
+    """
+    chance, number, half_done = random.Random(seed), 0, 0
     for _ in range(kills):
         writer = started("write", path)
         assert writer.stdout is not None
-        ready = writer.stdout.readline()  # a first commit is done, so that it did go on
-        assert ready, writer.communicate()[1]
-        time.sleep(chance.uniform(0, 0.15))
+        acknowledged = writer.stdout.readline()  # includes the start of the process
+        for _ in range(chance.randint(1, 3)):
+            begin_s = time.monotonic()
+            acknowledged = writer.stdout.readline() or acknowledged
+            change_s = time.monotonic() - begin_s
+        time.sleep(chance.uniform(0, change_s))
         writer.kill()
-        writer.communicate()
+        rest, errors = writer.communicate()
+        assert writer.returncode == -signal.SIGKILL, errors  # alive until then, and so in the middle of a change
+        acknowledged = (rest.splitlines() or [acknowledged])[-1]
+        half_done += (path / JOURNAL).exists()
         with Datastore.open(path) as store:
-            assert store.manifest.number >= max(number, int(ready))
+            assert store.manifest.number >= max(number, int(acknowledged))
             number = store.manifest.number
             assert store.snapshot.verify() == []
             store_history.check(store)
-    return number
+    return number, half_done
 
 
 @pytest.mark.crash
 def test_kills_at_random_moments_lose_nothing_while_others_read(tmp_path):
     with readers(tmp_path / "s", 2):
-        assert kill_again_and_again(tmp_path / "s", kills=6, seed=0) >= 6
+        number, _ = kill_again_and_again(tmp_path / "s", kills=6, seed=0)
+        assert number >= 2 * 6
 
 
 @pytest.mark.slow
 def test_two_hundred_kills_with_four_readers(tmp_path):
     with readers(tmp_path / "s", 4):
-        assert kill_again_and_again(tmp_path / "s", kills=200, seed=1) > 200
+        number, half_done = kill_again_and_again(tmp_path / "s", kills=200, seed=1)
+        assert number >= 2 * 200
+        assert half_done > 50
 
 
 def answers(path: Path, queries_QD: np.ndarray) -> tuple:
