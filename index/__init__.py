@@ -1,4 +1,4 @@
-"""The datastore: keys and values in, neighbors out; numpy and Faiss, no torch.
+"""The datastore: stores keys and values, and finds neighbors. Uses numpy and Faiss, no torch.
 
     with StoreWriter.create("store", spec) as writer:        # memlm.index.store.writer
         writer.begin_document("a.txt")
@@ -6,7 +6,7 @@
         datastore = writer.commit()
     datastore.search(queries_QD, k=8)                         # memlm.index.store.datastore
 
-Names are loaded when they are first used, so that `memlm.errors` can be had without Faiss.
+Names are imported on first use, so that `memlm.errors` can be imported without Faiss.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Arrays on disk that grow at their end: .npy files whose header always tells what was last synced."""
+"""Arrays on disk that grow at their end: .npy files whose header always counts the rows that were last synced."""
 
 from __future__ import annotations
 
@@ -16,32 +16,29 @@ HEADER_BYTES = 128
 
 
 class RowSubset:
-    """Some rows of an array on disk, in order: read when they are asked for, a slice or a list of them at a time."""
+    """Selected rows of an array on disk, in order. Rows are read when they are indexed, by a slice or a list."""
 
     def __init__(self, array: np.ndarray, rows: Int64[np.ndarray, " N"]) -> None:
-        """Takes the array, and which rows of it are meant."""
         self._array, self.rows = array, rows
         self.shape = (len(rows), *array.shape[1:])
 
     def __len__(self) -> int:
-        """How many rows there are."""
         return len(self.rows)
 
     def __getitem__(self, places: Any) -> np.ndarray:
-        """Reads the rows at some places."""
         return self._array[self.rows[places]]
 
 
 def rows_of(array: np.ndarray | RowSubset, places: Int64[np.ndarray, "*S"]) -> Int64[np.ndarray, "*S"]:
-    """The rows on disk of some places of an array, which are the same unless only some are meant."""
+    """Maps places in an array to rows on disk. They differ only for a `RowSubset`."""
     return array.rows[places] if isinstance(array, RowSubset) else places
 
 
 class GrowingArray:
-    """An .npy file of rows, open for appending. `rows` counts those appended; `sync` makes them count."""
+    """An .npy file of rows, open for appending. `rows` counts the appended rows, and `sync` makes them durable."""
 
     def __init__(self, path: Path, dtype: str, width: int | None, *, rows: int = 0) -> None:
-        """Starts a new file, or continues one after its first `rows` rows and drops the rest."""
+        """Starts a new file, or continues a file after its first `rows` rows and drops the rest."""
         self.path, self.rows = path, rows
         self._dtype, self._width = np.dtype(dtype), width
         with storage(path):
@@ -58,19 +55,19 @@ class GrowingArray:
         self.rows += len(rows)
 
     def sync(self) -> None:
-        """Tells the number of rows in the header, and waits until all of it is on the disk."""
+        """Writes the number of rows to the header, and waits until the file is on the disk."""
         self.flush()
         with storage(self.path):
             sync(self._file.fileno())
 
     def flush(self) -> None:
-        """Tells the number of rows in the header; enough for what no crash need leave."""
+        """Writes the number of rows to the header without waiting for the disk."""
         with storage(self.path):
             self._write_header()
             self._file.flush()
 
     def close(self) -> None:
-        """Closes the file; what was not synced may be lost, on a full disk it is."""
+        """Closes the file. Rows that were not synced may be lost, and are lost on a full disk."""
         with suppress(OSError):
             self._file.close()
 

@@ -31,7 +31,7 @@ def exact_neighbors(
     values_N: np.ndarray,
     k: int,
 ) -> Neighbors:
-    """Finds the k nearest rows of `keys_ND`; ids are row numbers."""
+    """Finds the k nearest rows of `keys_ND`. Ids are row numbers."""
 
     def search(rows: Rows) -> Neighbors:
         return _nearest(queries_QD, to_float32(keys_ND[slice(*rows)]), values_N, k, rows[0])
@@ -52,7 +52,7 @@ class FlatIndex:
         self._keys_ND, self._values_N = to_float32(keys_ND[:]), values_N
 
     def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbors:
-        """Finds the k nearest keys to each query; ids are row numbers."""
+        """Finds the k nearest keys to each query. Ids are row numbers."""
         return exact_neighbors(queries_QD, self._keys_ND, self._values_N, k)
 
 
@@ -63,7 +63,7 @@ def _nearest(
     k: int,
     first: int,
 ) -> Neighbors:
-    """Finds the k nearest of the keys whose first is row `first` of all."""
+    """Finds the k nearest of the keys that begin at row `first` of all."""
     _, rows_QK = faiss.knn(queries_QD, keys_ND, min(k + SPARE, len(keys_ND)))
     ids_QK = rows_QK + first
     found = Neighbors(exact_distances(queries_QD, keys_ND, rows_QK), ids_QK, values_N[ids_QK].astype(np.int64))

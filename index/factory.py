@@ -1,11 +1,11 @@
-"""Faiss factory strings that a store may be built with, and what each of them may ask for.
+"""Faiss factory strings that a store may be built with, and the limits of their numbers.
 
     Flat
     [OPQ<m>[_<width>], | PCA<width>, | PCAR<width>,] IVF<lists>[_HNSW[<links>]], <codes>
     codes: Flat, SQ4, SQ6, SQ8, SQfp16, RaBitQ, PQ<m>[x<bits>]
 
-A string may come from a caller, and Faiss allocates what it asks for before it trains. So it is parsed, and its
-numbers are compared with the store's width and entries, before Faiss sees it. No Faiss here.
+A string may come from a caller, and Faiss allocates the sizes in it before it trains. So the string is parsed, and its
+numbers are compared with the store's width and entries, before Faiss sees it. This module does not import Faiss.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _GRAMMAR = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Factory:
-    """An inverted file's factory string in parts. `width` is what the inverted file sees of a key, 0 for all of it;
-    `opq` and `subspaces` are the parts that a rotation and a product quantizer cut it into, 0 for none.
+    """The parts of an inverted file's factory string. `width` is the width of a key in the inverted file, 0 for all of
+    it. `opq` and `subspaces` count the parts that a rotation and a product quantizer cut it into, 0 for none.
     """
 
     text: str
@@ -49,8 +49,8 @@ class Factory:
 
     @classmethod
     def parse(cls, text: str) -> Factory:
-        """Reads a string of the grammar above. Raises InvalidInput, telling what is supported, for any other, and for
-        numbers that are too large for any store.
+        """Parses a string of the grammar above. Raises InvalidInput, with the supported strings, for any other string
+        and for numbers that are too large for any store.
         """
         found = _GRAMMAR.fullmatch(text)
         if found is None or (found["width"] and found["transform"] != "OPQ"):
@@ -79,7 +79,7 @@ class Factory:
         return made
 
     def check_width(self, dim: int) -> None:
-        """Raises InvalidInput where keys of `dim` numbers cannot be transformed or cut up like that."""
+        """Raises InvalidInput if keys of `dim` numbers cannot be transformed or cut up in this way."""
         width = self.width or dim
         if width > dim:
             raise InvalidInput(
@@ -95,7 +95,7 @@ class Factory:
                 )
 
     def check_lists(self, entries: int) -> None:
-        """Raises InvalidInput for more lists than entries: some would never have one."""
+        """Raises InvalidInput for more lists than entries, because some lists would stay empty."""
         if self.lists > max(1, entries):
             raise InvalidInput(
                 f"index is {self.text!r}, and there are about {entries:,} entries; expected at most as many lists, or"
@@ -105,11 +105,11 @@ class Factory:
 
 
 def with_lists_for(text: str, entries: int) -> str:
-    """The same kind of index, with no more lists than entries: an added segment may be smaller than the first one."""
+    """Lowers the number of lists to the entries at most. An added segment may be smaller than the first one."""
     return re.sub(r"IVF(\d+)", lambda lists: f"IVF{min(int(lists[1]), max(1, entries))}", text)
 
 
 def check_factory(text: str) -> None:
-    """Raises InvalidInput for an index that no store can have, whatever its entries and width."""
+    """Raises InvalidInput for an index that no store can have, of any size and width."""
     if text not in ("auto", FLAT):
         Factory.parse(text)

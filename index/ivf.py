@@ -1,9 +1,8 @@
-"""Inverted-file indexes in Faiss: naming, training, opening, searching.
+"""Inverted-file indexes in Faiss: choosing, training, opening and searching them.
 
-The value travels in Faiss' 64-bit id, below the row, so that a search looks up nothing else. Scalar codes are of the
-keys themselves, not of residuals, so that with float16 codes distances are exact for whatever the probed lists hold.
-Codes that lose something are asked for more than is wanted, and their answers are re-ranked by the distances of the
-stored keys, where these are kept.
+The value is part of Faiss' 64-bit id, below the row, so that a search needs no other lookup. Scalar codes encode the
+keys themselves, not residuals, so that float16 codes give exact distances to all entries of the probed lists. With
+lossy codes, a search finds more entries than requested and ranks them by the stored keys, where these are kept.
 """
 
 from __future__ import annotations
@@ -35,7 +34,9 @@ POINTS_PER_LIST = 39  # Faiss warns below that
 
 
 def resolve_index(wanted: str, entries: int) -> str:
-    """The factory string for "auto", by size; any other is kept. Raises InvalidInput for what cannot be built."""
+    """The factory string for "auto", by size. Other strings are checked and returned. Raises InvalidInput for an index
+    that cannot be built.
+    """
     if wanted == "auto":
         return FLAT if entries < FLAT_BELOW else f"IVF{lists_for(entries)},SQfp16"
     check_factory(wanted)
@@ -43,7 +44,7 @@ def resolve_index(wanted: str, entries: int) -> str:
 
 
 def lists_for(entries: int) -> int:
-    """How many lists: twice the square root of the entries, so that a list has half of it."""
+    """The number of lists: twice the square root of the entries, so that a list has half of it."""
     return max(1, round(2 * np.sqrt(entries)))
 
 
@@ -54,7 +55,7 @@ def nlist_of(factory: str) -> int:
 
 
 def is_lossless(factory: str) -> bool:
-    """Whether distances to codes are those to float16 keys."""
+    """Whether distances to codes equal those to float16 keys."""
     return factory == FLAT or bool(re.fullmatch(r"IVF\d+(_HNSW\d*)?,(SQfp16|Flat)", factory))
 
 
@@ -69,7 +70,7 @@ def inner(index: Any) -> Any:
 
 
 def transformed(index: Any, keys_ND: Float[np.ndarray, "N D"]) -> Float32[np.ndarray, "N d"]:
-    """Keys as the inverted file sees them."""
+    """Applies an index's transforms to keys."""
     keys: np.ndarray = to_float32(keys_ND)
     if isinstance(index, faiss.IndexPreTransform):
         chain: Any = index.chain  # its stubs take it for a list
@@ -85,10 +86,10 @@ def keys_are_codes(index: Any) -> bool:
 
 
 class Ivf:
-    """A filled index, and the keys that it re-ranks by, where there are any."""
+    """A filled index, with the stored keys for re-ranking if there are any."""
 
     def __init__(self, index: Any, factory: str, keys_ND: Float16[np.ndarray, "N D"] | None) -> None:
-        """Takes an index of Faiss, whose ids hold rows of `keys_ND` and values."""
+        """Takes an index of Faiss. Its ids hold rows of `keys_ND` and values."""
         self.index, self.factory = index, factory
         self.keys_ND = None if is_lossless(factory) else keys_ND
 
@@ -108,8 +109,8 @@ class Ivf:
         return int(self.index.ntotal)
 
     def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int, rerank: int = 0) -> Neighbors:
-        """The k nearest entries in the `nprobe` nearest lists; ids are row numbers. With `rerank`, the k nearest by
-        the stored keys of `rerank` times k that are nearest by their codes.
+        """Finds the k nearest entries in the `nprobe` nearest lists. Ids are row numbers. With `rerank`, the `rerank`
+        times k nearest by their codes are ranked by their stored keys.
         """
         if not rerank or self.keys_ND is None:
             return search_ivf(self.index, queries_QD, k, nprobe)
@@ -122,8 +123,8 @@ class Ivf:
     def places_of_lists(
         self, queries_QD: Float32[np.ndarray, "Q D"], keys_QKD: Float16[np.ndarray, "Q K D"], most: int
     ) -> Int64[np.ndarray, "Q K"]:
-        """Where the list that holds a key stands among the `most` nearest lists of its query; `most` where it does not.
-        A key is found from one list more on.
+        """The rank of each key's list among the `most` nearest lists of its query, or `most` if it is farther. A search
+        with a larger nprobe than the rank finds the key.
         """
         flat_ND = keys_QKD.reshape(-1, self.dim)
         with faiss_threads(len(flat_ND)):
@@ -150,18 +151,18 @@ def train_ivf(factory: str, keys_ND: Float16[np.ndarray, "N D"] | RowSubset, *, 
 
 
 def nearest_lists(index: Any, keys_ND: Float32[np.ndarray, "N d"]) -> Int64[np.ndarray, " N"]:
-    """The list of each key; keys are as the inverted file sees them, behind its transforms."""
+    """The list of each key, given as the inverted file sees it, behind its transforms."""
     return inner(index).quantizer.search(keys_ND, 1)[1][:, 0]
 
 
 def add(index: Any, keys_ND: Float16[np.ndarray, "N D"], packed_N: Int64[np.ndarray, " N"]) -> None:
-    """Fills a trained index in RAM; `packed_N` are rows and values as Faiss' ids."""
+    """Fills a trained index in RAM. `packed_N` are Faiss' ids, made of rows and values."""
     with faiss_threads(len(keys_ND)):
         index.add_with_ids(to_float32(keys_ND), packed_N)
 
 
 def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int) -> Neighbors:
-    """The k nearest entries in the `nprobe` nearest lists; ids are row numbers."""
+    """Finds the k nearest entries in the `nprobe` nearest lists. Ids are row numbers."""
     lists = inner(index)
     shared = len(queries_QD) == 1 and nprobe * lists.ntotal >= SHARED_ENTRIES * lists.nlist
     lists.parallel_mode = BY_LISTS if shared else BY_QUERIES
@@ -179,7 +180,7 @@ def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprob
 
 
 def open_index(path: Path, entries: int, dim: int) -> Any:
-    """Maps an index into memory; a large one is not read. Raises Corrupt where it is not of this size."""
+    """Maps an index from disk without reading all of it. Raises Corrupt if it has another size than expected."""
     try:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
@@ -192,7 +193,7 @@ def open_index(path: Path, entries: int, dim: int) -> Any:
 
 
 def create_index(factory: str, dim: int) -> Any:
-    """An index that knows nothing yet. Raises InvalidInput where Faiss makes none, or none that can be mapped."""
+    """Creates an untrained index. Raises InvalidInput if Faiss cannot create it, or cannot map it from disk."""
     Factory.parse(factory).check_width(dim)  # before Faiss allocates what it asks for
     try:
         index: Any = faiss.index_factory(dim, factory)

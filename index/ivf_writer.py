@@ -40,8 +40,8 @@ def write_ivf(
     *,
     progress: Progress,
 ) -> None:
-    """Writes and syncs an index of all the keys, whose ids hold rows on disk and values; `index` is trained and empty.
-    `path` has neighbors meanwhile: the list of each key, and its code.
+    """Writes and syncs an index of all keys. Its ids hold rows on disk and values. `index` is trained and empty. Two
+    temporary files beside `path` hold the list and the code of each key.
     """
     lists_path, codes_path = path.with_suffix(".lists"), path.with_suffix(".codes")
     _assign(index, keys_ND, lists_path, codes_path, progress)
@@ -58,7 +58,7 @@ def write_ivf(
 
 
 def beside_bytes(factory: str, dim: int) -> int:
-    """Bytes a key that stand beside the file while it is written."""
+    """Bytes per key of the temporary files beside the index while it is written."""
     index = create_index(factory, dim)
     return LIST_BYTES + (0 if keys_are_codes(index) else int(inner(index).code_size))
 
@@ -70,7 +70,7 @@ def _assign(
     codes_path: Path,
     progress: Progress,
 ) -> None:
-    """Writes the list of each key, and its code; the latter only where that is not the key itself."""
+    """Writes the list of each key, and its code unless the key itself is the code."""
     ivf = inner(index)
     is_code = keys_are_codes(index)
 
@@ -111,7 +111,7 @@ def _sizes_of(lists_N: np.ndarray, num_lists: int) -> Int64[np.ndarray, " L"]:
 
 
 def _write_head(file: IO[bytes], index: Any, sizes: Int64[np.ndarray, " L"]) -> None:
-    """The trained index, as Faiss writes one without entries, up to where lists begin; and the sizes of the lists."""
+    """Writes the trained index as Faiss writes it without entries, up to the lists, and then the sizes of the lists."""
     index.ntotal = inner(index).ntotal = int(sizes.sum())
     empty = faiss.serialize_index(index).tobytes()
     index.ntotal = inner(index).ntotal = 0
@@ -153,7 +153,7 @@ def _write_lists(
 
 
 def _rows_between(lists_N: np.ndarray, first: int, last: int) -> Int64[np.ndarray, " R"]:
-    """The rows that are assigned to the lists from `first` to before `last`, in order."""
+    """The rows of the lists from `first` to before `last`, in order."""
     parts = []
     for begin, end in blocks(len(lists_N), BLOCK_ROWS):
         numbers = lists_N[begin:end]
@@ -162,7 +162,7 @@ def _rows_between(lists_N: np.ndarray, first: int, last: int) -> Int64[np.ndarra
 
 
 def _groups(sizes: Int64[np.ndarray, " L"], rows: int) -> Iterator[Rows]:
-    """Ranges of lists that hold about so many rows together; a list is never split."""
+    """Ranges of lists with about `rows` rows each. A list is never split."""
     first, held = 0, 0
     for number, size in enumerate(sizes):
         if held and held + size > rows:

@@ -1,9 +1,9 @@
-"""The search seam: queries -> neighbors. Exact search and every Faiss index obey it, on one segment or on many.
+"""The search seam: queries -> neighbors. Exact search and every Faiss index implement it, on one segment or on many.
 
     search(queries_QD, k) -> Neighbors(distances_QK, ids_QK, values_QK)
 
-Distances are squared L2 between float16-rounded vectors, in float32, nearest first. A missing place has id -1,
-distance +inf and value -1, and stands last. Searching changes nothing.
+Distances are squared L2 between float16-rounded vectors, in float32, nearest first. A missing neighbor has id -1,
+distance +inf and value -1, and comes last. A search has no side effects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float32, Int64
 
 @dataclass(frozen=True)
 class Neighbors:
-    """K places for each of Q queries."""
+    """The K nearest entries to each of Q queries. The module describes missing ones."""
 
     distances_QK: Float32[np.ndarray, "Q K"]
     ids_QK: Int64[np.ndarray, "Q K"]
@@ -26,17 +26,17 @@ class Neighbors:
 
     @classmethod
     def none(cls, num_queries: int, k: int) -> Neighbors:
-        """All places missing."""
+        """All neighbors missing."""
         shape = (num_queries, k)
         return cls(np.full(shape, np.inf, np.float32), np.full(shape, -1), np.full(shape, -1))
 
     def take(self, order_QK: Int64[np.ndarray, "Q K"]) -> Neighbors:
-        """These places of each row, in this order."""
+        """Reorders the columns of each row."""
         arrays = (self.distances_QK, self.ids_QK, self.values_QK)
         return Neighbors(*(np.take_along_axis(array, order_QK, axis=1) for array in arrays))
 
     def keep(self, wanted_QK: Bool[np.ndarray, "Q K"]) -> Neighbors:
-        """The same with the unwanted places missing, the others moved up in their order."""
+        """Removes the neighbors that are not kept, and fills up each row with missing ones."""
         order_QK = np.argsort(~wanted_QK, axis=1, kind="stable")
         kept_QK = np.take_along_axis(wanted_QK, order_QK, axis=1)
         moved = self.take(order_QK)
@@ -47,7 +47,7 @@ class Neighbors:
         )
 
     def first(self, k: int) -> Neighbors:
-        """The first k places."""
+        """The first k columns."""
         if k == self.ids_QK.shape[1]:
             return self
         return Neighbors(self.distances_QK[:, :k], self.ids_QK[:, :k], self.values_QK[:, :k])
@@ -62,10 +62,10 @@ class Neighbors:
 
 @runtime_checkable
 class Searcher(Protocol):
-    """Whatever finds neighbors."""
+    """Finds neighbors: a snapshot, an exact search or an index."""
 
     def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbors:
-        """The k nearest entries to each query."""
+        """Finds the k nearest entries to each query."""
 
 
 RawSearch: TypeAlias = Callable[[Float32[np.ndarray, "Q D"], int], Neighbors]
@@ -86,10 +86,10 @@ def merge_nearest(parts: Sequence[Neighbors], k: int) -> Neighbors:
 def search_filtered(
     search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int, keep: Keep, most: int
 ) -> Neighbors:
-    """The k nearest entries that may be kept.
+    """Finds the k nearest entries that `keep` accepts, of `most` entries in all.
 
-    Looks a little further than k, and again, further, for the queries that have fewer than k left although there
-    was more to find; `most` is how many entries there are.
+    Searches for a few more than k. Queries with fewer than k accepted neighbors are searched again for four times as
+    many, until all entries were seen.
     """
     asked = min(most, k + max(8, k // 4))
     seen = search(queries_QD, asked)

@@ -1,9 +1,9 @@
-"""Which index? The cheapest one that finds enough of what exact search finds, tried on a sample of the store's keys.
+"""Selects the smallest index that finds enough of the exact neighbors, by trials on a sample of the store's keys.
 
-A trial asks for the neighbors of stored positions in other documents than their own, exactly and through an index.
-Two numbers judge it: recall@k, the share of the exact neighbors that were found, and the softmax mass, the share of
-p_kNN that they carry, at half the median distance to the nearest neighbor. Where memory is scarce, codes of fewer
-bytes are tried in turn, re-ranked against the stored keys where these are kept.
+A trial finds the neighbors of stored positions in other documents than their own, exactly and through an index. Two
+numbers compare them: recall@k, the share of the exact neighbors that were found, and the softmax mass, the share of
+p_kNN that they carry, at half the median distance to the nearest neighbor. If RAM is limited, smaller codes are tried
+in turn, re-ranked by the stored keys where these are kept.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ ID_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class IndexTrial:
-    """What a trial of an index gave. `bytes_per_entry` is what searching wants in memory; errors are standard errors
-    over queries.
+    """The result of a trial of an index. `bytes_per_entry` counts RAM of a search. The errors are standard errors over
+    queries.
     """
 
     index: str
@@ -54,7 +54,7 @@ class IndexTrial:
     softmax_mass_error: float
 
     def __str__(self) -> str:
-        """One line for a person."""
+        """Formats the result as one line."""
         again = f", {self.rerank} times k re-ranked" if self.rerank else ""
         return (
             f"{self.index}: {self.bytes_per_entry:,.0f} bytes an entry, {self.nprobe} lists{again};"
@@ -64,7 +64,7 @@ class IndexTrial:
 
 @dataclass(frozen=True, slots=True)
 class TrialQueries:
-    """Stored positions, and their exact neighbors in other documents, whose keys are `keys_QKD`."""
+    """Stored positions with their exact neighbors in other documents. `keys_QKD` are the keys of the neighbors."""
 
     queries_QD: Float32[np.ndarray, "Q D"]
     documents_Q: Int64[np.ndarray, " Q"]
@@ -82,7 +82,7 @@ class TrialQueries:
         *,
         seed: int,
     ) -> TrialQueries:
-        """Draws some of the keys, and searches for their neighbors; ids are rows on disk, as `starts` are."""
+        """Samples keys and finds their exact neighbors. Ids are rows on disk, as in `starts`."""
         rng = np.random.default_rng(seed + 1)
         rows_Q = np.sort(rng.choice(len(keys_ND), min(NUM_QUERIES, len(keys_ND)), replace=False))
         queries_QD = keys_ND[rows_Q].astype(np.float32)
@@ -97,11 +97,11 @@ class TrialQueries:
         return cls(queries_QD, documents_Q, exact, keys_QKD, temperature, starts)
 
     def elsewhere(self, found: Neighbors) -> Neighbors:
-        """The nearest of what was found in other documents than the queries' own; of one document alone, of all."""
+        """Keeps the neighbors in other documents than the query's own. With a single document, keeps all."""
         return _elsewhere(found, self.documents_Q, self.starts)
 
     def evaluate(self, index: Ivf, nprobe: int, rerank: int) -> IndexTrial:
-        """How much an index finds, asked in one way."""
+        """Compares an index with exact search, for one setting."""
         k = min(SPARE * TRIAL_K, index.ntotal)
         found = self.elsewhere(index.search(self.queries_QD, k, nprobe, rerank))
         recall_Q, mass_Q = agreement(found, self.exact, self.temperature)
@@ -111,7 +111,7 @@ class TrialQueries:
         )  # fmt: skip
 
     def tune_nprobe(self, index: Ivf, target: float) -> IndexTrial:
-        """The cheapest way of asking an index that finds the wanted softmax mass, or the one that finds most."""
+        """Finds the cheapest setting that finds `target` of the softmax mass, or the setting that finds most."""
         rerank = 0 if is_lossless(index.factory) or index.keys_ND is None else RERANKS[-1]
         best: IndexTrial | None = None
         probes, enough = self._worth_trying(index, target)
@@ -129,8 +129,9 @@ class TrialQueries:
         return best
 
     def _worth_trying(self, index: Ivf, target: float) -> tuple[list[int], float]:
-        """How many lists may be probed, the fewest first, from as many on as hold enough of the exact neighbors' mass:
-        no codes find what is in no probed list. Enough is the target, or the most that any number holds.
+        """The numbers of lists to try, ascending, and the mass to reach. A number is left out if its lists hold less of
+        the exact neighbors' mass, because codes find only entries of probed lists. The mass is the target, or the
+        most that any number holds.
         """
         probes = sorted({min(nprobe, index.nlist) for nprobe in PROBES})
         places_QK = index.places_of_lists(self.queries_QD, self.keys_QKD, probes[-1])
@@ -151,7 +152,7 @@ def _elsewhere(found: Neighbors, documents_Q: Int64[np.ndarray, " Q"], starts: I
 def agreement(
     found: Neighbors, exact: Neighbors, temperature: float
 ) -> tuple[Float32[np.ndarray, " Q"], Float32[np.ndarray, " Q"]]:
-    """recall@k, and the share of the exact softmax mass that was found, of each query that has any neighbor."""
+    """Recall@k and the share of the exact softmax mass that was found, for each query that has a neighbor."""
     pairs = zip(exact.ids_QK, found.ids_QK, strict=True)
     return _shares(np.stack([np.isin(there, here) for there, here in pairs]), exact, temperature)
 
@@ -169,7 +170,7 @@ def _shares(
 
 
 def mean_and_error(each_Q: Float32[np.ndarray, " Q"]) -> tuple[float, float]:
-    """A mean and its standard error; 1 and 0 where there was nothing to find."""
+    """The mean and its standard error. Without values, 1 and 0."""
     if not len(each_Q):
         return 1.0, 0.0
     return float(each_Q.mean()), float(each_Q.std(ddof=min(1, len(each_Q) - 1)) / np.sqrt(len(each_Q)))
@@ -186,10 +187,10 @@ def select_index(
     seed: int,
     progress: Progress,
 ) -> tuple[str, list[IndexTrial]]:
-    """The factory string of the index with the smallest codes that finds the wanted softmax mass within a memory of
-    `max_ram_bytes` bytes, or of the one that comes nearest; and what was tried.
+    """Selects the index with the smallest codes that finds `target` of the softmax mass within `max_ram_bytes`, or else
+    the index that finds most. Returns its factory string and the results of all trials.
 
-    Raises InvalidInput, telling the least that would do, where no index is that small.
+    Raises InvalidInput, with the smallest sufficient size, if no index fits.
     """
     entries, dim = keys_ND.shape
     if entries < FLAT_BELOW and entries * 4 * dim <= max_ram_bytes:
@@ -214,8 +215,8 @@ def select_index(
 
 
 def codes_within(max_ram_bytes: int, entries: int, dim: int) -> list[str]:
-    """The codes whose index is searched within a memory, the smallest first. Raises InvalidInput, telling the least
-    that would do, where none is.
+    """The codes of all indexes that fit into `max_ram_bytes`, smallest first. Raises InvalidInput, with the smallest
+    sufficient size, if there are none.
     """
     lists = lists_for(entries)
     codes = sorted(_codes(dim), key=lambda code: code_bytes(f"IVF1,{code}", dim))
@@ -231,7 +232,7 @@ def codes_within(max_ram_bytes: int, entries: int, dim: int) -> list[str]:
 
 
 def _codes(dim: int) -> list[str]:
-    """Codes worth trying, which keep less and less of a key."""
+    """The codes worth a trial, from precise to coarse."""
     return ["SQfp16", "SQ8", "RaBitQ", *(f"PQ{dim // width}" for width in (2, 4, 8) if dim % width == 0)]
 
 
@@ -243,7 +244,7 @@ def _memory(factory: str, entries: int, dim: int) -> int:
 def _filled(
     factory: str, keys_ND: Float16[np.ndarray, "N D"], values_N: np.ndarray, *, keep_keys: bool, seed: int
 ) -> Ivf:
-    """A small index, in memory."""
+    """A small index in RAM."""
     index = train_ivf(factory, keys_ND, seed=seed, progress=silent)
     add(index, keys_ND, (np.arange(len(keys_ND)) << VALUE_BITS) | values_N.astype(np.int64))
     return Ivf(index, factory, keys_ND if keep_keys else None)

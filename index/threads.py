@@ -1,4 +1,4 @@
-"""The number of Faiss' threads, set around each search; and long work in threads, a block of rows for each core."""
+"""Sets Faiss' number of threads around each search, and runs long work in threads, a block of rows for each core."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 @contextmanager
 def faiss_threads(num_queries: int, *, shared: bool = False) -> Iterator[None]:
-    """Gives Faiss one thread for a few queries, and all cores for many queries or for one whose work is `shared`.
+    """Gives Faiss one thread for a few queries, and all cores for many queries or for one with `shared` work.
 
     The earlier number is restored, because torch follows it where torch's own was never set: one search would leave all
     of torch on a single thread.
@@ -70,6 +70,6 @@ def even_blocks(num_rows: int, rows_at_a_time: int) -> Iterator[Rows]:
 
 
 def blocks(num_rows: int, size: int) -> Iterator[Rows]:
-    """Cuts all rows into blocks of `size` rows; the last may be smaller."""
+    """Cuts all rows into blocks of `size` rows. The last may be smaller."""
     for begin in range(0, num_rows, size):
         yield begin, min(begin + size, num_rows)

@@ -3,21 +3,21 @@
     MemlmError
     ├── InvalidInput        an argument, a flag or a text that cannot be used     (also a ValueError)
     ├── NotFound            no such store, document, model or file                (also a LookupError)
-    ├── AlreadyExists       something is there already, and is left as it was
+    ├── AlreadyExists       the name is taken, and nothing was changed
     ├── Incompatible        a store of another model, or of another format
-    ├── Corrupt             a file that is not what its manifest says
+    ├── Corrupt             a file that differs from its manifest
     ├── Locked              another process is writing to the store
-    ├── StorageFull         the disk would not take what had to be written
-    ├── Overloaded          the queue is full; `retry_after_s` says when to come back
-    ├── Cancelled           the caller gave up
+    ├── StorageFull         the disk is full
+    ├── Overloaded          the queue is full, retry after `retry_after_s`
+    ├── Cancelled           the caller cancelled
     ├── DeadlineExceeded    the time allowed for the call ran out
     ├── Unauthenticated     the server wants a token that it knows
     ├── PermissionDenied    the token may not do that
     ├── Unavailable         the server is draining, restarting, or cannot be reached
-    └── InternalError       a bug of ours, reported with the request's id
+    └── InternalError       a bug of memlm, reported with the request's id
 
-The same classes are raised by the library in process and by the client across the wire. Each message is one line: what
-was wrong, what was expected, what to try. This module imports nothing of memlm.
+The library in process and the client across the wire raise these classes alike. Each message is one line: the problem,
+the expected value, and a remedy. This module imports nothing of memlm.
 """
 
 from __future__ import annotations
@@ -47,30 +47,28 @@ __all__ = [
 
 
 class MemlmError(Exception):
-    """Anything that memlm reports to its user. Whatever else is raised is a bug of ours."""
+    """Every error that memlm reports to its user. Any other exception is a bug of memlm."""
 
 
 class InvalidInput(MemlmError, ValueError):
-    """An argument that cannot be used; `field` names it where there is one to name."""
+    """An argument that cannot be used. `field` names it, if there is one."""
 
     def __init__(self, message: str, *, field: str = "") -> None:
-        """Takes the one-line message and the name of the offending argument."""
         super().__init__(message)
         self.field = field
 
 
 class NotFound(MemlmError, LookupError):
-    """Something named does not exist; `kind` and `name` say what."""
+    """A store, document, model or file does not exist. `kind` and `name` identify it."""
 
     def __init__(self, message: str, *, kind: str = "", name: str = "") -> None:
-        """Takes the one-line message, and what was looked for."""
         super().__init__(message)
         self.kind = kind
         self.name = name
 
 
 class AlreadyExists(MemlmError):
-    """Something is there already, and was left as it was."""
+    """The name is taken. Nothing was changed."""
 
 
 class Incompatible(MemlmError):
@@ -78,7 +76,7 @@ class Incompatible(MemlmError):
 
 
 class Corrupt(MemlmError):
-    """A file is missing, truncated or changed; the message names it."""
+    """A file is missing, truncated or changed. The message names it."""
 
 
 class Locked(MemlmError):
@@ -86,36 +84,35 @@ class Locked(MemlmError):
 
 
 class StorageFull(MemlmError):
-    """The disk would not take what had to be written; the last committed state stands."""
+    """The disk is full. The last committed state is intact."""
 
 
 class NotWritable(MemlmError):
-    """The file system is read-only, or this user may not write there; nothing was changed."""
+    """The file system is read-only, or this user may not write there. Nothing was changed."""
 
 
 class Overloaded(MemlmError):
-    """The server has as much to do as it accepts; nothing was started."""
+    """The server's queue is full. Nothing was started."""
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
-        """Takes the one-line message and the seconds to wait before another try."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
 class Cancelled(MemlmError):
-    """The caller gave up before the answer was complete."""
+    """The caller cancelled before the answer was complete."""
 
 
 class DeadlineExceeded(MemlmError):
-    """The time allowed for the call ran out; the work was stopped."""
+    """The call's time limit passed. The work was stopped."""
 
 
 class Unauthenticated(MemlmError):
-    """The server wants a token that it knows."""
+    """The call lacks a token that the server knows."""
 
 
 class PermissionDenied(MemlmError):
-    """The caller's token may not do that."""
+    """The caller's token does not allow the call."""
 
 
 class Unavailable(MemlmError):
@@ -123,7 +120,7 @@ class Unavailable(MemlmError):
 
 
 class InternalError(MemlmError):
-    """A bug of ours. The server's log has the details under the request's id."""
+    """A bug of memlm. The server's log has the details under the request's id."""
 
 
 def check_range(

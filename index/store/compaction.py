@@ -1,7 +1,7 @@
-"""Compaction: many segments become one without deleted documents, which frees disk space and speeds up searches.
+"""Compaction: merges all segments into one without deleted documents, which frees disk space and speeds up searches.
 
-Keys are copied, not computed: the result equals, entry for entry, a store that was built from the documents that are
-left. Readers keep what they opened; a kill leaves the store as it was, and the next run goes on.
+Keys are copied, not computed. The result equals, entry for entry, a store built from the remaining documents. Readers
+keep their snapshots. A kill leaves the store unchanged, and the next run resumes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ CHECKPOINT_ROWS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """The result of a compaction. Nothing was done where there was at most one segment, and nothing was deleted.
+    """The result of a compaction, which does nothing to a store with one segment at most and no deleted document.
 
-    `left_documents` were deleted while they were copied and still take room; `rolled_back_addition` tells that a purge
-    removed the documents of an interrupted addition.
+    `left_documents` were deleted during the copy and still take room. `rolled_back_addition` is true if a purge removed
+    the documents of an interrupted addition.
     """
 
     segments_before: int
@@ -38,15 +38,14 @@ class CompactionResult:
 
 
 def compact(path: str | Path, progress: Progress = silent, *, purge: bool = False) -> CompactionResult:
-    """Merges all segments of a store into one, and leaves out the documents that are deleted. A store whose every
-    document is deleted becomes one without segments.
+    """Merges all segments of a store into one, without the deleted documents. Without live documents, the store has no
+    segment afterwards.
 
-    With `purge`, no file of the store holds a deleted document afterwards: it compacts until no document is left that
-    was deleted meanwhile, and gives up an addition that was interrupted. The file system may keep blocks of files that
-    were removed.
+    With `purge`, no file of the store holds a deleted document afterwards: compaction repeats until no document was
+    deleted meanwhile, and an interrupted addition is rolled back. The file system may keep the blocks of removed files.
 
-    Needs room on the disk for the new segment beside the old ones. Raises NotFound where there is no store, Locked
-    while another process writes, Incompatible where an interrupted addition waits or keys were not kept.
+    Needs disk space for the new segment beside the old ones. Raises NotFound if there is no store, Locked while another
+    process writes, and Incompatible if an interrupted addition waits or keys were not kept.
     """
     path = Path(path)
     rolled_back_addition = False
@@ -85,7 +84,7 @@ def _compacted(path: Path, progress: Progress) -> CompactionResult:
 
 
 def _copy(segment: Segment, writer: StoreWriter, done: int, total: int, progress: Progress) -> int:
-    """Copies the live documents of a segment; gives how many entries are copied so far."""
+    """Copies the live documents of a segment. Returns the number of entries copied so far."""
     for document in segment.documents:
         if segment.deleted_mask[document.row]:
             continue

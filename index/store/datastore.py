@@ -58,8 +58,8 @@ class PendingDelete:
 
 
 class Datastore:
-    """A store at one snapshot, which it replaces by later ones. Any thread may search and may pin `snapshot`; one
-    thread at a time may call the rest.
+    """A store at one snapshot, which later ones replace. Any thread may search and may pin `snapshot`. The other
+    methods are for one thread at a time.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -82,7 +82,7 @@ class Datastore:
         return self.snapshot.manifest
 
     def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, nprobe: int | None = None) -> Neighbors:
-        """Searches the snapshot in use; see `Snapshot.search`."""
+        """Searches the snapshot in use, as `Snapshot.search`."""
         return self.snapshot.search(queries_QD, k, nprobe=nprobe)
 
     def require(self, check: Callable[[Manifest], None]) -> None:
@@ -96,7 +96,7 @@ class Datastore:
         """Deletes documents: from the commit on they contribute to no answer, here and in every process that opens or
         refreshes later.
 
-        Raises NotFound, naming it, for a missing document; then none is deleted. Other processes may add to the store
+        Raises NotFound, naming it, for a missing document, and then deletes none. Other processes may add to the store
         or compact it meanwhile: the deletion outlasts their commits.
         """
         return self.prepare_delete(document_ids).apply()
@@ -109,7 +109,7 @@ class Datastore:
             return self._commit_deletion(self._open_current(), document_ids, lock)
 
     def delete_where(self, where: Mapping[str, str]) -> Deletion:
-        """Deletes the documents that `Snapshot.matching` lists, possibly none; see `delete`. Raises InvalidInput for an
+        """Deletes the documents that `Snapshot.matching` lists, possibly none, as `delete`. Raises InvalidInput for an
         empty `where`.
         """
         if not where:
@@ -146,8 +146,8 @@ class Datastore:
                 self.switch_to(self._commit(self.manifest.next(segments=segments), self.snapshot, lock))
 
     def refresh(self) -> bool:
-        """Moves to the newest snapshot; returns whether that is another one. On an error of `open`, or of the check
-        given to `require`, the store stays where it is.
+        """Moves to the newest snapshot. Returns whether that is another one. On an error of `open`, or of the check
+        given to `require`, the store keeps its snapshot.
         """
         newer = self.open_latest()
         return newer is not None and self.switch_to(newer)
@@ -197,7 +197,7 @@ class Datastore:
         return snapshot
 
     def _commit_deletion(self, snapshot: Snapshot, document_ids: Sequence[str], lock: StoreLock) -> PendingDelete:
-        """Commits a deletion from the newest snapshot; without documents there is no commit."""
+        """Commits a deletion from the newest snapshot. Without documents there is no commit."""
         rows = snapshot.find_each(document_ids)
         deletion = Deletion(len(rows), sum(int(segment.sizes[row]) for segment, row in rows))
         if rows:

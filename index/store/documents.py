@@ -1,4 +1,4 @@
-"""The documents of a segment: an SQLite table from row to id, title, metadata and size."""
+"""The documents of a segment: an SQLite table of row, id, title, metadata and size."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ class DocumentRow:
 
 
 class DocumentTableWriter:
-    """A table being filled. Nothing in it counts before `close`: a resumed build fills it anew."""
+    """Writes a table. A resumed build writes it anew."""
 
     def __init__(self, path: Path) -> None:
-        """Starts an empty table."""
         path.unlink(missing_ok=True)
         self._path, self.rows = path, 0
         self._base = sqlite3.connect(path, isolation_level=None)
@@ -47,8 +46,8 @@ class DocumentTableWriter:
         self._run("begin")
 
     def add(self, document_id: str, title: str, metadata: Mapping[str, Any]) -> None:
-        """Adds a document. Raises AlreadyExists where the id was added before, and InvalidInput for values that UTF-8
-        and JSON cannot hold.
+        """Adds a document. Raises AlreadyExists for a repeated id, and InvalidInput for values that UTF-8 and JSON
+        cannot hold.
         """
         check_document(document_id, title, metadata)
         try:
@@ -66,16 +65,16 @@ class DocumentTableWriter:
         self.rows += 1
 
     def set_sizes(self, sizes: Iterable[int]) -> None:
-        """Tells how many tokens each document has, in order."""
+        """Sets the number of tokens of each document, in order."""
         self._run_many("update documents set tokens = ? where row = ?", ((size, row) for row, size in enumerate(sizes)))
 
     def commit(self) -> None:
-        """Ends the table; it is for the caller to sync the file."""
+        """Completes the table. The caller syncs the file."""
         self._run("commit")
         self._base.close()
 
     def close(self) -> None:
-        """Lets go of the file, whatever state it is in."""
+        """Closes the file in any state."""
         self._base.close()
 
     def _run(self, statement: str, *values: Any) -> None:
@@ -96,10 +95,11 @@ class DocumentTableWriter:
 
 
 class DocumentTable:
-    """A finished table, read only. Opened at once, so that it stays readable whatever happens to the file's name."""
+    """A finished, read-only table. It stays readable when its file is removed, because the file stays open. Raises
+    Corrupt if the file cannot be opened.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Opens the file as it stands: it never changes again. Raises Corrupt where that cannot be done."""
         self._recent = dict[int, DocumentRow]()  # neighbors of a text come from few documents, token after token
         self._path, where = path, f"file:{quote(str(path))}?mode=ro&immutable=1"
         with self._readable():
@@ -108,11 +108,11 @@ class DocumentTable:
         self._closing = weakref.finalize(self, self._base.close)
 
     def at(self, row: int) -> DocumentRow:
-        """The document of a row."""
+        """The document in a row."""
         return self.at_each([row])[row]
 
     def at_each(self, rows: Collection[int]) -> dict[int, DocumentRow]:
-        """The documents of some rows, by row."""
+        """The documents in several rows, by row."""
         recent = self._recent  # another thread may replace it
         unread = sorted(row for row in set(rows) if row not in recent)
         read = dict[int, DocumentRow]()
@@ -128,7 +128,7 @@ class DocumentTable:
         return {row: read.get(row) or recent[row] for row in rows}
 
     def row_of(self, document_id: str) -> int | None:
-        """The row of an id, None where there is none."""
+        """The row of an id, or None."""
         if not is_utf8(document_id):
             return None
         with self._readable():
@@ -136,13 +136,12 @@ class DocumentTable:
         return None if found is None else int(found[0])
 
     def __iter__(self) -> Iterator[DocumentRow]:
-        """All documents in order."""
         with self._readable():
             yield from map(_document, self._base.execute("select * from documents order by row"))
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
-        """Turns what SQLite says of a broken table into Corrupt, which names the file."""
+        """Turns SQLite's errors about a damaged table into Corrupt, with the file's name."""
         try:
             yield
         except (sqlite3.DatabaseError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The note of work that has not been committed: what for, and how much of it a kill leaves standing."""
+"""The journal: the record of an unfinished commit, with the task and the entries that survive a kill."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUILD, ADD, COMPACT = "build", "add", "compact"
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """What work is going on, for which segment, and how many entries of it are safely on the disk."""
+    """The task in progress, its segment, and the number of its entries that are synced."""
 
     task: str
     segment: int
@@ -24,12 +24,12 @@ class Journal:
     spec: StoreSpec
 
     def encode(self) -> bytes:
-        """As JSON, with its own checksum."""
+        """JSON with a checksum of itself."""
         return sign(asdict(self))
 
     @classmethod
     def decode(cls, path: Path) -> Journal:
-        """Raises Corrupt for what `encode` did not write."""
+        """Reads a journal. Raises Corrupt for a damaged file, and Incompatible for another version's."""
         try:
             fields = read_signed(path.read_bytes())
         except ValueError as error:
@@ -44,7 +44,7 @@ class Journal:
 
 
 def is_being_extended(path: Path) -> bool:
-    """Whether documents of an addition, running or interrupted, lie beside a store and are not in it yet."""
+    """Whether documents of a running or interrupted addition lie beside the store, uncommitted."""
     try:
         journal, manifest = Journal.decode(path / JOURNAL), read_manifest(path)
     except (OSError, MemlmError):
@@ -53,8 +53,8 @@ def is_being_extended(path: Path) -> bool:
 
 
 def rollback(path: str | Path) -> bool:
-    """Removes what an interrupted addition or compaction left, and tells whether there was any: where it was committed
-    already, there is not, and it stays. Raises Locked while somebody writes.
+    """Removes the files of an interrupted addition or compaction. Returns whether there was one. A committed one stays.
+    Raises Locked while another process writes.
     """
     path = Path(path)
     with write_lock(path), commit_lock(path) as lock:

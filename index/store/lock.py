@@ -1,8 +1,7 @@
-"""The two locks of a store: one writer of segments at a time, and one commit at a time, which takes a moment.
+"""The two locks of a store: one for the writer of a segment, and one for a commit, which takes a moment.
 
-Each is held twice: on a file, and on the folder that holds what is written. Removing the file while a process holds the
-lock, because it looks stale, then lets nobody else in. Where a network file system has no locks on folders, the file
-alone counts.
+Each is held on a file and on a folder. So removing a lock file that looks stale does not admit a second process. On a
+network file system without locks on folders, the file alone counts.
 """
 
 from __future__ import annotations
@@ -25,14 +24,13 @@ _HELD_ELSEWHERE = {errno.EACCES, errno.EAGAIN}
 
 
 class StoreLock:
-    """A store that this process has locked."""
+    """A lock that this process holds on a store."""
 
     def __init__(self, path: Path, folder: int) -> None:
-        """Takes the path, and a descriptor of the folder that was there when the lock was taken."""
         self._path, self._folder = path, folder
 
     def check(self) -> None:
-        """Raises Locked where the path has become another folder, which this process has not locked."""
+        """Raises Locked if the path has become another folder, which this process has not locked."""
         held = os.fstat(self._folder)
         try:
             there = os.stat(self._path)
@@ -47,10 +45,10 @@ class StoreLock:
 
 @contextmanager
 def write_lock(path: Path) -> Iterator[StoreLock]:
-    """Locks a store for a process that writes a segment, however long that takes. Raises Locked at once where another
-    process holds it, NotFound where there is no folder.
+    """Locks a store for writing a segment, for any length of time. Raises Locked at once if another process holds the
+    lock, and NotFound if there is no folder.
 
-    The system releases the locks of a process that ends, however it ends.
+    The system releases the locks of a process at its end, also after a kill.
     """
     problem = f"another process is writing to {path}; wait until it is done, and try again"
     with _held(path, LOCK, path / "segments", 0.0, problem) as lock:
@@ -59,8 +57,8 @@ def write_lock(path: Path) -> Iterator[StoreLock]:
 
 @contextmanager
 def commit_lock(path: Path) -> Iterator[StoreLock]:
-    """Locks a store for a change of its manifest, also while another process writes a segment, whose own commit then
-    starts from there. Raises Locked where the commits of others do not end, NotFound where there is no folder.
+    """Locks a store for a change of its manifest. Another process may be writing a segment meanwhile, and commits it
+    after this change. Raises Locked if other commits take too long, and NotFound if there is no folder.
     """
     problem = f"another process has been committing to {path} for {COMMIT_S:g} s"
     with _held(path, COMMIT_LOCK, path, COMMIT_S, problem) as lock:
@@ -99,7 +97,7 @@ def _opened(opened: ExitStack, path: Path, flags: int) -> int:
 
 
 def _lock(descriptor: int) -> bool:
-    """Locks an open file or folder; False where another process holds it."""
+    """Locks an open file or folder. Returns False if another process holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -1,9 +1,9 @@
-"""The manifest: one small JSON file that says what a store is made of. CURRENT names the one that counts.
+"""The manifest: one small JSON file that lists the parts of a store. `CURRENT` names the newest one.
 
-A commit writes manifest-N.json, which carries a checksum of itself, and then CURRENT, which carries the manifest's
+A commit writes manifest-N.json, which carries a checksum of itself, and then `CURRENT`, which carries the manifest's
 name and checksum and the store's id. These identify a snapshot. The number does not: every new store begins at 1, and a
-folder may be replaced by another store, or by an earlier state of the same one. Readers keep the manifest they opened;
-the files of older ones go when a later commit no longer names them.
+folder may be replaced by another store, or by an earlier state of the store. Readers keep the manifest they opened. A
+later commit removes the files that no manifest names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """How a store's entries were made; the same for all its segments.
+    """How a store's entries were made, in all its segments.
 
     `context` and `stride` count tokens. The model reads `start_id` before each document, and before a prompt that is
     continued with the store; None stands for the tokenizer's own.
@@ -65,12 +65,13 @@ class StoreSpec:
 
 @dataclass(frozen=True, slots=True)
 class KnnDefaults:
-    """How a store is asked where a request leaves it open: k, lam, softmax temperature, and what they were tuned on.
+    """The defaults of a store for requests that leave a setting open: k, lam, softmax temperature, and the text that
+    they were tuned on.
 
-    `gain` is how many nats per token they saved there over the model alone, with its standard error. `adaptive` are
-    the weights of a lam that differs from position to position, `skip_retrieval_above` the model's log-probability
-    above which nothing is searched, `min_pointers` how many pointers replace a search, `nprobe` how many lists are
-    searched. Each is None where tuning found it of no use, or was not asked for it.
+    `gain` is how many nats per token they saved there over the model alone, with its standard error. `adaptive` are the
+    weights of a lam that differs from position to position. `skip_retrieval_above` is the model's log-probability above
+    which nothing is searched, `min_pointers` the number of pointers that replace a search, and `nprobe` the number of
+    lists to search. Each is None if tuning did not try it or found it useless.
     """
 
     k: int
@@ -87,7 +88,7 @@ class KnnDefaults:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a file must be."""
+    """The expected size and checksum of a file."""
 
     bytes: int
     checksum: str
@@ -95,8 +96,8 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRecord:
-    """One immutable segment. `deleted` names the file of its deleted documents' rows, if any; `nprobe` and `rerank`
-    say how its index is asked, and `tried` how that was found out.
+    """One immutable segment. `deleted` names the file with the rows of its deleted documents, if any. `nprobe` and
+    `rerank` are the settings of its index, and `tried` are the trials that found them.
     """
 
     number: int
@@ -111,17 +112,18 @@ class SegmentRecord:
 
     @property
     def folder(self) -> str:
-        """Where it lies within the store."""
+        """The segment's folder within the store."""
         return f"{SEGMENTS}/{self.number:06d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All that a reader needs to know of a store.
+    """The content of a manifest.
 
-    `store_id` is drawn at random when the store is built, and stays; it is empty in a store of format 1 until the next
-    commit. `checksum` is that of the file: it and the id are the snapshot, while numbers repeat in other stores.
-    `emptied` is the number of the last segment before a compaction left none, since ids of entries must not repeat.
+    `store_id` is drawn at random when the store is built, and stays. It is empty in a store of format 1 until the next
+    commit. `checksum` is that of the file. It identifies the snapshot together with the id, because numbers repeat in
+    other stores. `emptied` is the number of the last segment before a compaction left none, because ids of entries must
+    not repeat.
     """
 
     number: int
@@ -136,26 +138,26 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """Its file's name."""
+        """The manifest's file name."""
         return f"manifest-{self.number:06d}.json"
 
     @property
     def pointer(self) -> Pointer:
-        """What `CURRENT` says while this manifest counts."""
+        """The content of `CURRENT` while this manifest is the newest."""
         return Pointer(self.name, self.checksum, self.store_id)
 
     @property
     def last_segment(self) -> int:
-        """The highest number that a segment has, or had before the store was emptied; 0 where there was none."""
+        """The highest number of a segment, or of those before the store was emptied. 0 if there was none."""
         return max((segment.number for segment in self.segments), default=self.emptied)
 
     def next(self, **changes: Any) -> Manifest:
-        """The manifest that follows, with these changes."""
+        """The next manifest, with some fields changed."""
         store_id = self.store_id or token_hex(16)
         return replace(self, number=self.number + 1, created=time.time(), store_id=store_id, checksum="", **changes)
 
     def encode(self) -> bytes:
-        """JSON that carries a checksum of itself."""
+        """JSON with a checksum of itself."""
         body = {"format_version": FORMAT_VERSION, "metric": METRIC, "key_dtype": KEY_DTYPE, **asdict(self)}
         del body["checksum"]  # of the whole file, which `CURRENT` has
         return sign(body)
@@ -163,9 +165,9 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """The content of `CURRENT`: the manifest's file and its checksum, and the store's id, which format 1 lacks.
+    """The content of `CURRENT`: the manifest's file name and checksum, and the store's id, which format 1 lacks.
 
-    Two pointers are equal only if they stand for the same snapshot of the same store.
+    Two pointers are equal only for one snapshot of one store.
     """
 
     manifest: str
@@ -173,13 +175,13 @@ class Pointer:
     store_id: str = ""
 
     def encode(self) -> bytes:
-        """One line."""
+        """Formats the pointer as one line."""
         return f"{self.manifest} {self.checksum} {self.store_id}".strip().encode() + b"\n"
 
 
 def read_pointer(path: Path) -> Pointer:
-    """What `CURRENT` says. Raises NotFound where there is no store, Corrupt where `CURRENT` is missing from a store or
-    damaged.
+    """Reads `CURRENT`. Raises NotFound if there is no store, and Corrupt if `CURRENT` is damaged or missing from a
+    store.
     """
     current = path / CURRENT
     try:
@@ -198,9 +200,9 @@ def read_pointer(path: Path) -> Pointer:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest that counts in a store.
+    """Reads a store's newest manifest.
 
-    Raises NotFound where there is no store, Corrupt for a damaged or missing file, Incompatible for a store that a
+    Raises NotFound if there is no store, Corrupt for a damaged or missing file, and Incompatible for a store that a
     newer version has written.
     """
     for _ in range(10):  # a commit may replace the manifest between reading its name and opening it
@@ -226,10 +228,10 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def commit_manifest(path: Path, manifest: Manifest, *, after: Manifest | None, lock: StoreLock) -> Manifest:
-    """Makes a manifest the one that counts, and gives it with its checksum. All that it names must be on the disk.
+    """Makes a manifest the newest, and returns it with its checksum. All files that it names must be synced.
 
-    Raises Locked, and changes nothing, where the store at the path is no longer the one that `lock` has locked, or is
-    at another snapshot than `after`; None stands for a store that is yet to be made.
+    Raises Locked, without a change, if the store at the path is no longer the one that `lock` has locked, or no longer
+    at the snapshot of `after`. None stands for a store that does not exist yet.
     """
     content = manifest.encode()
     manifest = replace(manifest, checksum=checksum_of(content))
@@ -241,7 +243,7 @@ def commit_manifest(path: Path, manifest: Manifest, *, after: Manifest | None, l
 
 
 def check_unchanged(path: Path, manifest: Manifest | None, lock: StoreLock) -> None:
-    """Raises Locked unless a store is at the snapshot of a manifest, in the folder that `lock` has locked."""
+    """Raises Locked unless the store has the snapshot of `manifest`, in the folder that `lock` has locked."""
     lock.check()
     try:
         there: Pointer | None = read_pointer(path)
@@ -255,7 +257,7 @@ def check_unchanged(path: Path, manifest: Manifest | None, lock: StoreLock) -> N
 
 
 def sweep(path: Path, manifest: Manifest) -> None:
-    """Removes what no manifest names any longer, and what a killed commit left: for the holder of the commit lock."""
+    """Removes the files that the manifest does not name, and those of killed commits. Needs the commit lock."""
     for file in (*path.glob("manifest-*.json*"), *path.glob(f"{CURRENT}.*tmp")):
         if file.name != manifest.name:
             remove(file)
@@ -271,9 +273,9 @@ def sweep(path: Path, manifest: Manifest) -> None:
 
 
 def lost_store(path: Path) -> str | None:
-    """Of a folder without a usable `CURRENT`: what there is of a store in it, or None where nothing is.
+    """Describes the parts of a store in a folder without a usable `CURRENT`, or returns None if there are none.
 
-    A build that was killed at its first commit is not meant: its journal says so, and the build goes on with it.
+    A build that was killed at its first commit does not count, because the build resumes from its journal.
     """
     manifests, segments = _manifests(path), _segment_folders(path)
     if not (manifests or segments) or (is_unfinished_build(path) and manifests in ([], [path / FIRST_MANIFEST])):
@@ -284,7 +286,7 @@ def lost_store(path: Path) -> str | None:
 
 
 def is_unfinished_build(path: Path) -> bool:
-    """Whether the journal of a folder is that of a build, or cannot be read."""
+    """Whether a folder's journal is that of a build, or cannot be read."""
     try:
         return bool(read_signed((path / JOURNAL).read_bytes())["task"] == "build")
     except OSError:
@@ -294,9 +296,9 @@ def is_unfinished_build(path: Path) -> bool:
 
 
 def newest_manifest(path: Path) -> Manifest:
-    """The manifest of the highest number in a folder, whether or not `CURRENT` names it.
+    """Reads the manifest of the highest number in a folder, also if `CURRENT` does not name it.
 
-    Raises NotFound where there is none, Corrupt where it is damaged.
+    Raises NotFound if there is none, and Corrupt if it is damaged.
     """
     manifests = _manifests(path)
     if not manifests:
@@ -320,7 +322,7 @@ def _segment_folders(path: Path) -> list[Path]:
 
 
 def _decode(content: bytes, path: Path) -> Manifest:
-    """Raises Corrupt for bytes that are not as they were written, Incompatible for what another version has written."""
+    """Parses a manifest. Raises Corrupt for changed bytes, and Incompatible for another version's format."""
     try:
         body = read_signed(content)
     except ValueError as error:
@@ -358,7 +360,7 @@ def _decode(content: bytes, path: Path) -> Manifest:
 
 
 def _known(kind: type[T], values: Mapping[str, Any]) -> T:
-    """A dataclass of some values. Raises TypeError, naming them, for fields that it does not have, or lacks."""
+    """Creates a dataclass from its fields. Raises TypeError with the names of unknown and missing fields."""
     known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     if strange := sorted(set(values) - set(known)):
         raise TypeError(f"has fields that this version does not know ({', '.join(strange)})")
@@ -381,7 +383,7 @@ def _no_store(path: Path) -> Exception:
 
 
 def _way_back(path: Path) -> str:
-    """How to get back a store whose `CURRENT` is missing or wrong."""
+    """Describes how to recover a store that has a missing or wrong `CURRENT`."""
     for file in reversed(_manifests(path)):
         with suppress(MemlmError, OSError):
             manifest = _decode(file.read_bytes(), file)

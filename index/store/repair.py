@@ -1,4 +1,4 @@
-"""Repairs a store whose `CURRENT` was lost or damaged, as by an interrupted copy: its newest manifest counts again."""
+"""Repairs a store with a lost or damaged `CURRENT`, for example after an interrupted copy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from memlm.index.store.snapshot import Snapshot
 
 
 def repair(path: str | Path) -> tuple[Manifest, bool]:
-    """Writes `CURRENT` anew where it cannot be used, for the manifest of the highest number, once every file of that
-    manifest was checked; gives the manifest that counts, and whether anything was written.
+    """Rewrites an unusable `CURRENT` for the manifest of the highest number, after a check of every file of that
+    manifest. Returns the newest manifest, and whether `CURRENT` was rewritten.
 
-    A store that can be opened is left as it is. Raises NotFound where there is no manifest, Corrupt where the store
-    cannot be repaired, Locked while another process writes.
+    A store that can be opened is left unchanged. Raises NotFound if there is no manifest, Corrupt if the store cannot
+    be repaired, and Locked while another process writes.
     """
     path = Path(path)
     with write_lock(path), commit_lock(path):
@@ -37,7 +37,7 @@ def repair(path: str | Path) -> tuple[Manifest, bool]:
 
 
 def _named(path: Path) -> str | None:
-    """The manifest that `CURRENT` names, where it can be read."""
+    """The manifest that `CURRENT` names, if it can be read."""
     try:
         return read_pointer(path).manifest
     except Corrupt:

@@ -1,4 +1,4 @@
-"""One segment of a store, open for reading: keys, values, documents, an index, and which documents are deleted."""
+"""An open segment of a store: keys, values, documents, an index, and the mask of deleted documents."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ SMALL_BYTES = 1 << 20
 
 
 class Segment:
-    """Maps the files of a segment; raises Corrupt, naming the file, for one that is not what the manifest says.
+    """Maps the files of a segment. Raises Corrupt, with the file's name, for a file that differs from the manifest.
 
-    Of small files every byte is checked here, of large ones the size; `problems` checks the rest. Ids within a
-    store are the segment's number above the row.
+    Opening compares every byte of small files with the checksum, and the size of large ones. `problems` checks the
+    rest. The id of an entry is the segment's number above the row.
     """
 
     def __init__(self, store: Path, record: SegmentRecord, dim: int) -> None:
-        """Opens every file, so that none can vanish later."""
         self.record, self._folder = record, store / record.folder
         for name, expected in record.files.items():
             if problem := self._problem_of(name, expected, whole=expected.bytes <= SMALL_BYTES):
@@ -61,15 +60,13 @@ class Segment:
             raise Corrupt(f"{self._folder} does not hold {record.entries} entries of {dim} dimensions; {RESTORE}")
 
     def is_at(self, store: Path, record: SegmentRecord) -> bool:
-        """Whether a record of the store at a path is what is open here: the same files, and not others of the same
-        names that have taken their place.
-        """
+        """Whether a record of the store at a path describes the open files, and not other files of these names."""
         inodes = _inodes_of(store / record.folder, record)
         return inodes is not None and (record, inodes) == (self.record, self._inodes)
 
     @property
     def core(self) -> tuple[int, FileRecord, FileRecord]:
-        """What identifies a segment's content, whatever has been deleted of it since."""
+        """The identity of a segment's content, independent of later deletions."""
         return self.record.number, self.record.files[VALUES], self.record.files[DOCUMENTS]
 
     @property
@@ -93,7 +90,7 @@ class Segment:
         return np.diff(self.starts if self.pruned_N is None else np.searchsorted(self.kept, self.starts))
 
     def live_rows(self, places: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
-        """The rows of the entries that may speak, by their places among these."""
+        """The rows of live entries, given by their places among the live ones."""
         sizes = np.where(self.deleted_mask, 0, self.sizes)
         ends = np.cumsum(sizes)
         document = np.searchsorted(ends, places, side="right")
@@ -109,7 +106,7 @@ class Segment:
 
     @property
     def distances(self) -> str:
-        """What its distances are those of; see `Datastore.distances`."""
+        """The precision of distances, as `Snapshot.distances`."""
         if is_lossless(self.record.index):
             return "exact"
         return "re-ranked" if self.record.rerank and self.has_keys else "approximate"
@@ -120,14 +117,14 @@ class Segment:
         return self.record.number << ROW_BITS
 
     def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int | None) -> Neighbors:
-        """The k nearest live entries that the index finds."""
+        """Finds the k nearest live entries by the index."""
         if (index := self._index) is None:
             return self._live(self._search_flat, queries_QD, k)
         probes, rerank = nprobe or self.record.nprobe, self.record.rerank
         return self._live(lambda queries, most: index.search(queries, most, probes, rerank), queries_QD, k)
 
     def search_exactly(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, pruned: bool = False) -> Neighbors:
-        """The k nearest live entries; with `pruned`, of those that are pruned, too."""
+        """Finds the k nearest live entries, by default without the pruned ones."""
         keys_ND = self.stored_keys()
         if self.pruned_N is None or pruned:
             return self._live(lambda q, most: exact_neighbors(q, keys_ND, self.values_N, most), queries_QD, k)
@@ -159,7 +156,7 @@ class Segment:
         return nexts[(self.document_at(nexts) == self.document_at(nexts - 1)) & self.is_live(nexts)]
 
     def problems(self) -> list[str]:
-        """What `verify` finds: every file against its checksum, and every value and span against the counts."""
+        """Compares every file with its checksum, and all values and spans with the counts. Returns the differences."""
         found = [self._problem_of(name, expected, whole=True) for name, expected in self.record.files.items()]
         if (np.diff(self.starts) < 0).any() or self.starts[0] != 0 or self.starts[-1] != self.record.entries:
             found.append(f"{self._folder / STARTS}: the documents do not cover the entries")
@@ -168,11 +165,11 @@ class Segment:
         return [f"{problem}; {RESTORE}" for problem in found if problem]
 
     def close(self) -> None:
-        """Closes the table; the maps go when nobody looks at them."""
+        """Closes the document table. The maps close with their last user."""
         self.documents.close()
 
     def _live(self, search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbors:
-        """Runs a raw search, leaves out deleted documents, and turns rows into ids."""
+        """Runs a raw search, removes deleted documents, and turns rows into ids."""
         if self._any_deleted:
             found = search_filtered(search, queries_QD, k, self._is_undeleted, self.record.entries)
         else:
@@ -212,7 +209,7 @@ class Segment:
 
 
 def _inodes_of(folder: Path, record: SegmentRecord) -> list[tuple[int, int]] | None:
-    """The identities of a segment's files on this machine; None where one is missing."""
+    """The identities of a segment's files on this machine, or None if a file is missing."""
     try:
         found = [(folder / name).stat() for name in record.files]
     except OSError:

@@ -1,4 +1,4 @@
-"""One manifest of a store, open: all that reads, and nothing that changes it."""
+"""One version of a datastore, open for reading. It never changes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SELF_QUERIES, SELF_K, MOST_LOST = 256, 32, 0.25
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an entry came from: `token_offset` counts from the start of the document, whose first entry is `first_id`
-    and which has `num_tokens`.
+    """The place of an entry. `token_offset` counts from the start of the document, which has `num_tokens` and begins at
+    entry `first_id`.
     """
 
     document_id: str
@@ -41,7 +41,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a document's entries are: their ids follow one another."""
+    """The consecutive ids of a document's entries."""
 
     document_id: str
     first_id: int
@@ -52,20 +52,20 @@ _reads = itertools.count(1)
 
 
 def next_read() -> int:
-    """A number for a read of `CURRENT`, drawn before it: of two views, the one with the higher number is as new or
-    newer, whatever the numbers of their manifests say.
+    """A number for a read of `CURRENT`, drawn before the read. Of two snapshots, the one with the higher number is at
+    least as new, whichever numbers their manifests have.
     """
     return next(_reads)
 
 
 class Snapshot:
-    """A store at one manifest. Searching is safe from several threads; the rest is for one at a time."""
+    """A store at one manifest. It is immutable, and any thread may search it."""
 
     def __init__(
         self, path: Path, manifest: Manifest, known: Sequence[Segment] = (), *, read: int | None = None
     ) -> None:
-        """Opens the segments of a manifest. Those of `known` that are the same files, unchanged, are used as they are.
-        `read` is `next_read()` of before the manifest was read; if not given, it is drawn now.
+        """Opens the segments of a manifest, and reuses those of `known` with unchanged files. `read` is `next_read()`
+        from before the manifest was read. By default it is drawn now.
         """
         self.path, self.manifest, self.read = path, manifest, next_read() if read is None else read
         known_by_number = {segment.record.number: segment for segment in known}
@@ -84,42 +84,42 @@ class Snapshot:
 
     @property
     def defaults(self) -> KnnDefaults:
-        """How it is asked where a request leaves it open."""
+        """The defaults of a request."""
         return self.manifest.defaults
 
     @property
     def num_entries(self) -> int:
-        """Entries that may speak."""
+        """Live entries."""
         return sum(segment.num_live_entries for segment in self.segments)
 
     @property
     def num_pruned_entries(self) -> int:
-        """Entries that the index leaves out, since the model alone knows them."""
+        """Entries that the index leaves out, because the model alone predicts them."""
         return sum(segment.record.entries - segment.num_indexed for segment in self.segments)
 
     @property
     def num_documents(self) -> int:
-        """Documents that may speak."""
+        """Live documents."""
         return sum(len(segment.deleted_mask) for segment in self.segments) - self.num_deleted_documents
 
     @property
     def num_deleted_documents(self) -> int:
-        """Documents that are deleted but still take room."""
+        """Deleted documents that still take room."""
         return sum(int(segment.deleted_mask.sum()) for segment in self.segments)
 
     @property
     def index_kind(self) -> str:
-        """The Faiss factory string, or Flat; of several segments, each kind once. Flat where there is none."""
+        """The Faiss factory strings of the segments, each once. Flat for a store without segments."""
         return " + ".join(dict.fromkeys(segment.record.index for segment in self.segments)) or FLAT
 
     @property
     def nlist(self) -> int:
-        """How many inverted lists the largest of its indexes has; 0 where all are searched exactly."""
+        """The most inverted lists of a segment's index. 0 if all segments are searched exactly."""
         return max((nlist_of(segment.record.index) for segment in self.segments), default=0)
 
     @property
     def distances(self) -> str:
-        """What distances are those of: "exact" (float16 keys), "re-ranked" (codes find, float16 keys rank), or
+        """The precision of distances: "exact" (float16 keys), "re-ranked" (found by codes, ranked by float16 keys), or
         "approximate" (codes alone).
         """
         kinds = {segment.distances for segment in self.segments}
@@ -131,17 +131,17 @@ class Snapshot:
         return sum(file.bytes for segment in self.segments for file in segment.record.files.values())
 
     def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, nprobe: int | None = None) -> Neighbors:
-        """The k nearest entries to each query; `nprobe` lists are searched, the index's own number if not given."""
+        """Finds the k nearest entries to each query. `nprobe` lists are searched, by default the index's own number."""
         queries_QD = self._rounded(queries_QD, k)
         found = [segment.search(queries_QD, k, nprobe) for segment in self.segments]
         return merge_nearest(found, k) if found else Neighbors.none(len(queries_QD), k)
 
     def exact(self, *, pruned: bool = False) -> Exact:
-        """Exact search over the same entries; with `pruned`, also over those that are pruned."""
+        """Exact search over the live entries. With `pruned`, also over the pruned ones."""
         return Exact(self, pruned=pruned)
 
     def locate(self, ids: Int64[np.ndarray, " K"]) -> list[Place]:
-        """Where some entries came from. Raises NotFound for an id that is not of this store."""
+        """The places of entries. Raises NotFound for an id of another store."""
         found: list[Place | None] = [None] * len(ids)
         for segment, mine in self._group_by_segment(ids):
             rows = ids[mine] - segment.base_id
@@ -157,7 +157,7 @@ class Snapshot:
         return cast("list[Place]", found)
 
     def values_range(self, first_id: int, num_entries: int) -> Int64[np.ndarray, " N"]:
-        """The values of entries that follow one another. Raises NotFound for an id that is not of this store."""
+        """The values of consecutive entries. Raises NotFound for an id of another store."""
         for segment in self.segments:
             if 0 <= (row := first_id - segment.base_id) < segment.record.entries:
                 return segment.values_N[row : row + num_entries].astype(np.int64)
@@ -178,7 +178,7 @@ class Snapshot:
         return all(segment.has_keys for segment in self.segments)
 
     def successors(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
-        """The entries that follow some entries in their documents; of the last of a document there is none."""
+        """The next entries in their documents. The last entry of a document has none."""
         nexts = [
             segment.base_id + segment.successors(ids[mine] - segment.base_id)
             for segment, mine in self._group_by_segment(ids)
@@ -186,7 +186,7 @@ class Snapshot:
         return np.concatenate([ids[:0], *nexts])
 
     def live(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
-        """Those of some entries that are of this store, and may speak."""
+        """The ids of live entries of this store among `ids`."""
         return np.concatenate(
             [
                 ids[:0],
@@ -198,41 +198,41 @@ class Snapshot:
         )
 
     def nearest_among(self, query_1D: Float32[np.ndarray, "1 D"], ids: Int64[np.ndarray, " N"], k: int) -> Neighbors:
-        """The k nearest of some entries to one query, by their stored keys."""
+        """The k entries among `ids` that are nearest to one query, by their stored keys."""
         rows_1N = np.arange(len(ids))[None]
         distances_1N = exact_distances(self._rounded(query_1D, k), self.keys(ids), rows_1N)
         nearest = Neighbors(distances_1N, ids[None], self.values(ids)[None])
         return nearest.take(np.argsort(distances_1N, axis=1, kind="stable")[:, :k])
 
     def values(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
-        """The values of some entries. Raises NotFound, naming it, for one that is not of this store."""
+        """The values of entries. Raises NotFound, with the id, for an entry of another store."""
         values_N = np.empty(len(ids), np.int64)
         for segment, mine in self._group_by_segment(ids, every=True):
             values_N[mine] = segment.values_N[ids[mine] - segment.base_id]
         return values_N
 
     def document_of(self, ids: Int64[np.ndarray, "*S"]) -> Int64[np.ndarray, "*S"]:
-        """A number for each entry's document, different for each document of the store; -1 for missing ids."""
+        """A number for each entry's document, unique in the store. -1 for missing ids."""
         documents = np.full(ids.shape, -1, np.int64)
         for segment, mine in self._group_by_segment(ids):
             documents[mine] = segment.base_id + segment.document_at(ids[mine] - segment.base_id)
         return documents
 
     def documents(self) -> Iterator[DocumentRow]:
-        """The documents that may speak, in order."""
+        """The live documents, in order."""
         for segment in self.segments:
             yield from (document for document in segment.documents if not segment.deleted_mask[document.row])
 
     def has_document(self, document_id: str) -> bool:
-        """Whether a document of this id may speak."""
+        """Whether a live document has this id."""
         return self._seek(document_id) is not None
 
     def find_each(self, document_ids: Sequence[str]) -> list[tuple[Segment, int]]:
-        """The segments and rows of some documents, each once. Raises NotFound, naming it, for one that is not there."""
+        """The segments and rows of documents, each once. Raises NotFound, with the id, for a missing document."""
         return [self._find(document_id) for document_id in dict.fromkeys(document_ids)]
 
     def sample(self, n: int, seed: int) -> Int64[np.ndarray, " N"]:
-        """Ids of n live entries drawn without replacement (of all, where there are fewer)."""
+        """Ids of n live entries drawn without replacement, or of all if there are fewer."""
         total = self.num_entries
         picks = np.sort(np.random.default_rng(seed).choice(total, min(n, total), replace=False))
         ids, before = [], 0
@@ -243,9 +243,9 @@ class Snapshot:
         return np.concatenate([picks[:0], *ids])
 
     def matching(self, where: Mapping[str, str]) -> list[str]:
-        """The ids of the documents whose metadata has all of these: a field's text, its JSON, or an item of its list.
+        """The ids of the documents that match all metadata fields: by a field's text, its JSON, or an item of its list.
 
-        `title` is a field too, where the metadata has none of that name.
+        `title` is a field too, unless the metadata has a field of that name.
         """
         return [
             document.id
@@ -256,20 +256,20 @@ class Snapshot:
         ]
 
     def sample_documents(self, n: int, seed: int) -> list[Span]:
-        """n live documents drawn without replacement (all, where there are fewer), in order."""
+        """n live documents drawn without replacement, or all if there are fewer, in order."""
         live = [(segment, row) for segment in self.segments for row in np.flatnonzero(~segment.deleted_mask).tolist()]
         picks = np.sort(np.random.default_rng(seed).choice(len(live), min(n, len(live)), replace=False))
         return [_span(*live[pick]) for pick in picks]
 
     def is_continued_by(self, later: Snapshot) -> bool:
-        """Whether a later view has the same segments, with at most more documents deleted."""
+        """Whether a later snapshot has the same segments, with at most more deleted documents."""
         return [each.core for each in self.segments] == [each.core for each in later.segments] and not any(
             (before.deleted_mask & ~after.deleted_mask).any()
             for before, after in zip(self.segments, later.segments, strict=True)
         )
 
     def deleted_between(self, later: Snapshot) -> Iterator[str]:
-        """The ids of documents that speak here, and do not in a later manifest of the same segments."""
+        """The ids of documents that are deleted in a later snapshot of the same segments."""
         for before, after in zip(self.segments, later.segments, strict=True):
             yield from (
                 before.documents.at(row).id
@@ -277,8 +277,8 @@ class Snapshot:
             )
 
     def missing_from(self, later: Snapshot) -> list[str] | None:
-        """The ids of documents that are here and not in a later view; None where segments are not there any more, as
-        after a compaction, or cannot be read.
+        """The ids of live documents that a later snapshot lacks. None if it lacks segments, as after a compaction, or
+        cannot be read.
         """
         there = {segment.core: segment for segment in later.segments}
         lost = list[str]()
@@ -293,15 +293,15 @@ class Snapshot:
         return lost
 
     def keys(self, ids: Int64[np.ndarray, " N"]) -> Float32[np.ndarray, "N D"]:
-        """The stored keys of some entries. Raises NotFound, naming it, for one that is not of this store."""
+        """The stored keys of entries. Raises NotFound, with the id, for an entry of another store."""
         keys_ND = np.empty((len(ids), self.dim), np.float32)
         for segment, mine in self._group_by_segment(ids, every=True):
             keys_ND[mine] = segment.stored_keys()[ids[mine] - segment.base_id]
         return keys_ND
 
     def verify(self) -> list[str]:
-        """Checks every byte against its checksum, the counts, and whether stored positions find themselves; each
-        problem names the file and what to do.
+        """Checks every byte against its checksum, the counts, and whether stored positions find themselves. Each
+        problem names the file and a remedy.
         """
         problems = [problem for segment in self.segments for problem in segment.problems()]
         return problems or self._self_recall_failures()
@@ -312,8 +312,8 @@ class Snapshot:
             segment.close()
 
     def _self_recall_failures(self) -> list[str]:
-        """The self-query test: a position is its own nearest neighbor, or as near as it, if the index is sound. Where
-        codes lose something, most must be among the nearest few; without keys there is nothing to ask.
+        """The self-query test: in a sound index, a position is its own nearest neighbor, or as near as it. With lossy
+        codes, most positions must be among their nearest few. Without keys there is no test.
         """
         if not self.num_entries or not self.has_keys:
             return []
@@ -328,8 +328,8 @@ class Snapshot:
     def _group_by_segment(
         self, ids: Int64[np.ndarray, "*S"], *, every: bool = False
     ) -> Iterator[tuple[Segment, Bool[np.ndarray, "*S"]]]:
-        """The segments that some entries are of, and which of them are of each. Raises NotFound where `every` one is
-        to be of this store, and is not.
+        """Yields each segment that has some of the entries, with the mask of these. With `every`, raises NotFound for
+        an entry of another store.
         """
         strange = np.ones(ids.shape, bool)
         for segment in self.segments:
@@ -344,7 +344,7 @@ class Snapshot:
         return NotFound(f"no entry {entry_id} in {self.path}", kind="entry", name=str(entry_id))
 
     def _rounded(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Float32[np.ndarray, "Q D"]:
-        """The queries, rounded to float16 as the keys were."""
+        """Rounds queries to float16, as the keys were."""
         check_range("k", k, least=1)
         if queries_QD.ndim != 2 or queries_QD.shape[1] != self.dim:
             raise InvalidInput(f"queries of shape {queries_QD.shape}; expected (Q, {self.dim})", field="queries")
@@ -382,10 +382,9 @@ def _span(segment: Segment, row: int) -> Span:
 
 
 class Exact:
-    """Exact search over a store's live entries: slow, sure, and in bounded memory."""
+    """Exact search over a store's live entries, slow and in bounded RAM."""
 
     def __init__(self, view: Snapshot, *, pruned: bool = False) -> None:
-        """Takes a store that is open."""
         self._view, self._pruned = view, pruned
 
     def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbors:

@@ -1,4 +1,4 @@
-"""Documents that stop speaking: a list of rows a segment, written for a manifest that is to come."""
+"""Tombstones: for each segment a file with the rows of its deleted documents, written for the next manifest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memlm.index.store.segment import Segment
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """How much a deletion took out."""
+    """The number of deleted documents and entries."""
 
     num_documents: int
     num_entries: int
@@ -28,8 +28,8 @@ class Deletion:
 def write_tombstones(
     store: Path, segments: Sequence[Segment], places: Iterable[tuple[Segment, int]], number: int
 ) -> tuple[SegmentRecord, ...]:
-    """Writes the rows of deleted documents, old and new, for the manifest of a number, and tells the records that
-    name them. They count when that manifest does.
+    """Writes the rows of deleted documents, old and new, for the manifest of a number. Returns the segment records that
+    name the files. They take effect with that manifest.
     """
     rows: dict[int, list[int]] = {}
     for segment, row in places:
@@ -43,7 +43,7 @@ def write_tombstones(
 
 
 def has_field(metadata: Mapping[str, Any], name: str, value: str) -> bool:
-    """Whether metadata has a field of that value: its text, its JSON, or an item of its list."""
+    """Whether a metadata field matches a value: by its text, its JSON, or an item of its list."""
     if name not in metadata:
         return False
     there = metadata[name]

@@ -1,14 +1,13 @@
-"""Keys and values -> a committed segment: a new store's first one, one more, or one in place of all.
+"""Writes a segment and commits it: the first of a store, one more, or one that replaces all others.
 
     with StoreWriter.create(path, spec) as writer:
         writer.begin_document("a.txt")
-        writer.append(keys_ND, values_N)      # or writer.verify_resumed(values_N) for what an interrupted build left
+        writer.append(keys_ND, values_N)      # or writer.verify_resumed(values_N) for entries of an interrupted build
         writer.checkpoint()
         datastore = writer.commit()
 
-Work lies in `building/` until the commit moves it into place; `building.json` tells what for, and how much of it a
-kill leaves standing. Who resumes streams the whole corpus again: what is on disk already is compared, the rest
-appended.
+Files lie in `building/` until the commit moves them into place. `building.json` records the task, and the entries that
+survive a kill. To resume, the caller streams the whole corpus again. Entries on disk are compared, the rest appended.
 """
 
 from __future__ import annotations
@@ -66,12 +65,11 @@ OWN_FILES = re.compile(
 
 
 class StoreWriter:
-    """The one writer of a store. Leaving it without a commit keeps what was checkpointed, for a resume."""
+    """The only writer of a store. Closing it without a commit keeps the checkpointed entries, for a resume."""
 
     def __init__(
         self, path: Path, spec: StoreSpec, manifest: Manifest | None, held: ExitStack, task: str, lock: StoreLock
     ) -> None:
-        """`create`, `extend` and `compacting` check the place, take the lock, and come here."""
         self.path, self.spec, self._held, self._task, self._lock = path, spec, held, task, lock
         self._work = path / BUILDING
         self.base = held.enter_context(closing(Snapshot(path, manifest))) if manifest else None
@@ -96,10 +94,10 @@ class StoreWriter:
 
     @classmethod
     def create(cls, path: str | Path, spec: StoreSpec) -> StoreWriter:
-        """Starts a store, or goes on with the interrupted build of one like it.
+        """Starts a store, or resumes the interrupted build of a store with the same spec.
 
-        Raises AlreadyExists where there is a store or anything else, Corrupt where there is a store that has lost its
-        `CURRENT`, Incompatible where the interrupted build differs, Locked while another writes.
+        Raises AlreadyExists if the path has a store or anything else, Corrupt for a store that has lost its `CURRENT`,
+        Incompatible if the interrupted build differs, and Locked while another process writes.
         """
         path = Path(path)
         resolve_index(spec.index, 0)
@@ -123,9 +121,9 @@ class StoreWriter:
 
     @classmethod
     def extend(cls, path: str | Path, spec: StoreSpec) -> StoreWriter:
-        """Starts one more segment of a store, or goes on with an interrupted one.
+        """Starts one more segment of a store, or resumes an interrupted one.
 
-        Raises Incompatible, naming what differs, where the store was built otherwise.
+        Raises Incompatible, with the differences, if the store was built with another spec.
         """
         path = Path(path)
         manifest = read_manifest(path)
@@ -134,9 +132,9 @@ class StoreWriter:
 
     @classmethod
     def compacting(cls, path: str | Path) -> StoreWriter:
-        """Starts a segment that takes the place of all others, or goes on with an interrupted one.
+        """Starts a segment that replaces all others, or resumes an interrupted one.
 
-        Raises Incompatible where documents that were being added wait to be gone on with.
+        Raises Incompatible if an interrupted addition waits.
         """
         return cls._holding(Path(path), read_manifest(Path(path)).spec, COMPACT)
 
@@ -155,8 +153,8 @@ class StoreWriter:
     def begin_document(
         self, document_id: str, *, title: str = "", metadata: Mapping[str, Any] | None = None, replace: bool = False
     ) -> None:
-        """What is appended from here on is of this document. With `replace`, one of that id stops speaking when this
-        one begins to: at the commit. Raises AlreadyExists for an id that is taken.
+        """Starts a document, which owns all entries until the next one. With `replace`, the commit deletes an earlier
+        document of that id. Raises AlreadyExists for an id that is taken.
         """
         if self._task == ADD and self.base and self.base.has_document(document_id):
             if not replace:
@@ -169,12 +167,12 @@ class StoreWriter:
         self._starts.append(self._entries)
 
     def is_resumed(self, num_entries: int) -> bool:
-        """Whether the next entries, that many, are on disk from the interrupted build."""
+        """Whether the next `num_entries` entries are on disk from the interrupted build."""
         return self._entries + num_entries <= self.num_resumed_entries
 
     def verify_resumed(self, values_N: Int64[np.ndarray, " N"]) -> None:
-        """Compares entries with those on disk. Raises Incompatible where the corpus is not the one that was
-        interrupted.
+        """Compares entries with those on disk. Raises Incompatible if the corpus differs from that of the interrupted
+        build.
         """
         there_N = self._resumed_values[self._entries : self._entries + len(values_N)]
         if not np.array_equal(there_N, values_N):
@@ -190,8 +188,8 @@ class StoreWriter:
         values_N: Int64[np.ndarray, " N"],
         pruned_N: Bool[np.ndarray, " N"] | None = None,
     ) -> None:
-        """Adds entries of the current document; those that are pruned will not be found. Keys are rounded to float16;
-        raises InvalidInput for what that cannot hold.
+        """Appends entries to the current document. Searches never find the pruned ones. Keys are rounded to float16.
+        Raises InvalidInput for keys that float16 cannot hold.
         """
         self._check(keys_ND, values_N)
         if (pruned_N is None) != (self._pruned is None):
@@ -209,7 +207,7 @@ class StoreWriter:
         self._entries += len(values_N)
 
     def checkpoint(self) -> None:
-        """Makes what was appended so far survive a kill. Raises Locked where the folder was replaced meanwhile."""
+        """Syncs the appended entries, so that they survive a kill. Raises Locked if the folder was replaced."""
         self._lock.check()
         self._keys.sync()
         self._values.sync()
@@ -219,11 +217,11 @@ class StoreWriter:
         write_atomic(self.path / JOURNAL, Journal(self._task, self._number, self._keys.rows, self.spec).encode())
 
     def commit(self, progress: Progress = silent, *, defaults: KnnDefaults | None = None) -> Datastore:
-        """Builds the index and makes the segment count; gives the store, open. A new store's defaults are untuned ones
-        if not given, with a temperature of its keys' own scale. A store's own stay as they are, and what was committed
-        while this was written stands: what is deleted stays deleted.
+        """Builds the index and commits the segment. Returns the store, open.
 
-        Raises InvalidInput where there is no entry, Incompatible where a resumed corpus ended early.
+        A new store gets `defaults`, or else untuned ones with a temperature of its keys' own scale. An existing store
+        keeps its defaults, and all commits of other processes since the start. Raises InvalidInput if there is no
+        entry, and Incompatible if a resumed corpus ended early.
         """
         if not self._entries or self._entries < self._keys.rows:
             raise self._nothing_to_commit()
@@ -242,7 +240,7 @@ class StoreWriter:
         return Datastore.open(self.path)
 
     def commit_empty(self) -> Datastore:
-        """Commits a store without segments, in place of one whose every document is deleted; gives it, open."""
+        """Commits a store without segments, in place of a store without live documents. Returns it, open."""
         with commit_lock(self.path) as lock:
             self._lock.check()
             now = self._latest()
@@ -256,27 +254,25 @@ class StoreWriter:
         return Datastore.open(self.path)
 
     def discard(self) -> None:
-        """Removes what was written, which is not to be committed."""
+        """Removes the files of this writer without a commit."""
         self._lock.check()
         remove(self._work)
         remove(self.path / JOURNAL)
 
     def close(self) -> None:
-        """Lets go of the files and the lock."""
+        """Closes the files and releases the lock."""
         self._held.close()
 
     def __enter__(self) -> StoreWriter:
-        """Closes at the end of the block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Closes."""
         self.close()
 
     def _recover(self) -> int:
-        """How many entries an interrupted build left; brings its folder back where only the commit was missing."""
+        """Counts the entries that an interrupted build left. Restores its folder if only the commit was missing."""
         journal, moved = self.path / JOURNAL, self.path / SEGMENTS / f"{self._number:06d}"
         left = Journal.decode(journal) if journal.exists() else None
         if left and left.segment == self._number and left.task == ADD != self._task and left.entries:
@@ -309,7 +305,7 @@ class StoreWriter:
         return left.entries
 
     def _finish_files(self, progress: Progress) -> SegmentRecord:
-        """Writes what the segment lacks, syncs everything, and records what each file must be."""
+        """Writes the rest of the segment's files, syncs them all, and records their sizes and checksums."""
         self._documents.set_sizes(np.diff([*self._starts, self._entries]).tolist())
         self._documents.commit()
         sync_file(self._work / DOCUMENTS)
@@ -332,7 +328,7 @@ class StoreWriter:
         return SegmentRecord(self._number, self._entries, len(self._starts), files=files, **asked)
 
     def _build_index(self, progress: Progress) -> dict[str, Any]:
-        """Chooses, trains, fills and judges the index; gives what a record says of it."""
+        """Selects, trains, fills and evaluates the index. Returns the fields of its record."""
         stored_ND, values_N = (np.load(self._work / name, mmap_mode="r") for name in (KEYS, VALUES))
         keys_ND: np.ndarray | RowSubset = stored_ND
         if self._pruned:
@@ -367,8 +363,8 @@ class StoreWriter:
         return {"index": factory, "nprobe": settled.nprobe, "rerank": settled.rerank, "tried": told}
 
     def _latest(self) -> Snapshot | None:
-        """The snapshot to commit after, which may be later than that of the beginning; None for a new store. Raises
-        Locked where it is none that follows from the beginning: another store's, or an earlier one.
+        """The newest snapshot, which the commit follows. None for a new store. Raises Locked if it does not follow from
+        the snapshot at the start, but is another store's or an earlier one.
         """
         if self.base is None:
             return None
@@ -419,8 +415,8 @@ class StoreWriter:
 
 
 def next_segment(manifest: Manifest) -> int:
-    """The number for one more segment: one above the highest, or the lowest that is free where that would be too high
-    for the ids of its entries.
+    """The number of the next segment: one above the highest, or the lowest free one if ids of its entries would be too
+    large.
     """
     taken = {segment.number for segment in manifest.segments}
     above = manifest.last_segment + 1

@@ -1,4 +1,4 @@
-"""What was freed, given back: glibc keeps it for the process, up to the most that was ever used at once."""
+"""Returns freed memory to the system. glibc keeps it for the process, up to the highest use so far."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
 
 
 def trim_heap() -> None:
-    """Gives the system the pages that nothing lives in; a matter of milliseconds. Elsewhere than on glibc, nothing."""
+    """Returns unused pages to the system, in milliseconds. Does nothing without glibc."""
     if _trim is not None:
         _trim(0)

@@ -1,4 +1,4 @@
-"""Elapsed time by a clock that nobody can set: what lifetimes are counted with.
+"""Elapsed time by a clock that cannot be set, for lifetimes.
 
 A wall clock jumps when it is corrected, and a jump must not delete anything. The monotonic clock only restarts with the
 machine, so a stamp (boot and time) that is kept in a file stays valid across restarts of the process.

@@ -1,4 +1,4 @@
-"""How many cores this process may use. No Faiss here: who only shares them out loads none."""
+"""The number of cores that this process may use. Importing this module does not import Faiss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _cores: int | None = None
 
 
 def use_cores(number: int) -> None:
-    """Leaves the other cores to other processes; 0 takes all again."""
+    """Limits this process to a number of cores. 0 removes the limit."""
     global _cores
     _cores = number or None
 

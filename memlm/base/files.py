@@ -1,8 +1,7 @@
-"""Files that survive a kill or a full disk, checksums and signatures of them, and paths that stay within folders.
+"""Files that survive a kill or a full disk, their checksums and signatures, and paths that stay within folders.
 
-Everything that a store puts on disk goes through the four verbs of this file: write, sync, move, remove. A file is
-written under a temporary name, synced, moved to its own name, and the folder that names it is synced; only then
-does it count.
+All files of a store go through the four verbs of this file: write, sync, move, remove. A file is written under a
+temporary name, synced and moved to its own name, and then its folder is synced. Only then does it count.
 """
 
 from __future__ import annotations
@@ -47,7 +46,9 @@ def storage(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, *pieces: bytes | memoryview) -> None:
-    """Replaces a file in one step, by some pieces: afterwards they are there, synced, or the old content still is."""
+    """Replaces a file in one step by the joined pieces. Afterwards the file has the new content, synced, or else still
+    the old one.
+    """
     temporary = temporary_beside(path)
     with storage(path):
         try:
@@ -64,18 +65,20 @@ def write_atomic(path: Path, *pieces: bytes | memoryview) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name in the same folder that no other writer uses; `TEMPORARY` matches what a kill leaves of such files."""
+    """A unique name in the same folder. `TEMPORARY` matches such names, also those that a kill left."""
     return path.with_name(f"{path.name}.{token_hex(4)}.tmp")
 
 
 def create(path: Path) -> BinaryIO:
-    """Opens a new file for reading and writing. An existing name is removed first, and its content is left alone."""
+    """Opens a new file for reading and writing. An existing name is removed first, and its content stays in other hard
+    links.
+    """
     path.unlink(missing_ok=True)
     return path.open("x+b")
 
 
 def unshare(path: Path) -> None:
-    """Gives a file that is to be written further an inode of its own where hard links share it with other folders."""
+    """Gives a file an inode of its own before it is written to, if hard links share it with other folders."""
     if path.stat().st_nlink > 1:
         own = temporary_beside(path)
         shutil.copyfile(path, own)
@@ -84,7 +87,7 @@ def unshare(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Creates a folder and its missing parents, and waits until all their names are on the disk."""
+    """Creates a folder and its missing parents, and syncs their names."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for each in missing:
@@ -92,12 +95,12 @@ def make_folder(path: Path) -> None:
 
 
 def sync(descriptor: int) -> None:
-    """Waits until what was written to a file is on the disk."""
+    """Waits until a file's content is on the disk."""
     os.fsync(descriptor)
 
 
 def sync_file(path: Path) -> None:
-    """The same, for a file that somebody else wrote."""
+    """Syncs a file by its path, for example one that SQLite wrote."""
     with storage(path), path.open("rb") as file:
         sync(file.fileno())
 
@@ -112,13 +115,13 @@ def sync_folder(path: Path) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Gives a file or folder another name in one step, and waits until the name is on the disk."""
+    """Renames a file or folder in one step, and syncs the name."""
     source.replace(target)
     sync_folder(target.parent)
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a folder; nothing happens where there is none."""
+    """Removes a file or a folder, if there is one."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -126,7 +129,7 @@ def remove(path: Path) -> None:
 
 
 def checksum(path: Path) -> str:
-    """BLAKE2b of a file's bytes."""
+    """BLAKE2b of a file."""
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -135,17 +138,17 @@ def checksum(path: Path) -> str:
 
 
 def checksum_of(content: bytes) -> str:
-    """BLAKE2b of some bytes."""
+    """BLAKE2b of bytes."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def sign(body: dict[str, Any]) -> bytes:
-    """A small file of ours: JSON that carries a checksum of itself."""
+    """Encodes a small file as JSON with a checksum of itself."""
     return _canonical({**body, "checksum": checksum_of(_canonical(body))})
 
 
 def read_signed(content: bytes) -> dict[str, Any]:
-    """What `sign` was given. Raises ValueError, saying what is wrong, for anything else."""
+    """Decodes the content of a `sign`ed file. Raises ValueError, with the problem, for other content."""
     try:
         body: dict[str, Any] = json.loads(content)
         said = body.pop("checksum")
@@ -161,8 +164,8 @@ def _canonical(body: Any) -> bytes:
 
 
 def is_under(path: Path, roots: Sequence[Path]) -> bool:
-    """Whether a path is under one of some folders, or one of them, once links are followed. What can be no path, as
-    with a NUL in it or links in a circle, is under none.
+    """Whether a path is one of the folders or under one, once links are followed. Invalid paths, as with a NUL in it or
+    links in a circle, are under none.
     """
     try:
         real = path.resolve()

@@ -10,7 +10,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def ram_bytes() -> int:
-    """Bytes of the machine's memory, or of what a container or service may take, whichever is less."""
+    """Bytes of the machine's RAM, or the limit of the container or service if that is lower."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_limits(CGROUPS, _own_cgroup())])
 

@@ -1,7 +1,7 @@
-r"""Text of others (document ids, titles, metadata, file names, generated text) as a terminal or a log may show it.
+r"""Makes untrusted text (document ids, titles, metadata, file names, generated text) safe for a terminal or a log.
 
-A control character can retitle a terminal's window, move its cursor or forge a line; a bidirectional override can
-reorder what a reader sees. Both are shown as Python escapes, like `\x1b`.
+A control character can retitle a terminal's window, move its cursor or forge a line. A bidirectional override can
+reorder the text on the screen. Both are shown as Python escapes, like `\x1b`.
 """
 
 from __future__ import annotations

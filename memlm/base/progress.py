@@ -1,4 +1,4 @@
-"""The callback through which long work tells how far it has come; it has no output of its own."""
+"""The callback through which long work reports its progress. It has no output of its own."""
 
 from typing import Protocol, runtime_checkable
 
@@ -16,4 +16,4 @@ class Progress(Protocol):
 
 
 def silent(phase: str, done: int, total: int | None, note: str = "") -> None:
-    """Tells nobody."""
+    """Ignores progress."""

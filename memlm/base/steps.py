@@ -1,8 +1,8 @@
 """Work in bounded steps, so that one loop can serve many requests.
 
-A generator yields None after each step, and an `Offload` for work that would hold up the loop; the result of that work
-is what its `yield` gives. `run_steps` does everything in the calling thread, as the library needs it. The server's
-worker takes one step per turn and runs offloads in threads.
+A generator yields None after each step, and an `Offload` for work that would block the loop. Its `yield` returns the
+result of that work. `run_steps` runs everything in the calling thread, as the library needs it. The server's worker
+takes one step per turn and runs offloads in threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Steps: TypeAlias = Generator[Offload | None, Any, Outcome]
 
 
 def run_steps(steps: Steps[Outcome]) -> Outcome:
-    """Takes all steps in this thread and returns what they return."""
+    """Runs all steps in this thread and returns their result."""
     try:
         offload = next(steps)
         while True:

@@ -25,7 +25,9 @@ _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
 def problem_in(value: Any, name: str = "") -> str:
-    """Describes the first part of a value that JSON in UTF-8 cannot hold, by its path from `name`; empty if none."""
+    """Describes the first part of a value that JSON in UTF-8 cannot hold, by its path from `name`. Empty if there is
+    none.
+    """
     waiting = [_Part(value, name)]
     while waiting:
         part = waiting.pop()
@@ -56,7 +58,7 @@ def read_metadata(stored: str) -> Any:
 
 
 def is_utf8(text: str) -> bool:
-    """Tells whether UTF-8 can hold a text; an id that it cannot hold names no document."""
+    """Whether UTF-8 can hold a text. An id that it cannot hold names no document."""
     return not HALF_PAIR.search(text)
 
 
