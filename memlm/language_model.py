@@ -88,7 +88,7 @@ class LanguageModel:
 
     def session(self, *, ttl_s: float | None = None) -> Session:
         """Creates a session. Its text is read once: later requests continue from its context cache."""
-        return Session(self, self.engine.sessions.create(ttl_s=ttl_s).name)
+        return Session(self, run_steps(self.engine.sessions.create(ttl_s=ttl_s)).name)
 
     def append_to_session(self, name: str, text: str = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:
         """Appends a text, or tokens, to a session: all of it, or nothing."""
@@ -104,11 +104,11 @@ class LanguageModel:
 
     def fork_session(self, name: str) -> SessionInfo:
         """Copies a session."""
-        return self.engine.sessions.fork(name)
+        return run_steps(self.engine.sessions.fork(name))
 
     def delete_session(self, name: str) -> SessionInfo:
         """Deletes a session, and returns its last description."""
-        return self.engine.sessions.delete(name)
+        return run_steps(self.engine.sessions.delete(name))
 
     def score(self, text: str, *, token_scores: bool = False, **retrieval: Any) -> Score:
         """Returns the text's log-probability and perplexity. `retrieval` are the fields of `RetrievalParams`."""

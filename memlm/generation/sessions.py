@@ -7,7 +7,7 @@ least recently used sessions are dropped if RAM is short. With a folder, acknowl
 Lifetimes follow `Clock`, so a corrected wall clock drops nothing. After a reboot they start anew. Users see times of
 the wall clock.
 
-Operations that write or copy much are steps (`memlm.base.steps`); the methods without `_steps` do all of them at once.
+Operations that write or copy much are `Steps` (`memlm.base.steps`).
 """
 
 from __future__ import annotations
@@ -127,12 +127,11 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def create(self, *, owner: str = "", ttl_s: float | None = None) -> SessionInfo:
-        """Creates an empty session under a name that cannot be guessed. It expires `ttl_s` after its last use."""
-        return run_steps(self.create_steps(owner=owner, ttl_s=ttl_s))
+    def create(self, *, owner: str = "", ttl_s: float | None = None) -> Steps[SessionInfo]:
+        """Creates an empty session under a name that cannot be guessed. It expires `ttl_s` after its last use.
 
-    def create_steps(self, *, owner: str = "", ttl_s: float | None = None) -> Steps[SessionInfo]:
-        """Does the work of `create`. Raises Overloaded where there are as many sessions as may be."""
+        Raises Overloaded if there are as many sessions as allowed.
+        """
         ttl_s = self._ttl_s if ttl_s is None else ttl_s
         CreateSessionRequest(ttl_s)
         self._check_room(owner)
@@ -148,22 +147,17 @@ class Sessions:
         sessions = [session for session in self._of_owner.get(owner, {}).values() if not self._is_over(session)]
         return tuple(self._info(session) for session in sorted(sessions, key=lambda session: -session.used_s))
 
-    def fork(self, name: str, *, owner: str = "") -> SessionInfo:
-        """Copies a session. Caches are never changed in place, so the copy shares that of the first."""
-        return run_steps(self.fork_steps(name, owner=owner))
+    def fork(self, name: str, *, owner: str = "") -> Steps[SessionInfo]:
+        """Copies a session. Caches are never changed in place, so the copy shares that of the first.
 
-    def fork_steps(self, name: str, *, owner: str = "") -> Steps[SessionInfo]:
-        """Does the work of `fork`. Raises Locked while the session is used, Overloaded as `create_steps`."""
+        Raises Locked while the session is used, Overloaded as `create`.
+        """
         source = self._idle(name, owner)
         self._check_room(owner)
         return (yield from self._begin(owner, source.ttl_s, source.state))
 
-    def delete(self, name: str, *, owner: str = "") -> SessionInfo:
+    def delete(self, name: str, *, owner: str = "") -> Steps[SessionInfo]:
         """Deletes a session and returns its last description. Raises Locked while it is used."""
-        return run_steps(self.delete_steps(name, owner=owner))
-
-    def delete_steps(self, name: str, *, owner: str = "") -> Steps[SessionInfo]:
-        """Does the work of `delete`."""
         session = self._idle(name, owner)
         if self._files is not None:
             session.busy = True

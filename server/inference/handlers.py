@@ -158,13 +158,13 @@ def answer_steps(engine: Engine, request: Request[Any], owner: str) -> Steps[Any
         case DetokenizeRequest(token_ids):
             return (yield from engine.checkpoint.tokenizer.decode_steps(token_ids, whole=True))
         case CreateSessionRequest(ttl_s):
-            return (yield from sessions.create_steps(owner=owner, ttl_s=ttl_s))
+            return (yield from sessions.create(owner=owner, ttl_s=ttl_s))
         case AppendToSessionRequest(session, text, token_ids):
             return (yield from sessions.append(session, text, token_ids=token_ids, owner=owner))
         case ForkSessionRequest(session):
-            return (yield from sessions.fork_steps(session, owner=owner))
+            return (yield from sessions.fork(session, owner=owner))
         case DeleteSessionRequest(session):
-            return (yield from sessions.delete_steps(session, owner=owner))
+            return (yield from sessions.delete(session, owner=owner))
         case GetSessionRequest(session):
             return sessions.get(session, owner=owner)
         case ListSessionsRequest():

@@ -25,7 +25,7 @@ class SetClock(Clock):
 
 def test_a_step_of_the_wall_clock_drops_no_session(checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = Sessions(checkpoint, folder=tmp_path, ttl_s=60)
-    name = sessions.create().name
+    name = run_steps(sessions.create()).name
     monkeypatch.setattr(time, "time", lambda: 1e10)
     sessions.expire()
     assert [info.name for info in sessions.list()] == [name]
@@ -37,7 +37,7 @@ def test_a_step_of_the_wall_clock_drops_no_session(checkpoint, tmp_path: Path, m
 
 def test_a_lifetime_goes_on_after_a_restart_of_the_process(checkpoint, tmp_path: Path) -> None:
     sessions = Sessions(checkpoint, folder=tmp_path, ttl_s=60, clock=SetClock(at_s=1000))
-    name = sessions.create().name
+    name = run_steps(sessions.create()).name
     assert Sessions(checkpoint, folder=tmp_path, clock=SetClock(at_s=1059)).get(name).name == name
     with pytest.raises(NotFound, match="not used for 60 s"):
         Sessions(checkpoint, folder=tmp_path, clock=SetClock(at_s=1061)).get(name)
@@ -46,7 +46,8 @@ def test_a_lifetime_goes_on_after_a_restart_of_the_process(checkpoint, tmp_path:
 
 def test_a_lifetime_starts_anew_after_a_reboot(checkpoint, tmp_path: Path) -> None:
     """How long the machine was off, only the wall clock knows; and what is dropped too early is lost."""
-    name = Sessions(checkpoint, folder=tmp_path, ttl_s=60, clock=SetClock(at_s=1000)).create().name
+    sessions = Sessions(checkpoint, folder=tmp_path, ttl_s=60, clock=SetClock(at_s=1000))
+    name = run_steps(sessions.create()).name
     clock = SetClock(at_s=5, boot="second")
     again = Sessions(checkpoint, folder=tmp_path, clock=clock)
     clock.at_s = 64
@@ -59,7 +60,7 @@ def test_a_lifetime_starts_anew_after_a_reboot(checkpoint, tmp_path: Path) -> No
 def test_use_prolongs_a_session_and_what_is_in_use_stays(checkpoint) -> None:
     clock = SetClock()
     sessions = Sessions(checkpoint, ttl_s=60, clock=clock)
-    used, held, idle = (sessions.create().name for _ in range(3))
+    used, held, idle = (run_steps(sessions.create()).name for _ in range(3))
     clock.at_s += 50
     run_steps(sessions.append(used, TEXT))
     lease = sessions.lease(held)
@@ -81,12 +82,12 @@ def test_expiry_looks_at_sessions_that_are_due_only(checkpoint, monkeypatch: pyt
     """And drops a bounded number at once; the others are not to be had meanwhile."""
     clock, looks = SetClock(), list[str]()
     sessions = Sessions(checkpoint, ttl_s=60, clock=clock)
-    names = [sessions.create().name for _ in range(3 * EXPIRED_AT_ONCE)]
+    names = [run_steps(sessions.create()).name for _ in range(3 * EXPIRED_AT_ONCE)]
     is_over = Sessions._is_over
     monkeypatch.setattr(Sessions, "_is_over", lambda self, each: looks.append(each.name) or is_over(self, each))
     sessions.expire()
     assert looks == []
-    late = sessions.create(ttl_s=1000).name
+    late = run_steps(sessions.create(ttl_s=1000)).name
     clock.at_s += 61
     sessions.expire()
     assert len(sessions) == 2 * EXPIRED_AT_ONCE + 1
@@ -101,9 +102,9 @@ def test_expiry_looks_at_sessions_that_are_due_only(checkpoint, monkeypatch: pyt
 
 def test_sessions_that_come_and_go_leave_no_trace(checkpoint) -> None:
     sessions = Sessions(checkpoint, ttl_s=60)
-    kept, before = sessions.create().name, sessions.num_bytes
+    kept, before = run_steps(sessions.create()).name, sessions.num_bytes
     for _ in range(1000):
-        sessions.delete(sessions.create(owner=str(_)).name, owner=str(_))
+        run_steps(sessions.delete(run_steps(sessions.create(owner=str(_))).name, owner=str(_)))
     assert (len(sessions), sessions.num_bytes) == (1, before)
     assert len(sessions._expiring) < 300
     assert list(sessions._of_owner) == [""]
@@ -112,32 +113,35 @@ def test_sessions_that_come_and_go_leave_no_trace(checkpoint) -> None:
 
 def test_a_caller_has_no_more_sessions_than_it_may(checkpoint) -> None:
     sessions = Sessions(checkpoint, max_per_owner=3, max_sessions=5)
-    names = [sessions.create(owner="ann").name for _ in range(3)]
-    for use in (lambda: sessions.create(owner="ann"), lambda: sessions.fork(names[0], owner="ann")):
+    names = [run_steps(sessions.create(owner="ann")).name for _ in range(3)]
+    for use in (
+        lambda: run_steps(sessions.create(owner="ann")),
+        lambda: run_steps(sessions.fork(names[0], owner="ann")),
+    ):
         with pytest.raises(Overloaded, match=r"max_sessions_per_caller.*delete"):
             use()
     for _ in range(2):
-        sessions.create(owner="ben")
+        run_steps(sessions.create(owner="ben"))
     with pytest.raises(Overloaded, match=r"5 sessions.*max_sessions"):
-        sessions.create(owner="eve")
-    sessions.delete(names[0], owner="ann")
-    assert sessions.create(owner="ann").name in {info.name for info in sessions.list(owner="ann")}
+        run_steps(sessions.create(owner="eve"))
+    run_steps(sessions.delete(names[0], owner="ann"))
+    assert run_steps(sessions.create(owner="ann")).name in {info.name for info in sessions.list(owner="ann")}
 
 
 def test_an_empty_session_counts_and_the_total_stays_right(checkpoint) -> None:
     sessions = Sessions(checkpoint)
-    names = [sessions.create().name for _ in range(4)]
+    names = [run_steps(sessions.create()).name for _ in range(4)]
     assert min(info.num_bytes for info in sessions.list()) > 1000
     for name in names[:2]:
         run_steps(sessions.append(name, TEXT))
-    sessions.fork(names[0])
+    run_steps(sessions.fork(names[0]))
     assert sessions.num_bytes == sum(info.num_bytes for info in sessions.list())
-    sessions.delete(names[0])
+    run_steps(sessions.delete(names[0]))
     assert sessions.num_bytes == sum(info.num_bytes for info in sessions.list())
 
 
 def test_what_an_interrupted_write_left_is_removed(checkpoint, tmp_path: Path) -> None:
-    name = Sessions(checkpoint, folder=tmp_path).create().name
+    name = run_steps(Sessions(checkpoint, folder=tmp_path).create()).name
     for left in (f"{name}.session.0123abcd.tmp", "feed.session.0123abcd.tmp"):
         (tmp_path / left).write_text("a secret")
     Sessions(checkpoint, folder=tmp_path, is_ours=lambda each: each == name)

@@ -159,7 +159,7 @@ def test_sessions_survive_a_restart_to_the_bit(kind, tmp_path):
 
 def test_a_changed_file_and_another_models_are_refused_by_name(model_folder, checkpoint, tmp_path):
     kept = Sessions(checkpoint, folder=tmp_path)
-    name = kept.create().name
+    name = run_steps(kept.create()).name
     run_steps(kept.append(name, TEXT))
     (path,) = tmp_path.iterdir()
     sound = path.read_bytes()
@@ -181,12 +181,15 @@ def test_a_changed_file_and_another_models_are_refused_by_name(model_folder, che
 
 def test_anothers_session_is_not_there(checkpoint):
     sessions = Sessions(checkpoint)
-    name = sessions.create(owner="ann").name
-    for use in (sessions.get, sessions.fork, sessions.delete, sessions.lease):
+    name = run_steps(sessions.create(owner="ann")).name
+    for use in (sessions.get, sessions.lease):
         with pytest.raises(NotFound, match="no session"):
             use(name, owner="ben")
+    for steps in (sessions.fork(name, owner="ben"), sessions.delete(name, owner="ben")):
+        with pytest.raises(NotFound, match="no session"):
+            run_steps(steps)
     assert sessions.list(owner="ben") == ()
-    sessions.delete(name, owner="ann")
+    run_steps(sessions.delete(name, owner="ann"))
     with pytest.raises(NotFound, match="it was deleted"):
         sessions.get(name, owner="ann")
     with pytest.raises(NotFound, match="create one"):
@@ -195,8 +198,8 @@ def test_anothers_session_is_not_there(checkpoint):
 
 def test_unused_sessions_go_and_say_why(checkpoint):
     sessions = Sessions(checkpoint, ttl_s=0.05)
-    name, longer = sessions.create().name, sessions.create(ttl_s=60).name
-    busy = sessions.create()
+    name, longer = run_steps(sessions.create()).name, run_steps(sessions.create(ttl_s=60)).name
+    busy = run_steps(sessions.create())
     lease = sessions.lease(busy.name)
     time.sleep(0.08)
     assert {info.name for info in sessions.list()} == {longer, busy.name}
@@ -204,12 +207,12 @@ def test_unused_sessions_go_and_say_why(checkpoint):
         sessions.get(name)
     lease.end(None)
     with pytest.raises(InvalidInput, match="ttl_s"):
-        sessions.create(ttl_s=0)
+        run_steps(sessions.create(ttl_s=0))
 
 
 def test_the_least_recently_used_goes_where_room_is_short(checkpoint):
     sessions = Sessions(checkpoint)
-    names = [sessions.create().name for _ in range(4)]
+    names = [run_steps(sessions.create()).name for _ in range(4)]
     for name in names[:3]:
         run_steps(sessions.append(name, TEXT))
     sessions._max_bytes = sessions.num_bytes

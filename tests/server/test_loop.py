@@ -14,6 +14,7 @@ from memlm.api.generation import DetokenizeRequest, Finished, TokenizeRequest
 from memlm.api.params import GenerateRequest, SamplingParams
 from memlm.api.scoring import ScoreRequest
 from memlm.api.sessions import AppendToSessionRequest, CreateSessionRequest, DeleteSessionRequest, ForkSessionRequest
+from memlm.base.steps import run_steps
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import DeadlineExceeded, InvalidInput, StorageFull
 from memlm.generation.sessions import Sessions
@@ -126,7 +127,7 @@ def test_long_texts_are_encoded_while_others_are_served(
 ) -> None:
     """Nothing is encoded before the other generation has come to its end."""
     if isinstance(long_request, AppendToSessionRequest):
-        long_request = AppendToSessionRequest(long_lm.engine.sessions.create().name, LONG)
+        long_request = AppendToSessionRequest(run_steps(long_lm.engine.sessions.create()).name, LONG)
     pipe = FakePipe(long=long_request, other=OTHER)
     threads = encoding(pipe.ended["other"])
     last = pipe.play(long_lm)
@@ -147,7 +148,7 @@ def test_a_search_for_a_long_text_is_encoded_while_others_are_served(lm: Languag
 def test_a_prompt_that_cannot_fit_is_refused_without_encoding_it(
     lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = lm.engine.sessions.create().name
+    session = run_steps(lm.engine.sessions.create()).name
     monkeypatch.setattr(Tokenizer, "_encodings", lambda *_: pytest.fail("it was encoded"))
     last = FakePipe(prompt=GenerateRequest(LONG), append=AppendToSessionRequest(session, LONG)).play(lm)
     for refused in (last["prompt"].error, last["append"].error):
@@ -174,7 +175,7 @@ def test_the_bound_before_encoding_never_exceeds_the_tokens(lm: LanguageModel) -
 def test_what_is_cancelled_or_late_while_it_is_encoded_gives_its_session_back(
     long_lm: LanguageModel, encoding: Any
 ) -> None:
-    name, other = long_lm.engine.sessions.create().name, long_lm.engine.sessions.create().name
+    name, other = run_steps(long_lm.engine.sessions.create()).name, run_steps(long_lm.engine.sessions.create()).name
     over = threading.Event()
     pipe = FakePipe(
         gone=GenerateRequest(LONG, SamplingParams(max_tokens=1), session=name),
@@ -218,7 +219,7 @@ def test_the_text_of_many_tokens_comes_in_steps(lm: LanguageModel, monkeypatch: 
 @pytest.mark.parametrize("what", ["create", "append", "fork", "delete", "generate"])
 def test_sessions_are_written_while_others_are_served(long_lm: LanguageModel, syncing: Any, what: str) -> None:
     """The disk answers only after the other generation has come to its end, and is answered for by then."""
-    name = long_lm.engine.sessions.create().name
+    name = run_steps(long_lm.engine.sessions.create()).name
     request: Any = {
         "create": CreateSessionRequest(),
         "append": AppendToSessionRequest(name, PROMPT),
@@ -239,7 +240,7 @@ def test_a_write_that_has_begun_ends_before_the_session_is_used_again(
     long_lm: LanguageModel, syncing: Any, tmp_path: Path
 ) -> None:
     """Memory and disk agree after a cancelled append: both have it."""
-    name = long_lm.engine.sessions.create().name
+    name = run_steps(long_lm.engine.sessions.create()).name
     pipe = FakePipe(it=AppendToSessionRequest(name, PROMPT), other=OTHER)
     cancelled = threading.Event()
     threads = syncing(cancelled)
@@ -261,7 +262,7 @@ def test_a_write_that_has_begun_ends_before_the_session_is_used_again(
 def test_a_write_that_fails_is_that_calls_error_and_changes_nothing(
     long_lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = long_lm.engine.sessions.create().name
+    name = run_steps(long_lm.engine.sessions.create()).name
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -286,7 +287,7 @@ def test_large_states_are_copied_while_others_are_served(
     monkeypatch.setattr("memlm.generation.batch.APART_BYTES", 1 << 14)
     monkeypatch.setattr("memlm.generation.batch.APART_SHARE", 1 << 60)
     monkeypatch.setattr("memlm.generation.sessions.LARGE_BYTES", 0)
-    name = long_lm.engine.sessions.create().name
+    name = run_steps(long_lm.engine.sessions.create()).name
     FakePipe(append=AppendToSessionRequest(name, PROMPT * 20)).play(long_lm)
     pipe, threads = FakePipe(it=GenerateRequest(PROMPT, OTHER.sampling, session=name), other=OTHER), set[int]()
     extract_row = DecoderState.extract_row

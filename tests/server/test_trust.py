@@ -10,6 +10,7 @@ from memlm.api.generation import Finished
 from memlm.api.params import GenerateRequest
 from memlm.api.scoring import ScoreRequest
 from memlm.api.sessions import AppendToSessionRequest
+from memlm.base.steps import run_steps
 from memlm.language_model import LanguageModel
 from memlm.server.inference.messages import Cancel, Events, Failed, Heartbeat, Result, Stop, Submission
 from memlm.server.inference.worker import Worker
@@ -22,7 +23,7 @@ class Crowd:
 
     def __init__(self, lm: LanguageModel, seed: int, requests: int) -> None:
         self.rng, self.left = random.Random(seed), requests
-        self.session = lm.engine.sessions.create().name
+        self.session = run_steps(lm.engine.sessions.create()).name
         self.open: dict[str, bool] = {}
         self.cancelled: set[str] = set()
         self.ends: dict[str, int] = {}

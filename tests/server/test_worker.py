@@ -17,6 +17,7 @@ from memlm.api.params import GenerateRequest, SamplingParams
 from memlm.api.scoring import ScoreRequest
 from memlm.api.server import GetModelRequest
 from memlm.base.allocator import trim_heap
+from memlm.base.steps import run_steps
 from memlm.errors import DeadlineExceeded, InternalError, InvalidInput, NotFound, Overloaded
 from memlm.language_model import LanguageModel
 from memlm.model.state import row_bytes
@@ -186,7 +187,7 @@ def test_a_generation_that_can_never_fit_is_refused_with_both_numbers(lm: Langua
 
 
 def test_a_refused_generation_gives_its_session_back(lm: LanguageModel) -> None:
-    name = lm.engine.sessions.create().name
+    name = run_steps(lm.engine.sessions.create()).name
     request = GenerateRequest(PROMPT, SamplingParams(max_tokens=21), session=name)
     messages = played_with_cache(lm, cache_of(lm, 20), [ask("a", request)], 3)
     assert isinstance(messages[0].error, InvalidInput)
