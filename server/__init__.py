@@ -1,1 +1,1 @@
-"""The gRPC service: a front that speaks to clients, and a worker that owns the model."""
+"""The gRPC service: a front end for clients, inference workers with the model, and index workers."""

@@ -1,7 +1,8 @@
-"""How a server runs. No torch here: the front reads it too."""
+"""The settings of a server. Imports no torch, since the front end reads them too."""
 
 from __future__ import annotations
 
+import os
 import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Self
 from memlm.api.params import MAX_NEIGHBORS
 from memlm.base.machine import ram_bytes
 from memlm.base.options import option, parse_bytes
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, check_choice, check_range
 from memlm.server.telemetry.logs import FORMATS
 
 MIN_SESSION_BYTES = 1 << 20
@@ -18,31 +19,48 @@ MIN_SESSION_BYTES = 1 << 20
 MODEL, NETWORK, PROCESSES, LIMITS = "Model", "Network", "Processes", "Limits"
 SESSIONS, DATASTORES, SECURITY, OBSERVE = "Sessions", "Datastores", "Security", "Logs and metrics"
 LOG_LEVELS = ("debug", "info", "warning", "error")
+IDLE = "idle"  # in place of a niceness: the scheduler's idle class
+
+
+def parse_niceness(text: str | int) -> int | str:
+    """A niceness as a number. Other text stays as it is."""
+    return int(text) if str(text).isdigit() else text
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What is served, where, and how much of it at once. Raises InvalidInput for what cannot be.
+    """The model and datastores that are served, the address, and every limit. Raises InvalidInput for a bad value.
 
-    `port=0` takes any free port. `num_workers` processes own the model and its datastores, each its own copy, and
-    share the work; each has `num_threads`, 0 shares all cores out. A loaded worker that sends no heartbeat for
-    `worker_timeout_s` is killed and replaced. At most `max_running` requests run side by side and `max_queued` wait,
-    with no more than `max_queued_tokens` of prompts; what is more is refused. The keys and values of running
-    generations take at most `max_cache_bytes` (0: half of the memory): a request that needs more than is free waits.
-    Sessions go `session_ttl_s` after their last use, or when all together hold more than `max_session_bytes`; with a
-    `session_dir` they survive a restart. There are at most `max_sessions`, and `max_sessions_per_caller` of one token;
-    callers without a token count as one. One append may bring `max_append_bytes`, all unfinished ones
-    `max_unfinished_bytes`. A message takes `max_message_bytes`; `max_receiving` messages are read at a time, each
-    within `message_timeout_s`. A token reports `max_neighbors`. Of one generation `max_stream_bytes` of events wait
-    for its client or are kept for resuming, of all together `max_event_bytes`. At most `max_connections` are open,
-    each with `max_streams` calls, and closed after `connection_idle_s` without any; a caller has at most
-    `max_caller_calls` open. With a `tls_cert` and its `tls_key` the server speaks TLS, with a `tls_client_ca` to
-    clients alone whose certificates that one signed; an `auth_file` has the tokens that may call. What clients build
-    is kept in a `store_dir`; `index_workers` processes of `index_threads` threads (0: all cores) build there at the
-    niceness `index_nice`; at most `max_jobs` run or wait, and texts are read from under `corpus_roots` alone, or
-    uploaded, `max_upload_bytes` and `max_upload_documents` at a time. At a `metrics_port` Prometheus is answered, over
-    HTTP. At `log_level` info each call is logged in a line, with its prompt only if `log_prompts`; an `otlp` collector
-    gets its spans. `drain_s` bounds how long running requests may go on once the server was told to stop.
+    `port=0` takes any free port. `num_workers` processes each own a copy of the model and its datastores, with
+    `num_threads` threads (0: all cores, divided among them). A loaded worker that sends no heartbeat for
+    `worker_timeout_s` is killed and replaced.
+
+    At most `max_running` requests run at a time and `max_queued` wait, with at most `max_queued_tokens` of prompts.
+    Further requests are refused. The keys and values of running generations take at most `max_cache_bytes` (0: half of
+    the RAM), and a request that does not fit waits.
+
+    A session ends `session_ttl_s` after its last use, or when all together hold more than `max_session_bytes`. With a
+    `session_dir` sessions survive a restart. There are at most `max_sessions`, and `max_sessions_per_caller` of one
+    token. Callers without a token count as one caller. One append has at most `max_append_bytes`, and all unfinished
+    appends `max_unfinished_bytes`.
+
+    A message has at most `max_message_bytes`. `max_receiving` messages are read at a time, each within
+    `message_timeout_s`. A token reports at most `max_neighbors`. Of one generation at most `max_stream_bytes` of events
+    wait for its client or are kept for resuming, of all together `max_event_bytes`. At most `max_connections` are open,
+    each with `max_streams` calls, and an idle one closes after `connection_idle_s`. A caller has at most
+    `max_caller_calls` open.
+
+    With `tls_cert` and `tls_key` the server uses TLS, and with `tls_client_ca` it accepts only clients with a
+    certificate of that authority. The tokens of an `auth_file` restrict callers.
+
+    Datastores that clients build are kept in `store_dir`. `index_workers` processes of `index_threads` threads (0: all
+    cores) build them at the niceness `index_nice`, or with "idle" in the scheduler's idle class. At most `max_jobs` run
+    or wait. Texts come from folders under `corpus_roots`, or from uploads of at most `max_upload_bytes` and
+    `max_upload_documents`.
+
+    Prometheus reads metrics at `metrics_port` over HTTP. At `log_level` info each call is logged in a line, with its
+    prompt only if `log_prompts`. The OpenTelemetry collector at `otlp` gets spans. After SIGTERM running requests may
+    take `drain_s`.
     """
 
     model: Path = field(metadata=option("Model folder.", "--model", "-m", metavar="FOLDER", panel=MODEL))
@@ -156,9 +174,14 @@ class ServerConfig:
     )
     index_workers: int = field(default=1, metadata=option("Processes that run jobs.", panel=DATASTORES))
     index_threads: int = field(default=0, metadata=option("Threads of each. 0: all cores.", panel=DATASTORES))
-    index_nice: int = field(
+    index_nice: int | str = field(
         default=10,
-        metadata=option("Their niceness, 0 to 19. Higher yields more to other processes.", panel=DATASTORES),
+        metadata=option(
+            "Their niceness. Higher yields more to other processes. idle: the scheduler's idle class (Linux).",
+            metavar="0..19|idle",
+            parse=parse_niceness,
+            panel=DATASTORES,
+        ),
     )
     max_jobs: int = field(default=64, metadata=option("Jobs that run or wait.", panel=DATASTORES))
     max_upload_bytes: int = field(
@@ -200,8 +223,7 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
-        """Checks ranges."""
-        for name, low, high in (
+        for name, least, most in (
             ("port", 0, 65_535),
             ("num_workers", 1, 256),
             ("num_threads", 0, 4096),
@@ -228,35 +250,39 @@ class ServerConfig:
             ("max_sessions_per_caller", 0, 1 << 24),
             ("index_workers", 0, 64),
             ("index_threads", 0, 4096),
-            ("index_nice", 0, 19),
             ("max_jobs", 0, 10_000),
             ("max_upload_bytes", 1 << 10, 1 << 50),
             ("max_upload_documents", 1, 1 << 40),
             ("drain_s", 0, 3600),
+            ("metrics_port", 0, 65_535),
         ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise InvalidInput(f"{name} is {value!r}; expected {low} to {high}", field=name)
-        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
-            raise InvalidInput(f"metrics_port is {self.metrics_port}; expected 0 to 65535", field="metrics_port")
+            check_range(name, getattr(self, name), least=least, most=most)
+        if self.index_nice == IDLE:
+            if not hasattr(os, "SCHED_IDLE"):
+                raise InvalidInput(
+                    "index_nice is idle, a scheduler's class that only Linux has; choose a niceness, 0 to 19",
+                    field="index_nice",
+                )
+        elif isinstance(self.index_nice, str):
+            raise InvalidInput(
+                f"index_nice is {self.index_nice!r}; expected a niceness, 0 to 19, or {IDLE}", field="index_nice"
+            )
+        else:
+            check_range("index_nice", self.index_nice, least=0, most=19)
+        check_choice("log_level", self.log_level, LOG_LEVELS)
+        check_choice("log_format", self.log_format, FORMATS)
         if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_client_ca and not self.tls_cert):
             raise InvalidInput("TLS takes tls_cert and tls_key; tls_client_ca goes with both", field="tls_cert")
-        if self.log_format not in FORMATS:
-            raise InvalidInput(f"log_format is {self.log_format!r}; expected text or json", field="log_format")
         if self.otlp is not None and not self.otlp.startswith(("http://", "https://")):
             raise InvalidInput(f"otlp is {self.otlp!r}; expected http://HOST:PORT or https://HOST:PORT", field="otlp")
-        if self.log_level not in LOG_LEVELS:
-            raise InvalidInput(
-                f"log_level is {self.log_level!r}; expected one of {', '.join(LOG_LEVELS)}", field="log_level"
-            )
 
     @property
     def cache_bytes(self) -> int:
-        """`max_cache_bytes`, or half of the memory there is."""
+        """`max_cache_bytes`, or half of the RAM."""
         return self.max_cache_bytes or ram_bytes() // 2
 
     def per_worker(self, num_cores: int) -> Self:
-        """What each of the workers may take on of what all of them may."""
+        """These settings with the limits divided among the workers."""
         count = self.num_workers
         if count == 1:
             return self
@@ -274,5 +300,5 @@ class ServerConfig:
 
 
 def worker_for_session(session: str, num_workers: int) -> int:
-    """Which worker has a session: told by its name alone, also after a restart, and with more or fewer workers."""
+    """The number of the worker that owns a session. It follows from the name, also after a restart."""
     return zlib.crc32(session.encode(errors="replace")) % num_workers

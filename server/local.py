@@ -11,13 +11,15 @@ from pathlib import Path
 
 from memlm.errors import Unavailable
 
-SERVING = "serving "  # how the line begins that tells where a server is
+SERVING = "serving "  # the beginning of the line with the address
 
 
 @contextlib.contextmanager
 def started_server(model: Path, *stores: Path, options: Sequence[str] = ()) -> Iterator[str]:
-    """A server in a process of its own, on any free port; gives its address, and ends it whatever happens. What else it
-    says is passed on to standard error. Raises Unavailable where it ends before it serves, with what it said.
+    """Runs a server while the block lasts, on any free port, and yields its address.
+
+    The server's further output goes to standard error. Raises Unavailable, with the output, if the server ends before
+    it serves.
     """
     command = [sys.executable, "-m", "memlm", "serve", "--model", str(model.resolve()), *options]
     for store in stores:
@@ -33,7 +35,7 @@ def started_server(model: Path, *stores: Path, options: Sequence[str] = ()) -> I
             raise Unavailable(f"the server did not start: {''.join(output).strip() or 'it output nothing'}")
         _forward(output[:-1])
         forwarder = threading.Thread(target=_forward, args=(process.stderr,), daemon=True)
-        forwarder.start()  # a pipe that nobody reads fills, and then the server stands still
+        forwarder.start()  # a pipe that is not read fills, and blocks the server
         yield output[-1].rpartition(" at ")[2].strip()
     finally:
         process.terminate()
@@ -49,7 +51,7 @@ def started_server(model: Path, *stores: Path, options: Sequence[str] = ()) -> I
 
 
 def _until_serving(lines: Iterable[str]) -> Iterator[str]:
-    """What a server says up to the line that tells where it serves, that one included."""
+    """Yields lines up to the one with the address, included."""
     for line in lines:
         yield line
         if line.startswith(SERVING):

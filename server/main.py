@@ -1,4 +1,4 @@
-"""The life of a server, as named steps: check, load, bind, serve, drain, stop; and its TLS certificates."""
+"""The life of a server in named steps: check, load, bind, serve, drain, stop. Also its TLS certificates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from memlm.base.allocator import trim_heap
 from memlm.errors import InvalidInput
 from memlm.server.config import ServerConfig
 from memlm.server.frontend.auth import Authenticator
@@ -25,7 +24,7 @@ from memlm.server.frontend.watched_files import WatchedFiles, warn_if_world_read
 from memlm.server.inference.handle import JOIN_S
 from memlm.server.inference.pool import WorkerPool
 from memlm.server.ownership import lock_folders
-from memlm.server.processes import file_limit, raise_file_limit
+from memlm.server.processes import file_limit, raise_file_limit, trim_heap
 from memlm.server.registry import DatastoreRegistry
 from memlm.server.telemetry.calls import Tracer
 from memlm.server.telemetry.logs import start_logging
@@ -37,7 +36,7 @@ from memlm.wire.limits import DEFAULT_MAX_MESSAGE_BYTES, KEEPALIVE_S
 HEALTH_PERIOD_S = 0.25
 TRIM_AFTER_S = 5.0
 POLL_S = 0.02
-GRACE_S = 0.5  # for the last bytes of what has been answered; health watchers would wait for ever
+GRACE_S = 0.5  # for the last bytes of answers; calls that watch health would never end
 HANDSHAKE_S = 10  # within which a connection has to begin with HTTP/2
 RESERVED_FILES = 256  # for uploads, pipes, libraries
 STOPPED_AT_ONCE = 1  # the exit code after a second signal
@@ -46,12 +45,12 @@ log = logging.getLogger("memlm.server")
 
 
 def serve(config: ServerConfig, on_ready: Callable[[str], None]) -> int:
-    """Serves until SIGTERM or SIGINT, then drains; a second signal stops at once. Gives the exit code: 0 or, after a
-    second signal, 1.
+    """Serves until SIGTERM or SIGINT, then drains. A second signal stops at once. Returns the exit code: 0, or 1 after
+    a second signal.
 
-    `on_ready` is told the address once requests are taken. Raises InvalidInput where the address cannot be had, and
-    whatever keeps the model or a datastore from loading: NotFound, Incompatible, Corrupt; and Locked where another
-    server uses its folders.
+    `on_ready` is called with the address once requests are accepted. Raises InvalidInput for an address that is not
+    available, Locked if another server uses a folder, and NotFound, Incompatible or Corrupt for a model or datastore
+    that cannot be loaded.
     """
     start_logging(config.log_level, config.log_format)
     raise_file_limit()
@@ -60,10 +59,7 @@ def serve(config: ServerConfig, on_ready: Callable[[str], None]) -> int:
 
 
 class _Server:
-    """One server: workers, a front, health."""
-
     def __init__(self, config: ServerConfig) -> None:
-        """Starts nothing yet."""
         self._config = config
         self._metrics = Metrics()
         self._registry = DatastoreRegistry(config.stores, config.store_dir)
@@ -80,7 +76,7 @@ class _Server:
         self._stop_requested, self._stop_forced = asyncio.Event(), asyncio.Event()
 
     async def run(self, on_ready: Callable[[str], None]) -> int:
-        """All the steps, in order; whatever happens, no process is left behind."""
+        """Runs all steps in order. However it ends, no process is left."""
         self._handle_signals()
         if warning := exposure_warning(self._config):
             log.warning(warning)
@@ -125,7 +121,7 @@ class _Server:
                 ("grpc.so_reuseport", 0),  # else a second server would silently share the port
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", max(config.max_message_bytes, DEFAULT_MAX_MESSAGE_BYTES)),
-                ("grpc.http2.bdp_probe", 0),  # would let each call send 4 MiB before the front asks for anything
+                ("grpc.http2.bdp_probe", 0),  # would let each call send 4 MiB before the server asks for any
                 ("grpc.max_concurrent_streams", config.max_streams),
                 ("grpc.max_allowed_incoming_connections", _num_connections(config)),
                 ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_S),
@@ -155,7 +151,7 @@ class _Server:
             await self._publish_health()
 
     async def _trim_heap_when_idle(self) -> None:
-        """Gives the system the memory that calls took, after REST_S without any."""
+        """Returns unused RAM to the system after TRIM_AFTER_S without calls."""
         trimmed_at = 0
         while True:
             before = self._servicer.num_admitted
@@ -166,7 +162,7 @@ class _Server:
 
     @property
     def _is_ready(self) -> bool:
-        """Whether requests are taken, and a worker's loop has moved of late; that a process exists says nothing."""
+        """Whether requests are accepted and a worker's loop iterates. A process alone proves nothing."""
         return self._workers.is_serving and not self._servicer.is_draining
 
     async def _publish_health(self) -> None:
@@ -176,7 +172,7 @@ class _Server:
             await self._health.set(name, status)
 
     async def _drain(self, server: grpc.aio.Server) -> int:
-        """Refuses what is new, then lets what runs come to its end: within `drain_s`, or until a second signal."""
+        """Refuses new requests and waits for running ones, until `drain_s` or a second signal."""
         self._servicer.is_draining = True
         await self._health.enter_graceful_shutdown()
         log.info("draining: %d requests are open", self._workers.num_open)
@@ -192,7 +188,7 @@ class _Server:
 
 
 async def _run_until_signal(signalled: asyncio.Event, work: Awaitable[None]) -> bool:
-    """Waits for some work, but not past a signal; tells whether the work was done. Raises what the work raised."""
+    """Awaits some work, until an event is set. Returns whether the work was done, and raises its error."""
     working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(signalled.wait())
     try:
         await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -205,7 +201,7 @@ async def _run_until_signal(signalled: asyncio.Event, work: Awaitable[None]) -> 
 
 
 def _num_connections(config: ServerConfig) -> int:
-    """As many as may be, and as files are left for them."""
+    """`max_connections`, limited by the files that the process may open."""
     limit = max(1, file_limit() - RESERVED_FILES)
     if limit < config.max_connections:
         log.warning(
@@ -226,7 +222,7 @@ def _address(host: str, port: int) -> str:
 
 
 def _check_address(config: ServerConfig) -> None:
-    """Before the model is loaded: whether the address can be had. gRPC's own error does not say why."""
+    """Raises InvalidInput if the address is not available, before the model is loaded. gRPC's error has no reason."""
     try:
         family, kind, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
@@ -244,8 +240,10 @@ def _bind_error(config: ServerConfig, why: str) -> InvalidInput:
 
 
 def server_credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
-    """For TLS; None without a certificate. Files that changed are read again at the next connection; while they do not
-    fit together, the last ones stay in use. Raises InvalidInput where they cannot be read at all.
+    """TLS credentials, or None without a certificate.
+
+    Changed files are read again at the next connection. While certificate and key do not match, the previous ones stay
+    in use. Raises InvalidInput for files that cannot be read.
     """
     if config.tls_cert is None or config.tls_key is None:
         return None
@@ -274,13 +272,13 @@ def server_credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
 
 
 def exposure_warning(config: ServerConfig) -> str | None:
-    """What an operator should know of a server that others can reach."""
+    """A warning for an operator whose server other machines can reach without TLS or tokens."""
     if _is_loopback(config.host) or (config.tls_cert and (config.auth_file or config.tls_client_ca)):
         return None
     lacks = [name for name, is_given in (("TLS", config.tls_cert), ("tokens", config.auth_file)) if not is_given]
     return (
-        f"WARNING: {config.host} can be reached from other machines, without {' and without '.join(lacks)}: whoever"
-        " reaches it can use it and read along. Give --tls-cert, --tls-key and --auth-file, or --host 127.0.0.1"
+        f"WARNING: {config.host} can be reached from other machines, without {' and without '.join(lacks)}: anyone"
+        " there can use it and read its traffic. Give --tls-cert, --tls-key and --auth-file, or --host 127.0.0.1"
     )
 
 

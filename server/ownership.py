@@ -1,4 +1,4 @@
-"""A server's hold on its folders: no other server uses them, and no other user reads what the server writes there."""
+"""Locks on the server's folders, and file permissions that keep other users out."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ PRIVATE_UMASK = 0o077
 
 
 def keep_private() -> None:
-    """Lets only the server's user read the files that this process and its children make: they hold private texts."""
+    """Makes new files of this process and its children readable by the server's user only: they hold private texts."""
     os.umask(PRIVATE_UMASK)
 
 
 @contextmanager
 def lock_folders(config: ServerConfig) -> Iterator[None]:
-    """Holds the folders that one server at a time may use, and makes those that are missing.
+    """Creates and locks the folders that one server at a time may use.
 
-    The system releases the locks when the process ends, however it ends; the server's other processes do not inherit
-    them. Raises Locked, naming folder and option, for a folder of another server, InvalidInput for one that cannot be
-    used.
+    The system releases the locks when this process ends. Child processes do not inherit them. Raises Locked, with
+    folder and option, for a folder of another server, and InvalidInput for a folder that cannot be used.
     """
     with ExitStack() as locks:
         for folder, option in _folders_with_options(config).items():
@@ -37,7 +36,7 @@ def lock_folders(config: ServerConfig) -> Iterator[None]:
 
 
 def _folders_with_options(config: ServerConfig) -> dict[Path, str]:
-    """Each folder with its option; both options may name one folder."""
+    """Each folder with its option. Both options may name the same folder."""
     options = {"--session-dir": config.session_dir, "--store-dir": config.store_dir}
     return {folder.resolve(): option for option, folder in options.items() if folder is not None}
 

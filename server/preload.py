@@ -1,6 +1,7 @@
-"""What the process loads from which the server's others are forked: what these would load, and nothing is done with it.
+"""Imports for the fork server: torch, Faiss and the workers' modules.
 
-No thread is started here, and nothing is searched or multiplied: OpenMP does not survive a fork.
+A module of its own, because the fork server imports it by name. It starts no thread and multiplies nothing: OpenMP does
+not survive a fork.
 """
 
 import gc
@@ -10,6 +11,6 @@ import memlm.indexing.build
 import memlm.server.inference.worker
 import memlm.server.jobs.worker  # noqa: F401
 
-# A terminal and a service manager signal the whole group; it is for the front to say what that means.
+# A terminal and a service manager signal the whole process group; only the front end acts on it.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-gc.freeze()  # what is never collected is never written to, and stays one copy
+gc.freeze()  # the collector writes to objects that it looks at, and a page that is written to is copied to each worker

@@ -1,11 +1,13 @@
-"""Where the processes of a server come from: all are forked from one that has loaded torch and Faiss, and done nothing.
+"""How a server's processes start, and the system's limits on them.
 
-So a worker that dies is soon back, a job begins at once, and what was loaded lies in memory once. That one goes with
-the front. Where forking is not safe, as under macOS, each loads for itself.
+All are forked from a fork server that has loaded torch and Faiss and done nothing else (server/preload.py). So a worker
+that dies is soon replaced, a job starts at once, and the libraries lie in RAM once. The fork server exits with the
+front end. Where forking is not safe, as on macOS, each process loads for itself.
 """
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import resource
@@ -14,26 +16,46 @@ from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
 
+from memlm.server.config import IDLE
+
 PRELOADED = "memlm.server.preload"
-# How often OpenMP's threads (libgomp's) look for more to do before they sleep. It would be 300,000 times, and where
-# another process wants the core 16 streams took seven times as long as they do so (docs/log, 2026-11-24).
+# How often libgomp's threads look for work before they sleep. The default is 300,000: where another process wants the
+# core, 16 streams took seven times as long as with this number (docs/log, 2026-11-24).
 OPENMP_SPIN_COUNT = 20_000
+
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
 
 
 def process_context() -> ForkServerContext | SpawnContext:
-    """What starts processes, and makes the pipes to them. The first call begins to load, and does not wait for it.
+    """The context that starts processes and makes the pipes to them.
 
-    Their OpenMP threads wait for `OPENMP_SPIN_COUNT`, unless the environment says how they are to wait.
+    The first call starts the fork server and does not wait until it has loaded. The processes' OpenMP threads spin for
+    `OPENMP_SPIN_COUNT`, unless the environment sets how they wait.
     """
-    raise_file_limit()  # they inherit it
+    raise_file_limit()  # child processes inherit it
     if sys.platform == "darwin":
         return multiprocessing.get_context("spawn")
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", str(OPENMP_SPIN_COUNT))  # is read once, as a process loads OpenMP
+        os.environ.setdefault("GOMP_SPINCOUNT", str(OPENMP_SPIN_COUNT))  # read once, when a process loads OpenMP
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])
     forkserver.ensure_running()
     return context
+
+
+def lower_priority(nice: int | str) -> None:
+    """Adds to the niceness of this process, or puts it into the idle class."""
+    with suppress(OSError):
+        if nice == IDLE:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        else:
+            os.nice(int(nice))
+
+
+def trim_heap() -> None:
+    """Returns free pages to the system, in milliseconds. glibc would keep the most that was ever used at once."""
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
 def raise_file_limit() -> None:
@@ -44,6 +66,6 @@ def raise_file_limit() -> None:
 
 
 def file_limit() -> int:
-    """How many files this process may have open."""
+    """The number of files that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft

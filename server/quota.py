@@ -1,4 +1,4 @@
-"""Amounts that callers share: so many for all of them, and a part of it for each."""
+"""Limited amounts that callers share: a total, and a part of it for each caller."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from contextlib import contextmanager
 
 from memlm.errors import Overloaded
 
-SHARE = 4  # each caller may take up to a fourth of what all may
+SHARE = 4  # a caller may take a fourth of the total
 RETRY_AFTER_S = 1.0
 
 
 class Quota:
-    """Counts how much of something each caller holds, and refuses more than `total` for all or `per_caller` for one.
+    """Counts the amount that each caller holds. Refuses more than `total` in all or `per_caller` for one caller.
 
-    `noun` completes the sentence "... are all that this server takes". Before something is refused `reclaim` is
-    called until there is room or it gives False, to give back what the caller itself (True) or anybody can do without.
+    `noun` completes the sentence "... are all that this server takes". Before a refusal, `reclaim` is called until
+    there is room or it returns False. It frees something of this caller (True) or of any caller.
     """
 
     def __init__(self, noun: str, total: int, per_caller: int) -> None:
@@ -26,15 +26,15 @@ class Quota:
         self.reclaim: Callable[[str, bool], bool] = lambda caller, own_only: False
 
     def of(self, caller: str) -> int:
-        """How much a caller holds."""
+        """The amount that a caller holds."""
         return self._held[caller]
 
     def has_room(self, caller: str, amount: int = 1) -> bool:
-        """Whether a caller may take so much more."""
+        """Whether a caller may take this amount."""
         return self.taken + amount <= self.total and self._held[caller] + amount <= self.per_caller
 
     def take(self, caller: str, amount: int = 1) -> None:
-        """Raises Overloaded, and takes nothing, where a caller or all together would hold too much."""
+        """Adds to the amount that a caller holds. Raises Overloaded, and adds nothing, above a limit."""
         while not self.has_room(caller, amount):
             if not self.reclaim(caller, self._held[caller] + amount > self.per_caller):
                 break
@@ -49,7 +49,6 @@ class Quota:
         self.taken += amount
 
     def give(self, caller: str, amount: int = 1) -> None:
-        """Gives back what was taken."""
         self._held[caller] -= amount
         self.taken -= amount
         if not self._held[caller]:
@@ -57,7 +56,7 @@ class Quota:
 
     @contextmanager
     def hold(self, caller: str, amount: int = 0) -> Iterator[Holding]:
-        """Holds an amount, and what is taken on the way, until the end of the block. Raises as `take` does."""
+        """Holds an amount, and amounts taken in the block, until its end. Raises as `take` does."""
         holding = Holding(self, caller)
         try:
             holding.take(amount)
@@ -67,22 +66,21 @@ class Quota:
 
 
 class Holding:
-    """How much of a quota one call of a caller holds."""
+    """The amount that one call of a caller holds."""
 
     def __init__(self, quota: Quota, caller: str) -> None:
         self._quota, self.caller, self.amount = quota, caller, 0
 
     def take(self, amount: int) -> None:
-        """Takes more. Raises as `Quota.take` does."""
+        """Raises as `Quota.take` does."""
         self._quota.take(self.caller, amount)
         self.amount += amount
 
     def give(self, amount: int) -> None:
-        """Gives some back."""
         self._quota.give(self.caller, amount)
         self.amount -= amount
 
 
 def share_of(total: int) -> int:
-    """What one caller may take of what all may."""
+    """The part of a total that one caller may take."""
     return max(1, total // SHARE)

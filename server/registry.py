@@ -1,8 +1,7 @@
-"""Which datastores are in service, and under which names: those the server was started with, and those it built.
+"""The names and folders of the datastores in service: those given at start, and those that the server built.
 
-What was built is kept in the folder for datastores, a folder each; `stores.json` there says which of them counts under
-which name. It is written whole, so that one datastore takes the place of another in one step, and a restart serves the
-same.
+Built datastores lie in the datastore folder, a folder each. `stores.json` there maps names to folders. It is replaced
+atomically, so that a rebuilt datastore replaces the old one in one step, and a restart serves the same ones.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from memlm.base.files import is_under, read_signed, remove, sign, write_atomic
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound, PermissionDenied
 
 NAMES = "stores.json"
-BUILT = re.compile(r"-[0-9a-f]{16}$")  # what a job puts behind the name of the datastore that it builds
+BUILT = re.compile(r"-[0-9a-f]{16}$")  # the suffix of folders that jobs build
 
 
 class DatastoreRegistry:
-    """Names and folders. Only the front changes them."""
+    """Names and folders. Only the front end changes them."""
 
     def __init__(self, given: Sequence[Path], folder: Path | None) -> None:
-        """Raises InvalidInput where two have one name, Corrupt for a damaged list."""
+        """Raises InvalidInput for two datastores of one name, and Corrupt for a damaged `stores.json`."""
         self.folder = None if folder is None else folder.resolve()
         self._given = {path.resolve().name: path.absolute() for path in given}
         if len(self._given) < len(given):
@@ -38,13 +37,13 @@ class DatastoreRegistry:
 
     @property
     def paths(self) -> dict[str, Path]:
-        """What is to be loaded, by name."""
+        """The folders to load, by name."""
         return dict(self._loaded)
 
     def path_of(self, name: str | None) -> tuple[str, Path]:
-        """The name and folder of one that is in service; of no name, the only one.
+        """The name and folder of a datastore in service. Without a name, the only one.
 
-        Raises NotFound for a name that is not, InvalidInput where there is not just one to choose.
+        Raises NotFound for an unknown name, and InvalidInput without a name unless exactly one is in service.
         """
         names = ", ".join(self._loaded) or "none"
         if name is None and len(self._loaded) != 1:
@@ -74,16 +73,14 @@ class DatastoreRegistry:
         return next((given for given in self._given.values() if given.resolve() == resolved), resolved)
 
     def display_name(self, path: Path) -> str:
-        """A folder as callers see it: relative to the folder for datastores, or a given datastore's name."""
+        """A folder as callers see it: relative to the datastore folder, or the name of a datastore given at start."""
         resolved = path.resolve()
         if self.folder is not None and resolved.is_relative_to(self.folder):
             return resolved.relative_to(self.folder).as_posix()
         return next((name for name, given in self._given.items() if given.resolve() == resolved), path.name)
 
     def owners_of(self, path: Path) -> frozenset[str]:
-        """The names that a folder belongs to: those under which it is in service, else the one that it was started
-        with, or built under.
-        """
+        """The names that a folder belongs to: those in service, else the name it was given or built under."""
         resolved = path.resolve()
         for folders in (self._loaded, self._given):
             if names := [name for name, folder in folders.items() if resolved.is_relative_to(folder.resolve())]:
@@ -94,9 +91,9 @@ class DatastoreRegistry:
         return frozenset({BUILT.sub("", folder)})
 
     def put(self, name: str, path: Path) -> None:
-        """One more in service, or one in another's place; kept over a restart where it lies in the own folder.
+        """Puts a datastore in service, in place of another of its name. Survives a restart in the datastore folder.
 
-        Raises Incompatible where the server is started with one of that name: which one counted then?
+        Raises Incompatible for the name of a datastore given at start, since a restart could not tell which to serve.
         """
         self.check_put(name, path)
         built = {other: folder for other, folder in self._built.items() if other != name}
@@ -106,24 +103,23 @@ class DatastoreRegistry:
         self._loaded[name] = path
 
     def check_put(self, name: str, path: Path) -> None:
-        """Raises what `put` would raise."""
+        """Raises as `put` does."""
         if name in self._given and path.resolve() != self._given[name].resolve():
             raise Incompatible(
                 f"the server was started with a datastore {name!r} (--store) and cannot replace it; choose another name"
             )
 
     def remove(self, name: str) -> None:
-        """One less in service, also after a restart, unless the server is started with it again."""
+        """Takes a datastore out of service. One given at start is in service again after a restart."""
         self._write({other: folder for other, folder in self._built.items() if other != name})
         self._loaded.pop(name, None)
 
     def discard(self, path: Path) -> None:
-        """Removes the files of a datastore that was built here and is in service under no name."""
+        """Removes the files of a built datastore that is in service under no name."""
         if self.folder is not None and is_under(path, [self.folder]) and not self.names_of(path):
             remove(path.resolve())
 
     def _write(self, built: dict[str, Path]) -> None:
-        """Records what counts from now on, on the disk first."""
         if built == self._built:
             return
         assert self.folder is not None  # something was built

@@ -23,10 +23,10 @@ FILL = (
     "link._run_worker, runner.run_task = broken.run_worker_on_full_disk, broken.run_task_on_full_disk\n"
 )
 HOLDING = "MEMLM_TEST_HOLDING"  # the folder, in the environment
-TELL = (
+REPORT_HELD = (
     f"{HERE}import broken, memlm.server.inference.handle as link\n"
-    "broken.tell_what_is_held()\n"
-    "link._run_worker = broken.run_telling_worker\n"
+    "broken.report_held_bytes()\n"
+    "link._run_worker = broken.run_reporting_worker\n"
 )
 
 
@@ -44,25 +44,25 @@ def run_worker(*arguments: Any) -> None:
     run(*arguments)
 
 
-def run_telling_worker(*arguments: Any) -> None:
+def run_reporting_worker(*arguments: Any) -> None:
     from memlm.server.inference.worker import run_worker as run
 
-    tell_what_is_held()
+    report_held_bytes()
     run(*arguments)
 
 
-def tell_what_is_held() -> None:
+def report_held_bytes() -> None:
     """On SIGUSR1 this process writes how many bytes it has allocated and not freed, garbage left aside."""
     allocator = ctypes.CDLL(None)
     allocator.mallinfo2.restype = Mallinfo
-    told = Path(os.environ[HOLDING]) / str(os.getpid())
+    report = Path(os.environ[HOLDING]) / str(os.getpid())
 
-    def tell(*_: Any) -> None:
+    def write_report(*_: Any) -> None:
         gc.collect()  # a call that is broken off leaves cycles of an error and its frames, which hold its message
         now = allocator.mallinfo2()
-        told.write_text(str(now.uordblks + now.hblkhd))
+        report.write_text(str(now.uordblks + now.hblkhd))
 
-    signal.signal(signal.SIGUSR1, tell)
+    signal.signal(signal.SIGUSR1, write_report)
 
 
 def run_task(*arguments: Any) -> None:

@@ -119,7 +119,7 @@ def test_there_is_no_import_cycle():
     [
         "import memlm.client, memlm.client.aio_client",
         "import memlm; memlm.Client; memlm.AsyncClient; memlm.GenerateRequest",
-        "import memlm.errors, memlm.base.allocator, memlm.base.clock, memlm.base.cpu, memlm.base.files, "
+        "import memlm.errors, memlm.base.clock, memlm.base.cpu, memlm.base.files, "
         "memlm.base.machine, memlm.base.printable, memlm.base.progress, memlm.base.steps, "
         "memlm.base.storable, memlm.base.version",
         "import memlm.server.config, memlm.server.frontend.service, memlm.server.main",

@@ -1,1 +1,1 @@
-"""The gRPC front: calls, streams and who may call."""
+"""The gRPC front end: calls, streams, authentication."""

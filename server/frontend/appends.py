@@ -1,4 +1,4 @@
-"""Texts that are appended to sessions, joined from the messages that they come in."""
+"""Joins the messages of an append to a session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ID_BYTES = 4
 
 
 def append_quota(config: ServerConfig) -> Quota:
-    """Bytes that unfinished appends may hold: of one caller its share, and at least one append."""
+    """The quota of bytes of unfinished appends. A caller's share has room for at least one append."""
     append_bytes = config.max_append_bytes + config.max_message_bytes
     total = max(config.max_unfinished_bytes, append_bytes)
     return Quota("bytes of unfinished appends", total, max(share_of(total), append_bytes))
@@ -23,9 +23,9 @@ def append_quota(config: ServerConfig) -> Quota:
 async def join_append(
     parts: AsyncIterator[AppendToSessionRequest], holding: Holding, config: ServerConfig
 ) -> AppendToSessionRequest:
-    """Joins the messages of one append. Its bytes, and room for the message that is under way, are held meanwhile.
+    """Joins the messages of one append. Meanwhile it holds their bytes, and room for the next message.
 
-    Raises InvalidInput for an append that is too large or names no session, or several; Overloaded where the caller's
+    Raises InvalidInput for an append that is too large or names no or several sessions, and Overloaded if the caller's
     unfinished appends hold too much.
     """
     texts, token_ids, session, size = list[bytes](), array("i"), None, 0

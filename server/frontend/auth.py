@@ -1,15 +1,16 @@
-"""The callers of a server: their tokens, which calls and datastores are theirs, and how often they may call.
+"""Authentication: the tokens of callers, with the calls, datastores and rates that each may use.
 
-A file of bearer tokens (TOML) says who may call:
+A token file (TOML) lists them:
 
     [[token]]
-    name = "ann"                       # owns sessions, takes turns, stands in the log
+    name = "ann"                       # owns sessions, takes turns, appears in the log
     sha256 = "5e88..."                 # of the secret, or secret = "..." itself, 16 characters or more
     calls = ["Generate", "Score"]      # left out: all
     stores = ["docs"]                  # left out: all
-    requests_per_minute = 600          # left out: as many as there is room for
+    requests_per_minute = 600          # left out: no limit
 
-It is read again when it changes; one that cannot be read leaves the last one in force, and the log says so.
+It is read again when it changes. If the new version cannot be read, the previous one stays in force and an error is
+logged.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ log = logging.getLogger("memlm.server")
 
 @dataclass(slots=True)
 class Principal:
-    """Whoever sent a call. Without a file of tokens everybody is nobody in particular, and may do anything."""
+    """The sender of a call: a token of the token file. Without such a file every sender is the default, unrestricted
+    one.
+    """
 
     name: str = ""
     digest: bytes = b""
@@ -46,7 +49,7 @@ class Principal:
     _filled_s: float | None = field(default=None, repr=False)
 
     def check(self, call: str) -> None:
-        """Raises PermissionDenied for a call that is not among its own, Overloaded for one too many."""
+        """Raises PermissionDenied for a call that the token may not make, and Overloaded above its rate."""
         if self.calls is not None and call not in self.calls:
             allowed = ", ".join(sorted(self.calls)) or "nothing"
             raise PermissionDenied(f"the token {self.name!r} may not call {call}; it may call {allowed}")
@@ -54,11 +57,11 @@ class Principal:
             self._take_token(self.requests_per_minute / 60)
 
     def continue_rate_limit(self, previous: Principal) -> None:
-        """Takes over how many calls an earlier one of the same rate has left."""
+        """Takes over the unused calls of the token's previous version."""
         self._tokens_left, self._filled_s = previous._tokens_left, previous._filled_s
 
     def _take_token(self, per_s: float) -> None:
-        """A bucket that fills at the caller's rate."""
+        """Takes one call from a bucket that fills at the caller's rate."""
         now_s, capacity = time.monotonic(), max(1.0, BURST_S * per_s)
         filled_s = now_s if self._filled_s is None else self._filled_s
         tokens_left = (
@@ -75,10 +78,10 @@ class Principal:
 
 
 class Authenticator:
-    """Knows the callers by their tokens."""
+    """Identifies callers by their tokens."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raises InvalidInput, naming what is wrong, for a file that cannot be used."""
+        """Raises InvalidInput, with the reason, for a token file that cannot be used."""
         self._path, self._callers = path, tuple[Principal, ...]()
         if path is not None:
             self._file = _watch_file(path)
@@ -86,14 +89,11 @@ class Authenticator:
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody may call."""
+        """Whether calls need no token."""
         return self._path is None
 
     def authenticate(self, metadata: Any) -> Principal:
-        """Whose token came with a call. Raises Unauthenticated where it is nobody's.
-
-        Every token there is is compared, each in constant time, so that how long it takes tells nothing.
-        """
+        """The caller whose token a call's metadata has. Raises Unauthenticated for an unknown or missing token."""
         if self._path is None:
             return Principal()
         self._reload_if_changed(self._path)
@@ -116,7 +116,7 @@ class Authenticator:
             log.error("%s was not read again, the last one stays in force: %s", path, error)
 
     def _replace(self, callers: tuple[Principal, ...]) -> None:
-        """Lets these callers in from now on. One whose rate stays has no more calls left than before."""
+        """Replaces the callers. A caller whose rate is unchanged keeps its count of calls."""
         previous = {(caller.name, caller.requests_per_minute): caller for caller in self._callers}
         for caller in callers:
             caller.continue_rate_limit(previous.get((caller.name, caller.requests_per_minute), caller))
@@ -124,7 +124,7 @@ class Authenticator:
 
 
 def read_callers(path: Path) -> tuple[Principal, ...]:
-    """The callers in a file of tokens. Raises InvalidInput, naming the token and what is wrong."""
+    """Reads the callers of a token file. Raises InvalidInput with the token and the reason."""
     return _parse_callers(_watch_file(path).contents[0], path)
 
 

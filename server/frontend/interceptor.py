@@ -1,4 +1,4 @@
-"""The calls of gRPC's own services: health, which is for everybody, and reflection, which needs a token."""
+"""Limits for gRPC's own services: health, which needs no token, and reflection, which does."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ CALLS, CALLS_PER_CONNECTION = 1024, 16
 
 
 class BuiltinServicesInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types of its own
-    """Bounds what callers without a token take of the server, and shows the contract to those with one alone. The front
-    sees to its own calls.
+    """Bounds the resources of callers without a token, and requires a token for reflection. The servicer limits its own
+    calls.
     """
 
     def __init__(self, authenticator: Authenticator, config: ServerConfig) -> None:
@@ -32,7 +32,7 @@ class BuiltinServicesInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[mi
         self._open = Quota("open calls of health and reflection", CALLS, CALLS_PER_CONNECTION)
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        """Takes the place of a handler of health or reflection."""
+        """Wraps the handlers of health and reflection."""
         handler = await continuation(details)
         if handler is None or not details.method.startswith((HEALTH, REFLECTION)):
             return handler
@@ -61,7 +61,7 @@ class BuiltinServicesInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[mi
 
     @asynccontextmanager
     async def _admitted(self, needs_token: bool, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-        """Refuses a call before anything of its message is read; whatever goes wrong inside becomes its status."""
+        """Refuses a call before any of its message is read, and turns any error inside into the call's status."""
         try:
             if needs_token:
                 self._authenticator.authenticate(context.invocation_metadata())

@@ -1,9 +1,9 @@
-"""Messages on their way from clients to the front.
+"""Reads the messages of calls, with a bound on the RAM that unfinished messages take.
 
-gRPC keeps as much of a message in memory as the front has asked for: a window of 64 KiB of one that nobody reads, all
-of one that is being read. So each message is read in a place, and the places bound the memory, whoever sends and
-however slowly. Where all are taken the oldest message that is still incomplete gives up its place after a second: a
-client that sends its message at once is served also while others hold theirs back.
+gRPC buffers a window of 64 KiB of a message that the server has not asked for, and all of a message that is being read.
+So each message is read in a slot, and the number of slots bounds the RAM. When all slots are taken, the oldest
+unfinished message loses its slot after a second. A client that sends its message at once is served even while others
+hold theirs back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POLL_S = 0.1
 
 @dataclass(eq=False, slots=True)
 class _PendingRead:
-    """A message that is being read, and the time limit that ends it."""
+    """A message that is being read, and the time limit that ends the read."""
 
     caller: str
     limit: asyncio.Timeout
@@ -34,7 +34,7 @@ class _PendingRead:
 
 
 class MessageReader:
-    """Reads the messages of calls, at most `slots` at a time and `per_caller` of one caller. Each has `limit_s`."""
+    """Reads the messages of calls, at most `slots` at a time and `per_caller` of one caller, each within `limit_s`."""
 
     def __init__(self, slots: int, per_caller: int, limit_s: float) -> None:
         self._slots, self._limit_s = Quota("messages under way", slots, per_caller), limit_s
@@ -42,8 +42,10 @@ class MessageReader:
         self._waiting: dict[asyncio.Future[None], str] = {}
 
     async def read_message(self, context: grpc.aio.ServicerContext, caller: str) -> bytes:
-        """The one message of a call. Raises InvalidInput where none comes, DeadlineExceeded where it takes too long,
-        and Overloaded where its place goes to others.
+        """Returns the message of a call with one request.
+
+        Raises InvalidInput if the call ends without one, DeadlineExceeded after the time limit, and Overloaded if the
+        message loses its slot to another caller's.
         """
         limit = asyncio.timeout(self._limit_s)
         reading = _PendingRead(caller, limit)
@@ -64,8 +66,8 @@ class MessageReader:
         return bytes(data)
 
     async def read_messages(self, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        """The messages of a call that sends several, which has a place of its own kind already. Raises
-        DeadlineExceeded where one takes too long.
+        """Yields the messages of a call with many requests. Such calls are bounded by their own quotas, and take no
+        slot. Raises DeadlineExceeded for a message that takes too long.
         """
         while True:
             try:
@@ -105,15 +107,15 @@ class MessageReader:
         self._admit()
 
     def _admit(self) -> None:
-        """Gives free places to those who wait: to the caller with the fewest places first, then in order."""
+        """Assigns free slots, to the caller with the fewest slots first, then in order of arrival."""
         while ready := [turn for turn, caller in self._waiting.items() if self._slots.has_room(caller)]:
             turn = min(ready, key=lambda turn: self._slots.of(self._waiting[turn]))
             self._slots.take(self._waiting.pop(turn))
             turn.set_result(None)
 
     def _evict(self, caller: str) -> None:
-        """Makes room for a caller at the cost of the message that has taken longest: one of its own where it has as
-        many as it may, else one of the caller that has the most.
+        """Takes a slot from the message that has taken longest: one of this caller if it has its share of slots, else
+        one of the caller with the most.
         """
         if self._slots.has_room(caller):
             return

@@ -1,9 +1,9 @@
-"""What a caller may do with which datastore: one rule for each rpc, and what answers and errors may show.
+"""Authorization: one rule for each rpc says which datastores a caller may use, and answers and errors are redacted.
 
-Every question passes `Rights.authorize` before anything is done with it, every answer `Rights.redact`, and every error
-`Rights.redact_error`. A token that is restricted to some datastores can name no other: not by its name, not by an
-absolute, relative or linked path, and it is told no other's name. No caller is told where on the server's disk
-something lies. Which calls a token may make, and how often, is `Principal.check`.
+Every request passes `Rights.authorize` first, every answer `Rights.redact`, and every error `Rights.redact_error`. A
+token that is restricted to some datastores cannot address any other, whether by name or by an absolute, relative or
+linked path, and does not learn other datastores' names. No caller learns absolute paths of the server.
+`Principal.check` limits which calls a token may make, and how often.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ Rule: TypeAlias = Callable[["Rights", Principal, Any], Any]
 
 
 class Rights:
-    """The rights of all callers over the datastores of a server."""
-
     def __init__(self, config: ServerConfig, stores: DatastoreRegistry) -> None:
         self.stores = stores
         self._folders = {path for folder in (config.store_dir, config.session_dir) for path in _spellings(folder)}
@@ -41,8 +39,9 @@ class Rights:
         self._path_pattern = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, paths))})(/|(?![\w-]|\.\w))")
 
     def authorize(self, call: str, caller: Principal, request: Any) -> Any:
-        """A question as its caller may put it, with what it leaves open filled in. Raises PermissionDenied where it is
-        about a datastore that the caller may not use.
+        """Returns a request with its open choices filled in from the caller's datastores.
+
+        Raises PermissionDenied for a datastore that the caller may not use.
         """
         return RULES[call](self, caller, request)
 
@@ -76,7 +75,7 @@ class Rights:
         return redacted
 
     def _hide_paths(self, text: str) -> str:
-        """A text with paths relative to the folders of the server, and with names for its model and given stores."""
+        """Replaces absolute paths of the server by relative ones, and its model and given datastores by their names."""
         return self._path_pattern.sub(self._shorten, text)
 
     def _shorten(self, found: re.Match[str]) -> str:
@@ -87,22 +86,22 @@ class Rights:
 
 
 def _no_store(rights: Rights, caller: Principal, request: Any) -> Any:
-    """Needs no datastore."""
+    """For rpcs without a datastore."""
     return request
 
 
 def _own_resource(rights: Rights, caller: Principal, request: Any) -> Any:
-    """Names a session, a generation or an operation, which is looked up among those of the caller."""
+    """For rpcs about a session, a generation or an operation, which are looked up among the caller's."""
     return request
 
 
 def _all_stores(rights: Rights, caller: Principal, request: Any) -> Any:
-    """Lists datastores; `Rights.redact` leaves out those that the caller may not use."""
+    """For rpcs that list datastores. `Rights.redact` filters the list."""
     return request
 
 
 def _one_store(rights: Rights, caller: Principal, request: Any) -> Any:
-    """Names one datastore, or, where the caller may use only one, leaves it open."""
+    """For rpcs about one datastore, which a caller with only one may leave out."""
     if caller.stores is None:
         return request
     if request.store is None and len(caller.stores) == 1:
@@ -116,7 +115,7 @@ def _one_store(rights: Rights, caller: Principal, request: Any) -> Any:
 
 
 def _with_retrieval(rights: Rights, caller: Principal, request: Any) -> Any:
-    """Names datastores that answer together, or leaves them open: then those that are in service and the caller's."""
+    """For rpcs that retrieve from one or several datastores, by default from all of the caller's."""
     retrieval: RetrievalParams = request.retrieval
     if caller.stores is None:
         return request
@@ -131,7 +130,7 @@ def _with_retrieval(rights: Rights, caller: Principal, request: Any) -> Any:
 
 
 def _with_path(rights: Rights, caller: Principal, request: LoadDatastoreRequest) -> LoadDatastoreRequest:
-    """Names a folder on the server, and what it is to be called: both have to be the caller's."""
+    """For LoadDatastore: the folder and the name have to be the caller's."""
     request = _one_store(rights, caller, request)
     path = rights.stores.resolve(request.path)
     if caller.stores is not None and not caller.stores & rights.stores.owners_of(path):

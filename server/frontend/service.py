@@ -1,7 +1,7 @@
-"""The front: bytes from the network -> questions to the worker -> answers. No torch here, and nothing that blocks.
+"""The gRPC servicer: bytes from the network to requests, to a worker, and back. Nothing here blocks or loads torch.
 
-The contract's descriptors say which calls there are, and `memlm.wire.codec` what each takes and gives, so that the
-whole service is two functions: one for calls with one answer, one for streams.
+The contract's descriptors list the calls and `memlm.wire.codec` converts their messages, so that two handlers serve all
+of them: one for calls with one answer, one for streams.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ log = logging.getLogger("memlm.server")
 
 
 class Servicer:
-    """Serves every call of the contract. `num_admitted` counts admitted calls; while `is_draining`, new ones fail."""
+    """Serves every call of the contract. `num_admitted` counts the calls so far. While `is_draining`, new requests
+    fail.
+    """
 
     def __init__(
         self,
@@ -81,9 +83,6 @@ class Servicer:
         stores: DatastoreRegistry,
         tracer: Tracer | None = None,
     ) -> None:
-        """Takes the inference workers, who knows the callers, what counts the calls, the datastores in service, and
-        what traces.
-        """
         self._workers, self._config, self._authenticator, self._metrics = workers, config, authenticator, metrics
         self._stores, self._rights, self._calls = stores, Rights(config, stores), CallLogger(metrics, tracer)
         self._jobs, self._streams = (
@@ -98,7 +97,7 @@ class Servicer:
         self.num_admitted = 0
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        """What a gRPC server is given: every call of every service in the contract."""
+        """The handlers of every service in the contract, for a gRPC server."""
         return tuple(
             grpc.method_handlers_generic_handler(
                 service.full_name, {method.name: self._handler(method) for method in service.methods}
@@ -107,10 +106,6 @@ class Servicer:
         )
 
     def _handler(self, method: Any) -> grpc.RpcMethodHandler:
-        """All requests are read as streams, so that a call is refused, or its message waits for a place, before gRPC
-        keeps more of it than a window. They come as bytes: gRPC itself would answer INTERNAL to those that it cannot
-        parse.
-        """
         request_type = GetMessageClass(method.input_type)
         if method.server_streaming:
             stream = partial(self._stream, method.name, request_type)
@@ -123,7 +118,7 @@ class Servicer:
     async def _answer(
         self, call: str, request_type: type[Message], _: object, context: grpc.aio.ServicerContext
     ) -> Any:
-        """A call with one answer."""
+        """Handles a call with one request and one answer."""
         async with self._recorded(call, context) as (record, caller):
             data = await self._reader.read_message(context, _queue_key(caller, context))
             return await self._dispatch(record, caller, await self._parse_request(request_type, data), context)
@@ -131,7 +126,7 @@ class Servicer:
     async def _answer_stream(
         self, call: str, request_type: type[Message], _: object, context: grpc.aio.ServicerContext
     ) -> Any:
-        """A call that brings in pieces what is to be read, or added."""
+        """Handles a call with many requests, AppendToSession or AddDocuments, and one answer."""
         async with self._recorded(call, context) as (record, caller):
             requests = (
                 await self._parse_request(request_type, data) async for data in self._reader.read_messages(context)
@@ -147,7 +142,7 @@ class Servicer:
     async def _dispatch(
         self, call: CallRecord, caller: Principal, request: Any, context: grpc.aio.ServicerContext
     ) -> Any:
-        """The reply to a question with one answer."""
+        """Returns the encoded answer to a request."""
         request = self._rights.authorize(call.name, caller, request)
         if isinstance(request, GetServerInfoRequest):
             answer: Any = self._info()
@@ -168,7 +163,7 @@ class Servicer:
         return await self._encode_answer(request, self._rights.redact(caller, answer))
 
     async def _change_stores(self, request: LoadDatastoreRequest | UnloadDatastoreRequest, call: CallRecord) -> Any:
-        """Takes a datastore into service, or out of it."""
+        """Loads or unloads a datastore on all workers."""
         if isinstance(request, UnloadDatastoreRequest):
             name = request.store
             return await self._workers.broadcast(request, lambda _: self._stores.remove(name), id_=call.id)
@@ -179,7 +174,7 @@ class Servicer:
     async def _handle_job_request(
         self, request: JobRequest | OperationRequest, caller: Principal, context: grpc.aio.ServicerContext
     ) -> Any:
-        """What begins long work, or asks after it."""
+        """Starts a job, or does a request about an operation."""
         jobs, owner = self._jobs, caller.name
         match request:
             case GetOperationRequest(name):
@@ -200,7 +195,7 @@ class Servicer:
     async def _add_documents(
         self, call: CallRecord, caller: Principal, queue_key: str, requests: AsyncIterator[AddDocumentsRequest]
     ) -> Any:
-        """Documents go to the disk as they come: there may be more of them than memory."""
+        """Writes documents to a file as they arrive, since they may exceed the RAM, and starts a job that adds them."""
         first = await anext(requests, None)
         if first is None:
             raise InvalidInput("nothing was sent; the first message says which datastore", field="store")
@@ -216,7 +211,7 @@ class Servicer:
     async def _stream(
         self, call: str, request_type: type[Message], _: object, context: grpc.aio.ServicerContext
     ) -> None:
-        """A generation. What comes while an event is being sent goes out together in the next one."""
+        """Handles a generation. Events that come while one is being sent are merged into the next one."""
         async with self._recorded(call, context) as (record, caller):
             data = await self._reader.read_message(context, _queue_key(caller, context))
             request = self._rights.authorize(call, caller, await self._parse_request(request_type, data))
@@ -236,14 +231,13 @@ class Servicer:
 
     @property
     def jobs(self) -> JobService:
-        """Long work on datastores."""
         return self._jobs
 
     @asynccontextmanager
     async def _recorded(
         self, name: str, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[tuple[CallRecord, Principal]]:
-        """Admits a call, and turns whatever goes wrong inside into its status: one place for all calls."""
+        """Admits and records a call, and turns any error inside into the call's status."""
         try:
             with self._calls.watch(name, context) as call:
                 try:
@@ -253,17 +247,17 @@ class Servicer:
                     raise
                 except Exception as error:
                     log.exception("call %s failed", call.id)
-                    bug = f"a bug in the server; its log tells more under call {call.id}"
+                    bug = f"a bug in the server; its log has the details under call {call.id}"
                     raise InternalError(bug) from error
         except MemlmError as error:
             try:
                 await context.abort(*trailer_of(self._rights.redact_error(call.stores, error)))
-            except grpc.aio.InternalError:  # the call's own deadline was there first: nobody is left to tell
+            except grpc.aio.InternalError:  # the call ended meanwhile by its own deadline
                 raise asyncio.CancelledError from None
 
     @contextmanager
     def _admitted(self, call: CallRecord, context: grpc.aio.ServicerContext) -> Iterator[Principal]:
-        """The caller, while its call is open. Raises before anything of its message is read."""
+        """Authenticates and counts a call. Raises before any byte of its message is read."""
         caller = self._authenticator.authenticate(context.invocation_metadata())
         call.caller, call.stores = caller.name, caller.stores
         caller.check(call.name)
@@ -300,7 +294,9 @@ class Servicer:
         )
 
     def _check_neighbors(self, request: Any) -> None:
-        """Raises InvalidInput for more than are described in a step that all generations share."""
+        """Raises InvalidInput for more neighbors than `max_neighbors`: they are described in a step that all
+        generations share.
+        """
         most = self._config.max_neighbors
         if isinstance(request, GenerateRequest) and request.neighbors > most:
             raise InvalidInput(
@@ -309,7 +305,7 @@ class Servicer:
             )
 
     async def _parse_request(self, request_type: type[Message], data: bytes) -> Any:
-        """The request in some bytes. A large one is parsed in a thread."""
+        """Decodes a request, a large one in a thread."""
         if self.is_draining:
             raise Unavailable("the server is stopping; ask another one, or this one later")
         return await self._convert(
@@ -317,7 +313,7 @@ class Servicer:
         )
 
     async def _encode_answer(self, request: Any, answer: Any) -> Message:
-        """The reply with an answer. One of many parts is made in a thread. Raises InvalidInput for too large a one."""
+        """Encodes an answer, one of many items in a thread. Raises InvalidInput if it is too large for a message."""
         items = answer.token_scores if isinstance(answer, Score) else answer
         is_large = isinstance(items, tuple | array) and len(items) > LARGE_ITEMS
         reply = await self._convert(is_large, lambda: codec.response_to_wire(request, answer))
@@ -329,12 +325,12 @@ class Servicer:
         return reply
 
     async def _convert(self, is_large: bool, work: Callable[[], _T]) -> _T:
-        """Does some work, in a thread if it is large. It must not hold the interpreter's lock for long at a time."""
+        """Runs some work, in a thread if it is large. It must not hold the interpreter's lock for long at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._converter_threads, work) if is_large else work()
 
 
 def _queue_key(caller: Principal, context: grpc.aio.ServicerContext) -> str:
-    """Whose turn a question takes: the one who asks, as far as anybody knows."""
+    """The key by which callers take turns: the token's name, or without tokens the client's address."""
     return caller.name or str(context.peer())
 
 

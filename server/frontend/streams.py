@@ -1,6 +1,4 @@
-"""Streams of generated tokens: tokens that pile up are merged, and generations that can be resumed outlive their
-connection.
-"""
+"""Streams of generated tokens: pending tokens are merged, and resumable generations outlive their connection."""
 
 from __future__ import annotations
 
@@ -31,21 +29,20 @@ DROPPED_FRACTION = 8  # the part of a generation's bytes that is dropped at a ti
 
 
 class GenerationStreams:
-    """The generations of a server."""
-
     def __init__(self, workers: WorkerPool, max_stream_bytes: int) -> None:
-        """Takes who draws them, and the most that is kept of one."""
+        """At most `max_stream_bytes` of one resumable generation are kept."""
         self._workers, self._registry = workers, ResumableGenerationRegistry(workers.event_bytes, max_stream_bytes)
 
     def cancel(self, request_id: str, owner: str) -> None:
-        """Stops one that goes on without a connection. Raises NotFound where it is not the owner's."""
+        """Cancels a resumable generation. Raises NotFound where it is not the owner's."""
         self._registry.stop(request_id, self._registry.find(request_id, owner))
 
     async def events(
         self, request: Any, left_s: float | None, *, id_: str, caller: str, owner: str
     ) -> AsyncGenerator[WireEvent, None]:
-        """Yields a generation's events, of a resumable one from its run, without the neighbors that were deleted since
-        it began. Closing this ends a generation that cannot be resumed.
+        """Yields a generation's events without neighbors that were deleted since it began.
+
+        Closing this generator ends a generation that cannot be resumed.
         """
         from_worker = partial(self._from_worker, request, left_s, id_=id_, caller=caller, owner=owner)
         since = self._workers.deletions.latest
@@ -66,7 +63,7 @@ class GenerationStreams:
                 yield event
 
     async def _from_worker(self, request: Any, left_s: float | None, **origin: str) -> AsyncGenerator[WireEvent, None]:
-        """A generation's events, as they come. Who closes this tells the worker that nobody waits any more."""
+        """Yields the events of a new generation. Closing this generator cancels the generation."""
         event: WireEvent = ()
         with self._workers.submit(request, left_s, **origin) as pending:
             while not isinstance(event, Finished):
@@ -74,7 +71,7 @@ class GenerationStreams:
                     yield event
 
     async def _record(self, run: ResumableGeneration, events: AsyncGenerator[WireEvent, None]) -> None:
-        """Task: a generation goes on, whoever follows it, until nobody has come back for too long."""
+        """Task: records a resumable generation's events, whether or not a client follows."""
         run.expiring = asyncio.create_task(self._expire(run))
         try:
             async with aclosing(events):
@@ -86,13 +83,13 @@ class GenerationStreams:
             run.fail(Cancelled("the generation was cancelled"))
         except Exception:
             log.exception("a generation failed")
-            run.fail(InternalError("a bug in the server; its log tells more"))
+            run.fail(InternalError("a bug in the server; its log has the details"))
         finally:
             if run.failure is not None:
                 self._registry.drop(run, str(run.failure))
 
     async def _expire(self, run: ResumableGeneration) -> None:
-        """Task: forgets a generation that nobody came back to, ended or not."""
+        """Task: drops a resumable generation that no client has followed for `keep_s`."""
         while not run.is_expired:
             await asyncio.sleep(min(POLL_S, run.keep_s))
         if run.accepted is not None:
@@ -102,7 +99,7 @@ class GenerationStreams:
 
 
 def merge_tokens(answers: Sequence[Answer]) -> Iterator[WireEvent]:
-    """The events in some answers, with tokens that follow each other in one. Raises the failure that ends them."""
+    """Yields the events of some answers, with consecutive tokens merged. Raises the failure that ends them."""
     tokens, size = list[bytes](), 0
     for answer in answers:
         for event in answer.events if isinstance(answer, Events) else ():
@@ -125,10 +122,10 @@ def _failure(answer: Answer) -> MemlmError:
 
 
 class ResumableGeneration:
-    """One generation: its latest events, and who follows them."""
+    """A generation's latest events, and the clients that follow it."""
 
     def __init__(self, owner: str, keep_s: float, since: Deletion, holding: Holding) -> None:
-        """`since` is the latest deletion before the generation began; `holding` counts the bytes that it keeps."""
+        """`since` is the latest deletion before the generation began. `holding` counts the bytes that are kept."""
         self.owner, self.keep_s, self.since = owner, keep_s, since
         self.accepted: Accepted | None = None
         self.finished: Finished | None = None
@@ -149,22 +146,22 @@ class ResumableGeneration:
 
     @property
     def num_generated(self) -> int:
-        """Tokens that have been drawn, those that were dropped included."""
+        """Tokens that have been drawn, dropped ones included."""
         return self._num_dropped + len(self._tokens)
 
     @property
     def is_followed(self) -> bool:
-        """Whether a client gets its events."""
+        """Whether a client receives the events."""
         return bool(self._offsets)
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether all events have come."""
         return self.finished is not None or self.failure is not None
 
     @property
     def is_expired(self) -> bool:
-        """Whether nobody follows it any more, and nobody came back in time."""
+        """Whether no client has followed it for `keep_s`."""
         return not self.is_followed and time.monotonic() - self.left_s > self.keep_s
 
     def add(self, event: WireEvent) -> None:
@@ -179,7 +176,7 @@ class ResumableGeneration:
         self._notify()
 
     def drop_delivered(self) -> bool:
-        """Drops the oldest tokens, some of those that all followers have got; False where there are none."""
+        """Drops the oldest of the tokens that all followers have received. Returns False if there are none."""
         least = max(1, self.num_bytes // DROPPED_FRACTION)
         delivered, count, freed = min(self._offsets.values(), default=0) - self._num_dropped, 0, 0
         while count < delivered and freed < least:
@@ -191,20 +188,22 @@ class ResumableGeneration:
         return count > 0
 
     def fail(self, error: MemlmError) -> None:
-        """Nothing more will come, and why."""
+        """Ends the generation with an error, which followers raise."""
         self.failure = error
         self._notify()
 
     def forget(self) -> None:
-        """Frees its tokens, once the last follower has got them."""
+        """Frees the tokens, once the last follower has received them."""
         self._is_forgotten = True
         if not self.is_followed:
             self._tokens.clear()
             self._holding.give(self._holding.amount)
 
     async def follow(self, offset: int) -> AsyncGenerator[WireEvent, None]:
-        """What comes, from a token on; what has come already first. Raises its failure, InvalidInput for a token that
-        has not been drawn, and Incompatible for one that is no longer kept.
+        """Yields events from the token at `offset` on, recorded ones first.
+
+        Raises the generation's failure, InvalidInput for a token that has not been drawn yet, and Incompatible for a
+        token that was dropped.
         """
         if offset > self.num_generated:
             raise InvalidInput(
@@ -242,7 +241,7 @@ class ResumableGeneration:
                 self.forget()
 
     def _event_from(self, offset: int) -> tuple[bytes, ...]:
-        """The tokens from one on, up to the size of an event."""
+        """The tokens from `offset` on, up to the size of an event."""
         begin, size = offset - self._num_dropped, 0
         end = begin
         while end < len(self._tokens) and size < MAX_EVENT_BYTES:
@@ -256,10 +255,10 @@ class ResumableGeneration:
 
 
 class ResumableGenerationRegistry:
-    """All generations that can be resumed, by their request ids.
+    """All resumable generations, by request id.
 
-    Of each at most `max_bytes` bytes are kept, of all together what `event_bytes` has room for: then the one that ended
-    first and that nobody follows is dropped, the caller's own where the caller has too much.
+    At most `max_bytes` of each are kept, and of all together the quota `event_bytes`. When that is full, the generation
+    that ended first and that no client follows is dropped, one of the same caller where that caller exceeds its share.
     """
 
     def __init__(self, event_bytes: Quota, max_bytes: int) -> None:
@@ -269,11 +268,11 @@ class ResumableGenerationRegistry:
         event_bytes.reclaim = self._drop_oldest
 
     def new(self, owner: str, caller: str, keep_s: float, since: Deletion) -> ResumableGeneration:
-        """A generation that has not been accepted yet."""
+        """Starts the record of a generation that has not been accepted yet."""
         return ResumableGeneration(owner, keep_s, since, Holding(self._event_bytes, caller))
 
     def add(self, run: ResumableGeneration, event: WireEvent) -> None:
-        """Adds an event; from `Accepted` on the run can be found. Raises Overloaded where its tokens find no room."""
+        """Adds an event. `Accepted` registers the generation. Raises Overloaded without room for its tokens."""
         size = sum(map(len, event)) if isinstance(event, tuple) else 0
         while run.num_bytes + size > self._max_bytes:
             if not run.drop_delivered():
@@ -293,7 +292,7 @@ class ResumableGenerationRegistry:
                 self.stop(*next(iter(self._registry.items())))
 
     def find(self, request_id: str, owner: str) -> ResumableGeneration:
-        """Raises NotFound for what has gone, failed, or is somebody else's."""
+        """Raises NotFound for a generation that is unknown, failed, expired or another owner's."""
         run = self._registry.get(request_id)
         if run is None or run.owner != owner or run.failure is not None or run.is_expired:
             dropped_owner, why = self._dropped.get(request_id, ("", ""))
@@ -304,14 +303,14 @@ class ResumableGenerationRegistry:
         return run
 
     def stop(self, request_id: str, run: ResumableGeneration) -> None:
-        """Stops one, and forgets it."""
+        """Cancels a generation and drops its events."""
         self._registry.pop(request_id, None)
         if run.work is not None:
             run.work.cancel()
         run.forget()
 
     def drop(self, run: ResumableGeneration, why: str) -> None:
-        """Forgets one that has ended, and keeps the reason for its owner."""
+        """Drops the events of a generation that has ended, and keeps the reason for its owner."""
         request_id = "" if run.accepted is None else run.accepted.request_id
         if self._registry.get(request_id) is run:
             del self._registry[request_id]
@@ -321,7 +320,7 @@ class ResumableGenerationRegistry:
         run.forget()
 
     def _drop_oldest(self, caller: str, own_only: bool) -> bool:
-        """Drops the generation that ended first, `own_only` of this caller; returns False where none can be dropped."""
+        """Drops the generation that ended first, `own_only` of this caller. Returns False if none can be dropped."""
         ended = (run for run in self._registry.values() if run.finished is not None and not run.is_followed)
         oldest = next((run for run in ended if not own_only or run.caller == caller), None)
         if oldest is None:

@@ -14,10 +14,10 @@ log = logging.getLogger("memlm.server")
 
 
 class WatchedFiles:
-    """Some files, and what was last read of them.
+    """Some files and their latest contents.
 
-    A file may be read while it is written, and what follows may have the same time and size. So a change is noticed by
-    times, size and inode, and for a second after it, and once more behind that, the files are read again anyway.
+    A file may be read while it is written, and its next version may have the same time and size. So a change is noticed
+    by times, size and inode, and the files are read again for a second after it, and once more.
     """
 
     def __init__(self, *paths: Path) -> None:
@@ -27,8 +27,8 @@ class WatchedFiles:
         self.contents = self._read()
 
     def reload(self) -> bool:
-        """Reads the files again if they may have changed; tells whether `contents` is new. Raises OSError where one
-        cannot be read, once for each change.
+        """Reads the files again if they may have changed, and returns whether `contents` did. Raises OSError, once for
+        each change, for a file that cannot be read.
         """
         now_s, stamp = time.monotonic(), self._stamp_of()
         if stamp != self._stamp:
@@ -53,7 +53,7 @@ class WatchedFiles:
 
 
 def warn_if_world_readable(path: Path) -> None:
-    """Warns in the log where every user of the machine may read a secret."""
+    """Logs a warning if every user of the machine can read a secret."""
     if path.stat().st_mode & stat.S_IROTH:
         log.warning("%s has secrets, and every user of this machine can read it; chmod o-r it", path)
 

@@ -1,4 +1,4 @@
-"""How much memory the keys and values of a worker's running generations may come to."""
+"""The limit on the RAM for keys and values of a worker's running generations."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ MIB = 1 << 20
 
 
 class CacheBudget:
-    """`max_bytes` for all generations that run. Each counts with all that its prompt and its longest output need, so
-    that none has to be stopped half way; its row takes that memory only as it grows (memlm/model/pages.py).
+    """`max_bytes` for all running generations.
+
+    Each counts with its prompt and its longest output, so that none has to be stopped half way. Its row takes that RAM
+    only as it grows (memlm/model/pages.py).
     """
 
     def __init__(self, max_bytes: int, checkpoint: Checkpoint) -> None:
         self.max_bytes, self._checkpoint = max_bytes, checkpoint
 
     def required_bytes(self, generation: Generation) -> int:
-        """Bytes that a generation may come to. Raises InvalidInput where that is more than there can ever be."""
+        """The most bytes that a generation may take. Raises InvalidInput where that exceeds `max_bytes`."""
         decoder, num_tokens = self._checkpoint.decoder, generation.max_positions
         required_bytes = row_bytes(decoder.config, num_tokens, decoder.dtype)
         if required_bytes > self.max_bytes:

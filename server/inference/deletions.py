@@ -1,8 +1,8 @@
-"""The documents that were deleted since a generation began, taken out of what is still delivered of it.
+"""Removes the neighbors of deleted documents from tokens that are still to be delivered.
 
-A generation's tokens wait in pipes, in the front and, where it can be resumed, for minutes after it ended. They are
-encoded, and name the documents that their neighbors came from. Each stream takes the neighbors out that were deleted
-since it began, at the moment that it delivers them.
+A generation's tokens wait in pipes, in the front end and, if it is resumable, for minutes after its end. They are
+encoded with the documents of their neighbors. When a stream delivers tokens, it removes the neighbors that were deleted
+since the stream began.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from memlm.v1 import generation_pb2
 
 
 class Deletion:
-    """Documents that were deleted from a datastore; of no ids, all that it had. Each knows the next one."""
+    """Documents that were deleted from a datastore (None: all documents). Links to the next deletion."""
 
     __slots__ = ("document_ids", "next", "store")
 
@@ -23,13 +23,13 @@ class Deletion:
 
 
 class Deletions:
-    """The latest deletion. Earlier ones live as long as a stream that began before them."""
+    """The latest deletion. An earlier one is kept in memory by the streams that began before it."""
 
     def __init__(self) -> None:
         self._latest = Deletion("", frozenset())
 
     def add(self, stores: Collection[str], document_ids: Collection[str] | None) -> None:
-        """Notes documents of a datastore as deleted, under each of its names; None notes all documents."""
+        """Records documents of a datastore (None: all) as deleted, under each of its names."""
         for store in stores:
             deletion = Deletion(store, None if document_ids is None else frozenset(document_ids))
             self._latest.next = deletion
@@ -37,12 +37,12 @@ class Deletions:
 
     @property
     def latest(self) -> Deletion:
-        """The place of a stream that begins now: those that follow concern it."""
+        """The position of a stream that begins now: later deletions concern it."""
         return self._latest
 
 
 class DeletionFilter:
-    """Takes the neighbors of documents that were deleted `since` then out of a stream's tokens."""
+    """Removes neighbors that were deleted after `since` from a stream's tokens."""
 
     def __init__(self, since: Deletion) -> None:
         self._last_applied = since
@@ -54,7 +54,7 @@ class DeletionFilter:
         return bool(self._ids or self._stores or self._last_applied.next)
 
     def apply(self, tokens: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Encoded tokens without the neighbors that were deleted. The time it takes grows with their size."""
+        """Encoded tokens without deleted neighbors. Takes time in proportion to their size."""
         while self._last_applied.next is not None:
             self._last_applied = self._last_applied.next
             if self._last_applied.document_ids is None:

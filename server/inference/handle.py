@@ -1,7 +1,7 @@
-"""The front's end of a pipe: starts an inference worker, asks it, hears it, and starts another when it dies.
+"""The front end's handle on one inference worker: starts the process, sends it requests, and replaces it when it dies.
 
-Two threads keep the pipe off the event loop: one writes what is asked, one reads what is answered and hands it over.
-All else happens on the loop.
+Two threads keep the pipe off the event loop: one writes requests, one reads answers and passes them to the loop.
+Everything else runs on the loop.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from memlm.server.telemetry.metrics import Stats
 RETRY_AFTER_S, MIN_RETRY_S, MAX_RETRY_S = 1.0, 0.05, 60.0
 NUM_END_TIMES = 16
 JOIN_S = 5.0
-STALE_HEARTBEAT_S = 10.0  # a worker whose loop did not move for so long serves nobody
+STALE_HEARTBEAT_S = 10.0  # after that, a worker does not count as serving
 WATCH_INTERVAL_S = 0.25  # between looks at a worker's heartbeat
 MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 
@@ -59,7 +59,7 @@ Outgoing: TypeAlias = "queue.SimpleQueue[ToWorker | None]"
 
 
 class PendingRequest:
-    """A question that was asked, and what has been answered to it and not been taken yet.
+    """A request in flight, and its answers that have not been taken yet.
 
     `holding` counts the bytes of unread events, at most `max_bytes`. A client that reads too slowly exceeds them, and
     then its generation ends.
@@ -82,7 +82,7 @@ class PendingRequest:
         self._arrived.set()
 
     async def take(self) -> list[Answer]:
-        """All that has come since the last time; waits for the first of it."""
+        """Returns the answers since the last call. Waits for at least one."""
         await self._arrived.wait()
         self._arrived.clear()
         taken, self._answers = self._answers, []
@@ -91,20 +91,20 @@ class PendingRequest:
 
 
 def _num_bytes(answer: Answer) -> int:
-    """Bytes of the tokens in an answer; other answers are small, or come alone."""
+    """Bytes of the tokens in an answer. Other answers are small, or come alone."""
     if not isinstance(answer, Events):
         return 0
     return sum(len(token) for event in answer.events if isinstance(event, tuple) for token in event)
 
 
 def event_quota(config: ServerConfig) -> Quota:
-    """Bytes of events that may wait for their clients, or be kept for resuming."""
+    """The quota of event bytes that wait for clients or are kept for resuming."""
     total = max(config.max_event_bytes, config.max_stream_bytes)
     return Quota("bytes of events that wait for clients", total, max(share_of(total), config.max_stream_bytes))
 
 
 class WorkerHandle:
-    """A worker process, and the questions that it has not answered yet."""
+    """A worker process and its requests in flight."""
 
     def __init__(
         self,
@@ -114,9 +114,8 @@ class WorkerHandle:
         event_bytes: Quota | None = None,
         on_documents_deleted: Callable[[str, Collection[str] | None], None] = lambda store, document_ids: None,
     ) -> None:
-        """Starts nothing yet. Takes what each worker may take on, its place among them, what tells of the datastores
-        that one that starts is to load, the bytes of events that may wait for their clients, and what takes deleted
-        documents out of events.
+        """`stores` returns the datastores that a starting worker loads. `on_documents_deleted` is called with a
+        datastore and the documents that another process deleted from it.
         """
         self._on_documents_deleted = on_documents_deleted
         self._event_bytes = event_quota(config) if event_bytes is None else event_bytes
@@ -136,13 +135,13 @@ class WorkerHandle:
         self._heartbeat_s, self._silent_checks = 0.0, 0
 
     async def start(self) -> None:
-        """Starts a worker and waits until it is loaded. Raises what kept it from loading."""
+        """Starts a worker and waits until it is loaded. Raises the error that kept it from loading."""
         await self._launch()
         self._supervisor = asyncio.create_task(self._supervise())
         self._watcher = asyncio.create_task(self._kill_if_silent())
 
     async def stop(self, timeout_s: float) -> None:
-        """Tells the worker to stop, and waits for it; one that does not stop, or is still loading, is killed."""
+        """Stops the worker and waits up to `timeout_s`. A worker that does not stop, or is still loading, is killed."""
         for task in (self._supervisor, self._watcher):
             if task is not None:
                 task.cancel()
@@ -157,24 +156,24 @@ class WorkerHandle:
         self._outgoing.put(None)
 
     def restart(self, why: str) -> None:
-        """Ends the worker, so that another takes its place, with the datastores that are in service now."""
+        """Kills the worker. Its replacement loads the datastores that are in service now."""
         log.error("inference worker %d is started again: %s", self.number, why)
         if self._process is not None:
             self._process.kill()
 
     @property
     def is_serving(self) -> bool:
-        """Whether the worker has loaded and its loop has moved of late."""
+        """Whether the worker is ready and sent a heartbeat recently."""
         return self.is_ready and self.heartbeat_age_s < min(STALE_HEARTBEAT_S, self._config.worker_timeout_s)
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Seconds since the worker's loop last told that it moves."""
+        """Seconds since the worker's last message."""
         return time.monotonic() - self._heartbeat_s
 
     @property
     def num_open(self) -> int:
-        """Questions that somebody waits for the answers of."""
+        """Requests in flight."""
         return len(self._pending)
 
     @contextmanager
@@ -188,10 +187,10 @@ class WorkerHandle:
         owner: str = "",
         internal: bool = False,
     ) -> Iterator[PendingRequest]:
-        """Asks, under an id. Leaving before the last answer has come tells the worker that nobody waits any more.
+        """Sends a request. Leaving the block before the last answer has come cancels the request.
 
-        Raises Overloaded at once where there is too much to do already, unless the question is the server's own;
-        Unavailable while there is no worker.
+        Raises Overloaded at once if too many requests are in flight, unless this one is `internal`, and Unavailable
+        while there is no worker.
         """
         self.check_room(internal=internal)
         id_, now_s = id_ or token_hex(8), time.monotonic()
@@ -205,12 +204,12 @@ class WorkerHandle:
                 self._cancel(id_)
 
     def _cancel(self, id_: str) -> None:
-        """Tells the worker that nobody waits any more, unless the last answer has come."""
+        """Cancels a request, unless its last answer has come."""
         if self._pending.pop(id_, None) is not None:
             self._outgoing.put(Cancel(id_))
 
     async def answer(self, request: Request[R], time_left_s: float | None = None, **origin: Any) -> R:
-        """The one answer to a question; `origin` as of `submit`. Raises its error."""
+        """Returns the only answer to a request, submitted as by `submit`. Raises the request's error."""
         with self.submit(request, time_left_s, **origin) as pending:
             (answer,) = await pending.take()
         if isinstance(answer, Result):
@@ -218,7 +217,7 @@ class WorkerHandle:
         raise answer.error if isinstance(answer, Failed) else TypeError(f"{type(answer).__name__} is no answer")
 
     def check_room(self, *, internal: bool = False) -> None:
-        """Raises Overloaded where there is too much to do already, Unavailable while there is no worker."""
+        """Raises Overloaded if too many requests are in flight, and Unavailable while there is no worker."""
         if not (self.is_ready or (internal and self.is_loaded)):
             raise Unavailable("the inference worker is being started again; try again in a moment")
         if not internal and self.num_open >= self._config.max_running + self._config.max_queued:
@@ -230,14 +229,14 @@ class WorkerHandle:
             )
 
     def _retry_after_s(self) -> float:
-        """How long a place takes to become free, as the last ones did."""
+        """The mean time between the ends of the latest requests."""
         if len(self._ended_s) < 2:
             return RETRY_AFTER_S
         interval_s = (self._ended_s[-1] - self._ended_s[0]) / (len(self._ended_s) - 1)
         return min(max(interval_s, MIN_RETRY_S), MAX_RETRY_S)
 
     async def _launch(self) -> None:
-        """One worker, from its start until it is loaded."""
+        """Starts a process and waits until it is loaded."""
         context, loop = process_context(), asyncio.get_running_loop()
         pipe, worker_end = context.Pipe()
         self._loaded, self._exited, self._outgoing = loop.create_future(), asyncio.Event(), queue.SimpleQueue()
@@ -251,7 +250,7 @@ class WorkerHandle:
         await self._loaded
 
     async def _supervise(self) -> None:
-        """Starts another worker whenever one dies; waits longer each time that one cannot even load."""
+        """Replaces each worker that dies. Waits longer after each replacement that cannot load."""
         pause_s = MIN_PAUSE_S
         while True:
             await self._exited.wait()
@@ -265,10 +264,7 @@ class WorkerHandle:
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def _kill_if_silent(self) -> None:
-        """Kills a loaded worker that sends nothing for `worker_timeout_s`.
-
-        Silence is counted in looks, not read off a clock: a front that stood still itself blames no worker.
-        """
+        """Kills a loaded worker that sends nothing for `worker_timeout_s`."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
             self._silent_checks += 1
@@ -285,7 +281,7 @@ class WorkerHandle:
         log.error("inference worker %d died (exit code %s); starting another", self.number, self._process.exitcode)
 
     def _read(self, pipe: Connection, loop: asyncio.AbstractEventLoop) -> None:
-        """Thread: hands over what the worker says, until it is gone or the loop is closed."""
+        """Thread: passes the worker's messages to the loop until the worker is gone or the loop is closed."""
         with suppress(RuntimeError), pipe:
             try:
                 while True:
@@ -318,7 +314,6 @@ class WorkerHandle:
                 self._cancel(message.id)
 
     def _on_loaded(self) -> None:
-        """It has loaded. What changed meanwhile comes before anybody else's question."""
         if self._start_stores != self._stores():
             self.restart("the datastores in service changed while it loaded")
             return
@@ -335,7 +330,7 @@ class WorkerHandle:
             self._resolve_start(None)
 
     def _on_exit(self) -> None:
-        """The worker is gone: whoever waits for it is told so."""
+        """Fails every request in flight."""
         self.is_loaded = self.is_ready = False
         self.stats = Stats()
         self._resolve_start(Unavailable("the inference worker died while it was loading; the server's log may say why"))
@@ -359,7 +354,7 @@ def _is_last(answer: Answer) -> bool:
 
 
 def _start_and_write(process: BaseProcess, worker_end: Connection, pipe: Connection, outgoing: Outgoing) -> None:
-    """Thread: starts the worker, and sends what it is asked, until there is nothing more to ask or nobody to ask it."""
+    """Thread: starts the worker and writes messages to it, until a None or a closed pipe."""
     with worker_end:  # the first start of all waits until torch is loaded
         process.start()
     with suppress(OSError):
@@ -370,7 +365,7 @@ def _start_and_write(process: BaseProcess, worker_end: Connection, pipe: Connect
 def _run_worker(
     pipe: Connection, config: ServerConfig, stores: Mapping[str, Path], number: int, restarted: bool
 ) -> None:
-    """What a worker's process runs. The front never loads torch."""
+    """The main function of a worker process. Imported there only, since the front end never loads torch."""
     from memlm.server.inference.worker import run_worker
 
     run_worker(pipe, config, stores, number, restarted)

@@ -1,4 +1,4 @@
-"""The steps in which a worker serves a request: a generation's events as they come, one answer to everything else."""
+"""The steps of each request: a generation sends events as it draws, every other request sends one result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from memlm.api.datastores import GetDatastoreRequest, ListDatastoresRequest, SearchRequest, UnloadDatastoreRequest
 from memlm.api.generation import DetokenizeRequest, Finished, Token, TokenizeRequest
@@ -24,49 +24,41 @@ from memlm.api.sessions import (
 )
 from memlm.base.steps import Steps
 from memlm.errors import InvalidInput
-from memlm.generation.batch import Batch, RunningSequence
+from memlm.generation.batch import Batch
 from memlm.generation.engine import Engine
 from memlm.generation.generation import Generation
+from memlm.server.inference.active_request import ActiveRequest
 from memlm.server.inference.cache_budget import CacheBudget
 from memlm.server.inference.messages import Answer, Events, Refresh, Result, Submission
 from memlm.wire.codec import WireEvent, token_to_wire
 
 Send: TypeAlias = Callable[[Answer], None]
 
-# A message costs two processes about a tenth of a millisecond each, which a fast model's next token would wait for;
-# what comes within a fiftieth of a second looks simultaneous to a reader.
+# A message costs two processes about 0.1 ms each, which would delay a fast model's next token. A reader does not notice
+# that tokens of 20 ms come together. Under load a message carries several tokens of one generation, so that messages
+# take a bounded part of the server's time.
 COALESCE_S = 0.02
-# And all together no more often than that: under load a message carries several tokens, not the server's time.
 MESSAGES_PER_S = 250
-MAX_TOKEN_BYTES = 4 << 20  # of its neighbors' metadata above all; a message has room for a few
-
-
-class GenerationSlot(Protocol):
-    """A job as its steps see it: what it draws from, and its place in the batch while it has one."""
-
-    generation: Generation | None
-    sequence: RunningSequence | None
-    cache_bytes: int
+MAX_TOKEN_BYTES = 4 << 20  # mostly its neighbors' metadata; a message has room for a few
 
 
 class FlushTimer:
-    """When what was drawn is told: of all generations at one beat, since front and clients take less over many
-    messages that come at once than over as many that come one by one.
+    """Decides when drawn tokens are sent: of all generations at once, since many messages at one time cost the front
+    end and its clients less than the same messages one by one.
     """
 
     def __init__(self, num_running: Callable[[], int]) -> None:
-        """Takes what tells how many are told of."""
         self._num_running, self._last_s, self.flushes = num_running, -math.inf, 0
 
     def tick(self) -> None:
-        """One more turn of the loop: a beat where COALESCE_S have passed, or longer where many are told of."""
+        """Counts a flush if COALESCE_S have passed since the last one, or longer where many generations run."""
         now_s = time.monotonic()
         if now_s - self._last_s >= max(COALESCE_S, self._num_running() / MESSAGES_PER_S):
             self._last_s, self.flushes = now_s, self.flushes + 1
 
 
 def _encoded(token: Token) -> bytes:
-    """A token as it is sent. Raises InvalidInput where its neighbors make it too large."""
+    """The encoded message of a token. Raises InvalidInput where its neighbors make it too large."""
     data = token_to_wire(token)
     if len(data) > MAX_TOKEN_BYTES:
         raise InvalidInput(
@@ -78,20 +70,21 @@ def _encoded(token: Token) -> bytes:
 
 
 class TokenStreamer:
-    """Tells of one generation: the first token at once, then once a beat what has come."""
+    """Sends the events of one generation: `Accepted` at once, the first token at once, then all tokens since the last
+    flush together, and `Finished` with the last ones.
+    """
 
     def __init__(self, submission: Submission, generation: Generation, send: Send, flush_timer: FlushTimer) -> None:
-        """Its time in the queue ends here: tells that it is accepted."""
         self._id, self._generation, self._send, self._flush_timer = submission.id, generation, send, flush_timer
         self._queue_ms = 1000 * (time.monotonic() - submission.submitted_s)
         self._sent_at_flush, self._unsent = -1, list[Token]()
         send(Events(submission.id, (generation.accepted,)))
 
     def add(self, tokens: Sequence[Token]) -> None:
-        """What a step gave; after the last one the generation is finished, and that is told too."""
+        """Takes the tokens of a step."""
         self._unsent += tokens
         if finished := self._generation.finished:
-            self._send_tokens(self._with_queue_time(finished))
+            self._send_tokens(replace(finished, usage=replace(finished.usage, queue_ms=self._queue_ms)))
         elif self._unsent and self._sent_at_flush != self._flush_timer.flushes:
             self._send_tokens()
 
@@ -100,27 +93,23 @@ class TokenStreamer:
         self._sent_at_flush, self._unsent = self._flush_timer.flushes, []
         self._send(Events(self._id, events))
 
-    def _with_queue_time(self, finished: Finished) -> Finished:
-        return replace(finished, usage=replace(finished.usage, queue_ms=self._queue_ms))
-
 
 def generate_steps(
-    submission: Submission,
+    active: ActiveRequest,
     engine: Engine,
     batch: Batch,
     send: Send,
     flush_timer: FlushTimer,
-    slot: GenerationSlot,
     cache_budget: CacheBudget,
 ) -> Steps[None]:
-    """A generation from its request to its last token. It draws in the batch, or by itself where it must."""
-    request = submission.request
+    """A generation from its request to its last token."""
+    submission, request = active.submission, active.submission.request
     assert isinstance(request, GenerateRequest)
-    generation = slot.generation = yield from engine.start(request, request_id=submission.id, owner=submission.owner)
+    generation = active.generation = yield from engine.start(request, request_id=submission.id, owner=submission.owner)
     try:
-        slot.cache_bytes = cache_budget.required_bytes(generation)
-        yield None  # waits for a place among those that run
-        sequence = slot.sequence = yield from batch.add(generation)
+        active.cache_bytes = cache_budget.required_bytes(generation)
+        yield None  # until it is admitted
+        sequence = active.sequence = yield from batch.add(generation)
         streamer = TokenStreamer(submission, generation, send, flush_timer)
         while True:
             yield None  # until the batch has drawn a token
@@ -129,24 +118,24 @@ def generate_steps(
             if sequence.is_done:
                 break
             streamer.add(sequence.tokens)
-        slot.sequence = None
+        active.sequence = None
         if sequence.state is not None:
-            yield from generation.commit_to_session(sequence.state)  # what is acknowledged is on the disk
+            yield from generation.commit_to_session(sequence.state)  # on the disk before it is acknowledged
         streamer.add(sequence.tokens)
     finally:
-        if slot.sequence is not None:
-            batch.remove(slot.sequence)
+        if active.sequence is not None:
+            batch.remove(active.sequence)
         generation.close()
 
 
 def answer_and_send(submission: Submission, engine: Engine, send: Send) -> Steps[None]:
-    """Any other request, from its first step to its answer."""
+    """Any other request, from its first step to its result."""
     assert not isinstance(submission.request, Refresh)
     send(Result(submission.id, (yield from answer_steps(engine, submission.request, submission.owner))))
 
 
 def answer_steps(engine: Engine, request: Request[Any], owner: str) -> Steps[Any]:
-    """The steps to the answer of a request; `owner` is the owner of its sessions."""
+    """The steps that return the result of a request. `owner` owns its sessions."""
     sessions = engine.sessions
     match request:
         case ScoreRequest(text, retrieval, token_scores):

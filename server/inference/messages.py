@@ -18,9 +18,9 @@ from memlm.wire.codec import WireEvent
 
 @dataclass(frozen=True, slots=True)
 class Refresh(Request[None]):
-    """The front's own question: move to what is in the folder of `store` now, or of all; answered once that is done.
+    """A request of the front end itself: switch to the latest version of `store`, or of every datastore.
 
-    Of one store, the answer is an error where its folder cannot be read.
+    The answer comes after the switch. For one store it is an error if its folder cannot be read.
     """
 
     store: str | None = None
@@ -28,10 +28,10 @@ class Refresh(Request[None]):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A question, under the id that its answers carry, which is also the one that logs and clients know it by.
+    """A request, under the id that its answers, the logs and the client use.
 
-    `caller` is whose turn it takes, `owner` whose sessions it sees; `submitted_s` and `deadline_s` are on the clock of
-    `time.monotonic`, which all processes of a machine share.
+    `caller` is the key by which callers take turns, and `owner` the owner of sessions. `submitted_s` and `deadline_s`
+    are on the clock of `time.monotonic`, which all processes of a machine share.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody waits for this answer any more."""
+    """Drop a request. It gets no further answer."""
 
     id: str
 
@@ -56,7 +56,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The first message of a worker that has its model and its stores."""
+    """The first message of a worker that has its model and its datastores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The work loop went round."""
+    """The loop iterates."""
 
     stats: Stats = field(default_factory=Stats)
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentsDeleted:
-    """A datastore has these documents no more, since another process deleted them; None where it is not known which."""
+    """Another process deleted these documents from a datastore (None: it is not known which)."""
 
     store: str
     document_ids: tuple[str, ...] | None
@@ -83,9 +83,7 @@ class DocumentsDeleted:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What a generation did since the last message, its tokens as they go out: the front, whose time all share, need
-    not read them.
-    """
+    """Events of a generation. Tokens are encoded as clients receive them: the front end need not decode them."""
 
     id: str
     events: tuple[WireEvent, ...]
@@ -93,7 +91,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The whole answer to a question that is no generation."""
+    """The whole answer to a request other than a generation."""
 
     id: str
     value: Any
@@ -101,7 +99,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Why a question has no answer, or no complete one."""
+    """The error that ends a request."""
 
     id: str
     error: MemlmError

@@ -1,7 +1,7 @@
-"""Threads for work that would hold up a worker's loop: encoding a long text, copying and writing a session's state.
+"""Threads for work that would block a worker's loop: encoding a long text, copying and writing a session's state.
 
-The next piece of work is taken from the caller who has the fewest in the threads, and long ones never take all threads:
-a short text is encoded while others' long ones are.
+The next work item comes from the caller with the fewest items in the threads. Long items never take all threads, so
+that a short text is encoded while other callers' long ones are.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ class _Waiting:
 
 
 class Offloads:
-    """A few threads. They are daemons: at the end of the process nobody waits for a text that is encoded."""
+    """A few daemon threads: the end of the process does not wait for a text that is being encoded."""
 
     def __init__(self) -> None:
-        """Starts them."""
         self._waiting: list[_Waiting] = []
         self._running: Counter[str] = Counter()
         self._num_long = 0
@@ -38,7 +37,7 @@ class Offloads:
             threading.Thread(target=self._work, name=f"offload {number}", daemon=True).start()
 
     def submit(self, caller: str, offload: Offload) -> Future[Any]:
-        """Queues some work. Cancelling the future drops it where it has not begun."""
+        """Queues some work. Cancelling the future drops work that has not begun."""
         waiting = _Waiting(caller, offload)
         with self._changed:
             self._waiting.append(waiting)
@@ -52,7 +51,6 @@ class Offloads:
             self._changed.notify_all()
 
     def _work(self) -> None:
-        """Runs in each thread."""
         while (next_ := self._take()) is not None:
             try:
                 if next_.outcome.set_running_or_notify_cancel():

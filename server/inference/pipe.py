@@ -1,6 +1,6 @@
-"""An inference worker's end of its pipe: what the front says is heard by a thread, what it is told goes out in batches.
+"""A worker's end of its pipe to the front end: a thread reads messages, and the loop writes them in batches.
 
-Once the front is gone, so is all who could wait for an answer: the process ends.
+The process exits when the front end is gone, since nothing is left to answer.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from memlm.server.inference.messages import FromWorker, ToWorker
 
 
 class Inbox:
-    """What the front has said, read by a thread of its own, so that the front never waits to say it."""
+    """Messages of the front end, read by a thread, so that the front end never blocks in writing."""
 
     def __init__(self, pipe: Connection) -> None:
-        """Starts reading."""
         self._pipe = pipe
         self._messages: queue.SimpleQueue[ToWorker] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
 
     def take(self, *, wait_s: float) -> list[ToWorker]:
-        """All that has come; where nothing has, waits for the first of it."""
+        """Returns all messages that have come. Waits up to `wait_s` for the first one."""
         taken: list[ToWorker] = []
         try:
             taken.append(self._messages.get(timeout=wait_s) if wait_s else self._messages.get_nowait())
@@ -41,18 +40,17 @@ class Inbox:
 
 
 class Outbox:
-    """What the front is told: all that a turn of the loop has to say in one message, since each costs both sides."""
+    """Messages to the front end. Those of one iteration of the loop go together, since each write costs both sides."""
 
     def __init__(self, pipe: Connection) -> None:
-        """Takes the worker's end of the pipe."""
         self._pipe, self._unsent = pipe, list[FromWorker]()
 
     def send(self, message: FromWorker) -> None:
-        """Tells it with the next `flush`."""
+        """Queues a message for the next `flush`."""
         self._unsent.append(message)
 
     def flush(self) -> None:
-        """Tells what there is to tell."""
+        """Writes the queued messages."""
         if not self._unsent:
             return
         try:
@@ -63,5 +61,5 @@ class Outbox:
 
 
 def _exit_process() -> None:
-    """The front is gone, and with it all who could wait for an answer. What is on disk stands a kill at any point."""
+    """Exits at once. The files on disk survive a kill at any point."""
     os._exit(1)

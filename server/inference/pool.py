@@ -1,8 +1,8 @@
-"""All inference workers, as the front sees them: whom a question goes to, and what has to happen on every one.
+"""All inference workers: which one gets a request, and changes that every one has to make.
 
-A session lives where its name says; what has none goes to whoever has least to do. Datastores come and go, and
-documents are deleted, on all workers before the caller hears of it; a worker that could not follow is started again,
-and loads what is in service then.
+A request with a session goes to the worker that the session's name maps to, any other request to the least busy worker.
+Datastores are loaded and unloaded, and documents are deleted, on all workers before the caller gets an answer. A worker
+that cannot follow is restarted, and then loads the datastores that are in service.
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ R = TypeVar("R")
 
 
 class WorkerPool:
-    """The workers of a server."""
-
     def __init__(self, config: ServerConfig, stores: Callable[[], Mapping[str, Path]]) -> None:
-        """Starts nothing yet. `stores` tells what a worker that starts is to load."""
+        """`stores` returns the datastores that a starting worker loads."""
         self.deletions, self._stores = Deletions(), stores
         per_worker = config.per_worker(num_cores())
         self.event_bytes = event_quota(config)
@@ -44,48 +42,50 @@ class WorkerPool:
             WorkerHandle(per_worker, number, stores, self.event_bytes, self.mark_deleted)
             for number in range(config.num_workers)
         )
-        self._limit_s = config.worker_timeout_s + JOIN_S  # a worker that stands still is killed before
+        self._limit_s = config.worker_timeout_s + JOIN_S  # a worker that hangs is killed before
 
     async def start(self) -> None:
-        """Starts all and waits until they are loaded. Raises what kept one from loading."""
+        """Starts all workers and waits until they are loaded. Raises the error that kept one from loading."""
         await asyncio.gather(*(worker.start() for worker in self._workers))
 
     async def stop(self, timeout_s: float) -> None:
-        """Tells all to stop, and waits for them; those that do not stop are killed."""
+        """Stops all workers and waits up to `timeout_s`. Workers that do not stop are killed."""
         await asyncio.gather(*(worker.stop(timeout_s) for worker in self._workers))
 
     @property
     def is_serving(self) -> bool:
-        """Whether there is one that has loaded and whose loop has moved of late."""
+        """Whether at least one worker is ready and sent a heartbeat recently."""
         return any(worker.is_serving for worker in self._workers)
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Seconds since the stillest loop last told that it moves."""
+        """The age of the oldest last heartbeat."""
         return max(worker.heartbeat_age_s for worker in self._workers)
 
     @property
     def stats(self) -> Stats:
-        """How much all of them have to do, and hold."""
+        """The sums of all workers' figures."""
         return Stats(*map(sum, zip(*(astuple(worker.stats) for worker in self._workers), strict=True)))
 
     @property
     def num_open(self) -> int:
-        """Questions that somebody waits for the answers of."""
+        """Requests in flight."""
         return sum(worker.num_open for worker in self._workers)
 
     def check_room(self) -> None:
-        """Raises Overloaded where there is too much to do already, Unavailable while there is no worker."""
+        """Raises Overloaded if the least busy worker is full, and Unavailable while there is no worker."""
         self._least_loaded().check_room()
 
     @contextmanager
     def submit(self, request: Request[Any], time_left_s: float | None, **origin: Any) -> Iterator[PendingRequest]:
-        """Asks one, as `WorkerHandle.submit` does."""
+        """Submits a request to one worker, as `WorkerHandle.submit` does."""
         with self._worker_for(request).submit(request, time_left_s, **origin) as pending:
             yield pending
 
     async def answer(self, request: Request[R], time_left_s: float | None = None, **origin: Any) -> R:
-        """The one answer to a question, from whom it takes. Raises its error."""
+        """Returns the only answer to a request, from the worker or workers that it concerns. Raises the request's
+        error.
+        """
         if isinstance(request, ListSessionsRequest):
             lists = await self._gather_answers(request, time_left_s, **origin)
             sessions = sorted(chain(*lists), key=lambda session: session.used_s, reverse=True)
@@ -97,17 +97,20 @@ class WorkerPool:
     async def broadcast(
         self, request: Request[R], on_done: Callable[[R], None], *, internal: bool = False, **origin: Any
     ) -> R:
-        """One answer of all workers, to what each has to do; `on_done` is told of it before anybody is asked anything
-        else. It is done to its end, whoever waits for it. Raises Overloaded as `check_room` does, unless it is the
-        server's own doing, and the error where none could do it.
+        """Makes a change on all workers and returns the answer of one. `on_done` gets the answer before any later
+        request.
+
+        The change runs to its end even if the caller leaves. A worker that fails where another succeeded is restarted.
+        Raises Overloaded as `check_room` does, unless the change is `internal`, and the error if every worker failed.
         """
         if not internal:
             self.check_room()
         return await asyncio.shield(self._broadcast(request, on_done, **origin))
 
     async def refresh(self, store: str) -> None:
-        """Has every worker move to what is in a datastore's folder now. Raises Unavailable while one does not serve,
-        and the error of one that cannot read the folder.
+        """Switches every worker to the latest version of a datastore.
+
+        Raises Unavailable while a worker does not serve, and the error of a worker that cannot read the datastore.
         """
         await self._gather_answers(Refresh(store), internal=True)
 
@@ -129,7 +132,7 @@ class WorkerPool:
         return value
 
     async def _delete(self, request: DeleteDocumentsRequest, time_left_s: float | None, **origin: Any) -> DeleteReport:
-        """One writes, always the same; the others move on to what it wrote, and then it is done."""
+        """One worker commits the deletion, and the others refresh."""
         leader = self._leader()
         try:
             report = await leader.answer(request, time_left_s, **origin)
@@ -145,30 +148,29 @@ class WorkerPool:
         return report
 
     def mark_deleted(self, store: str | None, document_ids: Collection[str] | None = None) -> None:
-        """Takes documents of a datastore (of no ids, all) out of all that is still delivered of running and resumable
-        generations, under each name that the datastore has.
+        """Removes documents of a datastore (None: all of them) from events that wait for delivery.
+
+        A datastore in service under several names is marked under each of them.
         """
         paths = {name: path.resolve() for name, path in self._stores().items()}
         names = [name for name, path in paths.items() if store is None or path == paths.get(store)]
         self.deletions.add({*names, *([] if store is None else [store])}, document_ids)
 
     async def _gather_answers(self, request: Request[R], time_left_s: float | None = None, **origin: Any) -> list[R]:
-        """Of each its answer. Raises an error of one, and Unavailable at once where one does not serve."""
+        """Returns every worker's answer. Raises the error of one, and Unavailable at once where one does not serve."""
         if not all(worker.is_serving for worker in self._workers):
             raise Unavailable("not all inference workers serve at the moment; try again in a moment")
         return await asyncio.gather(*(self._answer(worker, request, time_left_s, **origin) for worker in self._workers))
 
     async def _gather_results(self, workers: list[WorkerHandle], request: Request[Any], **origin: Any) -> list[Any]:
-        """Of each its answer, or its error."""
+        """Returns the answer or the error of each of these workers."""
         answers: list[Awaitable[Any]] = [self._answer(worker, request, **origin) for worker in workers]
         return [_reraise_unexpected(value) for value in await asyncio.gather(*answers, return_exceptions=True)]
 
     async def _answer(
         self, worker: WorkerHandle, request: Request[R], time_left_s: float | None = None, **origin: Any
     ) -> R:
-        """One worker's answer to a question for all of them. Raises Unavailable where it takes too long; only opening a
-        datastore may take any time, as long as the worker's heart beats.
-        """
+        """Returns one worker's answer. Raises Unavailable after `_limit_s`, unless a datastore is opened."""
         try:
             async with asyncio.timeout(None if isinstance(request, LoadDatastoreRequest) else self._limit_s):
                 return await worker.answer(request, time_left_s, **origin)
@@ -180,13 +182,13 @@ class WorkerPool:
         return self._workers[worker_for_session(session, len(self._workers))] if session else self._least_loaded()
 
     def _least_loaded(self) -> WorkerHandle:
-        """Who has least to do, of those that move; any one of several."""
+        """The serving worker with the fewest requests in flight, at random among equals."""
         return min(
             self._workers, key=lambda worker: (not worker.is_serving, not worker.is_ready, worker.num_open, random())
         )
 
     def _leader(self) -> WorkerHandle:
-        """The first that serves: one that stands still could not answer before it is replaced."""
+        """The first worker with a fresh heartbeat. A worker that hangs could not answer before it is replaced."""
         return min(self._workers, key=lambda worker: (not worker.is_ready, worker.heartbeat_age_s > FRESH_HEARTBEAT_S))
 
 

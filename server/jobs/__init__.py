@@ -1,1 +1,1 @@
-"""Long work on datastores: jobs, their records, and the process that does one."""
+"""Jobs on datastores: their records, and the process that runs one."""

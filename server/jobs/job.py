@@ -1,4 +1,4 @@
-"""One job, and what is written down of it; and the documents that are uploaded for one."""
+"""A job with its record, and the documents that are uploaded for it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ _ERRORS = {kind.__name__: kind for kind in CODES}
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One job. What is written down comes first; the rest is of the attempt that runs. `deleted` are the documents that
-    were deleted from the datastore while its replacement was built.
+    """A job. The first fields are recorded, the others belong to the attempt that runs.
+
+    `deleted` lists the documents that were deleted from the datastore while its replacement was built.
     """
 
     id: str
@@ -74,7 +75,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What its owner knows it by."""
+        """The name of the operation."""
         return PREFIX + self.id
 
     @property
@@ -83,18 +84,17 @@ class Job:
         return self.state in (JobState.QUEUED, JobState.RUNNING)
 
     def encode(self) -> bytes:
-        """What is written down."""
+        """The record, signed."""
         return sign({each.name: getattr(self, each.name) for each in KEPT_FIELDS})
 
     def update_progress(self, message: Progressed) -> None:
-        """Takes in how far it is."""
         if message.phase != self.phase:
             self.phase, self.phase_s, self.phase_done = message.phase, time.monotonic(), message.done
         self.done, self.total = message.done, message.total
 
     def redact(self, document_ids: Collection[str] | None = None) -> bool:
-        """Takes the ids of deleted documents (of None, all that is quoted) out of the error's message; tells whether
-        that changed it.
+        """Removes the ids of deleted documents (None: all quoted texts) from the error message. Returns whether it
+        changed.
         """
         if self.error is None:
             return False
@@ -107,7 +107,7 @@ class Job:
         return is_changed
 
     def info(self) -> OperationInfo:
-        """What its owner is told."""
+        """The job as its owner sees it."""
         passed_s = time.monotonic() - self.phase_s
         per_s = (self.done - self.phase_done) / passed_s if self.phase and passed_s > 0 else 0.0
         runs = self.state == JobState.RUNNING
@@ -135,10 +135,10 @@ KEPT_FIELDS = tuple(each for each in fields(Job) if each.metadata.get("kept", Tr
 
 
 class Upload:
-    """Documents that are being sent, on their way to a file of JSON Lines. What is not kept is removed."""
+    """Documents that are being sent, written to a file of JSON Lines, which is removed unless `is_kept`."""
 
     def __init__(self, folder: Path, max_bytes: int, max_documents: int = sys.maxsize) -> None:
-        """Begins a file in a folder, of at most `max_bytes` bytes and `max_documents` documents."""
+        """Creates a file in a folder, of at most `max_bytes` bytes and `max_documents` documents."""
         self.path = folder / f"{token_hex(8)}.jsonl"
         self.num_documents, self.num_bytes, self.is_kept = 0, 0, False
         self._max_bytes, self._max_documents, self._digest = max_bytes, max_documents, hashlib.sha256()
@@ -149,8 +149,9 @@ class Upload:
             self._file = self.path.open("wb")
 
     def add(self, documents: tuple[NewDocument, ...]) -> None:
-        """Some more, the text of one going on where it `continues`. Raises InvalidInput for an id that came before or
-        is not the one that goes on, and beyond the limit; StorageFull where the disk is full.
+        """Writes some documents, or the next part of one that `continues`.
+
+        Raises InvalidInput for a repeated id, a part of another document, or more than the limits, and StorageFull.
         """
         with storage(self.path):
             for document in documents:
@@ -165,7 +166,7 @@ class Upload:
                 self._write(_as_json(document.text)[1:-1])
 
     def _begin(self, document: NewDocument) -> None:
-        """Ends a line and begins another, up to its text."""
+        """Ends a line and begins the next, up to the document's text."""
         if self.num_documents >= self._max_documents:
             raise InvalidInput(
                 f"more than {self._max_documents:,} documents in one upload; add in several calls", field="documents"
@@ -191,7 +192,7 @@ class Upload:
         self._file.write(data)
 
     def finish(self) -> None:
-        """Makes it last. Raises InvalidInput where nothing came, and StorageFull where the disk is full."""
+        """Syncs the file. Raises InvalidInput for an upload without documents, and StorageFull."""
         if not self.num_documents:
             raise InvalidInput("no document was sent; send at least one", field="documents")
         with storage(self.path):
@@ -202,18 +203,16 @@ class Upload:
 
     @property
     def digest(self) -> str:
-        """Of all that came."""
+        """SHA-256 of the file."""
         return self._digest.hexdigest()
 
     def __enter__(self) -> Upload:
-        """Removes what is not kept at the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Removes what is not kept."""
         if not self.is_kept:
             remove(self.path)
-        with suppress(OSError):  # on a full disk, for what is still in the buffer: `finish` has raised that
+        with suppress(OSError):  # the buffer does not fit a full disk, which `finish` has reported
             self._file.close()
 
 

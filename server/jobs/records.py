@@ -1,5 +1,5 @@
-"""What is known of all jobs of a server. Each is a file in the folder for datastores (`jobs/<id>.json`), written whole
-at each turn of its life, so that a restart knows all of them.
+"""The records of all jobs: a file each in the datastore folder (`jobs/<id>.json`), replaced at every change of state,
+so that a restart continues the jobs.
 """
 
 from __future__ import annotations
@@ -22,19 +22,16 @@ log = logging.getLogger("memlm.server")
 
 
 class JobRecords:
-    """What is known of each job, here and on the disk."""
+    """All jobs of a server, in RAM and on disk."""
 
     def __init__(self, folder: Path | None, clock: Clock | None = None) -> None:
-        """Reads what an earlier server wrote down, with what had not ended waiting again; without a folder there are
-        no jobs.
-        """
+        """Reads the records of earlier servers. Unfinished jobs wait again. Without a folder there are no jobs."""
         self.folder, self._jobs, self._clock = folder, dict[str, Job](), clock or Clock()
         if folder is not None:
             make_folder(folder)
             self._read(folder)
 
     def __iter__(self) -> Iterator[Job]:
-        """All of them, also while some come and go."""
         return iter(tuple(self._jobs.values()))
 
     @property
@@ -43,12 +40,11 @@ class JobRecords:
         return sum(job.is_open for job in self)
 
     def get(self, id_: str) -> Job | None:
-        """One, if it is there."""
         return self._jobs.get(id_)
 
     async def add(self, job: Job) -> None:
-        """Adds a job whose record is on the disk once this returns. The job is found only from then on: nothing acts
-        on a job that a restart would not know. A caller that leaves meanwhile leaves the job behind, recorded.
+        """Adds a job, and returns once its record is on disk. Only then can the job be found, so that nothing acts on a
+        job that a restart would lose. A cancelled call still adds the job.
         """
 
         async def add() -> None:
@@ -58,7 +54,7 @@ class JobRecords:
         await run_to_completion(add())
 
     async def write(self, job: Job) -> None:
-        """Records the job's present state, after the writes of its record that are under way."""
+        """Records the job's present state, after earlier writes of its record."""
         await run_to_completion(self._write(job))
 
     async def forget(self, job: Job) -> None:
@@ -68,7 +64,7 @@ class JobRecords:
             remove(self._file(job))
 
     async def forget_old(self) -> None:
-        """Removes the jobs that ended long ago by the monotonic clock, and the oldest of more than KEPT."""
+        """Removes jobs that ended KEEP_S ago by the monotonic clock, and the oldest of more than KEEP_COUNT."""
         ages = {job: self._clock.since_s(job.ended_stamp) for job in self if job.ended_stamp is not None}
         for place, job in enumerate(sorted(ages, key=lambda job: ages[job])):
             if place >= KEEP_COUNT or ages[job] > KEEP_S:
@@ -114,7 +110,7 @@ class JobRecords:
 
 
 async def run_to_completion(work: Coroutine[Any, Any, None]) -> None:
-    """Awaits work that must not be broken off: a cancellation takes effect once it has ended."""
+    """Awaits work that must not be interrupted: a cancellation takes effect after its end."""
     task, was_cancelled = asyncio.ensure_future(work), False
     while not task.done():
         try:

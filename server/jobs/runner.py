@@ -1,5 +1,5 @@
-"""Jobs are done: one after another is given to a process of its own, and what it made goes into service in one step at
-its end. Until then the old datastore answers.
+"""Runs jobs, each in an index worker of its own. The result goes into service in one step; until then the old datastore
+serves.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from memlm.server.processes import process_context
 from memlm.server.registry import DatastoreRegistry
 from memlm.wire.status import kind_of
 
-ATTEMPTS = 3  # of one whose process dies; a restart of the server is none of its faults, and does not count
+ATTEMPTS = 3  # of a job whose process dies; a restart of the server does not count
 JOIN_S = 5.0
-LOCK_RETRY_S = 1.0  # until another try, where somebody else writes to the datastore
+LOCK_RETRY_S = 1.0  # until another attempt, where another process holds the datastore's write lock
 POLL_S, SERVED_TIMEOUT_S = 0.05, 30.0
 PUBLISHING = "take into service"  # the last phase, in which it is too late for a cancel
 
@@ -39,22 +39,21 @@ log = logging.getLogger("memlm.server")
 
 
 class JobRunner:
-    """Does jobs. Everything happens on the event loop; only the processes are elsewhere."""
+    """Runs jobs from the event loop."""
 
     def __init__(
         self, config: ServerConfig, records: JobRecords, stores: DatastoreRegistry, workers: WorkerPool
     ) -> None:
-        """Starts nothing yet."""
         self._config, self._records, self._stores, self._workers = config, records, stores, workers
         self._job_available, self._runners = asyncio.Event(), list[asyncio.Task[None]]()
         self.replacing = asyncio.Lock()  # held while a datastore takes another's place, or documents are deleted
 
     def start(self) -> None:
-        """Begins to work, on as many jobs at once as there are index workers."""
+        """Starts to run jobs, as many at a time as there are index workers."""
         self._runners = [asyncio.create_task(self._work()) for _ in range(self._config.index_workers)]
 
     async def stop(self) -> None:
-        """Stops working: what runs is killed, and gone on with by the next server."""
+        """Kills the index workers. The next server continues their jobs."""
         for runner in self._runners:
             runner.cancel()
         for job in self._records:
@@ -63,11 +62,11 @@ class JobRunner:
         await asyncio.gather(*self._runners, return_exceptions=True)
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Looks for a job that can run."""
         self._job_available.set()
 
     async def _work(self) -> None:
-        """One index worker after another, as long as the server runs."""
+        """Task: runs one job after another."""
         while True:
             job = self._next()
             if job is None:
@@ -83,12 +82,12 @@ class JobRunner:
                 await self._fail(job, error)
             except Exception:
                 log.exception("%s failed", job.name)
-                bug = InternalError(f"a bug in the server; its log tells more under {job.name}")
+                bug = InternalError(f"a bug in the server; its log has the details under {job.name}")
                 await self.end(job, JobState.FAILED, error=bug)
-            self.wake()  # what waited for this one's datastore may go on
+            self.wake()  # for a job that waits for this datastore
 
     def _next(self) -> Job | None:
-        """The oldest that waits and whose datastore nobody works on: there is one writer at a time."""
+        """The oldest waiting job whose datastore no other job changes."""
         taken = {Path(job.path).resolve() for job in self._records if job.state == JobState.RUNNING}
         now_s, waiting = time.monotonic(), (job for job in self._records if job.state == JobState.QUEUED)
         ready = (job for job in waiting if job.not_before_s <= now_s and Path(job.path).resolve() not in taken)
@@ -103,7 +102,9 @@ class JobRunner:
         await self._handle_outcome(job, None if job.is_cancelled else await self._run(job, self._task(job)))
 
     async def _handle_outcome(self, job: Job, ended: Ended | None) -> None:
-        """What follows from how an attempt ended; None is a process that died or was killed, or was not even begun."""
+        """Ends or requeues a job after an attempt. `ended` is None for a process that died, was killed or never
+        started.
+        """
         if ended is not None and ended.report is not None:
             try:
                 job.phase = PUBLISHING
@@ -115,7 +116,7 @@ class JobRunner:
         elif job.is_cancelled:
             if await self._clean(job):
                 await self.end(job, JobState.CANCELLED, error=cancelled_error(job))
-            else:  # the commit was before the kill: what is left is to say so
+            else:  # committed before the kill: another attempt reports it
                 job.is_cancelled, job.state = False, JobState.QUEUED
                 await self._records.write(job)
         elif ended is not None and isinstance(ended.error, Locked):
@@ -129,7 +130,7 @@ class JobRunner:
             log.error("the index worker of %s died; %d of %d attempts", job.name, job.deaths, ATTEMPTS)
             if job.deaths >= ATTEMPTS:
                 died = Unavailable(
-                    f"the index worker died {job.deaths} times at {job.name}; the server's log tells more"
+                    f"the index worker died {job.deaths} times at {job.name}; the server's log has the details"
                 )
                 await self._fail(job, died)
             else:
@@ -137,7 +138,7 @@ class JobRunner:
                 await self._records.write(job)
 
     async def _run(self, job: Job, task: Task) -> Ended | None:
-        """One process, from its start to its end; None where it died or was killed."""
+        """Runs one index worker. Returns None if it died or was killed."""
         context = process_context()
         pipe, worker_end = context.Pipe()
         process = context.Process(target=run_task, args=(worker_end, task), name="index worker", daemon=True)
@@ -196,7 +197,7 @@ class JobRunner:
         )
 
     async def _publish(self, job: Job, report: JobReport) -> None:
-        """Takes into service what a job has made. Where there is no worker now, the next one will have it."""
+        """Puts the result of a job in service. Without a worker at present, the next one loads it."""
         if job.kind != BUILD:
             await self._wait_until_served(job.store)
             if job.request.get("replace"):
@@ -212,7 +213,7 @@ class JobRunner:
             await self._put_in_service(job)
 
     async def _delete_from_replacement(self, job: Job) -> None:
-        """Deletes from a datastore that was built what was deleted meanwhile from the one whose place it takes."""
+        """Deletes from a new datastore the documents that were deleted meanwhile from the old one."""
         for _ in range(ATTEMPTS):
             ended = await self._run(job, replace(self._task(job), kind=DELETE, document_ids=tuple(job.deleted)))
             if ended is not None and ended.error is not None:
@@ -222,7 +223,7 @@ class JobRunner:
         raise Unavailable(f"the process that deletes documents from the replacement of {job.store!r} died")
 
     async def _put_in_service(self, job: Job) -> None:
-        """Takes a datastore that was built into service, in the place of the one of its name."""
+        """Puts a new datastore in service, in place of the old one of its name."""
         before, path = self._stores.paths.get(job.store), Path(job.path)
         self._stores.put(job.store, path)
         try:
@@ -240,7 +241,7 @@ class JobRunner:
             await asyncio.to_thread(self._stores.discard, before)
 
     async def _wait_until_served(self, store: str) -> None:
-        """Waits until all workers have moved to what was committed."""
+        """Waits until all workers have switched to the latest version."""
         deadline_s = time.monotonic() + SERVED_TIMEOUT_S
         while time.monotonic() < deadline_s:
             with suppress(MemlmError):
@@ -255,8 +256,8 @@ class JobRunner:
         await self.end(job, JobState.FAILED, error=error)
 
     async def _clean(self, job: Job) -> bool:
-        """Removes what a job had done; False where it was committed before, and stays. What it never laid a hand on may
-        be somebody else's.
+        """Removes the unfinished work of a job. Returns False if the job had committed, and stays. A job that has not
+        begun may not touch the folder, which another writer may be using.
         """
         if job.kind == BUILD:
             await asyncio.to_thread(self._stores.discard, Path(job.path))
@@ -270,7 +271,7 @@ class JobRunner:
     async def end(
         self, job: Job, state: JobState, *, report: JobReport | None = None, error: MemlmError | None = None
     ) -> None:
-        """Writes down how a job ended, and removes what was uploaded for it."""
+        """Records how a job ended, and removes its upload."""
         job.state, job.ended_s = state, time.time()
         job.report = None if report is None else asdict(report)
         job.error = None if error is None else {"kind": kind_of(error).__name__, "message": str(error)}
@@ -285,7 +286,6 @@ class JobRunner:
 
 
 def cancelled_error(job: Job) -> Cancelled:
-    """What is told of a job that was cancelled."""
     return Cancelled(f"{job.name} was cancelled; {job.store!r} is as it was before")
 
 

@@ -1,4 +1,4 @@
-"""Long work on datastores, as its owners see it: taken in, told about, cancelled, forgotten."""
+"""Jobs as their owners see them: submit, get, list, wait, cancel, delete."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ RETRY_AFTER_S = 5.0
 
 
 class JobService:
-    """All jobs of a server; a restart goes on with those that had not ended. All is done on the event loop."""
+    """All jobs of a server. A restart continues unfinished ones. Everything runs on the event loop."""
 
     def __init__(self, config: ServerConfig, stores: DatastoreRegistry, metrics: Metrics, workers: WorkerPool) -> None:
-        """Reads what an earlier server wrote down; starts nothing yet."""
+        """Reads the records of earlier servers."""
         self._config, self._stores, self._workers = config, stores, workers
         self._records = JobRecords(None if stores.folder is None else stores.folder / JOBS)
         self._uploads = Quota("uploads under way", config.max_jobs, share_of(config.max_jobs))
@@ -54,12 +54,12 @@ class JobService:
         metrics.observe_jobs(lambda: [job.info() for job in self._records])
 
     def start(self) -> None:
-        """Begins to work, where the server keeps datastores at all."""
+        """Starts to run jobs, on a server with a datastore folder."""
         if self._records.folder is not None:
             self._runner.start()
 
     async def stop(self) -> None:
-        """Stops working: what runs is killed, and gone on with by the next server."""
+        """Kills the index workers. The next server continues their jobs."""
         await self._runner.stop()
 
     @property
@@ -68,8 +68,10 @@ class JobService:
         return self._records.num_open
 
     def check(self, request: JobRequest, *, is_uploaded: bool = False) -> None:
-        """Raises Incompatible where the server builds nothing, Overloaded where enough waits, NotFound, AlreadyExists
-        and PermissionDenied for stores and paths: before anything is uploaded, and again once it `is_uploaded`.
+        """Checks a request, before an upload and again when its documents have been `is_uploaded`.
+
+        Raises Incompatible on a server without jobs, Overloaded if too many jobs wait, and NotFound, AlreadyExists or
+        PermissionDenied for datastores and paths.
         """
         if self._records.folder is None or not self._config.index_workers:
             raise Incompatible(
@@ -101,7 +103,7 @@ class JobService:
 
     @contextmanager
     def upload(self, caller: str) -> Iterator[Upload]:
-        """Where documents go that are being sent, after `check`. Raises Overloaded where a caller sends too many."""
+        """Opens a file for documents, after `check`. Raises Overloaded for a caller with too many uploads."""
         assert self._records.folder is not None  # `check` has seen to it
         config = self._config
         with (
@@ -111,8 +113,9 @@ class JobService:
             yield upload
 
     async def submit(self, request: JobRequest, owner: str, upload: Upload | None = None) -> OperationInfo:
-        """Takes a job in; once this returns, it is recorded on the disk. Raises what `check` raises, and AlreadyExists
-        where another request came under the same id.
+        """Starts a job, and returns once its record is on disk.
+
+        Raises as `check` does, and AlreadyExists if another request had the same request id.
         """
         digest = _digest(request, upload)
         async with self._submitting:  # so that no two pass `check` for one name, or begin one request twice
@@ -131,7 +134,7 @@ class JobService:
         return job.info()
 
     async def _record(self, job: Job, upload: Upload | None) -> None:
-        """Records a job. From then on its upload is the job's, also where the caller has left meanwhile."""
+        """Records a job. From then on it owns its upload, even if the caller has left."""
         try:
             await self._records.add(job)
         finally:
@@ -139,11 +142,11 @@ class JobService:
                 upload.is_kept = self._records.get(job.id) is not None
 
     def get(self, name: str, owner: str) -> OperationInfo:
-        """How far one is. Raises NotFound where it is not the owner's."""
+        """Raises NotFound for an operation that is not the owner's."""
         return self._owned(name, owner).info()
 
     def list(self, owner: str, page_size: int, page_token: str) -> OperationPage:
-        """The owner's, the latest first."""
+        """The owner's operations, the latest first."""
         owned = sorted((job for job in self._records if job.owner == owner), key=lambda job: -job.created_s)
         begin = next((place for place, job in enumerate(owned) if job.id == page_token), 0) if page_token else 0
         if page_token and (not owned or owned[begin].id != page_token):
@@ -153,14 +156,14 @@ class JobService:
         return OperationPage(options, owned[end].id if end < len(owned) else "")
 
     async def wait(self, name: str, owner: str, timeout_s: float) -> OperationInfo:
-        """The same, once it has ended or the time is over."""
+        """Waits for the end of an operation, at most `timeout_s`, and returns its state."""
         job = self._owned(name, owner)
         with suppress(TimeoutError):
             await asyncio.wait_for(job.ended.wait(), max(0.0, timeout_s))
         return job.info()
 
     async def cancel(self, name: str, owner: str) -> None:
-        """Stops one, and removes what it had done. One that has ended, or is just going into service, stays."""
+        """Stops a job and removes its work. Has no effect on a job that has ended or is going into service."""
         job = self._owned(name, owner)
         if job.state == JobState.QUEUED:
             await self._runner.end(job, JobState.CANCELLED, error=cancelled_error(job))
@@ -173,8 +176,9 @@ class JobService:
     async def delete_documents(
         self, request: DeleteDocumentsRequest, time_left_s: float | None, **origin: Any
     ) -> DeleteReport:
-        """Deletes documents of a datastore in service, and from its replacement where one is being built. It is done to
-        its end, whether or not the caller waits.
+        """Deletes documents from a datastore in service, and from its replacement if one is being built.
+
+        The deletion runs to its end even if the caller leaves.
         """
         return await asyncio.shield(self._delete_documents(request, time_left_s, **origin))
 
@@ -196,7 +200,7 @@ class JobService:
         return report
 
     async def delete(self, name: str, owner: str) -> None:
-        """Forgets one that has ended. Raises Incompatible for one that has not."""
+        """Removes the record of a job that has ended. Raises Incompatible for an open one."""
         job = self._owned(name, owner)
         if job.is_open:
             raise Incompatible(f"{job.name} has not ended; cancel it first")

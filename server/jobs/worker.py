@@ -1,6 +1,6 @@
-"""The index worker: a process that builds, extends or compacts one datastore, gives way to all others, and ends.
+"""The index worker: a process that builds, extends or compacts one datastore at low priority, and exits.
 
-It may be killed at any time: what it had made sure of is gone on with by the next one.
+It may be killed at any time. The next attempt continues from the last sync.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from memlm.api.operations import JobReport
 from memlm.errors import InternalError, MemlmError
+from memlm.server.processes import lower_priority
 from memlm.server.telemetry.logs import start_logging
 
 REPORT_INTERVAL_S = 0.2
@@ -29,8 +30,8 @@ log = logging.getLogger("memlm.server.index_worker")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be done to which datastore. `since` is the newest segment before an addition; `is_resumed` tells
-    that it may have been begun, or even committed, before.
+    """A job as its process gets it. `since` is the newest segment before an addition. `is_resumed` says that an earlier
+    attempt may have begun, or even committed.
     """
 
     kind: str
@@ -48,14 +49,14 @@ class Task:
     since: int = 0
     is_resumed: bool = False
     num_threads: int = 0
-    nice: int = 10
+    nice: int | str = 10
     log_level: str = "warning"
     log_format: str = "text"
 
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """How far a phase has come."""
+    """Progress of a phase."""
 
     phase: str
     done: int
@@ -71,7 +72,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last message: what was made, or why not."""
+    """The last message: the report, or the error."""
 
     report: JobReport | None
     error: MemlmError | None = None
@@ -81,11 +82,11 @@ FromIndexWorker: TypeAlias = Progressed | Skipped | Ended
 
 
 def run_task(pipe: Connection, task: Task) -> None:
-    """The process, from its start to its one `Ended`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the whole group; the front says what that means
+    """Runs an index worker process. Its last message is `Ended`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the whole group; only the front end acts on it
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     start_logging(task.log_level, task.log_format)
-    _lower_priority(task.nice)
+    lower_priority(task.nice)
     threading.Thread(target=_exit_with_front_end, args=(pipe,), name="front", daemon=True).start()
     try:
         ended = Ended(_run(task, _ProgressReporter(pipe)))
@@ -93,13 +94,15 @@ def run_task(pipe: Connection, task: Task) -> None:
         ended = Ended(None, error)
     except Exception:
         log.exception("%s of %s failed", task.kind, task.path)
-        ended = Ended(None, InternalError(f"a bug in the server; its log tells more under {task.kind} of {task.store}"))
+        ended = Ended(
+            None, InternalError(f"a bug in the server; its log has the details under {task.kind} of {task.store}")
+        )
     with suppress(OSError):
         pipe.send(ended)
 
 
 def _run(task: Task, reporter: _ProgressReporter) -> JobReport:
-    """Does it, or finds that it was done."""
+    """Does the task, unless an earlier attempt has committed it."""
     import torch
 
     from memlm.data.corpus import Corpus
@@ -124,7 +127,9 @@ def _run(task: Task, reporter: _ProgressReporter) -> JobReport:
                 add_to_index(
                     task.model, corpus, task.path, replace=task.replace, dtype=task.dtype, progress=reporter.progress
                 )
-        elif not (task.path / CURRENT).exists():  # its folder is nobody else's: what is there was committed by it
+        elif not (
+            task.path / CURRENT
+        ).exists():  # the folder is this job's own, so a committed datastore in it is its result
             build_index(task.model, corpus, task.path, dtype=task.dtype, progress=reporter.progress, **task.options)
         else:
             finish_build(task.path, task.model, dtype=task.dtype, progress=reporter.progress)
@@ -143,7 +148,7 @@ def _run(task: Task, reporter: _ProgressReporter) -> JobReport:
 
 
 def _delete(task: Task) -> None:
-    """Deletes the documents of a task that its datastore has, and removes them from its files where it has keys."""
+    """Deletes those documents of a task that its datastore has, and purges them from its files if it has keys."""
     from memlm.index.store.compaction import compact
     from memlm.index.store.datastore import Datastore
 
@@ -157,8 +162,8 @@ def _delete(task: Task) -> None:
 
 
 def _was_added(task: Task, corpus: Any) -> bool:
-    """Whether an addition was committed before its process died: then a newer segment holds all its documents, though
-    some may have been deleted since, or a compaction has merged everything; replacing is then done again.
+    """Whether an earlier attempt has committed the addition: a newer segment has all its documents. Returns False after
+    a compaction has merged all segments; a replacement is then repeated.
     """
     from memlm.index.store.datastore import Datastore
 
@@ -171,10 +176,9 @@ def _was_added(task: Task, corpus: Any) -> bool:
 
 
 class _ProgressReporter:
-    """Tells the front how far things are, a few times a second."""
+    """Sends progress to the front end a few times a second."""
 
     def __init__(self, pipe: Connection) -> None:
-        """Takes the worker's end of the pipe."""
         self._pipe, self._reported_s, self._phase = pipe, 0.0, ""
 
     def progress(self, phase: str, done: int, total: int | None, note: str = "") -> None:
@@ -186,18 +190,12 @@ class _ProgressReporter:
         self._pipe.send(Progressed(phase, int(done), int(total or 0)))
 
     def problem(self, problem: object) -> None:
-        """A document that is left out."""
+        """Reports a document that is skipped."""
         self._pipe.send(Skipped(str(problem)))
 
 
-def _lower_priority(nice: int) -> None:
-    """Lets inference workers go first."""
-    with suppress(OSError):
-        os.nice(nice)  # not the idle class: beside one busy core it starves
-
-
 def _exit_with_front_end(pipe: Connection) -> None:
-    """Thread: the front says nothing; when it has gone, so does this process."""
+    """Thread: exits the process when the front end is gone. The front end sends nothing."""
     with suppress(EOFError, OSError):
         pipe.recv()
     os._exit(1)

@@ -1,6 +1,4 @@
-"""One record a call: it is counted, logged in one line under its id, and traced with OpenTelemetry where that is
-wanted.
-"""
+"""Records of calls: each is counted, logged in one line under its id, and optionally traced with OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ from secrets import token_hex
 from typing import Any
 
 import grpc
-from grpc._cython import cygrpc
 
 from memlm.api.generation import Finished
 from memlm.api.params import GenerateRequest
@@ -23,17 +20,17 @@ from memlm.wire.codec import WireEvent
 from memlm.wire.status import CODES, kind_of
 
 PHASES = ("queue", "prefill", "decode")
+GRPC_LOGGER = "grpc._cython.cygrpc"  # where grpc.aio logs errors of its own
 
 log = logging.getLogger("memlm.server.calls")
 
 
 class Tracer:
-    """Makes a span of each call, with its phases below it, and sends them to a collector."""
+    """Sends a span for each call, with spans for its phases, to a collector."""
 
     def __init__(self, endpoint: str) -> None:
-        """Takes the address of a collector that speaks OTLP over gRPC, as http://HOST:PORT or https://HOST:PORT.
-
-        Raises InvalidInput where the extra is not installed.
+        """`endpoint` is a collector with OTLP over gRPC, as http://HOST:PORT or https://HOST:PORT. Raises InvalidInput
+        if the extra is not installed.
         """
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -56,7 +53,7 @@ class Tracer:
 
     @contextmanager
     def span(self, call: CallRecord, metadata: Any) -> Iterator[None]:
-        """A call's span; what the call has told by its end stands in it."""
+        """A span for a call, with the fields that the call has at its end."""
         parent = self._propagator.extract({key: value for key, value in metadata or () if isinstance(value, str)})
         fields = {"rpc.system": "grpc", "rpc.method": call.name, "memlm.request_id": call.id}
         begin_ns = round(1e9 * call.started_s)
@@ -74,11 +71,11 @@ class Tracer:
             span.end()
 
     def close(self) -> None:
-        """Sends what has not been sent."""
+        """Sends pending spans."""
         self._provider.shutdown()
 
     def _add_phases(self, call: CallRecord, span: Any) -> None:
-        """What a generation's time went into, one after the other."""
+        """Adds the phases of a generation, one after the other."""
         from opentelemetry.trace import set_span_in_context
 
         begin_ns = round(1e9 * call.started_s)
@@ -93,7 +90,7 @@ class Tracer:
 
 @dataclass(slots=True)
 class CallRecord:
-    """One call, under the id that the worker's log, an internal error and `Accepted` know it by, too."""
+    """One call, under the id that the worker's log, an internal error and `Accepted` use too."""
 
     name: str
     id: str = field(default_factory=lambda: token_hex(8))
@@ -107,14 +104,14 @@ class CallRecord:
     _times: GenerationTimes | None = None
 
     def record_request(self, request: Any, *, prompts: bool) -> None:
-        """Takes in what is asked; of what people wrote nothing, unless `prompts` are wanted."""
+        """Records a request, without texts that people wrote, unless `prompts` is set."""
         if isinstance(request, GenerateRequest):
             self.fields |= {"session": request.session} if request.session else {}
             if prompts:
                 self.fields["prompt"] = request.prompt
 
     def record_event(self, event: WireEvent, metrics: Metrics) -> None:
-        """Takes in what a generation tells."""
+        """Records an event of a generation."""
         self._times = self._times or metrics.generation_times()
         self._times.event(event)
         if isinstance(event, Finished):
@@ -126,16 +123,15 @@ class CallRecord:
 
 
 class CallLogger:
-    """Watches all calls of a server."""
+    """Counts, logs and traces the calls of a server."""
 
     def __init__(self, metrics: Metrics, tracer: Tracer | None) -> None:
-        """Takes what counts, and what traces."""
         self._metrics, self._tracer = metrics, tracer
-        logging.getLogger(cygrpc.__name__).addFilter(downgrade_disconnects)
+        logging.getLogger(GRPC_LOGGER).addFilter(downgrade_disconnects)
 
     @contextmanager
     def watch(self, name: str, context: grpc.aio.ServicerContext) -> Iterator[CallRecord]:
-        """Watches a call to its end, however it ends."""
+        """Yields the record of a call. When the block ends, the call is logged."""
         call, begin_s = CallRecord(name, peer=context.peer()), time.monotonic()
         span = self._tracer.span(call, context.invocation_metadata()) if self._tracer else nullcontext()
         with span, self._metrics.call(name) as record_end:
@@ -148,7 +144,7 @@ class CallLogger:
             except Exception:
                 call.code = "INTERNAL"
                 raise
-            except BaseException:  # a caller that heard the last event may leave before the status: it had all it asked
+            except BaseException:  # a client with the last event may leave before the status, and misses nothing
                 call.code = "OK" if call.has_finished else "CANCELLED"
                 raise
             finally:
@@ -164,15 +160,15 @@ class CallLogger:
 
 
 def downgrade_disconnects(record: logging.LogRecord) -> bool:
-    """Filter of gRPC's own log: that a caller left just as its answer went out is no error; one line says it."""
-    if record.exc_info and isinstance(record.exc_info[1], cygrpc.ExecuteBatchError):
+    """Filter for gRPC's log: a client that leaves as its answer goes out is no error, and takes one line."""
+    if record.exc_info and type(record.exc_info[1]).__name__ == "ExecuteBatchError":  # a private class of gRPC
         record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
-        record.msg, record.args = f"nobody was left to answer: {record.getMessage()}", ()
+        record.msg, record.args = f"the client had left: {record.getMessage()}", ()
         record.exc_info = record.exc_text = None
     return logging.getLogger(record.name).isEnabledFor(record.levelno)
 
 
 def _plain(value: Any) -> str:
-    """A value that stays one word in its line, whoever made it up."""
+    """A value as one printable word, since callers choose some values."""
     text = str(value)
     return text if text.isprintable() and " " not in text else repr(text)

@@ -1,4 +1,4 @@
-"""How the processes of a server log: lines for people, or one JSON object each for machines."""
+"""Log formats of a server: lines for people, or a JSON object for each record."""
 
 from __future__ import annotations
 
@@ -15,36 +15,33 @@ TEXT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
 def start_logging(level: str, kind: str) -> None:
-    """Sends what this process logs to standard error."""
+    """Logs to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if kind == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 class TextLines(logging.Formatter):
-    """A record as a line for people. Names and texts of others may be in it, so control characters are escaped: none
-    begins a line of its own, or commands a terminal. The lines of a traceback are indented.
+    """Formats a record as one line. Control characters are escaped, so that no name or text from a caller begins a line
+    of its own or controls a terminal. Traceback lines are indented.
     """
 
     def __init__(self) -> None:
         super().__init__(TEXT)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """One line."""
         record.message = one_line(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:
-        """A traceback, indented."""
         lines = super().formatException(ei).split("\n")
         return "\n".join(f"  {one_line(line)}" for line in lines)
 
 
 class JsonLines(logging.Formatter):
-    """A record as one JSON object: time, level, logger, message, and the fields that it came with."""
+    """Formats a record as one JSON object: time, level, logger, message, and the record's fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, whatever is in it."""
         record_fields: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

@@ -1,4 +1,4 @@
-"""What an operator watches, as Prometheus reads it: how much there is to do, how long that takes, and that it moves."""
+"""Prometheus metrics: load, latencies, and the age of the last heartbeat."""
 
 from __future__ import annotations
 
@@ -19,56 +19,69 @@ WEIGHTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 
 
 
 class Metrics:
-    """The figures of one server. Names begin with memlm_; times are in seconds."""
+    """The metrics of one server. Names begin with memlm_; times are in seconds."""
 
     def __init__(self) -> None:
-        """Counts from nothing."""
         self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)  # of the front: processor time, memory, open files
-        self._requests = Counter("memlm_requests", "Calls that ended, by how.", ["call", "code"], registry=registry)
-        self._open = Gauge("memlm_requests_open", "Calls that somebody waits for.", registry=registry)
-        self._seconds = Histogram("memlm_request_seconds", "Of a call.", ["call"], buckets=SECONDS, registry=registry)
+        ProcessCollector(registry=registry)  # of the front end: processor time, RAM, open files
+        self._requests = Counter(
+            "memlm_requests", "Finished calls, by call and status code.", ["call", "code"], registry=registry
+        )
+        self._open = Gauge("memlm_requests_open", "Calls in progress.", registry=registry)
+        self._seconds = Histogram(
+            "memlm_request_seconds", "Duration of a call.", ["call"], buckets=SECONDS, registry=registry
+        )
         self._first = Histogram(
-            "memlm_time_to_first_token_seconds", "Of a generation.", buckets=SECONDS, registry=registry
+            "memlm_time_to_first_token_seconds",
+            "Time to a generation's first token.",
+            buckets=SECONDS,
+            registry=registry,
         )
         self._between = Histogram(
-            "memlm_time_between_tokens_seconds", "Mean of an event's.", buckets=SECONDS, registry=registry
+            "memlm_time_between_tokens_seconds",
+            "Mean time between an event's tokens.",
+            buckets=SECONDS,
+            registry=registry,
         )
-        self._tokens = Counter("memlm_tokens", "Prompt tokens read, and tokens generated.", ["kind"], registry=registry)
+        self._tokens = Counter(
+            "memlm_tokens", "Tokens read from prompts, and tokens generated.", ["kind"], registry=registry
+        )
         self._searches = Counter("memlm_searches", "Tokens for which a datastore was searched.", registry=registry)
         self._retrieval = Histogram(
-            "memlm_retrieval_seconds", "Mean of a generation's searches.", buckets=SECONDS, registry=registry
+            "memlm_retrieval_seconds", "Mean time of a generation's searches.", buckets=SECONDS, registry=registry
         )
         self._lam = Histogram(
-            "memlm_lam", "Weight of memory in the mixture, mean of a generation.", buckets=WEIGHTS, registry=registry
+            "memlm_lam", "Mean weight of p_kNN in a generation's mixture.", buckets=WEIGHTS, registry=registry
         )
         self._beat = Gauge(
-            "memlm_heartbeat_age_seconds", "Since the stillest worker's loop told that it moves.", registry=registry
+            "memlm_heartbeat_age_seconds",
+            "Age of the last heartbeat of the worker with the oldest one.",
+            registry=registry,
         )
-        self._jobs = Gauge("memlm_operations", "Long work on datastores, by state.", ["state"], registry=registry)
+        self._jobs = Gauge("memlm_operations", "Operations, by state.", ["state"], registry=registry)
         self._job_progress = Gauge(
-            "memlm_operation_progress", "Share of its phase that the one that runs has done.", registry=registry
+            "memlm_operation_progress", "Finished share of the running operation's phase.", registry=registry
         )
         self._gauges = {
             name: Gauge(f"memlm_{name}", help_, registry=registry)
             for name, help_ in (
-                ("running", "Requests that run side by side."),
-                ("waiting", "Requests in the queue."),
-                ("waiting_tokens", "Tokens of the prompts in the queue."),
-                ("sessions", "Sessions that are held."),
-                ("session_bytes", "Bytes of memory that they hold."),
-                ("cache_bytes", "Bytes that the keys and values of running generations may come to."),
+                ("running", "Running requests."),
+                ("waiting", "Waiting requests."),
+                ("waiting_tokens", "Tokens of the waiting requests' prompts."),
+                ("sessions", "Sessions."),
+                ("session_bytes", "RAM that sessions hold."),
+                ("cache_bytes", "RAM that keys and values of running generations may take."),
             )
         }
 
     def observe_workers(self, age_s: Callable[[], float], stats: Callable[[], Stats]) -> None:
-        """Takes what tells how old the last heartbeat is, and what the workers say of themselves."""
+        """Registers functions that return the age of the oldest heartbeat, and the workers' figures."""
         self._beat.set_function(age_s)
         for name, gauge in self._gauges.items():
             gauge.set_function(partial(_stat, stats, name))
 
     def observe_jobs(self, jobs: Callable[[], Sequence[OperationInfo]]) -> None:
-        """Takes what tells of all operations."""
+        """Registers a function that returns all operations."""
         for state in JobState:
             count = partial(_count, jobs, state)
             self._jobs.labels(state.value).set_function(count)
@@ -76,7 +89,7 @@ class Metrics:
 
     @contextmanager
     def call(self, name: str) -> Iterator[Callable[[str], None]]:
-        """Counts a call in, and out with how it ended, once that is told."""
+        """Counts a call while the block lasts. The yielded function sets its status code."""
         begin_s, ended = time.monotonic(), ["INTERNAL"]
         self._open.inc()
         try:
@@ -87,7 +100,6 @@ class Metrics:
             self._seconds.labels(name).observe(time.monotonic() - begin_s)
 
     def generation_times(self) -> GenerationTimes:
-        """Watches one generation."""
         return GenerationTimes(self)
 
 
@@ -105,14 +117,13 @@ def _progress(jobs: Sequence[OperationInfo]) -> float:
 
 
 class GenerationTimes:
-    """The times of one generation's events."""
+    """Observes the times of one generation's events, from its creation on."""
 
     def __init__(self, metrics: Metrics) -> None:
-        """From now on."""
         self._metrics, self._last_s, self._has_begun = metrics, time.monotonic(), False
 
     def event(self, event: WireEvent) -> None:
-        """One that goes out."""
+        """Observes an event that goes out."""
         now_s = time.monotonic()
         if isinstance(event, Finished):
             usage = event.usage
@@ -132,7 +143,7 @@ class GenerationTimes:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How much a worker has to do, and holds."""
+    """The load of a worker."""
 
     running: int = 0
     waiting: int = 0

@@ -1,4 +1,4 @@
-"""The metrics port: figures for Prometheus at /metrics, readiness at /health; HTTP/1.1, one request a connection."""
+"""The metrics port: Prometheus metrics at /metrics, readiness at /health, over HTTP/1.1, one request a connection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Reply(NamedTuple):
 
 
 class MetricsPort:
-    """Answers over HTTP, without TLS or tokens."""
+    """An HTTP server without TLS or tokens."""
 
     def __init__(self, registry: CollectorRegistry, is_ready: Callable[[], bool]) -> None:
         self._registry, self._is_ready = registry, is_ready
@@ -33,7 +33,7 @@ class MetricsPort:
         self._open: dict[asyncio.Timeout, None] = {}  # the oldest first
 
     async def start(self, host: str, port: int) -> None:
-        """Begins to listen. Raises InvalidInput where the address cannot be had."""
+        """Starts to listen. Raises InvalidInput for an address that is not available."""
         try:
             self._server = await asyncio.start_server(
                 self._serve, host, port, limit=HEAD_BYTES, backlog=CONNECTIONS, reuse_address=True
@@ -44,7 +44,6 @@ class MetricsPort:
             ) from error
 
     def close(self) -> None:
-        """Stops listening."""
         if self._server is not None:
             self._server.close()
 

@@ -44,7 +44,7 @@ def test_each_call_is_a_line_under_its_id(
                 client.search("nowhere", "a secret text")
             with client.generate("given up", temperature=0) as early:
                 next(early)
-        wait_until(lambda: len([line for line in lines_of(server) if "call" in line]) >= 3, 10)
+        wait_until(lambda: len([line for line in lines_of(server) if "call" in line]) >= 3)
         lines = [line for line in lines_of(server) if "call" in line]
         fields = {(line["call"], line["code"]): line for line in reversed(lines)}  # the first Generate counts
     generated, failed = fields["Generate", "OK"], fields["Search", "NOT_FOUND"]
@@ -63,24 +63,24 @@ def test_a_line_stays_one_line_whatever_is_in_it() -> None:
         {"name": "n", "levelno": 20, "levelname": "INFO", "msg": "a\nb %s", "args": ("c\n",)}
     )
     record.fields = {"x": "y\nz"}
-    said = JsonLines().format(record)
-    assert "\n" not in said
-    assert json.loads(said) | {"message": "a\nb c\n", "x": "y\nz", "level": "info", "logger": "n"} == json.loads(said)
+    line = JsonLines().format(record)
+    assert "\n" not in line
+    assert json.loads(line) | {"message": "a\nb c\n", "x": "y\nz", "level": "info", "logger": "n"} == json.loads(line)
 
 
 def test_a_caller_that_left_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     """gRPC calls it one, with a traceback, and gives no place to catch it; all else that it tells stays as it is."""
     CallLogger(Metrics(), None)
-    theirs = logging.getLogger(cygrpc.__name__)
+    grpc_logger = logging.getLogger(cygrpc.__name__)
     caplog.set_level(logging.INFO)
     for error in (cygrpc.ExecuteBatchError("SendStatusFromServerOperation"), ValueError("a bug")):
         try:
             raise error
         except (cygrpc.ExecuteBatchError, ValueError):
-            theirs.exception("%s raised in Generate", type(error).__name__)
-    left, bug = caplog.records
-    assert (left.levelname, left.exc_info) == ("INFO", None)
-    assert left.getMessage() == "nobody was left to answer: ExecuteBatchError raised in Generate"
+            grpc_logger.exception("%s raised in Generate", type(error).__name__)
+    disconnect, bug = caplog.records
+    assert (disconnect.levelname, disconnect.exc_info) == ("INFO", None)
+    assert disconnect.getMessage() == "the client had left: ExecuteBatchError raised in Generate"
     assert bug.levelname == "ERROR"
     assert bug.exc_info is not None
     caplog.clear()
@@ -88,7 +88,7 @@ def test_a_caller_that_left_is_no_error(caplog: pytest.LogCaptureFixture) -> Non
     try:
         raise cygrpc.ExecuteBatchError("SendStatusFromServerOperation")
     except cygrpc.ExecuteBatchError:
-        theirs.exception("raised in Generate")
+        grpc_logger.exception("raised in Generate")
     assert not caplog.records
 
 
@@ -169,6 +169,6 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         Tracer("http://127.0.0.1:1")
     with pytest.raises(InvalidInput, match="http://HOST:PORT"):
         ServerConfig(Path("model"), otlp="127.0.0.1:4317")
-    with pytest.raises(InvalidInput, match="text or json"):
+    with pytest.raises(InvalidInput, match="text, json"):
         ServerConfig(Path("model"), log_format="xml")
     assert CallRecord("Generate").id != CallRecord("Generate").id

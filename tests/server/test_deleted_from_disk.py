@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from running import RunningServer, family_of, wait_until
+from running import PATIENCE_S, RunningServer, family_of, wait_until
 from texts import make_text
 
 from memlm.api.datastores import NewDocument
@@ -47,19 +47,19 @@ def test_a_deleted_and_compacted_document_is_in_no_file_and_no_memory_map(
         RunningServer(tmp_path / "log", model_folder, options=options) as server,
         Client(server.address) as client,
     ):
-        client.datastores.build("docs", str(corpus_folder)).result(60)
+        client.datastores.build("docs", str(corpus_folder)).result(PATIENCE_S)
         secret = NewDocument(ID, make_text(77, 60), TITLE, {"note": NOTE})
-        client.datastores.add("docs", [secret, NewDocument("other", make_text(78, 30))]).result(60)
+        client.datastores.add("docs", [secret, NewDocument("other", make_text(78, 30))]).result(PATIENCE_S)
         for _ in range(4):  # every worker has looked at it
             assert ID in {found.document_id for found in client.search("docs", secret.text[:40], k=64)}
         words = np.array(client.tokenize(secret.text)[:20], "<u4").tobytes()
         assert {file.name for file in files_with(stores, ID.encode())} == {"documents.sqlite"}
         assert {file.name for file in files_with(stores, words)} == {"values.npy"}
         assert client.datastores.delete_documents("docs", [ID]).num_documents == 1
-        client.datastores.compact("docs").result(60)
+        client.datastores.compact("docs").result(PATIENCE_S)
         for trace in (ID.encode(), TITLE.encode(), NOTE.encode(), words):
-            wait_until(lambda trace=trace: not files_with(stores, trace), 10)  # type: ignore[misc]
+            wait_until(lambda trace=trace: not files_with(stores, trace))  # type: ignore[misc]
         assert not list((stores / "jobs").glob("*.jsonl"))
         processes = [server.process.pid, *family_of(server.process.pid)]
-        wait_until(lambda: not list(removed_in_use(processes, stores)), 20)
+        wait_until(lambda: not list(removed_in_use(processes, stores)))
         assert "other" in {found.document_id for found in client.search("docs", "the", k=1000)}

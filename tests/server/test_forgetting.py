@@ -5,7 +5,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from running import RunningServer, wait_until
+from running import PATIENCE_S, RunningServer, wait_until
 from texts import make_text
 from typer.testing import CliRunner
 
@@ -75,12 +75,12 @@ def test_a_resumed_generation_does_not_name_what_another_process_deleted_since(
         (gone, *others) = sorted(documents_in(events))
         with Datastore.open(tmp_path / "store") as store:
             store.delete([gone])
-        wait_until(lambda: documents_in(resumed(stub, events)) == set(others), 30)
+        wait_until(lambda: documents_in(resumed(stub, events)) == set(others))
         with Datastore.open(tmp_path / "store") as store:
             store.delete([others[0]])
         compact(tmp_path / "store")
-        wait_until(lambda: others[0] not in documents_in(resumed(stub, events)), 30)
-        wait_until(lambda: client.datastores.get("store").num_documents == 6, 30)
+        wait_until(lambda: others[0] not in documents_in(resumed(stub, events)))
+        wait_until(lambda: client.datastores.get("store").num_documents == 6)
 
 
 def test_a_resumed_generation_does_not_name_what_was_replaced_since(changing: RunningServer) -> None:
@@ -120,10 +120,10 @@ def test_a_replacement_that_is_being_built_does_not_bring_back_what_is_deleted_m
     stores = tmp_path / "stores"
     options = ("--threads", "1", "--store-dir", str(stores), "--corpus-root", str(corpus_folder))
     with RunningServer(tmp_path / "log", model_folder, options=options) as server, Client(server.address) as client:
-        client.datastores.build("docs", str(corpus_folder)).result(60)
+        client.datastores.build("docs", str(corpus_folder)).result(PATIENCE_S)
         job = client.datastores.build("docs", str(corpus_folder), replace=True)
         client.datastores.delete_documents("docs", ["doc-1.txt", "doc-2.txt"])
-        assert job.result(60).store == "docs"
+        assert job.result(PATIENCE_S).store == "docs"
         assert client.datastores.get("docs").num_documents == 6
         found = {neighbor.document_id for neighbor in client.search("docs", "the memory", k=4096)}
         assert len(found) == 6

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from broken import FILL, FULL
-from running import RunningServer
+from running import PATIENCE_S, RunningServer
 from texts import make_text
 
 from memlm.api.datastores import NewDocument
@@ -29,7 +29,7 @@ def test_a_full_disk_is_told_as_such_and_changes_nothing(
         RunningServer(tmp_path / "log", model_folder, options=options, first=FILL) as server,
         Client(server.address) as client,
     ):
-        client.datastores.build("docs", str(corpus_folder)).result(60)
+        client.datastores.build("docs", str(corpus_folder)).result(PATIENCE_S)
         session = client.session()
         num_tokens = session.append("the memory").num_tokens
         before, jobs = client.datastores.get("docs"), client.operations.list()
@@ -61,7 +61,7 @@ def test_a_full_disk_is_told_as_such_and_changes_nothing(
         assert session.append(" of a").num_tokens > num_tokens
         assert client.datastores.delete_documents("docs", ["doc-1.txt"]).num_documents == 1
         job = client.datastores.add("docs", NEW)
-        assert job.result(60).num_documents == before.num_documents
+        assert job.result(PATIENCE_S).num_documents == before.num_documents
         assert client.datastores.compact("docs").wait(60).state == JobState.DONE
         session.delete()
         assert not list(sessions.glob("*.session*"))
@@ -82,7 +82,7 @@ def test_a_disk_that_fills_during_a_job_fails_the_job_and_keeps_the_datastore(
         RunningServer(tmp_path / "log", model_folder, options=options, first=only_jobs) as server,
         Client(server.address) as client,
     ):
-        client.datastores.build("docs", str(corpus_folder)).result(60)
+        client.datastores.build("docs", str(corpus_folder)).result(PATIENCE_S)
         before, folders = client.datastores.get("docs"), sorted(path.name for path in stores.iterdir())
         full.touch()
         for begin in (
@@ -91,10 +91,10 @@ def test_a_disk_that_fills_during_a_job_fails_the_job_and_keeps_the_datastore(
             lambda: client.datastores.delete_documents("docs", ["doc-1.txt"]),
         ):
             with pytest.raises(StorageFull, match="make room"):
-                begin().result(60)
+                begin().result(PATIENCE_S)
         full.unlink()
         assert client.datastores.get("docs") == before
-        assert client.datastores.add("docs", NEW).result(60).num_documents == before.num_documents + 1
+        assert client.datastores.add("docs", NEW).result(PATIENCE_S).num_documents == before.num_documents + 1
         assert sorted(path.name for path in stores.iterdir()) == folders
         with Datastore.open(stores / client.datastores.get("docs").path) as store:
             assert store.snapshot.verify() == []

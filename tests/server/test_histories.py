@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from running import RunningServer
+from running import PATIENCE_S, RunningServer
 from texts import make_text
 
 from memlm.api.datastores import NewDocument
@@ -41,7 +41,7 @@ def machine(server: RunningServer, corpus: Path) -> type[RuleBasedStateMachine]:
             self.client = Client(server.address)
             self.sessions: dict[str, list[int]] = {}
             self.jobs: dict[str, tuple[str, bool]] = {}
-            self.client.datastores.build("docs", str(corpus), replace=True).result(60)
+            self.client.datastores.build("docs", str(corpus), replace=True).result(PATIENCE_S)
             self.documents = {f"doc-{number}.txt" for number in range(8)}
 
         def teardown(self) -> None:
@@ -131,8 +131,8 @@ def machine(server: RunningServer, corpus: Path) -> type[RuleBasedStateMachine]:
 
         @invariant()
         def all_is_as_it_must_be(self) -> None:
-            told = {info.name: info.num_tokens for info in self.client.list_sessions()}
-            assert told == {name: len(tokens) for name, tokens in self.sessions.items()}
+            listed = {info.name: info.num_tokens for info in self.client.list_sessions()}
+            assert listed == {name: len(tokens) for name, tokens in self.sessions.items()}
             assert self.client.datastores.get("docs").num_documents == len(self.documents)
             found = self.client.search("docs", "the memory of a model", k=64)
             assert {neighbor.document_id for neighbor in found} <= self.documents

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from running import RunningServer, anonymous_bytes, wait_until
+from running import PATIENCE_S, RunningServer, anonymous_bytes, wait_until
 
 from memlm.client import Client
 
@@ -79,7 +79,7 @@ class Peer:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._reader.join(10)
+        self._reader.join(PATIENCE_S)
 
     def _read(self) -> None:
         try:
@@ -174,13 +174,13 @@ def another(address: str) -> Iterator[list[float]]:
     asking = threading.Thread(target=ask)
     asking.start()
     try:
-        wait_until(lambda: took_s or failures, 30)
+        wait_until(lambda: took_s or failures)
         yield took_s
         seen = len(took_s)
-        wait_until(lambda: len(took_s) > seen + 1 or failures, 30)
+        wait_until(lambda: len(took_s) > seen + 1 or failures)
     finally:
         stop.set()
-        asking.join(30)
+        asking.join(PATIENCE_S)
     assert not failures, failures
 
 
@@ -192,8 +192,8 @@ def check(server: RunningServer, attack: Callable[[Peer, int], None], count: int
         try:
             attack(peer, count)
             for _ in range(5):  # while the connection stands
-                asked = len(took_s)
-                wait_until(lambda asked=asked: len(took_s) > asked, 30)  # type: ignore[misc]
+                num_before = len(took_s)
+                wait_until(lambda num_before=num_before: len(took_s) > num_before)  # type: ignore[misc]
                 peak = max(peak, anonymous_bytes(pid))
         finally:
             peer.close()

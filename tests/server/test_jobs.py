@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from google.longrunning import operations_pb2
 from google.longrunning.operations_grpc_pb2 import OperationsStub
-from running import RunningServer, alike, niceness_of, wait_until
+from running import PATIENCE_S, RunningServer, alike, niceness_of, wait_until
 from texts import make_text
 from typer.testing import CliRunner
 
@@ -97,9 +97,9 @@ def served(shared: tuple[Place, RunningServer]) -> Iterator[tuple[Place, Running
 
 def halted(server: RunningServer, job: Operation) -> int:
     """Stops a job's process in its midst; gives its number."""
-    wait_until(lambda: server.index_worker_pids, 20)
+    wait_until(lambda: server.index_worker_pids)
     (pid,) = server.index_worker_pids
-    wait_until(lambda: job.progress().phase or job.progress().has_ended, 30)
+    wait_until(lambda: job.progress().phase or job.progress().has_ended)
     os.kill(pid, signal.SIGSTOP)
     assert not job.progress().has_ended
     return pid
@@ -124,7 +124,7 @@ def large(folder: Path, documents: int = 120) -> Path:
 def test_a_datastore_is_built_served_extended_and_compacted(served, lm: LanguageModel) -> None:
     place, _, client = served
     job = client.datastores.build("docs", str(place.corpus), request_id="first")
-    report = job.result(60)
+    report = job.result(PATIENCE_S)
     info = job.progress()
     assert (info.state, info.kind, info.store, info.attempts) == (JobState.DONE, "build", "docs", 1)
     assert info.created_s <= info.started_s <= info.ended_s
@@ -135,16 +135,16 @@ def test_a_datastore_is_built_served_extended_and_compacted(served, lm: Language
     assert found == [(n.document_id, n.token_offset) for n in lm.search(None, text, k=5)]
     assert alike(client.generate(text, temperature=0, max_tokens=5), lm.generate(text, temperature=0, max_tokens=5))
 
-    added = client.datastores.add("docs", NEW).result(60)
+    added = client.datastores.add("docs", NEW).result(PATIENCE_S)
     assert added.num_documents == report.num_documents + len(NEW)
     found = client.search("docs", NEW[1].text[:60], k=64)
     assert ("new-1", {"number": 1}) in [(n.document_id, n.metadata) for n in found]
     with pytest.raises(AlreadyExists, match="new-0"):
-        client.datastores.add("docs", NEW[:1]).result(60)
-    again = client.datastores.add("docs", NEW[:1], replace=True).result(60)
+        client.datastores.add("docs", NEW[:1]).result(PATIENCE_S)
+    again = client.datastores.add("docs", NEW[:1], replace=True).result(PATIENCE_S)
     assert again.num_documents == added.num_documents
     client.datastores.delete_documents("docs", ["doc-0.txt"])
-    compacted = client.datastores.compact("docs").result(60)
+    compacted = client.datastores.compact("docs").result(PATIENCE_S)
     assert compacted.num_documents == added.num_documents - 1
     assert client.datastores.get().num_deleted_documents == 0
     with Datastore.open(place.folder_of(client, "docs")) as store:
@@ -160,23 +160,23 @@ def test_a_datastore_is_built_served_extended_and_compacted(served, lm: Language
 
 def test_who_finds_the_datastore_being_written_to_waits(served) -> None:
     place, _, client = served
-    client.datastores.build("docs", str(place.corpus)).result(60)
+    client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
     with write_lock(place.folder_of(client, "docs")):
         job = client.datastores.add("docs", NEW)
-        wait_until(lambda: job.progress().phase == "wait for another writer", 30)
+        wait_until(lambda: job.progress().phase == "wait for another writer")
         assert client.datastores.delete_documents("docs", ["doc-0.txt"]).num_documents == 1
-    assert job.result(60).num_documents == 10
+    assert job.result(PATIENCE_S).num_documents == 10
 
 
 def test_who_deletes_need_not_wait_for_a_job(served, tmp_path: Path) -> None:
     """And the job does not bring back what was deleted while it went on."""
     place, server, client = served
-    client.datastores.build("docs", str(place.corpus)).result(60)
+    client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
     job = client.datastores.add("docs", Corpus([large(tmp_path / "more")]))
     pid = halted(server, job)
     client.datastores.delete_documents("docs", ["doc-1.txt"])
     os.kill(pid, signal.SIGCONT)
-    assert job.result(60).num_documents == 7 + 120
+    assert job.result(PATIENCE_S).num_documents == 7 + 120
     with Datastore.open(place.folder_of(client, "docs")) as store:
         assert not store.snapshot.has_document("doc-1.txt")
         assert store.snapshot.verify() == []
@@ -190,21 +190,23 @@ def test_a_request_id_means_one_operation(served) -> None:
         client.datastores.build("other", str(place.corpus), request_id="mine")
     with pytest.raises(AlreadyExists, match="'docs' already"):
         client.datastores.build("docs", str(place.corpus))
-    first.result(60)
+    first.result(PATIENCE_S)
     added = client.datastores.add("docs", NEW, request_id="added")
     assert client.datastores.add("docs", NEW, request_id="added").name == added.name
     with pytest.raises(AlreadyExists, match="another request"):
         client.datastores.add("docs", NEW[1:], request_id="added")
-    added.result(60)
-    assert client.datastores.build("docs", str(place.corpus), request_id="mine").result(5) == first.result(5)
+    added.result(PATIENCE_S)
+    assert client.datastores.build("docs", str(place.corpus), request_id="mine").result(PATIENCE_S) == first.result(
+        PATIENCE_S
+    )
     assert not list((place.stores / "jobs").glob("*.jsonl"))
 
 
 @pytest.mark.parametrize("kind", ["build", "add", "compact"])
 def test_a_cancelled_job_leaves_things_as_they_were(served, kind: str, tmp_path: Path) -> None:
     place, server, client = served
-    client.datastores.build("docs", str(place.corpus)).result(60)
-    client.datastores.add("docs", NEW).result(60)
+    client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
+    client.datastores.add("docs", NEW).result(PATIENCE_S)
     before, left = client.datastores.get("docs"), place.left("docs")
     job = {
         "build": lambda: client.datastores.build("docs", str(place.corpus), replace=True),
@@ -214,14 +216,14 @@ def test_a_cancelled_job_leaves_things_as_they_were(served, kind: str, tmp_path:
     pid = halted(server, job)
     job.cancel()
     with pytest.raises(Cancelled, match=r"operations/.* was cancelled; 'docs' is as it was before"):
-        job.result(10)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10)
+        job.result(PATIENCE_S)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
     assert client.datastores.get("docs") == before
     assert place.left("docs") == left
     with Datastore.open(place.stores / before.path) as store:
         assert store.snapshot.verify() == []
     assert not list((place.stores / "jobs").glob("*.jsonl"))
-    assert client.datastores.compact("docs").result(60).num_documents == before.num_documents
+    assert client.datastores.compact("docs").result(PATIENCE_S).num_documents == before.num_documents
     job.cancel()  # nothing more to stop
 
 
@@ -233,11 +235,11 @@ def test_a_waiting_job_can_be_cancelled_and_waits_its_turn(served) -> None:
     assert second.progress().state == JobState.QUEUED
     second.cancel()
     with pytest.raises(Cancelled):
-        second.result(5)
+        second.result(PATIENCE_S)
     with pytest.raises(Incompatible, match="cancel it first"):
         client.operations.delete(third.name)
     os.kill(server.index_worker_pids[0], signal.SIGCONT)
-    assert third.result(60).num_entries == first.result(60).num_entries
+    assert third.result(PATIENCE_S).num_entries == first.result(PATIENCE_S).num_entries
     assert [store.name for store in client.datastores.list()] == ["one", "three"]
 
 
@@ -250,17 +252,17 @@ def test_what_dies_goes_on(place: Place, who: str) -> None:
         pid = halted(server, job)
         if who == "index worker":
             os.kill(pid, signal.SIGKILL)
-            report = job.result(120)
+            report = job.result(PATIENCE_S)
         elif who == "server":
             assert server.stop() == 0
         else:
             server.process.kill()
-            server.process.wait(10)
+            server.process.wait(PATIENCE_S)
             os.kill(pid, signal.SIGCONT)  # to see that the server has gone
-        wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists())
     if who != "index worker":
         with place.serve() as server, Client(server.address) as client:
-            report = client.operations.open(job.name).result(120)
+            report = client.operations.open(job.name).result(PATIENCE_S)
             assert client.operations.get(job.name).attempts == 2
             assert [store.name for store in client.datastores.list()] == ["docs"]
     build_index(place.model, Corpus([corpus]), place.folder / "whole")
@@ -271,14 +273,15 @@ def test_what_dies_goes_on(place: Place, who: str) -> None:
         assert list(store.snapshot.documents()) == list(whole.snapshot.documents())
 
 
-@pytest.mark.parametrize("nice", [None, 7])
-def test_an_index_worker_runs_at_the_niceness_it_is_told(place: Place, nice: int | None) -> None:
-    options = () if nice is None else ("--index-nice", str(nice))
+@pytest.mark.parametrize("nice", [None, "7", "idle"])
+def test_an_index_worker_runs_at_the_priority_of_its_option(place: Place, nice: str | None) -> None:
+    options = () if nice is None else ("--index-nice", nice)
     with place.serve(options=options) as server, Client(server.address) as client:
         job = client.datastores.build("docs", str(place.corpus))
         pid = halted(server, job)
-        assert os.sched_getscheduler(pid) == os.SCHED_OTHER  # the idle class would starve on a busy machine
-        assert niceness_of(pid) == niceness_of(0) + (10 if nice is None else nice)
+        # By default not in the idle class, which starves on a busy machine.
+        assert os.sched_getscheduler(pid) == (os.SCHED_IDLE if nice == "idle" else os.SCHED_OTHER)
+        assert niceness_of(pid) == niceness_of(0) + {None: 10, "7": 7, "idle": 0}[nice]
         job.cancel()
 
 
@@ -293,7 +296,7 @@ def test_an_index_worker_that_keeps_dying_fails_its_job(served) -> None:
         time.sleep(0.01)
     assert len(killed) == job.progress().attempts == 3
     with pytest.raises(Unavailable, match="died 3 times"):
-        job.result(5)
+        job.result(PATIENCE_S)
     assert place.left("dying") == []
 
 
@@ -301,28 +304,28 @@ def test_an_index_worker_that_keeps_dying_fails_its_job(served) -> None:
 def test_an_addition_that_was_committed_before_its_process_died_is_not_done_twice(place: Place, replace: bool) -> None:
     """As if the kill had come after the commit and before anybody was told. What was deleted since stays deleted."""
     with place.serve() as server, Client(server.address) as client:
-        client.datastores.build("docs", str(place.corpus)).result(60)
+        client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
         job = client.datastores.add("docs", NEW, replace=replace)
-        report = job.result(60)
+        report = job.result(PATIENCE_S)
         deleted = client.datastores.delete_documents("docs", ["new-1"])
     (record,) = [file for file in (place.stores / "jobs").glob("*.json") if file.stem in job.name]
-    told = read_signed(record.read_bytes())
+    record_fields = read_signed(record.read_bytes())
     documents = place.stores / "jobs" / "again.jsonl"
     documents.write_text("".join(json.dumps({"id": d.id, "text": d.text, **d.metadata}) + "\n" for d in NEW))
-    told |= {"state": "running", "report": None, "ended_s": None, "documents": str(documents)}
-    told |= {"request": {"replace": replace}}  # what an operation that has ended no longer keeps
-    record.write_bytes(sign(told))
+    record_fields |= {"state": "running", "report": None, "ended_s": None, "documents": str(documents)}
+    record_fields |= {"request": {"replace": replace}}  # what an operation that has ended no longer keeps
+    record.write_bytes(sign(record_fields))
     with place.serve() as server, Client(server.address) as client:
-        again = client.operations.open(job.name).result(60)
+        again = client.operations.open(job.name).result(PATIENCE_S)
         assert (again.num_documents, again.manifest) == (report.num_documents - 1, deleted.manifest)
 
 
 def test_one_takes_the_others_place_while_streams_go_on(served) -> None:
     """Nobody who asks meanwhile is refused, and each answer is of the old one or of the new one."""
     place, server, client = served
-    client.datastores.build("docs", str(place.corpus)).result(60)
+    client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
     old = client.datastores.get("docs")
-    failures, asked, stop = list[BaseException](), [0], threading.Event()
+    failures, num_calls, stop = list[BaseException](), [0], threading.Event()
 
     def ask() -> None:
         with Client(server.address) as own:
@@ -330,7 +333,7 @@ def test_one_takes_the_others_place_while_streams_go_on(served) -> None:
                 try:
                     list(own.generate("the memory", max_tokens=8, temperature=0, neighbors=2))
                     own.search("docs", "the memory", k=2)
-                    asked[0] += 1
+                    num_calls[0] += 1
                 except MemlmError as error:
                     failures.append(error)
 
@@ -338,12 +341,12 @@ def test_one_takes_the_others_place_while_streams_go_on(served) -> None:
     for thread in threads:
         thread.start()
     job = client.datastores.build("docs", str(place.corpus), replace=True, glob="doc-[0-3].txt")
-    report = job.result(60)
+    report = job.result(PATIENCE_S)
     stop.set()
     for thread in threads:
         thread.join()
     assert not failures, failures[0]
-    assert asked[0] > 2
+    assert num_calls[0] > 2
     new = client.datastores.get("docs")
     assert new.num_documents == report.num_documents == 4
     assert new.path != old.path
@@ -378,7 +381,7 @@ def test_only_what_is_allowed_is_read(served, tmp_path: Path) -> None:
     link = place.corpus / "link.txt"
     link.symlink_to(secret)
     try:
-        report = client.datastores.build("docs", str(place.corpus)).result(60)
+        report = client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
         assert client.operations.list()[0].skipped == 1
     finally:
         link.unlink()
@@ -394,11 +397,11 @@ def test_a_document_larger_than_a_message_is_sent_in_parts(served) -> None:
     with Client(server.address, max_message_bytes=limit) as small:
         assert len(long.text.encode()) > limit
         for name, sender in (("whole", client), ("parts", small)):
-            client.datastores.build(name, str(place.corpus)).result(60)
-            sender.datastores.add(name, [NEW[0], long, NEW[1]]).result(60)
+            client.datastores.build(name, str(place.corpus)).result(PATIENCE_S)
+            sender.datastores.add(name, [NEW[0], long, NEW[1]]).result(PATIENCE_S)
         added = client.datastores.add("whole", [long], replace=True, request_id="cut up or not")
         assert small.datastores.add("whole", [long], replace=True, request_id="cut up or not").name == added.name
-        added.result(60)
+        added.result(PATIENCE_S)
     with (
         Datastore.open(place.folder_of(client, "whole")) as whole,
         Datastore.open(place.folder_of(client, "parts")) as parts,
@@ -421,8 +424,8 @@ def test_parts_of_an_upload_make_whole_documents(tmp_path: Path) -> None:
         at_once.add((NewDocument("a", 'on"e\n two', "A", {"n": 1, "text": 2}), NewDocument("b", "three")))
         at_once.finish()
         assert upload.digest == at_once.digest
-        told = [json.loads(line) for line in upload.path.read_text().splitlines()]
-        assert told == [
+        record_fields = [json.loads(line) for line in upload.path.read_text().splitlines()]
+        assert record_fields == [
             {"n": 1, "id": "a", "title": "A", "text": 'on"e\n two'},
             {"id": "b", "title": "", "text": "three"},
         ]
@@ -436,7 +439,7 @@ def test_parts_of_an_upload_make_whole_documents(tmp_path: Path) -> None:
 
 def test_uploads_that_are_no_good_leave_nothing(place: Place) -> None:
     with place.serve(options=("--upload-bytes", "4096")) as server, Client(server.address) as client:
-        client.datastores.build("docs", str(place.corpus)).result(60)
+        client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
         with pytest.raises(NotFound, match="'other' is loaded"):
             client.datastores.add("other", NEW)
         with pytest.raises(InvalidInput, match="came twice"):
@@ -454,7 +457,7 @@ def test_uploads_that_are_no_good_leave_nothing(place: Place) -> None:
             pytest.raises(InvalidInput, match="title and metadata of 9,0"),
         ):
             small.datastores.add("docs", [NewDocument("long", make_text(1, 300), title="T" * 9000)])
-        wait_until(lambda: not list((place.stores / "jobs").glob("*.jsonl")), 5)
+        wait_until(lambda: not list((place.stores / "jobs").glob("*.jsonl")))
         assert client.get_server_info().max_upload_bytes == 4096
         assert client.get_server_info().max_jobs == 64
         assert [info.kind for info in client.operations.list()] == ["build"]
@@ -495,7 +498,7 @@ def test_a_server_without_a_folder_builds_nothing(server: RunningServer, client:
 
 def test_datastores_are_taken_in_and_out_of_service(place: Place, own_store: Path) -> None:
     with place.serve(own_store) as server, Client(server.address) as client:
-        client.datastores.build("docs", str(place.corpus)).result(60)
+        client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
         path = client.datastores.get("docs").path
         assert {store.name for store in client.datastores.list()} == {"store", "docs"}
         with pytest.raises(AlreadyExists, match="is loaded already"):
@@ -509,8 +512,8 @@ def test_datastores_are_taken_in_and_out_of_service(place: Place, own_store: Pat
             client.search("docs", "a")
         assert client.datastores.load(path, "again").name == "again"
         os.kill(server.worker_pid, signal.SIGKILL)
-        wait_until(lambda: "starting another" in server.output, 10)
-        wait_until(lambda: loaded_by(client) == ["again"], 30)
+        wait_until(lambda: "starting another" in server.output)
+        wait_until(lambda: loaded_by(client) == ["again"])
     with place.serve(own_store) as server, Client(server.address) as client:
         assert {store.name for store in client.datastores.list()} == {"store", "again"}
 
@@ -533,7 +536,7 @@ def test_operations_are_their_owners_alone(place: Place, tmp_path: Path) -> None
         assert bob.operations.list() == ()
         with pytest.raises(PermissionDenied, match="may not use the datastore 'docs'"):
             bob.datastores.build("docs", str(place.corpus))
-        assert job.result(60).num_documents == 8
+        assert job.result(PATIENCE_S).num_documents == 8
         for change in (
             lambda: bob.datastores.add("docs", NEW),
             lambda: bob.datastores.compact("docs"),
@@ -542,15 +545,15 @@ def test_operations_are_their_owners_alone(place: Place, tmp_path: Path) -> None
         ):
             with pytest.raises(PermissionDenied):
                 change()
-        assert bob.datastores.build("other", str(place.corpus)).result(60).num_documents == 8
+        assert bob.datastores.build("other", str(place.corpus)).result(PATIENCE_S).num_documents == 8
 
 
 async def test_the_async_client_does_the_same(place: Place) -> None:
     with place.serve() as server:
         async with AsyncClient(server.address) as client:
             job = await client.datastores.build("docs", [str(place.corpus)])
-            report = await job.result(60)
-            added = await (await client.datastores.add("docs", NEW)).result(60)
+            report = await job.result(PATIENCE_S)
+            added = await (await client.datastores.add("docs", NEW)).result(PATIENCE_S)
             assert added.num_documents == report.num_documents + 3
             with pytest.raises(ZeroDivisionError):
                 await client.datastores.add("docs", (NewDocument(str(1 // n), "text") for n in (1, 0)))
@@ -577,7 +580,7 @@ def test_pages_and_filters_of_the_standard_service(served) -> None:
         with pytest.raises(grpc.RpcError, match="page_token"):
             stub.ListOperations(operations_pb2.ListOperationsRequest(page_token="x"))
     for job in jobs:
-        job.result(60)
+        job.result(PATIENCE_S)
 
 
 def test_the_shell_does_it_all(served, tmp_path: Path) -> None:
@@ -637,10 +640,10 @@ def test_an_addition_killed_in_its_checks_is_finished_by_the_next_worker(model_f
     with pytest.raises(Killed):
         add_to_index(model_folder, Corpus([second]), tmp_path / "s", progress=kill_in_checks)
     task = Task(ADD, "s", tmp_path / "s", model_folder, corpus=(second,), since=1, is_resumed=True)
-    ours, theirs = Pipe()
-    _run(task, _ProgressReporter(theirs))
-    assert ours.poll()
-    assert ours.recv().phase == "measure quality"
+    pipe, worker_end = Pipe()
+    _run(task, _ProgressReporter(worker_end))
+    assert pipe.poll()
+    assert pipe.recv().phase == "measure quality"
     with Datastore.open(tmp_path / "s") as store:
         assert store.snapshot.num_documents == 2
         assert store.manifest.quality is not None
@@ -654,10 +657,10 @@ def test_a_build_killed_in_its_checks_is_finished_by_the_next_worker(model_folde
         assert store.snapshot.has_keys
         assert store.manifest.quality is None
     task = Task(BUILD, "s", tmp_path / "s", model_folder, corpus=(corpus_folder,), options=options, is_resumed=True)
-    ours, theirs = Pipe()
-    first, second = (_run(task, _ProgressReporter(theirs)) for _ in range(2))
-    assert ours.poll()
-    assert ours.recv().phase == "measure quality"
+    pipe, worker_end = Pipe()
+    first, second = (_run(task, _ProgressReporter(worker_end)) for _ in range(2))
+    assert pipe.poll()
+    assert pipe.recv().phase == "measure quality"
     with Datastore.open(tmp_path / "s") as store:
         assert not store.snapshot.has_keys
         assert store.manifest.quality is not None

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from raw_http2 import RawConnection
-from running import RunningServer, anonymous_bytes, wait_until
+from running import PATIENCE_S, RunningServer, anonymous_bytes, wait_until
 from texts import make_text
 
 from memlm.api.datastores import AddDocumentsRequest, NewDocument
@@ -81,7 +81,7 @@ def test_half_sent_health_checks_are_bounded_and_keep_nobody_out(guarded: Runnin
         for _ in range(20):
             threading.Thread(target=half_sent, args=(connection, CHECK, 3 * MIB), daemon=True).start()
         with Client(guarded.address, token=SECRET) as client:
-            client.wait_until_ready(10)
+            client.wait_until_ready(PATIENCE_S)
     assert flood(guarded, CHECK, 60) < 70 * MIB
 
 
@@ -104,7 +104,7 @@ def test_a_large_document_is_sent_in_messages_that_a_server_takes() -> None:
 
 def test_memory_that_messages_took_goes_back_to_the_system(guarded: RunningServer) -> None:
     flood(guarded, GENERATE, 40, SECRET)
-    wait_until(lambda: anonymous_bytes(guarded.process.pid) - BEFORE[guarded.address] < 15 * MIB, 30)
+    wait_until(lambda: anonymous_bytes(guarded.process.pid) - BEFORE[guarded.address] < 15 * MIB)
 
 
 def test_a_connection_has_so_many_calls(guarded: RunningServer) -> None:
@@ -158,7 +158,7 @@ def test_uploads_are_counted_and_end_when_nothing_comes(hasty: RunningServer, tm
         stop.set()
     assert codes == ["DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED"]
     jobs = hasty.log.parent / "stores" / "jobs"
-    wait_until(lambda: not list(jobs.glob("*.jsonl")), 5)
+    wait_until(lambda: not list(jobs.glob("*.jsonl")))
     with Client(hasty.address) as client:
         client.datastores.add("store", [NewDocument("later", "a text")]).cancel()
 
@@ -215,7 +215,7 @@ def test_so_many_connections_are_open(tmp_path: Path, model_folder: Path) -> Non
         assert not any(connection.is_closed for connection in held)
         held.pop().close()
         with Client(server.address) as client:
-            client.wait_until_ready(10)
+            client.wait_until_ready(PATIENCE_S)
         for connection in held:
             connection.close()
 

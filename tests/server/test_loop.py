@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running import PATIENCE_S
 
 from memlm.api.datastores import SearchRequest
 from memlm.api.generation import DetokenizeRequest, Finished, TokenizeRequest
@@ -26,7 +27,7 @@ from memlm.server.inference.worker import Worker
 
 PROMPT = "the memory of a model"
 LONG = "the memory of a model can be read and edited. " * 600
-PATIENCE_S = 60.0
+
 OTHER = GenerateRequest("the", SamplingParams(max_tokens=8, temperature=0))
 
 

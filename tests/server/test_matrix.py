@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken import BREAK, FAILS, HOLDING, TELL
+from broken import BREAK, FAILS, HOLDING, REPORT_HELD
 from running import (
+    PATIENCE_S,
     RunningServer,
     Wire,
     family_of,
@@ -44,7 +45,7 @@ class Ground:
         options = ("--threads", "1", "--metrics-port", str(self.port), "--store-dir", str(self.stores), "--drain", "30")
         self.server = RunningServer(folder / "log", model, options=(*options, "--corpus-root", str(corpus)), **how)
         with Client(self.server.address) as client:
-            client.datastores.build("docs", str(corpus)).result(60)
+            client.datastores.build("docs", str(corpus)).result(PATIENCE_S)
             self.path = self.stores / client.datastores.get("docs").path
             session = client.session().name
             for call in CALLS.values():  # allocators and pools grow to their size, once
@@ -63,24 +64,26 @@ class Ground:
 
     def is_settled(self, before: dict[str, list[int]]) -> bool:
         """Whether nothing goes on any more, and nothing is held that was not held before."""
-        told = figures_at(self.port)
-        if any(told[f"memlm_{name}"] for name in ("requests_open", "running", "waiting", "waiting_tokens")):
+        figures = figures_at(self.port)
+        if any(figures[f"memlm_{name}"] for name in ("requests_open", "running", "waiting", "waiting_tokens")):
             return False
         working = forked_by(self.server.process.pid)
         if len(working) != 1 or list((self.stores / "jobs").glob("*.jsonl")):
             return False
         now, spare = self.used(), {"files": SPARE_FILES, "threads": SPARE_THREADS}
         return all(
-            here <= there + spare[what] for what in now for here, there in zip(now[what], before[what], strict=True)
+            now_count <= before_count + spare[kind]
+            for kind in now
+            for now_count, before_count in zip(now[kind], before[kind], strict=True)
         )
 
     def check(self, before: dict[str, list[int]], session: str) -> None:
         """Fails where something is not what it was."""
         try:
-            wait_until(lambda: self.is_settled(before), 30)
+            wait_until(lambda: self.is_settled(before))
         except AssertionError:
-            told = {name: value for name, value in figures_at(self.port).items() if "{" not in name}
-            raise AssertionError(f"before {before}, now {self.used()}, told {told}") from None
+            figures = {name: value for name, value in figures_at(self.port).items() if "{" not in name}
+            raise AssertionError(f"before {before}, now {self.used()}, told {figures}") from None
         with write_lock(self.path), Client(self.server.address) as client:
             assert client.get_session(session).num_tokens == 0
             assert not client.get_session(session).busy
@@ -95,9 +98,9 @@ def ground(tmp_path_factory: pytest.TempPathFactory, long_model: Path, corpus_fo
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOLDING, str(folder))
         patch.setenv("PYTHONMALLOC", "malloc")
-        made = Ground(folder, long_model, corpus_folder, first=TELL)
-    with made.server:
-        yield made
+        ground = Ground(folder, long_model, corpus_folder, first=REPORT_HELD)
+    with ground.server:
+        yield ground
 
 
 ENOUGH = threading.Event()
@@ -172,9 +175,10 @@ def test_what_is_broken_off_leaves_nothing(ground: Ground, call: str, event: Cal
 
         asking = threading.Thread(target=ask)
         asking.start()
-        time.sleep(0.4)
+        wait_until(lambda: ended or figures_at(ground.port)["memlm_requests_open"])
+        time.sleep(0.1)  # so that the call is in its midst
         event(client, way)
-        asking.join(20)
+        asking.join(PATIENCE_S)
         assert not asking.is_alive()
         if event is wait:
             assert not ended or isinstance(ended[0], DeadlineExceeded), ended
@@ -207,15 +211,17 @@ def test_what_is_broken_off_again_and_again_leaks_nothing(ground: Ground, call: 
 
 
 def added(client: Client, document: NewDocument) -> None:
-    client.datastores.add("docs", [document]).result(60)
+    client.datastores.add("docs", [document]).result(PATIENCE_S)
+
+
+def build(client: Client, ground: Ground) -> None:
+    client.datastores.build("more", str(ground.corpus)).result(PATIENCE_S)
 
 
 ENGINE_CALLS: dict[str, Callable[[Client, Ground, str], Any]] = {
     **CALLS,
-    "AddDocuments": lambda client, ground, session: client.datastores.add("docs", [NewDocument("x", "text")]).result(
-        60
-    ),
-    "BuildDatastore": lambda client, ground, session: client.datastores.build("more", str(ground.corpus)).result(60),
+    "AddDocuments": lambda client, ground, session: added(client, NewDocument("x", "text")),
+    "BuildDatastore": lambda client, ground, session: build(client, ground),
 }
 
 
@@ -227,25 +233,25 @@ def breaking_ground(
     folder = tmp_path_factory.mktemp("breaking")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FAILS, str(folder / "fails"))
-        made = Ground(folder, long_model, corpus_folder, first=BREAK, fails=True)
-    with made.server:
-        yield made, folder / "fails"
+        ground = Ground(folder, long_model, corpus_folder, first=BREAK, fails=True)
+    with ground.server:
+        yield ground, folder / "fails"
 
 
 @pytest.mark.parametrize("call", ENGINE_CALLS)
 def test_an_engine_that_fails_fails_who_asked_and_nobody_else(breaking_ground: tuple[Ground, Path], call: str) -> None:
     ground, fails = breaking_ground
-    before, worker, said = ground.used(), ground.server.worker_pid, ground.server.output
+    before, worker, log_before = ground.used(), ground.server.worker_pid, ground.server.output
     with Client(ground.server.address) as client:
         session = client.session().name
         fails.touch()
-        with pytest.raises(InternalError, match="its log tells more"):
+        with pytest.raises(InternalError, match="its log has the details"):
             ENGINE_CALLS[call](client, ground, session)
         fails.unlink()
         ground.check(before, session)
         client.delete_session(session)
     assert ground.server.worker_pid == worker
-    assert "the engine failed" in ground.server.output.removeprefix(said)
+    assert "the engine failed" in ground.server.output.removeprefix(log_before)
 
 
 def all_at_once(ground: Ground, address: str) -> tuple[list[threading.Thread], dict[str, BaseException | None]]:
@@ -273,22 +279,22 @@ def test_a_worker_that_is_killed_amid_all_calls(ground: Ground) -> None:
     threads, ended = all_at_once(ground, address)
     os.kill(forker_of(ground.server.process.pid), signal.SIGSTOP)  # else another is there before they have tried twice
     os.kill(ground.server.worker_pid, signal.SIGKILL)
-    wait_until(lambda: set(ended) >= OF_THE_WORKER, 20)
+    wait_until(lambda: set(ended) >= OF_THE_WORKER)
     os.kill(forker_of(ground.server.process.pid), signal.SIGCONT)
     assert all(isinstance(ended[call], Unavailable) for call in OF_THE_WORKER), ended
     with Client(address) as client:
-        wait_until(lambda: "starting another" in ground.server.output, 5)
-        client.wait_until_ready(30)
+        wait_until(lambda: "starting another" in ground.server.output)
+        client.wait_until_ready(PATIENCE_S)
         for info in client.operations.list():
             if not info.has_ended:
-                assert client.operations.open(info.name).result(60).num_documents == 8
+                assert client.operations.open(info.name).result(PATIENCE_S).num_documents == 8
         clean(client)
         ENOUGH.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE_S)
         ENOUGH.clear()
         session = client.session().name
-    ground.check({what: [max(each)] * 2 for what, each in before.items()}, session)
+    ground.check({kind: [max(each)] * 2 for kind, each in before.items()}, session)
 
 
 def test_a_server_that_stops_amid_all_calls_answers_each(tmp_path: Path, long_model: Path, corpus_folder: Path) -> None:
@@ -300,12 +306,12 @@ def test_a_server_that_stops_amid_all_calls_answers_each(tmp_path: Path, long_mo
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(20) == 1
+        assert server.process.wait(PATIENCE_S) == 1
         ENOUGH.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE_S)
         ENOUGH.clear()
         assert set(ended) == set(CALLS)
-        wait_until(lambda: not any(map(is_alive, family)), 10)
+        wait_until(lambda: not any(map(is_alive, family)))
     with write_lock(ground.path):
         pass

@@ -30,23 +30,23 @@ def test_calls_tokens_sessions_and_the_heartbeat_are_counted(
                 client.score("")
             session = client.session()
             session.append("the memory of a model")
-            wait_until(lambda: (at := figures_at(port))["memlm_sessions"] == 1 and not at["memlm_running"], 30)
-            told = figures_at(port)
+            wait_until(lambda: (at := figures_at(port))["memlm_sessions"] == 1 and not at["memlm_running"])
+            figures = figures_at(port)
         assert stream.finished is not None
-        assert told['memlm_requests_total{call="Generate",code="OK"}'] == 1
-        assert told['memlm_requests_total{call="Score",code="INVALID_ARGUMENT"}'] == 1
-        assert told['memlm_tokens_total{kind="generated"}'] == count
-        assert told['memlm_tokens_total{kind="prompt"}'] == stream.finished.usage.prompt_tokens
-        assert told["memlm_searches_total"] == stream.finished.usage.searches > 0
-        assert told["memlm_retrieval_seconds_count"] == told["memlm_lam_count"] == 1
+        assert figures['memlm_requests_total{call="Generate",code="OK"}'] == 1
+        assert figures['memlm_requests_total{call="Score",code="INVALID_ARGUMENT"}'] == 1
+        assert figures['memlm_tokens_total{kind="generated"}'] == count
+        assert figures['memlm_tokens_total{kind="prompt"}'] == stream.finished.usage.prompt_tokens
+        assert figures["memlm_searches_total"] == stream.finished.usage.searches > 0
+        assert figures["memlm_retrieval_seconds_count"] == figures["memlm_lam_count"] == 1
         usage = stream.finished.usage
-        assert 0 < told["memlm_retrieval_seconds_sum"] == pytest.approx(usage.retrieval_ms / usage.searches / 1000)
-        assert told["memlm_lam_sum"] == pytest.approx(usage.lam) == pytest.approx(0.25)
-        assert told["memlm_time_to_first_token_seconds_count"] == 1
-        assert told["memlm_session_bytes"] > 0
-        assert told["memlm_requests_open"] == 0
-        assert 0 <= told["memlm_heartbeat_age_seconds"] < 5
-        assert (told["memlm_running"], told["memlm_waiting"], told["memlm_cache_bytes"]) == (0, 0, 0)
+        assert 0 < figures["memlm_retrieval_seconds_sum"] == pytest.approx(usage.retrieval_ms / usage.searches / 1000)
+        assert figures["memlm_lam_sum"] == pytest.approx(usage.lam) == pytest.approx(0.25)
+        assert figures["memlm_time_to_first_token_seconds_count"] == 1
+        assert figures["memlm_session_bytes"] > 0
+        assert figures["memlm_requests_open"] == 0
+        assert 0 <= figures["memlm_heartbeat_age_seconds"] < 5
+        assert (figures["memlm_running"], figures["memlm_waiting"], figures["memlm_cache_bytes"]) == (0, 0, 0)
 
 
 def test_what_another_process_deletes_is_silent_here_too(model_folder: Path, own_store: Path, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_what_another_process_deletes_is_silent_here_too(model_folder: Path, own
         loud = client.search(None, "the memory", k=1)[0].document_id
         with Datastore.open(own_store) as store:
             store.delete([loud])
-        wait_until(lambda: loud not in {n.document_id for n in client.search(None, "the memory", k=50)}, 10)
+        wait_until(lambda: loud not in {n.document_id for n in client.search(None, "the memory", k=50)})
         assert client.datastores.list()[0].num_deleted_documents == 1
 
 
@@ -75,8 +75,8 @@ def test_the_metrics_port_tells_readiness_and_knows_no_other_path(model_folder: 
         assert [status_at(port, path) for path in ("/", "/healthz", "/metrics/", "/../metrics")] == [404] * 4
         assert status_at(port, "/metrics", "POST") == 405
         os.kill(server.worker_pid, signal.SIGSTOP)
-        wait_until(lambda: status_at(port, "/health") == 503, 10)
-        wait_until(lambda: status_at(port, "/health") == 200, 60)  # another worker has taken its place
+        wait_until(lambda: status_at(port, "/health") == 503)
+        wait_until(lambda: status_at(port, "/health") == 200)  # another worker has taken its place
 
 
 def test_connections_to_the_metrics_port_are_bounded_in_number_and_time(model_folder: Path, tmp_path: Path) -> None:

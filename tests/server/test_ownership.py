@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import RunningServer, family_of, is_alive, wait_until
+from running import PATIENCE_S, RunningServer, family_of, is_alive, wait_until
 
 from memlm.api.datastores import NewDocument
 from memlm.client import Client
@@ -75,7 +75,7 @@ def test_a_second_server_is_refused_and_a_killed_ones_folders_are_free_at_once(
         family = family_of(first.process.pid)
         os.kill(first.worker_pid, signal.SIGSTOP)  # an orphan that outlives its front does not hold the lock
         first.process.kill()
-        first.process.wait(10)
+        first.process.wait(PATIENCE_S)
         try:
             with (
                 RunningServer(tmp_path / "log-2", model_folder, options=options) as third,
@@ -85,7 +85,7 @@ def test_a_second_server_is_refused_and_a_killed_ones_folders_are_free_at_once(
         finally:
             for pid in filter(is_alive, family):
                 os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(is_alive, family)), 10)
+        wait_until(lambda: not any(map(is_alive, family)))
 
 
 def test_what_a_server_writes_only_its_user_may_read(tmp_path: Path, model_folder: Path, corpus_folder: Path) -> None:
@@ -100,8 +100,8 @@ def test_what_a_server_writes_only_its_user_may_read(tmp_path: Path, model_folde
             Client(server.address) as client,
         ):
             client.append_to_session(client.session().name, "some text")
-            client.datastores.build("docs", str(corpus_folder)).result(60)
-            client.datastores.add("docs", [NewDocument("new", "some text")]).result(60)
+            client.datastores.build("docs", str(corpus_folder)).result(PATIENCE_S)
+            client.datastores.add("docs", [NewDocument("new", "some text")]).result(PATIENCE_S)
     finally:
         os.umask(before)
     written = [path for folder in (stores, sessions) for path in (folder, *folder.rglob("*"))]
@@ -138,10 +138,10 @@ def test_a_datastore_keeps_its_files_while_another_name_has_its_folder(
     monkeypatch.chdir(tmp_path)
     options = ("--threads", "1", "--store-dir", "stores", "--corpus-root", str(corpus_folder))
     with RunningServer(tmp_path / "log", model_folder, options=options) as server, Client(server.address) as client:
-        client.datastores.build("docs", str(corpus_folder)).result(60)
+        client.datastores.build("docs", str(corpus_folder)).result(PATIENCE_S)
         folder = tmp_path / "stores" / client.datastores.get("docs").path
         client.datastores.load(str(folder), "keep")
-        client.datastores.build("docs", str(corpus_folder), replace=True).result(60)
+        client.datastores.build("docs", str(corpus_folder), replace=True).result(PATIENCE_S)
         assert client.datastores.get("docs").path != client.datastores.get("keep").path == folder.name
         assert folder.is_dir()
     with RunningServer(tmp_path / "log-2", model_folder, options=options) as server, Client(server.address) as client:

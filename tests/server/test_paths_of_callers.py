@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running import RunningServer
+from running import PATIENCE_S, RunningServer
 
 from memlm.client import Client
 from memlm.errors import Incompatible, InvalidInput, MemlmError, NotFound, PermissionDenied
@@ -35,9 +35,9 @@ class Place:
 def place(
     tmp_path_factory: pytest.TempPathFactory, model_folder: Path, store_folder: Path, corpus_folder: Path
 ) -> Iterator[Place]:
-    made = Place(tmp_path_factory.mktemp("paths"), model_folder, store_folder, corpus_folder)
-    with made.server:
-        yield made
+    place = Place(tmp_path_factory.mktemp("paths"), model_folder, store_folder, corpus_folder)
+    with place.server:
+        yield place
 
 
 @pytest.fixture
@@ -135,9 +135,9 @@ def test_no_corpus_outside_the_roots_is_read(place: Place, client: Client) -> No
     try:
         for corpus in corpora:
             with pytest.raises((PermissionDenied, NotFound, InvalidInput)):
-                client.datastores.build("docs", str(corpus)).result(60)
+                client.datastores.build("docs", str(corpus)).result(PATIENCE_S)
             with pytest.raises((PermissionDenied, NotFound, InvalidInput)):
-                client.datastores.build("docs", [str(place.texts), str(corpus)]).result(60)
+                client.datastores.build("docs", [str(place.texts), str(corpus)]).result(PATIENCE_S)
     finally:
         (place.texts / "out").unlink()
 
@@ -152,7 +152,7 @@ def test_links_that_lead_out_of_a_root_are_left_out(place: Place, client: Client
         (place.texts / name).symlink_to(target)
     (place.texts / "inside.txt").symlink_to(place.texts / "doc-0.txt")
     try:
-        report = client.datastores.build("docs", str(place.texts)).result(60)
+        report = client.datastores.build("docs", str(place.texts)).result(PATIENCE_S)
         path = place.stores / client.datastores.get("docs").path
         with Datastore.open(path) as store:
             names = {document.id for document in store.snapshot.documents()}
@@ -167,10 +167,10 @@ def test_links_that_lead_out_of_a_root_are_left_out(place: Place, client: Client
 
 
 def test_an_error_about_a_path_does_not_say_whether_it_is_there(place: Place, client: Client) -> None:
-    said = []
+    message = []
     for name in ("other", "nothing"):
         path = str(place.folder / "outside" / name)
         with pytest.raises(MemlmError) as refused:
             client.datastores.load(path)
-        said.append(str(refused.value).replace(path, "PATH"))
-    assert said[0] == said[1]
+        message.append(str(refused.value).replace(path, "PATH"))
+    assert message[0] == message[1]

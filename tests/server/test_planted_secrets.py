@@ -18,7 +18,7 @@ import grpc
 import pyarrow
 import pytest
 from pyarrow import parquet
-from running import RunningServer, family_of, wait_until
+from running import PATIENCE_S, RunningServer, family_of, wait_until
 from texts import make_text
 
 from memlm.api.datastores import NewDocument
@@ -109,7 +109,7 @@ def interrupt_addition(store: Path, model: Path, corpus: Path, folder: Path) -> 
     with (folder / "add.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     values = store / "building" / "values.npy"
-    wait_until(lambda: (values.exists() and values.stat().st_size > 20_000) or process.poll() is not None, 100)
+    wait_until(lambda: (values.exists() and values.stat().st_size > 20_000) or process.poll() is not None)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert (store / "building.json").exists()
@@ -138,37 +138,37 @@ def test_no_file_and_no_process_keeps_a_secret_that_was_deleted(
     options += ("--session-dir", str(written / "sessions"))
     server = RunningServer(written / "log", long_model, written / "piped", options=options)
     with server, Client(server.address) as client, grpc.insecure_channel(server.address) as channel:
-        client.datastores.build("docs", str(corpus)).result(100)
+        client.datastores.build("docs", str(corpus)).result(PATIENCE_S)
         metadata = {"note": secret("upload metadata")}
         new = NewDocument(secret("upload id"), text_with("upload"), secret("upload title"), metadata)
-        client.datastores.add("docs", [new, NewDocument("stays", make_text(5, 100))]).result(100)
+        client.datastores.add("docs", [new, NewDocument("stays", make_text(5, 100))]).result(PATIENCE_S)
         session = client.session()
         session.append(text_with("session"))
-        stub, asked = (
+        stub, options = (
             GenerationStub(channel),
             {"neighbors": 64, "k": 64, "resume_s": 100, "max_tokens": 20, "temperature": 0},
         )
-        generation = list(stub.Generate(codec.to_wire(GenerateRequest.of(text_with("prompt"), asked))))
+        generation = list(stub.Generate(codec.to_wire(GenerateRequest.of(text_with("prompt"), options))))
         for store in ("docs", "piped"):
             assert client.search(store, secret("file")[:20], k=1000)
         (store_folder,) = (written / "stores").glob("docs-*")
         interrupt_addition(store_folder, long_model, tmp_path / "more", tmp_path)
         assert places.ways_left() == set(ALL) - {"prompt"}
-        told = b"".join(event.SerializeToString() for event in generation)
-        assert secret("file name").encode() in told
+        delivered = b"".join(event.SerializeToString() for event in generation)
+        assert secret("file name").encode() in delivered
 
         client.datastores.delete_documents("docs", [*ids, secret("upload id")])
         client.datastores.delete_documents("piped", ["stdin"])
         again = stub.ResumeGeneration(codec.to_wire(ResumeGenerationRequest(generation[0].accepted.request_id, 0)))
-        told = b"".join(event.SerializeToString() for event in again)
-        assert not [way for way in ALL if secret(way).encode() in told]
+        delivered = b"".join(event.SerializeToString() for event in again)
+        assert not [way for way in ALL if secret(way).encode() in delivered]
         session.delete()
         for store in ("docs", "piped"):
-            client.datastores.compact(store, purge=True).result(100)
+            client.datastores.compact(store, purge=True).result(PATIENCE_S)
 
         assert places.ways_left() == set()
         processes = [server.process.pid, *family_of(server.process.pid)]
-        wait_until(lambda: not removed_but_in_use(processes, written), 30)
+        wait_until(lambda: not removed_but_in_use(processes, written))
         assert {found.document_id for found in client.search("docs", "the", k=1000)} == {"stays"}
         assert not client.search("piped", "the", k=10)
         assert client.datastores.get("piped").num_entries == 0

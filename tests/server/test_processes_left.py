@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from running import RunningServer, family_of, forker_of, is_alive, wait_until
+from running import PATIENCE_S, RunningServer, family_of, forker_of, is_alive, wait_until
 from texts import make_text
 
 from memlm.client import Client
@@ -55,7 +55,7 @@ def test_a_killed_front_leaves_no_process_and_its_build_goes_on_after_a_restart(
             for stream in streams:
                 next(stream)
             job = client.datastores.build("docs", str(texts))
-            wait_until(lambda: job.progress().phase and server.index_worker_pids, 60)
+            wait_until(lambda: job.progress().phase and server.index_worker_pids)
             (building,) = server.index_worker_pids
             os.kill(building, signal.SIGSTOP)  # so that it is in its midst when the front dies
             leftovers.append(building)
@@ -64,14 +64,14 @@ def test_a_killed_front_leaves_no_process_and_its_build_goes_on_after_a_restart(
             assert len(server.worker_pids) == 2
             assert set(family) >= {*server.worker_pids, building, forker_of(server.process.pid)}
             server.process.kill()
-            server.process.wait(10)
+            server.process.wait(PATIENCE_S)
             os.kill(building, signal.SIGCONT)
             for stream in streams:
                 with pytest.raises(Unavailable):
                     list(stream)
-        wait_until(lambda: not any(map(is_alive, family)), 20)
+        wait_until(lambda: not any(map(is_alive, family)))
     with serve(tmp_path, long_model, "log-2") as server, Client(server.address) as client:
-        report = client.operations.open(job.name).result(240)
+        report = client.operations.open(job.name).result(PATIENCE_S)
         assert client.operations.get(job.name).attempts == 2
         assert report.num_documents == DOCUMENTS
         path = tmp_path / "stores" / client.datastores.get("docs").path
@@ -88,7 +88,7 @@ def test_a_killed_fork_server_stops_no_worker_and_all_end_with_the_server(tmp_pa
         workers, forker = server.worker_pids, forker_of(server.process.pid)
         family = [*workers, *family_of(server.process.pid)]
         os.kill(forker, signal.SIGKILL)
-        wait_until(lambda: not is_alive(forker), 10)
+        wait_until(lambda: not is_alive(forker))
         for _ in range(6):  # each worker in its turn
             assert len(list(client.generate("a", max_tokens=3, temperature=0))) == 3
         endless = [client.generate("a", temperature=0) for _ in workers]
@@ -102,4 +102,4 @@ def test_a_killed_fork_server_stops_no_worker_and_all_end_with_the_server(tmp_pa
             assert len(list(client.generate("a", max_tokens=3, temperature=0, timeout_s=20))) == 3
         assert all(map(is_alive, workers))
         assert server.stop() == 0
-        wait_until(lambda: not any(map(is_alive, family)), 10)
+        wait_until(lambda: not any(map(is_alive, family)))

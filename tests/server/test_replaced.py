@@ -135,9 +135,9 @@ def test_a_store_that_cannot_be_read_is_named_and_all_else_goes_on(
 
         before = duo.worker_pids
         os.kill(before[0], signal.SIGKILL)
-        wait_until(lambda: len(duo.worker_pids) == 2 and duo.worker_pids != before, 30)
+        wait_until(lambda: len(duo.worker_pids) == 2 and duo.worker_pids != before)
         os.kill(before[1], signal.SIGKILL)
-        wait_until(lambda: len(duo.worker_pids) == 2 and not set(before) & set(duo.worker_pids), 30)
+        wait_until(lambda: len(duo.worker_pids) == 2 and not set(before) & set(duo.worker_pids))
 
         def is_back() -> bool:
             try:
@@ -145,15 +145,15 @@ def test_a_store_that_cannot_be_read_is_named_and_all_else_goes_on(
             except Unavailable:
                 return False
 
-        wait_until(is_back, 30)
+        wait_until(is_back)
         assert outcomes(client, store="live") == {"Incompatible"}
         assert client.datastores.get("live").num_entries == 0
         put(store_folder, live)
         wait_until(lambda: outcomes(client, store="live") == {"answered"}, SECOND + 10)
         assert documents(client) == documents(client, "store")
         assert not any(store.problem for store in client.datastores.list())
-    told = [line for line in duo.output.splitlines() if "memlm.stores" in line and "cannot be used" in line]
-    assert len(told) == 4  # once in each of the four processes
+    warnings = [line for line in duo.output.splitlines() if "memlm.stores" in line and "cannot be used" in line]
+    assert len(warnings) == 4  # once in each of the four processes
 
 
 def test_a_server_does_not_start_with_a_store_that_it_was_given_and_cannot_open(

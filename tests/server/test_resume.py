@@ -62,10 +62,10 @@ def test_any_token_can_be_gone_on_from_while_it_is_kept(server: RunningServer, c
     with grpc.insecure_channel(server.address) as channel:
         stub = GenerationStub(channel)
         events = [codec.event_from_wire(event) for event in stub.Generate(codec.to_wire(request))]
-        accepted, *told, finished = events
+        accepted, *token_events, finished = events
         assert isinstance(accepted, Accepted)
         assert isinstance(finished, Finished)
-        whole = [token for tokens in told for token in tokens]
+        whole = [token for tokens in token_events for token in tokens]
 
         def resumed(offset: int, request_id: str = accepted.request_id) -> list:
             request = codec.to_wire(ResumeGenerationRequest(request_id, offset))
@@ -108,4 +108,4 @@ def test_what_nobody_comes_back_to_is_stopped(narrow_server: RunningServer, how:
             with pytest.raises((NotFound, Unavailable)):
                 list(stream)
     way.close()
-    wait_until(lambda: "Traceback" not in narrow_server.output, 1)
+    wait_until(lambda: "Traceback" not in narrow_server.output)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 from hostile import METHODS
-from running import RunningServer
+from running import PATIENCE_S, RunningServer
 
 from memlm.api.datastores import LoadDatastoreRequest, NewDocument, SearchRequest, StoreInfo
 from memlm.api.params import GenerateRequest, RetrievalParams, StoreWeight
@@ -52,8 +52,8 @@ def test_an_rpc_that_names_a_datastore_or_a_path_has_a_rule_that_looks_at_it() -
 
 def test_what_a_question_leaves_open_is_filled_with_the_callers_own(tmp_path: Path) -> None:
     rights, ann = rights_of(tmp_path, "a", "b", "z"), Principal("ann", stores=frozenset({"b", "a", "not-there"}))
-    asked = rights.authorize("Generate", ann, GenerateRequest("x"))
-    assert asked.retrieval.stores == (StoreWeight("a"), StoreWeight("b"))
+    authorized = rights.authorize("Generate", ann, GenerateRequest("x"))
+    assert authorized.retrieval.stores == (StoreWeight("a"), StoreWeight("b"))
     alone = rights.authorize("Generate", Principal("ben", stores=frozenset({"not-there"})), GenerateRequest("x"))
     assert not alone.retrieval.use_store
     scored = rights.authorize("Score", ann, ScoreRequest("x", RetrievalParams(use_store=False)))
@@ -74,10 +74,17 @@ def test_a_folder_belongs_to_the_names_it_is_in_service_under_else_to_the_one_it
     def load(path: str, name: str | None = "mine") -> str:
         return rights.authorize("LoadDatastore", eve, LoadDatastoreRequest(path, name, replace=True)).path
 
-    mine, payroll = (f"{name}-{'0' * 16}" for name in ("mine", "payroll"))
-    assert load(mine) == load(mine, None) == load(str(tmp_path / mine)) == str(tmp_path / mine)
+    own_folder, payroll = (f"{name}-{'0' * 16}" for name in ("mine", "payroll"))
+    assert load(own_folder) == load(own_folder, None) == load(str(tmp_path / own_folder)) == str(tmp_path / own_folder)
     (tmp_path / "link").symlink_to(payroll)
-    others = [payroll, str(tmp_path / payroll), f"{mine}/../{payroll}", "link", f"./{payroll}/", f"{payroll}/segments"]
+    others = [
+        payroll,
+        str(tmp_path / payroll),
+        f"{own_folder}/../{payroll}",
+        "link",
+        f"./{payroll}/",
+        f"{payroll}/segments",
+    ]
     others += ["", ".", "jobs", "..", "/", "payroll", str(tmp_path), f"not-there-{'0' * 16}"]
     for path in others:
         with pytest.raises(PermissionDenied):
@@ -86,12 +93,12 @@ def test_a_folder_belongs_to_the_names_it_is_in_service_under_else_to_the_one_it
     for path in others:
         with pytest.raises(PermissionDenied):
             load(path)
-    rights.stores.put("payroll", tmp_path / mine)  # the operator gave it another name
+    rights.stores.put("payroll", tmp_path / own_folder)  # the operator gave it another name
     rights.stores.remove("mine")
     with pytest.raises(PermissionDenied):
-        load(mine)
+        load(own_folder)
     rights.stores.remove("payroll")
-    assert load(mine) == str(tmp_path / mine)
+    assert load(own_folder) == str(tmp_path / own_folder)
 
 
 @pytest.mark.parametrize("stores", [None, frozenset({"a"})])
@@ -100,7 +107,7 @@ def test_an_error_tells_no_path_of_the_server(tmp_path: Path, stores: frozenset[
     given.mkdir(parents=True)
     config = ServerConfig(tmp_path / "models" / "m", (given,), store_dir=tmp_path / "stores", session_dir=sessions)
     rights = Rights(config, DatastoreRegistry(config.stores, config.store_dir))
-    for told, display_name in (
+    for text, display_name in (
         (f"{tmp_path}/stores/a-1/CURRENT is damaged", "a-1/CURRENT is damaged"),
         (f"the disk of {tmp_path}/stores is full", "the disk of stores is full"),
         (f"{given}/segments/000001 is damaged", "given/segments/000001 is damaged"),
@@ -109,7 +116,7 @@ def test_an_error_tells_no_path_of_the_server(tmp_path: Path, stores: frozenset[
         (f"{tmp_path}/models/m is no model", "m is no model"),
         (f"/x{given} and {given}s stay", f"/x{given} and {given}s stay"),
     ):
-        error = rights.redact_error(stores, Corrupt(told))
+        error = rights.redact_error(stores, Corrupt(text))
         assert (type(error), str(error)) == (Corrupt, display_name)
     bad = rights.redact_error(stores, InvalidInput(f"{given} is bad", field="path"))
     assert isinstance(bad, InvalidInput)
@@ -159,12 +166,12 @@ def house(
         Client(server.address, token=EVE) as eve,
     ):
         for name in ("payroll", "gone"):
-            root.datastores.build(name, str(corpus_folder)).result(60)
+            root.datastores.build(name, str(corpus_folder)).result(PATIENCE_S)
         secret = NewDocument("salaries", "the salary of ann is 1234567", "salaries")
         for name in ("payroll", "gone", "given"):
-            root.datastores.add(name, [secret]).result(60)
+            root.datastores.add(name, [secret]).result(PATIENCE_S)
         root.datastores.unload("gone")
-        eve.datastores.build("mine", str(corpus_folder)).result(60)
+        eve.datastores.build("mine", str(corpus_folder)).result(PATIENCE_S)
         (folder / "stores" / "link").symlink_to(next((folder / "stores").glob("payroll-*")).name)
         (folder / "outside-link").symlink_to(folder / "given")
         yield House(server, folder, root, eve)
@@ -187,7 +194,7 @@ WAYS: dict[str, Callable[[Client, str, Path], Any]] = {
 }
 
 
-def told(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     return f"{error} {getattr(error, 'name', '')}"
 
 
@@ -204,8 +211,8 @@ def test_no_call_reads_changes_or_learns_of_anothers_datastore(house: House, way
     for name in ("payroll", "gone", "given", "never-there", *house.paths_of_others()):
         with pytest.raises((PermissionDenied, InvalidInput)) as refused:
             WAYS[way](house.eve, name, corpus_folder)
-        said = without(told(refused.value), name)
-        assert not [secret for secret in (*SECRET, str(house.folder)) if secret in said], said
+        message = without(message_of(refused.value), name)
+        assert not [secret for secret in (*SECRET, str(house.folder)) if secret in message], message
     assert house.root.datastores.list() == before
 
 
@@ -215,8 +222,8 @@ def test_no_path_takes_anothers_datastore_into_service(house: House) -> None:
         for name in ("mine", "mine-too", None):
             with pytest.raises(PermissionDenied) as refused:
                 house.eve.datastores.load(path, name, replace=True)
-            said = without(told(refused.value), path)
-            assert not [secret for secret in (*SECRET, str(house.folder)) if secret in said], said
+            message = without(message_of(refused.value), path)
+            assert not [secret for secret in (*SECRET, str(house.folder)) if secret in message], message
     assert house.root.datastores.list() == before
     assert sorted(map(str, (house.folder / "stores").rglob("*"))) == files
 
@@ -237,7 +244,7 @@ def test_what_is_left_open_and_what_is_listed_is_the_callers_own(house: House) -
     ):
         with pytest.raises((PermissionDenied, InvalidInput)) as refused:
             call()
-        assert not [secret for secret in SECRET if secret in told(refused.value)]
+        assert not [secret for secret in SECRET if secret in message_of(refused.value)]
 
 
 def test_a_callers_own_datastore_comes_and_goes_by_the_path_it_is_shown(house: House) -> None:
@@ -265,5 +272,5 @@ def test_callers_see_no_absolute_path_and_the_log_has_it(house: House) -> None:
     with pytest.raises(MemlmError) as refused:
         house.root.datastores.load("broken")
     assert "broken/CURRENT" in str(refused.value)
-    assert str(house.folder) not in told(refused.value)
+    assert str(house.folder) not in message_of(refused.value)
     assert str(damaged / "CURRENT") in house.server.output

@@ -15,7 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hostile import METHODS, filled
-from running import RunningServer, wait_until
+from running import PATIENCE_S, RunningServer, wait_until
 
 from memlm.api.datastores import NewDocument
 from memlm.api.generation import CancelGenerationRequest, ResumeGenerationRequest
@@ -77,7 +77,7 @@ def sent(channel: grpc.Channel, method: Any, data: bytes, metadata: tuple[tuple[
     return grpc.StatusCode.OK
 
 
-def asked(address: str, token: str, request: Any) -> None:
+def call(address: str, token: str, request: Any) -> None:
     """One question of a dataclass to the call that takes it; raises RpcError."""
     message = codec.to_wire(request)
     (method,) = [each for each in METHODS if each.input_type is type(message).DESCRIPTOR]
@@ -94,8 +94,8 @@ def test_the_contract_is_all_that_the_server_offers(guarded: RunningServer) -> N
         request = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
         (answer,) = stub.ServerReflectionInfo(request, metadata=(("authorization", f"Bearer {ANN}"),))
     listed = {service.name for service in answer.list_services_response.service}
-    ours = {service.full_name for service in codec.SERVICES}
-    assert listed - ours == {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    contract = {service.full_name for service in codec.SERVICES}
+    assert listed - contract == {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
     assert len(METHODS) >= 28
 
 
@@ -153,9 +153,9 @@ def test_anothers_operation_is_not_found_whatever_is_asked_of_it(
     for way in (ben.operations.get, ben.operations.cancel, ben.operations.delete):
         with pytest.raises(NotFound, match="no operation"):
             way(job.name)
-    asked(guarded.address, BEN, WaitOperationRequest(job.name, 1.0))
+    call(guarded.address, BEN, WaitOperationRequest(job.name, 1.0))
     assert ben.operations.list() == ()
-    assert job.result(60).num_documents == 8
+    assert job.result(PATIENCE_S).num_documents == 8
     ann.datastores.unload("anns")
 
 
@@ -166,7 +166,7 @@ def test_anothers_generation_can_be_neither_resumed_nor_cancelled(
         next(stream)
         request_id = stream.accepted.request_id
         for request in (ResumeGenerationRequest(request_id), CancelGenerationRequest(request_id)):
-            asked(guarded.address, BEN, request)
+            call(guarded.address, BEN, request)
         assert len(list(stream)) == 4
     assert len(request_id) >= 16  # 64 bits, so that it cannot be guessed
     assert len(ann.session().name.rpartition("/")[2]) >= 22  # 128 bits
@@ -231,13 +231,13 @@ def test_no_secret_and_no_text_is_logged_at_the_most_talkative_level(
     ann.score(f"{WRITTEN} scored", token_scores=True)
     ann.search("store", f"{WRITTEN} searched")
     ann.detokenize(ann.tokenize(f"{WRITTEN} tokenized"))
-    ann.datastores.build("logged", str(corpus_folder)).result(60)
+    ann.datastores.build("logged", str(corpus_folder)).result(PATIENCE_S)
     document = NewDocument("doc", f"{WRITTEN} added", f"{WRITTEN} title", {"note": f"{WRITTEN} metadata"})
-    ann.datastores.add("logged", [document]).result(60)
+    ann.datastores.add("logged", [document]).result(PATIENCE_S)
     ann.datastores.unload("logged")
     with pytest.raises(NotFound):
         ann.search("nowhere", f"{WRITTEN} not searched")
-    wait_until(lambda: "call=UnloadDatastore" in guarded.output and "nowhere" in guarded.output, 10)
+    wait_until(lambda: "call=UnloadDatastore" in guarded.output and "nowhere" in guarded.output)
     assert "DEBUG" in guarded.output
     for never in (WRITTEN, ANN, BEN, NIX, ANN.replace(" ", "%20")):
         assert never not in guarded.output
@@ -258,7 +258,7 @@ def test_no_name_that_a_caller_chooses_makes_a_line_of_its_own_in_the_log(guarde
         with pytest.raises((MemlmError, grpc.RpcError)):
             way()
     assert ann.get_model()
-    wait_until(lambda: "call=GetModel" in guarded.output, 10)
+    wait_until(lambda: "call=GetModel" in guarded.output)
     assert not [line for line in guarded.output.splitlines() if line.startswith(("2026-01-01", "forged"))]
 
 

@@ -57,10 +57,10 @@ def test_without_a_token_nothing_but_health_is_told(guarded: tuple[RunningServer
             with pytest.raises(Unauthenticated):
                 client.append_to_session("x", "text")
     with grpc.insecure_channel(server.address) as channel:
-        asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-        with pytest.raises(grpc.RpcError) as told:
-            list(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked))
-    assert told.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        requests = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        with pytest.raises(grpc.RpcError) as raised:
+            list(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(requests))
+    assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_token_may_do_what_it_is_for(guarded: tuple[RunningServer, Path]) -> None:
@@ -122,9 +122,9 @@ def test_a_rate_is_kept_and_says_when_to_come_back(monkeypatch: pytest.MonkeyPat
     caller = Principal("ann", requests_per_minute=60.0)
     for _ in range(10):
         caller.check("Generate")
-    with pytest.raises(Overloaded, match="60 times a minute") as told:
+    with pytest.raises(Overloaded, match="60 times a minute") as raised:
         caller.check("Generate")
-    assert told.value.retry_after_s == pytest.approx(1.0)
+    assert raised.value.retry_after_s == pytest.approx(1.0)
     now_s[0] += 0.5
     with pytest.raises(Overloaded):
         caller.check("Generate")
@@ -218,7 +218,7 @@ def test_tls_both_ways_and_a_certificate_that_changes(model_folder: Path, tmp_pa
                 except MemlmError:
                     return False
 
-        wait_until(is_renewed, 20)
+        wait_until(is_renewed)
         words = ["client", "--ca", str(tmp_path / "new-ca.pem"), "--cert", str(own_cert), "--key", str(own_key)]
         done = CliRunner().invoke(app, [*words, "info", "--target", target, "--json"])
         assert done.exit_code == 0, done.output

@@ -14,7 +14,7 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo
 from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from running import RunningServer, alike
+from running import PATIENCE_S, RunningServer, alike
 
 from memlm.api.datastores import StoreInfo
 from memlm.api.generation import Accepted, Finished, Token
@@ -120,7 +120,7 @@ def test_the_rest_equals_in_process(client: Client, lm: LanguageModel) -> None:
 async def test_the_async_client_gives_the_same(server: RunningServer, lm: LanguageModel) -> None:
     text = "a model can be read"
     async with AsyncClient(server.address) as client:
-        await client.wait_until_ready(10)
+        await client.wait_until_ready(PATIENCE_S)
         async with await client.generate(PROMPT, seed=5, neighbors=2) as stream:
             assert isinstance(stream.accepted, Accepted)
             tokens = [token async for token in stream]
@@ -264,9 +264,9 @@ def test_health_says_serving(channel: grpc.Channel) -> None:
 
 
 def test_reflection_lists_the_services(channel: grpc.Channel) -> None:
-    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-    (answer,) = stub.ServerReflectionInfo(iter([asked]), timeout=10)
+    (answer,) = stub.ServerReflectionInfo(iter([request]), timeout=10)
     names = {service.name for service in answer.list_services_response.service}
     assert {"memlm.v1.Generation", "memlm.v1.Datastores", "grpc.health.v1.Health"} <= names
 
@@ -291,7 +291,7 @@ with Client({server.address!r}, timeout_s=20) as client:
         child.start()
     answers = [told.get(timeout=30) for _ in children]
     for child in children:
-        child.join(10)
+        child.join(PATIENCE_S)
     ask(client, told)
     answers.append(told.get(timeout=10))
     assert answers == [answers[0]] * 3, answers

@@ -72,7 +72,7 @@ def test_a_caller_that_leaves_gives_the_session_back(narrow_server: RunningServe
         with pytest.raises(Locked, match="being used"):
             session.fork()
         stream.close()
-        wait_until(lambda: not session.info().busy, 10)
+        wait_until(lambda: not session.info().busy)
         assert session.info().num_tokens == before
         assert len(list(session.generate(max_tokens=3, seed=1))) <= 3
 
@@ -112,13 +112,13 @@ def test_what_was_acknowledged_survives_a_killed_worker_and_a_restart(
         with pytest.raises(MemlmError):
             list(stream)
         client.wait_until_ready()
-        wait_until(lambda: _there(client, session.name), 30)
+        wait_until(lambda: _there(client, session.name))
         assert client.get_session(session.name).num_tokens == held
     with RunningServer(tmp_path / "log", long_model, options=options) as server, Client(server.address) as client:
         client.wait_until_ready()
         assert client.get_session(session.name).num_tokens == held
-        told = list(client.generate("", session=session.name, temperature=0, max_tokens=4))
-        assert [token.logprob for token in told] == [token.logprob for token in expected]
+        info = list(client.generate("", session=session.name, temperature=0, max_tokens=4))
+        assert [token.logprob for token in info] == [token.logprob for token in expected]
 
 
 def _there(client: Client, name: str) -> bool:

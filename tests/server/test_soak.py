@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from running import RunningServer, anonymous_bytes
+from running import PATIENCE_S, RunningServer, anonymous_bytes
 from texts import make_text
 
 from memlm.client import Client
@@ -76,7 +76,7 @@ def test_who_stops_reading_harms_nobody(tmp_path: Path, long_model: Path) -> Non
         before = anonymous_bytes(server.process.pid)
         for number in range(30):
             assert len(list(brisk.generate("a", max_tokens=8, temperature=0, timeout_s=10))) == 8, number
-        reader.join(30)
+        reader.join(PATIENCE_S)
         assert len(read) == 200
         assert anonymous_bytes(server.process.pid) < before + (128 << 20)
         for stream in streams:

@@ -34,9 +34,9 @@ class Crowd:
         for id_ in given_up:
             self.cancelled.add(id_)
             del self.open[id_]
-        said: list[Any] = [Cancel(id_) for id_ in given_up]
-        said += [self.ask() for _ in range(min(self.left, self.rng.randint(0, 3)))]
-        return said or ([] if self.left or self.open else [Stop()])
+        messages: list[Any] = [Cancel(id_) for id_ in given_up]
+        messages += [self.ask() for _ in range(min(self.left, self.rng.randint(0, 3)))]
+        return messages or ([] if self.left or self.open else [Stop()])
 
     def ask(self) -> Submission:
         self.left -= 1

@@ -16,7 +16,6 @@ from memlm.api.generation import Accepted, Finished
 from memlm.api.params import GenerateRequest, SamplingParams
 from memlm.api.scoring import ScoreRequest
 from memlm.api.server import GetModelRequest
-from memlm.base.allocator import trim_heap
 from memlm.base.steps import run_steps
 from memlm.errors import DeadlineExceeded, InternalError, InvalidInput, NotFound, Overloaded
 from memlm.language_model import LanguageModel
@@ -25,6 +24,7 @@ from memlm.server.frontend.streams import MAX_EVENT_BYTES, merge_tokens
 from memlm.server.inference import handlers, worker
 from memlm.server.inference.messages import Cancel, Events, Failed, Heartbeat, Result, Stop, Submission
 from memlm.server.inference.worker import Worker
+from memlm.server.processes import trim_heap
 from memlm.wire.codec import token_to_wire
 
 PROMPT = "the memory of"

@@ -12,7 +12,7 @@ from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
-from running import RunningServer, alike, figures_at, free_port, wait_until
+from running import PATIENCE_S, RunningServer, alike, figures_at, free_port, wait_until
 from texts import make_text
 
 from memlm.api.datastores import ListDatastoresRequest, NewDocument
@@ -64,11 +64,11 @@ def test_who_stands_still_gets_no_more_to_do(trio: RunningServer) -> None:
         for asker in askers:
             asker.start()
             time.sleep(0.05)
-        wait_until(lambda: len(ended) >= 10, 8)
+        wait_until(lambda: len(ended) >= 10)
     finally:
         os.kill(still, signal.SIGCONT)
     for asker in askers:
-        asker.join(20)
+        asker.join(PATIENCE_S)
     assert ended == [6] * 12
 
 
@@ -160,7 +160,7 @@ def test_one_dies_and_the_others_go_on(model_folder: Path, store_folder: Path, t
         for name in lost:
             with pytest.raises((Unavailable, NotFound)):  # while it is started again, and after
                 client.get_session(name)
-        wait_until(lambda: is_back(client, min(lost)), 60)
+        wait_until(lambda: is_back(client, min(lost)))
         assert {session.name for session in client.list_sessions()} == kept
         assert len(server.worker_pids) == 2
         assert first in server.worker_pids
@@ -168,7 +168,7 @@ def test_one_dies_and_the_others_go_on(model_folder: Path, store_folder: Path, t
 
 def place_that_died(server: RunningServer) -> int:
     """Which of the workers that was; they start side by side."""
-    wait_until(lambda: " died " in server.output, 5)
+    wait_until(lambda: " died " in server.output)
     return int(server.output.partition(" died ")[0].rpartition("inference worker ")[2])
 
 
@@ -198,7 +198,7 @@ def test_who_dies_while_a_datastore_is_loaded_has_it_when_it_is_back(
         time.sleep(0.3)
         assert loading.is_alive()  # one has it, the other cannot say so
         os.kill(stopped, signal.SIGKILL)
-        loading.join(10)
+        loading.join(PATIENCE_S)
         assert not loading.is_alive()
         name = session_at(client, place_that_died(server))
         with client.generate("", session=name, max_tokens=2, store="store", neighbors=1) as stream:
@@ -223,9 +223,9 @@ def test_what_is_built_speaks_on_all_of_them(model_folder: Path, corpus_folder: 
         RunningServer(tmp_path / "log", model_folder, options=options) as server,
         Client(server.address) as client,
     ):
-        client.datastores.build("docs", str(corpus_folder)).result(60)
+        client.datastores.build("docs", str(corpus_folder)).result(PATIENCE_S)
         assert {client.datastores.get("docs").num_documents for _ in range(20)} == {8}
-        client.datastores.add("docs", [NewDocument("new", make_text(99, 40))]).result(60)
+        client.datastores.add("docs", [NewDocument("new", make_text(99, 40))]).result(PATIENCE_S)
         assert {client.datastores.get("docs").num_documents for _ in range(20)} == {9}
         client.datastores.delete_documents("docs", ["new"])
         assert {client.datastores.get("docs").num_deleted_documents for _ in range(20)} == {1}
@@ -269,7 +269,7 @@ def test_who_is_full_still_does_what_all_do(long_model: Path, corpus_folder: Pat
         RunningServer(tmp_path / "log", long_model, options=options) as server,
         Client(server.address) as client,
     ):
-        client.datastores.build("docs", str(corpus_folder)).result(60)
+        client.datastores.build("docs", str(corpus_folder)).result(PATIENCE_S)
         pids = server.worker_pids
         busy = session_at(client, 0)
         with client.generate("a", session=busy, temperature=0, use_store=False) as stream:
@@ -284,21 +284,21 @@ def test_who_is_full_still_does_what_all_do(long_model: Path, corpus_folder: Pat
 
 async def test_who_loaded_what_is_no_longer_in_service_is_started_again(model_folder: Path, store_folder: Path) -> None:
     """A datastore that was taken into service while a worker was loading: too late for it to be told so."""
-    told: Iterator[dict[str, Path]] = chain([{}, {}, {}], repeat({"store": store_folder}))
-    link = WorkerHandle(ServerConfig(model_folder, num_threads=1), 0, lambda: next(told))
-    await link.start()
+    loads: Iterator[dict[str, Path]] = chain([{}, {}, {}], repeat({"store": store_folder}))
+    handle = WorkerHandle(ServerConfig(model_folder, num_threads=1), 0, lambda: next(loads))
+    await handle.start()
     try:
-        assert await link.answer(ListDatastoresRequest()) == ()
-        link.restart("so that another loads nothing, once more")
+        assert await handle.answer(ListDatastoresRequest()) == ()
+        handle.restart("so that another loads nothing, once more")
         stores = []
         async with asyncio.timeout(60):
             while not stores:
                 await asyncio.sleep(0.05)
                 with suppress(Unavailable):
-                    stores = [info.name for info in await link.answer(ListDatastoresRequest())]
+                    stores = [info.name for info in await handle.answer(ListDatastoresRequest())]
         assert stores == ["store"]
     finally:
-        await link.stop(5)
+        await handle.stop(5)
 
 
 @pytest.fixture
@@ -309,14 +309,14 @@ def still(model_folder: Path, own_store: Path, tmp_path: Path) -> Iterator[tuple
     with RunningServer(tmp_path / "log", model_folder, own_store, options=options) as server:
         stopped = server.worker_pids[0]
         os.kill(stopped, signal.SIGSTOP)
-        wait_until(lambda: figures_at(port)["memlm_heartbeat_age_seconds"] > 2.1, 10)
+        wait_until(lambda: figures_at(port)["memlm_heartbeat_age_seconds"] > 2.1)
         yield server, stopped
 
 
 def test_a_worker_that_stands_still_is_replaced(still: tuple[RunningServer, int]) -> None:
     server, stopped = still
     with Client(server.address) as client:
-        wait_until(lambda: stopped not in server.worker_pids and len(server.worker_pids) == 2, 30)
+        wait_until(lambda: stopped not in server.worker_pids and len(server.worker_pids) == 2)
         assert "sent no heartbeat for 4 s" in server.output
         for place in (0, 1):
             session_at(client, place)
@@ -327,7 +327,7 @@ def test_a_deletion_ends_though_a_worker_stands_still(still: tuple[RunningServer
     server, stopped = still
     with Client(server.address) as client:
         assert client.datastores.delete_documents("store", ["doc-1.txt"], timeout_s=30).num_documents == 1
-        wait_until(lambda: stopped not in server.worker_pids, 30)
+        wait_until(lambda: stopped not in server.worker_pids)
         found = [client.search("store", PROMPTS[0], k=400) for _ in range(8)]
         assert "doc-1.txt" not in {neighbor.document_id for each in found for neighbor in each}
 
@@ -339,20 +339,20 @@ def test_listing_sessions_ends_though_a_worker_stands_still(still: tuple[Running
 
 async def test_a_worker_that_loads_has_no_time_limit(model_folder: Path) -> None:
     """Its loop does not go round yet: silence says nothing."""
-    link = WorkerHandle(ServerConfig(model_folder, num_threads=1, worker_timeout_s=1), 0, dict)
-    await link.start()
+    handle = WorkerHandle(ServerConfig(model_folder, num_threads=1, worker_timeout_s=1), 0, dict)
+    await handle.start()
     try:
-        first = link._process
-        link.restart("so that another loads")
+        first = handle._process
+        handle.restart("so that another loads")
         async with asyncio.timeout(60):
-            while link._process is first or link._process is None or link._process.pid is None:
+            while handle._process is first or handle._process is None or handle._process.pid is None:
                 await asyncio.sleep(0.005)
-            os.kill(loading := link._process.pid, signal.SIGSTOP)
-            assert not link.is_loaded
+            os.kill(loading := handle._process.pid, signal.SIGSTOP)
+            assert not handle.is_loaded
             await asyncio.sleep(2.5)
             os.kill(loading, signal.SIGCONT)
-            while not link.is_serving:
+            while not handle.is_serving:
                 await asyncio.sleep(0.05)
-        assert link._process.pid == loading
+        assert handle._process.pid == loading
     finally:
-        await link.stop(5)
+        await handle.stop(5)

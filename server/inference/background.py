@@ -1,0 +1,74 @@
+"""Datastores that open, change or refresh in threads while a worker's loop keeps generating."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeAlias
+
+from memlm.api.datastores import DeleteDocumentsRequest, LoadDatastoreRequest
+from memlm.generation.engine import Engine
+from memlm.generation.loaded_stores import PendingDelete, PendingRefresh
+from memlm.retrieval.store import ModelStore
+from memlm.server.inference.active_request import ActiveRequest
+from memlm.server.inference.messages import Refresh
+
+BackgroundRequest: TypeAlias = LoadDatastoreRequest | DeleteDocumentsRequest | Refresh
+
+log = logging.getLogger("memlm.server.worker")
+
+
+class BackgroundTasks:
+    """Runs the slow part of a request in a thread. Its last part, which changes what is served, is left to the loop, so
+    that every step of the batch sees one version of each datastore.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._checkpoint, self._stores = engine.checkpoint, engine.stores
+        # Opening a large datastore takes long, and a deletion waits for other writers. Neither waits for the other.
+        self._opener, self._deleter = ThreadPoolExecutor(1, "opener"), ThreadPoolExecutor(1, "deleter")
+        self._tasks: list[tuple[ActiveRequest, Future[Any], Callable[[Any], Any]]] = []
+        self._refresh: Future[PendingRefresh] | None = None
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, active: ActiveRequest, request: BackgroundRequest) -> None:
+        """Starts the slow part of a request."""
+        if isinstance(request, LoadDatastoreRequest):
+            opening = self._opener.submit(ModelStore.open, request.path, self._checkpoint, request.store or "")
+            self._tasks.append((active, opening, partial(self._stores.register_store, replace=request.replace)))
+        elif isinstance(request, DeleteDocumentsRequest):
+            deleting = self._deleter.submit(self._stores.prepare_delete, request.document_ids, request.store)
+            self._tasks.append((active, deleting, PendingDelete.apply))
+        else:
+            refreshing = self._deleter.submit(self._stores.prepare_refresh, request.store)
+            self._tasks.append((active, refreshing, PendingRefresh.apply))
+
+    def take_finished(self) -> Iterator[tuple[ActiveRequest, Callable[[], Any]]]:
+        """Yields each request whose slow part has ended, with its last part. That one returns the answer, or raises."""
+        for task in [task for task in self._tasks if task[1].done()]:
+            self._tasks.remove(task)
+            active, future, finish = task
+            yield active, partial(_finish, finish, future)
+
+    def start_refresh(self) -> None:
+        """Looks for new versions of all datastores, unless a search for them runs."""
+        if self._refresh is None:
+            self._refresh = self._opener.submit(self._stores.prepare_refresh)
+
+    def finish_refresh(self) -> None:
+        """Switches to the new versions that were found."""
+        if self._refresh is None or not self._refresh.done():
+            return
+        refresh, self._refresh = self._refresh, None
+        try:
+            refresh.result().apply()
+        except Exception:
+            log.exception("looking for changes of the datastores failed")
+
+
+def _finish(finish: Callable[[Any], Any], future: Future[Any]) -> Any:
+    return finish(future.result())
