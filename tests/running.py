@@ -53,6 +53,8 @@ class RunningServer:
     ) -> None:
         self.log, self.fails = log, fails
         arguments = ["serve", "--model", str(model), "--port", "0", "--log-level", "info"]
+        # Hardly below the others: at the default of 10, jobs starve beside the machine's other work.
+        arguments += ["--index-nice", "1"]
         for store in stores:
             arguments += ["--store", str(store)]
         arguments += options
