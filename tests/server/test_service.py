@@ -280,20 +280,20 @@ def test_a_client_goes_on_after_a_fork(server: RunningServer) -> None:
     code = f"""
 import multiprocessing as mp
 from memlm import Client
-def ask(client, told):
-    told.put((client.tokenize("the memory"), len(list(client.generate("a", max_tokens=3, temperature=0)))))
+def ask(client, queue):
+    queue.put((client.tokenize("the memory"), len(list(client.generate("a", max_tokens=3, temperature=0)))))
 with Client({server.address!r}, timeout_s=20) as client:
     client.tokenize("the memory")
     fork = mp.get_context("fork")
-    told = fork.Queue()
-    children = [fork.Process(target=ask, args=(client, told)) for _ in range(2)]
+    queue = fork.Queue()
+    children = [fork.Process(target=ask, args=(client, queue)) for _ in range(2)]
     for child in children:
         child.start()
-    answers = [told.get(timeout=30) for _ in children]
+    answers = [queue.get(timeout=30) for _ in children]
     for child in children:
-        child.join(PATIENCE_S)
-    ask(client, told)
-    answers.append(told.get(timeout=10))
+        child.join(30)
+    ask(client, queue)
+    answers.append(queue.get(timeout=10))
     assert answers == [answers[0]] * 3, answers
     assert [child.exitcode for child in children] == [0, 0]
 """
