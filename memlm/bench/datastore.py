@@ -105,21 +105,21 @@ def default_kinds(dim: int) -> list[str]:
 
 
 def _keys(
-    checkpoint: Checkpoint, texts: Corpus, work: Path, wanted: int, progress: Progress
+    checkpoint: Checkpoint, texts: Corpus, work: Path, num_keys: int, progress: Progress
 ) -> tuple[Float16[np.ndarray, "N D"], np.ndarray, float | None]:
     """Keys and values of the first tokens of a corpus, and the tokens/s if they were not in the folder already."""
     work.mkdir(parents=True, exist_ok=True)
     paths, pace = (work / "keys.npy", work / "values.npy"), None
-    if not all(path.exists() for path in paths) or len(np.load(paths[1], mmap_mode="r")) < wanted:
-        pace = _compute_keys(checkpoint, texts, paths, wanted, progress)
+    if not all(path.exists() for path in paths) or len(np.load(paths[1], mmap_mode="r")) < num_keys:
+        pace = _compute_keys(checkpoint, texts, paths, num_keys, progress)
     keys_ND, values_N = (np.load(path, mmap_mode="r") for path in paths)
-    if len(values_N) < wanted:
-        raise InvalidInput(f"the texts have {len(values_N):,} tokens; {wanted:,} are wanted", field="entries")
+    if len(values_N) < num_keys:
+        raise InvalidInput(f"the texts have {len(values_N):,} tokens; {num_keys:,} are wanted", field="entries")
     return keys_ND, values_N, pace
 
 
 def _compute_keys(
-    checkpoint: Checkpoint, texts: Corpus, paths: tuple[Path, Path], wanted: int, progress: Progress
+    checkpoint: Checkpoint, texts: Corpus, paths: tuple[Path, Path], num_keys: int, progress: Progress
 ) -> float:
     encoder, begin = Encoder(checkpoint.decoder), time.perf_counter()
     with (
@@ -138,8 +138,8 @@ def _compute_keys(
             for window, keys_ND in zip(block, read, strict=True):
                 keys.append(keys_ND)
                 values.append(window.targets_N)
-            progress("compute keys", min(keys.rows, wanted), wanted)
-            if keys.rows >= wanted:
+            progress("compute keys", min(keys.rows, num_keys), num_keys)
+            if keys.rows >= num_keys:
                 break
         keys.sync()
         values.sync()
@@ -214,18 +214,18 @@ def _built(factory: str, keys_ND: Float16[np.ndarray, "N D"], values_N: np.ndarr
     write_ivf(path, trained, keys_ND, values_N, progress=silent)
     write_s = time.perf_counter() - begin
     part = min(ADDED, len(keys_ND))
-    ours, bare = [], []
+    index_s, faiss_s = [], []
     for _ in range(3):
-        ours.append(
+        index_s.append(
             _seconds(lambda: write_ivf(work / "part.faiss", trained, keys_ND[:part], values_N[:part], progress=silent))
         )
-        bare.append(_seconds(lambda: _add_barely(trained, keys_ND[:part], values_N[:part], work / "bare.faiss")))
+        faiss_s.append(_seconds(lambda: _add_barely(trained, keys_ND[:part], values_N[:part], work / "bare.faiss")))
     index = Ivf(open_index(path, len(keys_ND), keys_ND.shape[1]), factory, None)
     return index, {
         "bytes_per_entry": code_bytes(factory, keys_ND.shape[1]) + 8,
         "train_s": train_s,
         "add_per_s": len(keys_ND) / write_s,
-        "add_over_bare_faiss": median_ratio(bare, ours)[0],
+        "add_over_bare_faiss": median_ratio(faiss_s, index_s)[0],
     }
 
 
@@ -250,14 +250,14 @@ def _settled(index: Ivf, questions: Questions, exact: Neighbors, temperature: fl
 
 
 def _found(search: Search, questions: Questions, exact: Neighbors, temperature: float) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for k in (K, LARGE_K):
         found, truth = search(questions.keys_QD, k), exact.first(k)
         recall_Q, mass_Q = agreement(found, truth, temperature)
         change_Q = _nats(questions, found, temperature) - _nats(questions, truth, temperature)
         for name, each_Q in (("recall", recall_Q), ("softmax_mass", mass_Q), ("nats_change", change_Q)):
-            told[f"{name}_k{k}"], told[f"{name}_k{k}_error"] = mean_and_error(each_Q)
-    return told
+            figures[f"{name}_k{k}"], figures[f"{name}_k{k}_error"] = mean_and_error(each_Q)
+    return figures
 
 
 def _nats(questions: Questions, found: Neighbors, temperature: float) -> Float32[np.ndarray, " Q"]:
@@ -268,12 +268,12 @@ def _nats(questions: Questions, found: Neighbors, temperature: float) -> Float32
 
 def _times(search: Search, questions: Questions) -> dict[str, float]:
     """Median milliseconds of a query, over tries with different queries."""
-    told = {}
+    figures = {}
     for k in (K, LARGE_K):
         for batch in (1, BATCH):
             tries = [_seconds(partial(search, queries, k)) for queries in _batches(questions.keys_QD, batch)]
-            told[f"ms_per_query_k{k}_batch{batch}"] = 1e3 * statistics.median(tries) / batch
-    return told
+            figures[f"ms_per_query_k{k}_batch{batch}"] = 1e3 * statistics.median(tries) / batch
+    return figures
 
 
 def _batches(keys_QD: Float32[np.ndarray, "Q D"], size: int) -> Iterator[Float32[np.ndarray, "B D"]]:

@@ -44,11 +44,11 @@ class Seen:
 
     def figures(self, prefix: str, seconds: float) -> dict[str, float]:
         """By name."""
-        told = {f"{prefix}_tokens_per_s": self.tokens / seconds, f"{prefix}_answers_per_s": self.answers / seconds}
+        found = {f"{prefix}_tokens_per_s": self.tokens / seconds, f"{prefix}_answers_per_s": self.answers / seconds}
         for name, times in (("first_token", self.first_s), ("between_tokens", self.gaps_s)):
             for percent in PERCENTILES:
-                told[f"{prefix}_{name}_ms_p{percent}"] = 1000 * _percentile(times, percent)
-        return told
+                found[f"{prefix}_{name}_ms_p{percent}"] = 1000 * _percentile(times, percent)
+        return found
 
 
 def bench_load(
@@ -68,7 +68,7 @@ def bench_load(
         for kind, use_store in kinds.items():
             figures |= asyncio.run(_closed(target, kind, use_store, streams, seconds, repeats, progress))
         rate = OPEN_LOAD * figures[f"plain_{streams[-1]}_answers_per_s"]
-        figures |= asyncio.run(_open(target, rate, seconds, max(streams)))
+        figures |= asyncio.run(_open(target, rate, seconds))
     return figures | _when_full(model) | _bounds(model, figures, max(streams))
 
 
@@ -82,9 +82,9 @@ async def _closed(
         for repeat in range(repeats):
             for number, count in enumerate(streams):
                 seen = await _loop(client, count, seconds, use_store)
-                told = seen.figures(f"{kind}_{count}", seconds)
-                speeds[count].append(told[f"{kind}_{count}_tokens_per_s"])
-                figures |= told
+                measured = seen.figures(f"{kind}_{count}", seconds)
+                speeds[count].append(measured[f"{kind}_{count}_tokens_per_s"])
+                figures |= measured
                 progress(f"closed loop, {kind}", repeat * len(streams) + number + 1, repeats * len(streams))
     for count in streams:
         figures[f"{kind}_{count}_tokens_per_s"] = statistics.median(speeds[count])
@@ -107,17 +107,17 @@ async def _loop(client: AsyncClient, count: int, seconds: float, use_store: bool
     return seen
 
 
-async def _open(target: str, rate: float, seconds: float, streams: int) -> dict[str, float]:
+async def _open(target: str, rate: float, seconds: float) -> dict[str, float]:
     """Requests that arrive at random, `rate` a second."""
     rng, seen, begin_s = random.Random(0), Seen(), time.perf_counter()
-    asked: list[asyncio.Task[None]] = []
+    tasks: list[asyncio.Task[None]] = []
     arrival_s = begin_s
     async with _client(target) as client:
         while arrival_s < begin_s + seconds:
             await asyncio.sleep(max(0.0, arrival_s - time.perf_counter()))
-            asked.append(asyncio.create_task(_ask(client, len(asked), arrival_s, float("inf"), seen, False)))
+            tasks.append(asyncio.create_task(_ask(client, len(tasks), arrival_s, float("inf"), seen, False)))
             arrival_s += rng.expovariate(rate)
-        await asyncio.gather(*asked)
+        await asyncio.gather(*tasks)
     elapsed = time.perf_counter() - begin_s
     return {"open_requests_per_s": rate, **seen.figures("open", elapsed)}
 

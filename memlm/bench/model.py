@@ -65,12 +65,12 @@ def _decode(repeats: int, progress: Progress) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     bandwidth = measured_bandwidth()
     for name, dtype in multiplied_dtypes().items():
-        decoder, theirs = _pair(GPT2_SMALL, dtype)
+        decoder, reference = _pair(GPT2_SMALL, dtype)
         for batch in (1, 16):
             prompts = torch.randint(1, 50_000, (batch, PROMPT))
-            works = [lambda p=prompts, d=decoder: _our_decoding(d, p)]
-            if theirs is not None:
-                works.append(lambda p=prompts, m=theirs: _their_decoding(m, p))
+            works = [lambda p=prompts, d=decoder: _decoding(d, p)]
+            if reference is not None:
+                works.append(lambda p=prompts, m=reference: _transformers_decoding(m, p))
             results = alternately(repeats, *works)
             key = f"decode_{name}_{batch}"
             figures[f"{key}_tokens_per_s"] = statistics.median(results[0])
@@ -86,10 +86,10 @@ def _prefill(repeats: int, progress: Progress) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     tokens = torch.randint(1, 50_000, (1, PREFILL))
     for name, dtype in multiplied_dtypes().items():
-        decoder, theirs = _pair(GPT2_SMALL, dtype)
+        decoder, reference = _pair(GPT2_SMALL, dtype)
         works = [lambda d=decoder: _reading(lambda: d.logits(d(tokens)[0]))]
-        if theirs is not None:
-            works.append(lambda m=theirs: _reading(lambda: m(tokens).logits))
+        if reference is not None:
+            works.append(lambda m=reference: _reading(lambda: m(tokens).logits))
         results = alternately(repeats + 1, *works)
         results = [result[1:] for result in results]
         key = f"prefill_{name}"
@@ -114,17 +114,17 @@ def _memorizing(largest: int, progress: Progress) -> dict[str, Any]:
         figures[f"memorizing_{name}_cost_of_largest_over_smallest"] = _speed_near(speeds, sizes[0]) / _speed_near(
             speeds, sizes[-1]
         )
-    if (theirs := _their_memorizing(progress)) is not None:
-        figures["memorizing_theirs_tokens_per_s"] = theirs
+    if (reference := _reference_memorizing(progress)) is not None:
+        figures["memorizing_theirs_tokens_per_s"] = reference
         at = max(size for size in SIZES if size <= min(largest, 131_072))
         for name in multiplied_dtypes():
-            figures[f"memorizing_{name}_over_theirs"] = figures[f"memorizing_{name}_tokens_per_s_at_{at}"] / theirs
+            figures[f"memorizing_{name}_over_theirs"] = figures[f"memorizing_{name}_tokens_per_s_at_{at}"] / reference
     return figures
 
 
 def _training(repeats: int) -> dict[str, Any]:
     """Tokens/s of forward and backward passes against a bare stack of PyTorch's own layers."""
-    ours, theirs = Decoder(TRAINING), _Bare(TRAINING)
+    decoder, bare = Decoder(TRAINING), _Bare(TRAINING)
     tokens = torch.randint(1, TRAINING.vocab_size, (4, TRAINING.context_length + 1))
     dtype = list(multiplied_dtypes().values())[-1]  # as `memlm train` chooses
 
@@ -137,7 +137,7 @@ def _training(repeats: int) -> dict[str, Any]:
         return tokens[:, 1:].numel() / (time.perf_counter() - begin)
 
     results = alternately(
-        repeats + 1, lambda: pace(ours, lambda t: ours.logits(ours(t)[0])), lambda: pace(theirs, theirs)
+        repeats + 1, lambda: pace(decoder, lambda t: decoder.logits(decoder(t)[0])), lambda: pace(bare, bare)
     )
     results = [result[1:] for result in results]
     ratio, least, most = median_ratio(*results)
@@ -147,7 +147,7 @@ def _training(repeats: int) -> dict[str, Any]:
         "training_over_bare_layers": ratio,
         "training_over_bare_layers_least": least,
         "training_over_bare_layers_most": most,
-        "training_share_of_peak": speed * 6 * ours.num_parameters / measured_peak(dtype),
+        "training_share_of_peak": speed * 6 * decoder.num_parameters / measured_peak(dtype),
     }
 
 
@@ -198,11 +198,11 @@ def _pair(config: ModelConfig, dtype: torch.dtype) -> tuple[Decoder, Any]:
     import transformers
 
     transformers.logging.set_verbosity_error()
-    theirs: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config())
-    return decoder, theirs.to(dtype).eval()
+    reference: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config())
+    return decoder, reference.to(dtype).eval()
 
 
-def _our_decoding(decoder: Decoder, prompts_BT: Tensor) -> float:
+def _decoding(decoder: Decoder, prompts_BT: Tensor) -> float:
     with torch.inference_mode():
         state = decoder.new_state(batch_size=len(prompts_BT), capacity=PROMPT + DRAWN)
         next_B1 = decoder.logits(decoder(prompts_BT, state)[0][:, -1:]).argmax(dim=-1)
@@ -212,7 +212,7 @@ def _our_decoding(decoder: Decoder, prompts_BT: Tensor) -> float:
         return len(prompts_BT) * (DRAWN - 1) / (time.perf_counter() - begin)
 
 
-def _their_decoding(model: Any, prompts_BT: Tensor) -> float:
+def _transformers_decoding(model: Any, prompts_BT: Tensor) -> float:
     """Tokens/s of `generate`, less the time of the prompt and the first token."""
 
     def generate(count: int) -> None:
@@ -250,17 +250,17 @@ def _speed_near(speeds: dict[int, float], size: int) -> float:
     return statistics.median(speeds[measured] for measured in nearest)
 
 
-def _their_memorizing(progress: Progress) -> float | None:
+def _reference_memorizing(progress: Progress) -> float | None:
     """Tokens/s of memorizing-transformers-pytorch in float32, which do not depend on the size of its memory."""
     if find_spec("memorizing_transformers_pytorch") is None:
         return None
     from memorizing_transformers_pytorch import MemorizingTransformer
 
     with TemporaryDirectory(prefix="memlm-bench-") as folder, contextlib.chdir(folder):  # it writes .tmp/ where it runs
-        return _their_speed(MemorizingTransformer, progress)
+        return _reference_speed(MemorizingTransformer, progress)
 
 
-def _their_speed(kind: Any, progress: Progress) -> float:
+def _reference_speed(kind: Any, progress: Progress) -> float:
     model = kind(
         num_tokens=1024, dim=512, depth=8, dim_head=64, heads=8, memorizing_layers=(5,), max_knn_memories=262_144,
         num_retrieved_memories=32, xl_max_memories=512, xl_memory_layers=tuple(range(1, 9)),
@@ -273,7 +273,7 @@ def _their_speed(kind: Any, progress: Progress) -> float:
             begin = time.perf_counter()
             _, xl = model(tokens, knn_memories=memories, xl_memories=xl)
             speeds.append(512 / (time.perf_counter() - begin))
-            progress("memorizing, theirs", number + 1, 32)
+            progress("memorizing, reference", number + 1, 32)
     return statistics.median(speeds[8:])
 
 

@@ -89,7 +89,7 @@ def past_logprobs(
 
     It is -inf if no such position is followed by that token.
     """
-    told = []
+    logprobs = []
     for rows in torch.arange(len(keys_ND)).split(ROWS_AT_ONCE):
         distances_RN = torch.cdist(keys_ND[rows], keys_ND).square_()
         distances_RN[torch.arange(len(keys_ND)) > rows[:, None] - gap] = torch.inf
@@ -98,8 +98,8 @@ def past_logprobs(
         for scores_RN in (-distances_RN / temperature for temperature in temperatures):
             agreeing_R = scores_RN.masked_fill(others_RN, -torch.inf).logsumexp(1)
             shares.append(torch.where(agreeing_R > -torch.inf, agreeing_R - scores_RN.logsumexp(1), -torch.inf))
-        told.append(torch.stack(shares))
-    return torch.cat(told, dim=1)
+        logprobs.append(torch.stack(shares))
+    return torch.cat(logprobs, dim=1)
 
 
 def _documents(
@@ -117,8 +117,8 @@ def _documents(
 def _read(checkpoint: Checkpoint, tokens_N: Int64[np.ndarray, " N"]) -> Read:
     encoder, predictions = Encoder(checkpoint.decoder), []
     windows = list(document_windows(checkpoint.decoder, tokens_N, checkpoint.tokenizer.start_id))
-    for some in blocks_of(windows, WINDOWS_AT_ONCE):
-        predictions += encoder.predictions(some)
+    for block in blocks_of(windows, WINDOWS_AT_ONCE):
+        predictions += encoder.predictions(block)
     keys_ND = np.concatenate([prediction.keys_ND for prediction in predictions], dtype=np.float32)
     return Read(keys_ND, tokens_N, np.concatenate([prediction.logprobs_N for prediction in predictions]))
 

@@ -66,8 +66,8 @@ def bench_retrieval(
     for repeat in range(repeats):
         for number, way in enumerate(ways):
             progress("ask", repeat * len(ways) + number, repeats * len(ways), f"{way.store}, {way.name}")
-            told, share, elapsed = _ask(reads, way.retriever)
-            nats[id(way)], searched[id(way)] = told, share
+            way_nats, share, elapsed = _ask(reads, way.retriever)
+            nats[id(way)], searched[id(way)] = way_nats, share
             seconds[id(way)].append(elapsed)
     progress("ask", repeats * len(ways), repeats * len(ways))
     tokens = sum(len(read.targets_N) for read in reads)
@@ -83,7 +83,7 @@ def bench_retrieval(
             "searches_per_token": searched[id(way)],
             "ms_per_token": 1000 * statistics.median(seconds[id(way)]) / tokens,
             "time_over_one_lam": statistics.median(
-                mine / first for mine, first in zip(seconds[id(way)], seconds[id(ways[0])], strict=True)
+                way_s / first_s for way_s, first_s in zip(seconds[id(way)], seconds[id(ways[0])], strict=True)
             ),
         }
         for way in ways
@@ -163,9 +163,9 @@ def _ask(reads: Sequence[EncodedText], retriever: Retriever) -> tuple[list[Float
     return nats, searches / count, seconds
 
 
-def _against(base: Sequence[np.ndarray], mine: Sequence[np.ndarray]) -> dict[str, float]:
+def _against(base: Sequence[np.ndarray], nats: Sequence[np.ndarray]) -> dict[str, float]:
     """Nats per token that are saved, and the standard error over documents."""
-    saved = [float((old - new).sum()) for old, new in zip(base, mine, strict=True)]
+    saved = [float((old - new).sum()) for old, new in zip(base, nats, strict=True)]
     sizes = [len(each) for each in base]
     gain = sum(saved) / sum(sizes)
     spread = np.array([each - gain * size for each, size in zip(saved, sizes, strict=True)])

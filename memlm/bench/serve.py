@@ -129,13 +129,13 @@ async def _drawn(client: AsyncClient, seed: int) -> tuple[int, int]:
 def _read_long(folder: Path, texts: Path, repeats: int, progress: Progress) -> list[list[float]]:
     """Tokens/s of appends to a session, and of the bare decoder, for a model that reads any length."""
     path = folder / "long"
-    made = load_checkpoint(model_for(None, folder / "short", texts))
+    checkpoint = load_checkpoint(model_for(None, folder / "short", texts))
     torch.manual_seed(0)
-    decoder = Decoder(replace(PRESETS["tiny"], model_fields={"xl_length": 256}).model(made.tokenizer.vocab_size))
-    save_checkpoint(path, decoder, made.tokenizer)
+    decoder = Decoder(replace(PRESETS["tiny"], model_fields={"xl_length": 256}).model(checkpoint.tokenizer.vocab_size))
+    save_checkpoint(path, decoder, checkpoint.tokenizer)
     decoder = load_checkpoint(path).decoder
     text = "".join(document.text for document in Corpus([texts]))[:LONG_CHARACTERS]
-    tokens = torch.from_numpy(made.tokenizer.encode(text).astype("int64"))[None]
+    tokens = torch.from_numpy(checkpoint.tokenizer.encode(text).astype("int64"))[None]
 
     def prefilled() -> float:
         state, begin_s = decoder.new_state(capacity=UNBOUNDED), time.perf_counter()
@@ -161,8 +161,8 @@ def _read_long(folder: Path, texts: Path, repeats: int, progress: Progress) -> l
 
 def _cpu_seconds(port: int) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        told = answer.read().decode()
-    return float(next(line for line in told.splitlines() if line.startswith(CPU_SECONDS)).split()[1])
+        metrics = answer.read().decode()
+    return float(next(line for line in metrics.splitlines() if line.startswith(CPU_SECONDS)).split()[1])
 
 
 def _exit_s(model: Path) -> float:

@@ -37,30 +37,33 @@ def bench_versus(*, repeats: int, progress: Progress) -> dict[str, Any]:
         raise InvalidInput("bench versus needs `transformers`; install it (pip install transformers)")
     figures: dict[str, Any] = {}
     with workplace() as folder, asyncio.Runner() as runner:
-        theirs = _made(folder)
+        reference = _gpt2(folder)
         for dtype, narrow in multiplied_dtypes().items():
-            model = theirs.to(narrow).eval()
+            model = reference.to(narrow).eval()
             with started_server(folder / "model", options=("--dtype", dtype)) as target:
                 for number, streams in enumerate(STREAMS):
-                    runner.run(_ours(target, streams))  # warms both sides up
-                    _theirs(model, folder, streams)
-                    ours, others = alternately(
+                    runner.run(_server_speed(target, streams))  # warms both sides up
+                    _transformers_speed(model, folder, streams)
+                    server_speeds, reference_speeds = alternately(
                         repeats,
-                        lambda streams=streams, target=target: runner.run(_ours(target, streams)),  # type: ignore[misc]
-                        lambda streams=streams, model=model: _theirs(model, folder, streams),  # type: ignore[misc]
+                        lambda streams=streams, target=target: runner.run(_server_speed(target, streams)),  # type: ignore[misc]
+                        lambda streams=streams, model=model: _transformers_speed(model, folder, streams),  # type: ignore[misc]
                     )
-                    key, (ratio, least, most) = f"{dtype}_{streams}", median_ratio(ours, others)
-                    figures |= {f"{key}_over_transformers": ratio, f"{key}_tokens_per_s": statistics.median(ours)}
+                    key, (ratio, least, most) = f"{dtype}_{streams}", median_ratio(server_speeds, reference_speeds)
+                    figures |= {
+                        f"{key}_over_transformers": ratio,
+                        f"{key}_tokens_per_s": statistics.median(server_speeds),
+                    }
                     figures |= {f"{key}_over_transformers_least": least, f"{key}_over_transformers_most": most}
                     if streams == 1:
-                        one_by_one = statistics.median(others)
+                        one_by_one = statistics.median(reference_speeds)
                     else:
-                        figures |= {f"{key}_over_one_by_one": statistics.median(ours) / one_by_one}
+                        figures |= {f"{key}_over_one_by_one": statistics.median(server_speeds) / one_by_one}
                     progress(dtype, number + 1, len(STREAMS))
     return figures
 
 
-def _made(folder: Path) -> Any:
+def _gpt2(folder: Path) -> Any:
     """A model of GPT-2's shape in the format of transformers, with a tokenizer of memlm."""
     import transformers
 
@@ -75,7 +78,7 @@ def _made(folder: Path) -> Any:
     return model
 
 
-async def _ours(target: str, streams: int) -> float:
+async def _server_speed(target: str, streams: int) -> float:
     """Tokens/s of concurrent requests."""
 
     async def ask(client: AsyncClient) -> int:
@@ -89,7 +92,7 @@ async def _ours(target: str, streams: int) -> float:
         return tokens / (time.perf_counter() - begin_s)
 
 
-def _theirs(model: Any, folder: Path, streams: int) -> float:
+def _transformers_speed(model: Any, folder: Path, streams: int) -> float:
     """Tokens/s of prompts in one batch."""
     prompt = Tokenizer.load(folder / "model").prompt(PROMPT)
     options = {"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}

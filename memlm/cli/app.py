@@ -28,8 +28,8 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from memlm.base.version import __version__
 
         out.print(__version__)

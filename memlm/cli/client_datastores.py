@@ -233,11 +233,11 @@ def _print_operation(info: OperationInfo, *, json: bool) -> None:
     left = f", {info.left_s:,.0f} s left" if info.left_s is not None else ""
     out.print(one_line(f"{info.name}: {info.kind} {info.store}, {info.state}{share}{left}"), markup=False)
     if report := info.report:
-        made = (
+        summary = (
             f"{report.num_entries:,} entries of {report.num_documents:,} documents, {report.index},"
             f" {report.bytes_per_entry:,.0f} bytes an entry, {report.seconds:,.1f} s"
         )
-        out.print(one_line(made), markup=False)
+        out.print(one_line(summary), markup=False)
         if report.num_deleted_documents:
             out.print(
                 f"{report.num_deleted_documents:,} deleted documents are still in its files; compact it with --purge"
@@ -249,8 +249,7 @@ def _print_operation(info: OperationInfo, *, json: bool) -> None:
 
 
 def _jsonable(info: OperationInfo) -> dict[str, Any]:
-    told = jsonable(info)
-    return {**told, "error": None if info.error is None else str(info.error)}
+    return {**jsonable(info), "error": None if info.error is None else str(info.error)}
 
 
 def _print_store(info: Any, *, json: bool) -> None:

@@ -83,10 +83,10 @@ def cell(text: str) -> Text:
 
 def table(*columns: str, title: str = "") -> Table:
     """A table with a column of text and columns of figures."""
-    made = Table(title=cell(title) if title else None, title_justify="left", header_style="bold")
+    shown = Table(title=cell(title) if title else None, title_justify="left", header_style="bold")
     for number, column in enumerate(columns):
-        made.add_column(column, justify="left" if number == 0 else "right")
-    return made
+        shown.add_column(column, justify="left" if number == 0 else "right")
+    return shown
 
 
 def print_problem(problem: object) -> None:

@@ -82,14 +82,14 @@ def split_modules(folder: Path, seed: int) -> dict[str, int]:
     modules = [file for file in sorted(library.rglob("*.py")) if not LEFT_OUT & set(file.relative_to(library).parts)]
     random.Random(seed).shuffle(modules)
     counts = dict.fromkeys(BYTES_OF, 0)
-    for use, wanted in BYTES_OF.items():
-        taken = 0
-        while modules and taken < wanted:
+    for use, num_bytes in BYTES_OF.items():
+        copied = 0
+        while modules and copied < num_bytes:
             module = modules.pop()
             target = folder / use / module.relative_to(library)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(module, target)
-            taken += module.stat().st_size
+            copied += module.stat().st_size
             counts[use] += 1
     return counts
 

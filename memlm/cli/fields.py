@@ -112,11 +112,11 @@ def _leaves(record: type, leave_out: Collection[str], path: tuple[str, ...] = ()
 
 def _build(record: type, values: dict[tuple[str, ...], Any]) -> Any:
     """The dataclass with some fields, given by their paths."""
-    own = {path[0]: value for path, value in values.items() if len(path) == 1}
+    arguments = {path[0]: value for path, value in values.items() if len(path) == 1}
     hints = get_type_hints(record)
     for name in {path[0] for path in values if len(path) > 1}:
-        own[name] = _build(hints[name], {path[1:]: value for path, value in values.items() if path[0] == name})
-    return record(**own)
+        arguments[name] = _build(hints[name], {path[1:]: value for path, value in values.items() if path[0] == name})
+    return record(**arguments)
 
 
 def with_fields(*, leave_out: Collection[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -187,8 +187,8 @@ def info(store: options.StoreArgument, json: options.Json = False) -> None:
     from memlm.index.store.datastore import Datastore
 
     with Datastore.open(store) as datastore:
-        told = facts_of(datastore.snapshot)
-    print_facts(told, str(store), json=json)
+        facts = facts_of(datastore.snapshot)
+    print_facts(facts, str(store), json=json)
 
 
 @app.command(epilog="Example: memlm index spalm store heldout/ --model model")

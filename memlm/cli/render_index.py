@@ -33,14 +33,14 @@ def print_delete_preview(document_ids: list[str], *, json: bool) -> None:
     out.print(f"{len(document_ids):,} documents would be deleted")
 
 
-def print_facts(told: Mapping[str, Any], title: str, *, json: bool) -> None:
+def print_facts(facts: Mapping[str, Any], title: str, *, json: bool) -> None:
     """Prints facts, one a line."""
     if json:
-        emit_json(told)
+        emit_json(facts)
         return
     shown = table("", "", title=title)
     shown.show_header = False
-    for name, value in told.items():
+    for name, value in facts.items():
         shown.add_row(name.replace("_", " "), cell(_readable(value)))
     out.print(shown)
 

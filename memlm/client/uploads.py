@@ -46,12 +46,12 @@ def add_document_requests(
     batch, size, room = list[NewDocument](), 0, limit - MESSAGE_SPARE
     for document in documents:
         for part in _parts(document, room):
-            own = codec.to_wire(part).ByteSize() + FRAME_BYTES
-            if batch and (size + own > min(PIECE_BYTES, room) or len(batch) == PIECE_DOCUMENTS):
+            part_bytes = codec.to_wire(part).ByteSize() + FRAME_BYTES
+            if batch and (size + part_bytes > min(PIECE_BYTES, room) or len(batch) == PIECE_DOCUMENTS):
                 yield codec.to_wire(AddDocumentsRequest(documents=tuple(batch)))
                 batch, size = [], 0
             batch.append(part)
-            size += own
+            size += part_bytes
     if batch:
         yield codec.to_wire(AddDocumentsRequest(documents=tuple(batch)))
 
@@ -59,15 +59,15 @@ def add_document_requests(
 def _parts(document: NewDocument | Document, room: int) -> Iterator[NewDocument]:
     """A document whole or in parts: each at most `room` bytes, and PIECE_BYTES beside title and metadata."""
     whole = NewDocument(document.id, document.text, document.title, document.metadata)
-    about = codec.to_wire(replace(whole, text="-")).ByteSize()
-    room = min(room, about + PIECE_BYTES)
-    if about + FRAME_BYTES + BYTES_A_CHARACTER * len(whole.text) <= room:
+    overhead = codec.to_wire(replace(whole, text="-")).ByteSize()
+    room = min(room, overhead + PIECE_BYTES)
+    if overhead + FRAME_BYTES + BYTES_A_CHARACTER * len(whole.text) <= room:
         yield whole
         return
-    characters = (room - about - FRAME_BYTES) // BYTES_A_CHARACTER
+    characters = (room - overhead - FRAME_BYTES) // BYTES_A_CHARACTER
     if characters < 1:
         raise InvalidInput(
-            f"document {whole.id!r} has a title and metadata of {about:,} bytes, and a message takes {room:,}; raise"
+            f"document {whole.id!r} has a title and metadata of {overhead:,} bytes, and a message takes {room:,}; raise"
             " max_message_bytes on both sides",
             field="documents",
         )

@@ -1,0 +1,60 @@
+"""Options of the command line are the fields of dataclasses, with their defaults."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams, StoreWeight
+from memlm.base.options import OPTION, format_bytes, parse_bytes
+from memlm.cli.fields import Overrides, with_fields
+from memlm.server.config import ServerConfig
+from memlm.training.config import TrainConfig
+
+
+def parsed(record: Any, *words: str) -> Any:
+    """The record that a command gets from some words."""
+    app, seen = typer.Typer(), []
+
+    @app.command()
+    @with_fields()
+    def command(record: record) -> None:  # type: ignore[valid-type]
+        seen.append(record)
+
+    command.__wrapped__.__annotations__["record"] = record
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == 0, result.output
+    return seen[0]
+
+
+def test_every_setting_of_the_server_is_an_option_with_its_default() -> None:
+    assert all(OPTION in field.metadata for field in fields(ServerConfig))
+    assert parsed(ServerConfig, "--model", "m") == ServerConfig(Path("m"))
+
+
+def test_options_fill_a_dataclass_and_those_in_it() -> None:
+    words = ["def", "-t", "0", "--stop", "a", "--stop", "b", "--store-name", "x=0.5", "--store-name", "y", "--no-store"]
+    assert parsed(GenerateRequest, *words) == GenerateRequest(
+        "def",
+        SamplingParams(temperature=0, stop=("a", "b")),
+        RetrievalParams(stores=(StoreWeight("x", 0.5), StoreWeight("y")), use_store=False),
+    )
+
+
+def test_bytes_are_parsed() -> None:
+    config = ServerConfig(Path("m"))
+    assert parsed(ServerConfig, "-m", "m", "--message-bytes", "2MiB") == replace(config, max_message_bytes=2 << 20)
+
+
+def test_only_fields_that_were_given_override() -> None:
+    overrides = Annotated[dict[str, Any], Overrides(TrainConfig)]
+    assert parsed(overrides) == {}
+    assert parsed(overrides, "--steps", "9", "--tensorboard") == {"steps": 9, "tensorboard": True}
+
+
+@pytest.mark.parametrize("number", [1, 1023, 4 << 20, 3 << 40])
+def test_bytes_are_formatted_as_they_are_parsed(number: int) -> None:
+    assert parse_bytes(format_bytes(number)) == number
