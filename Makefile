@@ -33,7 +33,7 @@ test-rest: $(STAMP)  ## run the crash and the packaging tests
 test-all: $(STAMP)  ## run every test, the exhaustive grid and the slow ones included
 	$(PYTEST)
 
-SHAPED := memlm.index,memlm.data,memlm.model,memlm.retrieval,memlm.training
+SHAPED := memlm.index,memlm.model,memlm.retrieval
 test-shapes: $(STAMP)  ## run the unit tests, and check types and shapes in every call (twice as slow)
 	$(PYTEST) -m unit --jaxtyping-packages=$(SHAPED),beartype.beartype
 

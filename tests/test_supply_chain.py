@@ -23,6 +23,7 @@ MAY_RECEIVE = {
     "server/jobs/worker.py",
 }
 MAY_START_PROCESSES = {
+    "memlm/bench/report.py",
     "server/local.py",
     "memlm/bench/build.py",
     "memlm/bench/opening.py",

@@ -35,7 +35,7 @@ KEYS_ND = CORPUS.keys_ND.astype(np.float16)
         "IVF300,SQfp16",
     ],
 )
-@pytest.mark.parametrize("rows", [50, 100_000])
+@pytest.mark.parametrize("rows", [50, pytest.param(100_000, marks=pytest.mark.exhaustive)])
 def test_the_file_is_the_one_that_faiss_writes_from_memory(tmp_path, monkeypatch, factory, rows):
     monkeypatch.setattr(ivf_writer, "BLOCK_ROWS", rows)
     monkeypatch.setattr(ivf_writer, "GROUP_ROWS", rows)

@@ -18,7 +18,8 @@ from memlm.index.store.writer import StoreWriter
 LARGE = Corpus(7, num_documents=120)
 KEYS_ND = LARGE.keys_ND.astype(np.float16)
 STARTS = np.array([0, *np.cumsum(LARGE.sizes)])
-LOSSY = ["IVF4,PQ4x4", "IVF4,SQ4", "IVF4,RaBitQ", "OPQ4,IVF4,PQ4x4"]
+OPQ = pytest.param("OPQ4,IVF4,PQ4x4", marks=pytest.mark.exhaustive)  # training it takes 12 s
+LOSSY = ["IVF4,PQ4x4", "IVF4,SQ4", "IVF4,RaBitQ", OPQ]
 
 
 def filled(factory: str, *, keep_keys: bool = True) -> Ivf:
