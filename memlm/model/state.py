@@ -101,6 +101,7 @@ class DecoderState:
         self.cache_L2BGSd = cache.narrow(2, 0, count)
         self.inputs_LBSD = None if inputs is None else inputs.narrow(1, 0, count)
         self.usage_LBS = None if usage is None else usage.narrow(1, 0, count)
+        self._numbers_B = torch.arange(count)
         del self.rows[count:]
         self.rows += [Row(base=self.config.num_sinks) for _ in range(count - len(self.rows))]
         for caches in self.knn_caches.values():
@@ -332,9 +333,9 @@ class DecoderState:
             for places, new in pairs:
                 places[:, :, begins[0] : begins[0] + T] = new.detach()
         elif T == 1 and 0 not in new_B:
-            rows, ends = torch.arange(len(begins)), torch.tensor(begins)
+            ends_B = torch.tensor(begins)
             for places, new in pairs:
-                places[rows, :, ends] = new[:, :, 0].detach()
+                places[self._numbers_B, :, ends_B] = new[:, :, 0].detach()
         else:
             for places, new in pairs:
                 for row, (begin, count) in enumerate(zip(begins, new_B, strict=True)):
