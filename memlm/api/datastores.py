@@ -16,7 +16,7 @@ from memlm.api.params import RetrievalParams
 from memlm.api.request import Request
 from memlm.base.options import option, parse_bytes
 from memlm.base.storable import check_document
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, check_range
 from memlm.index.factory import check_factory
 
 MAX_DOCUMENT_IDS = 10_000
@@ -163,14 +163,13 @@ class BuildDatastoreRequest(Request[OperationInfo]):
             raise InvalidInput(f"corpus has {len(self.corpus)} paths; expected 1 to {MAX_PATHS}", field="corpus")
         if self.index is not None:
             check_factory(self.index)
-        for name, low, high in (("target", 0.0, 1.0), ("prune", 0.0, 1.0)):
+        for name in ("target", "prune"):
             value = getattr(self, name)
-            if value is not None and not low < value < high:
-                raise InvalidInput(f"{name} is {value!r}; expected between {low:g} and {high:g}", field=name)
-        for name, low, high in (("max_ram_bytes", 1, 1 << 60), ("stride", 1, 1 << 30), ("seed", 0, (1 << 31) - 2)):
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise InvalidInput(f"{name} is {value!r}; expected {low} to {high}", field=name)
+            if value is not None and not 0 < value < 1:
+                raise InvalidInput(f"{name} is {value!r}; expected above 0 and below 1", field=name)
+        check_range("max_ram_bytes", self.max_ram_bytes, least=1, most=1 << 60)
+        check_range("stride", self.stride, least=1, most=1 << 30)
+        check_range("seed", self.seed, least=0, most=(1 << 31) - 2)
 
 
 @dataclass(frozen=True, slots=True)

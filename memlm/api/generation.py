@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from memlm.api.params import MAX_TOKEN_IDS
 from memlm.api.request import Request
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,7 @@ class ResumeGenerationRequest(Request[Any]):
     offset: int = 0
 
     def __post_init__(self) -> None:
-        if self.offset < 0:
-            raise InvalidInput(f"offset is {self.offset}; expected 0 or more", field="offset")
+        check_range("offset", self.offset, least=0)
 
 
 @dataclass(frozen=True, slots=True)

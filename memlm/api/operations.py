@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from memlm.api.params import MAX_TTL_S
 from memlm.api.request import Request
-from memlm.errors import DeadlineExceeded, InternalError, InvalidInput, MemlmError
+from memlm.errors import DeadlineExceeded, InternalError, MemlmError, check_range
 
 WAIT_SLICE_S = 20.0
 
@@ -123,8 +123,7 @@ class WaitOperationRequest(Request[OperationInfo]):
     timeout_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.timeout_s <= MAX_TTL_S:
-            raise InvalidInput(f"timeout_s is {self.timeout_s}; expected 0 to {MAX_TTL_S:,.0f}", field="timeout")
+        check_range("timeout", self.timeout_s, least=0, most=MAX_TTL_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,13 @@ gRPC. The metadata of a field is its command-line option.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from memlm.api.request import Request
 from memlm.base.options import option
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, check_range
 
 MAX_NEIGHBORS = 4096
 MAX_RESUME_S = 300.0
@@ -66,19 +65,14 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
-        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
-        heat = self.temperature
-        _require(heat is None or (_finite(heat) and heat >= 0), "temperature", heat, "0 (greedy) or more")
-        _require(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "at least 1")
-        _require(self.top_p is None or 0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
-        _require(self.min_p is None or 0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
-        penalty = self.repetition_penalty
-        _require(
-            penalty is None or (_finite(penalty) and penalty > 0), "repetition_penalty", penalty, "above 0 (1 is none)"
-        )
-        _require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2^63 - 1")
-        limit = self.time_limit_s
-        _require(limit is None or (_finite(limit) and limit > 0), "time_limit_s", limit, "above 0")
+        check_range("max_tokens", self.max_tokens, least=1)
+        check_range("temperature", self.temperature, least=0)
+        check_range("top_k", self.top_k, least=1)
+        check_range("top_p", self.top_p, above=0, most=1)
+        check_range("min_p", self.min_p, least=0, most=1)
+        check_range("repetition_penalty", self.repetition_penalty, above=0)
+        check_range("seed", self.seed, least=0, most=2**63 - 1)
+        check_range("time_limit_s", self.time_limit_s, above=0)
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
         _require(all(self.stop), "stop", self.stop, "strings that are not empty")
 
@@ -98,7 +92,7 @@ class StoreWeight:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        _require(_finite(self.weight) and self.weight > 0, "stores", self.weight, "weights above 0")
+        check_range("stores", self.weight, above=0)
 
     @classmethod
     def parse(cls, text: str) -> StoreWeight:
@@ -154,12 +148,11 @@ class RetrievalParams:
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
-        _require(self.k is None or 1 <= self.k <= MAX_NEIGHBORS, "k", self.k, f"between 1 and {MAX_NEIGHBORS}")
-        _require(self.lam is None or 0 <= self.lam <= 1, "lam", self.lam, "between 0 and 1")
-        heat = self.knn_temperature
-        _require(heat is None or (_finite(heat) and heat > 0), "knn_temperature", heat, "above 0")
-        _require(self.nprobe is None or self.nprobe >= 1, "nprobe", self.nprobe, "at least 1")
-        _require(self.min_pointers is None or self.min_pointers >= 0, "min_pointers", self.min_pointers, "at least 0")
+        check_range("k", self.k, least=1, most=MAX_NEIGHBORS)
+        check_range("lam", self.lam, least=0, most=1)
+        check_range("knn_temperature", self.knn_temperature, above=0)
+        check_range("nprobe", self.nprobe, least=1)
+        check_range("min_pointers", self.min_pointers, least=0)
         names = [store.name for store in self.stores]
         _require(len(names) <= MAX_STORES, "stores", len(names), f"at most {MAX_STORES}")
         _require(len(set(names)) == len(names), "stores", ", ".join(names), "each store once")
@@ -207,11 +200,9 @@ class GenerateRequest(Request[Any]):
         if "\0" in self.prompt:
             place = self.prompt.index("\0")
             raise InvalidInput(f"the prompt has a NUL at character {place}; send text", field="prompt")
-        _require(0 <= self.neighbors <= MAX_NEIGHBORS, "neighbors", self.neighbors, f"between 0 and {MAX_NEIGHBORS}")
-        most = MAX_TOP_LOGPROBS
-        _require(0 <= self.top_logprobs <= most, "top_logprobs", self.top_logprobs, f"between 0 and {most}")
-        longest, kept_s = MAX_RESUME_S, self.resume_s
-        _require(kept_s is None or 0 < kept_s <= longest, "resume_s", kept_s, f"above 0 and at most {longest:g}")
+        check_range("neighbors", self.neighbors, least=0, most=MAX_NEIGHBORS)
+        check_range("top_logprobs", self.top_logprobs, least=0, most=MAX_TOP_LOGPROBS)
+        check_range("resume_s", self.resume_s, above=0, most=MAX_RESUME_S)
 
     @classmethod
     def of(cls, prompt: str | GenerateRequest, options: Mapping[str, Any]) -> GenerateRequest:
@@ -249,7 +240,3 @@ def _part_of(name: str) -> str:
 def _require(holds: bool, name: str, value: object, expected: str) -> None:
     if not holds:
         raise InvalidInput(f"{name} is {value!r}; expected {expected}", field=name)
-
-
-def _finite(value: float) -> bool:
-    return math.isfinite(value)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memlm.api.params import MAX_TTL_S
 from memlm.api.request import Request
-from memlm.errors import InvalidInput
+from memlm.errors import check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,7 @@ class CreateSessionRequest(Request[SessionInfo]):
     ttl_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.ttl_s is not None and not 0 < self.ttl_s <= MAX_TTL_S:
-            raise InvalidInput(f"ttl_s is {self.ttl_s}; expected above 0 and at most {MAX_TTL_S:,.0f}", field="ttl_s")
+        check_range("ttl_s", self.ttl_s, above=0, most=MAX_TTL_S)
 
 
 @dataclass(frozen=True, slots=True)
