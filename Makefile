@@ -35,7 +35,7 @@ test-all: $(STAMP)  ## run every test, the exhaustive grid and the slow ones inc
 
 SHAPED := memlm.index,memlm.model,memlm.retrieval
 test-shapes: $(STAMP)  ## run the unit tests, and check types and shapes in every call (twice as slow)
-	$(PYTEST) -m unit --jaxtyping-packages=$(SHAPED),beartype.beartype
+	$(PYTEST) -m unit --jaxtyping-packages=$(SHAPED),shapes.typechecked
 
 check: lint types test test-rest  ## all that CI checks
 
