@@ -138,14 +138,14 @@ def test_one_that_fails_harms_no_other(checkpoint, monkeypatch):
 
 
 def test_one_search_a_step_serves_all_that_ask_alike(lm: LanguageModel, monkeypatch):
-    searches, datastore = [], lm.engine.stores.model_store().datastore
-    search = type(datastore).search
+    searches, snapshot = [], lm.engine.stores.model_store().snapshot
+    search = type(snapshot).search
 
     def counted(self, queries_QD, k, *, nprobe=None):
         searches.append((len(queries_QD), k))
         return search(self, queries_QD, k, nprobe=nprobe)
 
-    monkeypatch.setattr(type(datastore), "search", counted)
+    monkeypatch.setattr(type(snapshot), "search", counted)
     batch = Batch(lm.checkpoint, max_sequences=8)
     asked = [{"k": 4}, {"k": 4}, {"k": 9}, {"use_store": False}, {"k": 4, "lam": 0.0}]
     sequences = [add(batch, start(lm, GenerateRequest.of("the", {"seed": 1, **memory}))) for memory in asked]
@@ -202,7 +202,7 @@ def test_a_store_that_fails_harms_only_those_that_ask_it(lm: LanguageModel, monk
     def fail(*_: object, **__: object) -> None:
         raise InternalError("the disk is gone")
 
-    monkeypatch.setattr(type(lm.engine.stores.model_store().datastore), "search", fail)
+    monkeypatch.setattr(type(lm.engine.stores.model_store().snapshot), "search", fail)
     told = []
     while len(batch):
         for sequence in batch.step():
