@@ -56,7 +56,7 @@ class Factory:
         if found is None or (found["width"] and found["transform"] != "OPQ"):
             raise InvalidInput(f"index is {text[:200]!r}; expected {SUPPORTED}", field="index")
         size, is_opq = int(found["size"] or 0), found["transform"] == "OPQ"
-        made = cls(
+        factory = cls(
             text,
             lists=int(found["lists"]),
             codes=found["codes"],
@@ -65,18 +65,18 @@ class Factory:
             subspaces=int(found["subspaces"] or 0),
         )
         for what, value, most in (
-            ("lists", made.lists, MAX_LISTS),
+            ("lists", factory.lists, MAX_LISTS),
             ("links of the graph", int(found["links"] or 0), MAX_LINKS),
-            ("dimensions", made.width, MAX_WIDTH),
-            ("subspaces of OPQ", made.opq, MAX_SUBSPACES),
-            ("subspaces of PQ", made.subspaces, MAX_SUBSPACES),
+            ("dimensions", factory.width, MAX_WIDTH),
+            ("subspaces of OPQ", factory.opq, MAX_SUBSPACES),
+            ("subspaces of PQ", factory.subspaces, MAX_SUBSPACES),
             ("bits of a code", int(found["bits"] or 0), MAX_CODE_BITS),
         ):
             if value > most:
                 raise InvalidInput(
                     f"index is {text!r}, with {value:,} {what}; expected at most {most:,}", field="index"
                 )
-        return made
+        return factory
 
     def check_width(self, dim: int) -> None:
         """Raises InvalidInput if keys of `dim` numbers cannot be transformed or cut up in this way."""

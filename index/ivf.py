@@ -33,14 +33,14 @@ KMEANS_ROUNDS = 10
 POINTS_PER_LIST = 39  # Faiss warns below that
 
 
-def resolve_index(wanted: str, entries: int) -> str:
+def resolve_index(factory: str, entries: int) -> str:
     """The factory string for "auto", by size. Other strings are checked and returned. Raises InvalidInput for an index
     that cannot be built.
     """
-    if wanted == "auto":
+    if factory == "auto":
         return FLAT if entries < FLAT_BELOW else f"IVF{lists_for(entries)},SQfp16"
-    check_factory(wanted)
-    return wanted
+    check_factory(factory)
+    return factory
 
 
 def lists_for(entries: int) -> int:

@@ -91,18 +91,18 @@ def search_filtered(
     Searches for a few more than k. Queries with fewer than k accepted neighbors are searched again for four times as
     many, until all entries were seen.
     """
-    asked = min(most, k + max(8, k // 4))
-    seen = search(queries_QD, asked)
+    depth = min(most, k + max(8, k // 4))
+    seen = search(queries_QD, depth)
     kept_RK = (seen.ids_QK >= 0) & keep(seen.ids_QK)
-    if asked >= k and kept_RK[:, :k].all():
+    if depth >= k and kept_RK[:, :k].all():
         return seen.first(k)
     found, rows_R = Neighbors.none(len(queries_QD), k), np.arange(len(queries_QD))
     while True:
         best = seen.keep(kept_RK).first(k)
         found.put(rows_R, best)
         short_R = (kept_RK.sum(axis=1) < k) & (seen.ids_QK[:, -1] >= 0)
-        if asked >= most or not short_R.any():
+        if depth >= most or not short_R.any():
             return found
-        rows_R, asked = rows_R[short_R], min(most, asked * 4)
-        seen = search(queries_QD[rows_R], asked)
+        rows_R, depth = rows_R[short_R], min(most, depth * 4)
+        seen = search(queries_QD[rows_R], depth)
         kept_RK = (seen.ids_QK >= 0) & keep(seen.ids_QK)

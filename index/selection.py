@@ -154,7 +154,7 @@ def agreement(
 ) -> tuple[Float32[np.ndarray, " Q"], Float32[np.ndarray, " Q"]]:
     """Recall@k and the share of the exact softmax mass that was found, for each query that has a neighbor."""
     pairs = zip(exact.ids_QK, found.ids_QK, strict=True)
-    return _shares(np.stack([np.isin(there, here) for there, here in pairs]), exact, temperature)
+    return _shares(np.stack([np.isin(exact_K, found_K) for exact_K, found_K in pairs]), exact, temperature)
 
 
 def _shares(

@@ -33,10 +33,10 @@ class StoreLock:
         """Raises Locked if the path has become another folder, which this process has not locked."""
         held = os.fstat(self._folder)
         try:
-            there = os.stat(self._path)
+            found = os.stat(self._path)
         except FileNotFoundError:
-            there = None
-        if there is None or (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino):
+            found = None
+        if found is None or (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
             raise Locked(
                 f"{self._path} was moved or replaced while it was being changed; the folder that is there now was left"
                 " as it is: run the same command again"

@@ -246,10 +246,10 @@ def check_unchanged(path: Path, manifest: Manifest | None, lock: StoreLock) -> N
     """Raises Locked unless the store has the snapshot of `manifest`, in the folder that `lock` has locked."""
     lock.check()
     try:
-        there: Pointer | None = read_pointer(path)
+        found: Pointer | None = read_pointer(path)
     except NotFound:
-        there = None
-    if there != (None if manifest is None else manifest.pointer):
+        found = None
+    if found != (None if manifest is None else manifest.pointer):
         raise Locked(
             f"{path} was replaced by another store, or by an earlier state of it, while it was being changed; what is"
             " there now was left as it is: run the same command again"
@@ -350,8 +350,8 @@ def _decode(content: bytes, path: Path) -> Manifest:
         spec, defaults = _known(StoreSpec, body.pop("spec")), _known(KnnDefaults, body.pop("defaults"))
         if version == 1:
             body["store_id"] = ""
-        about = {"spec": spec, "segments": segments, "defaults": defaults, "checksum": checksum_of(content)}
-        return _known(Manifest, {**body, **about})
+        parsed = {"spec": spec, "segments": segments, "defaults": defaults, "checksum": checksum_of(content)}
+        return _known(Manifest, {**body, **parsed})
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         problem = f"lacks {error}" if isinstance(error, KeyError) else error
         raise Incompatible(

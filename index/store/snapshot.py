@@ -143,14 +143,14 @@ class Snapshot:
     def locate(self, ids: Int64[np.ndarray, " K"]) -> list[Place]:
         """The places of entries. Raises NotFound for an id of another store."""
         found: list[Place | None] = [None] * len(ids)
-        for segment, mine in self._group_by_segment(ids):
-            rows = ids[mine] - segment.base_id
+        for segment, mask in self._group_by_segment(ids):
+            rows = ids[mask] - segment.base_id
             numbers = segment.document_at(rows).tolist()
             documents = segment.documents.at_each(numbers)
-            for place, row, number in zip(np.flatnonzero(mine), rows.tolist(), numbers, strict=True):
-                found[place] = _place(segment, documents[number], row)
-        for id_, told in zip(ids.tolist(), found, strict=True):
-            if told is None:
+            for position, row, number in zip(np.flatnonzero(mask), rows.tolist(), numbers, strict=True):
+                found[position] = _place(segment, documents[number], row)
+        for id_, place in zip(ids.tolist(), found, strict=True):
+            if place is None:
                 raise NotFound(
                     f"no entry {id_} in {self.path}; it may be of another manifest", kind="entry", name=str(id_)
                 )
@@ -180,8 +180,8 @@ class Snapshot:
     def successors(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
         """The next entries in their documents. The last entry of a document has none."""
         nexts = [
-            segment.base_id + segment.successors(ids[mine] - segment.base_id)
-            for segment, mine in self._group_by_segment(ids)
+            segment.base_id + segment.successors(ids[mask] - segment.base_id)
+            for segment, mask in self._group_by_segment(ids)
         ]
         return np.concatenate([ids[:0], *nexts])
 
@@ -191,8 +191,8 @@ class Snapshot:
             [
                 ids[:0],
                 *(
-                    ids[mine][segment.is_live(ids[mine] - segment.base_id)]
-                    for segment, mine in self._group_by_segment(ids)
+                    ids[mask][segment.is_live(ids[mask] - segment.base_id)]
+                    for segment, mask in self._group_by_segment(ids)
                 ),
             ]
         )
@@ -207,15 +207,15 @@ class Snapshot:
     def values(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
         """The values of entries. Raises NotFound, with the id, for an entry of another store."""
         values_N = np.empty(len(ids), np.int64)
-        for segment, mine in self._group_by_segment(ids, every=True):
-            values_N[mine] = segment.values_N[ids[mine] - segment.base_id]
+        for segment, mask in self._group_by_segment(ids, every=True):
+            values_N[mask] = segment.values_N[ids[mask] - segment.base_id]
         return values_N
 
     def document_of(self, ids: Int64[np.ndarray, "*S"]) -> Int64[np.ndarray, "*S"]:
         """A number for each entry's document, unique in the store. -1 for missing ids."""
         documents = np.full(ids.shape, -1, np.int64)
-        for segment, mine in self._group_by_segment(ids):
-            documents[mine] = segment.base_id + segment.document_at(ids[mine] - segment.base_id)
+        for segment, mask in self._group_by_segment(ids):
+            documents[mask] = segment.base_id + segment.document_at(ids[mask] - segment.base_id)
         return documents
 
     def documents(self) -> Iterator[DocumentRow]:
@@ -237,9 +237,9 @@ class Snapshot:
         picks = np.sort(np.random.default_rng(seed).choice(total, min(n, total), replace=False))
         ids, before = [], 0
         for segment in self.segments:
-            mine = picks[(picks >= before) & (picks < before + segment.num_live_entries)] - before
+            chosen = picks[(picks >= before) & (picks < before + segment.num_live_entries)] - before
             before += segment.num_live_entries
-            ids.append(segment.base_id + segment.live_rows(mine))
+            ids.append(segment.base_id + segment.live_rows(chosen))
         return np.concatenate([picks[:0], *ids])
 
     def matching(self, where: Mapping[str, str]) -> list[str]:
@@ -280,10 +280,10 @@ class Snapshot:
         """The ids of live documents that a later snapshot lacks. None if it lacks segments, as after a compaction, or
         cannot be read.
         """
-        there = {segment.core: segment for segment in later.segments}
+        later_segments = {segment.core: segment for segment in later.segments}
         lost = list[str]()
         for before in self.segments:
-            if (after := there.get(before.core)) is None:
+            if (after := later_segments.get(before.core)) is None:
                 return None
             rows = np.flatnonzero(after.deleted_mask & ~before.deleted_mask).tolist()
             try:
@@ -295,8 +295,8 @@ class Snapshot:
     def keys(self, ids: Int64[np.ndarray, " N"]) -> Float32[np.ndarray, "N D"]:
         """The stored keys of entries. Raises NotFound, with the id, for an entry of another store."""
         keys_ND = np.empty((len(ids), self.dim), np.float32)
-        for segment, mine in self._group_by_segment(ids, every=True):
-            keys_ND[mine] = segment.stored_keys()[ids[mine] - segment.base_id]
+        for segment, mask in self._group_by_segment(ids, every=True):
+            keys_ND[mask] = segment.stored_keys()[ids[mask] - segment.base_id]
         return keys_ND
 
     def verify(self) -> list[str]:
@@ -331,14 +331,14 @@ class Snapshot:
         """Yields each segment that has some of the entries, with the mask of these. With `every`, raises NotFound for
         an entry of another store.
         """
-        strange = np.ones(ids.shape, bool)
+        unknown = np.ones(ids.shape, bool)
         for segment in self.segments:
-            mine = (ids >= segment.base_id) & (ids < segment.base_id + segment.record.entries)
-            if mine.any():
-                strange &= ~mine
-                yield segment, mine
-        if every and strange.any():
-            raise self._no_entry(int(ids[strange][0]))
+            mask = (ids >= segment.base_id) & (ids < segment.base_id + segment.record.entries)
+            if mask.any():
+                unknown &= ~mask
+                yield segment, mask
+        if every and unknown.any():
+            raise self._no_entry(int(ids[unknown][0]))
 
     def _no_entry(self, entry_id: int) -> NotFound:
         return NotFound(f"no entry {entry_id} in {self.path}", kind="entry", name=str(entry_id))

@@ -46,8 +46,8 @@ def has_field(metadata: Mapping[str, Any], name: str, value: str) -> bool:
     """Whether a metadata field matches a value: by its text, its JSON, or an item of its list."""
     if name not in metadata:
         return False
-    there = metadata[name]
-    items = there if isinstance(there, list) else [there]
+    found = metadata[name]
+    items = found if isinstance(found, list) else [found]
     return any(value in (item, json.dumps(item)) for item in items)
 
 

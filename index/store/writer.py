@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from itertools import count
@@ -25,15 +24,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
-from memlm.base.cpu import num_cores
-from memlm.base.files import checksum, make_folder, move, remove, storage, sync_file, sync_folder, write_atomic
+from memlm.base.files import make_folder, move, remove, storage, sync_folder, write_atomic
 from memlm.base.progress import Progress, silent
 from memlm.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, Locked
-from memlm.index.arrays import HEADER_BYTES, GrowingArray, RowSubset
-from memlm.index.factory import FLAT, with_lists_for
-from memlm.index.ivf import VALUE_BITS, Ivf, open_index, resolve_index, train_ivf
-from memlm.index.ivf_writer import write_ivf
-from memlm.index.selection import IndexTrial, TrialQueries, select_index
+from memlm.index.arrays import HEADER_BYTES, GrowingArray
+from memlm.index.ivf import VALUE_BITS, resolve_index
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.documents import DocumentTableWriter
 from memlm.index.store.journal import ADD, BUILD, BUILDING, COMPACT, Journal
@@ -42,7 +37,6 @@ from memlm.index.store.manifest import (
     CURRENT,
     JOURNAL,
     SEGMENTS,
-    FileRecord,
     KnnDefaults,
     Manifest,
     SegmentRecord,
@@ -53,7 +47,8 @@ from memlm.index.store.manifest import (
     read_manifest,
     sweep,
 )
-from memlm.index.store.segment import DOCUMENTS, INDEX, KEYS, MAX_SEGMENTS, PRUNED, STARTS, VALUES, Segment
+from memlm.index.store.segment import DOCUMENTS, KEYS, MAX_SEGMENTS, PRUNED, VALUES, Segment
+from memlm.index.store.segment_files import finish_segment
 from memlm.index.store.snapshot import Snapshot
 from memlm.index.store.tombstones import write_tombstones
 
@@ -88,7 +83,6 @@ class StoreWriter:
         self._resumed_values = np.load(self._work / VALUES, mmap_mode="r") if rows else np.empty(0, np.uint32)
         self._entries = 0
         self._starts: list[int] = []
-        self._scale = 1.0
         if not rows:
             self.checkpoint()
 
@@ -104,9 +98,9 @@ class StoreWriter:
         if (path / CURRENT).exists():
             manifest = read_manifest(path)
             unmeasured = manifest.quality is None and all(KEYS in record.files for record in manifest.segments)
-            told = f"; its index was not measured: `memlm index verify {path} --model MODEL` does it" * unmeasured
+            hint = f"; its index was not measured: `memlm index verify {path} --model MODEL` does it" * unmeasured
             raise AlreadyExists(
-                f"there is a datastore at {path} already; choose another folder, or `memlm index add` to it{told}"
+                f"there is a datastore at {path} already; choose another folder, or `memlm index add` to it{hint}"
             )
         if path.exists() and (not path.is_dir() or any(not OWN_FILES.fullmatch(file.name) for file in path.iterdir())):
             raise AlreadyExists(f"{path} is there and is no unfinished datastore; choose another folder")
@@ -174,8 +168,8 @@ class StoreWriter:
         """Compares entries with those on disk. Raises Incompatible if the corpus differs from that of the interrupted
         build.
         """
-        there_N = self._resumed_values[self._entries : self._entries + len(values_N)]
-        if not np.array_equal(there_N, values_N):
+        stored_N = self._resumed_values[self._entries : self._entries + len(values_N)]
+        if not np.array_equal(stored_N, values_N):
             raise Incompatible(
                 f"the corpus is not the one of the interrupted build in {self.path};"
                 f" give the same corpus, or remove {self._work} to start anew"
@@ -226,13 +220,20 @@ class StoreWriter:
         if not self._entries or self._entries < self._keys.rows:
             raise self._nothing_to_commit()
         self.checkpoint()
-        record = self._finish_files(progress)
+        starts = np.array([*self._starts, self._entries])
+        self._documents.set_sizes(np.diff(starts).tolist())
+        self._documents.commit()
+        record, scale = finish_segment(
+            self._work, self._number, self.spec, starts, is_first=self.base is None, progress=progress
+        )
         with commit_lock(self.path) as lock:
             self._lock.check()
             now = self._latest()
             move(self._work, self.path / record.folder)
             after = None if now is None else now.manifest
-            manifest = commit_manifest(self.path, self._next_manifest(now, record, defaults), after=after, lock=lock)
+            manifest = commit_manifest(
+                self.path, self._next_manifest(now, record, defaults, scale), after=after, lock=lock
+            )
             check_unchanged(self.path, manifest, lock)
             remove(self.path / JOURNAL)
             sweep(self.path, manifest)
@@ -296,71 +297,13 @@ class StoreWriter:
         for name, row_bytes in ((KEYS, 2 * self.spec.dim), (VALUES, 4), (PRUNED, 1)):
             if name == PRUNED and self.spec.prune is None:
                 continue
-            there, expected = (self._work / name).stat().st_size, HEADER_BYTES + left.entries * row_bytes
-            if left.entries and there < expected:
+            size, expected = (self._work / name).stat().st_size, HEADER_BYTES + left.entries * row_bytes
+            if left.entries and size < expected:
                 raise Corrupt(
-                    f"{self._work / name} has {there} bytes, expected at least {expected}; remove {journal} to start"
+                    f"{self._work / name} has {size} bytes, expected at least {expected}; remove {journal} to start"
                     " the build anew"
                 )
         return left.entries
-
-    def _finish_files(self, progress: Progress) -> SegmentRecord:
-        """Writes the rest of the segment's files, syncs them all, and records their sizes and checksums."""
-        self._documents.set_sizes(np.diff([*self._starts, self._entries]).tolist())
-        self._documents.commit()
-        sync_file(self._work / DOCUMENTS)
-        with closing(GrowingArray(self._work / STARTS, "<i8", None)) as starts:
-            starts.append(np.array([*self._starts, self._entries]))
-            starts.sync()
-        asked = self._build_index(progress)
-        names = [KEYS, VALUES, STARTS, DOCUMENTS]
-        names += [INDEX] * (asked["index"] != FLAT) + [PRUNED] * (self._pruned is not None)
-        for file in list(self._work.iterdir()):
-            if file.name not in names:
-                remove(file)
-        sync_folder(self._work)
-        files = {}
-        with ThreadPoolExecutor(num_cores()) as pool:
-            checksums = pool.map(lambda name: checksum(self._work / name), names)
-            for done, (name, found) in enumerate(zip(names, checksums, strict=True), start=1):
-                files[name] = FileRecord((self._work / name).stat().st_size, found)
-                progress("check files", done, len(names))
-        return SegmentRecord(self._number, self._entries, len(self._starts), files=files, **asked)
-
-    def _build_index(self, progress: Progress) -> dict[str, Any]:
-        """Selects, trains, fills and evaluates the index. Returns the fields of its record."""
-        stored_ND, values_N = (np.load(self._work / name, mmap_mode="r") for name in (KEYS, VALUES))
-        keys_ND: np.ndarray | RowSubset = stored_ND
-        if self._pruned:
-            kept = np.flatnonzero(~np.load(self._work / PRUNED, mmap_mode="r"))
-            keys_ND, values_N = RowSubset(stored_ND, kept), values_N[kept]
-            if not len(kept):
-                raise InvalidInput(
-                    f"prune is {self.spec.prune}, and the model gives every token that much; give more", field="prune"
-                )
-        starts, seed = np.array([*self._starts, self._entries]), self.spec.seed
-        tried: list[IndexTrial] = []
-        factory = with_lists_for(resolve_index(self.spec.index, len(keys_ND)), len(keys_ND))
-        if self.spec.index == "auto" and self.spec.max_ram_bytes is not None:
-            factory, tried = select_index(
-                keys_ND, values_N, starts, target=self.spec.target, max_ram_bytes=self.spec.max_ram_bytes,
-                keep_keys=self.spec.keep_keys, seed=seed, progress=progress,
-            )  # fmt: skip
-        if factory == FLAT:
-            if self.base is None:
-                self._scale = TrialQueries.of(keys_ND, values_N, starts, seed=seed).temperature
-            return {"index": factory, "nprobe": 0}
-        trained = train_ivf(factory, keys_ND, seed=seed, progress=progress)
-        write_ivf(self._work / INDEX, trained, keys_ND, values_N, progress=progress)
-        index = Ivf(open_index(self._work / INDEX, len(keys_ND), self.spec.dim), factory, stored_ND)
-        if not self.spec.keep_keys:
-            index.keys_ND = None
-        progress("judge index", 0, 1)
-        trial = TrialQueries.of(keys_ND, values_N, starts, seed=seed)
-        settled, self._scale = trial.tune_nprobe(index, self.spec.target), trial.temperature
-        progress("judge index", 1, 1)
-        told = tuple(asdict(each) for each in (*tried, settled))
-        return {"index": factory, "nprobe": settled.nprobe, "rerank": settled.rerank, "tried": told}
 
     def _latest(self) -> Snapshot | None:
         """The newest snapshot, which the commit follows. None for a new store. Raises Locked if it does not follow from
@@ -376,10 +319,12 @@ class StoreWriter:
             )
         return now
 
-    def _next_manifest(self, now: Snapshot | None, record: SegmentRecord, defaults: KnnDefaults | None) -> Manifest:
-        """The manifest that follows that of `now`."""
+    def _next_manifest(
+        self, now: Snapshot | None, record: SegmentRecord, defaults: KnnDefaults | None, scale: float
+    ) -> Manifest:
+        """The manifest that follows that of `now`. `scale` is the temperature of a new store's untuned defaults."""
         if self.base is None or now is None:
-            untuned = KnnDefaults(k=UNTUNED_K, lam=UNTUNED_LAM, temperature=self._scale, tuned_on=None)
+            untuned = KnnDefaults(k=UNTUNED_K, lam=UNTUNED_LAM, temperature=scale, tuned_on=None)
             return Manifest(1, self.spec, (record,), defaults or untuned)
         number = now.manifest.number + 1
         if self._task == ADD:
@@ -423,9 +368,10 @@ def next_segment(manifest: Manifest) -> int:
     return above if above < MAX_SEGMENTS else next(number for number in count(1) if number not in taken)
 
 
-def _check_same(there: StoreSpec, wanted: StoreSpec, path: Path, but: tuple[str, ...] = ()) -> None:
-    mine, others = asdict(wanted), asdict(there)
-    names = [name for name in mine if mine[name] != others[name] and name not in but]
-    differing = [f"{name} {others[name]!r}, not {mine[name]!r}" for name in names]
+def _check_same(built: StoreSpec, requested: StoreSpec, path: Path, but: tuple[str, ...] = ()) -> None:
+    old, new = asdict(built), asdict(requested)
+    differing = [
+        f"{name} {old[name]!r}, not {new[name]!r}" for name in new if new[name] != old[name] and name not in but
+    ]
     if differing:
         raise Incompatible(f"{path} was built with {'; '.join(differing)}: use the same, or another folder")

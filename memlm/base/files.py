@@ -151,10 +151,10 @@ def read_signed(content: bytes) -> dict[str, Any]:
     """Decodes the content of a `sign`ed file. Raises ValueError, with the problem, for other content."""
     try:
         body: dict[str, Any] = json.loads(content)
-        said = body.pop("checksum")
+        expected = body.pop("checksum")
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"cannot be read ({error})") from error
-    if said != checksum_of(_canonical(body)):
+    if expected != checksum_of(_canonical(body)):
         raise ValueError("was changed (wrong checksum)")
     return body
 

@@ -1,0 +1,91 @@
+"""Completes the files of a new segment: builds its index, syncs every file, and records sizes and checksums."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from memlm.base.cpu import num_cores
+from memlm.base.files import checksum, remove, sync_file, sync_folder
+from memlm.base.progress import Progress
+from memlm.errors import InvalidInput
+from memlm.index.arrays import GrowingArray, RowSubset
+from memlm.index.factory import FLAT, with_lists_for
+from memlm.index.ivf import Ivf, open_index, resolve_index, train_ivf
+from memlm.index.ivf_writer import write_ivf
+from memlm.index.selection import IndexTrial, TrialQueries, select_index
+from memlm.index.store.manifest import FileRecord, SegmentRecord, StoreSpec
+from memlm.index.store.segment import DOCUMENTS, INDEX, KEYS, PRUNED, STARTS, VALUES
+
+
+def finish_segment(
+    folder: Path,
+    number: int,
+    spec: StoreSpec,
+    starts: Int64[np.ndarray, " docs+1"],
+    *,
+    is_first: bool,
+    progress: Progress,
+) -> tuple[SegmentRecord, float]:
+    """Completes a folder with synced keys, values, pruned marks and a written document table. `starts` has the first
+    row of each document, and the number of all rows. Returns the segment's record, and a temperature of the keys' scale
+    if the segment `is_first` in its store.
+    """
+    sync_file(folder / DOCUMENTS)
+    with closing(GrowingArray(folder / STARTS, "<i8", None)) as array:
+        array.append(starts)
+        array.sync()
+    index_fields, scale = _build_index(folder, spec, starts, is_first=is_first, progress=progress)
+    names = [KEYS, VALUES, STARTS, DOCUMENTS]
+    names += [INDEX] * (index_fields["index"] != FLAT) + [PRUNED] * (spec.prune is not None)
+    for file in list(folder.iterdir()):
+        if file.name not in names:
+            remove(file)
+    sync_folder(folder)
+    files = {}
+    with ThreadPoolExecutor(num_cores()) as pool:
+        checksums = pool.map(lambda name: checksum(folder / name), names)
+        for done, (name, found) in enumerate(zip(names, checksums, strict=True), start=1):
+            files[name] = FileRecord((folder / name).stat().st_size, found)
+            progress("check files", done, len(names))
+    return SegmentRecord(number, int(starts[-1]), len(starts) - 1, files=files, **index_fields), scale
+
+
+def _build_index(
+    folder: Path, spec: StoreSpec, starts: Int64[np.ndarray, " docs+1"], *, is_first: bool, progress: Progress
+) -> tuple[dict[str, Any], float]:
+    """Selects, trains, fills and evaluates the index. Returns the fields of its record, and the scale of the keys."""
+    stored_ND, values_N = (np.load(folder / name, mmap_mode="r") for name in (KEYS, VALUES))
+    keys_ND: np.ndarray | RowSubset = stored_ND
+    if spec.prune is not None:
+        kept = np.flatnonzero(~np.load(folder / PRUNED, mmap_mode="r"))
+        keys_ND, values_N = RowSubset(stored_ND, kept), values_N[kept]
+        if not len(kept):
+            raise InvalidInput(
+                f"prune is {spec.prune}, and the model gives every token that much; give more", field="prune"
+            )
+    trials: list[IndexTrial] = []
+    factory = with_lists_for(resolve_index(spec.index, len(keys_ND)), len(keys_ND))
+    if spec.index == "auto" and spec.max_ram_bytes is not None:
+        factory, trials = select_index(
+            keys_ND, values_N, starts, target=spec.target, max_ram_bytes=spec.max_ram_bytes, keep_keys=spec.keep_keys,
+            seed=spec.seed, progress=progress,
+        )  # fmt: skip
+    if factory == FLAT:
+        scale = TrialQueries.of(keys_ND, values_N, starts, seed=spec.seed).temperature if is_first else 1.0
+        return {"index": factory, "nprobe": 0}, scale
+    trained = train_ivf(factory, keys_ND, seed=spec.seed, progress=progress)
+    write_ivf(folder / INDEX, trained, keys_ND, values_N, progress=progress)
+    index = Ivf(open_index(folder / INDEX, len(keys_ND), spec.dim), factory, stored_ND if spec.keep_keys else None)
+    progress("judge index", 0, 1)
+    queries = TrialQueries.of(keys_ND, values_N, starts, seed=spec.seed)
+    best = queries.tune_nprobe(index, spec.target)
+    progress("judge index", 1, 1)
+    tried = tuple(asdict(trial) for trial in (*trials, best))
+    return {"index": factory, "nprobe": best.nprobe, "rerank": best.rerank, "tried": tried}, queries.temperature
