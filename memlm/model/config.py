@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, check_choice, check_range
 
 Positions = Literal[
     "rotary", "alibi", "transformer_xl", "shaw", "t5", "distance", "learned", "sinusoidal", "none"
@@ -62,20 +62,9 @@ class Compression:
 
     def __post_init__(self) -> None:
         for name in ("length", "rate", "dilation"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(
-                    f"compression.{name} is {getattr(self, name)}; expected at least 1", field=f"compression.{name}"
-                )
-        if self.kind not in COMPRESSIONS:
-            raise InvalidInput(
-                f"compression.kind is {self.kind!r}; expected one of {', '.join(COMPRESSIONS)}",
-                field="compression.kind",
-            )
-        if self.loss not in ("reconstruction", "autoencoding"):
-            raise InvalidInput(
-                f"compression.loss is {self.loss!r}; expected reconstruction or autoencoding",
-                field="compression.loss",
-            )
+            check_range(f"compression.{name}", getattr(self, name), least=1)
+        check_choice("compression.kind", self.kind, COMPRESSIONS)
+        check_choice("compression.loss", self.loss, ("reconstruction", "autoencoding"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +88,12 @@ class Memorizing:
     storage: str = "float16"
 
     def __post_init__(self) -> None:
-        for name in ("top_k", "capacity"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(
-                    f"memorizing.{name} is {getattr(self, name)}; expected at least 1", field=f"memorizing.{name}"
-                )
-        choices = {
-            "mixing": ("gate", "tanh", "joint"), "normalize": ("both", "memory"), "search": ("exact", "faiss"),
-            "storage": ("float16", "model"),
-        }  # fmt: skip
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise InvalidInput(
-                    f"memorizing.{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}",
-                    field=f"memorizing.{name}",
-                )
+        check_range("memorizing.top_k", self.top_k, least=1)
+        check_range("memorizing.capacity", self.capacity, least=1)
+        check_choice("memorizing.mixing", self.mixing, ("gate", "tanh", "joint"))
+        check_choice("memorizing.normalize", self.normalize, ("both", "memory"))
+        check_choice("memorizing.search", self.search, ("exact", "faiss"))
+        check_choice("memorizing.storage", self.storage, ("float16", "model"))
 
 
 @dataclass(frozen=True)
@@ -157,11 +137,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "num_layers", "num_heads", "num_kv_heads", "ff_dim", "context_length"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name} is {getattr(self, name)}; expected at least 1", field=name)
+            check_range(name, getattr(self, name), least=1)
         for name in ("xl_length", "num_sinks", "num_buckets", "max_distance"):
-            if getattr(self, name) < 0:
-                raise InvalidInput(f"{name} is {getattr(self, name)}; expected at least 0", field=name)
+            check_range(name, getattr(self, name), least=0)
         if self.num_heads % self.num_kv_heads:
             raise InvalidInput(
                 f"{self.num_kv_heads} kv heads do not divide {self.num_heads} heads", field="num_kv_heads"
@@ -183,12 +161,10 @@ class ModelConfig:
             )
 
     def _check_choices(self) -> None:
-        choices = {
-            "positions": POSITIONS, "norm": ("rms", "layer"), "norm_order": ("pre", "post"), "activation": ACTIVATIONS,
-        }  # fmt: skip
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise InvalidInput(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}", field=name)
+        check_choice("positions", self.positions, POSITIONS)
+        check_choice("norm", self.norm, ("rms", "layer"))
+        check_choice("norm_order", self.norm_order, ("pre", "post"))
+        check_choice("activation", self.activation, ACTIVATIONS)
         if self.parallel_residual and self.norm_order == "post":
             raise InvalidInput("a parallel residual has its norms before; norm_order is post", field="norm_order")
 

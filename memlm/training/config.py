@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from memlm.base.options import option
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, check_choice, check_range
 
 if TYPE_CHECKING:
     from memlm.model import ModelConfig
@@ -75,21 +75,19 @@ class TrainConfig:
     model_fields: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "checkpoint_every", "learning_rate", "grad_clip", "accumulate"):
-            if not getattr(self, name) > 0:
-                raise InvalidInput(f"{name} is {getattr(self, name)}; expected more than 0", field=name)
+        for name in ("batch_size", "checkpoint_every", "learning_rate", "accumulate"):
+            check_range(name, getattr(self, name), above=0)
+        if not self.grad_clip > 0:  # infinity is valid, and clips nothing
+            raise InvalidInput(f"grad_clip is {self.grad_clip}; expected above 0", field="grad_clip")
         for name in ("warmup", "min_rate"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InvalidInput(f"{name} is {getattr(self, name)}; expected a share, 0 to 1", field=name)
+            check_range(name, getattr(self, name), least=0, most=1)
         lengths = [value for value in (self.steps, self.epochs, self.minutes) if value is not None]
         if len(lengths) > 1 or any(not value > 0 for value in lengths):
             raise InvalidInput("give one of steps, epochs and minutes, more than 0", field="steps")
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise InvalidInput(f"{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}", field=name)
+        for name, choices in CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
         for name in ("valid_every", "patience"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise InvalidInput(f"{name} is {getattr(self, name)}; expected at least 1", field=name)
+            check_range(name, getattr(self, name), least=1)
         if self.patience and not self.valid_every:
             raise InvalidInput("patience counts scores of held-out text; give valid_every too", field="patience")
         if self.model_fields:
