@@ -83,9 +83,9 @@ def _build_index(
     trained = train_ivf(factory, keys_ND, seed=spec.seed, progress=progress)
     write_ivf(folder / INDEX, trained, keys_ND, values_N, progress=progress)
     index = Ivf(open_index(folder / INDEX, len(keys_ND), spec.dim), factory, stored_ND if spec.keep_keys else None)
-    progress("judge index", 0, 1)
+    progress("evaluate index", 0, 1)
     queries = TrialQueries.of(keys_ND, values_N, starts, seed=spec.seed)
     best = queries.tune_nprobe(index, spec.target)
-    progress("judge index", 1, 1)
+    progress("evaluate index", 1, 1)
     tried = tuple(asdict(trial) for trial in (*trials, best))
     return {"index": factory, "nprobe": best.nprobe, "rerank": best.rerank, "tried": tried}, queries.temperature

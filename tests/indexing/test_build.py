@@ -107,7 +107,7 @@ def test_a_build_tells_how_far_it_is_until_all_is_checked(model_folder, corpus_f
 
     build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s", index="IVF16,SQfp16", progress=tell)
     assert list(told) == [
-        "read", "train index", "assign to lists", "add to index", "judge index", "check files", "check keys",
+        "read", "train index", "assign to lists", "add to index", "evaluate index", "check files", "check keys",
         "measure quality",
     ]  # fmt: skip
     for steps in told.values():
