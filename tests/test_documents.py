@@ -1,6 +1,8 @@
-"""Documents: links lead somewhere, every page is in the navigation of the site, and the English keeps its rules."""
+"""Links of documents lead somewhere, every page is in the navigation, and the English keeps its rules."""
 
+import ast
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,21 @@ def name_of(path: Path) -> str:
 
 def prose_of(path: Path) -> str:
     return re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def prose_of_documents() -> dict[str, str]:
+    return {name_of(path): prose_of(path) for path in DOCUMENTS}
+
+
+def docstrings() -> dict[str, str]:
+    """The docstrings of each module, without code."""
+    found = {}
+    for path in (path for folder in ("memlm", "index", "server") for path in (ROOT / folder).rglob("*.py")):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        texts = [text for node in nodes if isinstance(node, kinds) and (text := ast.get_docstring(node))]
+        found[name_of(path)] = re.sub(r"`[^`\n]*`", "", "\n".join(texts))
+    return found
 
 
 def anchors_of(path: Path) -> set[str]:
@@ -46,9 +63,10 @@ def test_files_that_documents_name_exist(document: Path) -> None:
         assert (ROOT / name).exists(), name
 
 
+@pytest.mark.parametrize("texts_of", [prose_of_documents, docstrings], ids=["documents", "docstrings"])
 @pytest.mark.parametrize("habit", HABITS)
-def test_documents_are_written_in_plain_english(habit: str) -> None:
-    texts = {name_of(path): prose_of(path) for path in DOCUMENTS}
+def test_english_is_plain(texts_of: Callable[[], dict[str, str]], habit: str) -> None:
+    texts = texts_of()
     counts = {name: len(re.findall(habit, text, flags=re.IGNORECASE)) for name, text in texts.items()}
     words = sum(len(re.findall(r"[A-Za-z'-]+", text)) for text in texts.values())
     assert 1000 * sum(counts.values()) / words <= HABITS[habit], {name: n for name, n in counts.items() if n}
