@@ -63,7 +63,9 @@ class ServerConfig:
     take `drain_s`.
     """
 
-    model: Path = field(metadata=option("Model folder.", "--model", "-m", metavar="FOLDER", panel=MODEL))
+    model: Path = field(
+        metadata=option("Folder, GGUF file, hub id, or smollm2.", "--model", "-m", metavar="MODEL", panel=MODEL)
+    )
     stores: tuple[Path, ...] = field(
         default=(), metadata=option("Datastore folder. Repeatable.", "--store", "-s", metavar="FOLDER", panel=MODEL)
     )

@@ -18,6 +18,7 @@ def calibrate(
     epsilon: Annotated[float, typer.Option(help="Risk that the share is larger.")] = 0.05,
     prompts: Annotated[int, typer.Option(help="Texts to test on.")] = 100,
     glob: options.Glob = "**/*",
+    hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
     json: options.Json = False,
 ) -> None:
@@ -26,7 +27,7 @@ def calibrate(
     from memlm.generation.early_exit import calibrate as run
 
     with ConsoleProgress() as progress:
-        documents = Corpus(texts, glob, on_error, print_problem)
+        documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)
         report = run(
             model, documents, measure=measure, delta=delta, epsilon=epsilon, prompts=prompts, progress=progress
         )

@@ -99,6 +99,7 @@ def add(
     name: Name,
     corpus: Annotated[list[Path], typer.Argument(metavar="CORPUS...", help="Local files and folders to upload.")],
     glob: options.Glob = "**/*",
+    hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
     replace: Annotated[bool, typer.Option("--replace", help="Replace documents whose ids exist.")] = False,
     request_id: RequestId = None,
@@ -111,7 +112,7 @@ def add(
     from memlm.data.corpus import Corpus
 
     with client_of(target, timeout) as client:
-        documents = Corpus(corpus, glob, on_error, print_problem)
+        documents = Corpus(corpus, glob, on_error, print_problem, hidden=hidden)
         job = client.datastores.add(name, documents, replace=replace, request_id=request_id)
         _follow(job, wait=wait, json=json)
 

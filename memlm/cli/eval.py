@@ -18,6 +18,7 @@ def evaluate(
     store: options.Stores = None,
     dtype: options.Dtype = "float32",
     glob: options.Glob = "**/*",
+    hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
     json: options.Json = False,
 ) -> None:
@@ -27,7 +28,9 @@ def evaluate(
     from memlm.language_model import load
 
     with load(model, store or (), dtype=dtype) as lm, ConsoleProgress() as progress:
-        evaluation = run(lm, Corpus(texts, glob, on_error, print_problem), progress=progress, **retrieval)
+        evaluation = run(
+            lm, Corpus(texts, glob, on_error, print_problem, hidden=hidden), progress=progress, **retrieval
+        )
     if json:
         emit_json({**_figures(evaluation.total), "texts": {name: _figures(s) for name, s in evaluation.texts.items()}})
         return

@@ -50,6 +50,7 @@ def build(
     dtype: options.Dtype = "float32",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the expected size and time.")] = False,
     glob: options.Glob = "**/*",
+    hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
     json: options.Json = False,
 ) -> None:
@@ -57,7 +58,7 @@ def build(
     from memlm.data.corpus import Corpus
     from memlm.indexing.build import build_index
 
-    documents = Corpus(corpus, glob, on_error, print_problem)
+    documents = Corpus(corpus, glob, on_error, print_problem, hidden=hidden)
     if dry_run:
         _estimate(model, documents, out_folder, index=index, stride=stride, dtype=dtype, json=json)
         return
@@ -77,6 +78,7 @@ def add(
     replace: Annotated[bool, typer.Option(help="Replace documents whose ids exist.")] = False,
     dtype: options.Dtype = "float32",
     glob: options.Glob = "**/*",
+    hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
     json: options.Json = False,
 ) -> None:
@@ -84,7 +86,7 @@ def add(
     from memlm.data.corpus import Corpus
     from memlm.indexing.build import add_to_index
 
-    documents = Corpus(corpus, glob, on_error, print_problem)
+    documents = Corpus(corpus, glob, on_error, print_problem, hidden=hidden)
     with ConsoleProgress() as progress:
         report = add_to_index(model, documents, store, replace=replace, dtype=dtype, progress=progress)
     print_build(report, json=json)
@@ -200,6 +202,7 @@ def spalm(
     max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to train on.")] = 50_000,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal gates.")] = 0,
     glob: options.Glob = "**/*",
+    hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
     json: options.Json = False,
 ) -> None:
@@ -208,7 +211,7 @@ def spalm(
     from memlm.indexing.train_gate import train_spalm as run
 
     with ConsoleProgress() as progress:
-        documents = Corpus(texts, glob, on_error, print_problem)
+        documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)
         report = run(model, store, documents, k=k, max_tokens=max_tokens, seed=seed, progress=progress)
     if json:
         emit_json(report)
@@ -253,6 +256,7 @@ def tune(
         ),
     ] = None,
     glob: options.Glob = "**/*",
+    hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
     json: options.Json = False,
 ) -> None:
@@ -261,7 +265,7 @@ def tune(
     from memlm.indexing.tune import tune as run
 
     with ConsoleProgress() as progress:
-        documents = Corpus(texts, glob, on_error, print_problem)
+        documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)
         report = run(
             model, store, documents, max_tokens=max_tokens, skip_loss=skip_loss, pointer_loss=pointer_loss,
             progress=progress,

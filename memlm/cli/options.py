@@ -16,12 +16,21 @@ Corpora = Annotated[
 ]
 Texts = Annotated[list[str], typer.Argument(metavar="TEXT...", help="Held-out files or folders.")]
 Glob = Annotated[str, typer.Option(help="Files to read in folders.")]
+Hidden = Annotated[
+    bool,
+    typer.Option("--hidden", help="Also read hidden files, environments, and files that .gitignore excludes."),
+]
 OnError = Annotated[str, typer.Option(metavar="skip|fail", help="Skip unusable text, or fail.")]
 Purge = Annotated[
     bool,
     typer.Option("--purge", help="Remove deleted documents from all files, and abandon interrupted additions."),
 ]
-Model = Annotated[Path, typer.Option("--model", "-m", metavar="FOLDER", help="Model folder.", rich_help_panel="Model")]
+Model = Annotated[
+    Path,
+    typer.Option(
+        "--model", "-m", metavar="MODEL", help="Folder, GGUF file, hub id, or smollm2.", rich_help_panel="Model"
+    ),
+]
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Datastore folder.")]
 Stores = Annotated[
     list[Path] | None,

@@ -50,6 +50,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the interrupted run in the folder.")] = False,
     glob: options.Glob = "**/*",
+    hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
     json: options.Json = False,
 ) -> None:
@@ -63,10 +64,10 @@ def train(
     settings = train_config(preset, config, overrides, memories, fine_tuning=init_from is not None)
     with ConsoleProgress() as progress:
         report = run(
-            Corpus(corpus, glob, on_error, print_problem),
+            Corpus(corpus, glob, on_error, print_problem, hidden=hidden),
             out_folder,
             settings,
-            valid=Corpus(valid, glob, on_error, print_problem) if valid else None,
+            valid=Corpus(valid, glob, on_error, print_problem, hidden=hidden) if valid else None,
             tokenizer=Tokenizer.load(tokenizer) if tokenizer else None,
             init_from=init_from,
             resume=resume,

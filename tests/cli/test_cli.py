@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from texts import make_text
 from typer.testing import CliRunner
 
 from memlm.cli import main
@@ -196,6 +197,17 @@ def test_text_that_cannot_be_used_is_told_and_left_out(capsys, model_folder, tmp
     assert code == 0
     assert "skipped bad.txt:2" in err
     assert "1 documents" in out
+
+
+def test_hidden_files_are_read_where_that_is_asked_for(capsys, model_folder, tmp_path):
+    (tmp_path / "corpus" / ".notes").mkdir(parents=True)
+    for name in ("a.txt", ".notes/b.txt"):
+        (tmp_path / "corpus" / name).write_text(make_text(1, 30))
+    for options, num_documents in (((), 1), (("--hidden",), 2)):
+        store = tmp_path / f"store-{num_documents}"
+        words = ("index", "build", tmp_path / "corpus", "--model", model_folder, "--out", store, "--json", *options)
+        code, out, _ = memlm(capsys, *words)
+        assert (code, json.loads(out)["documents"]) == (0, num_documents)
 
 
 def test_generate_prints_the_text_and_its_sources(capsys, model_folder, store_folder):
