@@ -97,8 +97,11 @@ async def test_an_append_tells_how_far_it_is_and_may_be_cancelled(narrow_server:
 def test_what_was_acknowledged_survives_a_killed_worker_and_a_restart(
     long_model: Path, tmp_path: Path, lm: LanguageModel
 ) -> None:
-    options = ("--threads", "1", "--session-dir", str(tmp_path / "kept"))
-    with RunningServer(tmp_path / "log", long_model, options=options) as server, Client(server.address) as client:
+    options = ("--threads", "1", "--session-dir", str(tmp_path / "kept"))  # not forked: all its processes die
+    with (
+        RunningServer(tmp_path / "log", long_model, options=options, forked=False) as server,
+        Client(server.address) as client,
+    ):
         client.wait_until_ready()
         session = client.session()
         session.append(TEXT)
@@ -114,7 +117,10 @@ def test_what_was_acknowledged_survives_a_killed_worker_and_a_restart(
         client.wait_until_ready()
         wait_until(lambda: _there(client, session.name))
         assert client.get_session(session.name).num_tokens == held
-    with RunningServer(tmp_path / "log", long_model, options=options) as server, Client(server.address) as client:
+    with (
+        RunningServer(tmp_path / "log", long_model, options=options, forked=False) as server,
+        Client(server.address) as client,
+    ):
         client.wait_until_ready()
         assert client.get_session(session.name).num_tokens == held
         info = list(client.generate("", session=session.name, temperature=0, max_tokens=4))
