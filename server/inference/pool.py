@@ -8,7 +8,7 @@ that cannot follow is restarted, and then loads the datastores that are in servi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple
 from itertools import chain
@@ -91,7 +91,7 @@ class WorkerPool:
             sessions = sorted(chain(*lists), key=lambda session: session.used_s, reverse=True)
             return cast(R, tuple(sessions))
         if isinstance(request, DeleteDocumentsRequest):
-            return cast(R, await asyncio.shield(self._delete(request, time_left_s, **origin)))
+            return cast(R, await run_to_end(self._delete(request, time_left_s, **origin)))
         return await self._worker_for(request).answer(request, time_left_s, **origin)
 
     async def broadcast(
@@ -105,7 +105,7 @@ class WorkerPool:
         """
         if not internal:
             self.check_room()
-        return await asyncio.shield(self._broadcast(request, on_done, **origin))
+        return await run_to_end(self._broadcast(request, on_done, **origin))
 
     async def refresh(self, store: str) -> None:
         """Switches every worker to the latest version of a datastore.
@@ -190,6 +190,13 @@ class WorkerPool:
     def _leader(self) -> WorkerHandle:
         """The first worker with a fresh heartbeat. A worker that hangs could not answer before it is replaced."""
         return min(self._workers, key=lambda worker: (not worker.is_ready, worker.heartbeat_age_s > FRESH_HEARTBEAT_S))
+
+
+async def run_to_end(change: Coroutine[Any, Any, R]) -> R:
+    """Awaits a change that goes on without the caller. If the caller has left, an error of the change has no reader."""
+    task = asyncio.ensure_future(change)
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return await asyncio.shield(task)
 
 
 def _reraise_unexpected(value: Any) -> Any:

@@ -27,7 +27,7 @@ from memlm.base.files import is_under
 from memlm.data.corpus import check_glob
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, Overloaded, PermissionDenied
 from memlm.server.config import ServerConfig
-from memlm.server.inference.pool import WorkerPool
+from memlm.server.inference.pool import WorkerPool, run_to_end
 from memlm.server.jobs.job import PREFIX, Job, Upload
 from memlm.server.jobs.records import JobRecords
 from memlm.server.jobs.runner import PUBLISHING, JobRunner, cancelled_error
@@ -180,7 +180,7 @@ class JobService:
 
         The deletion runs to its end even if the caller leaves.
         """
-        return await asyncio.shield(self._delete_documents(request, time_left_s, **origin))
+        return await run_to_end(self._delete_documents(request, time_left_s, **origin))
 
     async def _delete_documents(
         self, request: DeleteDocumentsRequest, time_left_s: float | None, **origin: Any

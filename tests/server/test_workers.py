@@ -1,6 +1,7 @@
 """Several inference workers: each does its share, all change together, and one that dies is missed by nobody else."""
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from running import PATIENCE_S, RunningServer, alike, figures_at, free_port, wait_until
@@ -23,6 +25,7 @@ from memlm.errors import InvalidInput, NotFound, Overloaded, Unavailable
 from memlm.language_model import LanguageModel
 from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.handle import WorkerHandle
+from memlm.server.inference.pool import run_to_end
 
 PROMPTS = [make_text(number, 6) for number in range(12)]
 
@@ -356,3 +359,28 @@ async def test_a_worker_that_loads_has_no_time_limit(model_folder: Path) -> None
         assert handle._process.pid == loading
     finally:
         await handle.stop(5)
+
+
+async def test_a_change_whose_caller_has_left_ends_and_fails_in_silence() -> None:
+    reported, goes_on, ended = list[Any](), asyncio.Event(), asyncio.Event()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+
+    async def change() -> None:
+        await goes_on.wait()
+        ended.set()
+        raise Unavailable("the worker died")
+
+    caller = asyncio.ensure_future(run_to_end(change()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    goes_on.set()
+    await ended.wait()
+    await asyncio.sleep(0)
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not reported
+
+    with pytest.raises(Unavailable, match="died"):
+        await run_to_end(change())
