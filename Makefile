@@ -37,7 +37,7 @@ SHAPED := memlm.index,memlm.model,memlm.retrieval
 test-shapes: $(STAMP)  ## run the unit tests, and check types and shapes in every call (twice as slow)
 	$(PYTEST) -m unit --jaxtyping-packages=$(SHAPED),shapes.typechecked
 
-check: lint types test test-rest  ## all that CI checks
+check: lint types docs test test-rest  ## all that CI checks
 
 lint: $(STAMP)  ## lint and formatting
 	$(BIN)/ruff check .
