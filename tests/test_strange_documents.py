@@ -34,9 +34,9 @@ def test_texts_of_any_id_are_found_and_deleted_one_by_one(tmp_path: Path, model_
         left = list(IDS)
         for name in IDS:
             nearest = lm.search(None, texts[name][:60], k=64)
-            told = {found.document_id: (found.title, found.metadata) for found in nearest}
-            assert told[name] == (name, {"note": name})
-            assert set(told) <= set(left)
+            described = {found.document_id: (found.title, found.metadata) for found in nearest}
+            assert described[name] == (name, {"note": name})
+            assert set(described) <= set(left)
             assert lm.delete_documents([name]).num_documents == 1
             left.remove(name)
             assert [document.id for document in lm.engine.stores.model_store().snapshot.documents()] == left

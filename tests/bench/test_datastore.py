@@ -21,10 +21,10 @@ def test_indexes_are_told_apart(model_folder, corpus_folder, tmp_path):
         Corpus([corpus_folder / f"doc-{n}.txt" for n in range(5, 8)]),
         Corpus([corpus_folder / "doc-1.txt"]),
     )
-    told = bench_datastore(model_folder, learnt, held_out, tmp_path / "keys", sizes=(500, 1000), kinds=KINDS)
-    assert [(row["entries"], row["index"]) for row in told["rows"]] == [(n, k) for n in (500, 1000) for k in KINDS]
-    assert told["keys_per_s"] > 0
-    for flat, lossless, reranked, codes in (told["rows"][:4], told["rows"][4:]):
+    figures = bench_datastore(model_folder, learnt, held_out, tmp_path / "keys", sizes=(500, 1000), kinds=KINDS)
+    assert [(row["entries"], row["index"]) for row in figures["rows"]] == [(n, k) for n in (500, 1000) for k in KINDS]
+    assert figures["keys_per_s"] > 0
+    for flat, lossless, reranked, codes in (figures["rows"][:4], figures["rows"][4:]):
         assert flat["softmax_mass_k32"] == flat["recall_k1024"] == pytest.approx(1.0, abs=1e-6)
         assert flat["nats_change_k32"] == 0
         assert lossless["softmax_mass_k32"] > 0.98
@@ -46,8 +46,8 @@ def test_the_command_shows_a_table(model_folder, corpus_folder, tmp_path):
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "Flat" in result.stdout
-    told = figures_of(CliRunner().invoke(app, [*command, "--json"]).stdout)
-    assert told["recall_k32[entries=300,index=Flat]"] == 1.0
+    figures = figures_of(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert figures["recall_k32[entries=300,index=Flat]"] == 1.0
 
 
 def test_what_is_compared_can_be_built():

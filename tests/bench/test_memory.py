@@ -39,9 +39,9 @@ def planted(folder, tokenizer, *, gate: float, scale: float = 6.0):
 
 def test_a_shut_gate_makes_every_memory_worth_nothing(corpus_folder, tokenizer, tmp_path):
     planted(tmp_path / "m", tokenizer, gate=0.0)
-    told = bench_memory(tmp_path / "m", Corpus([corpus_folder]))
-    assert [told[f"nats_more_{kind}"] for kind in KINDS] == [0.0] * 4
-    assert told["gates"] == [0.0] * SHAPE["num_heads"]
+    figures = bench_memory(tmp_path / "m", Corpus([corpus_folder]))
+    assert [figures[f"nats_more_{kind}"] for kind in KINDS] == [0.0] * 4
+    assert figures["gates"] == [0.0] * SHAPE["num_heads"]
 
 
 def test_an_open_gate_shows_what_each_change_costs(corpus_folder, tokenizer, tmp_path, monkeypatch):
@@ -50,19 +50,19 @@ def test_an_open_gate_shows_what_each_change_costs(corpus_folder, tokenizer, tmp
     monkeypatch.setattr("memlm.model.knn_memory.CELL_SIZE", 16)  # many cells, of which few are read: some are missed
     monkeypatch.setattr("memlm.model.knn_memory.NPROBE", 2)
     decoder = planted(tmp_path / "m", tokenizer, gate=2.0)
-    told = bench_memory(tmp_path / "m", Corpus([corpus_folder]))
-    assert len({told[f"nats_more_{kind}"] for kind in KINDS}) == 4  # each is another memory
-    assert all(told[f"nats_more_{kind}_error"] > 0 for kind in KINDS)
-    assert told["faiss_searches"] > 0
-    assert 0.3 < told["faiss_recall"] < 1
-    assert 0.3 < told["faiss_softmax_mass"] < 1
+    figures = bench_memory(tmp_path / "m", Corpus([corpus_folder]))
+    assert len({figures[f"nats_more_{kind}"] for kind in KINDS}) == 4  # each is another memory
+    assert all(figures[f"nats_more_{kind}_error"] > 0 for kind in KINDS)
+    assert figures["faiss_searches"] > 0
+    assert 0.3 < figures["faiss_recall"] < 1
+    assert 0.3 < figures["faiss_softmax_mass"] < 1
     encoded = sorted((tokenizer.encode(document.text) for document in Corpus([corpus_folder])), key=len)
     nats = tokens = 0
     for shorter, longer in zip(encoded[0::2], encoded[1::2], strict=True):
         for ids in (shorter, longer[: len(shorter)]):
             nats, tokens = nats - float(score_tokens(decoder, ids, tokenizer.start_id).sum()), tokens + len(ids)
-    assert told["tokens"] == tokens
-    assert told["nats_per_token"] == pytest.approx(nats / tokens, rel=1e-5)
+    assert figures["tokens"] == tokens
+    assert figures["nats_per_token"] == pytest.approx(nats / tokens, rel=1e-5)
 
 
 def test_the_command_tells_all_of_it_and_refuses_a_model_without_memory(

@@ -20,14 +20,14 @@ pytestmark = pytest.mark.exhaustive
 
 
 def by_loops(keys_ND, targets_N, temperature, gap):
-    told = []
+    figures = []
     for here, key_D in enumerate(keys_ND):
         earlier = range(max(0, here - gap + 1))
         weights = [math.exp(-sum((a - b) ** 2 for a, b in zip(key_D, keys_ND[j], strict=True)) / temperature)
                    for j in earlier]  # fmt: skip
         agreeing = sum(weight for weight, j in zip(weights, earlier, strict=True) if targets_N[j] == targets_N[here])
-        told.append(math.log(agreeing / sum(weights)) if agreeing else -math.inf)
-    return told
+        figures.append(math.log(agreeing / sum(weights)) if agreeing else -math.inf)
+    return figures
 
 
 @pytest.mark.parametrize("gap", [1, 4])
@@ -55,31 +55,33 @@ def folder_of(path, texts):
 def test_a_past_that_comes_again_is_worth_more_than_one_that_does_not(model_folder, tmp_path):
     again = folder_of(tmp_path / "again", [make_text(number, 120) * 2 for number in range(6)])
     once = folder_of(tmp_path / "once", [make_text(number, 240) for number in range(6)])
-    told, other = bench_past(model_folder, again), bench_past(model_folder, once)
-    assert told["documents"] == 3
+    figures, other = bench_past(model_folder, again), bench_past(model_folder, once)
+    assert figures["documents"] == 3
     for name in ("nats_less_past", "nats_less_past_beyond_context"):
-        assert told[name] > other[name] + 0.3
-        assert told[f"{name}_error"] > 0
-    assert told["nats_less_past"] >= told["nats_less_past_beyond_context"] - 0.05
+        assert figures[name] > other[name] + 0.3
+        assert figures[f"{name}_error"] > 0
+    assert figures["nats_less_past"] >= figures["nats_less_past_beyond_context"] - 0.05
 
 
 def test_settings_are_fitted_on_the_other_documents(model_folder, tmp_path, monkeypatch):
     texts = folder_of(tmp_path / "t", [make_text(number, 120 - number) for number in range(4)])
-    checkpoint, asked = load_checkpoint(model_folder), []
+    checkpoint, requests = load_checkpoint(model_folder), []
 
     def planted(read, scale, gap):
         """Of the documents that are fitted on, one setting is the best; of the others, another."""
         nats = np.full(len(SETTINGS), 50.0)
-        nats[7 if len(asked) // 2 % 2 == 0 else 3] = 10.0
-        asked.append((len(read.targets_N), gap))
+        nats[7 if len(requests) // 2 % 2 == 0 else 3] = 10.0
+        requests.append((len(read.targets_N), gap))
         return nats
 
     monkeypatch.setattr(bench, "_nats", planted)
-    told = bench_past(model_folder, texts)
-    assert [gap for _, gap in asked] == [1, checkpoint.decoder.config.context_length] * 4
-    nats = told["nats_per_token"] * told["tokens"] - 2 * 50.0  # the setting of the fitted ones, on the measured ones
-    assert told["nats_less_past"] == pytest.approx(nats / told["tokens"])
-    assert told["past_lam"] == SETTINGS[7][1]
+    figures = bench_past(model_folder, texts)
+    assert [gap for _, gap in requests] == [1, checkpoint.decoder.config.context_length] * 4
+    nats = (
+        figures["nats_per_token"] * figures["tokens"] - 2 * 50.0
+    )  # the setting of the fitted ones, on the measured ones
+    assert figures["nats_less_past"] == pytest.approx(nats / figures["tokens"])
+    assert figures["past_lam"] == SETTINGS[7][1]
 
 
 def test_the_command_tells_it_and_wants_four_documents(model_folder, corpus_folder):

@@ -32,8 +32,8 @@ def memlm(capsys: pytest.CaptureFixture, *words: object) -> tuple[int, str, str]
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     finally:
         sys.argv = before
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
 
 
 @pytest.fixture
@@ -177,9 +177,9 @@ def test_a_build_whose_checks_were_cut_short_says_how_to_finish_them(
     verify = ["index", "verify", tmp_path / "s", "--model", model_folder]
     assert f"memlm index verify {tmp_path / 's'} --model" in memlm(capsys, *build)[2]
     for finished in (True, False):
-        code, told, problem = memlm(capsys, *verify, "--json")
+        code, printed, problem = memlm(capsys, *verify, "--json")
         assert code == 0, problem
-        assert json.loads(told) == {"ok": True, "problems": [], "finished": finished}
+        assert json.loads(printed) == {"ok": True, "problems": [], "finished": finished}
     assert "not measured" not in memlm(capsys, *build)[2]
     facts = json.loads(memlm(capsys, "index", "info", tmp_path / "s", "--json")[1])
     assert facts["quality"]["recall"] > 0.5
@@ -220,8 +220,8 @@ def test_generate_prints_the_text_and_its_sources(capsys, model_folder, store_fo
 
 def test_help_loads_nothing_that_takes_long(tmp_path):
     run = [sys.executable, "-X", "importtime", "-m", "memlm", "--help"]
-    told = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True)
-    loaded = {line.rsplit("|", 1)[1].strip() for line in told.stderr.splitlines() if line.startswith("import time:")}
+    printed = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True)
+    loaded = {line.rsplit("|", 1)[1].strip() for line in printed.stderr.splitlines() if line.startswith("import time:")}
     assert "memlm.cli.app" in loaded
     assert not {name.partition(".")[0] for name in loaded} & {"torch", "faiss", "numpy", "grpc", "pyarrow", "sqlite3"}
     assert not {"google.protobuf", "memlm.server.main", "memlm.language_model"} & loaded
@@ -264,16 +264,16 @@ def test_documents_are_deleted_by_metadata_and_compaction_wins_room_back(capsys,
     (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, texts)))
     store = tmp_path / "s"
     assert memlm(capsys, "index", "build", tmp_path / "c.jsonl", "--model", model_folder, "--out", store)[0] == 0
-    told = memlm(capsys, "index", "delete", store, "--where", "license=none", "--dry-run", "--json")[1]
-    assert json.loads(told) == {"documents": ["d0", "d2", "d4"]}
-    told = json.loads(memlm(capsys, "index", "delete", store, "--where", "license=none", "--json")[1])
-    assert told["documents"] == 3
-    code, told, _ = memlm(capsys, "index", "compact", store, "--model", model_folder, "--json")
+    printed = memlm(capsys, "index", "delete", store, "--where", "license=none", "--dry-run", "--json")[1]
+    assert json.loads(printed) == {"documents": ["d0", "d2", "d4"]}
+    printed = json.loads(memlm(capsys, "index", "delete", store, "--where", "license=none", "--json")[1])
+    assert printed["documents"] == 3
+    code, printed, _ = memlm(capsys, "index", "compact", store, "--model", model_folder, "--json")
     assert code == 0
-    assert json.loads(told)["bytes_after"] < json.loads(told)["bytes_before"]
+    assert json.loads(printed)["bytes_after"] < json.loads(printed)["bytes_before"]
     assert "nothing to do" in memlm(capsys, "index", "compact", store)[1]
-    code, told, _ = memlm(capsys, "index", "verify", store, "--model", model_folder)
-    assert (code, "every file" in told) == (0, True)
+    code, printed, _ = memlm(capsys, "index", "verify", store, "--model", model_folder)
+    assert (code, "every file" in printed) == (0, True)
     facts = json.loads(memlm(capsys, "index", "info", store, "--json")[1])
     assert (facts["documents"], facts["deleted_documents"], facts["segments"]) == (3, 0, 1)
 
@@ -281,8 +281,8 @@ def test_documents_are_deleted_by_metadata_and_compaction_wins_room_back(capsys,
 def test_every_command_takes_a_store_that_was_emptied(capsys, model_folder, corpus_folder, own_store):
     names = [path.name for path in corpus_folder.iterdir()]
     assert memlm(capsys, "index", "delete", own_store, *names)[0] == 0
-    code, told, _ = memlm(capsys, "index", "compact", own_store, "--model", model_folder, "--purge")
-    assert (code, "1 segments became none; 8 deleted documents are gone" in told) == (0, True)
+    code, printed, _ = memlm(capsys, "index", "compact", own_store, "--model", model_folder, "--purge")
+    assert (code, "1 segments became none; 8 deleted documents are gone" in printed) == (0, True)
     for words in (
         ["index", "info", own_store],
         ["index", "verify", own_store],
@@ -293,8 +293,8 @@ def test_every_command_takes_a_store_that_was_emptied(capsys, model_folder, corp
         ["eval", corpus_folder, "--model", model_folder, "--store", own_store],
     ):
         assert memlm(capsys, *words)[0] == 0, words
-    code, _, told = memlm(capsys, "index", "tune", own_store, corpus_folder, "--model", model_folder)
-    assert (code, len(told.strip().splitlines()[-1:])) == (1, 1), told
+    code, _, printed = memlm(capsys, "index", "tune", own_store, corpus_folder, "--model", model_folder)
+    assert (code, len(printed.strip().splitlines()[-1:])) == (1, 1), printed
     assert memlm(capsys, "index", "add", own_store, corpus_folder, "--model", model_folder)[0] == 0
     assert json.loads(memlm(capsys, "index", "info", own_store, "--json")[1])["documents"] == 8
 
@@ -322,8 +322,8 @@ def test_a_build_within_a_memory_wants_more_of_the_mass(capsys, model_folder, co
     code, _, err = memlm(capsys, *command, tmp_path / "none", "--max-ram", "1kB")
     assert (code, "smallest index" in err) == (1, True)
     assert not (tmp_path / "none").exists()
-    told = json.loads(memlm(capsys, *command, tmp_path / "dry", "--dry-run", "--json")[1])
-    assert told["entries"] > 500
+    printed = json.loads(memlm(capsys, *command, tmp_path / "dry", "--dry-run", "--json")[1])
+    assert printed["entries"] > 500
     assert not (tmp_path / "dry").exists()
 
 
@@ -336,10 +336,10 @@ def test_settings_of_the_server_come_from_options_environment_and_file(tmp_path,
     monkeypatch.setenv("MEMLM_SERVE_DRAIN", "3")
     done = CliRunner().invoke(app, ["serve", "--config", str(file), "--port", "99", "--print-config"])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert (told["port"], told["max_running"], told["drain_s"]) == (99, 9, 3.0)
-    assert (told["model"], told["stores"], told["max_session_bytes"]) == ("m", ["a", "b"], 1 << 30)
-    assert told["max_cache_bytes"] == 2 << 30
+    printed = json.loads(done.stdout)
+    assert (printed["port"], printed["max_running"], printed["drain_s"]) == (99, 9, 3.0)
+    assert (printed["model"], printed["stores"], printed["max_session_bytes"]) == ("m", ["a", "b"], 1 << 30)
+    assert printed["max_cache_bytes"] == 2 << 30
     for bad, says in (("prot = 3\n", "prot"), ("port = [\n", "TOML"), ("port = 99999999\n", "port")):
         file.write_text('model = "m"\n' + bad)
         done = CliRunner().invoke(app, ["serve", "--config", str(file), "--print-config"])

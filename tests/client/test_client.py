@@ -98,26 +98,28 @@ def test_importing_the_client_loads_nothing_heavy() -> None:
 )
 def test_both_clients_have_the_same_methods(face: type, awaited: type) -> None:
     """Name for name and parameter for parameter; what they return differs only by being awaited."""
-    here, there = methods_of(face), methods_of(awaited)
-    assert here.keys() == there.keys()
-    for name in here:
-        assert here[name].parameters.keys() == there[name].parameters.keys(), name
-        for mine, other in zip(here[name].parameters.values(), there[name].parameters.values(), strict=True):
+    sync_methods, async_methods = methods_of(face), methods_of(awaited)
+    assert sync_methods.keys() == async_methods.keys()
+    for name in sync_methods:
+        assert sync_methods[name].parameters.keys() == async_methods[name].parameters.keys(), name
+        for mine, other in zip(
+            sync_methods[name].parameters.values(), async_methods[name].parameters.values(), strict=True
+        ):
             assert (mine.kind, mine.default, mine.annotation) == (other.kind, other.default, other.annotation), name
-        returned = here[name].return_annotation
+        returned = sync_methods[name].return_annotation
         expected = f"Async{returned}" if returned in ("TokenStream", "Session", "Operation") else returned
-        assert there[name].return_annotation == expected, name
+        assert async_methods[name].return_annotation == expected, name
 
 
 def test_a_model_in_process_is_asked_as_a_client_is() -> None:
     """What both can be asked takes the same; only what travels has a time limit."""
-    here, there = methods_of(LanguageModel), methods_of(Client)
-    both = here.keys() & there.keys()
+    sync_methods, async_methods = methods_of(LanguageModel), methods_of(Client)
+    both = sync_methods.keys() & async_methods.keys()
     assert {"generate", "score", "search", "tokenize", "detokenize", "session"} <= both
     for name in both:
-        wanted = {key: value for key, value in there[name].parameters.items() if key != "timeout_s"}
-        assert list(here[name].parameters.items()) == list(wanted.items()), name
-        assert here[name].return_annotation == there[name].return_annotation, name
+        wanted = {key: value for key, value in async_methods[name].parameters.items() if key != "timeout_s"}
+        assert list(sync_methods[name].parameters.items()) == list(wanted.items()), name
+        assert sync_methods[name].return_annotation == async_methods[name].return_annotation, name
 
 
 def test_every_call_has_a_method_with_a_time_limit() -> None:
@@ -130,10 +132,10 @@ def test_every_call_has_a_method_with_a_time_limit() -> None:
 def test_every_call_is_asked_by_a_question_of_its_name() -> None:
     modules = (params, generation, scoring, datastores, sessions, operations, api_server)
     members = {name: kind for module in modules for name, kind in vars(module).items()}
-    asked = {name for name, kind in members.items() if name.endswith("Request") and isinstance(kind, type)}
-    asked -= {"Request"}
+    request_names = {name for name, kind in members.items() if name.endswith("Request") and isinstance(kind, type)}
+    request_names -= {"Request"}
     with grpc.insecure_channel("localhost:1") as channel:
-        assert set(rpcs_by_request(channel)) == asked
+        assert set(rpcs_by_request(channel)) == request_names
 
 
 def test_only_calls_that_change_nothing_are_tried_again() -> None:

@@ -116,8 +116,8 @@ def test_sentencepiece_bpe_gives_the_ids_of_the_published_tokenizer(lines):
     ours, theirs = tokenizer_of(metadata, "f"), Tokenizer.load(folder)
     assert ids_of(ours, lines) == ids_of(theirs, lines)
     assert ours.special == theirs.special
-    some = ids_of(ours, lines[:500])
-    assert [ours.decode(ids, whole=True) for ids in some] == lines[:500]
+    ids_of_lines = ids_of(ours, lines[:500])
+    assert [ours.decode(ids, whole=True) for ids in ids_of_lines] == lines[:500]
 
 
 def test_unigram_gives_the_ids_of_the_library(lines):

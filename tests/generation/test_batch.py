@@ -61,16 +61,16 @@ def alone(checkpoint: Checkpoint, prompt: str, seed: int) -> list:
 def test_whoever_joins_and_leaves_each_draws_what_it_draws_alone(kind, prefill_tokens):
     rng, batch = random.Random(0), Batch(kind, max_sequences=6, prefill_tokens=prefill_tokens)
     waiting = list(enumerate(prompts(14)))
-    told: dict[int, list] = {}
+    tokens_seen: dict[int, list] = {}
     left: set[int] = set()
     sequences: dict[RunningSequence, int] = {}
     while waiting or len(batch):
         while waiting and len(batch) < 6 and rng.random() < 0.7:
             number, prompt = waiting.pop()
-            sequences[add(batch, started(kind, prompt, number))], told[number] = number, []
+            sequences[add(batch, started(kind, prompt, number))], tokens_seen[number] = number, []
         for sequence in batch.step():
             assert sequence.failure is None
-            told[sequences[sequence]] += sequence.tokens
+            tokens_seen[sequences[sequence]] += sequence.tokens
         if sequences and rng.random() < 0.1:
             sequence = rng.choice(list(sequences))
             if not sequence.is_done:
@@ -79,8 +79,8 @@ def test_whoever_joins_and_leaves_each_draws_what_it_draws_alone(kind, prefill_t
     assert left
     for number, prompt in enumerate(prompts(14)):
         expected = alone(kind, prompt, number)
-        assert alike(told[number], expected[: len(told[number])])
-        assert number in left or len(told[number]) == len(expected)
+        assert alike(tokens_seen[number], expected[: len(tokens_seen[number])])
+        assert number in left or len(tokens_seen[number]) == len(expected)
 
 
 def test_a_long_prompt_is_read_in_pieces_while_others_go_on(checkpoint):
@@ -90,8 +90,8 @@ def test_a_long_prompt_is_read_in_pieces_while_others_go_on(checkpoint):
     long = add(batch, started(checkpoint, "the memory of a model can be read and edited", 2))
     size = len(long.generation.pending_ids)
     steps = 0
-    while long not in (told := batch.step()):
-        assert told == [short]
+    while long not in (tokens_seen := batch.step()):
+        assert tokens_seen == [short]
         steps += 1
     assert steps == (size - 1) // 4
 
@@ -124,7 +124,7 @@ def test_one_that_fails_harms_no_other(checkpoint, monkeypatch):
     batch = Batch(checkpoint, max_sequences=4)
     good, bad = (add(batch, started(checkpoint, "the memory", seed)) for seed in (1, 2))
     batch.step()
-    told = list(good.tokens)
+    tokens_seen = list(good.tokens)
 
     def fail(*_: object) -> None:
         raise InternalError("broken")
@@ -132,9 +132,9 @@ def test_one_that_fails_harms_no_other(checkpoint, monkeypatch):
     monkeypatch.setattr(bad.generation, "sample_next", fail)
     while len(batch):
         for sequence in batch.step():
-            told += sequence.tokens if sequence is good else ()
+            tokens_seen += sequence.tokens if sequence is good else ()
     assert isinstance(bad.failure, InternalError)
-    assert alike(told, alone(checkpoint, "the memory", 1))
+    assert alike(tokens_seen, alone(checkpoint, "the memory", 1))
 
 
 def test_one_search_a_step_serves_all_that_ask_alike(lm: LanguageModel, monkeypatch):
@@ -147,8 +147,8 @@ def test_one_search_a_step_serves_all_that_ask_alike(lm: LanguageModel, monkeypa
 
     monkeypatch.setattr(type(snapshot), "search", counted)
     batch = Batch(lm.checkpoint, max_sequences=8)
-    asked = [{"k": 4}, {"k": 4}, {"k": 9}, {"use_store": False}, {"k": 4, "lam": 0.0}]
-    sequences = [add(batch, start(lm, GenerateRequest.of("the", {"seed": 1, **memory}))) for memory in asked]
+    param_sets = [{"k": 4}, {"k": 4}, {"k": 9}, {"use_store": False}, {"k": 4, "lam": 0.0}]
+    sequences = [add(batch, start(lm, GenerateRequest.of("the", {"seed": 1, **memory}))) for memory in param_sets]
     batch.step()
     assert sorted(searches) == [(1, 9), (2, 4)]
     assert sequences[3].tokens[0].knn_logprob is None
@@ -187,11 +187,11 @@ def test_room_is_reserved_for_what_is_asked_and_given_up_when_nobody_is_there(ch
         batch.step()
     batch.shrink()
     assert batch._pool.shape == (1, 4)
-    sequence, told = add(batch, started(checkpoint, "the", 3)), []
+    sequence, tokens_seen = add(batch, started(checkpoint, "the", 3)), []
     while len(batch):
         batch.step()
-        told += sequence.tokens
-    assert alike(told, alone(checkpoint, "the", 3))
+        tokens_seen += sequence.tokens
+    assert alike(tokens_seen, alone(checkpoint, "the", 3))
 
 
 def test_a_store_that_fails_harms_only_those_that_ask_it(lm: LanguageModel, monkeypatch):
@@ -203,13 +203,13 @@ def test_a_store_that_fails_harms_only_those_that_ask_it(lm: LanguageModel, monk
         raise InternalError("the disk is gone")
 
     monkeypatch.setattr(type(lm.engine.stores.model_store().snapshot), "search", fail)
-    told = []
+    tokens_seen = []
     while len(batch):
         for sequence in batch.step():
-            told += sequence.tokens if sequence is alone_ else ()
+            tokens_seen += sequence.tokens if sequence is alone_ else ()
     assert isinstance(asking.failure, InternalError)
     monkeypatch.undo()
-    assert alike(told, lm.generate("the", seed=1, max_tokens=4, use_store=False))
+    assert alike(tokens_seen, lm.generate("the", seed=1, max_tokens=4, use_store=False))
 
 
 def test_prompts_that_come_together_are_read_together(checkpoint):

@@ -83,9 +83,9 @@ def test_as_top_p_nears_0_the_likeliest_token_is_left(top_p):
 
 
 def test_a_huge_temperature_draws_evenly_from_the_tokens_that_have_any_mass():
-    some = torch.tensor([0.999, 0.0, 0.001]).log()
+    few_logprobs = torch.tensor([0.999, 0.0, 0.001]).log()
     params = SamplingParams(temperature=1e308)
-    drawn = [sample(some, params, [], np.random.default_rng(seed)) for seed in range(200)]
+    drawn = [sample(few_logprobs, params, [], np.random.default_rng(seed)) for seed in range(200)]
     assert drawn.count(1) == 0
     assert 60 < drawn.count(2) < 140
 

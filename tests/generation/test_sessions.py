@@ -122,16 +122,16 @@ def test_sessions_go_on_side_by_side(model, monkeypatch, apart):
         session.append(text)
     from memlm.api.params import GenerateRequest
 
-    batch, told = Batch(model.checkpoint, max_sequences=4), {}
+    batch, tokens_of = Batch(model.checkpoint, max_sequences=4), {}
     for session in sessions:
         options = {"session": session.name, "temperature": 0, "max_tokens": 5}
-        told[add(batch, start(model, GenerateRequest.of("", options)))] = []
+        tokens_of[add(batch, start(model, GenerateRequest.of("", options)))] = []
     while len(batch):
         for sequence in batch.step():
-            told[sequence] += sequence.tokens
+            tokens_of[sequence] += sequence.tokens
             if sequence.state is not None:
                 run_steps(sequence.generation.commit_to_session(sequence.state))
-    for session, text, tokens in zip(sessions, texts, told.values(), strict=True):
+    for session, text, tokens in zip(sessions, texts, tokens_of.values(), strict=True):
         ids = ids_of(model, text)
         assert alike(tokens, after(model, ids, 5))
         held = (*ids, *(token.id for token in tokens))
@@ -151,8 +151,8 @@ def test_sessions_survive_a_restart_to_the_bit(kind, tmp_path):
     again = LanguageModel(checkpoint, sessions=Sessions(checkpoint, folder=tmp_path / "kept"))
     assert {info.name for info in again.list_sessions()} == {session.name, twin.name}
     assert again.get_session(session.name).num_tokens == session.info().num_tokens
-    told = again.generate("", session=session.name, temperature=0, max_tokens=5)
-    assert [token.logprob for token in told] == expected
+    tokens_of = again.generate("", session=session.name, temperature=0, max_tokens=5)
+    assert [token.logprob for token in tokens_of] == expected
     again.delete_session(twin.name)
     assert len(list((tmp_path / "kept").iterdir())) == 1
 

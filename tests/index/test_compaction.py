@@ -45,7 +45,7 @@ def files_of(store: Datastore) -> dict[str, bytes]:
 
 
 def test_a_compacted_store_equals_one_built_from_what_is_left(tmp_path):
-    told = compact(grown(tmp_path / "s"))
+    result = compact(grown(tmp_path / "s"))
     expected = fresh(tmp_path / "fresh")
     with Datastore.open(tmp_path / "s") as store:
         assert len(store.manifest.segments) == 1
@@ -53,15 +53,19 @@ def test_a_compacted_store_equals_one_built_from_what_is_left(tmp_path):
         assert list(store.snapshot.documents()) == list(expected.snapshot.documents())
         assert store.snapshot.verify() == []
         assert store.snapshot.num_deleted_documents == 0
-        assert (told.segments_before, told.deleted_documents, told.entries) == (2, 3, expected.snapshot.num_entries)
-        assert told.bytes_after == store.snapshot.bytes_on_disk < told.bytes_before
+        assert (result.segments_before, result.deleted_documents, result.entries) == (
+            2,
+            3,
+            expected.snapshot.num_entries,
+        )
+        assert result.bytes_after == store.snapshot.bytes_on_disk < result.bytes_before
         assert [folder.name for folder in (store.path / "segments").iterdir()] == ["000003"]
 
 
 def test_there_may_be_nothing_to_compact(tmp_path):
     with build(tmp_path / "s", Corpus(1)) as store:
-        told = compact(store.path)
-        assert told.bytes_before == told.bytes_after
+        result = compact(store.path)
+        assert result.bytes_before == result.bytes_after
         assert Datastore.open(store.path).manifest == store.manifest
     with pytest.raises(NotFound):
         compact(tmp_path / "nowhere")
@@ -161,12 +165,12 @@ def test_a_reader_that_comes_while_files_go_takes_the_newer_state(tmp_path, monk
     path = grown(tmp_path / "s")
     stale = read_manifest(path)
     compact(path)
-    told = [stale]
+    result = [stale]
     monkeypatch.setattr(
-        "memlm.index.store.datastore.read_manifest", lambda at: told.pop() if told else read_manifest(at)
+        "memlm.index.store.datastore.read_manifest", lambda at: result.pop() if result else read_manifest(at)
     )
     with Datastore.open(path) as store:
-        assert not told
+        assert not result
         assert store.manifest.number == stale.number + 1
         assert store.snapshot.verify() == []
 

@@ -26,7 +26,7 @@ class Hand:
     """One process that changes the store; killed, it is started again."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.asked = path, ""
+        self.path, self.order = path, ""
         self._start()
 
     def _start(self) -> None:
@@ -35,7 +35,7 @@ class Hand:
 
     def ask(self, what: str) -> None:
         assert self._process.stdin is not None
-        self.asked = what
+        self.order = what
         self._process.stdin.write(what + "\n")
         self._process.stdin.flush()
 
@@ -44,16 +44,16 @@ class Hand:
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], wait_s)[0]:
             return None
-        said = self._process.stdout.readline().strip()
-        assert said, f"{self.asked} ended the process"
-        return said
+        reply = self._process.stdout.readline().strip()
+        assert reply, f"{self.order} ended the process"
+        return reply
 
     def kill(self) -> str | None:
         """Ends it at once; what it had said before, if anything."""
-        said = self.answer(0)
+        reply = self.answer(0)
         self.stop()
         self._start()
-        return said
+        return reply
 
     def stop(self) -> None:
         self._process.kill()
@@ -83,10 +83,10 @@ class Crowd:
                 return f"replace {self.rng.choice(old)}"
             return f"add {self.next}"
         if name == "deleter":
-            there = sorted(each for each in self.sure if each != "first" and each not in self.busy())
-            if not there or len(there) < 4:
+            present = sorted(each for each in self.sure if each != "first" and each not in self.busy())
+            if not present or len(present) < 4:
                 return None
-            return "delete " + " ".join(self.rng.sample(there, self.rng.randint(1, 2)))
+            return "delete " + " ".join(self.rng.sample(present, self.rng.randint(1, 2)))
         return "compact" if name == "compacter" else f"tune {self.rng.randint(1, 64)}"
 
     def holds(self, number: int) -> bool:
@@ -94,35 +94,35 @@ class Crowd:
 
     def busy(self) -> set[str]:
         """Documents that the writer is at."""
-        asked = self.hands["writer"].asked or self.unfinished
-        return set(store_crowd.batch(int(asked.split()[1]))) if asked else set()
+        order = self.hands["writer"].order or self.unfinished
+        return set(store_crowd.batch(int(order.split()[1]))) if order else set()
 
-    def settle(self, name: str, said: str | None) -> None:
+    def settle(self, name: str, reply: str | None) -> None:
         """Takes in how a change ended: done, refused, or cut off."""
         hand = self.hands[name]
-        what, *words = hand.asked.split()
-        hand.asked = ""
-        self.done += said == "done"
+        what, *words = hand.order.split()
+        hand.order = ""
+        self.done += reply == "done"
         if what in ("add", "replace"):
             names, version = store_crowd.batch(int(words[0])), 2 if what == "replace" else 1
-            if said == "done":
+            if reply == "done":
                 self.sure |= dict.fromkeys(names, version)
                 for each in names:
                     self.unsure.pop(each, None)
                 self.unfinished = ""
-            elif said is None:
+            elif reply is None:
                 for each in names:
                     before = self.sure.pop(each, None)
                     self.unsure[each] = (*self.unsure.get(each, (before,)), version)
                 self.unfinished = f"{what} {words[0]}"
                 self.resolve()
-            if what == "add" and said == "done":
+            if what == "add" and reply == "done":
                 self.next += 1
-        elif what == "delete" and said != "busy Locked":
-            assert said in ("done", None), f"{hand.path} lacks one of {words}: {said}"
+        elif what == "delete" and reply != "busy Locked":
+            assert reply in ("done", None), f"{hand.path} lacks one of {words}: {reply}"
             for each in words:
                 before = self.sure.pop(each)
-                if said is None:
+                if reply is None:
                     self.unsure[each] = (before, None)
             self.resolve()
 
@@ -155,21 +155,21 @@ class Crowd:
             while killed < kills or self.done < 2 * kills or self.next < 3:
                 assert time.monotonic() < deadline_s, f"{killed} kills"
                 for name, hand in self.hands.items():
-                    if not hand.asked and (wanted := self.wanted(name)):
+                    if not hand.order and (wanted := self.wanted(name)):
                         hand.ask(wanted)
-                    if hand.asked and (said := hand.answer(0.01)):
-                        self.settle(name, said)
+                    if hand.order and (reply := hand.answer(0.01)):
+                        self.settle(name, reply)
                 if killed < kills and self.rng.random() < 0.06:
                     name = self.rng.choice(sorted(self.hands))
-                    if self.hands[name].asked:
+                    if self.hands[name].order:
                         time.sleep(self.rng.uniform(0, 0.05))
                         self.settle(name, self.hands[name].kill())
                         killed += 1
             for name, hand in self.hands.items():
-                if hand.asked:
-                    said = hand.answer(CHANGE_S)
-                    assert said is not None, f"{hand.asked} did not end"
-                    self.settle(name, said)
+                if hand.order:
+                    reply = hand.answer(CHANGE_S)
+                    assert reply is not None, f"{hand.order} did not end"
+                    self.settle(name, reply)
         finally:
             for hand in self.hands.values():
                 hand.stop()

@@ -84,11 +84,11 @@ def test_more_neighbors_than_entries_are_all_entries_and_the_rest_is_missing(tmp
             with pytest.raises(InvalidInput, match="expected at least 1"):
                 store.search(Corpus(1).keys_ND[:1], nothing)
         found = store.search(Corpus(1).keys_ND[:1], 1_000_000, nprobe=4)
-        there = store.snapshot.num_entries
-        assert sorted(set(found.ids_QK[0, :there].tolist())) == sorted(found.ids_QK[0, :there].tolist())
-        assert (found.ids_QK[0, :there] >= 0).all()
-        assert (found.ids_QK[0, there:] == -1).all()
-        assert np.isposinf(found.distances_QK[0, there:]).all()
+        size = store.snapshot.num_entries
+        assert sorted(set(found.ids_QK[0, :size].tolist())) == sorted(found.ids_QK[0, :size].tolist())
+        assert (found.ids_QK[0, :size] >= 0).all()
+        assert (found.ids_QK[0, size:] == -1).all()
+        assert np.isposinf(found.distances_QK[0, size:]).all()
 
 
 @INDEXES

@@ -40,10 +40,10 @@ def test_agreement_is_what_the_loops_say():
         )
         expected = []
         for query in range(1, 5):
-            there = [place for place in range(8) if ids_QK[query, place] >= 0]
-            weights = {place: np.exp(-float(distances_QK[query, place]) / 0.7) for place in there}
-            hits = [place for place in there if ids_QK[query, place] in set(found_QK[query])]
-            expected.append((len(hits) / len(there), sum(weights[p] for p in hits) / sum(weights.values())))
+            columns = [place for place in range(8) if ids_QK[query, place] >= 0]
+            weights = {place: np.exp(-float(distances_QK[query, place]) / 0.7) for place in columns}
+            hits = [place for place in columns if ids_QK[query, place] in set(found_QK[query])]
+            expected.append((len(hits) / len(columns), sum(weights[p] for p in hits) / sum(weights.values())))
         np.testing.assert_allclose(np.stack([recall_Q, mass_Q], axis=1), expected, rtol=1e-4)
 
 

@@ -37,8 +37,8 @@ def readers(path: Path, count: int) -> Iterator[None]:
     finally:
         for reader in reading:
             reader.kill()
-        told = [reader.communicate()[1] for reader in reading]
-    assert told == [""] * count
+        outputs = [reader.communicate()[1] for reader in reading]
+    assert outputs == [""] * count
 
 
 def kill_again_and_again(path: Path, *, kills: int, seed: int) -> tuple[int, int]:
@@ -98,11 +98,11 @@ def answers(path: Path, queries_QD: np.ndarray) -> tuple:
 def trouble(path: Path, queries_QD: np.ndarray, sound: tuple) -> str:
     """What is said of a store that was tampered with; nothing only where all its answers are as they were."""
     try:
-        told = answers(path, queries_QD)
+        outputs = answers(path, queries_QD)
     except MemlmError as error:
         return str(error)
-    assert told[0] or told == sound, "a wrong answer, and no word of it"
-    return " ".join(told[0])
+    assert outputs[0] or outputs == sound, "a wrong answer, and no word of it"
+    return " ".join(outputs[0])
 
 
 def flips(size: int, most: int, rng: np.random.Generator) -> list[tuple[int, int]]:

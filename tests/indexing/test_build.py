@@ -100,20 +100,20 @@ def test_a_build_that_is_stopped_leaves_no_thread_at_work(model_folder, corpus_f
 
 
 def test_a_build_tells_how_far_it_is_until_all_is_checked(model_folder, corpus_folder, tmp_path):
-    told: dict[str, list[tuple[int, int | None]]] = {}
+    result: dict[str, list[tuple[int, int | None]]] = {}
 
     def tell(phase: str, done: int, total: int | None, note: str = "") -> None:
-        told.setdefault(phase, []).append((done, total))
+        result.setdefault(phase, []).append((done, total))
 
     build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s", index="IVF16,SQfp16", progress=tell)
-    assert list(told) == [
+    assert list(result) == [
         "read", "train index", "assign to lists", "add to index", "evaluate index", "check files", "check keys",
         "measure quality",
     ]  # fmt: skip
-    for steps in told.values():
+    for steps in result.values():
         assert steps == sorted(steps)
         assert steps[-1][0] == steps[-1][1]
-    assert min(len(told["check keys"]), len(told["measure quality"])) > 2
+    assert min(len(result["check keys"]), len(result["measure quality"])) > 2
 
 
 def kill_in_checks(phase: str, done: int, total: int | None, note: str = "") -> None:
@@ -375,9 +375,9 @@ def test_keys_that_are_one_place_off_are_found_out(shifted):
 @pytest.mark.parametrize("index", ["IVF8,SQ8", "IVF8,RaBitQ"])
 def test_they_are_found_out_without_stored_keys_too(shifted, index):
     checkpoint, build = shifted
-    for places, told in ((0, 0), (1, 1), (-1, 1)):
+    for places, result in ((0, 0), (1, 1), (-1, 1)):
         with build(places, index=index, keep_keys=False) as store:
-            assert len(check_keys(store.snapshot, checkpoint).problems("store")) == told
+            assert len(check_keys(store.snapshot, checkpoint).problems("store")) == result
 
 
 def test_an_index_that_loses_entries_is_found_out(store_folder, checkpoint, monkeypatch):
@@ -399,8 +399,8 @@ def test_replaced_documents_are_read_anew_and_the_compacted_store_is_measured(
         add_to_index(checkpoint, Corpus([tmp_path / "new"]), tmp_path / "s")
     report = add_to_index(checkpoint, Corpus([tmp_path / "new"]), tmp_path / "s", replace=True)
     assert report.documents == 8
-    told = compact_index(tmp_path / "s", model_folder)
-    assert (told.segments_before, told.deleted_documents) == (2, 1)
+    result = compact_index(tmp_path / "s", model_folder)
+    assert (result.segments_before, result.deleted_documents) == (2, 1)
     with Datastore.open(tmp_path / "s") as store:
         assert checkpoint.tokenizer.decode(store.snapshot.tokens("doc-3.txt").tolist()).startswith("Quite another")
         assert store.manifest.quality["recall"] == 1.0
@@ -410,17 +410,17 @@ def test_replaced_documents_are_read_anew_and_the_compacted_store_is_measured(
 
 
 def test_an_estimate_is_near_what_the_build_takes(checkpoint, corpus_folder, tmp_path):
-    told = estimate_build(checkpoint, Corpus([corpus_folder]), tmp_path / "s", index="IVF8,SQfp16")
+    result = estimate_build(checkpoint, Corpus([corpus_folder]), tmp_path / "s", index="IVF8,SQfp16")
     report = build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "s", index="IVF8,SQfp16")
     with Datastore.open(tmp_path / "s") as store:
-        assert told.entries == pytest.approx(report.entries, rel=0.1)
-        assert told.disk_bytes == pytest.approx(store.snapshot.bytes_on_disk, rel=0.25)
+        assert result.entries == pytest.approx(report.entries, rel=0.1)
+        assert result.disk_bytes == pytest.approx(store.snapshot.bytes_on_disk, rel=0.25)
         index = store.path / store.manifest.segments[0].folder / "index.faiss"
-        assert told.search_bytes == pytest.approx(index.stat().st_size, rel=0.1)
-    assert told.index == report.index
-    assert told.tokens_per_s > 0 < told.seconds
+        assert result.search_bytes == pytest.approx(index.stat().st_size, rel=0.1)
+    assert result.index == report.index
+    assert result.tokens_per_s > 0 < result.seconds
     smaller = estimate_build(checkpoint, Corpus([corpus_folder]), tmp_path / "s", index="IVF8,SQ8", measure=False)
-    assert smaller.disk_bytes == told.disk_bytes  # half the code, but twice while it is written
+    assert smaller.disk_bytes == result.disk_bytes  # half the code, but twice while it is written
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(InvalidInput, match="no text"):
         estimate_build(checkpoint, Corpus([tmp_path / "empty.txt"]), tmp_path / "t")
@@ -472,6 +472,6 @@ def test_a_datastore_without_its_keys_is_added_to_and_checked_as_far_as_it_can_b
         assert "do not find themselves" in check_keys(datastore.snapshot, checkpoint).problems("store")[0]
     monkeypatch.undo()
     assert not finish_build(store, checkpoint)
-    with pytest.raises(AlreadyExists) as told:
+    with pytest.raises(AlreadyExists) as result:
         build_index(checkpoint, Corpus([corpus_folder]), store)
-    assert "not measured" not in str(told.value)
+    assert "not measured" not in str(result.value)

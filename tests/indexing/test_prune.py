@@ -17,13 +17,13 @@ PRUNE = 0.0033  # of a model with random parameters: about half of the entries
 
 def predicted(checkpoint, corpus) -> dict[str, np.ndarray]:
     """Which tokens of each document the model gives at least that probability, from its plain predictions."""
-    told = {}
+    reports = {}
     for document in corpus:
         tokens_n = checkpoint.tokenizer.encode(document.text)
         windows = list(document_windows(checkpoint.decoder, tokens_n, checkpoint.tokenizer.start_id))
         logprobs = [read.logprobs_N for read in Encoder(checkpoint.decoder).predictions(windows)]
-        told[document.id] = np.exp(np.concatenate(logprobs)) >= PRUNE
-    return told
+        reports[document.id] = np.exp(np.concatenate(logprobs)) >= PRUNE
+    return reports
 
 
 @pytest.fixture(scope="module", params=["Flat", "IVF4,SQfp16", "IVF4,SQ8"])
@@ -43,9 +43,9 @@ def test_what_the_model_predicts_is_never_found_and_everything_else_is(pruned_fo
         nlist = 4
         for found in (store.search(queries_QD, 5000, nprobe=nlist), store.snapshot.exact().search(queries_QD, 5000)):
             for ids_K in found.ids_QK:
-                there = ids_K[ids_K >= 0]
-                places = {(place.document_id, place.token_offset) for place in store.snapshot.locate(there)}
-                assert len(places) == len(there)
+                present_ids = ids_K[ids_K >= 0]
+                places = {(place.document_id, place.token_offset) for place in store.snapshot.locate(present_ids)}
+                assert len(places) == len(present_ids)
                 assert places == {
                     (name, offset) for name, known_N in expected.items() for offset in np.flatnonzero(~known_N).tolist()
                 }

@@ -31,11 +31,11 @@ def gate_of(dim: int) -> SpalmGate:
 def test_it_equals_its_plain_twin():
     gate = gate_of(6)
     hidden, neighbors = torch.randn(3, 6).double(), torch.randn(3, 4, 6).double()
-    there = torch.tensor([[True] * 4, [True, False, True, False], [False] * 4])
-    got = gate(hidden, neighbors, there).detach().numpy()
+    present_QK = torch.tensor([[True] * 4, [True, False, True, False], [False] * 4])
+    got = gate(hidden, neighbors, present_QK).detach().numpy()
     scale, weight, bias = (parameter.detach().numpy() for parameter in gate.parameters())
     for q in range(3):
-        h, found = hidden[q].numpy(), neighbors[q][there[q]].numpy()
+        h, found = hidden[q].numpy(), neighbors[q][present_QK[q]].numpy()
         if not len(found):
             np.testing.assert_array_equal(got[q], h)
             continue
@@ -48,25 +48,25 @@ def test_it_equals_its_plain_twin():
 def test_its_gradients_equal_finite_differences():
     gate = gate_of(5)
     hidden, neighbors = torch.randn(2, 5).double().requires_grad_(), torch.randn(2, 3, 5).double().requires_grad_()
-    there = torch.tensor([[True, True, False], [True, True, True]])
+    present_QK = torch.tensor([[True, True, False], [True, True, True]])
     names, parameters = zip(*gate.named_parameters(), strict=True)
 
     def run(hidden, neighbors, *parameters):
         given = dict(zip(names, parameters, strict=True))
-        return torch.func.functional_call(gate, given, (hidden, neighbors, there))
+        return torch.func.functional_call(gate, given, (hidden, neighbors, present_QK))
 
     assert torch.autograd.gradcheck(run, (hidden, neighbors, *parameters))
 
 
 def test_open_it_is_the_model_and_shut_it_is_the_memory():
     gate = gate_of(6)
-    hidden, neighbors, there = torch.randn(2, 6).double(), torch.randn(2, 1, 6).double(), torch.ones(2, 1).bool()
+    hidden, neighbors, present_QK = torch.randn(2, 6).double(), torch.randn(2, 1, 6).double(), torch.ones(2, 1).bool()
     with torch.no_grad():
         gate.gate.bias.fill_(1e4)
-        assert torch.equal(gate(hidden, neighbors, there), hidden)
+        assert torch.equal(gate(hidden, neighbors, present_QK), hidden)
         gate.gate.bias.fill_(-1e4)
         gate.scale.fill_(1.0)
-        assert torch.equal(gate(hidden, neighbors, there), neighbors[:, 0])
+        assert torch.equal(gate(hidden, neighbors, present_QK), neighbors[:, 0])
 
 
 @pytest.fixture(scope="module")

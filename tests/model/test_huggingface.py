@@ -225,8 +225,8 @@ def test_a_folder_of_theirs_is_copied_whole(gpt2, tmp_path):
 
 
 def test_generation_config_is_honoured_where_nothing_else_is_asked(gpt2):
-    told = {"do_sample": True, "temperature": 0.4, "top_k": 2, "top_p": 0.9, "eos_token_id": [0, 7]}
-    (gpt2 / "generation_config.json").write_text(json.dumps(told))
+    generation_config = {"do_sample": True, "temperature": 0.4, "top_k": 2, "top_p": 0.9, "eos_token_id": [0, 7]}
+    (gpt2 / "generation_config.json").write_text(json.dumps(generation_config))
     checkpoint = load_checkpoint(gpt2)
     assert (checkpoint.sampling.temperature, checkpoint.sampling.top_k) == (0.4, 2)
     assert checkpoint.tokenizer.end_ids == (0, 7)

@@ -363,8 +363,8 @@ def test_19_stored_keys_have_length_one_and_one_temperature_serves_search_and_so
     torch.testing.assert_close(keys.norm(dim=-1), torch.ones_like(keys[..., 0]))
     memory = decoder.blocks[1].attention.knn
     query = torch.randn(1, 4, 3, 4).double()
-    asked = memory.normalize(query) if memory.normalizes_all else query
-    found = memory.search(asked, [row], _step(state, decoder))
+    normalized_query = memory.normalize(query) if memory.normalizes_all else query
+    found = memory.search(normalized_query, [row], _step(state, decoder))
     expected = unit(query) * memory.log_scale_H.exp()[:, None, None]
     scores = expected[0].view(2, 2, 3, 4) @ keys.mT.expand(2, 1, 4, -1).reshape(2, 1, 4, -1)
     torch.testing.assert_close(found.scores_BHTK[0].view(2, 2, 3, 3), scores.topk(3, dim=-1).values)

@@ -20,8 +20,8 @@ LAM = AdaptiveLam(0.3, (-0.5, 0.2, 1.5, 0.1, -0.7), (1.0, 0.5, 0.5, 1.0, -1.0), 
 def some_neighbors(rng: np.random.Generator) -> Neighbors:
     distances_QK = np.sort(rng.exponential(size=(6, 9)).astype(np.float32), axis=1)
     values_QK, ids_QK = rng.integers(0, 3, (6, 9)), rng.integers(0, 99, (6, 9))
-    for row, there in ((0, 0), (1, 4)):
-        distances_QK[row, there:], values_QK[row, there:], ids_QK[row, there:] = np.inf, -1, -1
+    for row, columns in ((0, 0), (1, 4)):
+        distances_QK[row, columns:], values_QK[row, columns:], ids_QK[row, columns:] = np.inf, -1, -1
     return Neighbors(distances_QK, ids_QK, values_QK)
 
 
@@ -31,11 +31,11 @@ def test_features_are_what_the_loops_say_and_finite_without_neighbors():
     features_QF = features_of(found, neighbor_logweights(found.distances_QK, temperature), temperature, max_logprobs_Q)
     assert np.isfinite(features_QF).all()
     for query in range(1, 6):
-        there = [place for place in range(9) if found.ids_QK[query, place] >= 0]
-        distance = [float(found.distances_QK[query, place]) for place in there]
+        columns = [place for place in range(9) if found.ids_QK[query, place] >= 0]
+        distance = [float(found.distances_QK[query, place]) for place in columns]
         raw = [math.exp((distance[0] - each) / temperature) for each in distance]
         weights = [each / sum(raw) for each in raw]
-        agreeing = sum(w for w, place in zip(weights, there, strict=True)
+        agreeing = sum(w for w, place in zip(weights, columns, strict=True)
                        if found.values_QK[query, place] == found.values_QK[query, 0])  # fmt: skip
         expected = [
             math.log1p(distance[0] / temperature),

@@ -115,11 +115,14 @@ def test_a_long_window_in_pieces_says_the_same(checkpoint, monkeypatch, hidden):
     monkeypatch.setattr(encoder, "LOGITS_ROWS", 3)
     parts = list(Encoder(checkpoint.decoder).parts(windows, hidden=hidden))
     assert None in parts  # the first half of a later window predicts nothing new
-    told = [part for part in parts if part is not None]
-    assert max(len(targets_N) for targets_N, _ in told) <= 7
+    computed = [part for part in parts if part is not None]
+    assert max(len(targets_N) for targets_N, _ in computed) <= 7
     np.testing.assert_array_equal(
-        np.concatenate([targets_N for targets_N, _ in told]), np.concatenate([window.targets_N for window in windows])
+        np.concatenate([targets_N for targets_N, _ in computed]),
+        np.concatenate([window.targets_N for window in windows]),
     )
     for field in ("keys_ND", "logprobs_N", "max_logprobs_N", *(["hidden_ND"] if hidden else [])):
-        pieces, expected = ([getattr(read, field) for read in reads] for reads in ([read for _, read in told], whole))
+        pieces, expected = (
+            [getattr(read, field) for read in reads] for reads in ([read for _, read in computed], whole)
+        )
         np.testing.assert_allclose(np.concatenate(pieces), np.concatenate(expected), rtol=2e-4, atol=2e-4)

@@ -34,10 +34,10 @@ def halves(model_folder, corpus_folder, tmp_path_factory):
 
 
 def distributions(lm, **memory) -> list[tuple]:
-    told = lm.generate(PROMPT, temperature=0, max_tokens=10, neighbors=12, **ASK, **memory)
+    stream = lm.generate(PROMPT, temperature=0, max_tokens=10, neighbors=12, **ASK, **memory)
     return [
         (token.id, token.logprob, sorted((n.document_id, n.token_offset, round(n.weight, 5)) for n in token.neighbors))
-        for token in told
+        for token in stream
     ]
 
 
@@ -103,16 +103,16 @@ def plain_following(
     retriever: Retriever, keys_ND: np.ndarray, targets: list[int], min_pointers: int
 ) -> tuple[list, int]:
     """RetoMaton, one position after another, from exact search alone."""
-    datastore, last, told, searches = retriever.stores[0].datastore, [], [], 0
+    datastore, last, stream, searches = retriever.stores[0].datastore, [], [], 0
     for key_D, target in zip(keys_ND, targets, strict=True):
         found = datastore.snapshot.exact().search(key_D[None], datastore.snapshot.num_entries)
         if len(last) >= min_pointers:
             ids = [int(id_) for id_ in found.ids_QK[0] if id_ in last][: retriever.k]
         else:
             ids, searches = [int(id_) for id_ in found.ids_QK[0][: retriever.k]], searches + 1
-        told.append(set(ids))
+        stream.append(set(ids))
         last = plain_pointers(datastore, ids, target)
-    return told, searches
+    return stream, searches
 
 
 @pytest.mark.parametrize("min_pointers", [1, 3])

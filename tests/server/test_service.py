@@ -63,16 +63,29 @@ def detail(status: Status, kind: Any) -> Any:
 )
 def test_generation_equals_in_process(client: Client, lm: LanguageModel, options: dict[str, Any]) -> None:
     """Token for token: ids, bytes, text, every probability, alternatives, neighbors, and how it ended."""
-    here, there = lm.generate(PROMPT, **options), client.generate(PROMPT, **options)
-    assert list(there) == list(here)
-    assert there.accepted.seed == here.accepted.seed or options.get("seed") is None
-    assert (there.accepted.store, there.accepted.k, there.accepted.lam, there.accepted.knn_temperature) == (
-        (here.accepted.store, here.accepted.k, here.accepted.lam, here.accepted.knn_temperature)
+    local_stream, remote_stream = lm.generate(PROMPT, **options), client.generate(PROMPT, **options)
+    assert list(remote_stream) == list(local_stream)
+    assert remote_stream.accepted.seed == local_stream.accepted.seed or options.get("seed") is None
+    assert (
+        remote_stream.accepted.store,
+        remote_stream.accepted.k,
+        remote_stream.accepted.lam,
+        remote_stream.accepted.knn_temperature,
+    ) == (
+        (
+            local_stream.accepted.store,
+            local_stream.accepted.k,
+            local_stream.accepted.lam,
+            local_stream.accepted.knn_temperature,
+        )
     )
-    assert there.finished is not None
-    assert here.finished is not None
-    assert (there.finished.reason, there.finished.stop_string) == (here.finished.reason, here.finished.stop_string)
-    assert there.finished.usage.generated_tokens == here.finished.usage.generated_tokens
+    assert remote_stream.finished is not None
+    assert local_stream.finished is not None
+    assert (remote_stream.finished.reason, remote_stream.finished.stop_string) == (
+        local_stream.finished.reason,
+        local_stream.finished.stop_string,
+    )
+    assert remote_stream.finished.usage.generated_tokens == local_stream.finished.usage.generated_tokens
 
 
 def test_a_stream_is_accepted_then_tokens_then_finished_once(channel: grpc.Channel) -> None:

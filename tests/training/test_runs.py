@@ -54,11 +54,11 @@ def test_held_out_text_costs_what_each_document_costs_by_itself(held, tokenizer:
 
 def test_processes_share_held_out_text(held, tokenizer: Tokenizer, monkeypatch):
     decoder = Decoder(REMEMBERING.model(tokenizer.vocab_size))
-    told: list[float] = []
-    monkeypatch.setattr(ProcessGroup, "mean", lambda group, number: told.append(number) or number)
+    memorizing_config: list[float] = []
+    monkeypatch.setattr(ProcessGroup, "mean", lambda group, number: memorizing_config.append(number) or number)
     for rank in range(2):
         HeldOut(held, tokenizer).loss(decoder, ProcessGroup(rank, 2))
-    nats, count = told[0] + told[2], told[1] + told[3]
+    nats, count = memorizing_config[0] + memorizing_config[2], memorizing_config[1] + memorizing_config[3]
     assert count == sum(len(tokenizer.encode(each.text)) for each in held)
     assert nats / count == pytest.approx(HeldOut(held, tokenizer).loss(decoder), rel=1e-5)
 
@@ -211,8 +211,12 @@ def test_the_command_line_gives_a_learnt_model_memory(corpus_folder, model_folde
     memory = ["--memorizing-layers", "0,1", "--memory-mixing", "joint", "--steps", "1", "--batch-size", "2"]
     result = CliRunner().invoke(app, [*command, *memory, "--json"])
     assert result.exit_code == 0, result.output
-    told = json.loads((tmp_path / "m" / "config.json").read_text())["memorizing"]
-    assert (told["layers"], told["mixing"], told["normalize"]) == ([0, 1], "joint", "memory")
+    memorizing_config = json.loads((tmp_path / "m" / "config.json").read_text())["memorizing"]
+    assert (memorizing_config["layers"], memorizing_config["mixing"], memorizing_config["normalize"]) == (
+        [0, 1],
+        "joint",
+        "memory",
+    )
 
 
 def test_more_processes_than_devices_are_told_how_many_there_are(monkeypatch):

@@ -276,9 +276,9 @@ def test_other_answers_come_out_as_they_went_in(
 
 @given(operation_info, st.text("abc", max_size=3))
 def test_an_operation_comes_out_as_it_went_in(info: OperationInfo, token: str) -> None:
-    told = over_the_wire(operations.GetOperationRequest("x"), info)
-    assert (type(told.error), str(told.error)) == (type(info.error), str(info.error))
-    assert dataclasses.replace(told, error=None) == dataclasses.replace(info, error=None)
+    returned = over_the_wire(operations.GetOperationRequest("x"), info)
+    assert (type(returned.error), str(returned.error)) == (type(info.error), str(info.error))
+    assert dataclasses.replace(returned, error=None) == dataclasses.replace(info, error=None)
     if info.error is None:
         page = OperationPage((info, info), token)
         assert over_the_wire(operations.ListOperationsRequest(), page) == page
