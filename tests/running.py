@@ -60,7 +60,7 @@ class RunningServer:
         arguments += options
         self.process: subprocess.Popen[bytes] | ForkedServer
         if forked and "PYTHONMALLOC" not in os.environ:  # Python reads that one as it starts
-            log.touch()
+            log.write_bytes(b"")  # of a server before it, the address would be read
             self.process = server_forker().start(arguments, log, first)
         else:
             command = [sys.executable, "-c", f"{first}\nfrom memlm.cli import main; main()"]
