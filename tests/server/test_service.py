@@ -106,7 +106,8 @@ def test_a_stream_tells_only_what_is_new(client: Client) -> None:
 
 def test_a_fresh_seed_is_told_and_gives_the_same_again(client: Client) -> None:
     first = client.generate(PROMPT)
-    assert alike(client.generate(PROMPT, seed=first.accepted.seed), first)
+    tokens = list(first)  # alone: beside another stream the last bit of a sum may differ, and with it a draw
+    assert alike(client.generate(PROMPT, seed=first.accepted.seed), tokens)
 
 
 @pytest.mark.parametrize("retrieval", [{}, MEMORY, {"use_store": False}], ids=str)
