@@ -56,6 +56,8 @@ def _content(number: int) -> tuple[tuple[str, int], ...]:
 
 def content(number: int) -> Content:
     """The documents after the commit of a number."""
+    for earlier in range(number):  # from the first on: the recursion stays as shallow as one step
+        _content(earlier)
     return dict(_content(number))
 
 
