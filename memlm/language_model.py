@@ -10,8 +10,8 @@ from typing import Any
 from memlm.api.datastores import DeleteReport, StoreInfo
 from memlm.api.generation import Completion, Neighbor
 from memlm.api.handles import Session, TokenStream
-from memlm.api.params import GenerateRequest, RetrievalParams
-from memlm.api.scoring import Score
+from memlm.api.params import GenerateRequest
+from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo
 from memlm.api.sessions import SessionInfo
 from memlm.base.steps import run_steps
@@ -61,12 +61,12 @@ class LanguageModel:
         """The loaded datastores. One that cannot be used now has a `problem`."""
         return self.engine.stores.infos
 
-    def generate(self, prompt: str | GenerateRequest, **options: Any) -> TokenStream:
-        """Continues a prompt, token by token.
+    def generate(self, prompt: str | Sequence[int] | GenerateRequest = "", **options: Any) -> TokenStream:
+        """Continues a prompt, a text or token ids, token by token.
 
-        The options are the fields of `SamplingParams` and `RetrievalParams`, and `neighbors`, `top_logprobs`, `session`
-        and `early_exit`. Raises InvalidInput for a prompt that does not fit the context, for an unknown option, and for
-        a value out of range.
+        Ids (also given as `prompt_token_ids`) are read as they are, special tokens included. The options are the fields
+        of `SamplingParams` and `RetrievalParams`, and `neighbors`, `top_logprobs`, `session` and `early_exit`. Raises
+        InvalidInput for a prompt that does not fit the context, for an unknown option, and for a value out of range.
         """
         request = GenerateRequest.of(prompt, options)
         return TokenStream.begin(stream(self.checkpoint, run_steps(self.engine.start(request))))
@@ -110,9 +110,12 @@ class LanguageModel:
         """Deletes a session, and returns its last description."""
         return run_steps(self.engine.sessions.delete(name))
 
-    def score(self, text: str, *, token_scores: bool = False, **retrieval: Any) -> Score:
-        """Returns the text's log-probability and perplexity. `retrieval` are the fields of `RetrievalParams`."""
-        return run_steps(self.engine.score(text, RetrievalParams.of(**retrieval), token_scores=token_scores))
+    def score(self, text: str | Sequence[int], *, token_scores: bool = False, **retrieval: Any) -> Score:
+        """Returns the log-probability and perplexity of a text, or of token ids after the first one.
+
+        `retrieval` are the fields of `RetrievalParams`.
+        """
+        return run_steps(self.engine.score(ScoreRequest.of(text, retrieval, token_scores=token_scores)))
 
     def search(self, store: str | None, text: str, *, k: int = 8, nprobe: int | None = None) -> tuple[Neighbor, ...]:
         """Finds the k entries with the context nearest to the end of `text`, nearest first.

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from memlm.api.params import MAX_TOKEN_IDS
+from memlm.api.params import check_num_ids
 from memlm.api.request import Request
-from memlm.errors import InvalidInput, check_range
+from memlm.errors import check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,4 @@ class DetokenizeRequest(Request[str]):
     token_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if len(self.token_ids) > MAX_TOKEN_IDS:
-            raise InvalidInput(
-                f"token_ids has {len(self.token_ids):,} ids; at most {MAX_TOKEN_IDS:,} in one call", field="token_ids"
-            )
+        check_num_ids("token_ids", self.token_ids)

@@ -6,7 +6,9 @@ gRPC. The metadata of a field is its command-line option.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -20,6 +22,7 @@ MAX_TOP_LOGPROBS = 64
 MAX_STOP_STRINGS = 16
 MAX_STORES = 16
 MAX_TOKEN_IDS = 1 << 20  # in one request
+MAX_SEED = 1 << 53  # larger whole numbers are rounded by most readers of JSON
 
 MAX_TTL_S = 30 * 86_400.0
 
@@ -71,7 +74,7 @@ class SamplingParams:
         check_range("top_p", self.top_p, above=0, most=1)
         check_range("min_p", self.min_p, least=0, most=1)
         check_range("repetition_penalty", self.repetition_penalty, above=0)
-        check_range("seed", self.seed, least=0, most=2**63 - 1)
+        check_range("seed", self.seed, least=0, most=MAX_SEED)
         check_range("time_limit_s", self.time_limit_s, above=0)
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
         _require(all(self.stop), "stop", self.stop, "strings that are not empty")
@@ -176,9 +179,11 @@ class RetrievalParams:
 class GenerateRequest(Request[Any]):
     """One generation: prompt, sampling, retrieval and the details reported with each token.
 
-    `neighbors` and `top_logprobs` are how many of each a token reports. `early_exit` skips later layers by the rule
-    of `memlm calibrate`, and excludes a datastore. With a `session`, the prompt continues from its context cache. With
-    `resume_s`, a generation survives a broken connection for that long, and the client resumes it by itself.
+    `prompt_token_ids` is a prompt that is tokenized already, special tokens included, in place of `prompt`: it is read
+    as it is, without a start token. `neighbors` and `top_logprobs` are how many of each a token reports. `early_exit`
+    skips later layers by the rule of `memlm calibrate`, and excludes a datastore. With a `session`, the prompt
+    continues from its context cache. With `resume_s`, a generation survives a broken connection for that long, and the
+    client resumes it by itself.
     """
 
     prompt: str = field(metadata=option("The text to continue."))
@@ -194,9 +199,13 @@ class GenerateRequest(Request[Any]):
         default=None,
         metadata=option("Resume a broken stream for up to this many seconds.", metavar="SECONDS", panel=CONNECTION),
     )
+    prompt_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
+        check_num_ids("prompt_token_ids", self.prompt_token_ids)
+        if self.prompt and self.prompt_token_ids:
+            raise InvalidInput("give either a prompt or prompt_token_ids, not both", field="prompt_token_ids")
         if "\0" in self.prompt:
             place = self.prompt.index("\0")
             raise InvalidInput(f"the prompt has a NUL at character {place}; send text", field="prompt")
@@ -205,8 +214,11 @@ class GenerateRequest(Request[Any]):
         check_range("resume_s", self.resume_s, above=0, most=MAX_RESUME_S)
 
     @classmethod
-    def of(cls, prompt: str | GenerateRequest, options: Mapping[str, Any]) -> GenerateRequest:
-        """Makes one of keyword arguments (`temperature=0.8, lam=0.3, neighbors=4`), or returns a request as it is."""
+    def of(cls, prompt: str | Sequence[int] | GenerateRequest, options: Mapping[str, Any]) -> GenerateRequest:
+        """Makes one of keyword arguments (`temperature=0.8, lam=0.3, neighbors=4`), or returns a request as it is.
+
+        The prompt is a text or token ids. Raises InvalidInput, naming the option.
+        """
         if isinstance(prompt, GenerateRequest):
             if options:
                 raise InvalidInput(f"a GenerateRequest takes no options; got {', '.join(options)}", field="prompt")
@@ -218,12 +230,46 @@ class GenerateRequest(Request[Any]):
             stop = parts["sampling"]["stop"]
             parts["sampling"]["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         sampling, retrieval = SamplingParams(**parts["sampling"]), RetrievalParams.of(**parts["retrieval"])
-        return cls(prompt, sampling, retrieval, **parts["request"])
+        text, ids = split_prompt(prompt, parts["request"].pop("prompt_token_ids", None))
+        return cls(text, sampling, retrieval, prompt_token_ids=ids, **parts["request"])
 
 
 _SAMPLING = frozenset(f.name for f in fields(SamplingParams))
 _RETRIEVAL = frozenset(f.name for f in fields(RetrievalParams))
-_REQUEST = frozenset({"neighbors", "top_logprobs", "early_exit", "session", "resume_s"})
+_REQUEST = frozenset({"neighbors", "top_logprobs", "early_exit", "session", "resume_s", "prompt_token_ids"})
+
+
+def split_prompt(prompt: object, ids: object = None, *, name: str = "prompt") -> tuple[str, tuple[int, ...]]:
+    """The text and the token ids of a prompt that is one of the two; `ids` is the keyword for the latter.
+
+    Raises InvalidInput for anything else.
+    """
+    if ids is None:
+        return (prompt, ()) if isinstance(prompt, str) else ("", token_ids_of(name, prompt))
+    if not (isinstance(prompt, str) and prompt == ""):
+        raise InvalidInput("give either a prompt or prompt_token_ids, not both", field="prompt_token_ids")
+    return "", token_ids_of("prompt_token_ids", ids)
+
+
+def token_ids_of(name: str, given: object) -> tuple[int, ...]:
+    """Token ids from a list, a tuple or an array of whole numbers. Raises InvalidInput, naming the argument."""
+    try:
+        if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+            raise TypeError
+        ids = tuple(map(operator.index, given))
+    except TypeError:
+        raise InvalidInput(
+            f"{name} is {reprlib.repr(given)}; expected a text, or token ids in a list", field=name
+        ) from None
+    if not ids:
+        raise InvalidInput(f"{name} holds no token ids; give at least one, or a text", field=name)
+    return ids
+
+
+def check_num_ids(name: str, token_ids: Sequence[int]) -> None:
+    """Raises InvalidInput for more than MAX_TOKEN_IDS."""
+    if len(token_ids) > MAX_TOKEN_IDS:
+        raise InvalidInput(f"{name} has {len(token_ids):,} ids; at most {MAX_TOKEN_IDS:,} in one call", field=name)
 
 
 def _part_of(name: str) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from memlm.api.params import RetrievalParams
+from memlm.api.params import RetrievalParams, check_num_ids, split_prompt
 from memlm.api.request import Request
+from memlm.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +93,26 @@ def _exp(nats: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest(Request[Score]):
-    """Scores a text."""
+    """Scores a text, or at least two `token_ids` in place of it, of which the first is only read.
+
+    A text is scored after the start token, so `token_ids` that begin with it have the same score.
+    """
 
     text: str
     retrieval: RetrievalParams = field(default_factory=RetrievalParams)
     token_scores: bool = False
+    token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput, naming the field."""
+        check_num_ids("token_ids", self.token_ids)
+        if self.text and self.token_ids:
+            raise InvalidInput("give either a text or token_ids, not both", field="token_ids")
+        if len(self.token_ids) == 1:
+            raise InvalidInput("token_ids has one id; give at least two, the first is only read", field="token_ids")
+
+    @classmethod
+    def of(cls, text: str | Sequence[int], options: Mapping[str, Any], *, token_scores: bool = False) -> ScoreRequest:
+        """Makes one of a text or token ids and the fields of RetrievalParams."""
+        text, ids = split_prompt(text, name="text")
+        return cls(text, RetrievalParams.of(**options), token_scores, ids)

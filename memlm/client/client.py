@@ -19,7 +19,7 @@ from typing import Any
 from memlm.api.datastores import SearchRequest
 from memlm.api.generation import DetokenizeRequest, Neighbor, TokenizeRequest
 from memlm.api.handles import Session, TokenStream
-from memlm.api.params import GenerateRequest, RetrievalParams
+from memlm.api.params import GenerateRequest
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import GetModelRequest, GetServerInfoRequest, ModelInfo, ServerInfo
 from memlm.api.sessions import (
@@ -61,19 +61,27 @@ class Client:
         self.operations = Operations(self._transport)
         self.datastores = Datastores(self._transport, self.operations)
 
-    def generate(self, prompt: str | GenerateRequest, *, timeout_s: float | None = None, **options: Any) -> TokenStream:
-        """Continues a prompt, token by token, with the options of `LanguageModel.generate`.
+    def generate(
+        self, prompt: str | Sequence[int] | GenerateRequest = "", *, timeout_s: float | None = None, **options: Any
+    ) -> TokenStream:
+        """Continues a prompt, a text or token ids, token by token, with the options of `LanguageModel.generate`.
 
         Raises the server's error: InvalidInput, NotFound, Overloaded, ... Closing the stream stops the generation.
         """
         return TokenStream.begin(self._transport.events(GenerateRequest.of(prompt, options), timeout_s))
 
     def score(
-        self, text: str, *, token_scores: bool = False, timeout_s: float | None = None, **retrieval: Any
+        self,
+        text: str | Sequence[int],
+        *,
+        token_scores: bool = False,
+        timeout_s: float | None = None,
+        **retrieval: Any,
     ) -> Score:
-        """Log-probability of a text. `retrieval` are the fields of `RetrievalParams`."""
-        request = ScoreRequest(text, RetrievalParams.of(**retrieval), token_scores)
-        return self._transport.ask(request, timeout_s)
+        """Log-probability of a text, or of token ids after the first one. `retrieval` are the fields of
+        `RetrievalParams`.
+        """
+        return self._transport.ask(ScoreRequest.of(text, retrieval, token_scores=token_scores), timeout_s)
 
     def search(
         self, store: str | None, text: str, *, k: int = 8, nprobe: int | None = None, timeout_s: float | None = None

@@ -39,7 +39,7 @@ else:
 
 SHORT_CHARACTERS = 1 << 13  # are encoded in a few milliseconds
 LONG_CHARACTERS = 1 << 20  # take about a second
-DECODED_TOKENS = 1 << 16
+DECODED_TOKENS = CHECKED_IDS = 1 << 16  # in one step
 PACKED = "i"  # 32 bits: as both numpy and the standard library call them
 COMPOSED_BYTES = 4  # that one byte of a composed character may have been; Hangul's syllables have three
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
@@ -179,6 +179,20 @@ class Tokenizer:
                 f"the text has {len(encoding):,} tokens; at most {MAX_TOKEN_IDS:,} in one call", field="text"
             )
         return array(PACKED, encoding.ids)
+
+    def check_ids(self, ids: Sequence[int], name: str) -> Steps[None]:
+        """Raises InvalidInput, naming the argument, for an id outside the vocabulary. Many are checked in several
+        steps.
+        """
+        for begin in range(0, len(ids), CHECKED_IDS):
+            piece = ids[begin : begin + CHECKED_IDS]
+            if min(piece) < 0 or max(piece) >= self.vocab_size:
+                unknown = next(each for each in piece if not 0 <= each < self.vocab_size)
+                raise InvalidInput(
+                    f"{name} has the id {unknown}, outside the vocabulary of {self.vocab_size}", field=name
+                )
+            if begin + CHECKED_IDS < len(ids):
+                yield None
 
     def least_tokens(self, text: str) -> int:
         """A number of tokens that a text has at least, found without encoding it."""

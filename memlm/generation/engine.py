@@ -10,7 +10,7 @@ from pathlib import Path
 
 from memlm.api.generation import Neighbor
 from memlm.api.params import GenerateRequest, RetrievalParams
-from memlm.api.scoring import Score
+from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo
 from memlm.base.steps import Steps
 from memlm.errors import InvalidInput
@@ -62,9 +62,9 @@ class Engine:
         lease = None if request.session is None else self.sessions.lease(request.session, owner=owner)
         return Generation.start(self.checkpoint, request, retriever, request_id=request_id, lease=lease)
 
-    def score(self, text: str, params: RetrievalParams, *, token_scores: bool = False) -> Steps[Score]:
+    def score(self, request: ScoreRequest) -> Steps[Score]:
         """Scores a text, a few windows a step. Raises InvalidInput for an empty one."""
-        return score_text(self.checkpoint, text, self.stores.retriever(params), token_scores=token_scores)
+        return score_text(self.checkpoint, request, self.stores.retriever(request.retrieval))
 
     def search(
         self, text: str, *, k: int = 8, store: str | None = None, nprobe: int | None = None

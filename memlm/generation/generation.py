@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from memlm.api.generation import Accepted, Alternative, Finished, FinishReason, Neighbor, Token, Usage
-from memlm.api.params import GenerateRequest
+from memlm.api.params import MAX_SEED, GenerateRequest
 from memlm.base.steps import Steps
 from memlm.errors import InvalidInput
 from memlm.generation.detokenizer import Detokenizer
@@ -56,7 +56,9 @@ class Generation:
         self._sampling = request.sampling.or_else(checkpoint.sampling)
         self._lease, self._session = lease, lease.state if lease else SessionState()
         is_new = not self._session.context_ids
-        if is_new:
+        if is_new and request.prompt_token_ids:
+            self.pending_ids = [*prompt_ids]
+        elif is_new:
             as_document = retriever is not None and retriever.changes_output
             self.pending_ids = self._tokenizer.framed(prompt_ids, as_document=as_document)
         else:
@@ -77,7 +79,7 @@ class Generation:
                     field="early_exit",
                 )
             self.own_decoder = EarlyExitDecoder(checkpoint.decoder, load_rule(checkpoint.path))
-        seed = secrets.randbits(63) if self._sampling.seed is None else self._sampling.seed
+        seed = secrets.randbelow(MAX_SEED) if self._sampling.seed is None else self._sampling.seed
         self._rng, self._detokenizer = np.random.default_rng(seed), Detokenizer(self._sampling.stop)
         self.accepted = Accepted(
             request_id=request_id or secrets.token_hex(8),
@@ -106,10 +108,12 @@ class Generation:
         """
         try:
             longest, session = checkpoint.decoder.config.max_length, lease.state if lease else SessionState()
-            least = session.num_read + checkpoint.tokenizer.least_tokens(request.prompt)
+            tokenizer, ids = checkpoint.tokenizer, request.prompt_token_ids
+            least = session.num_read + (len(ids) or tokenizer.least_tokens(request.prompt))
             if longest is not None and least > longest:
                 raise _too_long(f"at least {least:,}", longest)
-            prompt_ids = yield from checkpoint.tokenizer.encode_steps(request.prompt)
+            yield from tokenizer.check_ids(ids, "prompt_token_ids")
+            prompt_ids = ids or (yield from tokenizer.encode_steps(request.prompt))
             return cls(checkpoint, request, prompt_ids, retriever, request_id=request_id, lease=lease)
         except BaseException:
             if lease is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int64
 
-from memlm.api.scoring import Figures, Score, TokenScore
+from memlm.api.scoring import Figures, Score, ScoreRequest, TokenScore
 from memlm.base.steps import Steps
 from memlm.data.windows import Window, blocks_of
 from memlm.errors import InvalidInput
@@ -81,20 +81,24 @@ def _gated_logprobs(
         return logprobs_NV.gather(1, torch.from_numpy(targets_N)[:, None])[:, 0].numpy()
 
 
-def score_text(
-    checkpoint: Checkpoint, text: str, retriever: Retriever | None, *, token_scores: bool = False
-) -> Steps[Score]:
+def score_text(checkpoint: Checkpoint, request: ScoreRequest, retriever: Retriever | None) -> Steps[Score]:
     """Scores one text, a few windows or a piece of a long one a step. Raises InvalidInput for an empty text."""
-    if not text:
+    tokenizer, text = checkpoint.tokenizer, request.text
+    if request.token_ids:
+        yield from tokenizer.check_ids(request.token_ids, "token_ids")
+        start_id, *ids = request.token_ids
+        text = yield from tokenizer.decode_steps(ids, whole=True)
+    elif text:
+        start_id, ids = tokenizer.start_id, (yield from tokenizer.encode_steps(text))
+    else:
         raise InvalidInput("the text is empty; give at least one character", field="text")
     accumulator, details = ScoreAccumulator(), list[TokenScore]()
-    tokens_N = np.asarray((yield from checkpoint.tokenizer.encode_steps(text)), dtype=np.int64)
-    windows = windows_for(checkpoint.decoder, tokens_N, checkpoint.tokenizer.start_id)
+    windows = windows_for(checkpoint.decoder, np.asarray(ids, dtype=np.int64), start_id)
     yield None  # from here on it needs the model
     for scored in score_parts(checkpoint, windows, retriever, at_once=STEP_WINDOWS):
         if scored is not None:
             accumulator.add(scored)
-            details.extend(_details(scored, checkpoint) if token_scores else ())
+            details.extend(_details(scored, checkpoint) if request.token_scores else ())
         yield None
     yield from accumulator.add_text(text)
     return accumulator.score(retriever, tuple(details))

@@ -33,7 +33,6 @@ from memlm.model.checkpoint import Checkpoint
 from memlm.model.state_pool import UNBOUNDED
 
 APPEND_TOKENS = 512
-CHECKED_TOKENS = 1 << 16  # token ids that are looked at in one step
 LARGE_BYTES = 1 << 20  # a cache from here on is copied outside the loop
 SESSION_BYTES, TOKEN_BYTES = 2048, 40  # of Python's own objects, about
 DEFAULT_TTL_S = 3600.0
@@ -186,7 +185,7 @@ class Sessions:
             pending_ids = [*(state.pending_ids if state.context_ids else tokenizer.prompt("")), *new]
             self._check_fits(state, len(new), len(pending_ids))
             session.reading, session.reading_done = len(new), 0
-            yield from self._check_ids(token_ids)
+            yield from tokenizer.check_ids(token_ids, "token_ids")
             yield None  # from here on it needs the model
             cache = yield from self._room_for(
                 state, UNBOUNDED if longest is None else state.num_read + len(pending_ids)
@@ -256,14 +255,6 @@ class Sessions:
                 f" {longest - 1:,}: append less, or use a model with memory",
                 field="text",
             )
-
-    def _check_ids(self, token_ids: tuple[int, ...]) -> Steps[None]:
-        vocab_size = self._checkpoint.tokenizer.vocab_size
-        for begin in range(0, len(token_ids), CHECKED_TOKENS):
-            piece = token_ids[begin : begin + CHECKED_TOKENS]
-            if min(piece) < 0 or max(piece) >= vocab_size:
-                raise InvalidInput(f"a token id is outside the vocabulary of {vocab_size}", field="token_ids")
-            yield None
 
     def _room_for(self, state: SessionState, capacity: int) -> Steps[DecoderState]:
         """A cache of its own that continues from a state, with room for `capacity` tokens."""

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from memlm.api.params import MAX_SEED
 from memlm.base.options import option
 from memlm.errors import InvalidInput, check_choice, check_range
 
@@ -86,6 +87,7 @@ class TrainConfig:
             raise InvalidInput("give one of steps, epochs and minutes, more than 0", field="steps")
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
+        check_range("seed", self.seed, least=0, most=MAX_SEED)
         for name in ("valid_every", "patience"):
             check_range(name, getattr(self, name), least=1)
         if self.patience and not self.valid_every:

@@ -138,8 +138,8 @@ def answer_steps(engine: Engine, request: Request[Any], owner: str) -> Steps[Any
     """The steps that return the result of a request. `owner` owns its sessions."""
     sessions = engine.sessions
     match request:
-        case ScoreRequest(text, retrieval, token_scores):
-            return (yield from engine.score(text, retrieval, token_scores=token_scores))
+        case ScoreRequest():
+            return (yield from engine.score(request))
         case SearchRequest(text, store, k, nprobe):
             return (yield from engine.search(text, k=k, store=store, nprobe=nprobe))
         case TokenizeRequest(text):

@@ -193,7 +193,7 @@ class Worker:
         """Raises Overloaded where too many prompt tokens wait."""
         queued = self._num_queued_tokens
         # Until the prompt is encoded: it has at most a token a byte, and mostly one for three bytes.
-        active.num_tokens = len(request.prompt.encode(errors="replace")) // 3
+        active.num_tokens = len(request.prompt_token_ids) or len(request.prompt.encode(errors="replace")) // 3
         if queued and queued + active.num_tokens > self._max_queued_tokens:
             raise Overloaded(
                 f"{queued:,} tokens of prompts are waiting, and {self._max_queued_tokens:,} are all that this server"

@@ -108,7 +108,7 @@ class CallRecord:
         if isinstance(request, GenerateRequest):
             self.fields |= {"session": request.session} if request.session else {}
             if prompts:
-                self.fields["prompt"] = request.prompt
+                self.fields["prompt"] = request.prompt or str(list(request.prompt_token_ids))
 
     def record_event(self, event: WireEvent, metrics: Metrics) -> None:
         """Records an event of a generation."""

@@ -1,12 +1,15 @@
+import numpy as np
 import pytest
+import torch
 from reference import decode_plainly, generate_uncached
 
 from memlm.api.generation import FinishReason
-from memlm.api.params import GenerateRequest, SamplingParams
+from memlm.api.params import MAX_TOKEN_IDS, GenerateRequest, SamplingParams
 from memlm.base.steps import run_steps
 from memlm.errors import InvalidInput
 from memlm.generation.batch import stream
 from memlm.generation.generation import Generation
+from memlm.language_model import LanguageModel
 from memlm.model.checkpoint import Checkpoint
 
 PROMPT = "the memory of a"
@@ -116,6 +119,75 @@ def test_a_prompt_that_is_no_text_is_refused(checkpoint, prompt, says):
 def test_an_unknown_option_is_refused_by_name():
     with pytest.raises(InvalidInput, match="temprature"):
         GenerateRequest.of("x", {"temprature": 1})
+
+
+def ids_of(lm: LanguageModel, prompt: str) -> list[int]:
+    return [lm.checkpoint.tokenizer.start_id, *lm.tokenize(prompt)]
+
+
+@pytest.mark.parametrize("form", [list, tuple, np.array, torch.tensor, iter])
+def test_token_ids_are_continued_as_the_text_that_they_are(lm, form):
+    ids = ids_of(lm, PROMPT)
+    expected = lm.generate(PROMPT, temperature=0, max_tokens=8, neighbors=2)
+    stream = lm.generate(form(ids), temperature=0, max_tokens=8, neighbors=2)
+    assert list(stream) == list(expected)
+    assert stream.finished.usage.prompt_tokens == len(ids)
+    assert list(lm.generate(prompt_token_ids=ids, seed=2)) == list(lm.generate(PROMPT, seed=2))
+
+
+def test_token_ids_get_no_start_token(lm, checkpoint):
+    ids = lm.tokenize(PROMPT)
+    (token,) = lm.generate(ids, temperature=0, max_tokens=1, use_store=False)
+    assert token.logprob == pytest.approx(decode_plainly(checkpoint.decoder, ids)[0][-1][token.id], abs=1e-3)
+
+
+def test_token_ids_go_on_in_a_session(lm):
+    with lm.session() as session:
+        list(session.generate(prompt_token_ids=ids_of(lm, PROMPT), temperature=0, max_tokens=4))
+        again = list(session.generate(lm.tokenize(" and"), temperature=0, max_tokens=4))
+    with lm.session() as session:
+        list(session.generate(PROMPT, temperature=0, max_tokens=4))
+        assert list(session.generate(" and", temperature=0, max_tokens=4)) == again
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids", "says"),
+    [
+        (PROMPT, [1, 2], "not both"),
+        ([1], [2], "not both"),
+        ("", [], "holds no token ids"),
+        ([], None, "holds no token ids"),
+        ("", [1, -1], "the id -1, outside the vocabulary"),
+        ([1, 300], None, "the id 300, outside the vocabulary of 300"),
+        ("", "1, 2", "expected a text, or token ids"),
+        ([1.5], None, "expected a text, or token ids"),
+        (5, None, "expected a text, or token ids"),
+        ([7] * 60, None, "at most 47: shorten the prompt"),
+        ([7] * (MAX_TOKEN_IDS + 1), None, "at most 1,048,576 in one call"),
+    ],
+)
+def test_a_prompt_of_wrong_ids_or_of_both_kinds_is_refused(lm, prompt, ids, says):
+    with pytest.raises(InvalidInput, match=says) as caught:
+        lm.generate(prompt, **({} if ids is None else {"prompt_token_ids": ids}))
+    assert caught.value.field.startswith("prompt")
+
+
+def test_token_ids_are_scored_as_the_text_that_they_are(lm):
+    for options in ({}, {"use_store": False}, {"k": 4, "lam": 0.5}):
+        expected = lm.score(PROMPT, token_scores=True, **options)
+        assert lm.score(ids_of(lm, PROMPT), token_scores=True, **options) == expected
+    for ids, says in (([1], "at least two"), ([1, 300], "outside the vocabulary"), ([], "no token ids")):
+        with pytest.raises(InvalidInput, match=says):
+            lm.score(ids)
+
+
+def test_every_seed_is_a_number_that_json_keeps(lm):
+    seeds = {lm.generate(PROMPT, max_tokens=1).accepted.seed for _ in range(64)}
+    assert 2**50 < max(seeds) < 2**53
+    assert len(seeds) == 64
+    assert lm.generate(PROMPT, max_tokens=1, seed=2**53).accepted.seed == 2**53
+    with pytest.raises(InvalidInput, match="seed"):
+        lm.generate(PROMPT, seed=2**53 + 1)
 
 
 PROMPTS = ["", PROMPT, "é 猫 🙂 can be read and edited", "the " * 9]

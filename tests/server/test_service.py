@@ -88,6 +88,16 @@ def test_generation_equals_in_process(client: Client, lm: LanguageModel, options
     assert remote_stream.finished.usage.generated_tokens == local_stream.finished.usage.generated_tokens
 
 
+def test_token_ids_mean_the_same_to_server_and_library(client: Client, lm: LanguageModel) -> None:
+    ids = [lm.checkpoint.tokenizer.start_id, *lm.tokenize(PROMPT)]
+    assert list(client.generate(ids, seed=7)) == list(lm.generate(PROMPT, seed=7))
+    assert list(client.generate(prompt_token_ids=ids, seed=7)) == list(lm.generate(ids, seed=7))
+    assert client.score(ids, token_scores=True) == lm.score(PROMPT, token_scores=True)
+    for call in (client.generate, client.score):
+        with pytest.raises(InvalidInput, match="outside the vocabulary"):
+            call([5, 10**6])
+
+
 def test_a_stream_is_accepted_then_tokens_then_finished_once(channel: grpc.Channel) -> None:
     stub = generation_pb2_grpc.GenerationStub(channel)
     kinds = [event.WhichOneof("event") for event in stub.Generate(generation_pb2.GenerateRequest(prompt=PROMPT))]

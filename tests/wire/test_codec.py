@@ -37,7 +37,7 @@ sampling = st.builds(
     top_p=maybe(st.floats(0, 1, exclude_min=True)),
     min_p=maybe(st.floats(0, 1)),
     repetition_penalty=st.floats(1e-3, 1e3),
-    seed=maybe(st.integers(0, 2**63 - 1)),
+    seed=maybe(st.integers(0, params.MAX_SEED)),
     stop=st.lists(text.filter(bool), max_size=4).map(tuple),
     time_limit_s=maybe(st.floats(1e-3, 1e6)),
 )
@@ -53,9 +53,10 @@ retrieval = st.builds(
     knn_temperature=maybe(st.floats(1e-6, 1e6)),
     nprobe=maybe(st.integers(1, 2**31 - 1)),
 )
+token_ids = st.lists(int32, min_size=2, max_size=5).map(tuple)
 generate = st.builds(
-    params.GenerateRequest,
-    prompt=prompts,
+    lambda prompt, **rest: params.GenerateRequest(**prompt, **rest),
+    prompt=st.builds(dict, prompt=prompts) | st.builds(dict, prompt=st.just(""), prompt_token_ids=token_ids),
     sampling=sampling,
     retrieval=retrieval | st.builds(params.RetrievalParams, stores=stores),
     session=maybe(text),
@@ -77,6 +78,7 @@ document = st.builds(
 requests = st.one_of(
     generate,
     st.builds(scoring.ScoreRequest, text, retrieval, st.booleans()),
+    st.builds(scoring.ScoreRequest, st.just(""), retrieval, st.booleans(), token_ids),
     st.builds(generation.TokenizeRequest, text),
     st.builds(generation.DetokenizeRequest, st.lists(int32, max_size=5).map(tuple)),
     st.builds(server.GetModelRequest),

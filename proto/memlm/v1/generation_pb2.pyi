@@ -74,7 +74,7 @@ class StoreWeight(_message.Message):
     def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s")
+    __slots__ = ("prompt", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s", "prompt_token_ids")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class GenerateRequest(_message.Message):
     EARLY_EXIT_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     RESUME_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     sampling: SamplingParams
     retrieval: RetrievalParams
@@ -91,7 +92,8 @@ class GenerateRequest(_message.Message):
     early_exit: bool
     session: str
     resume_s: float
-    def __init__(self, prompt: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ...) -> None: ...
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, prompt: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ResumeGenerationRequest(_message.Message):
     __slots__ = ("request_id", "offset")
@@ -232,14 +234,16 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., retrieved_neighbors: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., searches: _Optional[int] = ..., retrieval_ms: _Optional[float] = ..., lam: _Optional[float] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("text", "retrieval", "token_scores")
+    __slots__ = ("text", "retrieval", "token_scores", "token_ids")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_SCORES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     text: str
     retrieval: RetrievalParams
     token_scores: bool
-    def __init__(self, text: _Optional[str] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., token_scores: bool = ...) -> None: ...
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, text: _Optional[str] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., token_scores: bool = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("tokens", "words", "bytes", "base", "knn", "store", "k", "lam", "knn_temperature", "token_scores")
