@@ -18,6 +18,7 @@ from memlm.api.params import (
     RetrievalParams as RetrievalParams,
     StoreWeight as StoreWeight,
 )
+from memlm.api.chat import ChatRequest as ChatRequest, Message as Message
 from memlm.api.generation import (
     Token as Token,
     Completion as Completion,

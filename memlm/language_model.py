@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from memlm.api.chat import ChatRequest, Conversation
 from memlm.api.datastores import DeleteReport, StoreInfo
 from memlm.api.generation import Completion, Neighbor
 from memlm.api.handles import Session, TokenStream
@@ -69,6 +70,16 @@ class LanguageModel:
         InvalidInput for a prompt that does not fit the context, for an unknown option, and for a value out of range.
         """
         request = GenerateRequest.of(prompt, options)
+        return TokenStream.begin(stream(self.checkpoint, run_steps(self.engine.start(request))))
+
+    def chat(self, messages: Conversation | ChatRequest, **options: Any) -> TokenStream:
+        """Answers a conversation, token by token, with the options of `generate`.
+
+        The messages are `Message` objects, dicts of role and content, or the text of one user message. The model's
+        template renders them, and the end of its turn ends the answer. With a session, the messages are those that are
+        new. Raises NotFound for a model without a chat template, InvalidInput for messages that the template refuses.
+        """
+        request = ChatRequest.of(messages, options)
         return TokenStream.begin(stream(self.checkpoint, run_steps(self.engine.start(request))))
 
     def generate_batch(self, prompts: Sequence[str], **options: Any) -> tuple[Completion, ...]:

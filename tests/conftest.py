@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from chats import PLAIN, PLAIN_TOKENS, give_template
 from texts import make_text
 
 from memlm.data.corpus import Corpus
@@ -62,6 +63,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer)
             if parameter.dim() == 2:
                 parameter.mul_(6)
     save_checkpoint(folder, decoder, tokenizer)
+    give_template(folder, PLAIN, PLAIN_TOKENS)
     return folder
 
 

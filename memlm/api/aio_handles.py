@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from typing import IO, Any, Protocol, TypeAlias
 
+from memlm.api.chat import Conversation
 from memlm.api.generation import Accepted, Finished, GenerationEvent, Token
 from memlm.api.operations import JobReport, OperationInfo, check_deadline, wait_slice
 from memlm.api.sessions import SessionInfo
@@ -82,6 +83,9 @@ class AsyncSessionHost(Protocol):
     async def generate(self, prompt: str, **options: Any) -> AsyncTokenStream:
         """Generates from the context of the session in `session=name`."""
 
+    async def chat(self, messages: Conversation, **options: Any) -> AsyncTokenStream:
+        """Answers messages that follow the context of the session in `session=name`."""
+
     async def append_to_session(self, name: str, text: str = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:
         """Appends text or tokens."""
 
@@ -112,6 +116,10 @@ class AsyncSession:
     async def generate(self, prompt: str = "", **options: Any) -> AsyncTokenStream:
         """Generates from the session's context. At the end of the stream the session holds prompt and tokens too."""
         return await self._host.generate(prompt, session=self.name, **options)
+
+    async def chat(self, messages: Conversation, **options: Any) -> AsyncTokenStream:
+        """Answers new messages. At the end of the stream the session holds them and the answer too."""
+        return await self._host.chat(messages, session=self.name, **options)
 
     async def fork(self) -> AsyncSession:
         """Copies the session. The copies are independent."""

@@ -17,6 +17,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import IO, Any, Protocol, TypeAlias
 
+from memlm.api.chat import Conversation
 from memlm.api.generation import Accepted, Finished, GenerationEvent, Token
 from memlm.api.operations import JobReport, OperationInfo, check_deadline, wait_slice
 from memlm.api.sessions import SessionInfo
@@ -83,6 +84,9 @@ class SessionHost(Protocol):
     def generate(self, prompt: str, **options: Any) -> TokenStream:
         """Generates from the context of the session in `session=name`."""
 
+    def chat(self, messages: Conversation, **options: Any) -> TokenStream:
+        """Answers messages that follow the context of the session in `session=name`."""
+
     def append_to_session(self, name: str, text: str = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:
         """Appends text or tokens."""
 
@@ -113,6 +117,10 @@ class Session:
     def generate(self, prompt: str = "", **options: Any) -> TokenStream:
         """Generates from the session's context. At the end of the stream the session holds prompt and tokens too."""
         return self._host.generate(prompt, session=self.name, **options)
+
+    def chat(self, messages: Conversation, **options: Any) -> TokenStream:
+        """Answers new messages. At the end of the stream the session holds them and the answer too."""
+        return self._host.chat(messages, session=self.name, **options)
 
     def fork(self) -> Session:
         """Copies the session. The copies are independent."""

@@ -175,18 +175,15 @@ class RetrievalParams:
         return cls(**options)
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateRequest(Request[Any]):
-    """One generation: prompt, sampling, retrieval and the details reported with each token.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRequest(Request[Any]):
+    """What the requests for a stream of tokens have in common: sampling, retrieval and details of each token.
 
-    `prompt_token_ids` is a prompt that is tokenized already, special tokens included, in place of `prompt`: it is read
-    as it is, without a start token. `neighbors` and `top_logprobs` are how many of each a token reports. `early_exit`
-    skips later layers by the rule of `memlm calibrate`, and excludes a datastore. With a `session`, the prompt
-    continues from its context cache. With `resume_s`, a generation survives a broken connection for that long, and the
-    client resumes it by itself.
+    `neighbors` and `top_logprobs` are how many of each a token reports. `early_exit` skips later layers by the rule of
+    `memlm calibrate`, and excludes a datastore. With a `session`, the prompt continues from its context cache. With
+    `resume_s`, a generation survives a broken connection for that long, and the client resumes it by itself.
     """
 
-    prompt: str = field(metadata=option("The text to continue."))
     sampling: SamplingParams = field(default_factory=SamplingParams)
     retrieval: RetrievalParams = field(default_factory=RetrievalParams)
     neighbors: int = 0
@@ -199,19 +196,42 @@ class GenerateRequest(Request[Any]):
         default=None,
         metadata=option("Resume a broken stream for up to this many seconds.", metavar="SECONDS", panel=CONNECTION),
     )
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput, naming the field."""
+        check_range("neighbors", self.neighbors, least=0, most=MAX_NEIGHBORS)
+        check_range("top_logprobs", self.top_logprobs, least=0, most=MAX_TOP_LOGPROBS)
+        check_range("resume_s", self.resume_s, above=0, most=MAX_RESUME_S)
+
+    @property
+    def shown_prompt(self) -> str:
+        """The prompt, for a log."""
+        raise NotImplementedError
+
+    @property
+    def approximate_tokens(self) -> int:
+        """About how many tokens the prompt has, before it is encoded."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest(StreamRequest):
+    """One generation: a prompt, and how to continue it.
+
+    `prompt_token_ids` is a prompt that is tokenized already, special tokens included, in place of `prompt`: it is read
+    as it is, without a start token.
+    """
+
+    prompt: str = field(metadata=option("The text to continue."))
     prompt_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
+        StreamRequest.__post_init__(self)
         check_num_ids("prompt_token_ids", self.prompt_token_ids)
         if self.prompt and self.prompt_token_ids:
             raise InvalidInput("give either a prompt or prompt_token_ids, not both", field="prompt_token_ids")
-        if "\0" in self.prompt:
-            place = self.prompt.index("\0")
-            raise InvalidInput(f"the prompt has a NUL at character {place}; send text", field="prompt")
-        check_range("neighbors", self.neighbors, least=0, most=MAX_NEIGHBORS)
-        check_range("top_logprobs", self.top_logprobs, least=0, most=MAX_TOP_LOGPROBS)
-        check_range("resume_s", self.resume_s, above=0, most=MAX_RESUME_S)
+        check_text("the prompt", self.prompt, field="prompt")
 
     @classmethod
     def of(cls, prompt: str | Sequence[int] | GenerateRequest, options: Mapping[str, Any]) -> GenerateRequest:
@@ -223,20 +243,48 @@ class GenerateRequest(Request[Any]):
             if options:
                 raise InvalidInput(f"a GenerateRequest takes no options; got {', '.join(options)}", field="prompt")
             return prompt
-        parts: dict[str, dict[str, Any]] = {"sampling": {}, "retrieval": {}, "request": {}}
-        for name, value in options.items():
-            parts[_part_of(name)][name] = value
-        if "stop" in parts["sampling"]:
-            stop = parts["sampling"]["stop"]
-            parts["sampling"]["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-        sampling, retrieval = SamplingParams(**parts["sampling"]), RetrievalParams.of(**parts["retrieval"])
-        text, ids = split_prompt(prompt, parts["request"].pop("prompt_token_ids", None))
-        return cls(text, sampling, retrieval, prompt_token_ids=ids, **parts["request"])
+        ids = options.get("prompt_token_ids")
+        text, token_ids = split_prompt(prompt, ids)
+        options = {name: value for name, value in options.items() if name != "prompt_token_ids"}
+        return cls(text, token_ids, **stream_fields(options))
+
+    @property
+    def shown_prompt(self) -> str:
+        return self.prompt or str(list(self.prompt_token_ids))
+
+    @property
+    def approximate_tokens(self) -> int:
+        return len(self.prompt_token_ids) or approximate_tokens(self.prompt)
+
+
+def stream_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a StreamRequest from keyword arguments. Raises InvalidInput for an unknown one."""
+    parts: dict[str, dict[str, Any]] = {"sampling": {}, "retrieval": {}, "request": {}}
+    for name, value in options.items():
+        parts[_part_of(name)][name] = value
+    if "stop" in parts["sampling"]:
+        stop = parts["sampling"]["stop"]
+        parts["sampling"]["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    sampling, retrieval = SamplingParams(**parts["sampling"]), RetrievalParams.of(**parts["retrieval"])
+    return {"sampling": sampling, "retrieval": retrieval, **parts["request"]}
 
 
 _SAMPLING = frozenset(f.name for f in fields(SamplingParams))
 _RETRIEVAL = frozenset(f.name for f in fields(RetrievalParams))
-_REQUEST = frozenset({"neighbors", "top_logprobs", "early_exit", "session", "resume_s", "prompt_token_ids"})
+_REQUEST = frozenset(f.name for f in fields(StreamRequest)) - {"sampling", "retrieval"}
+
+
+def approximate_tokens(text: str) -> int:
+    """About how many tokens a text has: at most one a byte, and mostly one for three bytes."""
+    return len(text.encode(errors="replace")) // 3
+
+
+def check_text(what: str, text: object, *, field: str) -> None:
+    """Raises InvalidInput for what is no text, and for a text with a NUL."""
+    if not isinstance(text, str):
+        raise InvalidInput(f"{what} is of the type {type(text).__name__}; expected a text", field=field)
+    if (place := text.find("\0")) >= 0:
+        raise InvalidInput(f"{what} has a NUL at character {place}; send text", field=field)
 
 
 def split_prompt(prompt: object, ids: object = None, *, name: str = "prompt") -> tuple[str, tuple[int, ...]]:

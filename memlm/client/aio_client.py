@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from memlm.api.aio_handles import AsyncSession, AsyncTokenStream
+from memlm.api.chat import ChatRequest, Conversation
 from memlm.api.datastores import SearchRequest
 from memlm.api.generation import DetokenizeRequest, Neighbor, TokenizeRequest
 from memlm.api.params import GenerateRequest
@@ -68,6 +69,16 @@ class AsyncClient:
         Raises the server's error: InvalidInput, NotFound, Overloaded, ... Closing the stream stops the generation.
         """
         return await AsyncTokenStream.begin(self._transport.events(GenerateRequest.of(prompt, options), timeout_s))
+
+    async def chat(
+        self, messages: Conversation | ChatRequest, *, timeout_s: float | None = None, **options: Any
+    ) -> AsyncTokenStream:
+        """Answers a conversation, token by token, with the options of `LanguageModel.generate`.
+
+        The messages are `Message` objects, dicts of role and content, or the text of one user message. Raises NotFound
+        for a model without a chat template, and else as `generate`.
+        """
+        return await AsyncTokenStream.begin(self._transport.events(ChatRequest.of(messages, options), timeout_s))
 
     async def score(
         self,

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from memlm.api.datastores import AddDocumentsRequest, NewDocument
 from memlm.api.generation import CancelGenerationRequest, Finished, GenerationEvent
 from memlm.api.operations import OperationInfo
-from memlm.api.params import GenerateRequest
+from memlm.api.params import StreamRequest
 from memlm.api.request import Request
 from memlm.api.sessions import AppendToSessionRequest, SessionInfo
 from memlm.client.channel import (
@@ -83,7 +83,7 @@ class AsyncTransport:
             reply = await aio_result(call)
         return codec.response_from_wire(request, reply)
 
-    async def events(self, request: GenerateRequest, timeout_s: float | None) -> AsyncGenerator[GenerationEvent, None]:
+    async def events(self, request: StreamRequest, timeout_s: float | None) -> AsyncGenerator[GenerationEvent, None]:
         """The events of a generation, over as many connections as it takes. Closing it stops the generation."""
         resumer = StreamResumer(request, self._timeout(timeout_s))
         try:

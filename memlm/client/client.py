@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from memlm.api.chat import ChatRequest, Conversation
 from memlm.api.datastores import SearchRequest
 from memlm.api.generation import DetokenizeRequest, Neighbor, TokenizeRequest
 from memlm.api.handles import Session, TokenStream
@@ -69,6 +70,16 @@ class Client:
         Raises the server's error: InvalidInput, NotFound, Overloaded, ... Closing the stream stops the generation.
         """
         return TokenStream.begin(self._transport.events(GenerateRequest.of(prompt, options), timeout_s))
+
+    def chat(
+        self, messages: Conversation | ChatRequest, *, timeout_s: float | None = None, **options: Any
+    ) -> TokenStream:
+        """Answers a conversation, token by token, with the options of `LanguageModel.generate`.
+
+        The messages are `Message` objects, dicts of role and content, or the text of one user message. Raises NotFound
+        for a model without a chat template, and else as `generate`.
+        """
+        return TokenStream.begin(self._transport.events(ChatRequest.of(messages, options), timeout_s))
 
     def score(
         self,

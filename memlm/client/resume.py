@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memlm.api.generation import Accepted, GenerationEvent, ResumeGenerationRequest
-from memlm.api.params import GenerateRequest
+from memlm.api.params import StreamRequest
 from memlm.errors import MemlmError, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class Tls:
 class StreamResumer:
     """Progress of a generation's stream, and the request that resumes it after its connection broke."""
 
-    def __init__(self, request: GenerateRequest, allowed_s: float) -> None:
-        self.request: GenerateRequest | ResumeGenerationRequest = request
+    def __init__(self, request: StreamRequest, allowed_s: float) -> None:
+        self.request: StreamRequest | ResumeGenerationRequest = request
         self.request_id = ""
         self._tokens, self._resume_s = 0, request.resume_s
         self._deadline_s, self._broken_s = time.monotonic() + allowed_s, 0.0

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,21 +18,19 @@ from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from memlm.api.chat import Message
 from memlm.data.tokenizer import SETTINGS_FILE, Tokenizer, json_of
 from memlm.errors import Incompatible, InvalidInput, NotFound
 
 TEMPLATE_FILE = "chat_template.jinja"
+GGUF_TEMPLATE = "tokenizer.chat_template"
+GGUF_TOKENS = {
+    "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding",
+    "cls_token": "cls", "mask_token": "mask",
+}  # fmt: skip
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 # Noncharacters of Unicode: no text means them. One that a conversation does not contain splits special tokens in it.
 BREAKERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of a conversation: `role` is system, user, assistant, or another that the model's template knows."""
-
-    role: str
-    content: str
 
 
 class ChatTemplate:
@@ -59,12 +57,18 @@ class ChatTemplate:
             named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
             source = named.get("default")
         if not isinstance(source, str):
-            raise NotFound(
-                f"the model {folder.name} has no chat template; use a model that was tuned for chat, or a plain prompt",
-                kind="chat_template",
-                name=folder.name,
-            )
+            raise _no_template(folder.name)
         tokens = {name: _content(settings[name]) for name in NAMED_TOKENS if settings.get(name)}
+        return cls(source, tokens)
+
+    @classmethod
+    def of_gguf(cls, metadata: Mapping[str, Any], name: str) -> ChatTemplate:
+        """The template of a GGUF file's metadata; `name` is the file. Raises NotFound where it has none."""
+        source, texts = metadata.get(GGUF_TEMPLATE), metadata.get("tokenizer.ggml.tokens", ())
+        if not isinstance(source, str):
+            raise _no_template(name)
+        ids = {token: metadata.get(f"tokenizer.ggml.{key}_token_id") for token, key in GGUF_TOKENS.items()}
+        tokens = {token: texts[place] for token, place in ids.items() if place is not None and place < len(texts)}
         return cls(source, tokens)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
@@ -75,6 +79,9 @@ class ChatTemplate:
         """
         if not messages:
             raise InvalidInput("there are no messages; give at least one", field="messages")
+        return self._render(messages, add_generation_prompt=add_generation_prompt)
+
+    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         turns = [{"role": message.role, "content": message.content} for message in messages]
         try:
             return self._template.render(messages=turns, add_generation_prompt=add_generation_prompt, **self._tokens)
@@ -82,24 +89,70 @@ class ChatTemplate:
             raise InvalidInput(f"the model's chat template refuses the messages: {error}", field="messages") from error
 
     def encode(
-        self, messages: Sequence[Message], tokenizer: Tokenizer, *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        tokenizer: Tokenizer,
+        *,
+        add_generation_prompt: bool = True,
+        continued: bool = False,
     ) -> list[int]:
-        """Token ids of the conversation. Raises as `render`."""
+        """Token ids of the conversation. Raises as `render`.
+
+        If it is `continued`, the messages follow an answer of the assistant that was read before, without its end: the
+        ids begin with the end of its turn.
+        """
         contents = "".join(message.content for message in messages)
+        breaker, answer = _absent(contents, 2)
+        render = partial(self._after if continued else self.render, add_generation_prompt=add_generation_prompt)
+        if continued:
+            render = partial(render, answer)
         spelled = [token for token in tokenizer.special_tokens if token in contents]
         if not spelled:
-            return tokenizer.encode_special(self.render(messages, add_generation_prompt=add_generation_prompt))
-        breaker = next((each for each in BREAKERS if each not in contents), None)
-        if breaker is None:
-            raise InvalidInput("the messages contain every noncharacter of Unicode", field="messages")
+            return tokenizer.encode_special(render(messages))
         pattern = re.compile("|".join(map(re.escape, sorted(spelled, key=len, reverse=True))))
 
         def broken(text: str) -> str:
             return pattern.sub(lambda found: found[0][0] + breaker + found[0][1:], text)
 
         turns = [Message(message.role, broken(message.content)) for message in messages]
-        text = self.render(turns, add_generation_prompt=add_generation_prompt)
-        return _encode_between(text, breaker, tokenizer)
+        return _encode_between(render(turns), breaker, tokenizer)
+
+    def turn_end_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """The special token that the template writes right after an assistant's message, none where it writes none."""
+        (answer,) = _absent("", 1)
+        try:
+            text = self._after(answer, (), add_generation_prompt=False)
+        except (InvalidInput, Incompatible):
+            return ()
+        found = [token for token in tokenizer.special_tokens if text.startswith(token)]
+        return (tokenizer.special_tokens[max(found, key=len)],) if found else ()
+
+    def _after(self, answer: str, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        """What the template writes after an assistant's message that is `answer`, and before further messages."""
+        turns = [Message("user", "x"), Message("assistant", answer), *messages]
+        _, found, after = self._render(turns, add_generation_prompt=add_generation_prompt).partition(answer)
+        if not found or answer in after:
+            raise Incompatible(
+                "the model's chat template does not write an assistant's message once and as it is; chat without a"
+                " session, and send the whole conversation"
+            )
+        return after
+
+
+def _absent(text: str, count: int) -> list[str]:
+    """Characters that are not in a text. Raises InvalidInput where too few are left."""
+    absent = [each for each in BREAKERS if each not in text][:count]
+    if len(absent) < count:
+        raise InvalidInput("the messages contain the noncharacters of Unicode; leave them out", field="messages")
+    return absent
+
+
+def _no_template(name: str) -> NotFound:
+    return NotFound(
+        f"the model {name} has no chat template; use a model that was tuned for chat, or a plain prompt",
+        kind="chat_template",
+        name=name,
+    )
 
 
 def _encode_between(text: str, breaker: str, tokenizer: Tokenizer) -> list[int]:

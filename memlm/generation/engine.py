@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from memlm.api.generation import Neighbor
-from memlm.api.params import GenerateRequest, RetrievalParams
+from memlm.api.params import RetrievalParams, StreamRequest
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo
 from memlm.base.steps import Steps
@@ -56,7 +56,7 @@ class Engine:
             tokenizer_fingerprint=self.checkpoint.tokenizer.fingerprint,
         )
 
-    def start(self, request: GenerateRequest, *, request_id: str = "", owner: str = "") -> Steps[Generation]:
+    def start(self, request: StreamRequest, *, request_id: str = "", owner: str = "") -> Steps[Generation]:
         """Makes a generation for a `Batch`, to be closed at its end. `owner` is the owner of its session."""
         retriever = self.stores.retriever(request.retrieval)
         lease = None if request.session is None else self.sessions.lease(request.session, owner=owner)

@@ -16,12 +16,14 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from memlm.api.chat import ChatRequest
 from memlm.api.generation import Accepted, Alternative, Finished, FinishReason, Neighbor, Token, Usage
-from memlm.api.params import MAX_SEED, GenerateRequest
+from memlm.api.params import MAX_SEED, GenerateRequest, StreamRequest
 from memlm.base.steps import Steps
 from memlm.errors import InvalidInput
 from memlm.generation.detokenizer import Detokenizer
 from memlm.generation.early_exit import EarlyExitDecoder, load_rule
+from memlm.generation.prompts import prompt_steps, too_long
 from memlm.generation.sampling import sample
 from memlm.generation.session_files import SessionState
 from memlm.generation.sessions import Lease, copied_aside
@@ -42,7 +44,7 @@ class Generation:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        request: GenerateRequest,
+        request: StreamRequest,
         prompt_ids: Sequence[int],
         retriever: Retriever | None,
         *,
@@ -55,10 +57,12 @@ class Generation:
         self.retriever, self.policy = retriever, retriever.new_policy() if retriever else RetrievalPolicy()
         self._sampling = request.sampling.or_else(checkpoint.sampling)
         self._lease, self._session = lease, lease.state if lease else SessionState()
-        is_new = not self._session.context_ids
-        if is_new and request.prompt_token_ids:
+        self._is_chat = isinstance(request, ChatRequest)
+        self._end_ids = checkpoint.chat_end_ids if self._is_chat else self._tokenizer.end_ids
+        is_text = isinstance(request, GenerateRequest) and not request.prompt_token_ids
+        if not self._session.context_ids and not is_text:
             self.pending_ids = [*prompt_ids]
-        elif is_new:
+        elif not self._session.context_ids:
             as_document = retriever is not None and retriever.changes_output
             self.pending_ids = self._tokenizer.framed(prompt_ids, as_document=as_document)
         else:
@@ -96,24 +100,15 @@ class Generation:
     def start(
         cls,
         checkpoint: Checkpoint,
-        request: GenerateRequest,
+        request: StreamRequest,
         retriever: Retriever | None,
         *,
         request_id: str = "",
         lease: Lease | None = None,
     ) -> Steps[Generation]:
-        """Encodes the prompt, a long one outside the loop, and makes the generation.
-
-        A prompt that is far too long is refused before it is encoded. An error ends the lease.
-        """
+        """Encodes the prompt and makes the generation. An error ends the lease."""
         try:
-            longest, session = checkpoint.decoder.config.max_length, lease.state if lease else SessionState()
-            tokenizer, ids = checkpoint.tokenizer, request.prompt_token_ids
-            least = session.num_read + (len(ids) or tokenizer.least_tokens(request.prompt))
-            if longest is not None and least > longest:
-                raise _too_long(f"at least {least:,}", longest)
-            yield from tokenizer.check_ids(ids, "prompt_token_ids")
-            prompt_ids = ids or (yield from tokenizer.encode_steps(request.prompt))
+            prompt_ids = yield from prompt_steps(checkpoint, request, lease.state if lease else SessionState())
             return cls(checkpoint, request, prompt_ids, retriever, request_id=request_id, lease=lease)
         except BaseException:
             if lease is not None:
@@ -163,7 +158,7 @@ class Generation:
         if result is not None:
             self.policy.observe(result.neighbors, token_id)
         token, tokens, reason = None, list[Token](), None
-        if token_id in self._tokenizer.end_ids:
+        if token_id in self._end_ids:
             reason = FinishReason.END
         else:
             neighbors: tuple[Neighbor, ...] = ()
@@ -205,7 +200,8 @@ class Generation:
             state = yield from copied_aside(partial(state.extract_row, 0), state.num_bytes)
         ended = self.finished.reason is FinishReason.END  # the model's end of text is no part of the session's
         context_ids = self._context_ids[:-1] if ended else self._context_ids
-        yield from self._lease.keep(SessionState(state, () if ended else tuple(self.pending_ids), tuple(context_ids)))
+        pending_ids = () if ended else tuple(self.pending_ids)
+        yield from self._lease.keep(SessionState(state, pending_ids, tuple(context_ids), ends_in_answer=self._is_chat))
 
     def close(self) -> None:
         """Gives the session back, if there is one: unchanged, unless `commit_to_session` has ended."""
@@ -215,7 +211,8 @@ class Generation:
     def _bytes_of(self, token_id: int) -> bytes:
         """The token's bytes. The first token after an empty prompt lacks the space that encoding would have added."""
         piece = self._tokenizer.token_bytes[token_id] if token_id < self._tokenizer.vocab_size else b""
-        is_first = len(self._context_ids) == 1 and not self._request.prompt
+        is_alone = self._is_chat and not self.usage.generated_tokens  # an answer begins a text of its own
+        is_first = is_alone or len(self._context_ids) == 1
         return piece.removeprefix(b" ") if is_first and self._tokenizer.prepends_space else piece
 
     def _top_logprobs(self, logprobs_V: Float[Tensor, " V"]) -> tuple[Alternative, ...]:
@@ -248,7 +245,7 @@ def _room_for(checkpoint: Checkpoint, num_positions: int, max_tokens: int | None
         return max_tokens or config.context_length
     room = config.max_length - num_positions + 1
     if room < 1:
-        raise _too_long(str(num_positions - 1), config.max_length)
+        raise too_long(str(num_positions - 1), config.max_length)
     if max_tokens is not None and max_tokens > room:
         raise InvalidInput(
             f"max_tokens is {max_tokens}; after a prompt of {num_positions - 1} tokens the context of"
@@ -256,9 +253,3 @@ def _room_for(checkpoint: Checkpoint, num_positions: int, max_tokens: int | None
             field="max_tokens",
         )
     return max_tokens or room
-
-
-def _too_long(size: str, context: int) -> InvalidInput:
-    return InvalidInput(
-        f"the prompt has {size} tokens; the model takes at most {context - 1}: shorten the prompt", field="prompt"
-    )

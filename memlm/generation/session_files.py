@@ -27,11 +27,15 @@ SUFFIX = ".session"
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """The context cache (None: empty), the tokens that are not in it yet, and all tokens of the session's text."""
+    """The context cache (None: empty), the tokens that are not in it yet, and all tokens of the session's text.
+
+    After a conversation, the text `ends_in_answer`, without the end of the assistant's turn.
+    """
 
     cache: DecoderState | None = None
     pending_ids: tuple[int, ...] = ()
     context_ids: tuple[int, ...] = ()
+    ends_in_answer: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -80,7 +84,7 @@ class SessionFiles:
         header: dict[str, Any] = {
             "name": record.name, "owner": record.owner, "ttl_s": record.ttl_s, "created_s": record.created_s,
             "used_s": record.used_s, "used": record.used, "pending_ids": state.pending_ids, "token_bytes": len(tokens),
-            "cache": digest.hexdigest(), "model": self._checkpoint.fingerprint,
+            "ends_in_answer": state.ends_in_answer, "cache": digest.hexdigest(), "model": self._checkpoint.fingerprint,
             "tokenizer": self._checkpoint.tokenizer.fingerprint,
         }  # fmt: skip
         write_atomic(self._file(record.name), MAGIC, sign(header), b"\n", *pieces)
@@ -128,7 +132,9 @@ class SessionFiles:
             )
         context_ids, data = array(TOKEN_TYPE, data[: header["token_bytes"]]), data[header["token_bytes"] :]
         cache = DecoderState.restore(data, self._checkpoint.decoder.config) if data else None
-        state = SessionState(cache, tuple(header["pending_ids"]), tuple(context_ids))
+        state = SessionState(
+            cache, tuple(header["pending_ids"]), tuple(context_ids), header.get("ends_in_answer", False)
+        )
         used = (str(header["used"][0]), float(header["used"][1]))
         return SessionRecord(
             header["name"], header["owner"], header["ttl_s"], header["created_s"], header["used_s"], used, state

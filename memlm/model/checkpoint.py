@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 import memlm.model.cpu as cpu
 from memlm.api.params import SamplingParams
 from memlm.base.files import move, sync_file
+from memlm.data.chat import ChatTemplate
 from memlm.data.gguf_tokenizer import tokenizer_of
 from memlm.data.tokenizer import GENERATION_FILE, Tokenizer
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
@@ -127,6 +128,18 @@ class Checkpoint:
             return SamplingParams(**given)
         except InvalidInput as error:
             raise Incompatible(f"{path}: {error}; mend the file, or remove it") from error
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template. Raises NotFound where it has none. Reads a GGUF file's header anew."""
+        if is_gguf(self.path):
+            return ChatTemplate.of_gguf(GgufFile(self.path).metadata, self.path.name)
+        return ChatTemplate.load(self.path)
+
+    @cached_property
+    def chat_end_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer in a conversation. Raises as `chat_template`."""
+        return tuple(dict.fromkeys((*self.tokenizer.end_ids, *self.chat_template.turn_end_ids(self.tokenizer))))
 
     @cached_property
     def fingerprint(self) -> str:

@@ -143,6 +143,7 @@ def _with_path(rights: Rights, caller: Principal, request: LoadDatastoreRequest)
 
 RULES: Mapping[str, Rule] = {
     "Generate": _with_retrieval,
+    "Chat": _with_retrieval,
     "Score": _with_retrieval,
     "ResumeGeneration": _own_resource,
     "CancelGeneration": _own_resource,

@@ -38,7 +38,7 @@ from memlm.api.operations import (
     OperationRequest,
     WaitOperationRequest,
 )
-from memlm.api.params import GenerateRequest
+from memlm.api.params import StreamRequest
 from memlm.api.scoring import Score
 from memlm.api.server import GetServerInfoRequest, ServerInfo
 from memlm.base.version import __version__
@@ -298,7 +298,7 @@ class Servicer:
         generations share.
         """
         most = self._config.max_neighbors
-        if isinstance(request, GenerateRequest) and request.neighbors > most:
+        if isinstance(request, StreamRequest) and request.neighbors > most:
             raise InvalidInput(
                 f"neighbors is {request.neighbors}; this server reports at most {most} for each token",
                 field="neighbors",

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from memlm.api.datastores import GetDatastoreRequest, ListDatastoresRequest, SearchRequest, UnloadDatastoreRequest
 from memlm.api.generation import DetokenizeRequest, Finished, Token, TokenizeRequest
-from memlm.api.params import GenerateRequest
+from memlm.api.params import StreamRequest
 from memlm.api.request import Request
 from memlm.api.scoring import ScoreRequest
 from memlm.api.server import GetModelRequest
@@ -104,7 +104,7 @@ def generate_steps(
 ) -> Steps[None]:
     """A generation from its request to its last token."""
     submission, request = active.submission, active.submission.request
-    assert isinstance(request, GenerateRequest)
+    assert isinstance(request, StreamRequest)
     generation = active.generation = yield from engine.start(request, request_id=submission.id, owner=submission.owner)
     try:
         active.cache_bytes = cache_budget.required_bytes(generation)

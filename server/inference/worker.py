@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from memlm.api.datastores import DeleteDocumentsRequest, LoadDatastoreRequest
-from memlm.api.params import GenerateRequest
+from memlm.api.params import StreamRequest
 from memlm.base.cpu import use_cores
 from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded
 from memlm.generation.batch import Batch
@@ -179,7 +179,7 @@ class Worker:
         with self._reporting_errors(active):
             if isinstance(request, LoadDatastoreRequest | DeleteDocumentsRequest | Refresh):
                 self._background.start(active, request)
-            elif isinstance(request, GenerateRequest):
+            elif isinstance(request, StreamRequest):
                 self._check_queue(active, request)
                 active.steps = generate_steps(
                     active, self._engine, self._batch, send, self._flush_timer, self._cache_budget
@@ -189,11 +189,10 @@ class Worker:
         if active.steps is not None:
             self._advance(active)
 
-    def _check_queue(self, active: ActiveRequest, request: GenerateRequest) -> None:
+    def _check_queue(self, active: ActiveRequest, request: StreamRequest) -> None:
         """Raises Overloaded where too many prompt tokens wait."""
         queued = self._num_queued_tokens
-        # Until the prompt is encoded: it has at most a token a byte, and mostly one for three bytes.
-        active.num_tokens = len(request.prompt_token_ids) or len(request.prompt.encode(errors="replace")) // 3
+        active.num_tokens = request.approximate_tokens
         if queued and queued + active.num_tokens > self._max_queued_tokens:
             raise Overloaded(
                 f"{queued:,} tokens of prompts are waiting, and {self._max_queued_tokens:,} are all that this server"

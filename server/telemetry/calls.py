@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from memlm.api.generation import Finished
-from memlm.api.params import GenerateRequest
+from memlm.api.params import StreamRequest
 from memlm.errors import InvalidInput, MemlmError
 from memlm.server.telemetry.metrics import GenerationTimes, Metrics
 from memlm.wire.codec import WireEvent
@@ -105,10 +105,10 @@ class CallRecord:
 
     def record_request(self, request: Any, *, prompts: bool) -> None:
         """Records a request, without texts that people wrote, unless `prompts` is set."""
-        if isinstance(request, GenerateRequest):
+        if isinstance(request, StreamRequest):
             self.fields |= {"session": request.session} if request.session else {}
             if prompts:
-                self.fields["prompt"] = request.prompt or str(list(request.prompt_token_ids))
+                self.fields["prompt"] = request.shown_prompt
 
     def record_event(self, event: WireEvent, metrics: Metrics) -> None:
         """Records an event of a generation."""

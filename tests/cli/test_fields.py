@@ -39,8 +39,8 @@ def test_options_fill_a_dataclass_and_those_in_it() -> None:
     words = ["def", "-t", "0", "--stop", "a", "--stop", "b", "--store-name", "x=0.5", "--store-name", "y", "--no-store"]
     assert parsed(GenerateRequest, *words) == GenerateRequest(
         "def",
-        SamplingParams(temperature=0, stop=("a", "b")),
-        RetrievalParams(stores=(StoreWeight("x", 0.5), StoreWeight("y")), use_store=False),
+        sampling=SamplingParams(temperature=0, stop=("a", "b")),
+        retrieval=RetrievalParams(stores=(StoreWeight("x", 0.5), StoreWeight("y")), use_store=False),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from memlm.api import datastores, generation, operations, params, scoring, sessions
+from memlm.api import chat, datastores, generation, operations, params, scoring, sessions
 from memlm.api import server as api_server
 from memlm.api.generation import Accepted, Finished, FinishReason, Usage
 from memlm.api.handles import Operation, Session
@@ -27,6 +27,7 @@ from memlm.wire import codec
 
 METHOD_OF = {
     "Generate": "generate",
+    "Chat": "chat",
     "ResumeGeneration": "generate",  # by itself, where a stream breaks
     "CancelGeneration": "generate",  # by closing its stream
     "Score": "score",
@@ -58,6 +59,7 @@ METHOD_OF = {
 NEVER_TWICE = {
     *(
         "Generate",
+        "Chat",
         "ResumeGeneration",
         "CancelGeneration",
         "DeleteDocuments",
@@ -115,7 +117,7 @@ def test_a_model_in_process_is_asked_as_a_client_is() -> None:
     """What both can be asked takes the same; only what travels has a time limit."""
     sync_methods, async_methods = methods_of(LanguageModel), methods_of(Client)
     both = sync_methods.keys() & async_methods.keys()
-    assert {"generate", "score", "search", "tokenize", "detokenize", "session"} <= both
+    assert {"generate", "chat", "score", "search", "tokenize", "detokenize", "session"} <= both
     for name in both:
         wanted = {key: value for key, value in async_methods[name].parameters.items() if key != "timeout_s"}
         assert list(sync_methods[name].parameters.items()) == list(wanted.items()), name
@@ -130,10 +132,10 @@ def test_every_call_has_a_method_with_a_time_limit() -> None:
 
 
 def test_every_call_is_asked_by_a_question_of_its_name() -> None:
-    modules = (params, generation, scoring, datastores, sessions, operations, api_server)
+    modules = (params, chat, generation, scoring, datastores, sessions, operations, api_server)
     members = {name: kind for module in modules for name, kind in vars(module).items()}
     request_names = {name for name, kind in members.items() if name.endswith("Request") and isinstance(kind, type)}
-    request_names -= {"Request"}
+    request_names -= {"Request", "StreamRequest"}
     with grpc.insecure_channel("localhost:1") as channel:
         assert set(rpcs_by_request(channel)) == request_names
 

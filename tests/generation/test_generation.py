@@ -16,7 +16,7 @@ PROMPT = "the memory of a"
 
 
 def generate(checkpoint: Checkpoint, prompt: str = PROMPT, *, top_logprobs: int = 0, **sampling) -> list:
-    request = GenerateRequest(prompt, SamplingParams(**sampling), top_logprobs=top_logprobs)
+    request = GenerateRequest(prompt, sampling=SamplingParams(**sampling), top_logprobs=top_logprobs)
     return list(stream(checkpoint, run_steps(Generation.start(checkpoint, request, None))))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from chats import PLAIN, PLAIN_TOKENS, give_template
 from running import RunningServer
 
 from memlm.client import Client
@@ -44,6 +45,7 @@ def long_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -
     torch.manual_seed(0)
     shape = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim": 48, "context_length": 40_000}
     save_checkpoint(folder, Decoder(ModelConfig(vocab_size=tokenizer.vocab_size, **shape)), tokenizer)
+    give_template(folder, PLAIN, PLAIN_TOKENS)
     return folder
 
 

@@ -44,7 +44,8 @@ def test_each_call_is_a_line_under_its_id(
                 client.search("nowhere", "a secret text")
             with client.generate("given up", temperature=0) as early:
                 next(early)
-        wait_until(lambda: len([line for line in lines_of(server) if "call" in line]) >= 3)
+            list(client.chat("a talk", max_tokens=2, temperature=0))
+        wait_until(lambda: len([line for line in lines_of(server) if "call" in line]) >= 4)
         lines = [line for line in lines_of(server) if "call" in line]
         fields = {(line["call"], line["code"]): line for line in reversed(lines)}  # the first Generate counts
     generated, failed = fields["Generate", "OK"], fields["Search", "NOT_FOUND"]
@@ -55,6 +56,10 @@ def test_each_call_is_a_line_under_its_id(
     assert "nowhere" in failed["error"]
     assert generated.get("prompt") == (PROMPT if prompts else None)
     assert (PROMPT in server.output) == prompts
+    assert (fields["Chat", "OK"].get("prompt"), fields["Chat", "OK"]["generated_tokens"]) == (
+        "user: a talk" if prompts else None,
+        2,
+    )
     assert "a secret text" not in server.output
 
 

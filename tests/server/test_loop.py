@@ -28,7 +28,7 @@ from memlm.server.inference.worker import Worker
 PROMPT = "the memory of a model"
 LONG = "the memory of a model can be read and edited. " * 600
 
-OTHER = GenerateRequest("the", SamplingParams(max_tokens=8, temperature=0))
+OTHER = GenerateRequest("the", sampling=SamplingParams(max_tokens=8, temperature=0))
 
 
 class FakePipe:
@@ -118,7 +118,7 @@ def syncing(monkeypatch: pytest.MonkeyPatch) -> Callable[[threading.Event], set[
     [
         TokenizeRequest(LONG),
         ScoreRequest(LONG),
-        GenerateRequest(LONG, SamplingParams(max_tokens=1)),
+        GenerateRequest(LONG, sampling=SamplingParams(max_tokens=1)),
         AppendToSessionRequest("", LONG),
     ],
     ids=lambda long_request: type(long_request).__name__,
@@ -179,7 +179,7 @@ def test_what_is_cancelled_or_late_while_it_is_encoded_gives_its_session_back(
     name, other = run_steps(long_lm.engine.sessions.create()).name, run_steps(long_lm.engine.sessions.create()).name
     over = threading.Event()
     pipe = FakePipe(
-        gone=GenerateRequest(LONG, SamplingParams(max_tokens=1), session=name),
+        gone=GenerateRequest(LONG, sampling=SamplingParams(max_tokens=1), session=name),
         late=AppendToSessionRequest(other, LONG),
         other=OTHER,
     )
@@ -226,7 +226,7 @@ def test_sessions_are_written_while_others_are_served(long_lm: LanguageModel, sy
         "append": AppendToSessionRequest(name, PROMPT),
         "fork": ForkSessionRequest(name),
         "delete": DeleteSessionRequest(name),
-        "generate": GenerateRequest(PROMPT, SamplingParams(max_tokens=2), session=name),
+        "generate": GenerateRequest(PROMPT, sampling=SamplingParams(max_tokens=2), session=name),
     }[what]
     pipe = FakePipe(it=request, other=OTHER)
     threads = syncing(pipe.ended["other"])
@@ -290,7 +290,7 @@ def test_large_states_are_copied_while_others_are_served(
     monkeypatch.setattr("memlm.generation.sessions.LARGE_BYTES", 0)
     name = run_steps(long_lm.engine.sessions.create()).name
     FakePipe(append=AppendToSessionRequest(name, PROMPT * 20)).play(long_lm)
-    pipe, threads = FakePipe(it=GenerateRequest(PROMPT, OTHER.sampling, session=name), other=OTHER), set[int]()
+    pipe, threads = FakePipe(it=GenerateRequest(PROMPT, sampling=OTHER.sampling, session=name), other=OTHER), set[int]()
     extract_row = DecoderState.extract_row
 
     def copy_later(*arguments: Any, **options: Any) -> DecoderState:

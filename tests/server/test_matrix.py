@@ -122,6 +122,7 @@ def built_and_stopped(client: Client, ground: Ground) -> None:
 
 CALLS: dict[str, Callable[[Client, Ground, str], Any]] = {
     "Generate": lambda client, ground, session: list(client.generate("a", temperature=0, session=session)),
+    "Chat": lambda client, ground, session: list(client.chat("a", temperature=0, session=session)),
     "Score": lambda client, ground, session: client.score(LONG_TEXT * 20),
     "AppendToSession": lambda client, ground, session: client.append_to_session(session, LONG_TEXT[:60_000]),
     "AddDocuments": lambda client, ground, session: client.datastores.add("docs", slow_documents()),
@@ -130,7 +131,7 @@ CALLS: dict[str, Callable[[Client, Ground, str], Any]] = {
 }
 
 
-OF_THE_WORKER = {"Generate", "Score", "AppendToSession", "Search"}
+OF_THE_WORKER = {"Generate", "Chat", "Score", "AppendToSession", "Search"}
 
 
 def cancel(client: Client, way: Wire) -> None:
@@ -164,6 +165,7 @@ SAMPLED = {
     ("Generate", cancel),
     ("Generate", cut),
     ("Generate", wait),
+    ("Chat", cut),
     ("Score", wait),
     ("AppendToSession", cut),
     ("AddDocuments", cancel),

@@ -181,6 +181,7 @@ def house(
 WAYS: dict[str, Callable[[Client, str, Path], Any]] = {
     "Generate": lambda eve, name, corpus: list(eve.generate("the salary", store=name, max_tokens=2)),
     "Generate of several": lambda eve, name, corpus: list(eve.generate("a", stores={"mine": 1.0, name: 1.0})),
+    "Chat": lambda eve, name, corpus: list(eve.chat("the salary", store=name, max_tokens=2)),
     "Score": lambda eve, name, corpus: eve.score("the salary", store=name),
     "Score of several": lambda eve, name, corpus: eve.score("the salary", stores={name: 1.0}),
     "Search": lambda eve, name, corpus: eve.search(name, "the salary"),

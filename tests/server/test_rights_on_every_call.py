@@ -96,7 +96,7 @@ def test_the_contract_is_all_that_the_server_offers(guarded: RunningServer) -> N
     listed = {service.name for service in answer.list_services_response.service}
     contract = {service.full_name for service in codec.SERVICES}
     assert listed - contract == {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
-    assert len(METHODS) >= 28
+    assert len(METHODS) >= 29
 
 
 @pytest.mark.parametrize(
@@ -135,6 +135,7 @@ def test_anothers_session_is_not_found_whatever_is_asked_of_it(ann: Client, ben:
         lambda: ben.append_to_session(session.name, "a"),
         lambda: ben.append_to_session(session.name, token_ids=[1]),
         lambda: list(ben.generate("a", session=session.name, use_store=False)),
+        lambda: list(ben.chat("a", session=session.name, use_store=False)),
         lambda: ben.fork_session(session.name),
         lambda: ben.delete_session(session.name),
     ]
@@ -179,6 +180,7 @@ def test_a_token_for_no_store_uses_none(guarded: RunningServer, corpus_folder: P
             lambda: nix.search("store", "a"),
             lambda: nix.search(None, "a"),
             lambda: list(nix.generate("a", store="store")),
+            lambda: list(nix.chat("a", store="store")),
             lambda: nix.score("a", store="store"),
             lambda: stores.get("store"),
             lambda: stores.get(),
@@ -196,6 +198,7 @@ def test_a_token_for_no_store_uses_none(guarded: RunningServer, corpus_folder: P
                 way()
         assert stores.list() == ()
         assert next(nix.generate("a", seed=1)).knn_logprob is None
+        assert next(nix.chat("a", seed=1)).knn_logprob is None
         assert nix.score("a").knn is None
 
 
@@ -228,6 +231,8 @@ def test_no_secret_and_no_text_is_logged_at_the_most_talkative_level(
     session.append(f"{WRITTEN} a")
     list(session.generate(f"{WRITTEN} p", max_tokens=2, use_store=False, stop=[f"{WRITTEN} stop"]))
     list(ann.generate(f"{WRITTEN} prompt", max_tokens=2, neighbors=2))
+    list(ann.chat(f"{WRITTEN} message", max_tokens=2, neighbors=2))
+    list(session.chat(f"{WRITTEN} m", max_tokens=2, use_store=False))
     ann.score(f"{WRITTEN} scored", token_scores=True)
     ann.search("store", f"{WRITTEN} searched")
     ann.detokenize(ann.tokenize(f"{WRITTEN} tokenized"))

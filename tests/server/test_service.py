@@ -98,6 +98,37 @@ def test_token_ids_mean_the_same_to_server_and_library(client: Client, lm: Langu
             call([5, 10**6])
 
 
+CONVERSATION = [{"role": "user", "content": "the memory"}]
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 7, "neighbors": 3, **MEMORY}], ids=str)
+def test_chat_equals_in_process(client: Client, lm: LanguageModel, options: dict[str, Any]) -> None:
+    local_stream = lm.chat(CONVERSATION, max_tokens=9, **options)
+    remote_stream = client.chat(CONVERSATION, max_tokens=9, **options)
+    assert list(remote_stream) == list(local_stream)
+    assert remote_stream.finished is not None
+    assert local_stream.finished is not None
+    assert remote_stream.finished.reason == local_stream.finished.reason
+    assert remote_stream.finished.usage.prompt_tokens == local_stream.finished.usage.prompt_tokens
+    with client.session() as remote, lm.session() as local:
+        for message in ("a", "the"):
+            more = {"max_tokens": 4, **options}
+            assert alike(remote.chat(message, **more), local.chat(message, **more))
+
+
+async def test_a_conversation_is_answered_when_awaited(server: RunningServer, lm: LanguageModel) -> None:
+    async with AsyncClient(server.address) as client:
+        tokens = [token async for token in await client.chat(CONVERSATION, seed=3, max_tokens=5)]
+        assert tokens == list(lm.chat(CONVERSATION, seed=3, max_tokens=5))
+        async with await client.session() as session:
+            assert [token async for token in await session.chat("a", max_tokens=2)]
+
+
+def test_a_broken_stream_of_a_conversation_goes_on(client: Client, lm: LanguageModel) -> None:
+    with client.chat(CONVERSATION, seed=3, max_tokens=8, resume_s=10.0) as stream:
+        assert alike(stream, lm.chat(CONVERSATION, seed=3, max_tokens=8))
+
+
 def test_a_stream_is_accepted_then_tokens_then_finished_once(channel: grpc.Channel) -> None:
     stub = generation_pb2_grpc.GenerationStub(channel)
     kinds = [event.WhichOneof("event") for event in stub.Generate(generation_pb2.GenerateRequest(prompt=PROMPT))]
@@ -201,6 +232,8 @@ def test_what_cannot_be_used_is_refused_by_name(client: Client, ask: Any, error:
     [
         (generation_pb2.GenerateRequest(prompt="a\0b"), "prompt"),
         (generation_pb2.GenerateRequest(prompt="a" * 1000), "prompt"),
+        (generation_pb2.GenerateRequest(prompt="a", prompt_token_ids=[1]), "prompt_token_ids"),
+        (generation_pb2.GenerateRequest(prompt_token_ids=[-1]), "prompt_token_ids"),
         (generation_pb2.GenerateRequest(prompt="a", neighbors=-1), "neighbors"),
         (generation_pb2.GenerateRequest(sampling=generation_pb2.SamplingParams(top_k=-3)), "top_k"),
         (generation_pb2.GenerateRequest(sampling=generation_pb2.SamplingParams(top_k=0)), "top_k"),

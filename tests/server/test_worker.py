@@ -65,7 +65,7 @@ def ask(id_: str, request: Any, *, within_s: float | None = None) -> Submission:
 
 
 def generate(id_: str, count: int = 5, **options: Any) -> Submission:
-    return ask(id_, GenerateRequest(PROMPT, SamplingParams(max_tokens=count, temperature=0)), **options)
+    return ask(id_, GenerateRequest(PROMPT, sampling=SamplingParams(max_tokens=count, temperature=0)), **options)
 
 
 def events_of(messages: list[Any], id_: str) -> list[Any]:
@@ -128,7 +128,7 @@ def test_nobodys_many_requests_stand_before_anothers_one(lm: LanguageModel) -> N
 
 
 def test_more_prompts_than_may_wait_are_refused_with_a_time_to_come_back(lm: LanguageModel) -> None:
-    long = GenerateRequest("the memory of a model can be read and edited", SamplingParams(max_tokens=1))
+    long = GenerateRequest("the memory of a model can be read and edited", sampling=SamplingParams(max_tokens=1))
     script = Script([ask(str(number), long) for number in range(5)], 30)
     Worker(lm.engine, script, script.send, 1, max_queued_tokens=40).run()  # type: ignore[arg-type]
     refused = {message.id: message.error for message in script.messages if isinstance(message, Failed)}
@@ -188,7 +188,7 @@ def test_a_generation_that_can_never_fit_is_refused_with_both_numbers(lm: Langua
 
 def test_a_refused_generation_gives_its_session_back(lm: LanguageModel) -> None:
     name = run_steps(lm.engine.sessions.create()).name
-    request = GenerateRequest(PROMPT, SamplingParams(max_tokens=21), session=name)
+    request = GenerateRequest(PROMPT, sampling=SamplingParams(max_tokens=21), session=name)
     messages = played_with_cache(lm, cache_of(lm, 20), [ask("a", request)], 3)
     assert isinstance(messages[0].error, InvalidInput)
     assert not lm.engine.sessions.get(name).busy

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memlm import errors
-from memlm.api import datastores, generation, operations, params, scoring, server, sessions
+from memlm.api import chat, datastores, generation, operations, params, scoring, server, sessions
 from memlm.api.operations import JobReport, JobState, OperationInfo, OperationPage
 from memlm.api.request import Request
 from memlm.errors import Incompatible, InternalError, InvalidInput, MemlmError, NotFound, Overloaded
@@ -77,6 +77,15 @@ document = st.builds(
 )
 requests = st.one_of(
     generate,
+    st.builds(
+        chat.ChatRequest,
+        messages=st.lists(st.builds(chat.Message, st.sampled_from(["system", "user"]), prompts), min_size=1).map(tuple),
+        sampling=sampling,
+        retrieval=retrieval,
+        session=maybe(text),
+        resume_s=maybe(st.floats(1e-3, params.MAX_RESUME_S)),
+        neighbors=st.integers(0, params.MAX_NEIGHBORS),
+    ),
     st.builds(scoring.ScoreRequest, text, retrieval, st.booleans()),
     st.builds(scoring.ScoreRequest, st.just(""), retrieval, st.booleans(), token_ids),
     st.builds(generation.TokenizeRequest, text),

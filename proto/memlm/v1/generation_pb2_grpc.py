@@ -40,6 +40,11 @@ class GenerationStub(object):
                 request_serializer=memlm_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=memlm_dot_v1_dot_generation__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.Chat = channel.unary_stream(
+                '/memlm.v1.Generation/Chat',
+                request_serializer=memlm_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
+                response_deserializer=memlm_dot_v1_dot_generation__pb2.GenerateEvent.FromString,
+                _registered_method=True)
         self.ResumeGeneration = channel.unary_stream(
                 '/memlm.v1.Generation/ResumeGeneration',
                 request_serializer=memlm_dot_v1_dot_generation__pb2.ResumeGenerationRequest.SerializeToString,
@@ -83,6 +88,14 @@ class GenerationServicer(object):
     def Generate(self, request, context):
         """Continues a prompt. Streams one Accepted, then Tokens with the new tokens, then exactly one Finished.
         INVALID_ARGUMENT for an unusable prompt or option, NOT_FOUND for a datastore that is not loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Chat(self, request, context):
+        """Answers a conversation, rendered by the model's chat template, with the events of Generate. The model's end of turn
+        ends the answer, and is not part of it. NOT_FOUND for a model without a template.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,6 +153,11 @@ def add_GenerationServicer_to_server(servicer, server):
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=memlm_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
+                    response_serializer=memlm_dot_v1_dot_generation__pb2.GenerateEvent.SerializeToString,
+            ),
+            'Chat': grpc.unary_stream_rpc_method_handler(
+                    servicer.Chat,
+                    request_deserializer=memlm_dot_v1_dot_generation__pb2.ChatRequest.FromString,
                     response_serializer=memlm_dot_v1_dot_generation__pb2.GenerateEvent.SerializeToString,
             ),
             'ResumeGeneration': grpc.unary_stream_rpc_method_handler(
@@ -204,6 +222,33 @@ class Generation(object):
             target,
             '/memlm.v1.Generation/Generate',
             memlm_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
+            memlm_dot_v1_dot_generation__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Chat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/memlm.v1.Generation/Chat',
+            memlm_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
             memlm_dot_v1_dot_generation__pb2.GenerateEvent.FromString,
             options,
             channel_credentials,

@@ -1,0 +1,96 @@
+"""Conversations: messages, and the request for an answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from memlm.api.params import StreamRequest, approximate_tokens, check_text, stream_fields
+from memlm.errors import InvalidInput
+
+MAX_MESSAGES = 4096
+ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")  # as a template writes it between special tokens
+TOKENS_OF_A_TURN = 4  # about: those around a message
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation: `role` is system, user, assistant, or another that the model's template knows."""
+
+    role: str
+    content: str
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput, naming the field."""
+        check_text("role", self.role, field="messages.role")
+        check_text("content", self.content, field="messages.content")
+        if not ROLE.fullmatch(self.role):
+            raise InvalidInput(
+                f"role is {self.role!r}; expected system, user, assistant, or another word of letters",
+                field="messages.role",
+            )
+
+
+Conversation: TypeAlias = "str | Sequence[Message | Mapping[str, str]]"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest(StreamRequest):
+    """The answer to a conversation, rendered by the model's chat template.
+
+    With a `session`, the messages are those that are new: the session holds the earlier ones and the answers.
+    """
+
+    messages: tuple[Message, ...]
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput, naming the field."""
+        StreamRequest.__post_init__(self)
+        if not 0 < len(self.messages) <= MAX_MESSAGES:
+            raise InvalidInput(
+                f"there are {len(self.messages)} messages; expected 1 to {MAX_MESSAGES}", field="messages"
+            )
+
+    @classmethod
+    def of(cls, messages: Conversation | ChatRequest, options: Mapping[str, Any]) -> ChatRequest:
+        """Makes one of messages and keyword arguments, or returns a request as it is. Raises InvalidInput."""
+        if isinstance(messages, ChatRequest):
+            if options:
+                raise InvalidInput(f"a ChatRequest takes no options; got {', '.join(options)}", field="messages")
+            return messages
+        return cls(messages_of(messages), **stream_fields(options))
+
+    @property
+    def shown_prompt(self) -> str:
+        return "\n".join(f"{message.role}: {message.content}" for message in self.messages)
+
+    @property
+    def approximate_tokens(self) -> int:
+        return sum(TOKENS_OF_A_TURN + approximate_tokens(message.content) for message in self.messages)
+
+
+def messages_of(given: object) -> tuple[Message, ...]:
+    """Messages from objects, from dicts of role and content, or from the text of one user message.
+
+    Raises InvalidInput for anything else.
+    """
+    if isinstance(given, str):
+        return (Message("user", given),)
+    if isinstance(given, Mapping | Message) or not isinstance(given, Iterable):
+        raise InvalidInput(
+            f"messages is of the type {type(given).__name__}; expected a list of messages, or a text", field="messages"
+        )
+    return tuple(map(_message_of, given))
+
+
+def _message_of(given: object) -> Message:
+    if isinstance(given, Message):
+        return given
+    if not isinstance(given, Mapping) or set(given) != {"role", "content"}:
+        shown = ", ".join(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
+        raise InvalidInput(
+            f"a message is {shown!r}; expected an object with role and content, and nothing else", field="messages"
+        )
+    return Message(given["role"], given["content"])

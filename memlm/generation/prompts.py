@@ -1,0 +1,56 @@
+"""A request's prompt -> the tokens that a generation reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memlm.api.chat import ChatRequest
+from memlm.api.params import GenerateRequest, StreamRequest
+from memlm.base.steps import Offload, Steps
+from memlm.data.tokenizer import SHORT_CHARACTERS
+from memlm.errors import InvalidInput
+from memlm.generation.session_files import SessionState
+from memlm.model.checkpoint import Checkpoint
+
+MESSAGE_CHARACTERS = 128  # of text take as long to encode as a template to write a message
+
+
+def prompt_steps(checkpoint: Checkpoint, request: StreamRequest, session: SessionState) -> Steps[Sequence[int]]:
+    """Encodes a prompt after a session's text, a long one outside the loop.
+
+    A prompt that is far too long is refused before it is encoded.
+    """
+    if isinstance(request, ChatRequest):
+        return (yield from _conversation_steps(checkpoint, request, session))
+    assert isinstance(request, GenerateRequest)
+    tokenizer, ids = checkpoint.tokenizer, request.prompt_token_ids
+    _check_fits(checkpoint, session, len(ids) or tokenizer.least_tokens(request.prompt))
+    yield from tokenizer.check_ids(ids, "prompt_token_ids")
+    return ids or (yield from tokenizer.encode_steps(request.prompt))
+
+
+def _conversation_steps(checkpoint: Checkpoint, request: ChatRequest, session: SessionState) -> Steps[list[int]]:
+    tokenizer, messages = checkpoint.tokenizer, request.messages
+    _check_fits(checkpoint, session, sum(tokenizer.least_tokens(message.content) for message in messages))
+    yield Offload(lambda: checkpoint.chat_end_ids)  # the first time reads the template from the disk
+
+    def encode() -> list[int]:
+        return checkpoint.chat_template.encode(messages, tokenizer, continued=session.ends_in_answer)
+
+    if sum(MESSAGE_CHARACTERS + len(message.content) for message in messages) <= SHORT_CHARACTERS:
+        return encode()
+    encoded: list[int] = yield Offload(encode)
+    return encoded
+
+
+def _check_fits(checkpoint: Checkpoint, session: SessionState, least_tokens: int) -> None:
+    longest, least = checkpoint.decoder.config.max_length, session.num_read + least_tokens
+    if longest is not None and least > longest:
+        raise too_long(f"at least {least:,}", longest)
+
+
+def too_long(size: str, context: int) -> InvalidInput:
+    """The error for a prompt of `size` tokens."""
+    return InvalidInput(
+        f"the prompt has {size} tokens; the model takes at most {context - 1}: shorten the prompt", field="prompt"
+    )
