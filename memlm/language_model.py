@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from memlm.api.chat import ChatRequest, Conversation
-from memlm.api.datastores import DeleteReport, StoreInfo
+from memlm.api.datastores import DeleteReport, SearchRequest, StoreInfo
 from memlm.api.generation import Completion, Neighbor
 from memlm.api.handles import Session, TokenStream
 from memlm.api.params import GenerateRequest
@@ -128,13 +128,27 @@ class LanguageModel:
         """
         return run_steps(self.engine.score(ScoreRequest.of(text, retrieval, token_scores=token_scores)))
 
-    def search(self, store: str | None, text: str, *, k: int = 8, nprobe: int | None = None) -> tuple[Neighbor, ...]:
-        """Finds the k entries with the context nearest to the end of `text`, nearest first.
+    def search(
+        self,
+        store: str | None,
+        text: str,
+        *,
+        k: int = 8,
+        nprobe: int | None = None,
+        by: str = "state",
+        documents: str | Sequence[str] = (),
+        where: Mapping[str, str] | Sequence[str] = (),
+    ) -> tuple[Neighbor, ...]:
+        """Finds places in a datastore, or in all that are loaded (`store=None`).
 
-        `store=None` searches all that are loaded. Of a long text the last `context_length - 1` tokens count. Raises
-        InvalidInput if no datastore is loaded.
+        By `state`, the k entries where the model was in the state in which it is at the end of `text`, nearest first;
+        of a long text the last `context_length - 1` tokens count. By `words`, the first k places where the words of
+        `text` follow each other, whatever their case, punctuation and line ends; the first such search of a datastore
+        indexes its words. `documents` are ids, folders or globs, and `where` metadata. Raises InvalidInput if no
+        datastore is loaded.
         """
-        return run_steps(self.engine.search(text, k=k, store=store, nprobe=nprobe))
+        options = {"k": k, "nprobe": nprobe, "by": by, "documents": documents, "where": where}
+        return run_steps(self.engine.search(SearchRequest.of(text, store, **options)))
 
     def tokenize(self, text: str) -> list[int]:
         """Returns the token ids of a text."""

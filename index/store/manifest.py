@@ -31,6 +31,7 @@ FIRST_MANIFEST = "manifest-000001.json"
 CURRENT = "CURRENT"
 SEGMENTS = "segments"
 JOURNAL = "building.json"
+WORDS = "words.sqlite"  # in a segment's folder, derived from its tokens: no manifest names it
 RESTORE = "restore it from a copy, or build the store anew"
 
 T = TypeVar("T")
@@ -257,7 +258,10 @@ def check_unchanged(path: Path, manifest: Manifest | None, lock: StoreLock) -> N
 
 
 def sweep(path: Path, manifest: Manifest) -> None:
-    """Removes the files that the manifest does not name, and those of killed commits. Needs the commit lock."""
+    """Removes the files that the manifest does not name, and those of killed commits. Needs the commit lock.
+
+    The index of words of a segment that the manifest names is kept.
+    """
     for file in (*path.glob("manifest-*.json*"), *path.glob(f"{CURRENT}.*tmp")):
         if file.name != manifest.name:
             remove(file)
@@ -268,7 +272,7 @@ def sweep(path: Path, manifest: Manifest) -> None:
             remove(folder)
             continue
         for file in folder.iterdir():
-            if file.name not in segment.files:
+            if file.name not in segment.files and file.name != WORDS:
                 remove(file)
 
 

@@ -16,6 +16,7 @@ from memlm.index.factory import FLAT
 from memlm.index.ivf import Ivf, is_lossless, open_index
 from memlm.index.neighbors import Neighbors, RawSearch, search_filtered
 from memlm.index.store.documents import DocumentTable
+from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import RESTORE, FileRecord, SegmentRecord
 
 KEYS, VALUES, STARTS, DOCUMENTS, INDEX = "keys.npy", "values.npy", "starts.npy", "documents.sqlite", "index.faiss"
@@ -23,6 +24,7 @@ PRUNED = "pruned.npy"
 ROW_BITS = 40
 MAX_SEGMENTS = 1 << (63 - ROW_BITS)  # above which ids leave the range of int64
 SMALL_BYTES = 1 << 20
+EXACT_ENTRIES = 1 << 20  # of chosen documents, compared one by one; of more, those that the index finds
 
 
 class Segment:
@@ -116,12 +118,34 @@ class Segment:
         """The id of row 0."""
         return self.record.number << ROW_BITS
 
-    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int | None) -> Neighbors:
-        """Finds the k nearest live entries by the index."""
+    def search(
+        self,
+        queries_QD: Float32[np.ndarray, "Q D"],
+        k: int,
+        nprobe: int | None,
+        chosen: Bool[np.ndarray, " docs"] | None = None,
+    ) -> Neighbors:
+        """Finds the k nearest live entries by the index, of all documents or of those `chosen`. A million entries of
+        chosen documents are compared one by one.
+        """
+        if chosen is not None and self.has_keys and self.sizes[chosen & ~self.deleted_mask].sum() <= EXACT_ENTRIES:
+            return self._search_chosen(queries_QD, k, chosen & ~self.deleted_mask)
         if (index := self._index) is None:
-            return self._live(self._search_flat, queries_QD, k)
+            return self._live(self._search_flat, queries_QD, k, chosen)
         probes, rerank = nprobe or self.record.nprobe, self.record.rerank
-        return self._live(lambda queries, most: index.search(queries, most, probes, rerank), queries_QD, k)
+        return self._live(lambda queries, most: index.search(queries, most, probes, rerank), queries_QD, k, chosen)
+
+    def _search_chosen(
+        self, queries_QD: Float32[np.ndarray, "Q D"], k: int, chosen: Bool[np.ndarray, " docs"]
+    ) -> Neighbors:
+        rows = np.flatnonzero(np.repeat(chosen, np.diff(self.starts)))
+        if self.pruned_N is not None:
+            rows = rows[~self.pruned_N[rows]]
+        if not len(rows):
+            return Neighbors.none(len(queries_QD), k)
+        found = exact_neighbors(queries_QD, RowSubset(self.stored_keys(), rows), self.values_N[rows], k)
+        ids_QK = np.where(found.ids_QK < 0, -1, self.base_id + rows[np.maximum(found.ids_QK, 0)])
+        return Neighbors(found.distances_QK, ids_QK, found.values_QK)
 
     def search_exactly(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, pruned: bool = False) -> Neighbors:
         """Finds the k nearest live entries, by default without the pruned ones."""
@@ -150,6 +174,10 @@ class Segment:
         live = ~self.deleted_mask[self.document_at(rows)]
         return live if self.pruned_N is None else live & ~self.pruned_N[rows]
 
+    def chosen(self, only: DocumentFilter) -> Bool[np.ndarray, " docs"]:
+        """Whether a filter chooses each document. Reads the table of documents."""
+        return np.fromiter(map(only.accepts, self.documents), bool)
+
     def successors(self, rows: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
         """The rows behind some rows that are live and of the same documents."""
         nexts = rows[rows + 1 < self.record.entries] + 1
@@ -168,17 +196,22 @@ class Segment:
         """Closes the document table. The maps close with their last user."""
         self.documents.close()
 
-    def _live(self, search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbors:
-        """Runs a raw search, removes deleted documents, and turns rows into ids."""
-        if self._any_deleted:
-            found = search_filtered(search, queries_QD, k, self._is_undeleted, self.record.entries)
+    def _live(
+        self,
+        search: RawSearch,
+        queries_QD: Float32[np.ndarray, "Q D"],
+        k: int,
+        chosen: Bool[np.ndarray, " docs"] | None = None,
+    ) -> Neighbors:
+        """Runs a raw search, removes deleted documents and those not chosen, and turns rows into ids."""
+        if self._any_deleted or chosen is not None:
+            wanted = ~self.deleted_mask if chosen is None else chosen & ~self.deleted_mask
+            keep = lambda rows_QK: wanted[self.document_at(np.maximum(rows_QK, 0))]  # noqa: E731
+            found = search_filtered(search, queries_QD, k, keep, self.record.entries)
         else:
             found = search(queries_QD, k)
         np.add(found.ids_QK, self.base_id, out=found.ids_QK, where=found.ids_QK >= 0)
         return found
-
-    def _is_undeleted(self, rows_QK: Int64[np.ndarray, "Q K"]) -> Bool[np.ndarray, "Q K"]:
-        return ~self.deleted_mask[self.document_at(np.maximum(rows_QK, 0))]
 
     def _search_flat(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbors:
         found = self._resident.search(queries_QD, k)

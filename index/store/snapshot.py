@@ -17,10 +17,10 @@ from memlm.index.factory import FLAT
 from memlm.index.ivf import nlist_of
 from memlm.index.neighbors import Neighbors, merge_nearest
 from memlm.index.store.documents import DocumentRow
+from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.journal import is_being_extended
 from memlm.index.store.manifest import KnnDefaults, Manifest
 from memlm.index.store.segment import Segment
-from memlm.index.store.tombstones import has_field
 
 SELF_QUERIES, SELF_K, MOST_LOST = 256, 32, 0.25
 
@@ -130,10 +130,22 @@ class Snapshot:
         """Size of all segments' files."""
         return sum(file.bytes for segment in self.segments for file in segment.record.files.values())
 
-    def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int, *, nprobe: int | None = None) -> Neighbors:
-        """Finds the k nearest entries to each query. `nprobe` lists are searched, by default the index's own number."""
+    def search(
+        self,
+        queries_QD: Float32[np.ndarray, "Q D"],
+        k: int,
+        *,
+        nprobe: int | None = None,
+        only: DocumentFilter | None = None,
+    ) -> Neighbors:
+        """Finds the k nearest entries to each query. `nprobe` lists are searched, by default the index's own number.
+
+        `only` chooses documents, and reads the table of documents for it.
+        """
         queries_QD = self._rounded(queries_QD, k)
-        found = [segment.search(queries_QD, k, nprobe) for segment in self.segments]
+        found = [
+            segment.search(queries_QD, k, nprobe, segment.chosen(only) if only else None) for segment in self.segments
+        ]
         return merge_nearest(found, k) if found else Neighbors.none(len(queries_QD), k)
 
     def exact(self, *, pruned: bool = False) -> Exact:
@@ -243,17 +255,9 @@ class Snapshot:
         return np.concatenate([picks[:0], *ids])
 
     def matching(self, where: Mapping[str, str]) -> list[str]:
-        """The ids of the documents that match all metadata fields: by a field's text, its JSON, or an item of its list.
-
-        `title` is a field too, unless the metadata has a field of that name.
-        """
-        return [
-            document.id
-            for document in self.documents()
-            if all(
-                has_field({"title": document.title, **document.metadata}, name, value) for name, value in where.items()
-            )
-        ]
+        """The ids of the documents that match all metadata fields, as `DocumentFilter` does."""
+        only = DocumentFilter(where=tuple(where.items()))
+        return [document.id for document in self.documents() if only.accepts(document)]
 
     def sample_documents(self, n: int, seed: int) -> list[Span]:
         """n live documents drawn without replacement, or all if there are fewer, in order."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -40,15 +38,6 @@ def write_tombstones(
         else segment.record
         for segment in segments
     )
-
-
-def has_field(metadata: Mapping[str, Any], name: str, value: str) -> bool:
-    """Whether a metadata field matches a value: by its text, its JSON, or an item of its list."""
-    if name not in metadata:
-        return False
-    found = metadata[name]
-    items = found if isinstance(found, list) else [found]
-    return any(value in (item, json.dumps(item)) for item in items)
 
 
 def _write_tombstones(store: Path, segment: Segment, rows: list[int], number: int) -> SegmentRecord:

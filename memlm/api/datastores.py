@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, TypeAlias
 
 from memlm.api.generation import Neighbor
@@ -16,11 +17,13 @@ from memlm.api.params import RetrievalParams
 from memlm.api.request import Request
 from memlm.base.options import option, parse_bytes
 from memlm.base.storable import check_document
-from memlm.errors import InvalidInput, check_range
+from memlm.errors import InvalidInput, check_choice, check_range
 from memlm.index.factory import check_factory
+from memlm.index.store.filters import DocumentFilter
 
 MAX_DOCUMENT_IDS = 10_000
 MAX_PATHS = 1000
+MAX_FILTERS = 100  # of one search
 INDEX = "Index"
 MAX_NAME = 200
 STORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -72,19 +75,85 @@ class ListDatastoresRequest(Request[tuple[StoreInfo, ...]]):
     """Lists the loaded datastores."""
 
 
+class SearchBy(StrEnum):
+    """What a search compares."""
+
+    STATE = "state"  # of the model: the contexts that it would continue alike
+    WORDS = "words"  # of the texts: the places where they follow each other
+
+
 @dataclass(frozen=True, slots=True)
 class SearchRequest(Request[tuple[Neighbor, ...]]):
-    """Finds the `k` nearest neighbors of the end of a text. `store=None` searches all loaded datastores."""
+    """Finds places in datastores: by `state`, the `k` where the model was in the state in which it is at the end of a
+    text, nearest first; by `words`, the first `k` where the words of a text follow each other.
 
-    text: str = field(metadata=option("The text whose end is searched for."))
+    `store=None` searches all loaded datastores. `documents` are ids, folders of ids, or globs, of which one must match;
+    `where` are FIELD=VALUE of the metadata, which must all hold.
+    """
+
+    text: str = field(metadata=option("The text to search for: by state its end, by words all of it."))
     store: str | None = field(
         default=None, metadata=option("Search this loaded datastore.", "--store-name", metavar="NAME", default="all")
     )
-    k: int = field(default=8, metadata=option("Neighbors to show."))
-    nprobe: int | None = field(default=None, metadata=option("Inverted lists to search."))
+    k: int = field(default=8, metadata=option("Places to show."))
+    nprobe: int | None = field(default=None, metadata=option("Inverted lists to search, by state.", panel="Filters"))
+    by: SearchBy = field(
+        default=SearchBy.STATE,
+        metadata=option(
+            "state: where the model was in the same state. words: where these words stand.", metavar="state|words"
+        ),
+    )
+    documents: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "Only documents with this id, in this folder, or matching this glob. Repeatable.", "--document",
+            metavar="ID|FOLDER|GLOB", panel="Filters",
+        ),
+    )  # fmt: skip
+    where: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "Only documents with this metadata. Repeatable: all must hold.", metavar="FIELD=VALUE", panel="Filters"
+        ),
+    )
 
     def __post_init__(self) -> None:
         RetrievalParams(store=self.store, k=self.k, nprobe=self.nprobe)
+        check_choice("by", self.by, SearchBy)
+        object.__setattr__(self, "by", SearchBy(self.by))
+        for name in ("documents", "where"):
+            if len(getattr(self, name)) > MAX_FILTERS:
+                raise InvalidInput(f"{name} has {len(getattr(self, name))} filters; at most {MAX_FILTERS}", field=name)
+        if self.nprobe is not None and self.by is SearchBy.WORDS:
+            raise InvalidInput("nprobe is of a search by state; leave it out, or search by state", field="nprobe")
+        self.only  # noqa: B018 - raises for a wrong one
+
+    @property
+    def only(self) -> DocumentFilter:
+        """The documents to look at."""
+        return DocumentFilter(self.documents, tuple(parse_fields(self.where).items()))
+
+    @classmethod
+    def of(cls, text: str, store: str | None, **options: Any) -> SearchRequest:
+        """Makes one of keyword arguments, in which `documents` may be one string, and `where` values by field."""
+        documents, where = options.pop("documents", ()), options.pop("where", ())
+        if isinstance(where, Mapping):
+            where = tuple(f"{name}={value}" for name, value in where.items())
+        documents, where = ((each,) if isinstance(each, str) else tuple(each) for each in (documents, where))
+        return cls(text, store, documents=documents, where=where, **options)
+
+
+def parse_fields(where: Sequence[str]) -> dict[str, str]:
+    """Parses FIELD=VALUE of metadata. Raises InvalidInput for another form, and for a field that comes twice."""
+    found: dict[str, str] = {}
+    for each in where:
+        name, equals, value = each.partition("=")
+        if not (name and equals):
+            raise InvalidInput(f"where is {each!r}; expected FIELD=VALUE, as license=unknown", field="where")
+        if name in found:
+            raise InvalidInput(f"where names {name!r} twice; give each field once, as all must hold", field="where")
+        found[name] = value
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def score(
     out.print(f"{scored.nll:.4f} nats, {scored.bits_per_byte:.4f} bits per byte, {scored.tokens:,} tokens")
 
 
-@app.command(epilog="Example: memlm client search 'import os' --target localhost:50051")
+@app.command(epilog="Example: memlm client search 'import os' --by words --target localhost:50051")
 @with_fields()
 def search(
     request: SearchRequest,
@@ -80,10 +80,13 @@ def search(
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:
-    """Show the nearest neighbors of the end of a text in a datastore."""
+    """Find the places where the model was in the same state as at the end of a text, or where words stand."""
     with client_of(target, timeout) as client:
-        found = client.search(request.store, request.text, k=request.k, nprobe=request.nprobe)
-    print_neighbors(found, json=json)
+        found = client.search(
+            request.store, request.text, k=request.k, nprobe=request.nprobe, by=request.by,
+            documents=request.documents, where=request.where,
+        )  # fmt: skip
+    print_neighbors(found, request, json=json)
 
 
 @app.command(epilog="Example: memlm client model --target localhost:50051")

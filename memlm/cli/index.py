@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from memlm.api.datastores import SearchRequest
 from memlm.base.printable import one_line
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, err, out, print_problem
+from memlm.cli.fields import with_fields
 from memlm.cli.render_index import (
     facts_of,
     print_build,
@@ -108,7 +109,7 @@ def delete(
 
     if bool(document_ids) == bool(where):
         raise typer.BadParameter("give ids of documents, or --where FIELD=VALUE")
-    fields = _fields(where or ())
+    fields = options.metadata_fields(where or ())
     with Datastore.open(store) as datastore:
         if dry_run:
             print_delete_preview(datastore.snapshot.matching(fields) if fields else list(document_ids or ()), json=json)
@@ -223,20 +224,20 @@ def spalm(
         out.print("The gate does not help. Nothing was saved.")
 
 
-@app.command(epilog="Example: memlm index search store 'import os' --model model")
+@app.command(epilog="Example: memlm index search store 'import os' --model model --by words")
+@with_fields(leave_out=("store",))
 def search(
     store: options.StoreArgument,
-    text: Annotated[str, typer.Argument(help="The text whose end is searched for.")],
+    request: SearchRequest,
     model: options.Model,
-    k: Annotated[int, typer.Option("--k", help="Neighbors to show.")] = 8,
-    nprobe: Annotated[int | None, typer.Option(help="Inverted lists to search.")] = None,
     json: options.Json = False,
 ) -> None:
-    """Show the nearest neighbors of the end of a text in a datastore."""
+    """Find the places where the model was in the same state as at the end of a text, or where words stand."""
+    from memlm.base.steps import run_steps
     from memlm.language_model import load
 
     with load(model, [store]) as lm:
-        print_neighbors(lm.search(None, text, k=k, nprobe=nprobe), json=json)
+        print_neighbors(run_steps(lm.engine.search(request)), request, json=json)
 
 
 @app.command(epilog="Example: memlm index tune store heldout/ --model model")
@@ -271,18 +272,6 @@ def tune(
             progress=progress,
         )  # fmt: skip
     print_tuning(report, json=json)
-
-
-def _fields(where: Sequence[str]) -> dict[str, str]:
-    fields: dict[str, str] = {}
-    for each in where:
-        name, equals, value = each.partition("=")
-        if not (name and equals):
-            raise typer.BadParameter(f"--where is {each!r}; expected FIELD=VALUE, as license=unknown")
-        if name in fields:
-            raise typer.BadParameter(f"--where names {name!r} twice; give each field once, as all must hold")
-        fields[name] = value
-    return fields
 
 
 def _key_problems(datastore: Any, model: Path) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from memlm.api.datastores import parse_fields
 from memlm.base.options import parse_bytes
 from memlm.errors import InvalidInput
 
@@ -53,6 +55,14 @@ ShowSources = Annotated[
 def given(**options: Any) -> dict[str, Any]:
     """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def metadata_fields(where: Sequence[str]) -> dict[str, str]:
+    """Parses FIELD=VALUE of metadata. Raises BadParameter."""
+    try:
+        return parse_fields(where)
+    except InvalidInput as error:
+        raise typer.BadParameter(f"--{error}") from None
 
 
 def num_bytes(text: str | None) -> int | None:

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.text import Text
+
+from memlm.api.datastores import SearchBy, SearchRequest
+from memlm.api.generation import Neighbor
+from memlm.base.phrases import phrase_places, words_of
 from memlm.base.printable import one_line
 from memlm.cli.console import cell, emit_json, err, out, table
 
 
-def print_neighbors(neighbors: tuple[Any, ...], *, json: bool) -> None:
-    """A table of places, nearest first."""
+def print_neighbors(neighbors: Sequence[Neighbor], request: SearchRequest, *, json: bool) -> None:
+    """Prints the places of a search, each with the text around it."""
     if json:
-        emit_json({"neighbors": neighbors})
+        emit_json({"neighbors": tuple(neighbors)})
         return
-    shown = table("place", "distance", "next", "text")
-    shown.columns[3].justify = "left"
+    by_words = request.by is SearchBy.WORDS
     for neighbor in neighbors:
-        place = f"{neighbor.document_id}:{neighbor.line}"
-        snippet = " ".join(neighbor.snippet.split())
-        shown.add_row(cell(place), f"{neighbor.distance:.4g}", cell(repr(neighbor.token_text)), cell(snippet))
-    out.print(shown)
+        place = Text(one_line(f"{neighbor.document_id}:{neighbor.line}"), style="bold")
+        if not by_words:
+            place.append(
+                one_line(f"  distance {neighbor.distance:.4g}, next {neighbor.token_text!r}"), style="not bold dim"
+            )
+        out.print(place)
+        out.print(_snippet(neighbor.snippet, request.text if by_words else ""))
+    if not neighbors and by_words:
+        out.print("No text has these words in a row. Without --by words, places are found by the state of the model.")
+    elif not neighbors:
+        out.print("No place was found.")
+
+
+def _snippet(snippet: str, phrase: str) -> Text:
+    """A text on one line, cut to the width of the terminal, with a phrase in bold."""
+    text = Text("  " + one_line(" ".join(snippet.split())), style="dim" if phrase else "")
+    words = words_of(phrase)
+    for begin, end in phrase_places(text.plain, words) if words else ():
+        text.stylize("bold not dim", begin, end)
+    if out.is_terminal:
+        text.truncate(out.width, overflow="ellipsis")
+    return text
 
 
 def print_delete_preview(document_ids: list[str], *, json: bool) -> None:

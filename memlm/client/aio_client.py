@@ -11,7 +11,7 @@ errors of `memlm.errors` with the server's message. Read-only calls are retried 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -94,10 +94,20 @@ class AsyncClient:
         return await self._transport.ask(ScoreRequest.of(text, retrieval, token_scores=token_scores), timeout_s)
 
     async def search(
-        self, store: str | None, text: str, *, k: int = 8, nprobe: int | None = None, timeout_s: float | None = None
+        self,
+        store: str | None,
+        text: str,
+        *,
+        k: int = 8,
+        nprobe: int | None = None,
+        by: str = "state",
+        documents: str | Sequence[str] = (),
+        where: Mapping[str, str] | Sequence[str] = (),
+        timeout_s: float | None = None,
     ) -> tuple[Neighbor, ...]:
-        """The nearest neighbors of the end of `text` in a datastore (None: in all loaded ones)."""
-        return await self._transport.ask(SearchRequest(text, store, k, nprobe), timeout_s)
+        """Finds places in a datastore (None: in all loaded ones), as `LanguageModel.search`."""
+        options = {"k": k, "nprobe": nprobe, "by": by, "documents": documents, "where": where}
+        return await self._transport.ask(SearchRequest.of(text, store, **options), timeout_s)
 
     async def tokenize(self, text: str, *, timeout_s: float | None = None) -> list[int]:
         """Token ids of a text."""

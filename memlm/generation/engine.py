@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from memlm.api.datastores import SearchBy, SearchRequest
 from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams, StreamRequest
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo
-from memlm.base.steps import Steps
+from memlm.base.steps import Offload, Steps
 from memlm.errors import InvalidInput
 from memlm.generation.generation import Generation
 from memlm.generation.loaded_stores import LoadedStores
@@ -21,6 +23,8 @@ from memlm.generation.sessions import Sessions
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.encoder import key_after
 from memlm.retrieval.store import OnLost
+
+NO_STORE = "no datastore is loaded, and search needs one; load one"
 
 
 class Engine:
@@ -66,15 +70,32 @@ class Engine:
         """Scores a text, a few windows a step. Raises InvalidInput for an empty one."""
         return score_text(self.checkpoint, request, self.stores.retriever(request.retrieval))
 
-    def search(
-        self, text: str, *, k: int = 8, store: str | None = None, nprobe: int | None = None
-    ) -> Steps[tuple[Neighbor, ...]]:
-        """Finds the k entries with the context nearest to the end of a text. A long text is read in several steps.
+    def search(self, request: SearchRequest) -> Steps[tuple[Neighbor, ...]]:
+        """Finds places in datastores. A long text is read in several steps, and words are indexed in several.
 
         Raises InvalidInput if no datastore is loaded.
         """
-        retriever = self.stores.retriever(RetrievalParams(store=store, k=k, nprobe=nprobe))
+        if request.by is SearchBy.WORDS:
+            return (yield from self._search_words(request))
+        retriever = self.stores.retriever(RetrievalParams(store=request.store, k=request.k, nprobe=request.nprobe))
         if retriever is None:
-            raise InvalidInput("no datastore is loaded, and search needs one; load one", field="store")
-        key_1D = yield from key_after(self.checkpoint, text)
-        return retriever.describe(retriever.search(key_1D), k)
+            raise InvalidInput(NO_STORE, field="store")
+        key_1D = yield from key_after(self.checkpoint, request.text)
+        if not request.only:
+            return retriever.describe(retriever.search(key_1D), request.k)
+        while True:  # the table of documents is read outside the loop
+            snapshots = [store.snapshot for store in retriever.stores]
+            result = yield Offload(partial(retriever.search, key_1D, only=request.only), is_long=True)
+            if [store.snapshot for store in retriever.stores] == snapshots:  # no document was deleted meanwhile
+                return retriever.describe(result, request.k)
+
+    def _search_words(self, request: SearchRequest) -> Steps[tuple[Neighbor, ...]]:
+        stores = self.stores.model_stores([] if request.store is None else [request.store])
+        if not stores:
+            raise InvalidInput(NO_STORE, field="store")
+        found: list[Neighbor] = []
+        for store in stores:
+            found += yield from store.find_phrase(request.text, request.k - len(found), request.only)
+            if len(found) == request.k:
+                break
+        return tuple(found)

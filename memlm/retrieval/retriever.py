@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams
 from memlm.index.neighbors import Neighbors
+from memlm.index.store.filters import DocumentFilter
 from memlm.retrieval.adaptive import AdaptiveLam, features_of
 from memlm.retrieval.gate import SpalmGate, load_gate
 from memlm.retrieval.interpolation import neighbor_logweights
@@ -145,14 +146,18 @@ class Retriever:
         keys_QD: Float32[np.ndarray, "Q D"],
         max_logprobs_Q: Float32[np.ndarray, " Q"] | None = None,
         policies: Sequence[RetrievalPolicy] = (),
+        only: DocumentFilter | None = None,
     ) -> RetrievalResult:
         """Finds the neighbors of Q keys and weighs them.
 
         `max_logprobs_Q` are the model's largest log-probabilities. Without them λ does not adapt. `policies`,
-        one for each key, may replace its search.
+        one for each key, may replace its search. `only` chooses documents.
         """
         begin_s = time.perf_counter()
-        result = self._search_one(keys_QD, max_logprobs_Q, policies) if len(self.stores) == 1 else self._union(keys_QD)
+        if len(self.stores) == 1:
+            result = self._search_one(keys_QD, max_logprobs_Q, policies, only)
+        else:
+            result = self._union(keys_QD, only)
         return replace(result, took_ms=1000 * (time.perf_counter() - begin_s))
 
     def search_in_order(
@@ -192,6 +197,7 @@ class Retriever:
         keys_QD: Float32[np.ndarray, "Q D"],
         max_logprobs_Q: Float32[np.ndarray, " Q"] | None,
         policies: Sequence[RetrievalPolicy],
+        only: DocumentFilter | None,
     ) -> RetrievalResult:
         """Searches the only store for the keys that have no shortcut."""
         snapshot, searched_Q = self.stores[0].snapshot, np.ones(len(keys_QD), bool)
@@ -201,13 +207,13 @@ class Retriever:
             if (found := policy.without_search(keys_QD[row : row + 1], max_logprob)) is not None:
                 shortcuts[row], searched_Q[row] = found, False
         if not shortcuts:
-            neighbors = snapshot.search(keys_QD, self.k, nprobe=self.nprobe)
+            neighbors = snapshot.search(keys_QD, self.k, nprobe=self.nprobe, only=only)
         else:
             neighbors = Neighbors.none(len(keys_QD), self.k)
             for row, found in shortcuts.items():
                 neighbors.put(np.array([row]), found)
             if searched_Q.any():
-                found = snapshot.search(keys_QD[searched_Q], self.k, nprobe=self.nprobe)
+                found = snapshot.search(keys_QD[searched_Q], self.k, nprobe=self.nprobe, only=only)
                 neighbors.put(np.flatnonzero(searched_Q), found)
         logweights_QK = neighbor_logweights(neighbors.distances_QK, self.temperature)
         lams_Q = np.full(len(keys_QD), self.lam)
@@ -216,11 +222,11 @@ class Retriever:
             lams_Q = self.adaptive.lams(features_QF).astype(np.float64)
         return RetrievalResult(neighbors, logweights_QK, lams_Q, np.zeros_like(neighbors.ids_QK), searched_Q)
 
-    def _union(self, keys_QD: Float32[np.ndarray, "Q D"]) -> RetrievalResult:
+    def _union(self, keys_QD: Float32[np.ndarray, "Q D"], only: DocumentFilter | None) -> RetrievalResult:
         """Finds the k entries of largest weight in one softmax over all stores. A store's weight is a shift of its
         distances by -temperature log(weight).
         """
-        parts = [store.snapshot.search(keys_QD, self.k, nprobe=self.nprobe) for store in self.stores]
+        parts = [store.snapshot.search(keys_QD, self.k, nprobe=self.nprobe, only=only) for store in self.stores]
         shifts = [np.float32(-self.temperature * np.log(weight)) for weight in self.weights]
         shifted_QM = np.concatenate(
             [part.distances_QK + shift for part, shift in zip(parts, shifts, strict=True)], axis=1

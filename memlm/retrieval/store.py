@@ -15,11 +15,14 @@ from jaxtyping import Float32, Int64
 
 from memlm.api.datastores import StoreInfo
 from memlm.api.generation import Neighbor
+from memlm.base.steps import Steps
 from memlm.errors import Incompatible
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import Manifest
 from memlm.index.store.snapshot import Place, Snapshot
 from memlm.model.checkpoint import Checkpoint
+from memlm.retrieval.phrases import Phrases
 
 # Takes a datastore's name and the documents that it lost in a switch to another snapshot (None: unknown).
 OnLost: TypeAlias = Callable[[str, Sequence[str] | None], None]
@@ -41,6 +44,7 @@ class ModelStore:
         self.model_folder, self._tokenizer = checkpoint.path, checkpoint.tokenizer
         self.on_lost: OnLost = lambda store, document_ids: None
         self._marks = lru_cache(maxsize=MARKED_DOCUMENTS)(self._count)
+        self._phrases = Phrases(checkpoint.tokenizer)
 
     @classmethod
     def open(cls, path: str | Path, checkpoint: Checkpoint, name: str = "") -> ModelStore:
@@ -92,6 +96,17 @@ class ModelStore:
             store_id=snapshot.manifest.store_id,
             problem=problem,
         )
+
+    def find_phrase(self, text: str, k: int, only: DocumentFilter) -> Steps[tuple[Neighbor, ...]]:
+        """Describes the first k places in the order of the documents where the words of a text follow each other, with
+        distance and weight 0.
+        """
+        while True:
+            snapshot = self.snapshot
+            ids_K = yield from self._phrases.find(snapshot, text, k, only)
+            if self.snapshot is snapshot:  # no document was deleted meanwhile
+                zeros_K = np.zeros(len(ids_K), np.float32)
+                return self.describe(ids_K, zeros_K, zeros_K - np.inf, snapshot.values(ids_K))
 
     def describe(
         self,

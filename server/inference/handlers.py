@@ -140,8 +140,8 @@ def answer_steps(engine: Engine, request: Request[Any], owner: str) -> Steps[Any
     match request:
         case ScoreRequest():
             return (yield from engine.score(request))
-        case SearchRequest(text, store, k, nprobe):
-            return (yield from engine.search(text, k=k, store=store, nprobe=nprobe))
+        case SearchRequest():
+            return (yield from engine.search(request))
         case TokenizeRequest(text):
             return (yield from engine.checkpoint.tokenizer.pack_steps(text))
         case DetokenizeRequest(token_ids):

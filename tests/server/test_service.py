@@ -170,6 +170,9 @@ def test_the_rest_equals_in_process(client: Client, lm: LanguageModel) -> None:
     assert client.datastores.list() == as_shown(lm.stores)
     assert client.search("store", text, k=5) == lm.search("store", text, k=5)
     assert client.search(None, text) == lm.search(None, text)
+    chosen = {"by": "words", "documents": ["doc-1.txt", "doc-6*"], "where": {"title": "doc-6.txt"}, "k": 3}
+    assert client.search(None, "the", **chosen) == lm.search(None, "the", **chosen)
+    assert {place.document_id for place in client.search(None, "the", **chosen)} == {"doc-6.txt"}
 
 
 async def test_the_async_client_gives_the_same(server: RunningServer, lm: LanguageModel) -> None:

@@ -9,6 +9,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class SearchBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SEARCH_BY_UNSPECIFIED: _ClassVar[SearchBy]
+    SEARCH_BY_STATE: _ClassVar[SearchBy]
+    SEARCH_BY_WORDS: _ClassVar[SearchBy]
+
 class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
@@ -17,6 +23,9 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_STATE_DONE: _ClassVar[JobState]
     JOB_STATE_FAILED: _ClassVar[JobState]
     JOB_STATE_CANCELLED: _ClassVar[JobState]
+SEARCH_BY_UNSPECIFIED: SearchBy
+SEARCH_BY_STATE: SearchBy
+SEARCH_BY_WORDS: SearchBy
 JOB_STATE_UNSPECIFIED: JobState
 JOB_STATE_QUEUED: JobState
 JOB_STATE_RUNNING: JobState
@@ -69,16 +78,22 @@ class Datastore(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., manifest: _Optional[int] = ..., num_entries: _Optional[int] = ..., num_documents: _Optional[int] = ..., num_deleted_documents: _Optional[int] = ..., dim: _Optional[int] = ..., index: _Optional[str] = ..., bytes_per_entry: _Optional[float] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., tuned_on: _Optional[str] = ..., store_id: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class SearchRequest(_message.Message):
-    __slots__ = ("text", "store", "k", "nprobe")
+    __slots__ = ("text", "store", "k", "nprobe", "by", "documents", "where")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     NPROBE_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
     text: str
     store: str
     k: int
     nprobe: int
-    def __init__(self, text: _Optional[str] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., nprobe: _Optional[int] = ...) -> None: ...
+    by: SearchBy
+    documents: _containers.RepeatedScalarFieldContainer[str]
+    where: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, text: _Optional[str] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., nprobe: _Optional[int] = ..., by: _Optional[_Union[SearchBy, str]] = ..., documents: _Optional[_Iterable[str]] = ..., where: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SearchResponse(_message.Message):
     __slots__ = ("neighbors",)

@@ -98,7 +98,8 @@ class DatastoresServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Search(self, request, context):
-        """The nearest neighbors of the end of a text.
+        """Places in datastores: where the model was in the state in which it is at the end of a text, or where the words of a
+        text follow each other.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,219 @@
+"""Phrases are found where they stand, by words alone, in documents that are there and that were asked for."""
+
+import shutil
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memlm.base.phrases import MOST_WORDS, phrase_places, words_of
+from memlm.base.steps import run_steps
+from memlm.data.corpus import Corpus
+from memlm.errors import InvalidInput
+from memlm.index.store import words as words_module
+from memlm.index.store.compaction import compact
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.filters import DocumentFilter
+from memlm.index.store.manifest import WORDS
+from memlm.index.store.words import SegmentWords
+from memlm.indexing.build import add_to_index, build_index
+from memlm.language_model import LanguageModel, load
+from memlm.retrieval.phrases import Phrases
+
+PHRASES = ["the memory", "MODEL of", "page, and", "it; it", "a\na", "the model", "zebra"]
+CLOSING = "A stream has an end.\nClosing the\nstream ends the call; closing a door does not.\n"
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents have many pieces, which are indexed in many steps."""
+    monkeypatch.setattr(words_module, "PIECE_TOKENS", 60)
+    monkeypatch.setattr(words_module, "OVERLAP_TOKENS", 24)
+    monkeypatch.setattr(words_module, "PIECES_AT_ONCE", 3)
+
+
+@pytest.fixture
+def store(tmp_path: Path, store_folder: Path) -> Path:
+    shutil.copytree(store_folder, tmp_path / "store", ignore=shutil.ignore_patterns(WORDS))
+    return tmp_path / "store"
+
+
+def by_loops(lm: LanguageModel, phrase: str) -> list[tuple[str, int, int]]:
+    """Document, line and token of each place, from the whole texts."""
+    snapshot = lm.engine.stores.model_store().snapshot
+    places, words = [], words_of(phrase)
+    for document in snapshot.documents():
+        text = lm.detokenize(snapshot.tokens(document.id).tolist())
+        pieces = [lm.checkpoint.tokenizer.token_bytes[token] for token in snapshot.tokens(document.id).tolist()]
+        ends_N = np.cumsum([len(piece) for piece in pieces])
+        for begin, _ in phrase_places(text, words):
+            token = int(np.searchsorted(ends_N, len(text[:begin].encode()), side="right"))
+            places.append((document.id, 1 + b"".join(pieces[:token]).count(b"\n"), token))
+    return places
+
+
+def found(lm: LanguageModel, phrase: str, k: int = 4000, **filters) -> list[tuple[str, int, int]]:
+    neighbors = lm.search(None, phrase, k=k, by="words", **filters)
+    return [(each.document_id, each.line, each.token_offset) for each in neighbors]
+
+
+@pytest.mark.parametrize("phrase", PHRASES)
+def test_places_are_those_of_a_search_through_the_whole_texts(lm, store, model_folder, phrase):
+    with load(model_folder, [store]) as copied:
+        expected = by_loops(copied, phrase)
+        assert bool(expected) == (phrase != "zebra")
+        assert found(copied, phrase) == expected
+        assert found(copied, phrase, k=3) == expected[:3]
+    assert len(list(store.glob(f"segments/*/{WORDS}"))) == 1
+    with load(model_folder, [store]) as again:  # from the file
+        assert found(again, phrase) == expected
+
+
+def test_case_punctuation_and_line_ends_do_not_count(model_folder, tmp_path):
+    (tmp_path / "service.md").write_text(CLOSING)
+    build_index(model_folder, Corpus([tmp_path / "service.md"]), tmp_path / "store")
+    with load(model_folder, [tmp_path / "store"]) as lm:
+        (place,) = lm.search(None, "closing, the   STREAM", by="words")
+        assert (place.document_id, place.line, place.char_offset) == ("service.md", 2, CLOSING.index("Closing"))
+        assert (place.distance, place.weight) == (0.0, 0.0)
+        assert "Closing the\n" in place.snippet
+        assert not lm.search(None, "the stream ends a call", by="words")
+
+
+@pytest.mark.parametrize("text", ['" OR "', "a* NEAR(b", "'; drop table words --", "^col:", "!?", "", "\ufffd", "🙂"])
+def test_a_phrase_may_hold_anything(lm, text):
+    assert isinstance(found(lm, text), list)
+
+
+def test_a_phrase_of_too_many_words_is_refused(lm):
+    with pytest.raises(InvalidInput, match="has at most 100"):
+        found(lm, "a " * (MOST_WORDS + 1))
+    with pytest.raises(InvalidInput, match="state, words"):
+        lm.search(None, "a", by="meaning")
+    with pytest.raises(InvalidInput, match="nprobe"):
+        lm.search(None, "a", by="words", nprobe=4)
+
+
+def test_deleted_documents_are_not_found_and_a_purge_leaves_nothing_of_them(store, model_folder, tmp_path):
+    (tmp_path / "secret.txt").write_text("the xylophone of a memory")
+    add_to_index(model_folder, Corpus([tmp_path / "secret.txt"]), store)
+    with load(model_folder, [store]) as lm:
+        expected = found(lm, "the model")
+        assert [place[:2] for place in found(lm, "xylophone of")] == [("secret.txt", 1)]
+        lm.delete_documents(["secret.txt"])
+        assert found(lm, "xylophone of") == []
+        assert found(lm, "the model") == expected
+    assert b"xylophone" in b"".join(path.read_bytes() for path in store.glob(f"segments/*/{WORDS}"))
+    compact(store, purge=True)
+    assert not [path for path in store.rglob("*") if path.is_file() and b"xylophone" in path.read_bytes()]
+    with load(model_folder, [store]) as lm:
+        assert found(lm, "the model") == expected
+
+
+def test_an_index_that_a_purge_overtakes_is_not_published(store, model_folder, tokenizer):
+    with Datastore.open(store) as datastore:
+        (segment,) = datastore.snapshot.segments
+        overtaken = SegmentWords(store, segment, tokenizer.decode_bytes)
+        overtaken.build()
+        assert list(store.rglob("*.tmp"))
+        datastore.delete([next(datastore.snapshot.documents()).id])
+        compact(store, purge=True)
+        late = SegmentWords(store, segment, tokenizer.decode_bytes)
+        for words in (overtaken, late):
+            while not words.is_complete:
+                words.build()
+            assert list(words.pieces(["memory"]))
+        assert not [*store.rglob(WORDS), *store.rglob("*.tmp")]
+
+
+def test_what_a_kill_leaves_goes_with_the_next_commit(store, tokenizer):
+    with Datastore.open(store) as datastore:
+        SegmentWords(store, datastore.snapshot.segments[0], tokenizer.decode_bytes).build()
+        assert list(store.rglob("*.tmp"))
+        datastore.save_defaults(datastore.snapshot.defaults)
+        assert not list(store.rglob("*.tmp"))
+
+
+def test_a_foreign_or_damaged_file_is_made_anew(store, model_folder):
+    (folder,) = (store / "segments").iterdir()
+    (folder / WORDS).write_bytes(b"no database" * 500)
+    with load(model_folder, [store]) as lm:
+        assert found(lm, "the model") == by_loops(lm, "the model")
+    (folder / WORDS).unlink()
+    with load(model_folder, [store]) as lm:
+        lm.search(None, "a", by="words")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words_module, "OVERLAP_TOKENS", 30)  # another way to cut
+        with load(model_folder, [store]) as lm:
+            assert found(lm, "the model") == by_loops(lm, "the model")
+
+
+def test_where_the_folder_cannot_be_written_the_words_are_in_ram(store, model_folder):
+    with load(model_folder, [store]) as lm:
+        expected = by_loops(lm, "the model")
+        shutil.rmtree(store)
+        assert found(lm, "the model") == expected
+    assert not store.exists()
+
+
+def test_a_cancelled_search_leaves_its_pieces_to_the_next(store, tokenizer):
+    with Datastore.open(store) as datastore:
+        phrases = Phrases(tokenizer)
+        steps = phrases.find(datastore.snapshot, "memory", 1, DocumentFilter())
+        next(steps).work()
+        steps.close()
+        (words,) = phrases._words.values()
+        assert words._done == 3
+        assert len(run_steps(phrases.find(datastore.snapshot, "memory", 1, DocumentFilter()))) == 1
+
+
+FILTERS = [
+    {"documents": "doc-3.txt"},
+    {"documents": ["doc-1*", "doc-7.txt"]},
+    {"documents": "nowhere"},
+    {"where": {"title": "doc-2.txt"}},
+    {"documents": "doc-*", "where": ["title=doc-5.txt"]},
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("by", ["words", "state"])
+@pytest.mark.parametrize("few", [1 << 20, 0], ids=["one by one", "by the index"])
+def test_filters_leave_the_places_of_the_documents_they_choose(lm, by, filters, few, monkeypatch):
+    monkeypatch.setattr("memlm.index.store.segment.EXACT_ENTRIES", few)
+    patterns = filters.get("documents", "*")
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    title = dict(each.split("=") for each in filters["where"])["title"] if isinstance(filters.get("where"), list) else (
+        filters.get("where", {}).get("title")
+    )  # fmt: skip
+    everything = lm.search(None, "a", k=4000, by=by)
+    expected = [
+        place
+        for place in everything
+        if any(fnmatchcase(place.document_id, pattern) for pattern in patterns)
+        and (title is None or place.title == title)
+    ]
+    assert bool(expected) == (patterns != ["nowhere"])
+    key = ("document_id", "token_offset", "distance")
+    got = lm.search(None, "a", k=4000, by=by, **filters)
+    assert [tuple(getattr(each, name) for name in key) for each in got] == [
+        tuple(getattr(each, name) for name in key) for each in expected
+    ]
+    assert lm.search(None, "a", k=2, by=by, **filters) == got[:2] or by == "state"
+    assert len(lm.search(None, "a", k=2, by=by, **filters)) == min(2, len(got))
+
+
+def test_a_folder_of_ids_is_a_filter():
+    only = DocumentFilter(("docs/a", "notes/"))
+    ids = ["docs/a", "docs/a/b.md", "docs/ab.md", "notes/x", "notes"]
+    rows = [type("Row", (), {"id": each, "title": "", "metadata": {}})() for each in ids]
+    assert [only.accepts(row) for row in rows] == [True, True, False, True, False]
+
+
+def test_lines_of_titles_are_not_fields_twice(lm):
+    with pytest.raises(InvalidInput, match="twice"):
+        lm.search(None, "a", where=["a=1", "a=2"])
+    with pytest.raises(InvalidInput, match="expected FIELD=VALUE"):
+        lm.search(None, "a", where=["a"])
+    assert np.isfinite([each.distance for each in lm.search(None, "a")]).all()
