@@ -9,11 +9,13 @@ within that folder, a line or row by its `id`, or by file and number. Holds one 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Any
 
+from memlm.api.params import check_text
 from memlm.base.files import is_under
 from memlm.base.printable import one_line
 from memlm.base.storable import is_utf8, problem_in
@@ -76,27 +78,35 @@ def _ignore(problem: Problem) -> None:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents under some paths, read anew at each iteration.
+    """Documents under some paths, read anew at each iteration, or documents in memory.
 
+    `Corpus(["docs/", "notes.jsonl"])` reads files; `Corpus([Document("a", "text")])` takes documents, after any files.
     Of a folder, `IgnoreRules` leaves out hidden files, environments and what ignore files exclude, unless `hidden`.
     With `on_error="skip"` unusable documents are reported to `on_problem` and left out. With "fail" one raises
     `UnusableText`. Given `roots`, a file that lies under none of them, once links are followed, cannot be used.
     Raises NotFound for a path that is not there and InvalidInput where no document is found at all.
     """
 
-    paths: Sequence[str | Path]
+    paths: Sequence[str | Path | Document]
     glob: str = "**/*"
     on_error: str = "skip"
     on_problem: Callable[[Problem], None] = _ignore
     roots: Sequence[Path] = ()
     hidden: bool = False
+    documents: Sequence[Document] = ()
 
     def __post_init__(self) -> None:
+        given = _listed(self.paths)
+        documents = (*self.documents, *(each for each in given if isinstance(each, Document)))
+        for document in documents:
+            _check(document)
+        object.__setattr__(self, "documents", documents)
+        object.__setattr__(self, "paths", tuple(each for each in given if not isinstance(each, Document)))
         if self.on_error not in ("skip", "fail"):
             raise InvalidInput(f"on_error is {self.on_error!r}; expected 'skip' or 'fail'", field="on_error")
-        if not self.paths:
+        if not self.paths and not self.documents:
             raise InvalidInput("no corpus was given; name at least one file or folder", field="corpus")
-        for path in self.paths:
+        for path in self._paths:
             if str(path) != STANDARD_INPUT and not Path(path).exists():
                 raise NotFound(f"no file or folder at {path}; check the path", kind="corpus", name=str(path))
         check_glob(self.glob)
@@ -116,7 +126,8 @@ class Corpus:
                 binary.append(found.problem)
         if binary:
             self._report(_summary_of(binary))
-        if empty:
+        yield from self.documents
+        if empty and not self.documents:
             places = one_line(", ".join(str(path) for path in self.paths))
             raise InvalidInput(
                 f"no text was found under {places} with glob {self.glob!r}; nothing was built", field="corpus"
@@ -127,7 +138,7 @@ class Corpus:
         return ((name, path) for name, path in self._found() if self._may_read(path))
 
     def _found(self) -> Iterator[tuple[str, Path]]:
-        for path in map(Path, self.paths):
+        for path in self._paths:
             if str(path) == STANDARD_INPUT:
                 yield standard_input_name(), PIPED_IN
             elif path.is_dir():
@@ -141,8 +152,19 @@ class Corpus:
 
     @property
     def num_bytes(self) -> int:
-        """Estimates the size of all files once unpacked, for progress bars."""
-        return sum(unpacked_size(path) for _, path in self.files())
+        """Estimates the size of all texts, files once unpacked, for progress bars."""
+        in_memory = sum(document.num_bytes for document in self.documents)
+        return in_memory + sum(unpacked_size(path) for _, path in self.files())
+
+    @property
+    def label(self) -> str:
+        """The names of the files and folders, or the number of documents, for a report."""
+        names = [path.name for path in self._paths]
+        return ", ".join([*names, *([f"{len(self.documents)} documents"] if self.documents else [])])
+
+    @property
+    def _paths(self) -> list[Path]:
+        return [Path(path) for path in self.paths if not isinstance(path, Document)]
 
     def _may_read(self, path: Path) -> bool:
         return not self.roots or is_under(path, self.roots)
@@ -222,6 +244,41 @@ class Corpus:
         if self.on_error == "fail":
             raise UnusableText(f"{problem} (--on-error skip goes on without it)")
         self.on_problem(problem)
+
+
+def corpus_of(given: Corpus | Sequence[str | Path | Document]) -> Corpus:
+    """A corpus as it is, or one of paths or documents in a list."""
+    return given if isinstance(given, Corpus) else Corpus(given)
+
+
+def _listed(given: object) -> list[str | Path | Document]:
+    """The paths and documents of a list. Raises InvalidInput for anything else, such as one path."""
+    if isinstance(given, str | Path | Document) or not isinstance(given, Iterable):
+        raise InvalidInput(
+            f"the corpus is {reprlib.repr(given)}; expected a list of files, folders or documents, as"
+            f" [{reprlib.repr(given)}]",
+            field="corpus",
+        )
+    listed = list(given)
+    for each in listed:
+        if not isinstance(each, str | Path | Document):
+            raise InvalidInput(
+                f"the corpus holds {reprlib.repr(each)}; expected files, folders or documents", field="corpus"
+            )
+    return listed
+
+
+def _check(document: Document) -> None:
+    """Raises InvalidInput for a document in memory that no datastore can hold."""
+    record = {**document.metadata, "id": document.id, "text": document.text, "title": document.title}
+    try:
+        check_text("its id", document.id, field="id")
+        check_text("its title", document.title, field="title")
+        if not document.id:
+            raise ValueError("its id is empty")
+        _document_of(record, document.id)
+    except ValueError as error:
+        raise InvalidInput(f"document {document.id!r}: {error}", field="documents") from error
 
 
 class _IsBinary(Exception):

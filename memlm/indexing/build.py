@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from memlm.base.progress import Progress, silent
-from memlm.data.corpus import Corpus, Document
+from memlm.data.corpus import Corpus, Document, corpus_of
 from memlm.data.windows import Window, blocks_of, check_stride
 from memlm.errors import InvalidInput
 from memlm.index.ivf import resolve_index
@@ -67,7 +67,7 @@ class BuildReport:
 
 def build_index(
     model: str | Path | Checkpoint,
-    corpus: Corpus,
+    corpus: Corpus | Sequence[str | Path | Document],
     out: str | Path,
     *,
     index: str = "auto",
@@ -91,7 +91,7 @@ def build_index(
     number of tokens that each further window adds, by default half the context. `dtype` is the data type of a model
     that is given by its path. Raises AlreadyExists if `out` holds a store, StorageFull if the disk will not hold it.
     """
-    checkpoint = _loaded(model, dtype)
+    checkpoint, corpus = _loaded(model, dtype), corpus_of(corpus)
     check_prune(prune)
     context = checkpoint.decoder.config.context_length
     stride = default_stride(checkpoint.decoder) if stride is None else stride
@@ -128,7 +128,7 @@ def build_index(
 
 def add_to_index(
     model: str | Path | Checkpoint,
-    corpus: Corpus,
+    corpus: Corpus | Sequence[str | Path | Document],
     store: str | Path,
     *,
     replace: bool = False,
@@ -140,7 +140,7 @@ def add_to_index(
     With `replace`, a document replaces the one with its id at the commit. Otherwise such an id raises AlreadyExists.
     Raises Incompatible for a store of another model.
     """
-    checkpoint = _loaded(model, dtype)
+    checkpoint, corpus = _loaded(model, dtype), corpus_of(corpus)
     with Datastore.open(store) as existing:
         ModelStore(existing, checkpoint)
         spec = existing.manifest.spec

@@ -123,7 +123,7 @@ def tune(
         start = Retriever.of([model_store], largest)
         evidence = _retrieve(checkpoint, start, texts, max_tokens, progress)
         k, temperature, lam = _grid_search(evidence, start.temperature)
-        tuned_on = ", ".join(Path(path).name for path in texts.paths) + f" ({len(evidence.lm_logprobs_Q)} tokens)"
+        tuned_on = texts.label + f" ({len(evidence.lm_logprobs_Q)} tokens)"
         report, adaptive = _fit_adaptive(evidence, k, temperature, lam, skip_loss, tuned_on)
         chosen = replace(start, k=k, lam=lam, temperature=temperature, skip_retrieval_above=None, min_pointers=None)
         nprobe, nprobe_loss = try_lists(evidence.texts, chosen, progress)

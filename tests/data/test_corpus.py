@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
@@ -14,7 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from memlm.data import formats
-from memlm.data.corpus import Corpus, Problem, UnusableText
+from memlm.data.corpus import Corpus, Document, Problem, UnusableText
 from memlm.errors import InvalidInput, NotFound
 
 if sys.version_info >= (3, 14):
@@ -33,6 +34,38 @@ def test_a_file_is_called_by_its_path_within_the_folder(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     assert ids_of(tmp_path) == ["a.txt", "b/two.txt"]
     assert ids_of(tmp_path / "a.txt") == ["a.txt"]
+
+
+def test_documents_in_memory_are_a_corpus(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    documents = [Document("x", "hellö", "T", {"year": 1999}), Document("y", "there")]
+    assert list(Corpus(documents)) == list(Corpus(iter(documents))) == documents
+    mixed = Corpus([documents[0], tmp_path, documents[1]])
+    assert [document.id for document in mixed] == ["a.txt", "x", "y"]
+    assert list(replace(mixed, glob="*.md")) == documents
+    assert mixed.num_bytes == len("one" + "hellö" + "there") + 1
+    assert (mixed.label, Corpus(documents).label) == (f"{tmp_path.name}, 2 documents", "2 documents")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("/a/path", "the corpus is '/a/path'; expected a list"),
+        (Path("docs"), "expected a list"),
+        (Document("a", "text"), "expected a list"),
+        (None, "expected a list"),
+        ([5], "holds 5"),
+        ([], "no corpus was given"),
+        ([Document("", "text")], "document '': its id"),
+        ([Document("a", " ")], "document 'a': \"text\" is missing"),
+        ([Document("a", "b\0")], "NUL"),
+        ([Document("a", "b", metadata={"x": math.nan})], "x is nan"),
+    ],
+)
+def test_what_is_no_corpus_is_refused_at_once(given, says):
+    with pytest.raises(InvalidInput) as caught:
+        Corpus(given)
+    assert says in str(caught.value)
 
 
 def test_glob_chooses_files(tmp_path):

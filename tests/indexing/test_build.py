@@ -475,3 +475,19 @@ def test_a_datastore_without_its_keys_is_added_to_and_checked_as_far_as_it_can_b
     with pytest.raises(AlreadyExists) as result:
         build_index(checkpoint, Corpus([corpus_folder]), store)
     assert "not measured" not in str(result.value)
+
+
+def test_documents_in_memory_are_built_and_added_as_files_are(model_folder, corpus_folder, tmp_path):
+    documents = list(Corpus([corpus_folder]))
+    build_index(model_folder, documents[:-1], tmp_path / "memory")
+    add_to_index(model_folder, documents[-1:], tmp_path / "memory")
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "files")
+    with Datastore.open(tmp_path / "memory") as store:
+        assert [document.id for document in store.snapshot.documents()] == [each.id for each in documents]
+        stored = [
+            np.load(tmp_path / "memory" / segment.record.folder / "keys.npy") for segment in store.snapshot.segments
+        ]
+    (expected,) = [np.load(path) for path in (tmp_path / "files" / "segments").glob("*/keys.npy")]
+    assert np.array_equal(np.concatenate(stored), expected)
+    with pytest.raises(InvalidInput, match="expected a list of files"):
+        build_index(model_folder, str(corpus_folder), tmp_path / "other")
