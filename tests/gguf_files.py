@@ -115,7 +115,7 @@ def _blocks(rows: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
     size, num_bytes = gguf.GGML_QUANT_SIZES[raw]
     generator = np.random.default_rng(abs(hash(rows.shape)) % 1000)
     blocks = generator.integers(0, 256, (len(rows), rows.shape[1] // size, num_bytes), dtype=np.uint8)
-    scale = np.frombuffer(np.float16(1e-3).tobytes(), np.uint8)
+    scale = np.frombuffer(np.float16(1e-4 if kind == "Q6_K" else 1e-3).tobytes(), np.uint8)
     blocks[:, :, :2] = blocks[:, :, 2:4] = scale  # Q6_K ends with its one scale
     if kind == "Q6_K":
         blocks[:, :, -2:] = scale

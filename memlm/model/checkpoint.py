@@ -2,7 +2,7 @@
 
 Own models are written under temporary names and moved into place, weights first and config.json last, so a folder with
 a config is complete. Models of other families are read by the tables of `huggingface`. For prediction, weights are
-packed tensor by tensor as they are read, so loading takes about as much RAM as the file has bytes.
+packed as they are read, so loading takes about as much RAM as the weights in use.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -32,11 +31,12 @@ from memlm.data.tokenizer import GENERATION_FILE, Tokenizer
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.model.config import ModelConfig
 from memlm.model.decoder import Decoder
+from memlm.model.embedding import Embedding, FileTable
 from memlm.model.gguf import GgufFile, is_gguf
+from memlm.model.gguf_architectures import architecture_of, config_of
 from memlm.model.huggingface import Family, Source, family_of, find_model, read_config
 from memlm.model.linear import Linear
-
-WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+from memlm.model.weight_files import WEIGHTS_FILE, WeightFiles, Weights, weight_paths
 
 MODEL_TYPE = "memlm"
 FORMAT_VERSION = 1
@@ -46,62 +46,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 log = logging.getLogger("memlm.checkpoint")
 
 
-class WeightFiles:
-    """The tensors of a model's folder by name. The constructor reads only the headers.
-
-    Raises Corrupt for files that are missing, broken or incomplete.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.files = _files_of(folder)
-        self._home: dict[str, Path] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        for path in self.files:
-            try:
-                with safe_open(path, framework="pt") as file:
-                    for name in file.keys():  # noqa: SIM118  it is no dict
-                        self._home[name] = path
-                        self._shapes[name] = tuple(file.get_slice(name).get_shape())
-            except (SafetensorError, OSError) as error:
-                raise Corrupt(f"{path} cannot be read as safetensors ({error}); restore the file") from error
-
-    @property
-    def names(self) -> set[str]:
-        """Names of all tensors."""
-        return set(self._home)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor."""
-        return self._shapes[name]
-
-    def read(self, names: Sequence[str]) -> list[Tensor]:
-        """Returns tensors as views of the mapped files, which stay mapped while any of these tensors lives."""
-        with ExitStack() as stack:
-            opened: dict[Path, Any] = {}
-            for name in names:
-                path = self._home[name]
-                if path not in opened:
-                    opened[path] = stack.enter_context(safe_open(path, framework="pt"))
-            return [opened[self._home[name]].get_tensor(name) for name in names]
-
-
-def _files_of(folder: Path) -> list[Path]:
-    if (folder / WEIGHTS_FILE).is_file():
-        return [folder / WEIGHTS_FILE]
-    index = folder / INDEX_FILE
-    if not index.is_file():
-        raise Corrupt(f"{folder / WEIGHTS_FILE} is missing; restore the file")
-    try:
-        files = sorted({folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Corrupt(f"{index} is no index of safetensors files ({error}); restore the file") from error
-    for path in files:
-        if path.parent != folder or not path.is_file():
-            raise Corrupt(f"{index} names {path.name}, which is missing; restore the file")
-    return files
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A loaded model with its tokenizer, and the fingerprint that its datastores carry."""
@@ -109,6 +53,7 @@ class Checkpoint:
     path: Path
     decoder: Decoder
     tokenizer: Tokenizer
+    marks: tuple[tuple[int, ...], ...] = ()  # of the files as they were loaded; none: they are not compared
 
     @cached_property
     def sampling(self) -> SamplingParams:
@@ -143,7 +88,12 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of configuration and weights, different for two fine-tunes of one architecture."""
+        """A hash of configuration and weights, different for two fine-tunes of one architecture.
+
+        Raises Incompatible if the files have changed since the model was loaded.
+        """
+        if self.marks and self.marks != _marks(self.path):
+            raise Incompatible(f"the files of {self.path} changed after the model was loaded; load it again")
         return fingerprint_of(self.path)
 
 
@@ -179,10 +129,12 @@ def load_checkpoint(
     family: Family | None = None
     if is_gguf(path):
         files = GgufFile(path)
-        config, family = files.config, files.family
+        marks = _marks(path)
+        config, family = config_of(files), architecture_of(files)
         tokenizer = tokenizer_of(files.metadata, str(path))
     else:
         given = _read_json(path)
+        marks = _marks(path)
         is_ours = given.get("model_type") == MODEL_TYPE
         config = _our_config(path, given) if is_ours else read_config(given)
         family = None if is_ours else family_of(given)
@@ -196,7 +148,9 @@ def load_checkpoint(
         decoder = Decoder(config)
     sources = _sources(decoder, files, family)
     _fill(decoder, files, sources, dtype, trainable=trainable)
-    return Checkpoint(path, decoder.eval(), tokenizer)
+    if marks != _marks(path):
+        raise Incompatible(f"the files of {path} changed while the model was loaded; load it again")
+    return Checkpoint(path, decoder.eval(), tokenizer, marks)
 
 
 def _dtype(given: torch.dtype | str) -> torch.dtype:
@@ -215,11 +169,17 @@ def fingerprint_of(folder: Path) -> str:
     if is_gguf(folder):
         return GgufFile(folder).fingerprint
     digest = hashlib.sha256()
-    for path in (folder / CONFIG_FILE, *WeightFiles(folder).files):
+    for path in (folder / CONFIG_FILE, *weight_paths(folder)):
         with path.open("rb") as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     return digest.hexdigest()[:32]
+
+
+def _marks(path: Path) -> tuple[tuple[int, ...], ...]:
+    """What changes about a model's files when they are replaced or written."""
+    files = [path] if is_gguf(path) else [path / CONFIG_FILE, *weight_paths(path)]
+    return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in map(Path.stat, files))
 
 
 def _read_json(folder: Path) -> dict[str, Any]:
@@ -250,7 +210,7 @@ def _our_config(folder: Path, given: dict[str, Any]) -> ModelConfig:
         raise Corrupt(f"{path}: {error}; restore the file") from error
 
 
-def _sources(decoder: Decoder, files: WeightFiles | GgufFile, family: Family | None) -> dict[str, Source]:
+def _sources(decoder: Decoder, files: Weights, family: Family | None) -> dict[str, Source]:
     """Returns the source of each tensor. Raises Corrupt, with the names, if tensors are missing, unexpected or
     misshapen.
     """
@@ -290,9 +250,7 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **given)
 
 
-def _check_shape(
-    name: str, expected: torch.Size, source: Source, files: WeightFiles | GgufFile, config: ModelConfig
-) -> None:
+def _check_shape(name: str, expected: torch.Size, source: Source, files: Weights, config: ModelConfig) -> None:
     shapes = [files.shape(part) for part in source.names]
     try:
         with torch.device("meta"):
@@ -304,35 +262,102 @@ def _check_shape(
         raise Corrupt(f"{files.folder}: {name} should be {tuple(expected)}; got {got}; restore the files")
 
 
-def _fill(
-    decoder: Decoder, files: WeightFiles | GgufFile, sources: dict[str, Source], dtype: torch.dtype, *, trainable: bool
-) -> None:
-    """Sets the decoder's weights, a module at a time."""
+def _fill(decoder: Decoder, files: Weights, sources: dict[str, Source], dtype: torch.dtype, *, trainable: bool) -> None:
+    """Sets the decoder's weights, a module at a time. What was read of the files is given back after each."""
+    loader = _Loader(decoder.config, files, sources, dtype, trainable=trainable)
     modules = dict(decoder.named_modules())
-
-    def read(name: str) -> nn.Parameter:
-        tensor = sources[name].make(files.read(sources[name].names), decoder.config).to(dtype)
-        return nn.Parameter(tensor.clone() if trainable else tensor, requires_grad=trainable)
-
-    for prefix, names in _by_module(sources):
-        module = modules[prefix]
-        for name in names:
-            setattr(module, name, read(f"{prefix}.{name}".lstrip(".")))
-        if isinstance(module, Linear) and not trainable:
-            module.pack()
+    by_module = _by_module(sources)
     if decoder.config.tied_embeddings:
-        decoder.head.weight = decoder.embedding.weight
-        if not trainable:
+        del by_module["embedding"]
+        loader.fill_tied(decoder)
+    for prefix, names in by_module.items():
+        loader.fill(modules[prefix], prefix, names)
+
+
+class _Loader:
+    """Reads tensors. Those that are packed for prediction pass through one buffer, because the system clears new
+    memory at every use. The others stay in the file where they have the type that is wanted, or are converted.
+    """
+
+    def __init__(
+        self, config: ModelConfig, files: Weights, sources: dict[str, Source], dtype: torch.dtype, *, trainable: bool
+    ) -> None:
+        self._config, self._files, self._sources, self._dtype = config, files, sources, dtype
+        self._trainable = trainable
+        self._packs = not trainable and cpu.can_pack(torch.empty(0, dtype=dtype))
+        self._buffer = torch.empty(0, dtype=dtype)
+
+    def fill(self, module: nn.Module, prefix: str, names: list[str]) -> None:
+        """Sets the weights of a module, and packs a linear one."""
+        for name in names:
+            full = f"{prefix}.{name}".lstrip(".")
+            if isinstance(module, Embedding) and self._may_stay(full):
+                self._leave(module, full)
+                continue
+            is_packed = isinstance(module, Linear) and name == "weight" and self._packs
+            tensor = self._read(full, transient=is_packed)
+            setattr(module, name, nn.Parameter(tensor, requires_grad=self._trainable))
+        if isinstance(module, Linear) and not self._trainable:
+            module.pack()
+        self._files.release()
+
+    def fill_tied(self, decoder: Decoder) -> None:
+        """Sets the table that embedding and head share. A packed head has a copy, the embedding then needs few rows."""
+        is_packed = self._packs and self._may_stay("embedding.weight")
+        table_VD = self._read("embedding.weight", transient=is_packed)
+        decoder.head.weight = nn.Parameter(table_VD, requires_grad=self._trainable)
+        if is_packed:
             decoder.head.pack()
-            decoder.embedding.weight = read("embedding.weight")  # mapped anew: only the rows in use take memory
+            self._buffer = self._buffer.new_empty(0)  # no other tensor is as large
+            self._leave(decoder.embedding, "embedding.weight")
+        else:
+            decoder.embedding.weight = decoder.head.weight
+        self._files.release()
+
+    def _may_stay(self, name: str) -> bool:
+        """Whether rows of a table may be looked up in the file."""
+        source = self._sources[name]
+        return not self._trainable and len(source.names) == 1 and source.rearrange is None
+
+    def _leave(self, embedding: Embedding, name: str) -> None:
+        (part,) = self._sources[name].names
+        view = self._files.view(part)
+        if view is not None and view.dtype == self._dtype:
+            embedding.weight = nn.Parameter(view, requires_grad=False)
+        else:
+            table = FileTable(partial(self._files.rows, part), self._files.shape(part)[0])
+            embedding.leave_in_file(table, self._dtype)
+
+    def _read(self, name: str, *, transient: bool) -> Tensor:
+        """Returns a tensor in the wanted type. A transient one may be a part of the buffer, or of the file."""
+        source = self._sources[name]
+        view = self._files.view(source.names[0]) if len(source.names) == 1 else None
+        if view is not None and view.dtype == self._dtype:
+            tensor = view.clone() if self._trainable else view
+        else:
+            tensor = self._stacked(source.names, transient=transient)
+        return tensor if source.rearrange is None else source.rearrange(tensor, self._config)
+
+    def _stacked(self, names: tuple[str, ...], *, transient: bool) -> Tensor:
+        shapes = [self._files.shape(name) for name in names]
+        shape = sum(shape[0] for shape in shapes), *shapes[0][1:]
+        if transient and (size := prod(shape)) >= cpu.SMALL_WEIGHT:
+            if size > self._buffer.numel():
+                self._buffer = self._buffer.new_empty(size)
+            stacked = self._buffer[:size].view(shape)
+        else:
+            stacked = torch.empty(shape, dtype=self._dtype)
+        for name, out in zip(names, stacked.split([shape[0] for shape in shapes]), strict=True):
+            self._files.copy(name, out)
+        return stacked
 
 
-def _by_module(sources: dict[str, Source]) -> Iterator[tuple[str, list[str]]]:
+def _by_module(sources: dict[str, Source]) -> dict[str, list[str]]:
     modules: dict[str, list[str]] = {}
     for name in sources:
         prefix, _, field = name.rpartition(".")
         modules.setdefault(prefix, []).append(field)
-    yield from modules.items()
+    return modules
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:

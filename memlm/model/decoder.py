@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from memlm.base.cpu import threads
 from memlm.errors import InvalidInput
 from memlm.model.config import ModelConfig
+from memlm.model.embedding import Embedding
 from memlm.model.forward import ForwardContext
 from memlm.model.layers import Block, make_norm
 from memlm.model.linear import Linear
@@ -46,7 +47,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.embedding = Embedding(config.vocab_size, config.dim)
         self.positions = nn.Embedding(config.context_length, config.dim) if config.positions == "learned" else None
         self.relative_bias: RelativeBias | None = None
         if config.positions in BIASES:
@@ -77,17 +78,16 @@ class Decoder(nn.Module):
     def num_parameters(self) -> int:
         """Learned numbers. The tied embedding counts once, packed weights as if unpacked."""
         linears = [module for module in self.modules() if isinstance(module, Linear)]
-        counted = {id(parameter) for linear in linears for parameter in linear.parameters()}
+        counted = {id(parameter) for module in (self.embedding, *linears) for parameter in module.parameters()}
         rest = sum(parameter.numel() for parameter in self.parameters() if id(parameter) not in counted)
         untied = [linear for linear in linears if linear is not self.head or not self.config.tied_embeddings]
-        tied = self.embedding.weight.numel() if id(self.embedding.weight) in counted else 0
-        return rest + tied + sum(linear.num_parameters for linear in untied)
+        return rest + self.config.vocab_size * self.config.dim + sum(linear.num_parameters for linear in untied)
 
     @cached_property
     def output_embedding_VD(self) -> Float[Tensor, "V D"]:
         """The matrix that turns final states into logits."""
         if self.config.tied_embeddings:
-            return self.embedding.weight
+            return self.embedding.table_VD
         return self.head.weight if self.head.packed is None else self.head.packed.to_dense()
 
     def pack(self) -> Decoder:
@@ -103,6 +103,7 @@ class Decoder(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, Linear) and module.packed is not None:
                 weights[f"{name}.weight"] = module.packed.to_dense()
+        weights["embedding.weight"] = self.embedding.table_VD
         if self.config.tied_embeddings:
             del weights["head.weight"]
         return weights

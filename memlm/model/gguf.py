@@ -1,4 +1,4 @@
-"""GGUF files: the format's header, its quantized tensors, and the settings of each architecture.
+"""GGUF files: the format's header and its quantized tensors.
 
 The header is walked with bounds on every count and offset, so that a damaged or hostile file costs no more memory than
 it has bytes. The block formats come from the `gguf` package. Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -7,9 +7,7 @@ it has bytes. The block formats come from the `gguf` package. Format: github.com
 from __future__ import annotations
 
 import hashlib
-import mmap
 import struct
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
-from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
-from memlm.model.config import ModelConfig, RopeScaling
-from memlm.model.huggingface import Family, Source, Table, same
+from memlm.errors import Corrupt, Incompatible, NotFound
+from memlm.model.weight_files import MappedFile
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
@@ -32,7 +30,8 @@ ARRAY_DEPTH = 4
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 TENSOR_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-LLAMA3_LENGTH, LLAMA3_LOW, LLAMA3_HIGH = 8192, 1.0, 4.0  # how Llama 3.1 and 3.2 stretch; a file holds the result only
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DEQUANTIZED_AT_ONCE = 1 << 14  # numbers; for larger arrays numpy asks the system for new memory at every call
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,25 @@ class Header:
         if element in NUMBERS:
             dtype = np.dtype(NUMBERS[element]).newbyteorder("<")
             return np.frombuffer(bytes(self.take(count * dtype.itemsize)), dtype)
+        if element == STRING:
+            return self._texts(count)
         return [self.value(element, depth + 1) for _ in range(count)]
+
+    def _texts(self, count: int) -> list[str]:
+        """The next strings: `text` in a loop, in a tenth of its time, for the tokens of a vocabulary."""
+        texts, data, position, end = list[bytes](), self._data, self.position, len(self._data)
+        length_at = struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            begin = position + 8
+            position = begin + length_at(data, position)[0] if begin <= end else end + 1
+            if position > end:
+                raise self.corrupt(f"its header ends after {end:,} bytes, in the middle of a string")
+            texts.append(bytes(data[begin:position]))
+        self.position = position
+        try:
+            return [content.decode() for content in texts]
+        except UnicodeDecodeError as error:
+            raise self.corrupt(f"a string of its header is not UTF-8 ({error})") from error
 
     def corrupt(self, problem: str) -> Corrupt:
         """The error for a problem of the file."""
@@ -109,13 +126,12 @@ class GgufFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            with self.path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._file = MappedFile(self.path)
         except OSError as error:
             raise NotFound(f"no model at {path} ({error.strerror})", kind="model", name=str(path)) from error
         except ValueError as error:  # an empty file
             raise Corrupt(f"{path} is empty; fetch the file again") from error
-        header = Header(self.path, memoryview(self._map))
+        header = Header(self.path, memoryview(self._file.bytes))
         num_tensors, num_keys = self._begin(header)
         self.metadata = self._read_metadata(header, num_keys)
         self.tensors = self._read_tensors(header, num_tensors)
@@ -136,54 +152,49 @@ class GgufFile:
         return self._text("general.architecture")
 
     @property
-    def family(self) -> Family:
-        """How the architecture's settings and tensors are read. Raises Incompatible for an unknown one."""
-        if self.architecture not in ARCHITECTURES:
-            raise Incompatible(
-                f"{self.path} is a model of the architecture {self.architecture!r}; this version reads GGUF files of"
-                f" {', '.join(ARCHITECTURES)}"
-            )
-        return ARCHITECTURES[self.architecture]
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model's shape. Raises Incompatible for a setting that this version does not have."""
-        prefix = f"{self.architecture}."
-        settings = {key.removeprefix(prefix): value for key, value in self.metadata.items() if key.startswith(prefix)}
-        try:
-            return ModelConfig(**self.family.config({**settings, "file": self}))
-        except KeyError as error:
-            raise Corrupt(f"{self.path} lacks the setting {prefix}{error.args[0]}; fetch the file again") from error
-        except (InvalidInput, TypeError, ValueError) as error:
-            raise Incompatible(f"the settings of {self.path} do not fit together: {error}") from error
-
-    @property
     def fingerprint(self) -> str:
         """A hash of the whole file."""
         digest = hashlib.sha256()
-        for begin in range(0, len(self._map), 1 << 20):
-            digest.update(self._map[begin : begin + (1 << 20)])
+        for begin in range(0, len(self._file.bytes), 1 << 20):
+            digest.update(self._file.bytes[begin : begin + (1 << 20)])
         return digest.hexdigest()[:32]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, as PyTorch has it."""
         return self.tensors[name].shape
 
-    def read(self, names: Sequence[str]) -> list[Tensor]:
-        """Some tensors in float32, or in the file's own type where that is float16 or bfloat16."""
-        return [self._read(name) for name in names]
-
-    def _read(self, name: str) -> Tensor:
-        from gguf.constants import GGMLQuantizationType
-        from gguf.quants import dequantize
-
+    def view(self, name: str) -> Tensor | None:
+        """Returns a tensor as it lies in the file, None if it lies there in blocks."""
         info = self.tensors[name]
-        if info.kind in (plain := {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}):
-            content = bytearray(self._map[info.offset : info.offset + info.num_bytes])
-            return torch.frombuffer(content, dtype=plain[info.kind]).reshape(info.shape)
-        blocks = np.frombuffer(self._map, np.uint8, info.num_bytes, info.offset)
-        weights = dequantize(blocks.reshape(*info.shape[:-1], -1), GGMLQuantizationType[info.kind])
-        return torch.from_numpy(weights).reshape(info.shape)
+        return self._file.view(info.offset, info.shape, PLAIN[info.kind]) if info.kind in PLAIN else None
+
+    def copy(self, name: str, out: Tensor) -> None:
+        """Writes a tensor's numbers into `out`, some blocks at a time."""
+        if (view := self.view(name)) is not None:
+            out.copy_(view)
+            return
+        info, numbers_N = self.tensors[name], out.view(-1)
+        size, num_bytes = _block(info.kind)
+        blocks_NB = self._blocks(info).reshape(-1, num_bytes)
+        step = max(1, DEQUANTIZED_AT_ONCE // size)
+        for begin in range(0, len(blocks_NB), step):
+            some_n = _dequantized(blocks_NB[begin : begin + step].reshape(1, -1), info.kind)[0]
+            numbers_N[begin * size : begin * size + len(some_n)] = some_n
+
+    def rows(self, name: str, ids: Tensor) -> Tensor:
+        """Returns some rows of a matrix, in float32 where they lie in blocks."""
+        if (view := self.view(name)) is not None:
+            return embedding(ids, view)
+        info = self.tensors[name]
+        blocks_VB = self._blocks(info).reshape(info.shape[0], -1)
+        return _dequantized(blocks_VB[ids.flatten().numpy()], info.kind).view(*ids.shape, -1)
+
+    def release(self) -> None:
+        """Gives back the RAM of all that was read."""
+        self._file.release()
+
+    def _blocks(self, info: TensorInfo) -> np.ndarray:
+        return np.frombuffer(self._file.bytes, np.uint8, info.num_bytes, info.offset)
 
     def _begin(self, header: Header) -> tuple[int, int]:
         if bytes(header.take(4)) != MAGIC:
@@ -229,7 +240,7 @@ class GgufFile:
         if shape[-1] % block_size:
             raise header.corrupt(f"the rows of {name} are {shape[-1]} long, which {kind} blocks do not divide")
         num_bytes = prod(shape) // block_size * block_bytes
-        if begin + offset + num_bytes > len(self._map):
+        if begin + offset + num_bytes > len(self._file.bytes):
             raise header.corrupt(f"the tensor {name} lies past the end of the file")
         return TensorInfo(shape, kind, begin + offset, num_bytes)
 
@@ -238,6 +249,13 @@ class GgufFile:
         if not isinstance(value, str):
             raise Corrupt(f"{self.path} lacks {key}; fetch the file again")
         return value
+
+
+def _dequantized(blocks: np.ndarray, kind: str) -> Tensor:
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    return torch.from_numpy(dequantize(blocks, GGMLQuantizationType[kind]))
 
 
 def _type_name(number: int) -> str:
@@ -264,159 +282,3 @@ def is_gguf(model: str | Path) -> bool:
 def companion(model: Path, name: str) -> Path:
     """The path of a file that belongs to a model: in its folder, or beside a GGUF file and with that file's name."""
     return model.with_name(f"{model.name}.{name}") if is_gguf(model) else model / name
-
-
-def _paired_to_halves(num_heads_of: Callable[[ModelConfig], Sequence[int]]) -> Callable[[Tensor, ModelConfig], Tensor]:
-    """Undoes the order of Llama's GGUF files, in which the two numbers that rotate together are neighbors. Here, as in
-    Hugging Face checkpoints, they are in different halves of a head.
-    """
-
-    def rearrange(tensor: Tensor, config: ModelConfig) -> Tensor:
-        parts = tensor.split([heads * config.head_dim for heads in num_heads_of(config)])
-        query, key, value = (part.unflatten(0, (-1, config.head_dim // 2, 2)) for part in parts)
-        return torch.cat([query.transpose(1, 2).flatten(0, 2), key.transpose(1, 2).flatten(0, 2), value.flatten(0, 2)])
-
-    return rearrange
-
-
-def _by_kind(config: ModelConfig) -> tuple[int, int, int]:
-    return config.num_heads, config.num_kv_heads, config.num_kv_heads
-
-
-QKV = ("blk.{}.attn_q", "blk.{}.attn_k", "blk.{}.attn_v")
-SEPARATE_QKV: Table = {
-    f"blocks.{{}}.attention.qkv.{kind}": same(*(f"{name}.{kind}" for name in QKV)) for kind in ("weight", "bias")
-}
-LLAMA_QKV: Table = {name: Source(source.names, _paired_to_halves(_by_kind)) for name, source in SEPARATE_QKV.items()}
-FUSED_QKV: Table = {
-    f"blocks.{{}}.attention.qkv.{kind}": same(f"blk.{{}}.attn_qkv.{kind}") for kind in ("weight", "bias")
-}
-COMMON: Table = {
-    "embedding.weight": same("token_embd.weight"),
-    "positions.weight": same("position_embd.weight"),
-    "norm.weight": same("output_norm.weight"),
-    "norm.bias": same("output_norm.bias"),
-    "head.weight": same("output.weight"),
-    **{
-        f"blocks.{{}}.{ours}.{kind}": same(f"blk.{{}}.{theirs}.{kind}")
-        for ours, theirs in {
-            "attention_norm": "attn_norm",
-            "attention.out": "attn_output",
-            "attention.query_norm": "attn_q_norm",
-            "attention.key_norm": "attn_k_norm",
-            "ff_norm": "ffn_norm",
-            "ff.up": "ffn_up",
-            "ff.down": "ffn_down",
-        }.items()
-        for kind in ("weight", "bias")
-    },
-}
-GATED: Table = {
-    f"blocks.{{}}.ff.gate_up.{kind}": same(f"blk.{{}}.ffn_gate.{kind}", f"blk.{{}}.ffn_up.{kind}")
-    for kind in ("weight", "bias")
-}
-LLAMA: Table = {**COMMON, **LLAMA_QKV, **GATED}
-QWEN: Table = {**COMMON, **SEPARATE_QKV, **GATED}
-GPT: Table = {**COMMON, **FUSED_QKV}
-ROPE_FACTORS = "rope_freqs.weight"  # computed from the settings
-
-Settings = Mapping[str, Any]
-
-
-def _shape(c: Settings) -> dict[str, Any]:
-    file: GgufFile = c["file"]
-    heads = int(c["attention.head_count"])
-    if int(c["block_count"]) > len(file.tensors):
-        raise Corrupt(f"{file.path} has {c['block_count']:,} layers, and fewer tensors; fetch the file again")
-    return {
-        "vocab_size": file.shape("token_embd.weight")[0] if "token_embd.weight" in file.names else 0,
-        "dim": int(c["embedding_length"]),
-        "num_layers": int(c["block_count"]),
-        "num_heads": heads,
-        "num_kv_heads": int(c.get("attention.head_count_kv", heads)),
-        "head_dim": int(c.get("attention.key_length", 0)),
-        "ff_dim": int(c["feed_forward_length"]),
-        "context_length": int(c["context_length"]),
-        "tied_embeddings": "output.weight" not in file.names,
-    }
-
-
-def _llama(c: Settings) -> dict[str, Any]:
-    file: GgufFile = c["file"]
-    if c.get("expert_count"):
-        raise Incompatible(f"{file.path} has {c['expert_count']} experts a layer; this version reads none")
-    return {
-        **_shape(c),
-        **_rotary(c),
-        "norm_eps": float(c["attention.layer_norm_rms_epsilon"]),
-        "qkv_bias": "blk.0.attn_q.bias" in file.names,
-        "out_bias": "blk.0.attn_output.bias" in file.names,
-        "ff_bias": "blk.0.ffn_up.bias" in file.names,
-    }
-
-
-def _qwen3(c: Settings) -> dict[str, Any]:
-    return {**_llama(c), "qk_norm": True}
-
-
-def _gpt2(c: Settings) -> dict[str, Any]:
-    return {**_gpt(c), "positions": "learned", "activation": "gelu_tanh"}
-
-
-def _neox(c: Settings) -> dict[str, Any]:
-    return {**_gpt(c), **_rotary(c), "activation": "gelu", "parallel_residual": bool(c["use_parallel_residual"])}
-
-
-def _gpt(c: Settings) -> dict[str, Any]:
-    return {
-        **_shape(c),
-        "norm": "layer",
-        "norm_eps": float(c["attention.layer_norm_epsilon"]),
-        "qkv_bias": True,
-        "out_bias": True,
-        "ff_bias": True,
-    }
-
-
-def _rotary(c: Settings) -> dict[str, Any]:
-    return {
-        "rope_theta": float(c.get("rope.freq_base", 10_000.0)),
-        "rotary_dim": int(c.get("rope.dimension_count", 0)),
-        "rope_scaling": _rope_scaling(c),
-    }
-
-
-def _rope_scaling(c: Settings) -> RopeScaling | None:
-    file: GgufFile = c["file"]
-    kind = c.get("rope.scaling.type", "none")
-    original = int(c.get("rope.scaling.original_context_length", c["context_length"]))
-    if ROPE_FACTORS in file.names:
-        return _llama3(file, c)
-    if kind == "none" or float(c.get("rope.scaling.factor", 1.0)) == 1.0:
-        return None
-    factor = float(c["rope.scaling.factor"])
-    if kind == "yarn":
-        attention_factor = 0.1 * float(np.log(factor)) + 1.0
-        return RopeScaling("yarn", factor, original, attention_factor=attention_factor)
-    return RopeScaling(kind, factor, original)
-
-
-def _llama3(file: GgufFile, c: Settings) -> RopeScaling:
-    """The scaling whose factors the file holds. Raises Incompatible where Llama 3's settings do not give them."""
-    (factors,) = file.read([ROPE_FACTORS])
-    theta, dim, factor = float(c["rope.freq_base"]), int(c["rope.dimension_count"]), float(factors.max())
-    wavelengths = 2 * torch.pi * theta ** (torch.arange(0, dim, 2) / dim)
-    smooth = (LLAMA3_LENGTH / wavelengths - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW)
-    blended = 1 / ((1 - smooth.clamp(0, 1)) / factor + smooth.clamp(0, 1))
-    if factors.shape != blended.shape or not torch.allclose(factors, blended, rtol=1e-3):
-        raise Incompatible(f"{file.path} stretches its rotary positions in a way that this version does not know")
-    return RopeScaling("llama3", factor, LLAMA3_LENGTH, LLAMA3_LOW, LLAMA3_HIGH)
-
-
-ARCHITECTURES: Mapping[str, Family] = {
-    "llama": Family(_llama, LLAMA, "", (ROPE_FACTORS,)),
-    "qwen2": Family(_llama, QWEN, ""),
-    "qwen3": Family(_qwen3, QWEN, ""),
-    "gpt2": Family(_gpt2, GPT, ""),
-    "gptneox": Family(_neox, GPT, ""),
-}

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from memlm.errors import Corrupt, Incompatible, NotFound
+from memlm.model import checkpoint as checkpoint_module
 from memlm.model import cpu
 from memlm.model.checkpoint import load_checkpoint, save_checkpoint
 
@@ -81,6 +82,44 @@ def test_truncated_and_missing_weights_are_refused_by_name(folder):
     weights.unlink()
     with pytest.raises(Corrupt, match="missing"):
         load_checkpoint(folder)
+
+
+def test_a_file_that_another_replaces_stays_the_models_own(folder, checkpoint):
+    tokens_BT = torch.arange(12)[None]
+    loaded = load_checkpoint(folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, folder / "other.safetensors")
+    (folder / "other.safetensors").replace(folder / "model.safetensors")
+    with torch.inference_mode():
+        hidden_BTD, expected_BTD = loaded.decoder(tokens_BT)[0], checkpoint.decoder(tokens_BT)[0]
+    assert torch.equal(hidden_BTD, expected_BTD)
+    with pytest.raises(Incompatible, match="changed after the model was loaded"):
+        loaded.fingerprint  # noqa: B018  it is computed here
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_taken(folder, monkeypatch):
+    class Slow(checkpoint_module.Decoder):
+        def __init__(self, config):
+            super().__init__(config)
+            (folder / "model.safetensors").touch()
+
+    monkeypatch.setattr(checkpoint_module, "Decoder", Slow)
+    with pytest.raises(Incompatible, match="changed while the model was loaded"):
+        load_checkpoint(folder)
+
+
+def test_tensors_that_are_no_plain_numbers_are_named_and_odd_offsets_are_read(folder):
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "norm.weight": weights["norm.weight"].to(torch.int8)}, folder / "model.safetensors")
+    with pytest.raises(Incompatible, match=r"norm\.weight is of the type I8.*BF16"):
+        load_checkpoint(folder)
+    save_file(weights, folder / "model.safetensors")
+    content = (folder / "model.safetensors").read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    odd = (size + 1).to_bytes(8, "little") + content[8 : 8 + size] + b" " + content[8 + size :]
+    (folder / "model.safetensors").write_bytes(odd)
+    read = load_checkpoint(folder).decoder.weights()
+    assert all(torch.equal(read[name], tensor) for name, tensor in weights.items())
 
 
 def test_loading_a_model_does_not_load_a_compiler(model_folder: Path) -> None:

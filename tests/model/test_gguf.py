@@ -18,6 +18,7 @@ from memlm.generation.early_exit import RULE_FILE
 from memlm.language_model import load
 from memlm.model.checkpoint import load_checkpoint
 from memlm.model.gguf import TENSOR_TYPES, GgufFile, companion
+from memlm.model.gguf_architectures import config_of
 
 ATOL = 1e-4  # float32; measured: at most 2e-5, for logits of a standard deviation of 1.4
 TOKENIZER = {"model": "gpt2", "pre": "gpt-2", "tokens": [f"t{number}" for number in range(300)], "eos_token_id": 0}
@@ -77,7 +78,7 @@ def test_logits_of_every_block_format_equal_those_of_its_numbers(tmp_path, kind)
 
 def test_a_file_describes_itself(llama):
     file = GgufFile(llama)
-    assert (file.architecture, file.config.num_layers, file.config.num_kv_heads) == ("llama", 3, 2)
+    assert (file.architecture, config_of(file).num_layers, config_of(file).num_kv_heads) == ("llama", 3, 2)
     assert file.tensors["blk.0.attn_k.weight"].shape == (24, 48)
     assert load_checkpoint(llama).fingerprint == file.fingerprint
 
