@@ -28,9 +28,11 @@ SAFETENSORS_DTYPES = {
 
 
 class Weights(Protocol):
-    """The tensors of one model by name. `folder` is what errors call it."""
+    """The tensors of one model by name."""
 
-    folder: Path
+    @property
+    def folder(self) -> Path:
+        """What errors call it."""
 
     @property
     def names(self) -> set[str]:
