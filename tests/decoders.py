@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memlm.model import Compression, Decoder, DecoderState, Memorizing, ModelConfig
-from memlm.model.config import POSITIONS
+from memlm.model.config import POSITIONS, RopeScaling
 
 SHAPE = ModelConfig(
     vocab_size=40, dim=16, num_layers=2, num_heads=4, num_kv_heads=2, ff_dim=20, context_length=6,
@@ -30,6 +30,12 @@ def plain(positions: str) -> ModelConfig:
     return replace(SHAPE, positions=positions, context_length=40)
 
 
+SANDWICH = {  # as Gemma 3
+    "norm": "rms_offset", "norm_order": "sandwich", "qk_norm": True, "activation": "geglu", "embedding_scale": 4.0,
+    "query_scale": 0.7, "local_rope_theta": 50.0, "rope_scaling": RopeScaling("linear", 4.0),
+}  # fmt: skip
+OUTPUT_NORMS = {"norm_order": "output", "qk_norm": True, "qk_norm_over": "projection"}  # as OLMo 2
+
 UNBOUNDED = {
     **{f"{positions}": plain(positions) for positions in POSITIONS},
     "post-norm layer-norm relu": replace(plain("sinusoidal"), norm_order="post", norm="layer", activation="relu"),
@@ -38,6 +44,9 @@ UNBOUNDED = {
         rotary_dim=2, norm="layer",
     ),
     "query and key norms": replace(plain("rotary"), qk_norm=True, tied_embeddings=False, head_dim=6),
+    "sandwich norms": replace(plain("rotary"), **SANDWICH, windows=(5, 0)),
+    "output norms": replace(plain("rotary"), **OUTPUT_NORMS),
+    "a layer without rotation": replace(plain("rotary"), no_rope_layers=(1,)),
     "windows": replace(plain("rotary"), windows=(5, 3)),
     "window in one layer": replace(plain("alibi"), windows=(0, 3)),
     "sinks rotary": replace(plain("rotary"), windows=(5, 5), num_sinks=2),
@@ -60,13 +69,17 @@ WITH_MEMORY = {
     "memorizing learned positions": replace(SHAPE, positions="learned", memorizing=MEMORY),
     "memorizing t5": replace(SHAPE, positions="t5", memorizing=MEMORY),
     "memorizing and xl": replace(XL, memorizing=MEMORY),
+    "sandwich norms memorizing": replace(XL, **SANDWICH, windows=(3, 0), memorizing=replace(MEMORY, layers=(0, 1))),
+    "output norms joint": replace(SHAPE, **OUTPUT_NORMS, memorizing=replace(MEMORY, mixing="joint")),
+    "everything with sandwich norms": replace(EVERYTHING, **SANDWICH, windows=(3, 0)),
+    "everything without rotation in a layer": replace(EVERYTHING, no_rope_layers=(1,)),
     "everything": EVERYTHING,
 }
 ALL = {**UNBOUNDED, **WITH_MEMORY}
 # One of each mechanism. The others are tested against their twins and at random, and in full as `exhaustive`.
 REPRESENTATIVE = (
     "rotary", "t5", "windows", "sinks rotary", "xl transformer_xl", "compressive most_used", "memorizing joint",
-    "everything",
+    "everything", "everything with sandwich norms",
 )  # fmt: skip
 assert set(REPRESENTATIVE) <= set(ALL)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from gguf.quants import dequantize, quantize
 from transformers import PreTrainedModel
 
-ARCHITECTURES = {"gpt_neox": "gptneox"}  # where the name is not that of `transformers`
+ARCHITECTURES = {"gpt_neox": "gptneox", "gemma3_text": "gemma3"}  # where the name is not that of `transformers`
 K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")  # the package reads these, and does not write them
 
 
@@ -30,13 +31,17 @@ def write_gguf(path: Path, model: PreTrainedModel, tokenizer: dict[str, Any], ki
             continue
         is_transposed = config.model_type == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
         rows = np.ascontiguousarray(tensor.float().T if is_transposed else tensor.float())
+        rows = rows + _norm_offset(name, config)
         blocks, exact = _blocks(rows, kind if rows.ndim == 2 else "F32")
+        exact = exact - _norm_offset(name, config)
         weights[name] = torch.from_numpy(exact.T.copy() if is_transposed else exact)
         written = names.get_name(name, try_suffixes=(".weight", ".bias"))
         raw = gguf.GGMLQuantizationType[kind if rows.ndim == 2 else "F32"]
         writer.add_tensor(written, _reordered(name, blocks, config), raw_dtype=raw)
     if (factors := _rope_factors(config)) is not None:
         writer.add_tensor("rope_freqs.weight", factors)
+    for factors in ("short", "long") if (rope := _rope(config)).get("rope_type") == "longrope" else ():
+        writer.add_tensor(f"rope_factors_{factors}.weight", np.array(rope[f"{factors}_factor"], np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -90,20 +95,36 @@ def _add_settings(writer: gguf.GGUFWriter, config: Any) -> None:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         writer.add_key_length(head_dim)
         writer.add_rope_dimension_count(head_dim)
+    if config.model_type in ("gemma3_text", "phi3"):
+        writer.add_sliding_window(config.sliding_window or 0)
     if config.model_type == "gpt_neox":
         writer.add_rope_dimension_count(
             int(config.rope_parameters["partial_rotary_factor"] * config.hidden_size // heads)
         )
         writer.add_parallel_residual(config.use_parallel_residual)
-    rope = getattr(config, "rope_parameters", None)
-    if rope is not None:
+    if rope := _rope(config):
         writer.add_rope_freq_base(rope["rope_theta"])
+        if rope["rope_type"] == "longrope":
+            writer.add_rope_scaling_orig_ctx_len(original := config.original_max_position_embeddings)
+            stretch = math.log(config.max_position_embeddings / original) / math.log(original)
+            writer.add_rope_scaling_attn_factors(math.sqrt(1 + stretch))
         if rope["rope_type"] in ("linear", "yarn"):
             writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
             writer.add_rope_scaling_factor(rope["factor"])
             writer.add_rope_scaling_orig_ctx_len(
                 rope.get("original_max_position_embeddings", config.max_position_embeddings)
             )
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    """The settings of rotary positions; of a model with local layers too, those of the others."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return rope.get("full_attention", rope)
+
+
+def _norm_offset(name: str, config: Any) -> int:
+    """What Gemma's converter adds to the weight of a norm."""
+    return int(config.model_type == "gemma3_text" and name.endswith("norm.weight"))
 
 
 def _blocks(rows: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
@@ -125,7 +146,7 @@ def _blocks(rows: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _reordered(name: str, blocks: np.ndarray, config: Any) -> np.ndarray:
     """Rows in the order of the format: rotating pairs of Llama together, queries, keys and values of NeoX apart."""
-    if config.model_type == "llama" and ("q_proj" in name or "k_proj" in name):
+    if config.model_type in ("llama", "smollm3") and ("q_proj" in name or "k_proj" in name):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         return blocks.reshape(heads, 2, -1, *blocks.shape[1:]).swapaxes(1, 2).reshape(blocks.shape)
     if config.model_type == "gpt_neox" and "query_key_value" in name:
@@ -136,8 +157,8 @@ def _reordered(name: str, blocks: np.ndarray, config: Any) -> np.ndarray:
 
 def _rope_factors(config: Any) -> np.ndarray | None:
     """How many times longer each wave becomes, as Llama 3's converter writes it."""
-    rope = getattr(config, "rope_parameters", None)
-    if rope is None or rope["rope_type"] != "llama3":
+    rope = _rope(config)
+    if rope.get("rope_type") != "llama3":
         return None
     head_dim = config.hidden_size // config.num_attention_heads
     factors = []

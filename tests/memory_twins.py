@@ -35,14 +35,14 @@ class Twin:
     def logits(self, tokens: list[int]) -> np.ndarray:
         """Logits (T, V) of one document."""
         c = self.config
-        x = self.w["embedding.weight"][tokens]
+        x = self.w["embedding.weight"][tokens] * c.embedding_scale
         if c.positions == "learned":
             x = x + self.w["positions.weight"][np.arange(len(tokens)) % c.context_length]
         if c.positions == "sinusoidal":
             x = x + np.array([sinusoid(t, c.dim) for t in range(len(tokens))])
         for layer in range(c.num_layers):
             x = self.layer(layer, x)
-        if c.norm_order == "pre":
+        if c.norm_order != "post":
             x = self.norm("norm", x)
         return x @ self.w["embedding.weight" if c.tied_embeddings else "head.weight"].T
 
@@ -51,6 +51,14 @@ class Twin:
         if c.norm_order == "post":
             x = self.norm(prefix + "attention_norm", x + self.attend(layer, x))
             return self.norm(prefix + "ff_norm", x + self.feed_forward(prefix, x))
+        if c.norm_order == "output":
+            x = x + self.norm(prefix + "attention_norm", self.attend(layer, x))
+            return x + self.norm(prefix + "ff_norm", self.feed_forward(prefix, x))
+        if c.norm_order == "sandwich":
+            mixed = self.attend(layer, self.norm(prefix + "attention_norm", x))
+            x = x + self.norm(prefix + "attention_out_norm", mixed)
+            changed = self.feed_forward(prefix, self.norm(prefix + "ff_norm", x))
+            return x + self.norm(prefix + "ff_out_norm", changed)
         attended = x + self.attend(layer, self.norm(prefix + "attention_norm", x))
         read = x if c.parallel_residual else attended
         return attended + self.feed_forward(prefix, self.norm(prefix + "ff_norm", read))
@@ -60,6 +68,9 @@ class Twin:
         if c.activation == "swiglu":
             gate, up = np.split(self.linear(prefix + "ff.gate_up", x), 2, axis=-1)
             hidden = gate / (1 + np.exp(-gate)) * up
+        elif c.activation == "geglu":
+            gate, up = np.split(self.linear(prefix + "ff.gate_up", x), 2, axis=-1)
+            hidden = F.gelu(torch.from_numpy(gate), approximate="tanh").numpy() * up
         else:
             up = self.linear(prefix + "ff.up", x)
             hidden = {
@@ -157,9 +168,13 @@ class Twin:
         d, group = c.head_dim, h // (c.num_heads // c.num_kv_heads)
         projected = self.linear(prefix + "qkv", state).reshape(-1, d)
         q, k, v = projected[h], projected[c.num_heads + group], projected[c.num_heads + c.num_kv_heads + group]
-        if c.qk_norm:
-            q = rms(q, self.w[prefix + "query_norm.weight"], c.norm_eps)
-            k = rms(k, self.w[prefix + "key_norm.weight"], c.norm_eps)
+        if c.qk_norm and c.qk_norm_over == "projection":
+            queries, keys = projected[: c.num_heads].flatten(), projected[c.num_heads :][: c.num_kv_heads].flatten()
+            q = self.rms(prefix + "query_norm", queries).reshape(-1, d)[h]
+            k = self.rms(prefix + "key_norm", keys).reshape(-1, d)[group]
+        elif c.qk_norm:
+            q, k = self.rms(prefix + "query_norm", q), self.rms(prefix + "key_norm", k)
+        q = q * c.query_scale
         if prefix + "knn.log_scale_H" in self.w and c.memorizing.normalize == "both":
             q, k = self.normalized_query(prefix, q, h), k / np.linalg.norm(k)
         return q, k, v
@@ -170,7 +185,7 @@ class Twin:
     def read(self, layer: int, h: int, t: int, q, places, memory) -> np.ndarray:
         """One head's mixture at one position."""
         c, prefix, d = self.config, f"blocks.{layer}.attention.", self.config.head_dim
-        scores = [self.score(prefix, h, q, k, t, position) for k, _, position in places]
+        scores = [self.score(layer, h, q, k, t, position) for k, _, position in places]
         values = [v + self.value_shift(prefix, t, position) for _, v, position in places]
         found = []
         if memory:
@@ -195,14 +210,17 @@ class Twin:
         share = np.tanh(gate) if c.memorizing.mixing == "tanh" else 1 / (1 + np.exp(-gate))
         return share * remembered + (1 - share) * local
 
-    def score(self, prefix: str, h: int, q, k, t: int, position: int) -> float:
+    def score(self, layer: int, h: int, q, k, t: int, position: int) -> float:
         """The score of a key at `position` for the query at t."""
-        c, d = self.config, self.config.head_dim
+        c, d, prefix = self.config, self.config.head_dim, f"blocks.{layer}.attention."
         distance = t - position
         if c.num_sinks and position < c.num_sinks:
             distance = min(t, c.num_sinks + max(c.windows) - 1) - position
-        if c.positions == "rotary":
-            return turn(q, distance, c.rope_theta, c.rotary_dim) @ k / math.sqrt(d)
+        if c.positions == "rotary" and layer not in c.no_rope_layers:
+            is_local = c.local_rope_theta and c.window_of(layer)
+            scale = c.rope_scaling.factor if c.rope_scaling and not is_local else 1.0
+            theta = c.local_rope_theta if is_local else c.rope_theta
+            return turn(q, distance / scale, theta, c.rotary_dim) @ k / math.sqrt(d)
         if c.positions == "transformer_xl":
             p = prefix + "positions."
             wave = (self.w[p + "project.weight"] @ sinusoid(distance, c.dim)).reshape(c.num_heads, d)[h]
@@ -229,11 +247,15 @@ class Twin:
         return x @ self.w[name + ".weight"].T + self.w.get(name + ".bias", 0.0)
 
     def norm(self, name: str, x: np.ndarray) -> np.ndarray:
-        if self.config.norm == "rms":
-            return rms(x, self.w[name + ".weight"], self.config.norm_eps)
+        if self.config.norm != "layer":
+            return self.rms(name, x)
         centred = x - x.mean(axis=-1, keepdims=True)
         scaled = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + self.config.norm_eps)
         return scaled * self.w[name + ".weight"] + self.w[name + ".bias"]
+
+    def rms(self, name: str, x: np.ndarray) -> np.ndarray:
+        weight = self.w[name + ".weight"] + (1 if self.config.norm == "rms_offset" else 0)
+        return rms(x, weight, self.config.norm_eps)
 
 
 def rms(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
@@ -250,7 +272,7 @@ def sinusoid(position: int, dim: int) -> np.ndarray:
     return np.array([math.sin(a) for a in angles] + [math.cos(a) for a in angles])
 
 
-def turn(q: np.ndarray, distance: int, theta: float, size: int) -> np.ndarray:
+def turn(q: np.ndarray, distance: float, theta: float, size: int) -> np.ndarray:
     """The query as if its key stood at position 0."""
     half = size // 2
     pairs = q[:half] + 1j * q[half:size]

@@ -12,6 +12,12 @@ SHAPE = {
 }  # fmt: skip
 LLAMA = {**SHAPE, "num_key_value_heads": 2}
 ROPE = {"rope_theta": 10000.0}
+GEMMA = {
+    **LLAMA, "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 8, "pad_token_id": 0,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}  # fmt: skip
+PHI = {**LLAMA, "pad_token_id": 0}
+SMOLLM3 = {**LLAMA, "num_hidden_layers": 4, "pad_token_id": 0}
 CONFIGS = {
     "gpt2": transformers.GPT2Config(
         vocab_size=300, n_embd=48, n_layer=3, n_head=4, n_positions=96, initializer_range=0.2, bos_token_id=0,
@@ -44,6 +50,27 @@ CONFIGS = {
     "qwen2": transformers.Qwen2Config(**LLAMA),
     "qwen2 windows": transformers.Qwen2Config(**LLAMA, use_sliding_window=True, sliding_window=8, max_window_layers=1),
     "qwen3": transformers.Qwen3Config(**LLAMA, head_dim=16),
+    "gemma3": transformers.Gemma3TextConfig(**GEMMA),
+    "gemma3 scaling": transformers.Gemma3TextConfig(
+        **GEMMA | {"num_hidden_layers": 4, "layer_types": None}, sliding_window_pattern=2,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 40_000.0, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    ),
+    "olmo2": transformers.Olmo2Config(**LLAMA),
+    "phi3": transformers.Phi3Config(**PHI, sliding_window=8),
+    "phi3 longrope": transformers.Phi3Config(
+        **PHI | {"max_position_embeddings": 384}, original_max_position_embeddings=96,
+        rope_parameters={
+            **ROPE, "rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5],
+            "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+        },
+    ),
+    "smollm3": transformers.SmolLM3Config(**SMOLLM3),
+    "smollm3 windows": transformers.SmolLM3Config(
+        **SMOLLM3, use_sliding_window=True, sliding_window=8, no_rope_layers=[1, 0, 1, 0]
+    ),
 }  # fmt: skip
 
 

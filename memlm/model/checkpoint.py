@@ -29,12 +29,14 @@ from memlm.data.chat import ChatTemplate
 from memlm.data.gguf_tokenizer import tokenizer_of
 from memlm.data.tokenizer import GENERATION_FILE, Tokenizer
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
+from memlm.model.catalog import find_model
 from memlm.model.config import ModelConfig
 from memlm.model.decoder import Decoder
 from memlm.model.embedding import Embedding, FileTable
+from memlm.model.family import Family, Source
 from memlm.model.gguf import GgufFile, is_gguf
 from memlm.model.gguf_architectures import architecture_of, config_of
-from memlm.model.huggingface import Family, Source, family_of, find_model, read_config
+from memlm.model.huggingface import family_of, read_config
 from memlm.model.linear import Linear
 from memlm.model.weight_files import WEIGHTS_FILE, WeightFiles, Weights, weight_paths
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -12,7 +13,8 @@ Positions = Literal[
 ]  # fmt: skip
 POSITIONS = ("rotary", "alibi", "transformer_xl", "shaw", "t5", "distance", "learned", "sinusoidal", "none")
 ABSOLUTE = ("learned", "sinusoidal")
-ACTIVATIONS = ("swiglu", "gelu", "gelu_tanh", "relu")
+ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu")
+NORM_ORDERS = ("pre", "post", "output", "sandwich")
 COMPRESSIONS = ("mean", "max", "conv", "dilated", "most_used")
 
 
@@ -21,7 +23,8 @@ class RopeScaling:
     """How rotary frequencies are stretched beyond the length that they were trained on.
 
     `linear` divides positions by `factor`. `llama3` divides slow frequencies, keeps fast ones and blends in between.
-    `yarn` (arXiv 2309.00071) blends by rotations within `original_length`, and scales attention.
+    `yarn` (arXiv 2309.00071) blends by rotations within `original_length`, and scales attention. `longrope`
+    (2402.13753) divides each frequency by its own one of `factors`, and scales attention.
     """
 
     kind: str
@@ -32,11 +35,14 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
+    factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in ("linear", "llama3", "yarn"):
+        check_choice("rope_scaling.kind", self.kind, ("linear", "llama3", "yarn", "longrope"))
+        if (self.kind == "longrope") != bool(self.factors) or any(factor <= 0 for factor in self.factors):
             raise InvalidInput(
-                f"rope scaling is {self.kind!r}; expected linear, llama3 or yarn", field="rope_scaling.kind"
+                f"rope scaling {self.kind} has {len(self.factors)} factors; longrope needs one above 0 for each pair",
+                field="rope_scaling.factors",
             )
         if self.factor <= 0 or (self.kind != "linear" and self.original_length < 1):
             raise InvalidInput(
@@ -103,6 +109,10 @@ class ModelConfig:
     `context_length` is the longest text of a model without memory. It is the segment length of a model with one, which
     reads texts of any length. `windows` gives each layer the number of latest tokens that it sees, itself included (0:
     all). The first `num_sinks` tokens stay visible beyond the window (StreamingLLM, arXiv 2309.17453).
+
+    Norms stand before a sub-layer (`pre`), behind the sum (`post`), behind the sub-layer (`output`, OLMo 2) or on both
+    of its sides (`sandwich`, Gemma). `rms_offset` multiplies by 1 + weight. Layers with a window turn by
+    `local_rope_theta`, unscaled, where it is given. Those in `no_rope_layers` do not turn.
     """
 
     vocab_size: int
@@ -117,6 +127,8 @@ class ModelConfig:
     rope_theta: float = 10_000.0
     rotary_dim: int = 0  # how much of a head turns; 0: all of it
     rope_scaling: RopeScaling | None = None
+    local_rope_theta: float = 0.0
+    no_rope_layers: tuple[int, ...] = ()
     num_buckets: int = 32  # of T5's bias
     max_distance: int = 128  # the last distance that T5's bias and Shaw's tables tell apart
     norm: str = "rms"
@@ -128,6 +140,9 @@ class ModelConfig:
     out_bias: bool = False
     ff_bias: bool = False
     qk_norm: bool = False
+    qk_norm_over: str = "head"  # or "projection": all heads together
+    query_scale: float = 1.0  # beside 1 / sqrt(head_dim)
+    embedding_scale: float = 1.0
     tied_embeddings: bool = True
     windows: tuple[int, ...] = ()
     num_sinks: int = 0
@@ -162,11 +177,24 @@ class ModelConfig:
 
     def _check_choices(self) -> None:
         check_choice("positions", self.positions, POSITIONS)
-        check_choice("norm", self.norm, ("rms", "layer"))
-        check_choice("norm_order", self.norm_order, ("pre", "post"))
+        check_choice("norm", self.norm, ("rms", "rms_offset", "layer"))
+        check_choice("norm_order", self.norm_order, NORM_ORDERS)
+        check_choice("qk_norm_over", self.qk_norm_over, ("head", "projection"))
         check_choice("activation", self.activation, ACTIVATIONS)
-        if self.parallel_residual and self.norm_order == "post":
-            raise InvalidInput("a parallel residual has its norms before; norm_order is post", field="norm_order")
+        if self.parallel_residual and self.norm_order != "pre":
+            raise InvalidInput(
+                f"a parallel residual has its norms before; norm_order is {self.norm_order}", field="norm_order"
+            )
+        for name in ("query_scale", "embedding_scale"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InvalidInput(f"{name} is {getattr(self, name)}; expected a number above 0", field=name)
+        if self.local_rope_theta < 0:
+            raise InvalidInput(f"local_rope_theta is {self.local_rope_theta}", field="local_rope_theta")
+        if (scaling := self.rope_scaling) and scaling.factors and len(scaling.factors) != self.rotary_dim // 2:
+            raise InvalidInput(
+                f"rope scaling has {len(scaling.factors)} factors for {self.rotary_dim // 2} pairs",
+                field="rope_scaling.factors",
+            )
 
     def _check_layers(self) -> None:
         windows = self.windows
@@ -191,6 +219,8 @@ class ModelConfig:
             raise InvalidInput(
                 "compression takes what leaves the Transformer-XL memory; give xl_length", field="xl_length"
             )
+        if not all(0 <= layer < self.num_layers for layer in self.no_rope_layers):
+            raise InvalidInput(f"no_rope_layers are {self.no_rope_layers}", field="no_rope_layers")
         if self.memorizing and not all(0 <= layer < self.num_layers for layer in self.memorizing.layers):
             raise InvalidInput(
                 f"memorizing.layers are {self.memorizing.layers}; the model has the layers 0 to {self.num_layers - 1}",
@@ -235,7 +265,8 @@ class ModelConfig:
             for name, part in parts.items():
                 if isinstance(values.get(name), dict):
                     values[name] = part(**{field: _frozen(value) for field, value in values[name].items()})
-            values["windows"] = _frozen(values.get("windows", ()))
+            for name in ("windows", "no_rope_layers"):
+                values[name] = _frozen(values.get(name, ()))
             return cls(**values)
         except TypeError as error:
             raise InvalidInput(f"the fields do not make a model ({error})", field="config") from error

@@ -2,7 +2,8 @@
 
 The *key* of a position is the input of the last layer's feed-forward, after its norm, as in kNN-LM (arXiv 1911.00172,
 section 3). It predicts the next token. With a parallel residual, that input does not include the last attention. With
-post-norms, it is the output of attention's norm.
+post-norms, it is the output of attention's norm. Where norms follow the sub-layers only (OLMo 2), it is the residual
+stream.
 
 Text is read in steps that cross no segment boundary. A prediction depends on the token's place in the text alone, not
 on the pieces in which the text was read.
@@ -26,9 +27,10 @@ from memlm.errors import InvalidInput
 from memlm.model.config import ModelConfig
 from memlm.model.embedding import Embedding
 from memlm.model.forward import ForwardContext
-from memlm.model.layers import Block, make_norm
+from memlm.model.layers import Block
 from memlm.model.linear import Linear
 from memlm.model.mask import AttentionMask
+from memlm.model.norms import make_norm
 from memlm.model.positions import BIASES, RelativeBias, Rotary, sinusoids
 from memlm.model.segments import update_memories_at_boundary
 from memlm.model.state import Allocate, DecoderState, check_room, zeros
@@ -54,7 +56,7 @@ class Decoder(nn.Module):
             self.relative_bias = BIASES[config.positions](config)
         self.rotary = Rotary(config) if config.positions == "rotary" else None
         self.blocks: Sequence[Block] = nn.ModuleList(Block(config, n) for n in range(config.num_layers))  # type: ignore[assignment]
-        self.norm = make_norm(config) if config.norm_order == "pre" else nn.Identity()
+        self.norm = nn.Identity() if config.norm_order == "post" else make_norm(config)
         self.head = Linear(config.dim, config.vocab_size, bias=False)
         if config.tied_embeddings:
             self.head.weight = self.embedding.weight
@@ -229,6 +231,8 @@ class Decoder(nn.Module):
         Sinusoidal positions count within the document. Learned ones also start again at each segment.
         """
         hidden_BTD = self.embedding(tokens_BT)
+        if self.config.embedding_scale != 1:
+            hidden_BTD = hidden_BTD * hidden_BTD.new_tensor(self.config.embedding_scale)
         if self.positions is not None:
             in_document_RT = mask.query_RT - mask.document_RT
             return hidden_BTD + self.positions(in_document_RT.minimum(mask.query_RT % self.config.context_length))

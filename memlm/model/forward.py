@@ -36,7 +36,7 @@ class ForwardContext:
     state: DecoderState | None = None
     rotary: Rotary | None = None
     relative_bias: RelativeBias | None = None
-    _ropes: dict[str, Tensor] = field(default_factory=dict)
+    _ropes: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -66,31 +66,30 @@ class ForwardContext:
         bias_RHTS = None if self.bias_RHTS is None else self.bias_RHTS[rows, ..., :num_places]
         return Run(rows, num_places, self.mask.part(rows, num_places), bias_RHTS)
 
-    @property
-    def query_rope(self) -> Float[Tensor, "2 *R T r"] | None:
-        """Cosines and sines of the new tokens."""
-        return self._rope("query", self.mask.query_RT)
+    def query_rope(self, layer: int) -> Float[Tensor, "2 *R T r"] | None:
+        """Cosines and sines of the new tokens, None in a layer that does not turn."""
+        return self._rope("query", self.mask.query_RT, layer)
 
-    @property
-    def key_rope(self) -> Float[Tensor, "2 *R S r"] | None:
+    def key_rope(self, layer: int) -> Float[Tensor, "2 *R S r"] | None:
         """Cosines and sines of all places."""
-        return self._rope("key", self.mask.key_RS)
+        return self._rope("key", self.mask.key_RS, layer)
 
-    @property
-    def sink_rope(self) -> Float[Tensor, "2 *R T r"] | None:
+    def sink_rope(self, layer: int) -> Float[Tensor, "2 *R T r"] | None:
         """Cosines and sines of the new tokens for attention sinks, which are never further away than the window."""
-        return self._rope("sink", self.mask.query_RT.clamp(max=self.mask.sink_cap))
+        return self._rope("sink", self.mask.query_RT.clamp(max=self.mask.sink_cap), layer)
 
     @cached_property
     def bias_RHTS(self) -> Float[Tensor, "R H T S"] | None:
         """The part of the scores that depends on distance alone, for positions that have one."""
         return None if self.relative_bias is None else self.relative_bias(self.mask)
 
-    def _rope(self, name: str, positions: Int[Tensor, "R P"]) -> Tensor | None:
-        if self.rotary is None:
+    def _rope(self, name: str, positions: Int[Tensor, "R P"], layer: int) -> Tensor | None:
+        angles = None if self.rotary is None else self.rotary.of_layer(layer)
+        if angles is None:
             return None
-        if name not in self._ropes:
+        key = name, id(angles)
+        if key not in self._ropes:
             uniform = positions.shape[0] == 1
-            cos_sin = self.rotary.at(positions[0]) if uniform else self.rotary.at(positions)[:, :, None]
-            self._ropes[name] = cos_sin.to(self.dtype)
-        return self._ropes[name]
+            cos_sin = angles.at(positions[0]) if uniform else angles.at(positions)[:, :, None]
+            self._ropes[key] = cos_sin.to(self.dtype)
+        return self._ropes[key]

@@ -5,6 +5,7 @@ The names are those of github.com/ggml-org/llama.cpp, gguf-py/gguf/constants.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,8 @@ from torch import Tensor
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput
 from memlm.model.config import ModelConfig, RopeScaling
+from memlm.model.family import Family, Source, Table, same
 from memlm.model.gguf import GgufFile
-from memlm.model.huggingface import Family, Source, Table, same
 
 LLAMA3_LENGTH, LLAMA3_LOW, LLAMA3_HIGH = 8192, 1.0, 4.0  # how Llama 3.1 and 3.2 stretch; a file holds the result only
 
@@ -94,7 +95,39 @@ GATED: Table = {
 LLAMA: Table = {**COMMON, **LLAMA_QKV, **GATED}
 QWEN: Table = {**COMMON, **SEPARATE_QKV, **GATED}
 GPT: Table = {**COMMON, **FUSED_QKV}
+PHI3: Table = {**COMMON, **FUSED_QKV, "blocks.{}.ff.gate_up.weight": same("blk.{}.ffn_up.weight")}
+OLMO2: Table = {
+    **QWEN,
+    "blocks.{}.attention_norm.weight": same("blk.{}.post_attention_norm.weight"),
+    "blocks.{}.ff_norm.weight": same("blk.{}.post_ffw_norm.weight"),
+}
+
+
+def _less_one(name: str) -> Source:
+    """The weight of a norm of Gemma's, to which the file has added the one that the norm adds."""
+    return Source((name,), lambda tensor, _: tensor - 1)
+
+
+GEMMA3: Table = {
+    **QWEN,
+    "norm.weight": _less_one("output_norm.weight"),
+    **{
+        f"blocks.{{}}.{ours}.weight": _less_one(f"blk.{{}}.{theirs}.weight")
+        for ours, theirs in {
+            "attention_norm": "attn_norm",
+            "attention.query_norm": "attn_q_norm",
+            "attention.key_norm": "attn_k_norm",
+            "attention_out_norm": "post_attention_norm",
+            "ff_norm": "ffn_norm",
+            "ff_out_norm": "post_ffw_norm",
+        }.items()
+    },
+}
 ROPE_FACTORS = "rope_freqs.weight"  # computed from the settings
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+# What a file does not say: the programs that read it know it by heart.
+GEMMA3_PATTERN, GEMMA3_LOCAL_THETA, GEMMA3_27B_LAYERS = 6, 10_000.0, 62
+SMOLLM3_NO_ROPE = 4
 
 Settings = Mapping[str, Any]
 
@@ -133,6 +166,51 @@ def _llama(c: Settings) -> dict[str, Any]:
 
 def _qwen3(c: Settings) -> dict[str, Any]:
     return {**_llama(c), "qk_norm": True}
+
+
+def _olmo2(c: Settings) -> dict[str, Any]:
+    return {**_llama(c), "norm_order": "output", "qk_norm": True, "qk_norm_over": "projection"}
+
+
+def _smollm3(c: Settings) -> dict[str, Any]:
+    layers = range(int(c["block_count"]))
+    return {**_llama(c), "no_rope_layers": tuple(n for n in layers if (n + 1) % SMOLLM3_NO_ROPE == 0)}
+
+
+def _phi3(c: Settings) -> dict[str, Any]:
+    """Phi-3. A file with factors for short and long texts is read up to the length of the short ones."""
+    file: GgufFile = c["file"]
+    llama = {**_llama(c), "windows": (int(c.get("attention.sliding_window", 0)),) * int(c["block_count"])}
+    if SHORT_FACTORS not in file.names:
+        return llama
+    if (factors := file.view(SHORT_FACTORS)) is None:
+        raise Incompatible(f"{file.path}: the tensor {SHORT_FACTORS} lies in blocks; this version reads plain numbers")
+    length, original = int(c["context_length"]), int(c["rope.scaling.original_context_length"])
+    scaling = RopeScaling(
+        "longrope", length / original, original, attention_factor=float(c["rope.scaling.attn_factor"]),
+        factors=tuple(factors.tolist()),
+    )  # fmt: skip
+    return {**llama, "rope_scaling": scaling, "context_length": min(original, length)}
+
+
+def _gemma3(c: Settings) -> dict[str, Any]:
+    llama, layers, window = _llama(c), int(c["block_count"]), int(c.get("attention.sliding_window", 0))
+    pattern = c.get("attention.sliding_window_pattern", GEMMA3_PATTERN)
+    if isinstance(pattern, int):
+        pattern = [(layer + 1) % pattern != 0 for layer in range(layers)]
+    head_dim = llama["head_dim"] or llama["dim"] // llama["num_heads"]
+    scaled_by = llama["dim"] // llama["num_heads"] if layers == GEMMA3_27B_LAYERS else head_dim
+    return {
+        **llama,
+        "windows": tuple(window if is_local else 0 for is_local in list(pattern)[:layers]),
+        "local_rope_theta": float(c.get("rope.freq_base_swa", GEMMA3_LOCAL_THETA)),
+        "norm": "rms_offset",
+        "norm_order": "sandwich",
+        "qk_norm": True,
+        "activation": "geglu",
+        "embedding_scale": math.sqrt(llama["dim"]),
+        "query_scale": math.sqrt(head_dim / scaled_by),
+    }
 
 
 def _gpt2(c: Settings) -> dict[str, Any]:
@@ -196,4 +274,8 @@ ARCHITECTURES: Mapping[str, Family] = {
     "qwen3": Family(_qwen3, QWEN, ""),
     "gpt2": Family(_gpt2, GPT, ""),
     "gptneox": Family(_neox, GPT, ""),
+    "gemma3": Family(_gemma3, GEMMA3, ""),
+    "olmo2": Family(_olmo2, OLMO2, ""),
+    "phi3": Family(_phi3, PHI3, "", (SHORT_FACTORS, LONG_FACTORS)),
+    "smollm3": Family(_smollm3, LLAMA, "", (ROPE_FACTORS,)),
 }

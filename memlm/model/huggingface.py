@@ -1,4 +1,4 @@
-"""Models of other families: found on the Hugging Face hub, with tables that translate their configs and weights.
+"""Models of other families in the Hugging Face layout: tables that translate their configs and weights.
 
 Each family has one table of names: memlm's on the left, the family's on the right, with `{}` for the layer. Unknown
 families are refused by name, and so are settings that would change the model and that this version lacks.
@@ -6,63 +6,16 @@ families are refused by name, and so are settings that would change the model an
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from memlm.errors import Incompatible, InvalidInput, NotFound
-from memlm.model.catalog import MODELS
+from memlm.errors import Incompatible, InvalidInput
 from memlm.model.config import ModelConfig, RopeScaling
-
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-WANTED = ["*.json", "*.safetensors"]
-
-JsonDict = Mapping[str, Any]
-
-
-def find_model(model: str | Path) -> Path:
-    """The folder or file of a model, given its path, its name in the catalog, or its id on the hub (`owner/name`).
-
-    Raises NotFound where there is no such folder, and no such repository within reach.
-    """
-    folder = Path(model)
-    if not folder.exists() and str(model) in MODELS:
-        return MODELS[str(model)].require()
-    if folder.exists() or not HUB_ID.fullmatch(str(model)):
-        return folder
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(str(model), allow_patterns=WANTED))
-    except (OSError, ValueError) as error:  # the hub's errors, those of no network included, are OSErrors
-        raise NotFound(
-            f"no model at {model}: there is no such folder, and the hub does not serve it"
-            f" ({type(error).__name__}: {str(error).splitlines()[0]}); check the name and the network",
-            kind="model",
-            name=str(model),
-        ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The tensors of a file that make one of memlm's: stacked in this order, then rearranged if needed."""
-
-    names: tuple[str, ...]
-    rearrange: Callable[[Tensor, ModelConfig], Tensor] | None = None
-
-    def make(self, parts: list[Tensor], config: ModelConfig) -> Tensor:
-        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return tensor if self.rearrange is None else self.rearrange(tensor, config)
-
-
-def same(*names: str) -> Source:
-    """A tensor under another name, or several stacked."""
-    return Source(names)
+from memlm.model.family import Family, JsonDict, Source, Table, same
 
 
 def transposed(name: str) -> Source:
@@ -79,8 +32,6 @@ def _by_kind(tensor: Tensor, config: ModelConfig) -> Tensor:
     by_head = tensor.unflatten(0, (config.num_heads, 3, config.head_dim))
     return by_head.transpose(0, 1).flatten(0, 2)
 
-
-Table = Mapping[str, Source]
 
 GPT2: Table = {
     "embedding.weight": same("wte.weight"),
@@ -151,49 +102,24 @@ QWEN3: Table = {
     "blocks.{}.attention.key_norm.weight": same("layers.{}.self_attn.k_norm.weight"),
 }
 
+OLMO2: Table = {
+    **{name: source for name, source in QWEN3.items() if name != "blocks.{}.attention_norm.weight"},
+    "blocks.{}.attention_norm.weight": same("layers.{}.post_attention_layernorm.weight"),
+    "blocks.{}.ff_norm.weight": same("layers.{}.post_feedforward_layernorm.weight"),
+}
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """How the configs and tensors of a family are read.
+GEMMA3: Table = {
+    **QWEN3,
+    "blocks.{}.attention_out_norm.weight": same("layers.{}.post_attention_layernorm.weight"),
+    "blocks.{}.ff_norm.weight": same("layers.{}.pre_feedforward_layernorm.weight"),
+    "blocks.{}.ff_out_norm.weight": same("layers.{}.post_feedforward_layernorm.weight"),
+}
 
-    `prefix` precedes all names but the head's, though some files leave it out. `buffers` are endings of names that are
-    no parameters, and are skipped.
-    """
-
-    config: Callable[[JsonDict], dict[str, Any]]
-    table: Table
-    prefix: str
-    buffers: tuple[str, ...] = ()
-
-    def sources(self, names: list[str], present: set[str]) -> dict[str, Source]:
-        """Returns the source of each of memlm's tensors, with the names that this file uses.
-
-        Raises Incompatible for a tensor that the family does not have.
-        """
-        sources = {}
-        for name in names:
-            layer, pattern = _pattern(name)
-            if pattern not in self.table:
-                raise Incompatible(f"the tensor {name} has no counterpart in this family's files")
-            source = self.table[pattern]
-            parts = tuple(self._spelling(part.format(layer), present) for part in source.names)
-            sources[name] = Source(parts, source.rearrange)
-        return sources
-
-    def is_buffer(self, name: str) -> bool:
-        """Whether a tensor of the file is not a parameter."""
-        return name.endswith(self.buffers) if self.buffers else False
-
-    def _spelling(self, name: str, present: set[str]) -> str:
-        return name if name in present else self.prefix + name
-
-
-def _pattern(name: str) -> tuple[str, str]:
-    """`blocks.3.ff.up.weight` as its layer and the pattern in the table."""
-    parts = name.split(".")
-    if parts[0] != "blocks":
-        return "", name
-    return parts[1], ".".join([parts[0], "{}", *parts[2:]])
+PHI3: Table = {
+    **LLAMA,
+    "blocks.{}.attention.qkv.weight": same("layers.{}.self_attn.qkv_proj.weight"),
+    "blocks.{}.ff.gate_up.weight": same("layers.{}.mlp.gate_up_proj.weight"),
+}
 
 
 def _gpt2_config(c: JsonDict) -> dict[str, Any]:
@@ -261,6 +187,79 @@ def _qwen2_config(c: JsonDict) -> dict[str, Any]:
 
 def _qwen3_config(c: JsonDict) -> dict[str, Any]:
     return {**_llama_config(c), "head_dim": c.get("head_dim") or 128, "qk_norm": True, "windows": _qwen_windows(c)}
+
+
+def _olmo2_config(c: JsonDict) -> dict[str, Any]:
+    llama = _llama_config({"rms_norm_eps": 1e-5, **c})
+    return {**llama, "norm_order": "output", "qk_norm": True, "qk_norm_over": "projection"}
+
+
+def _smollm3_config(c: JsonDict) -> dict[str, Any]:
+    layers, every = c["num_hidden_layers"], c.get("no_rope_layer_interval", 4)
+    turns = c.get("no_rope_layers") or [(layer + 1) % every for layer in range(layers)]
+    rotary = _rotary(c, theta=2_000_000.0)
+    unturned = tuple(layer for layer, turn in enumerate(turns[:layers]) if not turn)
+    window = (c.get("sliding_window") or 0) if c.get("use_sliding_window", False) else 0
+    kinds = c.get("layer_types") or ["full_attention" if turn else "sliding_attention" for turn in turns[:layers]]
+    windows = tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    tied = {"tied_embeddings": c.get("tie_word_embeddings", True)}
+    return {**_llama_config(c), **rotary, **tied, "no_rope_layers": unturned, "windows": windows}
+
+
+def _phi3_config(c: JsonDict) -> dict[str, Any]:
+    fraction = _rope(c).get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))
+    theta = _rope(c).get("rope_theta", c.get("rope_theta", 10_000.0))
+    llama = _mistral_config({"rms_norm_eps": 1e-5, **c, "rope_parameters": {"rope_theta": theta}})
+    head_dim = llama["head_dim"] or c["hidden_size"] // c["num_attention_heads"]
+    return {**llama, "rotary_dim": int(head_dim * fraction), **_longrope(c)}
+
+
+def _longrope(c: JsonDict) -> dict[str, Any]:
+    """Phi-3's scaling for short texts, and the length up to which it holds.
+
+    Beyond, other factors would hold for the whole text, and predictions would depend on how much of it is read.
+    """
+    rope = _rope(c)
+    if (kind := rope.get("rope_type", rope.get("type", "default"))) == "default":
+        return {}
+    if kind not in ("longrope", "su", "yarn"):
+        raise Incompatible(
+            f"this phi3 model scales its positions by {kind!r}; this version reads longrope, su and yarn"
+        )
+    original = int(c.get("original_max_position_embeddings") or rope["original_max_position_embeddings"])
+    factor = float(rope.get("factor") or c["max_position_embeddings"] / original)
+    stretch = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    scaling = RopeScaling(
+        "longrope", factor, original, attention_factor=float(rope.get("attention_factor") or stretch),
+        factors=tuple(map(float, rope["short_factor"])),
+    )  # fmt: skip
+    return {"rope_scaling": scaling, "context_length": min(original, c["max_position_embeddings"])}
+
+
+def _gemma3_config(c: JsonDict) -> dict[str, Any]:
+    _refuse(
+        c, "gemma3", attn_logit_softcapping=None, final_logit_softcapping=None, use_bidirectional_attention=False,
+        hidden_activation="gelu_pytorch_tanh",
+    )  # fmt: skip
+    layers, rope = c["num_hidden_layers"], c.get("rope_parameters") or {}
+    full = rope.get("full_attention") or {"rope_theta": c.get("rope_theta", 1e6), **(c.get("rope_scaling") or {})}
+    local = rope.get("sliding_attention") or {"rope_theta": c.get("rope_local_base_freq", 10_000.0)}
+    if local.get("rope_type", "default") != "default":
+        raise Incompatible(f"local layers scale their positions by {local['rope_type']!r}; this version scales none")
+    pattern, head_dim = c.get("sliding_window_pattern") or 6, c.get("head_dim") or 256
+    kinds = c.get("layer_types") or ["sliding_attention" if (n + 1) % pattern else "" for n in range(layers)]
+    return {
+        **_llama_config({**c, "head_dim": head_dim, "rope_parameters": full}),
+        "local_rope_theta": float(local.get("rope_theta", 10_000.0)),
+        "windows": tuple((c.get("sliding_window") or 0) if kind == "sliding_attention" else 0 for kind in kinds),
+        "norm": "rms_offset",
+        "norm_order": "sandwich",
+        "qk_norm": True,
+        "activation": "geglu",
+        "embedding_scale": math.sqrt(c["hidden_size"]),
+        "query_scale": math.sqrt(head_dim / c.get("query_pre_attn_scalar", 256)),
+        "tied_embeddings": c.get("tie_word_embeddings", True),
+    }
 
 
 def _qwen_windows(c: JsonDict) -> tuple[int, ...]:
@@ -344,6 +343,10 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": Family(_mistral_config, LLAMA, "model.", (".rotary_emb.inv_freq",)),
     "qwen2": Family(_qwen2_config, {**LLAMA, **LLAMA_BIASES}, "model.", (".rotary_emb.inv_freq",)),
     "qwen3": Family(_qwen3_config, QWEN3, "model.", (".rotary_emb.inv_freq",)),
+    "gemma3_text": Family(_gemma3_config, GEMMA3, "model.", (".rotary_emb.inv_freq",)),
+    "olmo2": Family(_olmo2_config, OLMO2, "model.", (".rotary_emb.inv_freq",)),
+    "phi3": Family(_phi3_config, PHI3, "model.", (".rotary_emb.inv_freq",)),
+    "smollm3": Family(_smollm3_config, {**LLAMA, **LLAMA_BIASES}, "model.", (".rotary_emb.inv_freq",)),
 }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -11,61 +14,75 @@ from memlm.model.compression import Compressor
 from memlm.model.config import ModelConfig
 from memlm.model.forward import ForwardContext
 from memlm.model.linear import Linear
+from memlm.model.norms import make_norm
 
-
-def make_norm(config: ModelConfig) -> nn.Module:
-    """RMSNorm (arXiv 1910.07467) or LayerNorm (1607.06450), over the model's width."""
-    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
-    return kind(config.dim, eps=config.norm_eps)
+# The activation of a gate, where one multiplies the inner layer. GeGLU's is GELU by its approximation with tanh.
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": partial(F.gelu, approximate="tanh")}
 
 
 class FeedForward(nn.Module):
-    """SwiGLU (arXiv 2002.05202), or two products around GELU or ReLU."""
+    """SwiGLU or GeGLU (arXiv 2002.05202), or two products around GELU or ReLU."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.activation = config.activation
-        if self.activation == "swiglu":
+        if self.activation in GATES:
             self.gate_up = Linear(config.dim, 2 * config.ff_dim, bias=config.ff_bias)
         else:
             self.up = Linear(config.dim, config.ff_dim, bias=config.ff_bias)
         self.down = Linear(config.ff_dim, config.dim, bias=config.ff_bias)
 
     def forward(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Returns down(activation(up x)), or down(silu(gate x) * up x)."""
-        if self.activation == "swiglu":
+        """Returns down(activation(up x)), or down(activation(gate x) * up x)."""
+        if (activation := GATES.get(self.activation)) is not None:
             gate, up = self.gate_up(hidden_BTD).chunk(2, dim=-1)
-            return self.down(F.silu(gate) * up)
+            return self.down(activation(gate) * up)
         return self.down(self.up(hidden_BTD, self.activation))
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each after its norm (pre), before it (post), or in parallel."""
+    """Attention and feed-forward on the residual stream, with norms in one of the orders of `ModelConfig.norm_order`,
+    or both in parallel.
+    """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.is_post, self.is_parallel = config.norm_order == "post", config.parallel_residual
+        self.order, self.is_parallel = config.norm_order, config.parallel_residual
+        self.has_input_norm = config.norm_order in ("pre", "sandwich")
         self.attention_norm = make_norm(config)
         self.attention = Attention(config, layer)
         self.ff_norm = make_norm(config)
         self.ff = FeedForward(config)
+        if config.norm_order == "sandwich":
+            self.attention_out_norm, self.ff_out_norm = make_norm(config), make_norm(config)
         self.compressor = Compressor(config, config.compression) if config.compression else None
 
     def attend(
         self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
         """Returns the residual stream after attention, and the input of the feed-forward: the layer's *key*."""
-        if self.is_post:
-            normed_BTD = self.attention_norm(hidden_BTD + self.attention(hidden_BTD, context))
-            return normed_BTD, normed_BTD
-        attended_BTD = hidden_BTD + self.attention(self.attention_norm(hidden_BTD), context)
-        return attended_BTD, self.ff_norm(hidden_BTD if self.is_parallel else attended_BTD)
+        mixed_BTD = self.attention(self.attention_norm(hidden_BTD) if self.has_input_norm else hidden_BTD, context)
+        if self.order == "sandwich":
+            mixed_BTD = self.attention_out_norm(mixed_BTD)
+        elif self.order == "output":
+            mixed_BTD = self.attention_norm(mixed_BTD)
+        attended_BTD = hidden_BTD + mixed_BTD
+        if self.order == "post":
+            attended_BTD = self.attention_norm(attended_BTD)
+        if self.has_input_norm:
+            return attended_BTD, self.ff_norm(hidden_BTD if self.is_parallel else attended_BTD)
+        return attended_BTD, attended_BTD
 
     def keep(self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext) -> None:
         """Writes keys and values of tokens that skip this layer, as if `hidden_BTD` were its input."""
-        self.attention.keep(hidden_BTD if self.is_post else self.attention_norm(hidden_BTD), context)
+        self.attention.keep(self.attention_norm(hidden_BTD) if self.has_input_norm else hidden_BTD, context)
 
     def finish(self, attended_BTD: Float[Tensor, "B T D"], key_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Returns the residual stream after the feed-forward."""
-        hidden_BTD = attended_BTD + self.ff(key_BTD)
-        return self.ff_norm(hidden_BTD) if self.is_post else hidden_BTD
+        change_BTD = self.ff(key_BTD)
+        if self.order == "sandwich":
+            change_BTD = self.ff_out_norm(change_BTD)
+        elif self.order == "output":
+            change_BTD = self.ff_norm(change_BTD)
+        hidden_BTD = attended_BTD + change_BTD
+        return self.ff_norm(hidden_BTD) if self.order == "post" else hidden_BTD

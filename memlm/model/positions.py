@@ -10,6 +10,7 @@ Shapes: R rows (1 if all have equal positions), B batch, H heads, T queries, S p
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -22,14 +23,30 @@ TABLE_LENGTH = 16_384  # positions whose angles are kept; those beyond are compu
 
 
 class Rotary:
+    """The angles of each layer's positions: of all layers alike, or of local and global ones, or none."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        everywhere = Angles(config.rotary_dim, *rotary_frequencies(config))
+        local = everywhere
+        if config.local_rope_theta:
+            unscaled = replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
+            local = Angles(config.rotary_dim, *rotary_frequencies(unscaled))
+        of_layers = [local if config.window_of(layer) else everywhere for layer in range(config.num_layers)]
+        self._of_layers = [None if n in config.no_rope_layers else angles for n, angles in enumerate(of_layers)]
+
+    def of_layer(self, layer: int) -> Angles | None:
+        """A layer's angles, the same object for layers that turn alike, or None if its heads do not turn."""
+        return self._of_layers[layer]
+
+
+class Angles:
     """Cosines and signed sines of the angles of positions, in float64 because positions may be large.
 
     A table for the first positions is computed when first used.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
-        self.rotary_dim = config.rotary_dim
-        self.frequencies, self.scale = rotary_frequencies(config)
+    def __init__(self, rotary_dim: int, frequencies: Float[Tensor, " f"], scale: float) -> None:
+        self.rotary_dim, self.frequencies, self.scale = rotary_dim, frequencies, scale
         self._table_2Sd = torch.empty(2, 0, self.rotary_dim, device="cpu", dtype=torch.float64)
 
     def at(self, positions: Int[Tensor, "*P"]) -> Float[Tensor, "2 *P d"]:
@@ -72,6 +89,8 @@ def rotary_frequencies(config: ModelConfig) -> tuple[Float[Tensor, " f"], float]
         return plain / scaling.factor, 1.0
     if scaling.kind == "llama3":
         return _llama3(plain, scaling), 1.0
+    if scaling.kind == "longrope":
+        return plain / torch.tensor(scaling.factors, device="cpu", dtype=torch.float64), scaling.attention_factor
     return _yarn(plain, scaling, config), scaling.attention_factor
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from gguf_files import K_QUANTS, write_gguf
-from other_families import CONFIGS, LLAMA, ROPE
+from other_families import CONFIGS, GEMMA, LLAMA, ROPE
 from transformers import AutoModelForCausalLM
 
 from memlm.errors import Corrupt, Incompatible, MemlmError, NotFound
@@ -29,12 +29,19 @@ LLAMA_3 = transformers.LlamaConfig(
         "original_max_position_embeddings": 8192,
     },
 )  # fmt: skip
-OWN_KINDS = ("gpt2", "gpt_neox", "llama", "qwen2", "qwen3")
-MODELS = {
-    name: config
-    for name, config in CONFIGS.items()
-    if config.model_type in OWN_KINDS and name not in ("qwen2 windows", "llama 3 scaling")  # a file cannot say these
-} | {"llama 3": LLAMA_3}
+GEMMA_3 = transformers.Gemma3TextConfig(
+    **GEMMA | {"num_hidden_layers": 7, "layer_types": None, "query_pre_attn_scalar": 16},
+    rope_parameters={
+        "full_attention": {"rope_type": "linear", "rope_theta": 40_000.0, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+)
+OWN_KINDS = ("gpt2", "gpt_neox", "llama", "qwen2", "qwen3", "olmo2", "phi3", "smollm3")
+UNSAID = ("qwen2 windows", "llama 3 scaling", "smollm3 windows")  # what a file cannot say
+MODELS = {name: config for name, config in CONFIGS.items() if config.model_type in OWN_KINDS and name not in UNSAID} | {
+    "llama 3": LLAMA_3,
+    "gemma3": GEMMA_3,
+}
 
 
 def make_model(config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:

@@ -13,7 +13,7 @@ from other_families import CONFIGS, save_as_others_do
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from memlm.errors import Corrupt, Incompatible, NotFound
+from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.language_model import load
 from memlm.model import Decoder
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
@@ -122,6 +122,43 @@ def test_what_does_not_fit_is_refused_by_name(gpt2, changes, error, says):
     change_config(gpt2, **changes)
     with pytest.raises(error, match=says):
         load_checkpoint(gpt2)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("gemma3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
+        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3", {"model_type": "gemma3"}, "'gemma3'.*gemma3_text"),
+        ("phi3", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "'dynamic'.*longrope"),
+        ("llama", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}}, "longrope"),
+    ],
+)
+def test_settings_of_a_family_that_this_version_lacks_are_refused_by_name(tmp_path, tokenizer, name, changes, says):
+    folder = save_as_others_do(name, tmp_path / "m", tokenizer)
+    change_config(folder, **changes)
+    with pytest.raises(Incompatible, match=says):
+        load_checkpoint(folder)
+
+
+def test_the_old_spelling_of_gemmas_positions_is_read(tmp_path, tokenizer):
+    folder = save_as_others_do("gemma3 scaling", tmp_path / "m", tokenizer)
+    config = load_checkpoint(folder).decoder.config
+    given = json.loads((folder / "config.json").read_text())
+    rope = given.pop("rope_parameters")
+    del given["layer_types"]
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = {"rope_theta": rope["full_attention"]["rope_theta"], "rope_local_base_freq": 300.0, "rope_scaling": scaling}
+    (folder / "config.json").write_text(json.dumps({**given, **old, "sliding_window_pattern": 2}))
+    assert load_checkpoint(folder).decoder.config == config
+    assert config.windows == (8, 0, 8, 0)
+
+
+def test_phi3_with_longrope_reads_no_further_than_its_short_factors_hold(tmp_path, tokenizer):
+    decoder = load_checkpoint(save_as_others_do("phi3 longrope", tmp_path / "m", tokenizer)).decoder
+    assert decoder.config.context_length == 96
+    with pytest.raises(InvalidInput, match="shorten the text"):
+        decoder(some_tokens(1, 97))
 
 
 def test_missing_surplus_and_misshapen_tensors_are_named(gpt2):
