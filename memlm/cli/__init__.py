@@ -6,11 +6,14 @@ reason and advice), 2 wrong use, 130 interrupted.
 
 from __future__ import annotations
 
+import re
 import sys
 
 from memlm.base.printable import one_line
 from memlm.cli.console import err
 from memlm.errors import MemlmError
+
+INTERRUPTED = 130
 
 
 def main() -> None:
@@ -20,10 +23,13 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except MemlmError as error:
-        err.print(f"memlm: {one_line(str(error))}", markup=False)
+        # The clients speak of their own argument.
+        message = re.sub(r"\btimeout_s\b", "--timeout", one_line(str(error)))
+        err.print(f"memlm: {message}", markup=False)
         sys.exit(1)
-    except KeyboardInterrupt:
-        err.print("memlm: interrupted; committed work is kept", markup=False)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # Typer has turned the KeyboardInterrupt into its exit code
+            err.print("memlm: interrupted; committed work is kept", markup=False)
+        raise
     except BrokenPipeError:
         sys.exit(1)

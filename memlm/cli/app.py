@@ -18,7 +18,6 @@ from memlm.cli.train import train as train_command
 app = typer.Typer(
     help="A language model whose memory you can read, edit, scale and serve.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

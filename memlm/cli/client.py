@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +15,7 @@ from memlm.cli import client_datastores, options
 from memlm.cli.client_connection import HERE, Target, Timeout, client_of, connect_with
 from memlm.cli.console import cell, emit_json, out, table
 from memlm.cli.fields import Overrides, with_fields
-from memlm.cli.generate import print_continuation
+from memlm.cli.generate import print_continuation, with_prompt
 from memlm.cli.render_index import print_neighbors
 
 app = typer.Typer(help="Call a running server.", no_args_is_help=True)
@@ -41,15 +39,18 @@ def connection(
 
 
 @app.command(epilog="Example: memlm client generate 'def main(' --target localhost:50051 --show-sources")
-@with_fields()
+@with_fields(leave_out=("prompt",))
 def generate(
     request: GenerateRequest,
+    prompt: options.Prompt = None,
+    file: options.PromptFile = None,
     target: Target = HERE,
     timeout: Timeout = 60.0,
     show_sources: options.ShowSources = False,
     json: options.Json = False,
 ) -> None:
     """Continue a prompt on a server."""
+    request = with_prompt(request, prompt, file)
     with client_of(target, timeout) as client:
         print_continuation(client, request, show_sources=show_sources, json=json)
 
@@ -117,14 +118,18 @@ def create_session(
 @session.command("append", epilog="Example: memlm client session append NAME long.txt --target localhost:50051")
 def append_to_session(
     name: SessionName,
-    text: Annotated[str, typer.Argument(metavar="FILE", help="Text file. - is stdin.")],
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Text file. - is standard input.")] = None,
+    text: Annotated[str | None, typer.Option(metavar="TEXT", help="Append this text instead of a file.")] = None,
     target: Target = HERE,
     timeout: Timeout = 3600.0,
     json: options.Json = False,
 ) -> None:
     """Append a text file to a session: all of it, or nothing on an error."""
-    with client_of(target, timeout) as client, _opened(text) as file:
-        _print_session(client.append_to_session(name, file.read()), json=json)
+    if (file is None) == (text is None):
+        raise typer.BadParameter("give a FILE (- is standard input), or --text TEXT")
+    content = options.read_text(file) if file is not None else text or ""
+    with client_of(target, timeout) as client:
+        _print_session(client.append_to_session(name, content), json=json)
 
 
 @session.command("info", epilog="Example: memlm client session info NAME --target localhost:50051")
@@ -171,10 +176,6 @@ def _print_session(info: Any, *, json: bool) -> None:
     left = datetime.fromtimestamp(info.expires_s).astimezone().isoformat(" ", "seconds")
     summary = f"{info.name}: {info.num_tokens:,} tokens, {info.num_bytes:,} bytes, until {left}{reading}"
     out.print(one_line(summary), markup=False)
-
-
-def _opened(path: str) -> Any:
-    return nullcontext(sys.stdin) if path == "-" else Path(path).open(encoding="utf-8")
 
 
 @app.command("info", epilog="Example: memlm client info --target localhost:50051")

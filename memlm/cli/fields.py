@@ -13,7 +13,8 @@ that are dataclasses are expanded in their place. Fields without metadata keep t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import wraps
 from types import NoneType
@@ -50,6 +51,15 @@ class _Leaf:
     def flags(self) -> tuple[str, ...]:
         name = self.field.name.removeprefix("num_").removesuffix("_s").replace("_", "-")
         return self.option.flags or (f"--{name}",)
+
+    @property
+    def flag(self) -> str:
+        """What users type: the first long flag, or the name of an argument."""
+        if self.is_argument:
+            return self.field.name.upper()
+        return next(
+            (flag for flag in " ".join(self.flags).replace("/", " ").split() if flag.startswith("--")), self.field.name
+        )
 
     @property
     def is_argument(self) -> bool:
@@ -110,12 +120,25 @@ def _leaves(record: type, leave_out: Collection[str], path: tuple[str, ...] = ()
             yield _Leaf((*path, field.name), field, hints[field.name], field.metadata[OPTION])
 
 
+def _renamed(error: InvalidInput, flags: Mapping[str, str]) -> InvalidInput:
+    """The error with the flag in place of the name of its field."""
+    if error.field not in flags:
+        return error
+    # A name with _ is a name wherever it stands; `port` or `store` may be a word of the sentence, but at its beginning.
+    name = re.escape(error.field)
+    pattern = rf"(?<![\w-]){name}(?![\w-])" if "_" in error.field else rf"\A{name}(?= (?:is|has|names)\b)"
+    return InvalidInput(re.sub(pattern, flags[error.field], str(error)), field=error.field)
+
+
 def _build(record: type, values: dict[tuple[str, ...], Any]) -> Any:
     """The dataclass with some fields, given by their paths."""
     arguments = {path[0]: value for path, value in values.items() if len(path) == 1}
     hints = get_type_hints(record)
     for name in {path[0] for path in values if len(path) > 1}:
         arguments[name] = _build(hints[name], {path[1:]: value for path, value in values.items() if path[0] == name})
+    for field in fields(record):  # a text that is needed, and left out here, is filled in by the command
+        if field.default is MISSING and field.default_factory is MISSING and hints[field.name] is str:
+            arguments.setdefault(field.name, "")
     return record(**arguments)
 
 
@@ -139,14 +162,18 @@ def with_fields(*, leave_out: Collection[str] = ()) -> Callable[[Callable[..., A
 
         @wraps(command)
         def run(**given: Any) -> Any:
-            for name, (record, is_override, leaves) in records.items():
-                values = {}
-                for leaf in leaves:
-                    if (value := given.pop(leaf.parameter)) is not None and value != []:
-                        values[leaf.path] = leaf.value(value)
-                named = {path[-1]: value for path, value in values.items()}
-                given[name] = named if is_override else _build(record, values)
-            return command(**given)
+            flags = {leaf.field.name: leaf.flag for _, _, leaves in records.values() for leaf in leaves}
+            try:
+                for name, (record, is_override, leaves) in records.items():
+                    values = {}
+                    for leaf in leaves:
+                        if (value := given.pop(leaf.parameter)) is not None and value != []:
+                            values[leaf.path] = leaf.value(value)
+                    named = {path[-1]: value for path, value in values.items()}
+                    given[name] = named if is_override else _build(record, values)
+                return command(**given)
+            except InvalidInput as error:
+                raise _renamed(error, flags) from None
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -3,33 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import typer
 
 from memlm.api.params import GenerateRequest
 from memlm.cli import options, render
+from memlm.cli.console import out
 from memlm.cli.fields import with_fields
 
 if TYPE_CHECKING:
     from memlm.client import Client
     from memlm.language_model import LanguageModel
 
-NEIGHBORS_SHOWN = 16
+NEIGHBORS_SHOWN, NEIGHBORS_SUMMED = 16, 4  # of each token: for its sources, and for the documents under the text
 
 
-@with_fields(leave_out=("session", "resume_s"))
+@with_fields(leave_out=("prompt", "session", "resume_s"))
 def generate(
     request: GenerateRequest,
     model: options.Model,
+    prompt: options.Prompt = None,
+    file: options.PromptFile = None,
     store: options.Stores = None,
     dtype: options.Dtype = "float32",
     show_sources: options.ShowSources = False,
     json: options.Json = False,
 ) -> None:
     """Continue a prompt in this process."""
+    request = with_prompt(request, prompt, file)
+    if show_sources and not (store and request.retrieval.use_store):
+        raise typer.BadParameter("--show-sources needs a datastore; give --store FOLDER")
     from memlm.language_model import load
 
     with load(model, store or (), dtype=dtype) as lm:
         print_continuation(lm, request, show_sources=show_sources, json=json)
+
+
+def with_prompt(request: GenerateRequest, prompt: str | None, file: Path | None) -> GenerateRequest:
+    """The request with its prompt, from the command line, a file or standard input."""
+    if (prompt is None) == (file is None):
+        raise typer.BadParameter("give a prompt, or --file FILE (- is standard input)")
+    if prompt is None or prompt == "-":
+        # Editors end a file with a line end, and so does `echo`, which nobody means to continue.
+        prompt = options.read_text(file or Path("-")).removesuffix("\n")
+    return replace(request, prompt=prompt)
 
 
 def print_continuation(
@@ -38,5 +57,7 @@ def print_continuation(
     """Prints the continuation of a prompt as it is generated, by a model in process or a server."""
     if show_sources:
         request = replace(request, neighbors=NEIGHBORS_SHOWN)
+    elif out.is_terminal and not json and request.retrieval.use_store and not request.early_exit:
+        request = replace(request, neighbors=NEIGHBORS_SUMMED)
     with generator.generate(request) as tokens:
-        render.print_generation(tokens, json=json, show_sources=show_sources)
+        render.print_generation(tokens, prompt=request.prompt, json=json, show_sources=show_sources)

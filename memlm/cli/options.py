@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +24,13 @@ Hidden = Annotated[
     typer.Option("--hidden", help="Also read hidden files, environments, and files that .gitignore excludes."),
 ]
 OnError = Annotated[str, typer.Option(metavar="skip|fail", help="Skip unusable text, or fail.")]
+Prompt = Annotated[
+    str | None,
+    typer.Argument(metavar="[PROMPT]", help="The text to continue. - is standard input.", show_default=False),
+]
+PromptFile = Annotated[
+    Path | None, typer.Option("--file", "-f", metavar="FILE", help="Continue a text file. - is standard input.")
+]
 Purge = Annotated[
     bool,
     typer.Option("--purge", help="Remove deleted documents from all files, and abandon interrupted additions."),
@@ -47,7 +55,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.", ric
 ShowSources = Annotated[
     bool,
     typer.Option(
-        "--show-sources", help="Color tokens by the share of p_kNN, and list sources.", rich_help_panel="Output"
+        "--show-sources", help="Shade tokens by the share of p_kNN, and list their sources.", rich_help_panel="Output"
     ),
 ]
 
@@ -55,6 +63,18 @@ ShowSources = Annotated[
 def given(**options: Any) -> dict[str, Any]:
     """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, or of standard input for `-`. Raises InvalidInput, naming it, where there is none."""
+    try:
+        return (sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path} is not UTF-8 at byte {error.start:,}; give a text file") from None
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be read ({error.strerror}); give a text file, or - for standard input"
+        ) from None
 
 
 def metadata_fields(where: Sequence[str]) -> dict[str, str]:

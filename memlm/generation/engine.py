@@ -77,9 +77,10 @@ class Engine:
         """
         if request.by is SearchBy.WORDS:
             return (yield from self._search_words(request))
-        retriever = self.stores.retriever(RetrievalParams(store=request.store, k=request.k, nprobe=request.nprobe))
-        if retriever is None:
+        if request.store is None and not len(self.stores):
             raise InvalidInput(NO_STORE, field="store")
+        retriever = self.stores.retriever(RetrievalParams(store=request.store, k=request.k, nprobe=request.nprobe))
+        assert retriever is not None  # there is a datastore
         key_1D = yield from key_after(self.checkpoint, request.text)
         if not request.only:
             return retriever.describe(retriever.search(key_1D), request.k)

@@ -239,6 +239,7 @@ class LoadedStores:
         """
         names = [each.name for each in params.stores] or ([] if params.store is None else [params.store])
         if not params.use_store or not (names or len(self)):
+            check_unused(params)
             return None
         retriever = Retriever.of(self.model_stores(names), params)
         return self._retrievers.setdefault(retriever.settings, retriever)
@@ -324,6 +325,15 @@ class LoadedStores:
         loaded = [store.opened for store in tuple(self._stores.values()) if store.opened is not None]
         home = path.resolve()
         return [each for each in (*loaded, *self._retired_stores()) if each.datastore.path.resolve() == home]
+
+
+def check_unused(params: RetrievalParams) -> None:
+    """Raises InvalidInput for an option of retrieval that has no effect without a datastore."""
+    for name in ("k", "lam", "knn_temperature", "nprobe", "min_pointers", "spalm"):
+        if getattr(params, name) not in (None, False):
+            raise InvalidInput(
+                f"{name} is set, but no datastore is searched; give a datastore, or leave it out", field=name
+            )
 
 
 def _pointer_at(path: Path) -> Pointer | None:

@@ -1,5 +1,6 @@
 """The command line: exit codes, one clear line for what is wrong, JSON for programs."""
 
+import io
 import json
 import shutil
 import signal
@@ -78,12 +79,21 @@ def test_failure_exits_with_1_and_one_line(capsys, model_folder, store_folder, c
         (["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s", "--index", "X"], "IVF"),
         (["index", "info", nowhere], "memlm index build"),
         (["index", "delete", store_folder, "nobody"], "nobody"),
-        (["index", "search", store_folder, "", "--model", model_folder, "--k", "0"], "k is 0"),
+        (["index", "search", store_folder, "", "--model", model_folder, "--k", "0"], "--k is 0"),
         (["eval", empty, "--model", model_folder], "no text was found"),
-        (["generate", "x", "--model", model_folder, "--top-p", "2"], "top_p"),
+        (["generate", "x", "--model", model_folder, "--top-p", "2"], "--top-p is 2.0"),
         (["generate", "word " * 200, "--model", model_folder], "shorten the prompt"),
+        (["generate", "x", "--model", model_folder, "--lam", "0.3"], "--lam is set, but no datastore"),
+        (
+            ["generate", "x", "--model", model_folder, "--knn-temperature", "3", "--no-store"],
+            "--knn-temperature is set",
+        ),
+        (["generate", "--file", nowhere, "--model", model_folder], "cannot be read (No such file"),
+        (["generate", "--file", empty, "--model", model_folder], "cannot be read (Is a directory"),
+        (["client", "session", "append", "NAME", "Some words"], "Some words cannot be read"),
+        (["client", "session", "append", "NAME", empty], "cannot be read (Is a directory"),
         (["serve", "--model", nowhere, "--port", "0"], "memlm train"),
-        (["serve", "--model", model_folder, "--port", "70000"], "port"),
+        (["serve", "--model", model_folder, "--port", "70000"], "--port is 70000"),
         (["client", "score", "x", "--target", "localhost:1", "--timeout", "2"], "memlm serve"),
     ):
         code, out, err = memlm(capsys, *words)
@@ -214,8 +224,23 @@ def test_generate_prints_the_text_and_its_sources(capsys, model_folder, store_fo
     words = ["generate", "the memory", "--model", model_folder, "--store", store_folder, "--seed", "1", "--lam", "0.9"]
     code, out, _ = memlm(capsys, *words, "--max-tokens", "10", "--show-sources")
     assert code == 0
-    assert "share of p_kNN:" in out
+    assert "share of memory:" in out
+    assert "the model" in out
     assert "doc-" in out
+
+
+def test_a_prompt_comes_from_a_file_or_from_standard_input(capsys, model_folder, tmp_path, monkeypatch):
+    words = ["generate", "--model", model_folder, "--seed", "1", "--max-tokens", "5"]
+    expected = memlm(capsys, *words, "the memory: é")
+    assert expected[0] == 0
+    (tmp_path / "prompt.txt").write_text("the memory: é\n", encoding="utf-8")
+    assert memlm(capsys, *words, "--file", tmp_path / "prompt.txt") == expected
+    for given in (["-"], ["--file", "-"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("the memory: é\n".encode())))
+        assert memlm(capsys, *words, *given) == expected
+    assert memlm(capsys, *words)[0] == 2
+    assert memlm(capsys, *words, "a", "--file", tmp_path / "prompt.txt")[0] == 2
+    assert memlm(capsys, *words, "a", "--show-sources")[0] == 2
 
 
 def test_help_loads_nothing_that_takes_long(tmp_path):
@@ -239,6 +264,7 @@ def test_an_interrupt_exits_with_130_and_leaves_a_resumable_build(model_folder, 
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
+    assert "memlm: interrupted; committed work is kept" in err
     assert "Traceback" not in err
     assert not (tmp_path / "s" / "CURRENT").exists()
     done = subprocess.run([*command, "--json"], cwd=tmp_path, check=True, capture_output=True, text=True)

@@ -1,0 +1,107 @@
+"""What a terminal shows of a generation: shades or marks, sources that fit its width; and a pipe the text alone."""
+
+import colorsys
+import io
+import math
+import re
+
+import pytest
+from rich.color import Color
+from rich.console import Console
+from rich.style import Style
+
+from memlm.api.generation import Neighbor, Token, Usage
+from memlm.cli import render
+
+PAPER = "a folder with a long name/and a document with a longer one.md"
+
+
+def neighbor(document_id: str, token_id: int, weight: float) -> Neighbor:
+    return Neighbor("store", document_id, "", 0, 0, 45, token_id, "x", 1.0, weight, "the words\naround it " * 5)
+
+
+def token(text: str, share: float, document_id: str = "") -> Token:
+    """A token with a share of p_kNN, all of it from one document."""
+    knn_logprob = math.log(share) if share else -math.inf
+    neighbors = (neighbor(document_id, 7, 0.9), neighbor("other.md", 8, 0.1)) if document_id else ()
+    return Token(7, text, text.encode(), 0.0, 0.0, knn_logprob, lam=1.0, neighbors=neighbors)
+
+
+TEXT = [token("one", 0.0), token(" two", 0.95, PAPER), token("\n", 0.6, "b.md"), token("x\x1b[2J\n\n", 0.02, "b.md")]
+
+
+def printed(*, width: int = 80, colored: bool = True, **terminal) -> str:
+    console = Console(file=io.StringIO(), width=width, soft_wrap=True, highlight=False, **terminal)
+    render.stream(TEXT, colored=colored, to=console)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("styles", [render.ON_DARK, render.ON_LIGHT])
+def test_shades_are_of_one_hue_and_monotone_in_lightness(styles):
+    colors = [Style.parse(style).bgcolor for style in styles[1:]]
+    triples = [color.get_truecolor() for color in colors if isinstance(color, Color)]
+    hls = [colorsys.rgb_to_hls(*(part / 255 for part in triple)) for triple in triples]
+    assert len({round(hue, 2) for hue, _, _ in hls}) == 1
+    lightnesses = [0.2126 * red + 0.7152 * green + 0.0722 * blue for red, green, blue in triples]
+    assert lightnesses == sorted(lightnesses, reverse=styles is render.ON_LIGHT)
+    assert len(set(lightnesses)) == len(styles) - 1
+
+
+def test_a_terminal_that_says_it_is_light_gets_shades_that_grow_darker(monkeypatch):
+    monkeypatch.setenv("COLORFGBG", "0;15")
+    light = render.shade_of(0.95)
+    monkeypatch.setenv("COLORFGBG", "15;0")
+    assert (light, render.shade_of(0.95)) == (render.ON_LIGHT[-1], render.ON_DARK[-1])
+
+
+def test_a_pipe_gets_the_text_alone():
+    assert printed() == "one two\nx\\x1b[2J\n\n\n"
+
+
+def test_a_terminal_shades_memory_and_shows_its_line_ends():
+    shown = printed(force_terminal=True, color_system="256")
+    assert "\x1b[30;48;5;51m two" in shown
+    assert "↵" in shown
+    assert "\x1b[2J" not in printed(colored=False, force_terminal=True, color_system="256")
+    assert "48;5" not in printed(colored=False, force_terminal=True, color_system="256")
+
+
+def test_without_color_memory_is_underlined_and_lines_tell_their_share():
+    shown = printed(force_terminal=True, color_system="256", no_color=True)
+    assert "48;5" not in shown
+    assert "\x1b[4m two" in shown
+    assert "[52%]" in shown  # of 0, 0.95 and 0.6
+
+
+@pytest.mark.parametrize("width", range(50, 201, 25))
+@pytest.mark.parametrize("details", [True, False])
+def test_sources_fit_the_terminal_and_add_up(width, details):
+    lines = list(render.source_lines(TEXT, width=width, details=details))
+    assert all(line.cell_len <= width for line in lines)
+    rows = [line.plain for line in lines if re.search(r"\d%$", line.plain)]
+    assert [int(row.rpartition(" ")[2].rstrip("%")) for row in rows] == [24, 16, 61]
+    assert "the model" in rows[-1]
+    assert (len(lines) > len(rows)) == details
+    assert "one.md" in rows[0]  # of a long name, its end
+
+
+def test_names_are_on_one_line_and_cut_at_their_beginning():
+    assert render._fitted("a\nb\x1b", 20) == "a\\nb\\x1b".ljust(20)
+    assert render._fitted("猫" * 12, 10) == "…" + "猫" * 4 + " "
+
+
+def test_a_summary_counts_speed_and_memory():
+    usage = Usage(generated_tokens=5, decode_ms=200.0)
+    assert render.summary(TEXT, usage) == "4 tokens · 20.0 tokens/s · 39% from memory"
+    assert render.summary([Token(1, "a", b"a", 0.0, 0.0)], None) == "1 token"
+
+
+def test_an_interrupt_leaves_what_was_printed():
+    def interrupted():
+        yield from TEXT[:2]
+        raise KeyboardInterrupt
+
+    seen: list[Token] = []
+    with pytest.raises(KeyboardInterrupt):
+        render.stream(interrupted(), colored=False, to=Console(file=io.StringIO()), into=seen)
+    assert seen == TEXT[:2]
