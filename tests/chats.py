@@ -38,11 +38,11 @@ def give_template(folder: Path, source: str, tokens: dict[str, str]) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": source, **tokens}))
 
 
-def save_chat_model(folder: Path, tokenizer: Tokenizer) -> Path:
+def save_chat_model(folder: Path, tokenizer: Tokenizer, *, context_length: int = 400) -> Path:
     """A tiny model of random parameters whose template is CHATML."""
     torch.manual_seed(0)
-    shape = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim": 48, "context_length": 400}
-    decoder = Decoder(ModelConfig(vocab_size=302, **shape))
+    shape = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim": 48}
+    decoder = Decoder(ModelConfig(vocab_size=302, context_length=context_length, **shape))
     with torch.no_grad():
         for parameter in decoder.parameters():
             if parameter.dim() == 2:

@@ -9,6 +9,7 @@ import typer
 
 from memlm.cli import bench, client, index, models, options
 from memlm.cli.calibrate import calibrate
+from memlm.cli.chat import chat
 from memlm.cli.console import out
 from memlm.cli.eval import evaluate
 from memlm.cli.generate import generate
@@ -49,6 +50,7 @@ app.command(epilog="Example: memlm train docs/ --out model --minutes 5")(train_c
 
 app.command("eval", epilog="Example: memlm eval heldout/ --model model --store store")(evaluate)
 app.command(epilog="Example: memlm generate 'def main(' --model model --store store --show-sources")(generate)
+app.command(epilog="Example: memlm chat --model smollm2 --store notes")(chat)
 app.command(epilog="Example: memlm calibrate heldout/ --model model --delta 0.1")(calibrate)
 app.command(
     epilog="Example: memlm serve --model model --store store --port 50051",

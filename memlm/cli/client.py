@@ -12,6 +12,7 @@ from memlm.api.datastores import SearchRequest
 from memlm.api.params import GenerateRequest, RetrievalParams
 from memlm.base.printable import one_line
 from memlm.cli import client_datastores, options
+from memlm.cli.chat import client_chat
 from memlm.cli.client_connection import HERE, Target, Timeout, client_of, connect_with
 from memlm.cli.console import cell, emit_json, out, table
 from memlm.cli.fields import Overrides, with_fields
@@ -53,6 +54,9 @@ def generate(
     request = with_prompt(request, prompt, file)
     with client_of(target, timeout) as client:
         print_continuation(client, request, show_sources=show_sources, json=json)
+
+
+app.command("chat", epilog="Example: memlm client chat --target localhost:50051")(client_chat)
 
 
 @app.command(epilog="Example: memlm client score 'import os' --target localhost:50051")

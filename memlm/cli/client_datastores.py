@@ -19,6 +19,7 @@ from memlm.errors import DeadlineExceeded
 if TYPE_CHECKING:
     from memlm.api.handles import Operation
     from memlm.api.operations import OperationInfo
+    from memlm.base.progress import Progress
 
 datastore = typer.Typer(help="Datastores of a server.", no_args_is_help=True)
 operation = typer.Typer(help="Jobs of a server: building, adding, compacting.", no_args_is_help=True)
@@ -207,6 +208,16 @@ def delete_operation(
     _print_operation(info, json=json)
 
 
+def follow(job: Operation, progress: Progress) -> OperationInfo:
+    """Reports the progress of an operation until it has ended, and returns its end."""
+    while not (info := job.progress()).has_ended:
+        if info.phase:
+            progress(info.phase, info.done, info.total or None)
+        with suppress(DeadlineExceeded):
+            job.wait(FOLLOW_S)
+    return info
+
+
 def _follow(job: Operation, *, wait: bool, json: bool) -> None:
     """Shows the progress of an operation to its end. Raises its error."""
     if not wait:
@@ -214,11 +225,7 @@ def _follow(job: Operation, *, wait: bool, json: bool) -> None:
         return
     try:
         with ConsoleProgress() as progress:
-            while not (info := job.progress()).has_ended:
-                if info.phase:
-                    progress(info.phase, info.done, info.total or None)
-                with suppress(DeadlineExceeded):
-                    job.wait(FOLLOW_S)
+            info = follow(job, progress)
     except KeyboardInterrupt:
         err.print(f"{job.name} is still running; `memlm client operation cancel {job.name}` stops it", markup=False)
         raise

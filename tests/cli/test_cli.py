@@ -43,8 +43,8 @@ def own_store(store_folder: Path, tmp_path: Path) -> Path:
 
 
 def test_every_command_has_help_with_an_example(capsys):
-    groups = {"": "train eval generate demo serve", "index": "build add delete compact verify info search tune",
-              "client": "generate score search model info", "client datastore": "list delete",
+    groups = {"": "train eval generate chat demo serve", "index": "build add delete compact verify info search tune",
+              "client": "generate chat score search model info", "client datastore": "list delete",
               "client session": "create append info list fork delete",
               "bench": "build generate serve load model memory datastore retrieval open"}  # fmt: skip
     for group, commands in groups.items():

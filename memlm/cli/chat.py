@@ -1,0 +1,151 @@
+"""`memlm chat` and `memlm client chat`: a conversation at a terminal, with a memory that it can change."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memlm.api.datastores import StoreInfo
+from memlm.api.params import SAMPLING, RetrievalParams, SamplingParams
+from memlm.base.printable import one_line
+from memlm.cli import options
+from memlm.cli.chat_memory import ChatMemory, LocalMemory, ServerMemory
+from memlm.cli.chat_shell import ChatShell, piped_lines, typed_lines
+from memlm.cli.client_connection import HERE, Target, Timeout, client_of, connect_with
+from memlm.cli.console import out
+from memlm.cli.conversation import Conversation
+from memlm.cli.fields import Overrides, with_fields
+
+if TYPE_CHECKING:
+    from memlm.client import Client
+    from memlm.language_model import LanguageModel
+
+NEIGHBORS = 16  # of each token, for /sources
+MAX_TOKENS = 512  # of an answer: a small model may not find its end
+TEMPERATURE = 0.3
+
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=SAMPLING)]
+MaxTokens = Annotated[
+    int, typer.Option("--max-tokens", "-n", help="Maximum number of tokens of an answer.", rich_help_panel=SAMPLING)
+]
+System = Annotated[str, typer.Option("--system", metavar="TEXT", help="System message.", show_default=False)]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.", rich_help_panel="Output")]
+
+
+@with_fields(leave_out=("temperature", "max_tokens"))
+def chat(
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", "-m", metavar="MODEL", help="Folder, GGUF file, hub id, or smollm2.", rich_help_panel="Model"
+        ),
+    ] = None,
+    store: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--store",
+            "-s",
+            metavar="FOLDER",
+            rich_help_panel="Model",
+            help="Datastore folder. Repeatable. The first takes /remember and /add, and may be new.",
+        ),
+    ] = None,
+    dtype: options.Dtype = "float32",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="HOST:PORT",
+            help="Chat with the model of this server instead.",
+            rich_help_panel="Connection",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Time limit of a call in seconds.", rich_help_panel="Connection")
+    ] = 600.0,
+    token: Annotated[
+        str | None, typer.Option(envvar="MEMLM_TOKEN", help="Bearer token of the server.", rich_help_panel="Connection")
+    ] = None,
+    system: System = "",
+    *,
+    temperature: Temperature = TEMPERATURE,
+    max_tokens: MaxTokens = MAX_TOKENS,
+    sampling: Annotated[dict[str, Any], Overrides(SamplingParams)],
+    retrieval: Annotated[dict[str, Any], Overrides(RetrievalParams)],
+    json: JsonLines = False,
+) -> None:
+    """Chat with a model, in this process or on a server. /help lists the commands."""
+    if (model is None) == (target is None):
+        raise typer.BadParameter("give either --model, or --target for a model that is served")
+    if target is not None and store:
+        raise typer.BadParameter("--store is a folder of this machine; a server has its own (--store-name)")
+    if model is not None and not store and retrieval:
+        raise typer.BadParameter(f"{', '.join(retrieval)} needs a datastore; give --store FOLDER")
+    asked = {**sampling, **retrieval, "temperature": temperature, "max_tokens": max_tokens}
+    if target is not None:
+        connect_with(token, None)
+        _chat_with_server(target, timeout, asked, system, json=json)
+    else:
+        assert model is not None
+        _chat_in_process(model, store or [], dtype, asked, system, json=json)
+
+
+@with_fields(leave_out=("temperature", "max_tokens"))
+def client_chat(
+    sampling: Annotated[dict[str, Any], Overrides(SamplingParams)],
+    retrieval: Annotated[dict[str, Any], Overrides(RetrievalParams)],
+    target: Target = HERE,
+    timeout: Timeout = 600.0,
+    system: System = "",
+    temperature: Temperature = TEMPERATURE,
+    max_tokens: MaxTokens = MAX_TOKENS,
+    json: JsonLines = False,
+) -> None:
+    """Chat with the model of a server. /help lists the commands."""
+    asked = {**sampling, **retrieval, "temperature": temperature, "max_tokens": max_tokens}
+    _chat_with_server(target, timeout, asked, system, json=json)
+
+
+def _chat_with_server(target: str, timeout: float, asked: dict[str, Any], system: str, *, json: bool) -> None:
+    names = [store.name for store in asked.get("stores", ())]
+    with client_of(target, timeout) as client:
+        model = client.get_model()
+        memory = ServerMemory(client, names[0] if names else None)
+        _run(client, memory, f"{model.name} at {target}", asked, system, json=json)
+
+
+def _chat_in_process(
+    model: Path, stores: list[Path], dtype: str, asked: dict[str, Any], system: str, *, json: bool
+) -> None:
+    from memlm.language_model import load
+
+    new = stores[:1] if stores and not stores[0].exists() else []
+    with load(model, [store for store in stores if store not in new], dtype=dtype) as lm:
+        lm.checkpoint.chat_template  # noqa: B018 - raises where there is none, before anything is typed
+        memory = LocalMemory(lm, stores[0] if stores else None)
+        note = f"; {new[0]} will be made by /remember or /add" if new else ""
+        _run(lm, memory, f"{lm.info.name}, {lm.info.num_parameters:,} parameters{note}", asked, system, json=json)
+
+
+def _run(
+    host: LanguageModel | Client, memory: ChatMemory, about: str, asked: dict[str, Any], system: str, *, json: bool
+) -> None:
+    is_typed = sys.stdin.isatty()
+    conversation = Conversation(host, {**asked, "neighbors": NEIGHBORS}, system)
+    shell = ChatShell(conversation, memory, json=json)
+    if is_typed and not json:
+        out.print(one_line(about + _described(memory.stores())), style="dim", markup=False)
+        out.print("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.", style="dim")
+    try:
+        shell.run(typed_lines() if is_typed else piped_lines())
+    finally:
+        conversation.forget_session()
+    if shell.num_failed and not is_typed:
+        raise typer.Exit(1)
+
+
+def _described(stores: tuple[StoreInfo, ...]) -> str:
+    return "".join(f"; datastore {info.name}, {info.num_entries:,} entries" for info in stores)
