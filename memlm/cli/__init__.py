@@ -9,16 +9,22 @@ from __future__ import annotations
 import re
 import sys
 
-from memlm.base.printable import one_line
-from memlm.cli.console import err
-from memlm.errors import MemlmError
-
-INTERRUPTED = 130
-
 
 def main() -> None:
     """Runs the command line."""
+    try:
+        _run()
+    except KeyboardInterrupt:  # while modules are imported
+        print("memlm: interrupted; nothing was done", file=sys.stderr)
+        sys.exit(130)
+
+
+def _run() -> None:
+    from memlm.base.printable import one_line
     from memlm.cli.app import app
+    from memlm.cli.console import err
+    from memlm.cli.interruption import Interrupted
+    from memlm.errors import MemlmError
 
     try:
         app(standalone_mode=True)
@@ -27,9 +33,8 @@ def main() -> None:
         message = re.sub(r"\btimeout_s\b", "--timeout", one_line(str(error)))
         err.print(f"memlm: {message}", markup=False)
         sys.exit(1)
-    except SystemExit as end:
-        if end.code == INTERRUPTED:  # Typer has turned the KeyboardInterrupt into its exit code
-            err.print("memlm: interrupted; committed work is kept", markup=False)
-        raise
+    except Interrupted as stopped:
+        err.print(f"\nmemlm: {one_line(str(stopped))}", markup=False)
+        sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)

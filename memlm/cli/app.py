@@ -13,10 +13,12 @@ from memlm.cli.chat import chat
 from memlm.cli.console import out
 from memlm.cli.eval import evaluate
 from memlm.cli.generate import generate
+from memlm.cli.interruption import InterruptibleGroup
 from memlm.cli.serve import serve as serve_command
 from memlm.cli.train import train as train_command
 
 app = typer.Typer(
+    cls=InterruptibleGroup,
     help="A language model whose memory you can read, edit, scale and serve.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

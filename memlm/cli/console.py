@@ -1,7 +1,7 @@
 """Output of the commands: answers on standard output, progress and problems on standard error.
 
-Long work shows a bar with rate and time left on a terminal, and elsewhere a plain line every few seconds. With `--json`
-the answer is one JSON object, in which nan and inf are null.
+Long work shows a bar with rate and time left on a terminal, and elsewhere plain lines at growing intervals. With
+`--json` the answer is one JSON object, in which nan and inf are null.
 
 `out` and `err` escape control characters. Foreign text in a line (ids, titles, paths, names) passes `one_line` or, in
 tables, `cell`, which also remove line ends and markup.
@@ -51,7 +51,7 @@ err = Console(stderr=True, soft_wrap=True, highlight=False)
 for console in (out, err):
     console.push_render_hook(_Escaping())
 
-SECONDS_BETWEEN_LINES = 5.0
+FIRST_WAIT_S, WAIT_GROWTH, LONGEST_WAIT_S = 2.0, 1.5, 30.0  # between two plain lines
 
 
 def emit_json(answer: Any) -> None:
@@ -98,7 +98,8 @@ class ConsoleProgress:
     """Shows the progress of successive phases. A context manager that is called as a `Progress`."""
 
     def __init__(self) -> None:
-        self._phase, self._begin, self._last_line = "", 0.0, 0.0
+        self._phase, self._begin, self._line_s, self._wait_s = "", 0.0, -math.inf, 0.0
+        self._printed: tuple[int, int | None] = (-1, None)  # how far the last line said that the phase is
         self._bars: Bars | None = None
         self._task = TaskID(0)
 
@@ -106,15 +107,30 @@ class ConsoleProgress:
         """Updates the phase and its progress."""
         now = time.monotonic()
         if phase != self._phase:
-            self._phase, self._begin, self._last_line = phase, now, now
+            self._finish()
+            self._phase, self._begin, self._printed, self._wait_s = phase, now, (-1, None), FIRST_WAIT_S
             if self._bars:
                 self._task = self._bars.add_task(escape(one_line(phase)), total=total, rate="", note="")
         rate = _rate(done, now - self._begin)
         if self._bars:
             self._bars.update(self._task, completed=done, total=total, rate=rate, note=escape(one_line(note)))
-        elif now - self._last_line >= SECONDS_BETWEEN_LINES or (total is not None and done >= total > 0):
-            self._last_line = now
+        elif self._is_worth_a_line(now, done, total):
             err.print(one_line(_line(phase, done, total, rate, now - self._begin, note)), markup=False)
+
+    def _finish(self) -> None:
+        """Completes the bar of a phase of unknown length, which another phase has followed."""
+        if self._bars and self._phase and self._bars.tasks[-1].total is None:
+            self._bars.update(self._task, total=1, completed=1)
+
+    def _is_worth_a_line(self, now: float, done: int, total: int | None) -> bool:
+        """Whether a plain line would tell something new: at the end of a phase, and at growing intervals before."""
+        is_complete = total is not None and done >= total > 0
+        if (done, total) == self._printed or not (is_complete or now - self._line_s >= self._wait_s):
+            return False
+        if self._printed[0] >= 0:
+            self._wait_s = min(LONGEST_WAIT_S, self._wait_s * WAIT_GROWTH)
+        self._printed, self._line_s = (done, total), now
+        return True
 
     def __enter__(self) -> ConsoleProgress:
         if err.is_terminal:
@@ -131,6 +147,7 @@ class ConsoleProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._finish()
         if self._bars:
             self._bars.stop()
 
@@ -140,6 +157,8 @@ def _rate(done: int, seconds: float) -> str:
 
 
 def _line(phase: str, done: int, total: int | None, rate: str, seconds: float, note: str) -> str:
+    if not (done or total):
+        return phase
     parts = [f"{phase}: {done:,}"]
     if total:
         parts[0] += f" of {total:,} ({done / total:.0%})"

@@ -8,6 +8,7 @@ from memlm.api.params import RetrievalParams
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, out, print_problem, table
 from memlm.cli.fields import Overrides, with_fields
+from memlm.cli.interruption import on_interrupt, this_command
 
 
 @with_fields(leave_out=("use_store",))
@@ -27,10 +28,11 @@ def evaluate(
     from memlm.evaluation import evaluate as run
     from memlm.language_model import load
 
-    with load(model, store or (), dtype=dtype) as lm, ConsoleProgress() as progress:
-        evaluation = run(
-            lm, Corpus(texts, glob, on_error, print_problem, hidden=hidden), progress=progress, **retrieval
-        )
+    with on_interrupt(lambda: f"nothing was changed; to begin anew: {this_command()}"), ConsoleProgress() as progress:
+        progress("load", 0, 1)
+        with load(model, store or (), dtype=dtype) as lm:
+            documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)
+            evaluation = run(lm, documents, progress=progress, **retrieval)
     if json:
         emit_json({**_figures(evaluation.total), "texts": {name: _figures(s) for name, s in evaluation.texts.items()}})
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, out, print_problem
 from memlm.cli.fields import Overrides, with_fields
+from memlm.cli.interruption import describe_training, on_interrupt
 from memlm.cli.options import given
 from memlm.errors import InvalidInput
 from memlm.training.config import PRESETS, SHAPE, TrainConfig
@@ -62,7 +64,7 @@ def train(
     layers = None if memorizing_layers is None else _layers(memorizing_layers)
     memories: dict[str, Any] = given(xl_length=xl_length, memorizing=given(layers=layers, mixing=memory_mixing) or None)
     settings = train_config(preset, config, overrides, memories, fine_tuning=init_from is not None)
-    with ConsoleProgress() as progress:
+    with on_interrupt(partial(describe_training, out_folder)), ConsoleProgress() as progress:
         report = run(
             Corpus(corpus, glob, on_error, print_problem, hidden=hidden),
             out_folder,
