@@ -26,11 +26,12 @@ class Evaluation:
 def evaluate(lm: LanguageModel, texts: Corpus, *, progress: Progress = silent, **retrieval: Any) -> Evaluation:
     """Scores every text of a corpus, one at a time. `retrieval` are the fields of `RetrievalParams`."""
     retriever = lm.engine.stores.retriever(RetrievalParams.of(**retrieval))
+    size = retriever.window_size if retriever else None
     scores: dict[str, Score] = {}
     total, num_bytes = ScoreAccumulator(), texts.num_bytes
     for document in texts:
         accumulator = ScoreAccumulator()
-        for scored in score_windows(lm.checkpoint, text_windows(lm.checkpoint, document.text), retriever):
+        for scored in score_windows(lm.checkpoint, text_windows(lm.checkpoint, document.text, size), retriever):
             accumulator.add(scored)
             total.add(scored)
         for each in (accumulator, total):

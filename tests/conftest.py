@@ -76,7 +76,7 @@ def checkpoint(model_folder: Path) -> Checkpoint:
 def store_folder(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, corpus_folder: Path) -> Path:
     """A datastore that tests only read."""
     folder = tmp_path_factory.mktemp("stores") / "store"
-    build_index(model_folder, Corpus([corpus_folder]), folder)
+    build_index(model_folder, Corpus([corpus_folder]), folder, check="none")
     return folder
 
 

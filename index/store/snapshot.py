@@ -259,9 +259,10 @@ class Snapshot:
         only = DocumentFilter(where=tuple(where.items()))
         return [document.id for document in self.documents() if only.accepts(document)]
 
-    def sample_documents(self, n: int, seed: int) -> list[Span]:
-        """n live documents drawn without replacement, or all if there are fewer, in order."""
-        live = [(segment, row) for segment in self.segments for row in np.flatnonzero(~segment.deleted_mask).tolist()]
+    def sample_documents(self, n: int, seed: int, *, newest: bool = False) -> list[Span]:
+        """n live documents, of the store or its `newest` segment, drawn without replacement, or all, in order."""
+        segments = self.segments[-1:] if newest else self.segments
+        live = [(segment, row) for segment in segments for row in np.flatnonzero(~segment.deleted_mask).tolist()]
         picks = np.sort(np.random.default_rng(seed).choice(len(live), min(n, len(live)), replace=False))
         return [_span(*live[pick]) for pick in picks]
 

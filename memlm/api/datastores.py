@@ -26,6 +26,7 @@ MAX_PATHS = 1000
 MAX_FILTERS = 100  # of one search
 INDEX = "Index"
 MAX_NAME = 200
+CHECKS = ("quick", "full", "none")
 STORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -196,6 +197,9 @@ class BuildDatastoreRequest(Request[OperationInfo]):
     store: str = field(metadata=option("The new datastore's name.", metavar="NAME"))
     corpus: tuple[str, ...] = field(metadata=option("Files and folders on the server.", metavar="PATH..."))
     glob: str | None = field(default=None, metadata=option("Files to read in folders.", default="**/*"))
+    hidden: bool = field(
+        default=False, metadata=option("Also read hidden files, environments, and files that .gitignore excludes.")
+    )
     index: str | None = field(
         default=None, metadata=option("Index type.", default="auto", metavar="auto|FACTORY", panel=INDEX)
     )
@@ -216,10 +220,15 @@ class BuildDatastoreRequest(Request[OperationInfo]):
         default=None,
         metadata=option("Leave out entries that the model predicts with this probability.", metavar="P", panel=INDEX),
     )
+    window: int | None = field(
+        default=None,
+        metadata=option("Tokens that the model reads at once.", default="its context, at most 1024", panel=INDEX),
+    )
     stride: int | None = field(
-        default=None, metadata=option("Tokens that each window adds.", default="half the context", panel=INDEX)
+        default=None, metadata=option("Tokens that each window adds.", default="half the window", panel=INDEX)
     )
     seed: int | None = field(default=None, metadata=option("Equal seeds give equal indexes.", panel=INDEX))
+    check: str = field(default="quick", metadata=option("How much of the result to check.", metavar="quick|full|none"))
     replace: bool = field(default=False, metadata=option("Replace a datastore of this name."))
     request_id: str = field(
         default="", metadata=option("Repeating a request with its id returns the first operation.", metavar="ID")
@@ -237,7 +246,9 @@ class BuildDatastoreRequest(Request[OperationInfo]):
             if value is not None and not 0 < value < 1:
                 raise InvalidInput(f"{name} is {value!r}; expected above 0 and below 1", field=name)
         check_range("max_ram_bytes", self.max_ram_bytes, least=1, most=1 << 60)
+        check_range("window", self.window, least=1, most=1 << 30)
         check_range("stride", self.stride, least=1, most=1 << 30)
+        check_choice("check", self.check, CHECKS)
         check_range("seed", self.seed, least=0, most=(1 << 31) - 2)
 
 
@@ -270,8 +281,10 @@ class AddDocumentsRequest(Request[OperationInfo]):
     replace: bool = False
     request_id: str = ""
     documents: tuple[NewDocument, ...] = ()
+    check: str = "quick"
 
     def __post_init__(self) -> None:
+        check_choice("check", self.check, CHECKS)
         _check_request_id(self.request_id)
 
 
@@ -282,8 +295,10 @@ class CompactDatastoreRequest(Request[OperationInfo]):
     store: str | None = None
     request_id: str = ""
     purge: bool = False
+    check: str = "quick"
 
     def __post_init__(self) -> None:
+        check_choice("check", self.check, CHECKS)
         _check_request_id(self.request_id)
 
 

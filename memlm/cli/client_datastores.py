@@ -103,6 +103,7 @@ def add(
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
     replace: Annotated[bool, typer.Option("--replace", help="Replace documents whose ids exist.")] = False,
+    check: options.Check = "quick",
     request_id: RequestId = None,
     wait: Wait = True,
     target: Target = HERE,
@@ -114,7 +115,7 @@ def add(
 
     with client_of(target, timeout) as client:
         documents = Corpus(corpus, glob, on_error, print_problem, hidden=hidden)
-        job = client.datastores.add(name, documents, replace=replace, request_id=request_id)
+        job = client.datastores.add(name, documents, replace=replace, check=check, request_id=request_id)
         _follow(job, wait=wait, json=json)
 
 
@@ -122,6 +123,7 @@ def add(
 def compact(
     name: Name,
     purge: options.Purge = False,
+    check: options.Check = "quick",
     request_id: RequestId = None,
     wait: Wait = True,
     target: Target = HERE,
@@ -130,7 +132,8 @@ def compact(
 ) -> None:
     """Merge the segments of a datastore without its deleted documents."""
     with client_of(target, timeout) as client:
-        _follow(client.datastores.compact(name, purge=purge, request_id=request_id), wait=wait, json=json)
+        job = client.datastores.compact(name, purge=purge, check=check, request_id=request_id)
+        _follow(job, wait=wait, json=json)
 
 
 @datastore.command("load", epilog="Example: memlm client datastore load docs --target localhost:50051")

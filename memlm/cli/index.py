@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +13,13 @@ from memlm.base.printable import one_line
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, err, out, print_problem
 from memlm.cli.fields import with_fields
+from memlm.cli.interruption import describe_build, on_interrupt, this_command
 from memlm.cli.render_index import (
     facts_of,
     print_build,
     print_compaction,
     print_delete_preview,
+    print_estimate,
     print_facts,
     print_neighbors,
     print_tuning,
@@ -25,7 +27,11 @@ from memlm.cli.render_index import (
 
 app = typer.Typer(help="Build, change, check and search a datastore.", no_args_is_help=True)
 
-Stride = Annotated[int | None, typer.Option(help="Tokens that each window adds (default: half the context).")]
+Window = Annotated[
+    int | None,
+    typer.Option(help="Tokens that the model reads at once (default: its context, at most 1024)."),
+]
+Stride = Annotated[int | None, typer.Option(help="Tokens that each window adds (default: half the window).")]
 
 
 @app.command(epilog="Example: memlm index build docs/ --model model --out store")
@@ -46,10 +52,14 @@ def build(
         float | None,
         typer.Option(metavar="P", help="Leave out entries that the model predicts with this probability."),
     ] = None,
+    window: Window = None,
     stride: Stride = None,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal indexes.")] = 0,
+    check: options.Check = "quick",
     dtype: options.Dtype = "float32",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the expected size and time.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the files, and the expected size and time.")
+    ] = False,
     glob: options.Glob = "**/*",
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
@@ -57,16 +67,19 @@ def build(
 ) -> None:
     """Build a datastore with one entry per token. An interrupted build resumes."""
     from memlm.data.corpus import Corpus
-    from memlm.indexing.build import build_index
 
     documents = Corpus(corpus, glob, on_error, print_problem, hidden=hidden)
     if dry_run:
-        _estimate(model, documents, out_folder, index=index, stride=stride, dtype=dtype, json=json)
+        _estimate(model, documents, out_folder, index=index, window=window, stride=stride, dtype=dtype, json=json)
         return
-    with ConsoleProgress() as progress:
+    with on_interrupt(partial(describe_build, out_folder, model)), ConsoleProgress() as progress:
+        progress("load", 0, 1)
+        from memlm.indexing.build import build_index
+
         report = build_index(
             model, documents, out_folder, index=index, target=target, max_ram_bytes=options.num_bytes(max_ram),
-            keep_keys=keep_keys, prune=prune, stride=stride, seed=seed, dtype=dtype, progress=progress,
+            keep_keys=keep_keys, prune=prune, window=window, stride=stride, seed=seed, check=check, dtype=dtype,
+            progress=progress,
         )  # fmt: skip
     print_build(report, json=json)
 
@@ -77,6 +90,7 @@ def add(
     corpus: options.Corpora,
     model: options.Model,
     replace: Annotated[bool, typer.Option(help="Replace documents whose ids exist.")] = False,
+    check: options.Check = "quick",
     dtype: options.Dtype = "float32",
     glob: options.Glob = "**/*",
     hidden: options.Hidden = False,
@@ -85,11 +99,13 @@ def add(
 ) -> None:
     """Add documents as a new segment, while readers keep reading."""
     from memlm.data.corpus import Corpus
-    from memlm.indexing.build import add_to_index
 
     documents = Corpus(corpus, glob, on_error, print_problem, hidden=hidden)
-    with ConsoleProgress() as progress:
-        report = add_to_index(model, documents, store, replace=replace, dtype=dtype, progress=progress)
+    with on_interrupt(partial(describe_build, store, model)), ConsoleProgress() as progress:
+        progress("load", 0, 1)
+        from memlm.indexing.build import add_to_index
+
+        report = add_to_index(model, documents, store, replace=replace, check=check, dtype=dtype, progress=progress)
     print_build(report, json=json)
 
 
@@ -129,13 +145,14 @@ def compact(
         Path | None, typer.Option("--model", "-m", metavar="MODEL", help="Measure the new index with this model.")
     ] = None,
     purge: options.Purge = False,
+    check: options.Check = "quick",
     json: options.Json = False,
 ) -> None:
     """Merge all segments without the deleted documents, while readers keep reading."""
     from memlm.indexing.build import compact_index
 
-    with ConsoleProgress() as progress:
-        done = compact_index(store, model, purge=purge, progress=progress)
+    with on_interrupt(lambda: f"{store} is complete; to begin anew: {this_command()}"), ConsoleProgress() as progress:
+        done = compact_index(store, model, purge=purge, check=check, progress=progress)
     print_compaction(done, json=json)
 
 
@@ -263,9 +280,12 @@ def tune(
 ) -> None:
     """Tune k, lam and temperature on held-out text, and save them as the datastore's defaults."""
     from memlm.data.corpus import Corpus
-    from memlm.indexing.tune import tune as run
 
-    with ConsoleProgress() as progress:
+    left = f"{store} keeps the defaults that it had"
+    with on_interrupt(lambda: f"{left}; to begin anew: {this_command()}"), ConsoleProgress() as progress:
+        progress("load", 0, 1)
+        from memlm.indexing.tune import tune as run
+
         documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)
         report = run(
             model, store, documents, max_tokens=max_tokens, skip_loss=skip_loss, pointer_loss=pointer_loss,
@@ -286,12 +306,23 @@ def _key_problems(datastore: Any, model: Path) -> list[str]:
 
 
 def _estimate(
-    model: Path, documents: Any, out_folder: Path, *, index: str, stride: int | None, dtype: str, json: bool
+    model: Path,
+    documents: Any,
+    out_folder: Path,
+    *,
+    index: str,
+    window: int | None,
+    stride: int | None,
+    dtype: str,
+    json: bool,
 ) -> None:
     from memlm.indexing.estimate import estimate_build
     from memlm.model.checkpoint import load_checkpoint
+    from memlm.retrieval.encoder import window_size
 
     checkpoint = load_checkpoint(model, dtype=dtype)
-    estimate = estimate_build(checkpoint, documents, out_folder, index=index, stride=stride)
-    print_facts(asdict(estimate), f"estimate for {out_folder}", json=json)
+    estimate = estimate_build(
+        checkpoint, documents, out_folder, index=index, size=window_size(checkpoint.decoder, window, stride)
+    )
+    print_estimate(estimate, [name for name, _ in documents.files()], out_folder, json=json)
     estimate.check(out_folder)

@@ -23,6 +23,10 @@ Hidden = Annotated[
     bool,
     typer.Option("--hidden", help="Also read hidden files, environments, and files that .gitignore excludes."),
 ]
+Check = Annotated[
+    str,
+    typer.Option(metavar="quick|full|none", help="Check the result: briefly, in full, or not at all."),
+]
 OnError = Annotated[str, typer.Option(metavar="skip|fail", help="Skip unusable text, or fail.")]
 Prompt = Annotated[
     str | None,

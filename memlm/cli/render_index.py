@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -11,7 +12,9 @@ from memlm.api.datastores import SearchBy, SearchRequest
 from memlm.api.generation import Neighbor
 from memlm.base.phrases import phrase_places, words_of
 from memlm.base.printable import one_line
-from memlm.cli.console import cell, emit_json, err, out, table
+from memlm.cli.console import cell, emit_json, err, jsonable, out, table
+
+SHOWN_FILES = 100
 
 
 def print_neighbors(neighbors: Sequence[Neighbor], request: SearchRequest, *, json: bool) -> None:
@@ -67,6 +70,18 @@ def print_facts(facts: Mapping[str, Any], title: str, *, json: bool) -> None:
     out.print(shown)
 
 
+def print_estimate(estimate: Any, files: list[str], out_folder: Path, *, json: bool) -> None:
+    """Prints the files that a build would read, and its estimate."""
+    if json:
+        emit_json({**jsonable(estimate), "files": files})
+        return
+    for name in files[:SHOWN_FILES]:
+        out.print(one_line(name), markup=False)
+    if len(files) > SHOWN_FILES:
+        out.print(f"and {len(files) - SHOWN_FILES:,} more (--json lists all)")
+    print_facts({"files": len(files), **jsonable(estimate)}, f"estimate for {out_folder}", json=False)
+
+
 def print_build(report: Any, *, json: bool) -> None:
     """Prints the report of a build: size, speed, quality against exact search, and the checks of keys and values."""
     from memlm.index.selection import IndexTrial
@@ -83,8 +98,14 @@ def print_build(report: Any, *, json: bool) -> None:
     )
     if report.resumed_entries:
         out.print(f"{report.resumed_entries:,} of them were there from the interrupted build")
-    if quality is None:
+    if report.check == "none":
+        out.print(f"nothing was checked (--check none); memlm index verify {report.path} --model MODEL does it")
+    elif quality is None and not report.keeps_keys:
         out.print("not measured against exact search: keys of earlier entries were not kept")
+    elif quality is None:
+        out.print("not measured against exact search, which takes longer than quick checks may; see --check full")
+    elif not quality.queries:
+        out.print("the index is exact search: nothing is missed")
     else:
         out.print(
             f"against exact search: recall@{quality.k} {quality.recall:.3f} ± {quality.recall_error:.3f}, softmax mass"
@@ -96,11 +117,16 @@ def print_build(report: Any, *, json: bool) -> None:
             f"{report.pruned:.0%} of the entries are pruned: {quality.pruning_nats_change:+.4f} ±"
             f" {quality.pruning_nats_change_error:.4f} nats per token against all of them"
         )
-    checked = report.key_check
-    aligned = "" if checked.aligned is None else f", {checked.aligned:.1%} have the token that follows"
-    out.print(f"{checked.positions:,} positions read again: {checked.found:.1%} find themselves{aligned}")
-    for problem in checked.problems(str(report.path)):
-        err.print(one_line(problem), markup=False)
+    if (checked := report.key_check) is not None:
+        aligned = "" if checked.aligned is None else f", {checked.aligned:.1%} have the token that follows"
+        out.print(f"{checked.positions:,} positions read again: {checked.found:.1%} find themselves{aligned}")
+        for problem in checked.problems(str(report.path)):
+            err.print(one_line(problem), markup=False)
+    if (tuning := report.tuning) is not None:
+        out.print(
+            f"tuned on its own documents, each left out of its own search: gain {tuning.gain:.4f} ± "
+            f"{tuning.gain_error:.4f} nats per token, {tuning.own_gain:.2f} on text that it holds"
+        )
     out.print(one_line(f"The datastore is in {report.path}."), markup=False)
 
 
@@ -174,7 +200,7 @@ def facts_of(snapshot: Any) -> dict[str, Any]:
         "segments": len(manifest.segments),
         "model_fingerprint": manifest.spec.model_fingerprint,
         "tokenizer_fingerprint": manifest.spec.tokenizer_fingerprint,
-        "context": manifest.spec.context,
+        "window": manifest.spec.context,
         "stride": manifest.spec.stride,
         "k": defaults.k,
         "lam": defaults.lam,

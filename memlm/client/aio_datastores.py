@@ -71,9 +71,9 @@ class AsyncDatastores:
     ) -> AsyncOperation:
         """Starts to build a datastore from files and folders on the server, below its corpus roots.
 
-        The options are `glob`, `index`, `target`, `max_ram_bytes`, `drop_keys`, `prune`, `stride` and `seed` of
-        `memlm.build_index`. `replace` replaces a datastore of this name once the new one is complete. Repeating the
-        call with its `request_id` returns the first call's operation.
+        The options are `glob`, `hidden`, `index`, `target`, `max_ram_bytes`, `drop_keys`, `prune`, `window`, `stride`,
+        `seed` and `check` of `memlm.build_index`. `replace` replaces a datastore of this name once the new one is
+        complete. Repeating the call with its `request_id` returns the first call's operation.
         """
         if unknown := sorted(set(options) - _OPTIONS):
             raise InvalidInput(
@@ -90,14 +90,16 @@ class AsyncDatastores:
         documents: Iterable[NewDocument | Document],
         *,
         replace: bool = False,
+        check: str = "quick",
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> AsyncOperation:
         """Uploads documents, then starts to add them to a datastore.
 
-        `replace` replaces existing documents. Without it, the operation fails on an existing id.
+        `replace` replaces existing documents. Without it, the operation fails on an existing id. `check` is "quick",
+        "full" or "none".
         """
-        request = AddDocumentsRequest(store, replace, request_id or urandom(16).hex())
+        request = AddDocumentsRequest(store, replace, request_id or urandom(16).hex(), check=check)
         return AsyncOperation(self._operations, (await self._transport.add(request, documents, timeout_s)).name)
 
     async def compact(
@@ -105,6 +107,7 @@ class AsyncDatastores:
         store: str | None = None,
         *,
         purge: bool = False,
+        check: str = "quick",
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> AsyncOperation:
@@ -114,7 +117,7 @@ class AsyncDatastores:
         of the datastore holds a deleted document afterwards, even if all are deleted. An interrupted addition is
         then abandoned.
         """
-        request = CompactDatastoreRequest(store, request_id or urandom(16).hex(), purge)
+        request = CompactDatastoreRequest(store, request_id or urandom(16).hex(), purge, check)
         return AsyncOperation(self._operations, (await self._transport.ask(request, timeout_s)).name)
 
     async def load(

@@ -72,9 +72,9 @@ class Datastores:
     ) -> Operation:
         """Starts to build a datastore from files and folders on the server, below its corpus roots.
 
-        The options are `glob`, `index`, `target`, `max_ram_bytes`, `drop_keys`, `prune`, `stride` and `seed` of
-        `memlm.build_index`. `replace` replaces a datastore of this name once the new one is complete. Repeating the
-        call with its `request_id` returns the first call's operation.
+        The options are `glob`, `hidden`, `index`, `target`, `max_ram_bytes`, `drop_keys`, `prune`, `window`, `stride`,
+        `seed` and `check` of `memlm.build_index`. `replace` replaces a datastore of this name once the new one is
+        complete. Repeating the call with its `request_id` returns the first call's operation.
         """
         if unknown := sorted(set(options) - _OPTIONS):
             raise InvalidInput(
@@ -91,14 +91,16 @@ class Datastores:
         documents: Iterable[NewDocument | Document],
         *,
         replace: bool = False,
+        check: str = "quick",
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> Operation:
         """Uploads documents, then starts to add them to a datastore.
 
-        `replace` replaces existing documents. Without it, the operation fails on an existing id.
+        `replace` replaces existing documents. Without it, the operation fails on an existing id. `check` is "quick",
+        "full" or "none".
         """
-        request = AddDocumentsRequest(store, replace, request_id or urandom(16).hex())
+        request = AddDocumentsRequest(store, replace, request_id or urandom(16).hex(), check=check)
         return Operation(self._operations, (self._transport.add(request, documents, timeout_s)).name)
 
     def compact(
@@ -106,6 +108,7 @@ class Datastores:
         store: str | None = None,
         *,
         purge: bool = False,
+        check: str = "quick",
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> Operation:
@@ -115,7 +118,7 @@ class Datastores:
         of the datastore holds a deleted document afterwards, even if all are deleted. An interrupted addition is
         then abandoned.
         """
-        request = CompactDatastoreRequest(store, request_id or urandom(16).hex(), purge)
+        request = CompactDatastoreRequest(store, request_id or urandom(16).hex(), purge, check)
         return Operation(self._operations, (self._transport.ask(request, timeout_s)).name)
 
     def load(

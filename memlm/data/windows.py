@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Int64
@@ -31,6 +31,13 @@ class Window:
     inputs_T: Int64[np.ndarray, " T"]
     targets_N: Int64[np.ndarray, " N"]
     continues: bool = False
+
+
+class WindowSize(NamedTuple):
+    """The length of a window, and the number of tokens that each window but the first predicts."""
+
+    window: int
+    stride: int
 
 
 def windows_of(tokens_n: Int64[np.ndarray, " n"], *, start_id: int, context: int, stride: int) -> Iterator[Window]:
@@ -63,7 +70,7 @@ def segments_of(tokens_n: Int64[np.ndarray, " n"], *, start_id: int, segment: in
 def check_stride(context: int, stride: int) -> None:
     """Raises InvalidInput unless 1 <= stride <= context."""
     if not 1 <= stride <= context:
-        raise InvalidInput(f"stride is {stride}; expected between 1 and the context of {context}", field="stride")
+        raise InvalidInput(f"stride is {stride}; expected between 1 and the window of {context}", field="stride")
 
 
 def blocks_of(items: Iterable[_T], size: int) -> Iterator[list[_T]]:

@@ -81,7 +81,7 @@ class Engine:
             raise InvalidInput(NO_STORE, field="store")
         retriever = self.stores.retriever(RetrievalParams(store=request.store, k=request.k, nprobe=request.nprobe))
         assert retriever is not None  # there is a datastore
-        key_1D = yield from key_after(self.checkpoint, request.text)
+        key_1D = yield from key_after(self.checkpoint, request.text, retriever.window_size.window)
         if not request.only:
             return retriever.describe(retriever.search(key_1D), request.k)
         while True:  # the table of documents is read outside the loop

@@ -93,7 +93,8 @@ def score_text(checkpoint: Checkpoint, request: ScoreRequest, retriever: Retriev
     else:
         raise InvalidInput("the text is empty; give at least one character", field="text")
     accumulator, details = ScoreAccumulator(), list[TokenScore]()
-    windows = windows_for(checkpoint.decoder, np.asarray(ids, dtype=np.int64), start_id)
+    size = retriever.window_size if retriever else None
+    windows = windows_for(checkpoint.decoder, np.asarray(ids, dtype=np.int64), start_id, size)
     yield None  # from here on it needs the model
     for scored in score_parts(checkpoint, windows, retriever, at_once=STEP_WINDOWS):
         if scored is not None:

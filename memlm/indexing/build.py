@@ -8,30 +8,32 @@ build that was never interrupted.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from memlm.api.datastores import CHECKS
 from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Corpus, Document, corpus_of
-from memlm.data.windows import Window, blocks_of, check_stride
-from memlm.errors import InvalidInput
+from memlm.data.windows import Window, WindowSize, blocks_of
+from memlm.errors import check_choice
 from memlm.index.ivf import resolve_index
 from memlm.index.selection import codes_within
 from memlm.index.store.compaction import CompactionResult, compact
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import JOURNAL, StoreSpec
 from memlm.index.store.writer import StoreWriter
+from memlm.indexing.checks import run_checks
 from memlm.indexing.estimate import estimate_build
 from memlm.indexing.pruning import EncodedWindow, check_prune, encode_and_prune
-from memlm.indexing.quality import KeyCheck, Quality, check_keys, measure_quality, sample_trial, scale_free_temperature
+from memlm.indexing.quality import KeyCheck, Quality
+from memlm.indexing.self_tuning import SelfTuning
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.retrieval.encoder import Encoder, default_stride, document_windows
+from memlm.retrieval.encoder import Encoder, document_windows, window_size
 from memlm.retrieval.store import ModelStore
 
 CHECKPOINT_WINDOWS, CHECKPOINT_TOKENS = 128, 32_768  # of a block, at most
@@ -42,11 +44,12 @@ TARGET, TARGET_IN_MEMORY = 0.95, 0.99
 @dataclass(frozen=True, slots=True)
 class BuildReport:
     """The result of a build or an addition. `seconds` and `tokens_per_s` run from the first token to the commit, with
-    the index. `check_seconds` is the comparison with exact search after it.
+    the index. `check_seconds` is the time of the checks after it, of which `check` is the kind.
 
     An interrupted build had left `resumed_entries`. `tried` are the indexes tried on a sample, the chosen one last.
-    `distances` is that of the `Datastore`. `pruned` is the share of entries that the index leaves out. `quality` is
-    None if the keys of earlier entries were not kept, because there is no exact search then.
+    `distances` is that of the `Datastore`. `pruned` is the share of entries that the index leaves out. `key_check` and
+    `quality` are None if they were not checked. The latter is also None if the keys of earlier entries were not kept,
+    because there is no exact search then. `tuning` are the defaults of a store that was tuned on its own documents.
     """
 
     path: Path
@@ -59,10 +62,13 @@ class BuildReport:
     check_seconds: float
     tokens_per_s: float
     quality: Quality | None
-    key_check: KeyCheck
+    key_check: KeyCheck | None
     distances: str
     pruned: float
     tried: tuple[Mapping[str, Any], ...]
+    check: str
+    keeps_keys: bool
+    tuning: SelfTuning | None
 
 
 def build_index(
@@ -75,8 +81,10 @@ def build_index(
     max_ram_bytes: int | None = None,
     keep_keys: bool = True,
     prune: float | None = None,
+    window: int | None = None,
     stride: int | None = None,
     seed: int = 0,
+    check: str = "quick",
     dtype: str = "float32",
     progress: Progress = silent,
 ) -> BuildReport:
@@ -87,28 +95,25 @@ def build_index(
     bytes, "auto" takes the smallest codes that find the target, by default 0.99. Without `keep_keys`, keys are removed
     once the index is built, which saves half the disk or more, and rules out re-ranking, exact search and compaction.
 
-    With `prune`, the index leaves out entries if the model gives their token that probability or more. `stride` is the
-    number of tokens that each further window adds, by default half the context. `dtype` is the data type of a model
-    that is given by its path. Raises AlreadyExists if `out` holds a store, StorageFull if the disk will not hold it.
+    With `prune`, the index leaves out entries if the model gives their token that probability or more. `window` is the
+    number of tokens that the model reads at once, by default its context, or 1,024 if that is longer, and `stride` the
+    number that each further window adds, by default half a window.
+
+    `check` is "quick", "full" or "none" (see `memlm.indexing.checks`). Unless it is "none", the store is tuned on its
+    own documents, each of which is left out of the search for its neighbors. `dtype` is the data type of a model that
+    is given by its path. Raises AlreadyExists if `out` holds a store, StorageFull if the disk will not hold it.
     """
-    checkpoint, corpus = _loaded(model, dtype), corpus_of(corpus)
+    checkpoint, corpus = _loaded(model, dtype, progress), corpus_of(corpus)
     check_prune(prune)
-    context = checkpoint.decoder.config.context_length
-    stride = default_stride(checkpoint.decoder) if stride is None else stride
-    check_stride(context, stride)
-    if checkpoint.decoder.config.is_segmented and stride != context:
-        raise InvalidInput(
-            f"stride is {stride}; a model with memory reads its segments of {context} tokens one after another:"
-            " leave stride out",
-            field="stride",
-        )
+    check_choice("check", check, CHECKS)
+    size = window_size(checkpoint.decoder, window, stride)
     spec = StoreSpec(
         dim=checkpoint.decoder.config.dim,
         model_fingerprint=checkpoint.fingerprint,
         tokenizer_fingerprint=checkpoint.tokenizer.fingerprint,
         start_id=checkpoint.tokenizer.start_id,
-        context=context,
-        stride=stride,
+        context=size.window,
+        stride=size.stride,
         index=index,
         seed=seed,
         target=target or (TARGET if max_ram_bytes is None else TARGET_IN_MEMORY),
@@ -118,12 +123,12 @@ def build_index(
     )
     if not (Path(out) / JOURNAL).exists():  # an interrupted build was checked when it began
         resolve_index(index, 0)
-        estimate = estimate_build(checkpoint, corpus, out, index=index, stride=stride, measure=False)
+        estimate = estimate_build(checkpoint, corpus, out, index=index, size=size, measure=False)
         estimate.check(out)
         if max_ram_bytes is not None and index == "auto":
             codes_within(max_ram_bytes, estimate.entries, spec.dim)
     with StoreWriter.create(out, spec) as writer:
-        return _fill(writer, checkpoint, corpus, spec, progress=progress)
+        return _fill(writer, checkpoint, corpus, spec, check=check, progress=progress)
 
 
 def add_to_index(
@@ -132,20 +137,23 @@ def add_to_index(
     store: str | Path,
     *,
     replace: bool = False,
+    check: str = "quick",
     dtype: str = "float32",
     progress: Progress = silent,
 ) -> BuildReport:
     """Adds documents to a datastore as one more segment, encoded with the store's own settings.
 
     With `replace`, a document replaces the one with its id at the commit. Otherwise such an id raises AlreadyExists.
-    Raises Incompatible for a store of another model.
+    `check` is as of `build_index`; "quick" encodes some of the new documents again. Raises Incompatible for a store of
+    another model.
     """
-    checkpoint, corpus = _loaded(model, dtype), corpus_of(corpus)
+    check_choice("check", check, CHECKS)
+    checkpoint, corpus = _loaded(model, dtype, progress), corpus_of(corpus)
     with Datastore.open(store) as existing:
         ModelStore(existing, checkpoint)
         spec = existing.manifest.spec
     with StoreWriter.extend(store, spec) as writer:
-        return _fill(writer, checkpoint, corpus, spec, replace=replace, progress=progress)
+        return _fill(writer, checkpoint, corpus, spec, replace=replace, check=check, progress=progress)
 
 
 def compact_index(
@@ -153,43 +161,58 @@ def compact_index(
     model: str | Path | Checkpoint | None = None,
     *,
     purge: bool = False,
+    check: str = "quick",
     dtype: str = "float32",
     progress: Progress = silent,
 ) -> CompactionResult:
-    """Merges a datastore's segments into one without the deleted entries. With a model, measures the new index too.
-    With `purge`, no file of the datastore holds a deleted document afterwards.
+    """Merges a datastore's segments into one without the deleted entries. With a model, measures the new index too,
+    unless `check` is "none". With `purge`, no file of the datastore holds a deleted document afterwards.
 
     Raises Incompatible for a model that did not build the store, and the errors of `memlm.index.store.compaction`.
     """
-    checkpoint = None if model is None else _loaded(model, dtype)
+    check_choice("check", check, CHECKS)
+    checkpoint = None if model is None or check == "none" else _loaded(model, dtype, progress)
+    begin_s = time.perf_counter()
     if checkpoint:
         with Datastore.open(store) as existing:
             ModelStore(existing, checkpoint)
     done = compact(store, progress, purge=purge)
     if checkpoint:
         with Datastore.open(store) as datastore:
-            _measure(datastore, checkpoint, seed=datastore.manifest.spec.seed, progress=progress)
+            worked_s = time.perf_counter() - begin_s
+            run_checks(datastore, checkpoint, check=check, worked_s=worked_s, with_keys=False, progress=progress)
     return done
 
 
 def finish_build(
-    store: str | Path, model: str | Path | Checkpoint, *, dtype: str = "float32", progress: Progress = silent
+    store: str | Path,
+    model: str | Path | Checkpoint,
+    *,
+    check: str = "full",
+    dtype: str = "float32",
+    progress: Progress = silent,
 ) -> bool:
-    """Finishes a build or an addition that was killed after its commit: measures the index, and removes keys that are
-    not to be kept. Returns whether there was anything to do. Raises Incompatible for a model that did not build the
-    store.
+    """Finishes a build or an addition that was killed after its commit, or not checked: measures the index, tunes a
+    store that was never tuned, and removes keys that are not to be kept. Returns whether there was anything to do.
+    Raises Incompatible for a model that did not build the store.
     """
     with Datastore.open(store) as datastore:
         spec, begun = datastore.manifest.spec, datastore.manifest.number
-        if datastore.manifest.quality is None:
-            _measure(datastore, _loaded(model, dtype), seed=spec.seed, progress=progress)
+        if datastore.manifest.quality is None and check != "none":
+            checkpoint = _loaded(model, dtype, progress)
+            run_checks(datastore, checkpoint, check=check, worked_s=0.0, with_keys=False, progress=progress)
         if not spec.keep_keys:
             datastore.drop_keys()
         return datastore.manifest.number > begun
 
 
-def _loaded(model: str | Path | Checkpoint, dtype: str) -> Checkpoint:
-    return model if isinstance(model, Checkpoint) else load_checkpoint(model, dtype=dtype)
+def _loaded(model: str | Path | Checkpoint, dtype: str, progress: Progress) -> Checkpoint:
+    if isinstance(model, Checkpoint):
+        return model
+    progress("load", 0, 1)
+    checkpoint = load_checkpoint(model, dtype=dtype)
+    progress("load", 1, 1)
+    return checkpoint
 
 
 def windows_at_once(context: int) -> int:
@@ -198,10 +221,39 @@ def windows_at_once(context: int) -> int:
 
 
 class _CorpusWindow(NamedTuple):
-    """A window, with its document if it is the first one of it."""
+    """A window, with its document if it is the first one of it, and its share of the document's bytes."""
 
     window: Window
     starts: Document | None
+    num_bytes: float
+
+
+class _Reading:
+    """The progress of reading a corpus, window by window, in bytes of text."""
+
+    def __init__(self, total_bytes: int, progress: Progress) -> None:
+        self.entries, self._bytes, self._total_bytes, self._progress = 0, 0.0, total_bytes, progress
+        self._block: list[_CorpusWindow] = []
+        self._tell(0.0)
+
+    def begin(self, block: list[_CorpusWindow]) -> None:
+        """Begins a block, of which no window is encoded."""
+        self._block, self._encoded_bytes = block, 0.0
+
+    def on_window(self, place: int) -> None:
+        """Notes an encoded window of the block."""
+        self._encoded_bytes += self._block[place].num_bytes
+        self._tell(self._bytes + self._encoded_bytes)
+
+    def end(self) -> None:
+        """Notes that the block is written."""
+        self.entries += sum(len(each.window.targets_N) for each in self._block)
+        self._bytes += sum(each.num_bytes for each in self._block)
+        self._tell(self._bytes)
+
+    def _tell(self, num_bytes: float) -> None:
+        done = round(num_bytes)
+        self._progress("read", done, max(self._total_bytes, done), f"{self.entries:,} entries")
 
 
 def _fill(
@@ -211,33 +263,37 @@ def _fill(
     spec: StoreSpec,
     *,
     replace: bool = False,
+    check: str,
     progress: Progress,
 ) -> BuildReport:
-    """Streams the corpus through the model into the writer, commits, and measures the index."""
+    """Streams the corpus through the model into the writer, commits, and checks the result."""
     begin_s, resumed = time.perf_counter(), writer.num_resumed_entries
-    entries, bytes_read, total_bytes = 0, 0, corpus.num_bytes
+    reading = _Reading(corpus.num_bytes, progress)
     # The encoder reads ahead in its own copy of the blocks.
     blocks, ahead = itertools.tee(blocks_of(_windows(checkpoint, corpus, spec), windows_at_once(spec.context)))
-    with closing(_encode(Encoder(checkpoint.decoder), ahead, resumed, spec.prune)) as encoded_blocks:
-        for block, encoded in zip(blocks, encoded_blocks, strict=True):
-            for (window, document), new in zip(block, encoded, strict=True):
+    encoder = Encoder(checkpoint.decoder)
+    with closing(_encode(encoder, ahead, resumed, spec.prune, reading.on_window)) as encoded_blocks:
+        for block in blocks:
+            reading.begin(block)
+            encoded = next(encoded_blocks)
+            for (window, document, _), new in zip(block, encoded, strict=True):
                 if document is not None:
                     writer.begin_document(
                         document.id, title=document.title, metadata=document.metadata, replace=replace
                     )
-                    bytes_read += document.num_bytes
                 if new is None:
                     writer.verify_resumed(window.targets_N)
                 else:
                     writer.append(new.keys_ND, window.targets_N, new.pruned_N)
-                entries += len(window.targets_N)
             if encoded[-1] is not None:
                 writer.checkpoint()
-            progress("read", bytes_read, max(total_bytes, bytes_read), f"{entries:,} entries")
+            reading.end()
+    entries = reading.entries
     with writer.commit(progress) as datastore:
         seconds = time.perf_counter() - begin_s
-        key_check = check_keys(datastore.snapshot, checkpoint, seed=spec.seed, progress=progress)
-        quality = _measure(datastore, checkpoint, seed=spec.seed, progress=progress)
+        checked = run_checks(
+            datastore, checkpoint, check=check, worked_s=seconds, newest=writer.base is not None, progress=progress
+        )
         if not spec.keep_keys:
             datastore.drop_keys()
         snapshot = datastore.snapshot
@@ -251,17 +307,21 @@ def _fill(
             seconds=seconds,
             check_seconds=time.perf_counter() - begin_s - seconds,
             tokens_per_s=(entries - resumed) / seconds,
-            quality=quality,
-            key_check=key_check,
+            quality=checked.quality,
+            key_check=checked.keys,
             distances=snapshot.distances,
             pruned=snapshot.num_pruned_entries / max(1, entries),
             tried=snapshot.manifest.segments[-1].tried,
+            check=check,
+            keeps_keys=snapshot.has_keys,
+            tuning=checked.tuning,
         )
 
 
 def _windows(checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec) -> Iterator[_CorpusWindow]:
     """Yields the windows of all documents in order. Several documents are tokenized together, on all cores."""
     tokenizer, documents, characters = checkpoint.tokenizer, list[Document](), 0
+    size = WindowSize(spec.context, spec.stride)
     for document in itertools.chain(corpus, [None]):
         if document is not None:
             documents.append(document)
@@ -272,14 +332,20 @@ def _windows(checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec) -> Iterato
             break
         tokens = tokenizer.encode_batch([each.text for each in documents])
         for tokenized, tokens_n in zip(documents, tokens, strict=True):
-            windows = document_windows(checkpoint.decoder, tokens_n, tokenizer.start_id, spec.stride)
+            windows = document_windows(checkpoint.decoder, tokens_n, tokenizer.start_id, size)
+            bytes_per_token = tokenized.num_bytes / max(1, len(tokens_n))
             for number, window in enumerate(windows):
-                yield _CorpusWindow(window, tokenized if number == 0 else None)
+                num_bytes = bytes_per_token * len(window.targets_N)
+                yield _CorpusWindow(window, tokenized if number == 0 else None, num_bytes)
         documents, characters = [], 0
 
 
 def _encode(
-    encoder: Encoder, blocks: Iterator[list[_CorpusWindow]], num_resumed_entries: int, prune: float | None
+    encoder: Encoder,
+    blocks: Iterator[list[_CorpusWindow]],
+    num_resumed_entries: int,
+    prune: float | None,
+    on_window: Callable[[int], None],
 ) -> Generator[list[EncodedWindow] | list[None], None, None]:
     """Encodes block by block. Yields None for each window that an interrupted build has written."""
     entries = 0
@@ -292,24 +358,7 @@ def _encode(
         yield [None] * len(block)
     windows = ([each.window for each in block] for block in blocks)
     if prune is None:
-        for keys in encoder.keys_of_blocks(windows):
+        for keys in encoder.keys_of_blocks(windows, on_window):
             yield [EncodedWindow(keys_ND) for keys_ND in keys]
     else:
-        yield from encode_and_prune(encoder, windows, prune)
-
-
-def _measure(datastore: Datastore, checkpoint: Checkpoint, *, seed: int, progress: Progress) -> Quality | None:
-    """Compares the index with exact search, and gives a store that was never tuned a temperature of the scale of its
-    model's distances. Does nothing for a store without all its keys, or without entries.
-    """
-    if not (datastore.snapshot.has_keys and datastore.snapshot.num_entries):
-        return None
-    store = ModelStore(datastore, checkpoint)
-    trial = sample_trial(store, checkpoint, seed=seed, progress=progress)
-    if datastore.snapshot.defaults.tuned_on is None:
-        datastore.save_defaults(
-            dataclasses.replace(datastore.snapshot.defaults, temperature=scale_free_temperature(store, trial))
-        )
-    quality = measure_quality(store, trial)
-    datastore.save_quality(quality.as_dict())
-    return quality
+        yield from encode_and_prune(encoder, windows, prune, on_window)

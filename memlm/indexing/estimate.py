@@ -9,18 +9,20 @@ from pathlib import Path
 
 import faiss
 import numpy as np
+import torch
 
 from memlm.data.corpus import Corpus
+from memlm.data.windows import Window, WindowSize, blocks_of
 from memlm.errors import InvalidInput, StorageFull
 from memlm.index.factory import FLAT, Factory
 from memlm.index.ivf import POINTS_FOR_CODES, POINTS_PER_LIST, code_bytes, is_lossless, nlist_of, resolve_index
 from memlm.index.ivf_writer import GROUP_ROWS, beside_bytes
 from memlm.index.threads import faiss_threads
 from memlm.model.checkpoint import Checkpoint
-from memlm.retrieval.encoder import Encoder, document_windows
+from memlm.retrieval.encoder import Encoder, document_windows, window_size
 
 SAMPLE_DOCUMENTS, SAMPLE_BYTES = 64, 400_000
-MEASURED_TOKENS, MEASURED_KEYS = 8192, 2048
+MEASURED_S, MEASURED_INPUTS, MEASURED_KEYS = 1.5, 256, 2048
 VALUE_BYTES, ID_BYTES, DOCUMENT_BYTES = 4, 8, 300
 BASE_BYTES = 300 << 20  # Python, torch and Faiss themselves
 
@@ -57,10 +59,12 @@ def estimate_build(
     out: str | Path,
     *,
     index: str = "auto",
-    stride: int | None = None,
+    size: WindowSize | None = None,
     measure: bool = True,
 ) -> Estimate:
-    """Reads some documents and extrapolates to the whole corpus. Raises InvalidInput if there is no text."""
+    """Reads some documents, measures for at most two seconds, and extrapolates to the whole corpus. Raises InvalidInput
+    if there is no text.
+    """
     texts, read = [], 0
     for document in replace(corpus, on_problem=lambda problem: None):  # the build itself reports problems
         texts.append(document)
@@ -83,7 +87,7 @@ def estimate_build(
     trained = min(entries, max(lists * POINTS_PER_LIST, 0 if is_lossless(factory) else POINTS_FOR_CODES))
     working = 4 * dim * trained + min(entries, GROUP_ROWS) * (6 * dim + code)
     place = next(folder for folder in (Path(out), *Path(out).absolute().parents) if folder.is_dir())
-    pace = _tokens_per_s(checkpoint, tokens, stride) if measure else None
+    pace = _tokens_per_s(checkpoint, tokens, size or window_size(checkpoint.decoder)) if measure else None
     return Estimate(
         documents_read=len(texts),
         entries=entries,
@@ -97,18 +101,27 @@ def estimate_build(
     )
 
 
-def _tokens_per_s(checkpoint: Checkpoint, tokens: list[np.ndarray], stride: int | None) -> float:
-    """Measures the speed of encoding on a short piece, after one window to warm up."""
-    windows, count = [], 0
+def _tokens_per_s(checkpoint: Checkpoint, tokens: list[np.ndarray], size: WindowSize) -> float:
+    """Measures the speed of encoding on the beginnings of windows, after a first one to warm up.
+
+    Inputs are counted, of which overlapping windows have more than there are tokens. A long window takes longer than
+    its beginnings, because attention does.
+    """
+    decoder, windows = checkpoint.decoder, list[Window]()
     for tokens_n in tokens:
-        for window in document_windows(checkpoint.decoder, tokens_n, checkpoint.tokenizer.start_id, stride):
-            if count < MEASURED_TOKENS:
-                windows.append(window)
-                count += len(window.targets_N)
-    Encoder(checkpoint.decoder).keys(windows[:1])
-    begin = time.perf_counter()
-    Encoder(checkpoint.decoder).keys(windows)
-    return count / (time.perf_counter() - begin)
+        windows += document_windows(decoder, tokens_n, checkpoint.tokenizer.start_id, size)
+    beginnings = [Window(each.inputs_T[:MEASURED_INPUTS], each.targets_N[:MEASURED_INPUTS]) for each in windows]
+    beginnings = [replace(each, targets_N=each.targets_N[: len(each.inputs_T)]) for each in beginnings]
+    Encoder(decoder).keys([Window(beginnings[0].inputs_T[:8], beginnings[0].targets_N[:1])])
+    inputs, begin_s = 0, time.perf_counter()
+    for block in blocks_of(beginnings, torch.get_num_threads()):
+        Encoder(decoder).keys(block)
+        inputs += sum(len(each.inputs_T) for each in block)
+        if time.perf_counter() - begin_s > MEASURED_S / 2:  # another block might take as long
+            break
+    inputs_per_s = inputs / (time.perf_counter() - begin_s)
+    num_inputs, num_tokens = (sum(len(getattr(each, name)) for each in windows) for name in ("inputs_T", "targets_N"))
+    return inputs_per_s * num_tokens / num_inputs
 
 
 def _seconds_per_key(dim: int, lists: int) -> float:

@@ -7,15 +7,17 @@ given `prune`. A build with it takes a whole forward pass, where the keys alone 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from memlm.data.windows import Window
+from memlm.data.windows import Window, blocks_of
 from memlm.errors import InvalidInput
 from memlm.retrieval.encoder import Encoder
+
+PART_WINDOWS = 16  # encoded between two reports of progress
 
 
 class EncodedWindow(NamedTuple):
@@ -32,9 +34,16 @@ def check_prune(prune: float | None) -> None:
 
 
 def encode_and_prune(
-    encoder: Encoder, blocks: Iterable[Sequence[Window]], prune: float
+    encoder: Encoder, blocks: Iterable[Sequence[Window]], prune: float, on_window: Callable[[int], None]
 ) -> Iterator[list[EncodedWindow]]:
-    """Encodes blocks of windows. Prunes entries if the model gives their token the probability `prune` or more."""
+    """Encodes blocks of windows. Prunes entries if the model gives their token the probability `prune` or more. Tells
+    `on_window` the place of each window that is done.
+    """
     threshold = np.float32(math.log(prune))
-    for predictions in map(encoder.predictions, blocks):
-        yield [EncodedWindow(each.keys_ND, each.logprobs_N >= threshold) for each in predictions]
+    for block in blocks:
+        encoded = list[EncodedWindow]()
+        for part in blocks_of(block, PART_WINDOWS):
+            for each in encoder.predictions(part):
+                on_window(len(encoded))
+                encoded.append(EncodedWindow(each.keys_ND, each.logprobs_N >= threshold))
+        yield encoded

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float32, Int64
 
 from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress, silent
-from memlm.data.windows import Window, blocks_of
+from memlm.data.windows import Window, WindowSize, blocks_of
 from memlm.index.neighbors import Neighbors, Searcher
 from memlm.index.selection import agreement, mean_and_error
 from memlm.index.store.snapshot import Snapshot
@@ -112,23 +112,31 @@ class Trial:
 
 def sample_trial(store: ModelStore, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> Trial:
     """Samples positions of the store's documents and finds their exact neighbors, as many as its default k."""
-    snapshot, k = store.snapshot, store.snapshot.defaults.k
-    queries = sample_queries(snapshot, checkpoint, seed=seed, progress=progress)
-    exact = _leave_one_out(snapshot, snapshot.exact(), queries, k)
-    alone_Q = ~(exact.ids_QK >= 0).any(axis=1)
-    if alone_Q.any():
-        queries = replace(queries, documents_Q=np.where(alone_Q, -1, queries.documents_Q))
-        exact = _leave_one_out(snapshot, snapshot.exact(), queries, k)
+    return trial_of(store.snapshot, sample_queries(store.snapshot, checkpoint, seed=seed, progress=progress))
+
+
+def trial_of(snapshot: Snapshot, queries: Queries) -> Trial:
+    """Finds the exact neighbors of some queries, as many as the store's default k."""
+    k = snapshot.defaults.k
+    exact = leave_one_out(snapshot, snapshot.exact(), queries, k)
+    if (exact.ids_QK[:, 0] < 0).any():
+        queries = _with_documents(queries, exact)
+        exact = leave_one_out(snapshot, snapshot.exact(), queries, k)
     if not snapshot.num_pruned_entries:
         return Trial(queries, exact)
-    return Trial(queries, exact, _leave_one_out(snapshot, snapshot.exact(pruned=True), queries, k))
+    return Trial(queries, exact, leave_one_out(snapshot, snapshot.exact(pruned=True), queries, k))
+
+
+def exact_quality(snapshot: Snapshot) -> Quality:
+    """Returns the quality of an index that is exact search: nothing has to be measured."""
+    return Quality(1.0, 0.0, 1.0, 0.0, 0.0, 0.0, k=snapshot.defaults.k, queries=0)
 
 
 def measure_quality(store: ModelStore, trial: Trial) -> Quality:
     """Compares the store's index with exact search, with the store's own lam and temperature."""
     retriever = Retriever.of([store], RetrievalParams(k=trial.exact.ids_QK.shape[1]))
     queries, exact = trial.queries, trial.exact
-    found = _leave_one_out(store.snapshot, store.snapshot, queries, retriever.k)
+    found = leave_one_out(store.snapshot, store.snapshot, queries, retriever.k)
     recall_Q, mass_Q = agreement(found, exact, retriever.temperature)
     (recall, recall_error), (mass, mass_error) = mean_and_error(recall_Q), mean_and_error(mass_Q)
     change_Q = _nats(queries, found, retriever) - _nats(queries, exact, retriever)
@@ -156,31 +164,33 @@ def check_keys(snapshot: Snapshot, checkpoint: Checkpoint, *, seed: int = 0, pro
     """Encodes the beginnings of some documents again and compares the keys with those in the store. If keys were not
     kept, only searches for them. A store without entries passes.
     """
-    if not snapshot.num_entries:
-        return KeyCheck(found=1.0, aligned=None, positions=0, exact=snapshot.distances == "exact")
     spec, start_id = snapshot.manifest.spec, checkpoint.tokenizer.start_id
-    keys, ids, sides = [], [], []
+    keys, ids = [np.empty((0, snapshot.dim), np.float16)], [np.empty(0, np.int64)]
     documents = snapshot.sample_documents(NUM_DOCUMENTS, seed)
     for number, document in enumerate(documents):
         progress("check keys", number, len(documents))
-        first, size = document.first_id, document.num_entries
         tokens_n = snapshot.tokens(document.document_id, 0, WINDOWS_PER_DOCUMENT * spec.context)
-        windows = list(document_windows(checkpoint.decoder, tokens_n, start_id, spec.stride))
+        windows = list(document_windows(checkpoint.decoder, tokens_n, start_id, WindowSize(spec.context, spec.stride)))
         keys += Encoder(checkpoint.decoder).keys(windows)
-        places_N = np.arange(len(tokens_n))
-        ids.append(first + places_N)
-        sides.append(np.stack([first + np.maximum(places_N - 1, 0), first + np.minimum(places_N + 1, size - 1)]))
+        ids.append(document.first_id + np.arange(len(tokens_n)))
     progress("check keys", len(documents), len(documents))
-    keys_ND = np.concatenate(keys, dtype=np.float32)
-    ids_N, sides_2N = np.concatenate(ids), np.concatenate(sides, axis=1)
+    return compare_keys(snapshot, np.concatenate(keys, dtype=np.float32), np.concatenate(ids))
+
+
+def compare_keys(snapshot: Snapshot, keys_ND: Float32[np.ndarray, "N D"], ids_N: Int64[np.ndarray, " N"]) -> KeyCheck:
+    """Compares keys that were encoded again with those in the store, of entries `ids_N`."""
+    exact = snapshot.distances == "exact"
+    if not len(ids_N):
+        return KeyCheck(found=1.0, aligned=None, positions=0, exact=exact)
     kept_N = np.isin(ids_N, snapshot.live(ids_N))
     if not snapshot.has_keys:
         found_N = _is_among_nearest(snapshot, keys_ND[kept_N], ids_N[kept_N])
         return KeyCheck(found=float(found_N.mean()), aligned=None, positions=len(ids_N), exact=False)
-    own_N = _distances(keys_ND, snapshot.keys(ids_N))
-    beside_2N = np.stack([_distances(keys_ND, snapshot.keys(each_N)) for each_N in sides_2N])
-    beside_2N[sides_2N == ids_N] = np.inf
-    exact = snapshot.distances == "exact"
+    own_N, documents_N = _distances(keys_ND, snapshot.keys(ids_N)), snapshot.document_of(ids_N)
+    beside_2N = np.full((2, len(ids_N)), np.inf, np.float32)
+    for row_N, sides_N in zip(beside_2N, (ids_N - 1, ids_N + 1), strict=True):
+        within_N = snapshot.document_of(sides_N) == documents_N
+        row_N[within_N] = _distances(keys_ND[within_N], snapshot.keys(sides_N[within_N]))
     if exact:
         nearest_N: np.ndarray = snapshot.search(keys_ND[kept_N], 1).distances_QK[:, 0]
         found_N = nearest_N <= own_N[kept_N] * REL_TOL + ABS_TOL
@@ -206,19 +216,6 @@ def _distances(one_ND: Float32[np.ndarray, "N D"], other_ND: Float32[np.ndarray,
     """Squared L2 between vectors rounded to float16, as searching computes it."""
     difference_ND = one_ND.astype(np.float16).astype(np.float32) - other_ND
     return np.einsum("nd,nd->n", difference_ND, difference_ND)
-
-
-def scale_free_temperature(store: ModelStore, trial: Trial) -> float:
-    """Returns a temperature for a store that was never tuned, at the scale of its model's keys.
-
-    It is half the median distance to the nearest neighbor in another document. docs/log compares it with tuned ones.
-    """
-    neighbors = trial.exact
-    if store.snapshot.distances == "approximate":  # searching will see this scale
-        neighbors = _leave_one_out(store.snapshot, store.snapshot, trial.queries, neighbors.ids_QK.shape[1])
-    nearest_Q = neighbors.distances_QK[:, 0]
-    nearest_Q = nearest_Q[np.isfinite(nearest_Q) & (nearest_Q > 0)]
-    return float(np.median(nearest_Q)) / 2 if len(nearest_Q) else 1.0
 
 
 def sample_queries(
@@ -248,14 +245,29 @@ def _window_ending_at(snapshot: Snapshot, checkpoint: Checkpoint, document_id: s
     """Returns the window of the positions up to `offset`, with all the left context that fits. A segmented model reads
     the document from its beginning.
     """
-    context = checkpoint.decoder.config.context_length
-    first = 0 if checkpoint.decoder.config.is_segmented else max(0, offset + 1 - context)
+    first = 0 if checkpoint.decoder.config.is_segmented else max(0, offset + 1 - snapshot.manifest.spec.context)
     tokens = snapshot.tokens(document_id, first, offset + 1)
     before = snapshot.tokens(document_id, first - 1, first) if first else np.array([checkpoint.tokenizer.start_id])
     return Window(np.concatenate([before, tokens[:-1]]), tokens[-QUERIES_PER_WINDOW:])
 
 
-def _leave_one_out(snapshot: Snapshot, searcher: Searcher, queries: Queries, k: int) -> Neighbors:
+def neighbors_elsewhere(snapshot: Snapshot, queries: Queries, k: int) -> Neighbors:
+    """Returns the k nearest entries that a search finds in other documents than each query's own. Where there is none,
+    as in a store of one document, only the position itself is left out.
+    """
+    found = leave_one_out(snapshot, snapshot, queries, k)
+    if (found.ids_QK[:, 0] >= 0).all():
+        return found
+    return leave_one_out(snapshot, snapshot, _with_documents(queries, found), k)
+
+
+def _with_documents(queries: Queries, found: Neighbors) -> Queries:
+    """Leaves out the documents of the queries that found anything without them, and only the position of the others."""
+    alone_Q = found.ids_QK[:, 0] < 0
+    return replace(queries, documents_Q=np.where(alone_Q, -1, queries.documents_Q))
+
+
+def leave_one_out(snapshot: Snapshot, searcher: Searcher, queries: Queries, k: int) -> Neighbors:
     """Returns the k neighbors without the query itself and the document that it leaves out."""
     result, rows_R = Neighbors.none(len(queries.targets_Q), k), np.arange(len(queries.targets_Q))
     for factor in OVERFETCH:

@@ -118,7 +118,7 @@ def _gather(
                 f"the document {document.id!r} is in the datastore, which would find it; give text that is not",
                 field="texts",
             )
-        for block in blocks_of(text_windows(checkpoint, document.text), BLOCK_WINDOWS):
+        for block in blocks_of(text_windows(checkpoint, document.text, retriever.window_size), BLOCK_WINDOWS):
             for window, prediction in zip(block, encoder.predictions(block, hidden=True), strict=True):
                 found = retriever.search(prediction.keys_ND).neighbors
                 hidden.append(prediction.hidden_ND)

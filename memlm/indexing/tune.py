@@ -81,7 +81,7 @@ class TuneReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Evidence:
+class Evidence:
     """Q positions of the text: the model's log-probability of the target and of the likeliest token, the number of the
     window, the neighbors, and whether each of these names the target. `texts` are the first ones, for trials.
     """
@@ -122,7 +122,7 @@ def tune(
         largest = RetrievalParams(k=min(largest_k, max(1, datastore.snapshot.num_entries)))
         start = Retriever.of([model_store], largest)
         evidence = _retrieve(checkpoint, start, texts, max_tokens, progress)
-        k, temperature, lam = _grid_search(evidence, start.temperature)
+        k, temperature, lam = grid_search(evidence, start.temperature)
         tuned_on = texts.label + f" ({len(evidence.lm_logprobs_Q)} tokens)"
         report, adaptive = _fit_adaptive(evidence, k, temperature, lam, skip_loss, tuned_on)
         chosen = replace(start, k=k, lam=lam, temperature=temperature, skip_retrieval_above=None, min_pointers=None)
@@ -152,11 +152,11 @@ def tune(
 
 
 def _fit_adaptive(
-    evidence: _Evidence, k: int, temperature: float, lam: float, skip_loss: float | None, tuned_on: str
+    evidence: Evidence, k: int, temperature: float, lam: float, skip_loss: float | None, tuned_on: str
 ) -> tuple[TuneReport, AdaptiveLam]:
     """Fits an adaptive λ, and evaluates it, one λ, and skipping."""
     lm_Q = np.exp(evidence.lm_logprobs_Q.astype(np.float64))
-    knn_Q = dict(_knn_probabilities(evidence, temperature))[k]
+    knn_Q = dict(knn_probabilities(evidence, temperature))[k]
     found = evidence.found.first(k)
     features_QF = features_of(
         found, neighbor_logweights(found.distances_QK, temperature), temperature, evidence.max_logprobs_Q
@@ -170,8 +170,8 @@ def _fit_adaptive(
         lams_Q = fit(features_QF[fitted], lm_Q[fitted], knn_Q[fitted], lam).lams(features_QF[held_out])
         adapted_Q[held_out] = lams_Q * knn_Q[held_out] + (1 - lams_Q) * lm_Q[held_out]
     adaptive = fit(features_QF, lm_Q, knn_Q, lam)
-    gain, gain_error = _gain(fixed_Q, lm_Q, evidence.windows_Q)
-    adaptive_gain, adaptive_gain_error = _gain(adapted_Q, fixed_Q, evidence.windows_Q)
+    gain, gain_error = gain_of(fixed_Q, lm_Q, evidence.windows_Q)
+    adaptive_gain, adaptive_gain_error = gain_of(adapted_Q, fixed_Q, evidence.windows_Q)
     kept = adaptive_gain > 2 * adaptive_gain_error
     threshold, share, loss = find_skip_threshold(
         lm_Q, adapted_Q if kept else fixed_Q, evidence.max_logprobs_Q, skip_loss or SHOWN_LOSS
@@ -208,7 +208,7 @@ def _nats(probabilities_Q: Float[np.ndarray, " Q"]) -> float:
     return -float(np.log(np.maximum(probabilities_Q, 1e-300)).mean())
 
 
-def _gain(
+def gain_of(
     new_Q: Float[np.ndarray, " Q"], old_Q: Float[np.ndarray, " Q"], windows_Q: Int64[np.ndarray, " Q"]
 ) -> tuple[float, float]:
     """Returns the nats per token that are saved, and the standard error over windows."""
@@ -231,12 +231,14 @@ def best_lam(lm_Q: Float[np.ndarray, " Q"], knn_Q: Float[np.ndarray, " Q"]) -> f
 
 def _retrieve(
     checkpoint: Checkpoint, retriever: Retriever, texts: Corpus, max_tokens: int, progress: Progress
-) -> _Evidence:
+) -> Evidence:
     """Encodes the texts and finds the neighbors of every position, once for all settings."""
     predictions, founds, agrees, window_numbers = [], list[Neighbors](), [], list[np.ndarray]()
     num_tokens, first_windows = 0, list[tuple[int, EncodedText]]()
     windows = (
-        (number, window) for number, document in enumerate(texts) for window in text_windows(checkpoint, document.text)
+        (number, window)
+        for number, document in enumerate(texts)
+        for window in text_windows(checkpoint, document.text, retriever.window_size)
     )
     encoder, snapshot = Encoder(checkpoint.decoder), retriever.stores[0].snapshot
     nprobe = max([RETRIEVE_LISTS, *(segment.record.nprobe for segment in snapshot.segments)])
@@ -255,7 +257,7 @@ def _retrieve(
             break
     if not num_tokens:
         raise InvalidInput("there is no token to tune on; give some held-out text", field="texts")
-    return _Evidence(
+    return Evidence(
         lm_logprobs_Q=np.concatenate([prediction.logprobs_N for prediction in predictions]),
         max_logprobs_Q=np.concatenate([prediction.max_logprobs_N for prediction in predictions]),
         windows_Q=np.concatenate(window_numbers),
@@ -272,7 +274,7 @@ def _retrieve(
     )
 
 
-def _grid_search(evidence: _Evidence, scale: float) -> tuple[int, float, float]:
+def grid_search(evidence: Evidence, scale: float) -> tuple[int, float, float]:
     """Returns the best k, temperature and λ, with the smallest k that is nearly as good. Temperatures are multiples of
     `scale`.
     """
@@ -280,7 +282,7 @@ def _grid_search(evidence: _Evidence, scale: float) -> tuple[int, float, float]:
     best: dict[int, tuple[float, float, float]] = {}
     for step in TEMPERATURE_STEPS:
         temperature = scale * step
-        for k, knn_Q in _knn_probabilities(evidence, temperature):
+        for k, knn_Q in knn_probabilities(evidence, temperature):
             lam = best_lam(lm_Q, knn_Q)
             nats = -float(np.mean(np.log(np.maximum(lam * knn_Q + (1 - lam) * lm_Q, 1e-300))))
             best[k] = min(best.get(k, (math.inf, 0.0, 0.0)), (nats, temperature, lam))
@@ -290,7 +292,7 @@ def _grid_search(evidence: _Evidence, scale: float) -> tuple[int, float, float]:
     return k, temperature, lam
 
 
-def _knn_probabilities(evidence: _Evidence, temperature: float) -> list[tuple[int, Float[np.ndarray, " Q"]]]:
+def knn_probabilities(evidence: Evidence, temperature: float) -> list[tuple[int, Float[np.ndarray, " Q"]]]:
     """Returns p_kNN of every target for each k, from cumulative sums over the neighbors."""
     nearest_Q1 = evidence.found.distances_QK[:, :1]
     with np.errstate(invalid="ignore"):

@@ -74,11 +74,13 @@ def fit(
     lm_Q: Float64[np.ndarray, " Q"],
     knn_Q: Float64[np.ndarray, " Q"],
     start: float,
+    shares_Q: Float64[np.ndarray, " Q"] | None = None,
 ) -> AdaptiveLam:
     """Finds the weights that maximize the mean of log(λ knn + (1 - λ) lm). `lm_Q` and `knn_Q` are probabilities of the
-    true tokens, `start` is the best fixed λ.
+    true tokens, `start` is the best fixed λ. `shares_Q` weigh the positions, and sum to 1.
     """
     means_F, scales_F = features_QF.mean(axis=0), features_QF.std(axis=0) + 1e-6
+    shares = torch.from_numpy(np.full(len(lm_Q), 1 / len(lm_Q)) if shares_Q is None else shares_Q)
     scaled_QF = torch.from_numpy((features_QF - means_F) / scales_F)
     lm, knn = torch.from_numpy(lm_Q), torch.from_numpy(knn_Q)
     begin = min(max(start, 0.01), 0.99)
@@ -90,7 +92,8 @@ def fit(
     def loss() -> torch.Tensor:
         search.zero_grad()
         lam = torch.sigmoid(parameters[0] + scaled_QF @ parameters[1:]).clamp(LEAST, MOST)
-        cost = -(lam * knn + (1 - lam) * lm).clamp(min=1e-300).log().mean() + RIDGE * parameters[1:].square().mean()
+        cost = -(shares * (lam * knn + (1 - lam) * lm).clamp(min=1e-300).log()).sum()
+        cost = cost + RIDGE * parameters[1:].square().mean()
         cost.backward()
         return cost
 

@@ -19,18 +19,24 @@ from torch import Tensor
 
 from memlm.base.cpu import threads
 from memlm.base.steps import Steps
-from memlm.data.windows import Window, segments_of, windows_of
+from memlm.data.windows import Window, WindowSize, check_stride, segments_of, windows_of
+from memlm.errors import InvalidInput, check_range
 from memlm.model import Decoder, DecoderState
 from memlm.model.checkpoint import Checkpoint
 
 BATCH_TOKENS = 1024  # what lies between two layers of a narrow model fits into a core's cache
 PASS_TOKENS = 1024  # of a longer window that takes turns with other work
+DEFAULT_WINDOW = 1024  # tokens: longer windows cost attention, and gain little (docs/log, 2026-11-25)
 LOGITS_ROWS = 1024  # positions with their log-probabilities over the vocabulary in RAM at once
 
 _T = TypeVar("_T")
 _Pending = tuple[list[int], Callable[[], list[_T]]]  # places of windows, and a call that waits for their results
 
 BLOCK_WINDOWS = 64
+
+
+def _ignore(place: int) -> None:
+    """The default listener."""
 
 
 class Prediction(NamedTuple):
@@ -103,14 +109,21 @@ class Encoder:
         (keys,) = self.keys_of_blocks([windows])
         return keys
 
-    def keys_of_blocks(self, blocks: Iterable[Sequence[Window]]) -> Iterator[list[Float16[np.ndarray, "N D"]]]:
-        """Computes the keys of blocks of windows. While the caller uses one block, the next is encoded."""
+    def keys_of_blocks(
+        self, blocks: Iterable[Sequence[Window]], on_window: Callable[[int], None] = _ignore
+    ) -> Iterator[list[Float16[np.ndarray, "N D"]]]:
+        """Computes the keys of blocks of windows. While the caller uses one block, the next is encoded. `on_window` is
+        told the place in its block of each window that is done.
+        """
         if not self._decoder.config.is_segmented:
-            yield from _encode_in_parallel(partial(_keys, self._decoder), blocks)
+            yield from _encode_in_parallel(partial(_keys, self._decoder), blocks, on_window)
             return
         for windows in blocks:
-            with torch.inference_mode():
-                keys = [self._decoder.keys(*self._next(window))[0].half().numpy() for window in windows]
+            keys = list[np.ndarray]()
+            for place, window in enumerate(windows):
+                with torch.inference_mode():
+                    keys.append(self._decoder.keys(*self._next(window))[0].half().numpy())
+                on_window(place)
             yield keys
 
     def predictions(self, windows: Sequence[Window], *, hidden: bool = False) -> list[Prediction]:
@@ -180,23 +193,38 @@ def _pieces(
 
 
 def document_windows(
-    decoder: Decoder, tokens_n: Int64[np.ndarray, " n"], start_id: int, stride: int | None = None
+    decoder: Decoder, tokens_n: Int64[np.ndarray, " n"], start_id: int, size: WindowSize | None = None
 ) -> Iterator[Window]:
-    """Cuts a document into windows: segments for a segmented model, overlapping windows for any other. The stride is
-    half the context by default.
+    """Cuts a document into windows: segments for a segmented model, overlapping windows for any other. A window is as
+    long as the model's context by default, and the stride half a window.
     """
     context = decoder.config.context_length
     if decoder.config.is_segmented:
         return segments_of(tokens_n, start_id=start_id, segment=context)
-    return windows_of(tokens_n, start_id=start_id, context=context, stride=stride or default_stride(decoder))
+    window, stride = size or WindowSize(context, max(1, context // 2))
+    return windows_of(tokens_n, start_id=start_id, context=window, stride=stride)
 
 
-def default_stride(decoder: Decoder) -> int:
-    """Returns half the context: each key has seen at least half of it, at twice the cost of encoding once. A segmented
-    model encodes nothing twice.
+def window_size(decoder: Decoder, window: int | None = None, stride: int | None = None) -> WindowSize:
+    """Returns the size of a datastore's windows. A window is the model's context by default, or 1,024 tokens if that is
+    longer. The stride is half a window: each key has seen at least half of one, at twice the cost of encoding once. A
+    segmented model encodes nothing twice. Raises InvalidInput for a size that the model cannot have.
     """
     context = decoder.config.context_length
-    return context if decoder.config.is_segmented else max(1, context // 2)
+    if decoder.config.is_segmented:
+        for name, value in (("window", window), ("stride", stride)):
+            if value not in (None, context):
+                raise InvalidInput(
+                    f"{name} is {value}; a model with memory reads its segments of {context} tokens one after another:"
+                    f" leave {name} out",
+                    field=name,
+                )
+        return WindowSize(context, context)
+    window = min(context, DEFAULT_WINDOW) if window is None else window
+    check_range("window", window, least=1, most=decoder.config.max_length)
+    stride = max(1, window // 2) if stride is None else stride
+    check_stride(window, stride)
+    return WindowSize(window, stride)
 
 
 def score_tokens(decoder: Decoder, tokens_N: Int64[np.ndarray, " N"], start_id: int) -> Float32[np.ndarray, " N"]:
@@ -223,7 +251,9 @@ def batches_of(windows: Sequence[Window]) -> Iterator[tuple[list[int], Int64[Ten
 
 
 def _encode_in_parallel(
-    encode: Callable[[list[Window], Tensor], list[_T]], blocks: Iterable[Sequence[Window]]
+    encode: Callable[[list[Window], Tensor], list[_T]],
+    blocks: Iterable[Sequence[Window]],
+    on_window: Callable[[int], None] = _ignore,
 ) -> Iterator[list[_T]]:
     """Encodes block by block, and the next block while the caller uses one. Runs as many batches at a time as torch has
     threads, each on a core of its own, so that no batch waits for another one's share of a product (docs/log,
@@ -248,16 +278,20 @@ def _encode_in_parallel(
             for windows in blocks:
                 ahead.append((len(windows), list(submit(windows))))
                 if len(ahead) > 1:
-                    yield _in_order(*ahead.popleft())
+                    yield _in_order(*ahead.popleft(), on_window)
             while ahead:
-                yield _in_order(*ahead.popleft())
+                yield _in_order(*ahead.popleft(), on_window)
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _in_order(count: int, pending: list[_Pending[_T]]) -> list[_T]:
+def _in_order(count: int, pending: list[_Pending[_T]], on_window: Callable[[int], None]) -> list[_T]:
     """Waits for the results of `count` windows and returns them in order."""
-    read = {place: each for places, result in pending for place, each in zip(places, result(), strict=True)}
+    read = dict[int, _T]()
+    for places, result in pending:
+        read |= zip(places, result(), strict=True)
+        for place in places:
+            on_window(place)
     return [read[place] for place in range(count)]
 
 
@@ -267,20 +301,20 @@ def _new_positions(states_TD: Float[Tensor, "T D"], window: Window) -> Float[Ten
     return states_TD[end - len(window.targets_N) : end]
 
 
-def text_windows(checkpoint: Checkpoint, text: str) -> Iterator[Window]:
-    """Tokenizes a text and cuts it into windows."""
+def text_windows(checkpoint: Checkpoint, text: str, size: WindowSize | None = None) -> Iterator[Window]:
+    """Tokenizes a text and cuts it into windows, by default as long as the model's context."""
     tokens_N = checkpoint.tokenizer.encode(text)
-    return document_windows(checkpoint.decoder, tokens_N, checkpoint.tokenizer.start_id)
+    return document_windows(checkpoint.decoder, tokens_N, checkpoint.tokenizer.start_id, size)
 
 
-def key_after(checkpoint: Checkpoint, text: str) -> Steps[Float32[np.ndarray, "1 D"]]:
-    """Returns the key of the end of a text, of which the last `context_length - 1` tokens count. A long text is read in
-    several steps.
+def key_after(checkpoint: Checkpoint, text: str, window: int | None = None) -> Steps[Float32[np.ndarray, "1 D"]]:
+    """Returns the key of the end of a text, of which the last `window` tokens count, by default those that fit into the
+    model's context. A long text is read in several steps.
     """
     token_ids = yield from checkpoint.tokenizer.encode_steps(text)
     decoder, inputs = checkpoint.decoder, [checkpoint.tokenizer.start_id, *token_ids]
     if decoder.config.max_length is not None:
-        inputs = inputs[-decoder.config.max_length :]
+        inputs = inputs[-(window or decoder.config.max_length) :]
     state = None if len(inputs) <= PASS_TOKENS else decoder.new_state(capacity=len(inputs))
     for begin in range(0, len(inputs), PASS_TOKENS):
         with torch.inference_mode():

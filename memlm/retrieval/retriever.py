@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 
 from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams
+from memlm.data.windows import WindowSize
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.filters import DocumentFilter
 from memlm.retrieval.adaptive import AdaptiveLam, features_of
@@ -116,6 +117,12 @@ class Retriever:
     def settings(self) -> tuple[Any, ...]:
         """The fields' values, hashable."""
         return tuple(getattr(self, field.name) for field in fields(self))
+
+    @property
+    def window_size(self) -> WindowSize:
+        """The windows that the first store's documents were cut into, and that a text is read in to be scored."""
+        spec = self.stores[0].snapshot.manifest.spec
+        return WindowSize(spec.context, spec.stride)
 
     @property
     def name(self) -> str:

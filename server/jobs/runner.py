@@ -178,6 +178,7 @@ class JobRunner:
             "log_level": config.log_level,
             "log_format": config.log_format,
             "is_resumed": job.attempts > 1,
+            "check": request.get("check", "quick"),
         }
         if job.kind == ADD:
             return Task(**common, corpus=(Path(job.documents),), replace=request["replace"], since=job.since)
@@ -185,13 +186,14 @@ class JobRunner:
             return Task(**common, purge=request.get("purge", False))
         options = {
             name: request[name]
-            for name in ("index", "target", "max_ram_bytes", "prune", "stride", "seed")
-            if request[name] is not None
+            for name in ("index", "target", "max_ram_bytes", "prune", "window", "stride", "seed")
+            if request.get(name) is not None
         }
         return Task(
             **common,
             corpus=tuple(Path(path).absolute() for path in request["corpus"]),  # a "-" is a file of that name here
             glob=request["glob"],
+            hidden=request.get("hidden", False),
             roots=config.corpus_roots,
             options={**options, "keep_keys": not request["drop_keys"]},
         )

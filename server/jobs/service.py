@@ -234,9 +234,9 @@ class JobService:
             return Job(id_, owner, BUILD, request.store, str(path), asdict(request), digest, request.request_id)
         name, path = self._stores.path_of(request.store)
         if isinstance(request, AddDocumentsRequest):
-            kind, options = ADD, {"replace": request.replace}
+            kind, options = ADD, {"replace": request.replace, "check": request.check}
         else:
-            kind, options = COMPACT, {"purge": request.purge}
+            kind, options = COMPACT, {"purge": request.purge, "check": request.check}
         documents = "" if upload is None else str(upload.path)
         return Job(id_, owner, kind, name, str(path), options, digest, request.request_id, documents)
 

@@ -41,10 +41,12 @@ class Task:
     dtype: str = "float32"
     corpus: tuple[Path, ...] = ()
     glob: str | None = None
+    hidden: bool = False
     roots: tuple[Path, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     replace: bool = False
     purge: bool = False
+    check: str = "quick"
     document_ids: tuple[str, ...] = ()
     since: int = 0
     is_resumed: bool = False
@@ -112,27 +114,28 @@ def _run(task: Task, reporter: _ProgressReporter) -> JobReport:
 
     begin_s = time.monotonic()
     torch.set_num_threads(task.num_threads or torch.get_num_threads())
+    common: dict[str, Any] = {"check": task.check, "dtype": task.dtype, "progress": reporter.progress}
     if task.kind == COMPACT:
-        done = compact_index(task.path, task.model, purge=task.purge, dtype=task.dtype, progress=reporter.progress)
+        done = compact_index(task.path, task.model, purge=task.purge, **common)
         if done.rolled_back_addition:
             log.warning("the purge of %s gave up an interrupted addition", task.store)
     elif task.kind == DELETE:
         _delete(task)
     else:
-        corpus = Corpus(task.corpus, glob=task.glob or "**/*", on_problem=reporter.problem, roots=task.roots)
+        corpus = Corpus(
+            task.corpus, glob=task.glob or "**/*", on_problem=reporter.problem, roots=task.roots, hidden=task.hidden
+        )
         if task.kind == ADD:
             if task.is_resumed and _was_added(task, corpus):
-                finish_build(task.path, task.model, dtype=task.dtype, progress=reporter.progress)
+                finish_build(task.path, task.model, **common)
             else:
-                add_to_index(
-                    task.model, corpus, task.path, replace=task.replace, dtype=task.dtype, progress=reporter.progress
-                )
+                add_to_index(task.model, corpus, task.path, replace=task.replace, **common)
         elif not (
             task.path / CURRENT
         ).exists():  # the folder is this job's own, so a committed datastore in it is its result
-            build_index(task.model, corpus, task.path, dtype=task.dtype, progress=reporter.progress, **task.options)
+            build_index(task.model, corpus, task.path, **common, **task.options)
         else:
-            finish_build(task.path, task.model, dtype=task.dtype, progress=reporter.progress)
+            finish_build(task.path, task.model, **common)
     with Datastore.open(task.path) as store:
         snapshot = store.snapshot
         return JobReport(

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import signal
 import socket
@@ -182,8 +183,10 @@ def test_a_build_whose_checks_were_cut_short_says_how_to_finish_them(
 
     build = ["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s"]
     with monkeypatch.context() as patched:
-        patched.setattr("memlm.indexing.build.check_keys", interrupted)
-        assert memlm(capsys, *build, "--index", "IVF16,SQfp16")[0] == 130
+        patched.setattr("memlm.indexing.build.run_checks", interrupted)
+        code, _, problem = memlm(capsys, *build, "--index", "IVF16,SQfp16")
+    assert code == 130
+    assert f"is committed; what was left of its checks is done by: memlm index verify {tmp_path / 's'}" in problem
     verify = ["index", "verify", tmp_path / "s", "--model", model_folder]
     assert f"memlm index verify {tmp_path / 's'} --model" in memlm(capsys, *build)[2]
     for finished in (True, False):
@@ -193,6 +196,30 @@ def test_a_build_whose_checks_were_cut_short_says_how_to_finish_them(
     assert "not measured" not in memlm(capsys, *build)[2]
     facts = json.loads(memlm(capsys, "index", "info", tmp_path / "s", "--json")[1])
     assert facts["quality"]["recall"] > 0.5
+
+
+def test_a_build_without_checks_says_so(capsys, model_folder, corpus_folder, tmp_path):
+    build = ["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s", "--check", "none"]
+    code, printed, problem = memlm(capsys, *build)
+    assert code == 0, problem
+    assert f"nothing was checked (--check none); memlm index verify {tmp_path / 's'} --model" in printed
+    assert "positions read again" not in printed
+    assert memlm(capsys, "index", "verify", tmp_path / "s", "--model", model_folder)[0] == 0
+    facts = json.loads(memlm(capsys, "index", "info", tmp_path / "s", "--json")[1])
+    assert facts["quality"]["recall"] == 1
+    assert facts["tuned_on"].startswith("its own documents")
+    code, _, problem = memlm(capsys, *build[:-1], "some")
+    assert (code, "check is 'some'" in problem) == (1, True)
+
+
+def test_a_dry_run_lists_the_files_that_would_be_read(capsys, model_folder, corpus_folder, tmp_path):
+    build = ["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s", "--dry-run"]
+    names = sorted(file.name for file in corpus_folder.iterdir())
+    printed = memlm(capsys, *build)[1]
+    assert printed.splitlines()[: len(names)] == names
+    result = json.loads(memlm(capsys, *build, "--json")[1])
+    assert (result["files"], result["tokens_per_s"] > 0) == (names, True)
+    assert not (tmp_path / "s").exists()
 
 
 def test_text_that_cannot_be_used_is_told_and_left_out(capsys, model_folder, tmp_path):
@@ -266,6 +293,8 @@ def test_an_interrupt_exits_with_130_and_leaves_a_resumable_build(model_folder, 
     assert process.returncode == 130
     assert "memlm: interrupted; committed work is kept" in err
     assert "Traceback" not in err
+    assert re.search(r"interrupted; [\d,]+ entries of s are on disk; the same command goes on from there: memlm ", err)
+    assert f"index build texts --model {model_folder} --out s" in err
     assert not (tmp_path / "s" / "CURRENT").exists()
     done = subprocess.run([*command, "--json"], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert json.loads(done.stdout)["resumed_entries"] > 0

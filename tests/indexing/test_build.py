@@ -16,6 +16,7 @@ from texts import make_text
 from memlm.api.params import RetrievalParams
 from memlm.cli.render_index import print_build
 from memlm.data.corpus import Corpus
+from memlm.data.windows import windows_of
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, StorageFull
 from memlm.evaluation import evaluate
 from memlm.index.neighbors import Neighbors
@@ -26,10 +27,12 @@ from memlm.index.store.segment import Segment
 from memlm.indexing import build as indexing_build
 from memlm.indexing.build import add_to_index, build_index, compact_index, finish_build, windows_at_once
 from memlm.indexing.estimate import estimate_build
-from memlm.indexing.quality import check_keys, measure_quality, sample_queries, sample_trial, scale_free_temperature
+from memlm.indexing.passages import PROMPT_TOKENS, TimeLimit, read_as_prompts, sample_passages
+from memlm.indexing.quality import check_keys, measure_quality, sample_queries, sample_trial
 from memlm.indexing.tune import best_lam, tune
 from memlm.language_model import load
 from memlm.model import Decoder, Memorizing, ModelConfig
+from memlm.retrieval.encoder import Encoder, predictions_of
 from memlm.retrieval.store import ModelStore
 
 
@@ -70,11 +73,11 @@ def test_a_key_is_the_last_feed_forwards_input_after_its_norm(store_folder, corp
 @pytest.mark.parametrize("killed_at", [1, 2, 5])
 def test_a_killed_build_goes_on_and_ends_with_the_same_entries(model_folder, corpus_folder, tmp_path, killed_at):
     whole = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "whole")
-    calls = [0]
+    notes = set()
 
     def kill(phase: str, done: int, total: int | None, note: str = "") -> None:
-        calls[0] += phase == "read"
-        if calls[0] == killed_at:
+        notes.update({note} if phase == "read" else ())
+        if len(notes) == 1 + killed_at:  # the first is that of no block
             raise Killed
 
     with pytest.raises(Killed):
@@ -105,10 +108,12 @@ def test_a_build_tells_how_far_it_is_until_all_is_checked(model_folder, corpus_f
     def tell(phase: str, done: int, total: int | None, note: str = "") -> None:
         result.setdefault(phase, []).append((done, total))
 
-    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s", index="IVF16,SQfp16", progress=tell)
+    build_index(
+        model_folder, Corpus([corpus_folder]), tmp_path / "s", index="IVF16,SQfp16", check="full", progress=tell
+    )
     assert list(result) == [
-        "read", "train index", "assign to lists", "add to index", "evaluate index", "check files", "check keys",
-        "measure quality",
+        "load", "read", "train index", "assign to lists", "add to index", "evaluate index", "check files", "check",
+        "check keys", "tune", "measure quality",
     ]  # fmt: skip
     for steps in result.values():
         assert steps == sorted(steps)
@@ -118,24 +123,22 @@ def test_a_build_tells_how_far_it_is_until_all_is_checked(model_folder, corpus_f
 
 def kill_in_checks(phase: str, done: int, total: int | None, note: str = "") -> None:
     """Progress of a build that comes no further than its commit."""
-    if phase == "check keys":
+    if phase == "check":
         raise Killed
 
 
 @pytest.mark.parametrize("index", ["Flat", "IVF16,SQfp16"])
-def test_a_build_killed_in_its_checks_leaves_a_store_of_the_right_scale(model_folder, corpus_folder, tmp_path, index):
+def test_a_build_killed_in_its_checks_leaves_a_store_of_the_right_scale(
+    model_folder, corpus_folder, checkpoint, tmp_path, index
+):
     with pytest.raises(Killed):
         build_index(model_folder, Corpus([corpus_folder]), tmp_path / "killed", index=index, progress=kill_in_checks)
-    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "whole", index=index)
-    with Datastore.open(tmp_path / "killed") as killed, Datastore.open(tmp_path / "whole") as whole:
-        assert killed.manifest.quality is None is killed.snapshot.defaults.tuned_on
-        assert (killed.snapshot.defaults.k, killed.snapshot.defaults.lam) == (
-            whole.snapshot.defaults.k,
-            whole.snapshot.defaults.lam,
-        )
-        assert (
-            0.7 < killed.snapshot.defaults.temperature / whole.snapshot.defaults.temperature < 1.4
-        )  # 1, the scale of no keys, is not
+    with Datastore.open(tmp_path / "killed") as killed:
+        defaults = killed.snapshot.defaults
+        assert killed.manifest.quality is None is defaults.tuned_on
+        assert (defaults.k, defaults.lam) == (64, 0.25)
+        nearest_Q = sample_trial(ModelStore(killed, checkpoint), checkpoint).exact.distances_QK[:, 0]
+        assert 0.7 < defaults.temperature / (np.median(nearest_Q) / 2) < 1.4  # 1, the scale of no keys, is not
 
 
 def test_an_addition_killed_in_its_checks_is_measured_by_nobodys_figures_until_it_is(
@@ -194,7 +197,7 @@ def test_added_documents_are_found_and_a_taken_id_is_refused(model_folder, corpu
 def test_quality_compares_the_index_with_exact_search(model_folder, corpus_folder, checkpoint, tmp_path):
     exact = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "flat").quality
     assert (exact.recall, exact.softmax_mass, exact.nats_change) == (1.0, pytest.approx(1.0), 0.0)
-    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "ivf", index="IVF16,SQfp16")
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "ivf", index="IVF16,SQfp16", check="full")
     with Datastore.open(tmp_path / "ivf") as store:
         memory = ModelStore(store, checkpoint)
         stored = store.manifest.quality
@@ -203,12 +206,12 @@ def test_quality_compares_the_index_with_exact_search(model_folder, corpus_folde
 
 
 def test_a_query_never_finds_its_own_document(store_folder, checkpoint):
-    from memlm.indexing.quality import _leave_one_out
+    from memlm.indexing.quality import leave_one_out
 
     with Datastore.open(store_folder) as store:
         queries = sample_queries(store.snapshot, checkpoint)
         for searcher in (store, store.snapshot.exact()):
-            found = _leave_one_out(store.snapshot, searcher, queries, 5)
+            found = leave_one_out(store.snapshot, searcher, queries, 5)
             assert (found.ids_QK >= 0).all()
             assert (store.snapshot.document_of(found.ids_QK) != queries.documents_Q[:, None]).all()
         nearest_Q = store.snapshot.document_of(store.snapshot.exact().search(queries.keys_QD, 1).ids_QK)[:, 0]
@@ -245,7 +248,7 @@ def test_what_is_left_out_costs_a_bounded_search(monkeypatch, checkpoint, store_
             type(searcher), "search", lambda self, keys_QD, k: (asked.append(k), plain(self, keys_QD, k))[1]
         )
         queries = sample_queries(store.snapshot, checkpoint)
-        found = quality._leave_one_out(store.snapshot, searcher, queries, 4)
+        found = quality.leave_one_out(store.snapshot, searcher, queries, 4)
         assert asked == [4, 8]
         assert (found.ids_QK < 0).any()
         assert (store.snapshot.document_of(found.ids_QK) != queries.documents_Q[:, None]).all()
@@ -258,17 +261,100 @@ def test_agreement_counts_ids_and_weighs_mass():
     assert (recall, mass) == (pytest.approx(2 / 3), pytest.approx(0.5))
 
 
-def test_the_untuned_temperature_follows_the_scale_of_the_keys(store_folder, checkpoint):
-    with Datastore.open(store_folder) as store:
-        memory = ModelStore(store, checkpoint)
-        assert (
-            store.snapshot.defaults.temperature == scale_free_temperature(memory, sample_trial(memory, checkpoint)) > 0
-        )
-        assert (store.snapshot.defaults.k, store.snapshot.defaults.lam, store.snapshot.defaults.tuned_on) == (
-            64,
-            0.25,
-            None,
-        )
+def test_a_build_reads_windows_of_the_given_size_and_queries_follow_it(
+    model_folder, corpus_folder, checkpoint, tmp_path
+):
+    store = build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "s", window=12, stride=5, check="full").path
+    documents = list(Corpus([corpus_folder]))
+    with Datastore.open(store) as datastore:
+        spec = datastore.manifest.spec
+        assert (spec.context, spec.stride, spec.model_fingerprint) == (12, 5, checkpoint.fingerprint)
+        assert check_keys(datastore.snapshot, checkpoint).found == 1
+    tokens_n, start_id = checkpoint.tokenizer.encode(documents[0].text), checkpoint.tokenizer.start_id
+    windows = list(windows_of(tokens_n, start_id=start_id, context=12, stride=5))
+    expected_ND = np.concatenate([keys_ND for each in windows for keys_ND in Encoder(checkpoint.decoder).keys([each])])
+    np.testing.assert_allclose(read(store, "keys.npy")[: len(tokens_n)], expected_ND, rtol=2e-3, atol=2e-3)
+    with load(model_folder, [store]) as lm:
+        retriever = lm.engine.stores.retriever(RetrievalParams())
+        assert retriever.window_size == (12, 5)
+        scored = lm.score(documents[0].text)
+        base = -sum(float(each.logprobs_N.sum()) for each in predictions_of(checkpoint.decoder, windows))
+        assert scored.base.nll == pytest.approx(base, rel=1e-4)
+        assert evaluate(lm, Corpus([corpus_folder / documents[0].id])).total.base.nll == pytest.approx(base, rel=1e-4)
+    for name, value in (("window", 0), ("window", 10**6), ("stride", 13)):
+        with pytest.raises(InvalidInput, match=name):
+            build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "t", **{"window": 12, name: value})
+
+
+def test_windows_are_as_long_as_the_context_up_to_a_bound(checkpoint, corpus_folder, tmp_path, monkeypatch):
+    store = build_index(checkpoint, Corpus([corpus_folder / "doc-0.txt"]), tmp_path / "s", check="none").path
+    assert Datastore.open(store).manifest.spec.context == checkpoint.decoder.config.context_length == 48
+    monkeypatch.setattr("memlm.retrieval.encoder.DEFAULT_WINDOW", 16)
+    store = build_index(checkpoint, Corpus([corpus_folder / "doc-0.txt"]), tmp_path / "t", check="none").path
+    spec = Datastore.open(store).manifest.spec
+    assert (spec.context, spec.stride) == (16, 8)
+
+
+def test_passages_are_positions_of_documents_as_the_store_has_them(checkpoint, corpus_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("memlm.indexing.passages.BEGINNING_TOKENS", 20)
+    store = build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "s", window=24, stride=7, check="none").path
+    with Datastore.open(store) as datastore:
+        snapshot = datastore.snapshot
+        passages = sample_passages(snapshot, checkpoint, seed=1)
+        beginnings, numbers = passages.passages_Q < 8, np.unique(passages.passages_Q)
+        assert len(numbers) > 20
+        assert len(np.unique(snapshot.document_of(passages.ids_Q[beginnings]))) == 8
+        assert len(set(passages.ids_Q.tolist())) == len(passages.ids_Q)
+        np.testing.assert_array_equal(passages.targets_Q, snapshot.values(passages.ids_Q))
+        np.testing.assert_allclose(passages.keys_QD, snapshot.keys(passages.ids_Q), rtol=2e-3, atol=2e-3)
+        place = snapshot.locate(passages.ids_Q[-1:])[0]
+        tokens = [checkpoint.tokenizer.start_id, *snapshot.tokens(place.document_id).tolist()]
+        first = next(end for end in range(24, len(tokens) + 7, 7) if end > place.token_offset) - 24
+        logits_TV = decode_plainly(checkpoint.decoder, tokens[first : place.token_offset + 1])[0]
+        expected = torch.log_softmax(torch.as_tensor(logits_TV)[-1], dim=0)
+        assert passages.lm_logprobs_Q[-1] == pytest.approx(float(expected[passages.targets_Q[-1]]), abs=1e-3)
+        assert passages.max_logprobs_Q[-1] == pytest.approx(float(expected.max()), abs=1e-3)
+        few = sample_passages(snapshot, checkpoint, max_tokens=50)
+        assert 50 <= len(few.ids_Q) < 50 + 20
+        one = sample_passages(snapshot, checkpoint, limit=TimeLimit.starting_now(0))
+        assert set(one.passages_Q.tolist()) == {0}
+
+
+def test_a_prompt_is_read_without_what_stands_before_it(checkpoint, corpus_folder, tmp_path):
+    store = build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "s", check="none").path
+    with Datastore.open(store) as datastore:
+        snapshot = datastore.snapshot
+        prompts = read_as_prompts(snapshot, checkpoint, sample_passages(snapshot, checkpoint))
+        assert len(np.unique(prompts.passages_Q)) > 4
+        np.testing.assert_array_equal(prompts.targets_Q, snapshot.values(prompts.ids_Q))
+        place = snapshot.locate(prompts.ids_Q[:1])[0]
+        assert place.token_offset > PROMPT_TOKENS
+        tokens_n = snapshot.tokens(place.document_id)[place.token_offset - PROMPT_TOKENS : place.token_offset]
+        key_D = decode_plainly(checkpoint.decoder, [checkpoint.tokenizer.start_id, *tokens_n.tolist()])[1][-1]
+        np.testing.assert_allclose(prompts.keys_QD[0], key_D, rtol=2e-3, atol=2e-3)
+
+
+def test_a_new_store_is_tuned_on_its_own_documents(model_folder, corpus_folder, tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(6):
+        (texts / f"{number}.txt").write_text(make_text(number, 150))
+    report = build_index(model_folder, Corpus([texts]), tmp_path / "tuned", check="full")
+    build_index(model_folder, Corpus([texts]), tmp_path / "untuned", check="none")
+    tuning = report.tuning
+    with load(model_folder, [tmp_path / "tuned"]) as tuned, load(model_folder, [tmp_path / "untuned"]) as untuned:
+        info = tuned.stores[0]
+        assert (info.k, info.lam, info.knn_temperature) == (tuning.k, tuning.lam, tuning.temperature)
+        assert info.tuned_on == f"its own documents ({tuning.tokens} tokens)"
+        assert untuned.stores[0].tuned_on is None
+        (tmp_path / "new.txt").write_text(make_text(99, 300))
+        nats = [evaluate(lm, Corpus([tmp_path / "new.txt"])).total.figures.nll for lm in (tuned, untuned)]
+        assert nats[0] < nats[1]
+        document = next(iter(Corpus([texts])))
+        prompt_ids = tuned.tokenize(document.text)[40:80]
+        prompt = tuned.detokenize(prompt_ids[:30])
+        shares = [next(iter(lm.generate(prompt, max_tokens=1, temperature=0.0))).knn_share for lm in (tuned, untuned)]
+        assert shares[0] > shares[1]
 
 
 def test_tuning_finds_the_best_and_keeps_it(model_folder, corpus_folder, tmp_path):
@@ -384,7 +470,7 @@ def test_an_index_that_loses_entries_is_found_out(store_folder, checkpoint, monk
     with Datastore.open(store_folder) as store:
         assert store.snapshot.verify() == []
         search = Segment.search
-        monkeypatch.setattr(Segment, "search", lambda s, queries, k, nprobe: search(s, -queries, k, nprobe))
+        monkeypatch.setattr(Segment, "search", lambda s, queries, *others: search(s, -queries, *others))
         assert "do not find themselves" in store.snapshot.verify()[0]
         assert "find themselves" in check_keys(store.snapshot, checkpoint).problems("store")[0]
 
@@ -468,7 +554,7 @@ def test_a_datastore_without_its_keys_is_added_to_and_checked_as_far_as_it_can_b
         assert datastore.manifest.quality is None
         assert datastore.snapshot.verify() == []
         search = Segment.search
-        monkeypatch.setattr(Segment, "search", lambda s, queries, k, nprobe: search(s, -queries, k, nprobe))
+        monkeypatch.setattr(Segment, "search", lambda s, queries, *others: search(s, -queries, *others))
         assert "do not find themselves" in check_keys(datastore.snapshot, checkpoint).problems("store")[0]
     monkeypatch.undo()
     assert not finish_build(store, checkpoint)

@@ -128,7 +128,7 @@ class GetDatastoreRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ...) -> None: ...
 
 class BuildDatastoreRequest(_message.Message):
-    __slots__ = ("store", "corpus", "glob", "index", "target", "max_ram_bytes", "drop_keys", "prune", "stride", "seed", "replace", "request_id")
+    __slots__ = ("store", "corpus", "glob", "index", "target", "max_ram_bytes", "drop_keys", "prune", "stride", "seed", "replace", "request_id", "hidden", "window", "check")
     STORE_FIELD_NUMBER: _ClassVar[int]
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     GLOB_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,9 @@ class BuildDatastoreRequest(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     store: str
     corpus: _containers.RepeatedScalarFieldContainer[str]
     glob: str
@@ -153,19 +156,24 @@ class BuildDatastoreRequest(_message.Message):
     seed: int
     replace: bool
     request_id: str
-    def __init__(self, store: _Optional[str] = ..., corpus: _Optional[_Iterable[str]] = ..., glob: _Optional[str] = ..., index: _Optional[str] = ..., target: _Optional[float] = ..., max_ram_bytes: _Optional[int] = ..., drop_keys: bool = ..., prune: _Optional[float] = ..., stride: _Optional[int] = ..., seed: _Optional[int] = ..., replace: bool = ..., request_id: _Optional[str] = ...) -> None: ...
+    hidden: bool
+    window: int
+    check: str
+    def __init__(self, store: _Optional[str] = ..., corpus: _Optional[_Iterable[str]] = ..., glob: _Optional[str] = ..., index: _Optional[str] = ..., target: _Optional[float] = ..., max_ram_bytes: _Optional[int] = ..., drop_keys: bool = ..., prune: _Optional[float] = ..., stride: _Optional[int] = ..., seed: _Optional[int] = ..., replace: bool = ..., request_id: _Optional[str] = ..., hidden: bool = ..., window: _Optional[int] = ..., check: _Optional[str] = ...) -> None: ...
 
 class AddDocumentsRequest(_message.Message):
-    __slots__ = ("store", "replace", "request_id", "documents")
+    __slots__ = ("store", "replace", "request_id", "documents", "check")
     STORE_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     store: str
     replace: bool
     request_id: str
     documents: _containers.RepeatedCompositeFieldContainer[Document]
-    def __init__(self, store: _Optional[str] = ..., replace: bool = ..., request_id: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ...) -> None: ...
+    check: str
+    def __init__(self, store: _Optional[str] = ..., replace: bool = ..., request_id: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ..., check: _Optional[str] = ...) -> None: ...
 
 class Document(_message.Message):
     __slots__ = ("id", "text", "title", "metadata", "continues")
@@ -182,14 +190,16 @@ class Document(_message.Message):
     def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., title: _Optional[str] = ..., metadata: _Optional[str] = ..., continues: bool = ...) -> None: ...
 
 class CompactDatastoreRequest(_message.Message):
-    __slots__ = ("store", "request_id", "purge")
+    __slots__ = ("store", "request_id", "purge", "check")
     STORE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PURGE_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     store: str
     request_id: str
     purge: bool
-    def __init__(self, store: _Optional[str] = ..., request_id: _Optional[str] = ..., purge: bool = ...) -> None: ...
+    check: str
+    def __init__(self, store: _Optional[str] = ..., request_id: _Optional[str] = ..., purge: bool = ..., check: _Optional[str] = ...) -> None: ...
 
 class LoadDatastoreRequest(_message.Message):
     __slots__ = ("store", "path", "replace")

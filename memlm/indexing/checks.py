@@ -1,0 +1,120 @@
+"""What is checked of a store after it was written: that keys belong to their values, and that the index finds them.
+
+"full" encodes some documents again, and compares an index with exact search on a few hundred positions. "quick" does
+both on fewer positions: a tenth of those that were written, or about a thousand of few. It stops after a tenth of the
+time that writing took, or after five seconds. "none" does nothing. An exact index is not compared with exact search,
+which it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memlm.base.progress import Progress
+from memlm.index.factory import FLAT
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.snapshot import Snapshot
+from memlm.indexing.passages import MAX_TOKENS, NO_LIMIT, Passages, TimeLimit, read_as_prompts, sample_passages
+from memlm.indexing.quality import (
+    KeyCheck,
+    Quality,
+    check_keys,
+    compare_keys,
+    exact_quality,
+    measure_quality,
+    sample_trial,
+    trial_of,
+)
+from memlm.indexing.self_tuning import SelfTuning, tune_on_itself
+from memlm.model.checkpoint import Checkpoint
+from memlm.retrieval.store import ModelStore
+
+QUICK_SHARE, QUICK_TOKENS, QUICK_S = 0.1, 1024, 5.0
+QUICK_QUERIES = 512
+SEARCHED_PAIRS = 200_000_000  # positions times entries that quick checks compare, about a second's work
+READ_BYTES_PER_S = 1e9
+PRODUCTS_PER_S = 1e10
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The results of a store's checks. Each is None if it was not done."""
+
+    keys: KeyCheck | None = None
+    quality: Quality | None = None
+    tuning: SelfTuning | None = None
+
+
+def run_checks(
+    datastore: Datastore,
+    checkpoint: Checkpoint,
+    *,
+    check: str,
+    worked_s: float,
+    newest: bool = False,
+    with_keys: bool = True,
+    progress: Progress,
+) -> Checked:
+    """Checks a store, or its `newest` segment, after work of `worked_s` seconds, and commits the quality of its index.
+    Tunes a store that was never tuned on its own documents.
+    """
+    if check == "none" or not datastore.snapshot.num_entries:
+        return Checked()
+    store, seed = ModelStore(datastore, checkpoint), datastore.manifest.spec.seed
+    is_untuned = datastore.snapshot.defaults.tuned_on is None
+    limit = NO_LIMIT if check == "full" else TimeLimit.starting_now(max(QUICK_SHARE * worked_s, QUICK_S))
+    passages, keys = None, None
+    if check == "quick" or (is_untuned and not newest):
+        most = _most_positions(datastore.snapshot, check, newest=newest)
+        passages = sample_passages(
+            datastore.snapshot, checkpoint, newest=newest, max_tokens=most, limit=limit, seed=seed, progress=progress
+        )
+    if with_keys and check == "full":
+        keys = check_keys(datastore.snapshot, checkpoint, seed=seed, progress=progress)
+    elif with_keys and passages is not None:
+        keys = compare_keys(datastore.snapshot, passages.keys_QD, passages.ids_Q)
+    tuning = None
+    if passages is not None and is_untuned and not newest:
+        prompts = read_as_prompts(datastore.snapshot, checkpoint, passages, limit=limit, seed=seed, progress=progress)
+        tuning = tune_on_itself(store, passages, prompts)
+    return Checked(keys, _measure(store, checkpoint, passages, limit, progress), tuning)
+
+
+def _most_positions(snapshot: Snapshot, check: str, *, newest: bool) -> int:
+    """Returns how many positions are worth encoding. Exact search compares each with all entries."""
+    most = MAX_TOKENS
+    if check == "quick":
+        written = snapshot.segments[-1].record.entries if newest else snapshot.num_entries
+        most = min(most, max(QUICK_TOKENS, round(QUICK_SHARE * written)))
+    if not snapshot.nlist:
+        most = min(most, max(QUICK_QUERIES, SEARCHED_PAIRS // snapshot.num_entries))
+    return most
+
+
+def _measure(
+    store: ModelStore, checkpoint: Checkpoint, passages: Passages | None, limit: TimeLimit, progress: Progress
+) -> Quality | None:
+    """Compares the index with exact search and commits the result. Does nothing for a store without all its keys, or if
+    the comparison would exceed the limit.
+    """
+    snapshot = store.snapshot
+    if not snapshot.has_keys:
+        return None
+    if snapshot.index_kind == FLAT and not snapshot.num_pruned_entries:
+        quality = exact_quality(snapshot)
+    elif limit is NO_LIMIT:
+        quality = measure_quality(
+            store, sample_trial(store, checkpoint, seed=snapshot.manifest.spec.seed, progress=progress)
+        )
+    elif passages is not None and _seconds_of_exact_search(snapshot, len(passages.ids_Q)) <= limit.seconds:
+        quality = measure_quality(store, trial_of(snapshot, passages.queries(snapshot, QUICK_QUERIES)))
+    else:
+        return None
+    store.datastore.save_quality(quality.as_dict())
+    return quality
+
+
+def _seconds_of_exact_search(snapshot: Snapshot, num_queries: int) -> float:
+    """Estimates two passes over all keys."""
+    numbers = snapshot.num_entries * snapshot.dim
+    return 2 * numbers * (2 / READ_BYTES_PER_S + min(QUICK_QUERIES, num_queries) / PRODUCTS_PER_S)
