@@ -52,6 +52,7 @@ for console in (out, err):
     console.push_render_hook(_Escaping())
 
 FIRST_WAIT_S, WAIT_GROWTH, LONGEST_WAIT_S = 2.0, 1.5, 30.0  # between two plain lines
+NOTICED_S = 1.0  # a shorter phase gets no line
 
 
 def emit_json(answer: Any) -> None:
@@ -98,7 +99,7 @@ class ConsoleProgress:
     """Shows the progress of successive phases. A context manager that is called as a `Progress`."""
 
     def __init__(self) -> None:
-        self._phase, self._begin, self._line_s, self._wait_s = "", 0.0, -math.inf, 0.0
+        self._phase, self._begin, self._line_s, self._wait_s, self._lines = "", 0.0, 0.0, FIRST_WAIT_S, 0
         self._printed: tuple[int, int | None] = (-1, None)  # how far the last line said that the phase is
         self._bars: Bars | None = None
         self._task = TaskID(0)
@@ -108,7 +109,8 @@ class ConsoleProgress:
         now = time.monotonic()
         if phase != self._phase:
             self._finish()
-            self._phase, self._begin, self._printed, self._wait_s = phase, now, (-1, None), FIRST_WAIT_S
+            self._phase, self._begin, self._line_s, self._wait_s, self._lines = phase, now, now, FIRST_WAIT_S, 0
+            self._printed = (-1, None)
             if self._bars:
                 self._task = self._bars.add_task(escape(one_line(phase)), total=total, rate="", note="")
         rate = _rate(done, now - self._begin)
@@ -123,13 +125,16 @@ class ConsoleProgress:
             self._bars.update(self._task, total=1, completed=1)
 
     def _is_worth_a_line(self, now: float, done: int, total: int | None) -> bool:
-        """Whether a plain line would tell something new: at the end of a phase, and at growing intervals before."""
+        """Whether a plain line would tell something new: at growing intervals, and at the end of a phase that took
+        long enough to be noticed.
+        """
         is_complete = total is not None and done >= total > 0
-        if (done, total) == self._printed or not (is_complete or now - self._line_s >= self._wait_s):
+        wait_s = NOTICED_S if is_complete and not self._lines else 0.0 if is_complete else self._wait_s
+        if (done, total) == self._printed or now - self._line_s < wait_s:
             return False
-        if self._printed[0] >= 0:
+        if self._lines:
             self._wait_s = min(LONGEST_WAIT_S, self._wait_s * WAIT_GROWTH)
-        self._printed, self._line_s = (done, total), now
+        self._printed, self._line_s, self._lines = (done, total), now, self._lines + 1
         return True
 
     def __enter__(self) -> ConsoleProgress:
@@ -153,7 +158,7 @@ class ConsoleProgress:
 
 
 def _rate(done: int, seconds: float) -> str:
-    return f"{done / seconds:,.0f}/s" if seconds > 0.5 else ""
+    return f"{done / seconds:,.0f}/s" if seconds > 0.5 and done >= seconds else ""
 
 
 def _line(phase: str, done: int, total: int | None, rate: str, seconds: float, note: str) -> str:

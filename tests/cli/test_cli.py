@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from memlm.cli import main
 from memlm.cli.app import app
-from memlm.cli.console import jsonable
+from memlm.cli.console import ConsoleProgress, jsonable
 from memlm.cli.options import num_bytes
 from memlm.index.store.manifest import read_manifest
 
@@ -291,7 +291,6 @@ def test_an_interrupt_exits_with_130_and_leaves_a_resumable_build(model_folder, 
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "memlm: interrupted; committed work is kept" in err
     assert "Traceback" not in err
     assert re.search(r"interrupted; [\d,]+ entries of s are on disk; the same command goes on from there: memlm ", err)
     assert f"index build texts --model {model_folder} --out s" in err
@@ -303,6 +302,26 @@ def test_an_interrupt_exits_with_130_and_leaves_a_resumable_build(model_folder, 
 def _checkpointed(journal: Path) -> int:
     """How many entries of a build a kill leaves standing."""
     return json.loads(journal.read_bytes())["entries"] if journal.exists() else 0
+
+
+def test_plain_lines_of_progress_come_at_growing_intervals_and_say_something_new(capsys, monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr("memlm.cli.console.time.monotonic", lambda: now_s[0])
+    lines = []
+    with ConsoleProgress() as progress:
+        for second in range(12):
+            progress("read", min(second, 9), 20)
+            lines += [(second, line) for line in capsys.readouterr().err.splitlines()]
+            now_s[0] += 1
+        for done in (0, 1):  # a phase that nobody notices
+            progress("check files", done, 1)
+            now_s[0] += 0.5
+        progress("check", 0, 1)
+        now_s[0] += 1.5
+        progress("check", 1, 1)
+    assert [second for second, _ in lines] == [2, 4, 7]  # after 2, 2 and 3 s; the next would be after 4.5, at no news
+    assert lines[0][1] == "read: 2 of 20 (10%), 18 s left, 1/s"
+    assert capsys.readouterr().err == "check: 1 of 1 (100%)\n"
 
 
 def test_numbers_that_are_none_are_null_in_json():
