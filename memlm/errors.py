@@ -130,13 +130,17 @@ def check_range(
     least: float | None = None,
     above: float | None = None,
     most: float | None = None,
+    whole: bool = False,
 ) -> None:
     """Raises InvalidInput, with `name` as its field, unless a number is finite and in a range, or None.
 
-    `least` and `most` belong to the range, `above` does not.
+    `least` and `most` belong to the range, `above` does not. A `whole` number is an integer by its type.
     """
     if value is None:
         return
+    if not hasattr(value, "__index__" if whole else "__float__"):
+        kind = "a whole number" if whole else "a number"
+        raise InvalidInput(f"{name} is {value!r}; expected {kind}", field=name)
     is_inside = (
         value - value == 0  # false for NaN and the infinities
         and (least is None or value >= least)

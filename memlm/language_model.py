@@ -52,6 +52,11 @@ class LanguageModel:
         self.engine = Engine(checkpoint, stores, sessions, may_fail=may_fail)
         self.checkpoint = checkpoint
 
+    def __repr__(self) -> str:
+        stores = ", ".join(f"{info.name} of {info.num_entries:,} entries" for info in self.stores) or "none"
+        info = self.info
+        return f"<LanguageModel {info.name}: {info.num_parameters:,} parameters, {info.dtype}; datastores: {stores}>"
+
     @property
     def info(self) -> ModelInfo:
         """Shape, limits and fingerprints of the model."""

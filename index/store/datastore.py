@@ -66,6 +66,10 @@ class Datastore:
         self.path, self.snapshot = snapshot.path, snapshot
         self._check: Callable[[Manifest], None] = lambda manifest: None
 
+    def __repr__(self) -> str:
+        snapshot = self.snapshot
+        return f"<Datastore {self.path}: {snapshot.num_entries:,} entries of {snapshot.num_documents:,} documents>"
+
     @classmethod
     def open(cls, path: str | Path) -> Datastore:
         """Opens the store at its newest manifest.

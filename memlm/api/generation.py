@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from memlm.api.html import completion_html
 from memlm.api.params import check_num_ids
 from memlm.api.request import Request
 from memlm.errors import check_range
@@ -128,12 +129,18 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A complete generation."""
+    """A complete generation. `str` of it is its text, and a notebook shows it with shades of memory."""
 
     text: str
     tokens: tuple[Token, ...]
     accepted: Accepted
     finished: Finished
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return completion_html(self.tokens)
 
 
 GenerationEvent: TypeAlias = "Accepted | tuple[Token, ...] | Finished"

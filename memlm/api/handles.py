@@ -18,10 +18,10 @@ from contextlib import suppress
 from typing import IO, Any, Protocol, TypeAlias
 
 from memlm.api.chat import Conversation
-from memlm.api.generation import Accepted, Finished, GenerationEvent, Token
+from memlm.api.generation import Accepted, Completion, Finished, GenerationEvent, Token
 from memlm.api.operations import JobReport, OperationInfo, check_deadline, wait_slice
 from memlm.api.sessions import SessionInfo
-from memlm.errors import InternalError
+from memlm.errors import InternalError, InvalidInput
 
 Text: TypeAlias = "str | IO[str] | Iterable[str]"
 
@@ -37,6 +37,7 @@ class TokenStream(Iterator[Token]):
         self.accepted = accepted
         self.finished: Finished | None = None
         self._ready: deque[Token] = deque()
+        self._received: list[Token] = []
 
     @classmethod
     def begin(cls, events: Generator[GenerationEvent, None, None]) -> TokenStream:
@@ -66,6 +67,23 @@ class TokenStream(Iterator[Token]):
             self.finished = event
         elif isinstance(event, tuple):
             self._ready.extend(event)
+            self._received.extend(event)
+
+    def result(self) -> Completion:
+        """Waits for the end, and returns the whole generation, with the tokens that were taken before.
+
+        Raises InvalidInput for a stream that was closed before its end.
+        """
+        for _ in self:
+            pass
+        if self.finished is None:
+            raise InvalidInput("the stream was closed before its end; iterate it, or ask again")
+        text = "".join(token.text for token in self._received)
+        return Completion(text, tuple(self._received), self.accepted, self.finished)
+
+    def __repr__(self) -> str:
+        state = "running" if self.finished is None else f"ended: {self.finished.reason}"
+        return f"<{type(self).__name__} of {len(self._received)} tokens, {state}; iterate it, or take its result()>"
 
     def close(self) -> None:
         """Stops the generation if it is still running."""
@@ -105,6 +123,9 @@ class Session:
 
     def __init__(self, host: SessionHost, name: str) -> None:
         self._host, self.name = host, name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
 
     def info(self) -> SessionInfo:
         """Size and expiry. Raises NotFound if the session has expired."""
@@ -159,6 +180,9 @@ class Operation:
 
     def __init__(self, host: OperationHost, name: str) -> None:
         self._host, self.name = host, name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
 
     def progress(self) -> OperationInfo:
         """Returns its current progress."""

@@ -6,6 +6,7 @@ gRPC. The metadata of a field is its command-line option.
 
 from __future__ import annotations
 
+import difflib
 import operator
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,12 @@ MAX_STOP_STRINGS = 16
 MAX_STORES = 16
 MAX_TOKEN_IDS = 1 << 20  # in one request
 MAX_SEED = 1 << 53  # larger whole numbers are rounded by most readers of JSON
+
+# What other libraries call some options.
+OTHER_WORDS = {
+    "max_new_tokens": "max_tokens", "max_length": "max_tokens", "num_predict": "max_tokens", "logprobs": "top_logprobs",
+    "lambda_": "lam", "stop_sequences": "stop", "num_neighbors": "neighbors", "datastore": "store",
+}  # fmt: skip
 
 MAX_TTL_S = 30 * 86_400.0
 
@@ -68,16 +75,17 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
-        check_range("max_tokens", self.max_tokens, least=1)
+        check_range("max_tokens", self.max_tokens, least=1, whole=True)
         check_range("temperature", self.temperature, least=0)
-        check_range("top_k", self.top_k, least=1)
+        check_range("top_k", self.top_k, least=1, whole=True)
         check_range("top_p", self.top_p, above=0, most=1)
         check_range("min_p", self.min_p, least=0, most=1)
         check_range("repetition_penalty", self.repetition_penalty, above=0)
-        check_range("seed", self.seed, least=0, most=MAX_SEED)
+        check_range("seed", self.seed, least=0, most=MAX_SEED, whole=True)
         check_range("time_limit_s", self.time_limit_s, above=0)
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
-        _require(all(self.stop), "stop", self.stop, "strings that are not empty")
+        _require(not isinstance(self.stop, str), "stop", self.stop, "strings in a tuple")
+        _require(all(each and isinstance(each, str) for each in self.stop), "stop", self.stop, "strings, none empty")
 
     def or_else(self, defaults: SamplingParams) -> SamplingParams:
         """Fills fields that are None from a model's defaults. A greedy request takes no filters over."""
@@ -151,11 +159,11 @@ class RetrievalParams:
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
-        check_range("k", self.k, least=1, most=MAX_NEIGHBORS)
+        check_range("k", self.k, least=1, most=MAX_NEIGHBORS, whole=True)
         check_range("lam", self.lam, least=0, most=1)
         check_range("knn_temperature", self.knn_temperature, above=0)
-        check_range("nprobe", self.nprobe, least=1)
-        check_range("min_pointers", self.min_pointers, least=0)
+        check_range("nprobe", self.nprobe, least=1, whole=True)
+        check_range("min_pointers", self.min_pointers, least=0, whole=True)
         names = [store.name for store in self.stores]
         _require(len(names) <= MAX_STORES, "stores", len(names), f"at most {MAX_STORES}")
         _require(len(set(names)) == len(names), "stores", ", ".join(names), "each store once")
@@ -165,8 +173,8 @@ class RetrievalParams:
     def of(cls, **options: Any) -> RetrievalParams:
         """Makes one from keyword arguments, in which `stores` may be names, or weights by name."""
         stores = options.get("stores")
-        if isinstance(stores, str):
-            raise InvalidInput(f"stores is the text {stores!r}; expected a list, or weights by name", field="stores")
+        if stores is not None and (isinstance(stores, str) or not isinstance(stores, Iterable)):
+            raise InvalidInput(f"stores is {stores!r}; expected names in a list, or weights by name", field="stores")
         if stores is not None:
             pairs = stores.items() if isinstance(stores, Mapping) else ((store, 1.0) for store in stores)
             options["stores"] = tuple(
@@ -199,8 +207,8 @@ class StreamRequest(Request[Any]):
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
-        check_range("neighbors", self.neighbors, least=0, most=MAX_NEIGHBORS)
-        check_range("top_logprobs", self.top_logprobs, least=0, most=MAX_TOP_LOGPROBS)
+        check_range("neighbors", self.neighbors, least=0, most=MAX_NEIGHBORS, whole=True)
+        check_range("top_logprobs", self.top_logprobs, least=0, most=MAX_TOP_LOGPROBS, whole=True)
         check_range("resume_s", self.resume_s, above=0, most=MAX_RESUME_S)
 
     @property
@@ -263,10 +271,18 @@ def stream_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         parts[_part_of(name)][name] = value
     if "stop" in parts["sampling"]:
-        stop = parts["sampling"]["stop"]
-        parts["sampling"]["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        parts["sampling"]["stop"] = _strings("stop", parts["sampling"]["stop"])
     sampling, retrieval = SamplingParams(**parts["sampling"]), RetrievalParams.of(**parts["retrieval"])
     return {"sampling": sampling, "retrieval": retrieval, **parts["request"]}
+
+
+def _strings(name: str, given: object) -> tuple[str, ...]:
+    """Strings from one, from several, or from None for none. Raises InvalidInput for anything else."""
+    if given is None or isinstance(given, str):
+        return () if given is None else (given,)
+    if not isinstance(given, Iterable):
+        raise InvalidInput(f"{name} is {given!r}; expected a string, or strings in a list", field=name)
+    return tuple(given)
 
 
 _SAMPLING = frozenset(f.name for f in fields(SamplingParams))
@@ -327,8 +343,10 @@ def _part_of(name: str) -> str:
         return "retrieval"
     if name in _REQUEST:
         return "request"
-    known = ", ".join(sorted(_SAMPLING | _RETRIEVAL | _REQUEST))
-    raise InvalidInput(f"unknown option {name!r}; the options are {known}", field=name)
+    known = sorted(_SAMPLING | _RETRIEVAL | _REQUEST)
+    near = OTHER_WORDS.get(name) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
+    hint = f"; did you mean {near}?" if near else ";"
+    raise InvalidInput(f"unknown option {name!r}{hint} the options are {', '.join(known)}", field=name)
 
 
 def _require(holds: bool, name: str, value: object, expected: str) -> None:

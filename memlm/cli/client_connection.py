@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from memlm.client.resume import DEFAULT_TARGET
+
 if TYPE_CHECKING:
     from memlm.client import Client
 
 Target = Annotated[str, typer.Option("--target", metavar="HOST:PORT", help="Address of the server.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Time limit in seconds.")]
-HERE = "localhost:50051"
+HERE = DEFAULT_TARGET
 # The files of TLS: authority, certificate, key.
 Files: TypeAlias = "tuple[Path | None, Path | None, Path | None]"
 _connection: ContextVar[tuple[str | None, Files | None]] = ContextVar("connection")

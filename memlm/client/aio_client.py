@@ -31,7 +31,7 @@ from memlm.api.sessions import (
     SessionInfo,
 )
 from memlm.client.aio_datastores import AsyncDatastores, AsyncOperations
-from memlm.client.resume import DEFAULT_TIMEOUT_S, Tls
+from memlm.client.resume import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Tls
 from memlm.wire.limits import DEFAULT_MAX_MESSAGE_BYTES
 
 
@@ -45,7 +45,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        target: str,
+        target: str = DEFAULT_TARGET,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
@@ -60,6 +60,9 @@ class AsyncClient:
         self._transport = AsyncTransport(target, timeout_s, max_message_bytes, token, tls)
         self.operations = AsyncOperations(self._transport)
         self.datastores = AsyncDatastores(self._transport, self.operations)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.target}>"
 
     async def generate(
         self, prompt: str | Sequence[int] | GenerateRequest = "", *, timeout_s: float | None = None, **options: Any

@@ -32,7 +32,7 @@ from memlm.api.sessions import (
     SessionInfo,
 )
 from memlm.client.datastores import Datastores, Operations
-from memlm.client.resume import DEFAULT_TIMEOUT_S, Tls
+from memlm.client.resume import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Tls
 from memlm.wire.limits import DEFAULT_MAX_MESSAGE_BYTES
 
 
@@ -46,7 +46,7 @@ class Client:
 
     def __init__(
         self,
-        target: str,
+        target: str = DEFAULT_TARGET,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
@@ -61,6 +61,9 @@ class Client:
         self._transport = Transport(target, timeout_s, max_message_bytes, token, tls)
         self.operations = Operations(self._transport)
         self.datastores = Datastores(self._transport, self.operations)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.target}>"
 
     def generate(
         self, prompt: str | Sequence[int] | GenerateRequest = "", *, timeout_s: float | None = None, **options: Any

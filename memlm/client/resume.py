@@ -13,6 +13,7 @@ from memlm.errors import MemlmError, NotFound, Unavailable
 if TYPE_CHECKING:
     from pathlib import Path
 
+DEFAULT_TARGET = "localhost:50051"
 DEFAULT_TIMEOUT_S = 60.0
 RESUME_PAUSE_S = 0.2
 

@@ -117,8 +117,13 @@ class LoadedStores:
     ) -> None:
         """Opens datastores, under their folders' names or under given ones. Those named in `may_fail` need not be
         usable. `on_lost` is called at each switch to a snapshot that lacks documents. Raises InvalidInput if two share
-        a name.
+        a name, and for one folder in place of a list.
         """
+        if isinstance(stores, str | Path):
+            raise InvalidInput(
+                f"stores is {str(stores)!r}; expected folders in a list, as [{str(stores)!r}], or folders by name",
+                field="stores",
+            )
         self._on_lost = on_lost
         self._checkpoint = checkpoint
         self._stores: dict[str, LoadedStore] = {}

@@ -1,0 +1,66 @@
+"""The keyword options of `generate`, `chat` and `score`, typed, so that editors complete and check them.
+
+They are the fields of SamplingParams, RetrievalParams and StreamRequest, in process and over gRPC alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from memlm.api.params import StoreWeight
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `SamplingParams`; `stop` may be one string."""
+
+    max_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    time_limit_s: float | None
+
+
+class RetrievalOptions(TypedDict, total=False):
+    """The fields of `RetrievalParams`; `stores` may be names, or weights by name."""
+
+    store: str | None
+    use_store: bool
+    k: int | None
+    lam: float | None
+    knn_temperature: float | None
+    nprobe: int | None
+    spalm: bool
+    stores: Sequence[str | StoreWeight] | Mapping[str, float]
+    min_pointers: int | None
+
+
+class AnswerOptions(SamplingOptions, RetrievalOptions, total=False):
+    """What a stream of tokens takes in a session, whose name is known."""
+
+    neighbors: int
+    top_logprobs: int
+    early_exit: bool
+    resume_s: float | None
+
+
+class ChatOptions(AnswerOptions, total=False):
+    """The options of `chat`."""
+
+    session: str | None
+
+
+class GenerateOptions(ChatOptions, total=False):
+    """The options of `generate`."""
+
+    prompt_token_ids: Sequence[int]
+
+
+class ContinueOptions(AnswerOptions, total=False):
+    """The options of a session's `generate`."""
+
+    prompt_token_ids: Sequence[int]
