@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Unpack, cast, overload
 
 from memlm.api.chat import ChatRequest, Conversation
 from memlm.api.datastores import DeleteReport, SearchRequest, StoreInfo
 from memlm.api.generation import Completion, Neighbor
 from memlm.api.handles import Session, TokenStream
-from memlm.api.params import GenerateRequest
+from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions
+from memlm.api.params import GenerateRequest, batch_requests, is_batch
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo
 from memlm.api.sessions import SessionInfo
@@ -67,17 +68,33 @@ class LanguageModel:
         """The loaded datastores. One that cannot be used now has a `problem`."""
         return self.engine.stores.infos
 
-    def generate(self, prompt: str | Sequence[int] | GenerateRequest = "", **options: Any) -> TokenStream:
-        """Continues a prompt, a text or token ids, token by token.
+    @overload
+    def generate(
+        self, prompt: str | Sequence[int] | GenerateRequest = "", **options: Unpack[GenerateOptions]
+    ) -> TokenStream: ...
+
+    @overload
+    def generate(
+        self, prompt: list[str] | tuple[str, ...], **options: Unpack[GenerateOptions]
+    ) -> tuple[Completion, ...]: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | GenerateRequest | list[str] | tuple[str, ...] = "",
+        **options: Unpack[GenerateOptions],
+    ) -> TokenStream | tuple[Completion, ...]:
+        """Continues a prompt, a text or token ids, token by token. A list of prompts is a `generate_batch`.
 
         Ids (also given as `prompt_token_ids`) are read as they are, special tokens included. The options are the fields
         of `SamplingParams` and `RetrievalParams`, and `neighbors`, `top_logprobs`, `session` and `early_exit`. Raises
         InvalidInput for a prompt that does not fit the context, for an unknown option, and for a value out of range.
         """
-        request = GenerateRequest.of(prompt, options)
+        if is_batch(prompt):
+            return self.generate_batch(cast("Sequence[str]", prompt), **options)
+        request = GenerateRequest.of(cast("str | Sequence[int] | GenerateRequest", prompt), options)
         return TokenStream.begin(stream(self.checkpoint, run_steps(self.engine.start(request))))
 
-    def chat(self, messages: Conversation | ChatRequest, **options: Any) -> TokenStream:
+    def chat(self, messages: Conversation | ChatRequest, **options: Unpack[ChatOptions]) -> TokenStream:
         """Answers a conversation, token by token, with the options of `generate`.
 
         The messages are `Message` objects, dicts of role and content, or the text of one user message. The model's
@@ -87,20 +104,17 @@ class LanguageModel:
         request = ChatRequest.of(messages, options)
         return TokenStream.begin(stream(self.checkpoint, run_steps(self.engine.start(request))))
 
-    def generate_batch(self, prompts: Sequence[str], **options: Any) -> tuple[Completion, ...]:
+    def generate_batch(
+        self, prompts: Sequence[str | Sequence[int]], **options: Unpack[GenerateOptions]
+    ) -> tuple[Completion, ...]:
         """Continues several prompts side by side, with the options of `generate`. Completions are in the order of the
         prompts.
 
         Given a seed, prompt n is sampled with seed + n.
         """
-        if not prompts:
-            return ()
-        generations = []
-        for number, prompt in enumerate(prompts):
-            seed = options.get("seed")
-            prompt_options = options if seed is None else {**options, "seed": seed + number}
-            generations.append(run_steps(self.engine.start(GenerateRequest.of(prompt, prompt_options))))
-        return complete_all(self.checkpoint, generations)
+        requests = batch_requests(prompts, options)
+        generations = [run_steps(self.engine.start(request)) for request in requests]
+        return complete_all(self.checkpoint, generations) if generations else ()
 
     def session(self, *, ttl_s: float | None = None) -> Session:
         """Creates a session. Its text is read once: later requests continue from its context cache."""
@@ -126,12 +140,31 @@ class LanguageModel:
         """Deletes a session, and returns its last description."""
         return run_steps(self.engine.sessions.delete(name))
 
-    def score(self, text: str | Sequence[int], *, token_scores: bool = False, **retrieval: Any) -> Score:
+    @overload
+    def score(
+        self, text: str | Sequence[int], *, token_scores: bool = False, **retrieval: Unpack[RetrievalOptions]
+    ) -> Score: ...
+
+    @overload
+    def score(
+        self, text: list[str] | tuple[str, ...], *, token_scores: bool = False, **retrieval: Unpack[RetrievalOptions]
+    ) -> tuple[Score, ...]: ...
+
+    def score(
+        self,
+        text: str | Sequence[int] | list[str] | tuple[str, ...],
+        *,
+        token_scores: bool = False,
+        **retrieval: Unpack[RetrievalOptions],
+    ) -> Score | tuple[Score, ...]:
         """Returns the log-probability and perplexity of a text, or of token ids after the first one.
 
         `retrieval` are the fields of `RetrievalParams`.
         """
-        return run_steps(self.engine.score(ScoreRequest.of(text, retrieval, token_scores=token_scores)))
+        texts = cast("list[str | Sequence[int]]", text if is_batch(text) else [text])
+        requests = [ScoreRequest.of(each, retrieval, token_scores=token_scores) for each in texts]
+        scores = tuple(run_steps(self.engine.score(request)) for request in requests)
+        return scores if is_batch(text) else scores[0]
 
     def search(
         self,

@@ -14,11 +14,12 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import suppress
-from typing import IO, Any, Protocol, TypeAlias
+from typing import IO, Protocol, TypeAlias, Unpack
 
 from memlm.api.chat import Conversation
 from memlm.api.generation import Accepted, Completion, Finished, GenerationEvent, Token
 from memlm.api.operations import JobReport, OperationInfo, check_deadline, wait_slice
+from memlm.api.options import AnswerOptions, ChatOptions, ContinueOptions, GenerateOptions
 from memlm.api.sessions import SessionInfo
 from memlm.errors import InternalError, InvalidInput
 
@@ -98,10 +99,10 @@ class AsyncTokenStream(AsyncIterator[Token]):
 class AsyncSessionHost(Protocol):
     """The methods that a session needs of its client or model."""
 
-    async def generate(self, prompt: str, **options: Any) -> AsyncTokenStream:
+    async def generate(self, prompt: str | Sequence[int] = "", **options: Unpack[GenerateOptions]) -> AsyncTokenStream:
         """Generates from the context of the session in `session=name`."""
 
-    async def chat(self, messages: Conversation, **options: Any) -> AsyncTokenStream:
+    async def chat(self, messages: Conversation, **options: Unpack[ChatOptions]) -> AsyncTokenStream:
         """Answers messages that follow the context of the session in `session=name`."""
 
     async def append_to_session(self, name: str, text: str = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:
@@ -134,11 +135,11 @@ class AsyncSession:
         """Appends a text (a string, an open file, or pieces) or tokens: all of it, or nothing on an error."""
         return await self._host.append_to_session(self.name, join(text), token_ids=token_ids)
 
-    async def generate(self, prompt: str = "", **options: Any) -> AsyncTokenStream:
+    async def generate(self, prompt: str | Sequence[int] = "", **options: Unpack[ContinueOptions]) -> AsyncTokenStream:
         """Generates from the session's context. At the end of the stream the session holds prompt and tokens too."""
         return await self._host.generate(prompt, session=self.name, **options)
 
-    async def chat(self, messages: Conversation, **options: Any) -> AsyncTokenStream:
+    async def chat(self, messages: Conversation, **options: Unpack[AnswerOptions]) -> AsyncTokenStream:
         """Answers new messages. At the end of the stream the session holds them and the answer too."""
         return await self._host.chat(messages, session=self.name, **options)
 

@@ -15,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import IO, Any, Protocol, TypeAlias
+from typing import IO, Protocol, TypeAlias, Unpack
 
 from memlm.api.chat import Conversation
 from memlm.api.generation import Accepted, Completion, Finished, GenerationEvent, Token
 from memlm.api.operations import JobReport, OperationInfo, check_deadline, wait_slice
+from memlm.api.options import AnswerOptions, ChatOptions, ContinueOptions, GenerateOptions
 from memlm.api.sessions import SessionInfo
 from memlm.errors import InternalError, InvalidInput
 
@@ -99,10 +100,10 @@ class TokenStream(Iterator[Token]):
 class SessionHost(Protocol):
     """The methods that a session needs of its client or model."""
 
-    def generate(self, prompt: str, **options: Any) -> TokenStream:
+    def generate(self, prompt: str | Sequence[int] = "", **options: Unpack[GenerateOptions]) -> TokenStream:
         """Generates from the context of the session in `session=name`."""
 
-    def chat(self, messages: Conversation, **options: Any) -> TokenStream:
+    def chat(self, messages: Conversation, **options: Unpack[ChatOptions]) -> TokenStream:
         """Answers messages that follow the context of the session in `session=name`."""
 
     def append_to_session(self, name: str, text: str = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:
@@ -135,11 +136,11 @@ class Session:
         """Appends a text (a string, an open file, or pieces) or tokens: all of it, or nothing on an error."""
         return self._host.append_to_session(self.name, join(text), token_ids=token_ids)
 
-    def generate(self, prompt: str = "", **options: Any) -> TokenStream:
+    def generate(self, prompt: str | Sequence[int] = "", **options: Unpack[ContinueOptions]) -> TokenStream:
         """Generates from the session's context. At the end of the stream the session holds prompt and tokens too."""
         return self._host.generate(prompt, session=self.name, **options)
 
-    def chat(self, messages: Conversation, **options: Any) -> TokenStream:
+    def chat(self, messages: Conversation, **options: Unpack[AnswerOptions]) -> TokenStream:
         """Answers new messages. At the end of the stream the session holds them and the answer too."""
         return self._host.chat(messages, session=self.name, **options)
 

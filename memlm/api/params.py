@@ -303,6 +303,29 @@ def check_text(what: str, text: object, *, field: str) -> None:
         raise InvalidInput(f"{what} has a NUL at character {place}; send text", field=field)
 
 
+def is_batch(prompt: object) -> bool:
+    """Whether a prompt is a list of prompts."""
+    return isinstance(prompt, list | tuple) and any(isinstance(each, str | list | tuple) for each in prompt)
+
+
+def batch_requests(prompts: object, options: Mapping[str, Any]) -> list[GenerateRequest]:
+    """A request for each of several prompts. Given a seed, prompt n has seed + n.
+
+    Raises InvalidInput for one prompt in place of several, and for a session, which takes one at a time.
+    """
+    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+        raise InvalidInput(
+            f"prompts is {reprlib.repr(prompts)}; expected a list of prompts, and generate takes one", field="prompts"
+        )
+    if options.get("session") is not None:
+        raise InvalidInput("a session takes one prompt at a time; ask one after the other", field="session")
+    seed = options.get("seed")
+    return [
+        GenerateRequest.of(prompt, options if seed is None else {**options, "seed": seed + number})
+        for number, prompt in enumerate(prompts)
+    ]
+
+
 def split_prompt(prompt: object, ids: object = None, *, name: str = "prompt") -> tuple[str, tuple[int, ...]]:
     """The text and the token ids of a prompt that is one of the two; `ids` is the keyword for the latter.
 

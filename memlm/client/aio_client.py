@@ -11,15 +11,17 @@ errors of `memlm.errors` with the server's message. Read-only calls are retried 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Unpack, cast, overload
 
 from memlm.api.aio_handles import AsyncSession, AsyncTokenStream
 from memlm.api.chat import ChatRequest, Conversation
 from memlm.api.datastores import SearchRequest
-from memlm.api.generation import DetokenizeRequest, Neighbor, TokenizeRequest
-from memlm.api.params import GenerateRequest
+from memlm.api.generation import Completion, DetokenizeRequest, Neighbor, TokenizeRequest
+from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions
+from memlm.api.params import GenerateRequest, batch_requests, is_batch
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import GetModelRequest, GetServerInfoRequest, ModelInfo, ServerInfo
 from memlm.api.sessions import (
@@ -33,6 +35,8 @@ from memlm.api.sessions import (
 from memlm.client.aio_datastores import AsyncDatastores, AsyncOperations
 from memlm.client.resume import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Tls
 from memlm.wire.limits import DEFAULT_MAX_MESSAGE_BYTES
+
+BATCH_STREAMS = 8  # generations of a batch that run side by side
 
 
 class AsyncClient:
@@ -64,17 +68,61 @@ class AsyncClient:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.target}>"
 
+    @overload
     async def generate(
-        self, prompt: str | Sequence[int] | GenerateRequest = "", *, timeout_s: float | None = None, **options: Any
-    ) -> AsyncTokenStream:
+        self,
+        prompt: str | Sequence[int] | GenerateRequest = "",
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncTokenStream: ...
+
+    @overload
+    async def generate(
+        self, prompt: list[str] | tuple[str, ...], *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> tuple[Completion, ...]: ...
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int] | GenerateRequest | list[str] | tuple[str, ...] = "",
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncTokenStream | tuple[Completion, ...]:
         """Continues a prompt, a text or token ids, token by token, with the options of `LanguageModel.generate`.
 
         Raises the server's error: InvalidInput, NotFound, Overloaded, ... Closing the stream stops the generation.
         """
-        return await AsyncTokenStream.begin(self._transport.events(GenerateRequest.of(prompt, options), timeout_s))
+        if is_batch(prompt):
+            return await self.generate_batch(cast("Sequence[str]", prompt), timeout_s=timeout_s, **options)
+        request = GenerateRequest.of(cast("str | Sequence[int] | GenerateRequest", prompt), options)
+        return await AsyncTokenStream.begin(self._transport.events(request, timeout_s))
+
+    async def generate_batch(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> tuple[Completion, ...]:
+        """Continues several prompts, a few side by side, as `LanguageModel.generate_batch`."""
+        streams, completions = deque[AsyncTokenStream](), list[Completion]()
+        try:
+            for request in batch_requests(prompts, options):
+                if len(streams) == BATCH_STREAMS:
+                    completions.append(await streams[0].result())
+                    streams.popleft()
+                streams.append(await AsyncTokenStream.begin(self._transport.events(request, timeout_s)))
+            while streams:
+                completions.append(await streams[0].result())
+                streams.popleft()
+            return tuple(completions)
+        finally:
+            for stream in streams:
+                await stream.aclose()
 
     async def chat(
-        self, messages: Conversation | ChatRequest, *, timeout_s: float | None = None, **options: Any
+        self, messages: Conversation | ChatRequest, *, timeout_s: float | None = None, **options: Unpack[ChatOptions]
     ) -> AsyncTokenStream:
         """Answers a conversation, token by token, with the options of `LanguageModel.generate`.
 
@@ -83,18 +131,41 @@ class AsyncClient:
         """
         return await AsyncTokenStream.begin(self._transport.events(ChatRequest.of(messages, options), timeout_s))
 
+    @overload
     async def score(
         self,
         text: str | Sequence[int],
         *,
         token_scores: bool = False,
         timeout_s: float | None = None,
-        **retrieval: Any,
-    ) -> Score:
+        **retrieval: Unpack[RetrievalOptions],
+    ) -> Score: ...
+
+    @overload
+    async def score(
+        self,
+        text: list[str] | tuple[str, ...],
+        *,
+        token_scores: bool = False,
+        timeout_s: float | None = None,
+        **retrieval: Unpack[RetrievalOptions],
+    ) -> tuple[Score, ...]: ...
+
+    async def score(
+        self,
+        text: str | Sequence[int] | list[str] | tuple[str, ...],
+        *,
+        token_scores: bool = False,
+        timeout_s: float | None = None,
+        **retrieval: Unpack[RetrievalOptions],
+    ) -> Score | tuple[Score, ...]:
         """Log-probability of a text, or of token ids after the first one. `retrieval` are the fields of
         `RetrievalParams`.
         """
-        return await self._transport.ask(ScoreRequest.of(text, retrieval, token_scores=token_scores), timeout_s)
+        texts = cast("list[str | Sequence[int]]", text if is_batch(text) else [text])
+        requests = [ScoreRequest.of(each, retrieval, token_scores=token_scores) for each in texts]
+        scores = [await self._transport.ask(request, timeout_s) for request in requests]
+        return tuple(scores) if is_batch(text) else scores[0]
 
     async def search(
         self,

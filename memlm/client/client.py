@@ -12,15 +12,17 @@ errors of `memlm.errors` with the server's message. Read-only calls are retried 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Unpack, cast, overload
 
 from memlm.api.chat import ChatRequest, Conversation
 from memlm.api.datastores import SearchRequest
-from memlm.api.generation import DetokenizeRequest, Neighbor, TokenizeRequest
+from memlm.api.generation import Completion, DetokenizeRequest, Neighbor, TokenizeRequest
 from memlm.api.handles import Session, TokenStream
-from memlm.api.params import GenerateRequest
+from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions
+from memlm.api.params import GenerateRequest, batch_requests, is_batch
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import GetModelRequest, GetServerInfoRequest, ModelInfo, ServerInfo
 from memlm.api.sessions import (
@@ -34,6 +36,8 @@ from memlm.api.sessions import (
 from memlm.client.datastores import Datastores, Operations
 from memlm.client.resume import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Tls
 from memlm.wire.limits import DEFAULT_MAX_MESSAGE_BYTES
+
+BATCH_STREAMS = 8  # generations of a batch that run side by side
 
 
 class Client:
@@ -65,17 +69,61 @@ class Client:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.target}>"
 
+    @overload
     def generate(
-        self, prompt: str | Sequence[int] | GenerateRequest = "", *, timeout_s: float | None = None, **options: Any
-    ) -> TokenStream:
+        self,
+        prompt: str | Sequence[int] | GenerateRequest = "",
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> TokenStream: ...
+
+    @overload
+    def generate(
+        self, prompt: list[str] | tuple[str, ...], *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> tuple[Completion, ...]: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | GenerateRequest | list[str] | tuple[str, ...] = "",
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> TokenStream | tuple[Completion, ...]:
         """Continues a prompt, a text or token ids, token by token, with the options of `LanguageModel.generate`.
 
         Raises the server's error: InvalidInput, NotFound, Overloaded, ... Closing the stream stops the generation.
         """
-        return TokenStream.begin(self._transport.events(GenerateRequest.of(prompt, options), timeout_s))
+        if is_batch(prompt):
+            return self.generate_batch(cast("Sequence[str]", prompt), timeout_s=timeout_s, **options)
+        request = GenerateRequest.of(cast("str | Sequence[int] | GenerateRequest", prompt), options)
+        return TokenStream.begin(self._transport.events(request, timeout_s))
+
+    def generate_batch(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> tuple[Completion, ...]:
+        """Continues several prompts, a few side by side, as `LanguageModel.generate_batch`."""
+        streams, completions = deque[TokenStream](), list[Completion]()
+        try:
+            for request in batch_requests(prompts, options):
+                if len(streams) == BATCH_STREAMS:
+                    completions.append(streams[0].result())
+                    streams.popleft()
+                streams.append(TokenStream.begin(self._transport.events(request, timeout_s)))
+            while streams:
+                completions.append(streams[0].result())
+                streams.popleft()
+            return tuple(completions)
+        finally:
+            for stream in streams:
+                stream.close()
 
     def chat(
-        self, messages: Conversation | ChatRequest, *, timeout_s: float | None = None, **options: Any
+        self, messages: Conversation | ChatRequest, *, timeout_s: float | None = None, **options: Unpack[ChatOptions]
     ) -> TokenStream:
         """Answers a conversation, token by token, with the options of `LanguageModel.generate`.
 
@@ -84,18 +132,41 @@ class Client:
         """
         return TokenStream.begin(self._transport.events(ChatRequest.of(messages, options), timeout_s))
 
+    @overload
     def score(
         self,
         text: str | Sequence[int],
         *,
         token_scores: bool = False,
         timeout_s: float | None = None,
-        **retrieval: Any,
-    ) -> Score:
+        **retrieval: Unpack[RetrievalOptions],
+    ) -> Score: ...
+
+    @overload
+    def score(
+        self,
+        text: list[str] | tuple[str, ...],
+        *,
+        token_scores: bool = False,
+        timeout_s: float | None = None,
+        **retrieval: Unpack[RetrievalOptions],
+    ) -> tuple[Score, ...]: ...
+
+    def score(
+        self,
+        text: str | Sequence[int] | list[str] | tuple[str, ...],
+        *,
+        token_scores: bool = False,
+        timeout_s: float | None = None,
+        **retrieval: Unpack[RetrievalOptions],
+    ) -> Score | tuple[Score, ...]:
         """Log-probability of a text, or of token ids after the first one. `retrieval` are the fields of
         `RetrievalParams`.
         """
-        return self._transport.ask(ScoreRequest.of(text, retrieval, token_scores=token_scores), timeout_s)
+        texts = cast("list[str | Sequence[int]]", text if is_batch(text) else [text])
+        requests = [ScoreRequest.of(each, retrieval, token_scores=token_scores) for each in texts]
+        scores = [self._transport.ask(request, timeout_s) for request in requests]
+        return tuple(scores) if is_batch(text) else scores[0]
 
     def search(
         self,

@@ -209,6 +209,37 @@ def test_prompts_continued_side_by_side_are_what_they_are_alone(lm, options, use
             assert ours.logprob == pytest.approx(alone.logprob, abs=1e-3)
 
 
+def test_a_list_of_prompts_is_a_batch(lm):
+    expected = lm.generate_batch(PROMPTS, max_tokens=6, seed=3)
+    assert lm.generate(PROMPTS, max_tokens=6, seed=3)[0].text == expected[0].text
+    assert [each.tokens for each in lm.generate(tuple(PROMPTS), max_tokens=6, seed=3)] == [
+        each.tokens for each in lm.generate_batch(PROMPTS, max_tokens=6, seed=3)
+    ]
+    ids = [ids_of(lm, prompt) for prompt in PROMPTS]
+    for one, other in zip(lm.generate_batch(ids, max_tokens=6, seed=3), expected, strict=True):
+        assert [token.id for token in one.tokens] == [token.id for token in other.tokens]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "says"),
+    [
+        ("Once", {}, "prompts is 'Once'; expected a list of prompts, and generate takes one"),
+        (5, {}, "prompts is 5"),
+        (["a", 5], {}, "prompt is 5; expected a text"),
+        (["a", "b"], {"session": "x"}, "one prompt at a time"),
+    ],
+)
+def test_what_is_no_list_of_prompts_is_refused(lm, prompts, options, says):
+    with pytest.raises(InvalidInput) as caught:
+        lm.generate_batch(prompts, **options)
+    assert says in str(caught.value)
+
+
+def test_a_list_of_texts_is_scored_one_by_one(lm):
+    texts = [PROMPT, "can be read"]
+    assert lm.score(texts, token_scores=True) == tuple(lm.score(text, token_scores=True) for text in texts)
+
+
 def test_no_prompts_give_no_completions_and_a_bad_one_spoils_none(lm):
     assert lm.generate_batch([]) == ()
     with pytest.raises(InvalidInput, match="prompt"):

@@ -98,6 +98,29 @@ def test_token_ids_mean_the_same_to_server_and_library(client: Client, lm: Langu
             call([5, 10**6])
 
 
+def test_lists_mean_the_same_to_server_and_library(client: Client, lm: LanguageModel) -> None:
+    prompts = [PROMPT[:end] for end in range(1, 12)]  # more than run side by side
+    expected = lm.generate_batch(prompts, seed=7, max_tokens=4)
+    for completions in (client.generate(prompts, seed=7, max_tokens=4), lm.generate(prompts, seed=7, max_tokens=4)):
+        assert [completion.text for completion in completions] == [completion.text for completion in expected]
+        for ours, theirs in zip(completions, expected, strict=True):
+            assert alike(ours.tokens, theirs.tokens)
+    assert client.score(prompts) == lm.score(prompts)
+    with pytest.raises(InvalidInput, match="expected a list of prompts"):
+        client.generate_batch(PROMPT)
+
+
+async def test_lists_are_answered_when_awaited(server: RunningServer, client: Client) -> None:
+    prompts = [PROMPT, "the"]
+    async with AsyncClient(server.address) as awaited:
+        completions = await awaited.generate(prompts, temperature=0, max_tokens=4)
+        assert [each.text for each in completions] == [
+            each.text for each in client.generate(prompts, temperature=0, max_tokens=4)
+        ]
+        result = await (await awaited.generate(PROMPT, temperature=0, max_tokens=4)).result()
+        assert result.text == completions[0].text
+
+
 CONVERSATION = [{"role": "user", "content": "the memory"}]
 
 
