@@ -7,18 +7,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Unpack, cast, overload
 
+from jaxtyping import Float
+from torch import Tensor
+
 from memlm.api.chat import ChatRequest, Conversation
 from memlm.api.datastores import DeleteReport, SearchRequest, StoreInfo
 from memlm.api.generation import Completion, Neighbor
 from memlm.api.handles import Session, TokenStream
 from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions
-from memlm.api.params import GenerateRequest, batch_requests, is_batch
+from memlm.api.params import GenerateRequest, RetrievalParams, batch_requests, is_batch, token_ids_of
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo
 from memlm.api.sessions import SessionInfo
 from memlm.base.steps import run_steps
+from memlm.data.tokenizer import Tokenizer
 from memlm.generation.batch import complete_all, stream
 from memlm.generation.engine import Engine
+from memlm.generation.likelihood import logits_of, loglikelihood, split_ids
 from memlm.generation.sessions import Sessions
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.retrieval.store import ModelStore
@@ -187,6 +192,33 @@ class LanguageModel:
         """
         options = {"k": k, "nprobe": nprobe, "by": by, "documents": documents, "where": where}
         return run_steps(self.engine.search(SearchRequest.of(text, store, **options)))
+
+    def loglikelihood(
+        self, context: str, continuation: str, **retrieval: Unpack[RetrievalOptions]
+    ) -> tuple[float, bool]:
+        """The log-probability of a continuation after a context, and whether greedy decoding would give it.
+
+        The context begins as that of `generate` does. An empty context is the start of a text. With datastores, both
+        answers are those of the mixture. Raises InvalidInput for an empty continuation, and for too long a text.
+        """
+        retriever = self.engine.stores.retriever(RetrievalParams.of(**retrieval))
+        context_ids, new_ids = split_ids(self.tokenizer, context, continuation)
+        as_document = retriever is not None and retriever.changes_output
+        framed = self.tokenizer.framed(context_ids, as_document=as_document)
+        return loglikelihood(self.checkpoint, framed, new_ids, retriever)
+
+    def logits(self, text: str | Sequence[int]) -> Float[Tensor, "T V"]:
+        """The model's logits in float32 after each token of a text or of token ids, without a datastore.
+
+        A text begins as in `generate` without a datastore. The last row is about the token that follows.
+        """
+        ids = self.tokenizer.prompt(text) if isinstance(text, str) else token_ids_of("text", text)
+        return logits_of(self.checkpoint, ids)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.checkpoint.tokenizer
 
     def tokenize(self, text: str) -> list[int]:
         """Returns the token ids of a text."""

@@ -1,0 +1,82 @@
+"""Logits of a text, and the log-probability of a continuation, as evaluation harnesses ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from memlm.data.tokenizer import Tokenizer
+from memlm.errors import InvalidInput
+from memlm.generation.prompts import too_long
+from memlm.model.checkpoint import Checkpoint
+from memlm.retrieval.gate import gated
+from memlm.retrieval.interpolation import knn_logprobs, mix
+from memlm.retrieval.retriever import Retriever
+
+
+def logits_of(checkpoint: Checkpoint, ids: Sequence[int]) -> Float[Tensor, "T V"]:
+    """The model's logits after each token, without a datastore. Raises InvalidInput for ids that do not fit."""
+    _check(checkpoint, ids)
+    decoder = checkpoint.decoder
+    with torch.inference_mode():
+        hidden_BTD, _ = decoder(torch.tensor([list(ids)]))
+        return decoder.logits(hidden_BTD)[0].float()
+
+
+def split_ids(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    """The tokens of a context, and those that a continuation adds to it: encoded as one text where the context's tokens
+    stay as they are, else apart.
+    """
+    context_ids, whole_ids = (tokenizer.encode(text).tolist() for text in (context, context + continuation))
+    if whole_ids[: len(context_ids)] == context_ids and len(whole_ids) > len(context_ids):
+        return context_ids, whole_ids[len(context_ids) :]
+    return context_ids, tokenizer.encode(continuation).tolist()
+
+
+def loglikelihood(
+    checkpoint: Checkpoint, context_ids: Sequence[int], new_ids: Sequence[int], retriever: Retriever | None
+) -> tuple[float, bool]:
+    """The log-probability of tokens after others in the mixture, and whether each is the likeliest there.
+
+    Raises InvalidInput for no tokens, and for more than the context takes.
+    """
+    if not new_ids or not context_ids:
+        raise InvalidInput("the continuation is empty; give at least one character", field="continuation")
+    read_ids, count, decoder = [*context_ids, *new_ids[:-1]], len(new_ids), checkpoint.decoder
+    _check(checkpoint, read_ids)
+    with torch.inference_mode():
+        hidden_BTD, keys_BTD = decoder(torch.tensor([read_ids]))
+        hidden_ND = hidden_BTD[0, -count:]
+        lm_logprobs_NV, found = decoder.logprobs(hidden_ND), None
+        if retriever is not None:
+            found = retriever.search_in_order(
+                keys_BTD[0, -count:].float().numpy(), lm_logprobs_NV.amax(dim=1).numpy(), np.asarray(new_ids),
+                retriever.new_policy(),
+            )  # fmt: skip
+            if retriever.gate is not None:
+                mixed_ND = gated(decoder, retriever.gate, hidden_ND.float(), found.neighbors)
+                lm_logprobs_NV = decoder.logprobs(mixed_ND.to(decoder.dtype))
+        total, is_greedy = 0.0, True
+        for row, token_id in enumerate(new_ids):
+            knn_logprobs_V, lam = None, 0.0
+            if found is not None:
+                values_K = found.neighbors.values_QK[row]
+                knn_logprobs_V = knn_logprobs(found.logweights_QK[row], values_K, decoder.config.vocab_size)
+                lam = 0.0 if knn_logprobs_V is None else float(found.lams_Q[row])
+            logprobs_V = mix(lm_logprobs_NV[row], knn_logprobs_V, lam)
+            total += float(logprobs_V[token_id])
+            is_greedy = is_greedy and int(logprobs_V.argmax()) == token_id
+    return total, is_greedy
+
+
+def _check(checkpoint: Checkpoint, ids: Sequence[int]) -> None:
+    """Raises InvalidInput for ids outside the vocabulary, and for more than the model reads at once."""
+    vocab_size, longest = checkpoint.tokenizer.vocab_size, checkpoint.decoder.config.max_length
+    if unknown := [each for each in ids if not 0 <= each < vocab_size][:1]:
+        raise InvalidInput(f"token id {unknown[0]} is outside the vocabulary of {vocab_size}", field="token_ids")
+    if longest is not None and len(ids) > longest:
+        raise too_long(f"{len(ids):,}", longest + 1)

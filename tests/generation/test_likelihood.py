@@ -1,0 +1,77 @@
+"""Logits and the likelihood of continuations equal those of the model read plainly, and of generated tokens."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from other_families import save_as_others_do
+from reference import decode_plainly
+from transformers import AutoModelForCausalLM
+
+from memlm.errors import InvalidInput
+from memlm.language_model import LanguageModel, load
+
+CONTEXT = "the memory of a"
+OPTIONS = [{"use_store": False}, {}, {"k": 4, "lam": 0.7, "knn_temperature": 1.0}]
+
+
+def plain_likelihood(lm: LanguageModel, ids: list[int], new: list[int], **options) -> tuple[float, bool]:
+    """Token by token: what is the likeliest, and what scoring says of the token."""
+    total, is_greedy = 0.0, True
+    for place, token_id in enumerate(new):
+        read = [*ids, *new[:place]]
+        total += lm.score([*read, token_id], token_scores=True, **options).token_scores[-1].logprob
+        (token,) = lm.generate(read, temperature=0, max_tokens=1, top_logprobs=1, **options) or (None,)
+        is_greedy = is_greedy and token is not None and token.top_logprobs[0].token_id == token_id
+    return total, is_greedy
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_continuation_is_as_likely_as_its_tokens_one_by_one(lm, options):
+    drawn = lm.generate(CONTEXT, temperature=0, max_tokens=4, **options).result()
+    found = list[bool]()
+    for continuation in (drawn.text, " model can", " zq"):
+        ids = [lm.tokenizer.start_id, *lm.tokenize(CONTEXT)]
+        new = lm.tokenize(CONTEXT + continuation)[len(ids) - 1 :]
+        logprob, is_greedy = lm.loglikelihood(CONTEXT, continuation, **options)
+        expected, expected_greedy = plain_likelihood(lm, ids, new, **options)
+        assert logprob == pytest.approx(expected, abs=1e-3)
+        assert is_greedy == expected_greedy
+        found.append(is_greedy)
+    as_drawn = lm.tokenize(CONTEXT + drawn.text) == [*lm.tokenize(CONTEXT), *(token.id for token in drawn.tokens)]
+    assert as_drawn or not options.get("lam")  # without memory, random weights draw bytes that are no text
+    assert found == [as_drawn, False, False]
+
+
+def test_an_empty_context_is_the_start_of_a_text(lm):
+    logprob, _ = lm.loglikelihood("", "the memory", use_store=False)
+    assert logprob == pytest.approx(-lm.score("the memory", use_store=False).nll, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("context", "continuation", "says"), [("a", "", "continuation is empty"), ("the " * 60, "a", "shorten the prompt")]
+)
+def test_what_has_no_likelihood_is_refused(lm, context, continuation, says):
+    with pytest.raises(InvalidInput, match=says):
+        lm.loglikelihood(context, continuation)
+
+
+def test_logits_are_those_of_the_model_read_plainly(lm, checkpoint):
+    ids = [lm.tokenizer.start_id, *lm.tokenize(CONTEXT)]
+    logits_TV = lm.logits(CONTEXT)
+    assert torch.equal(logits_TV, lm.logits(ids))
+    assert logits_TV.shape == (len(ids), checkpoint.decoder.config.vocab_size)
+    plain_TV = torch.as_tensor(decode_plainly(checkpoint.decoder, ids)[0])
+    torch.testing.assert_close(logits_TV.log_softmax(-1).double(), plain_TV.double(), atol=1e-3, rtol=0)
+    for wrong, says in (([300], "outside the vocabulary"), ([], "no token ids"), ([1] * 60, "shorten the prompt")):
+        with pytest.raises(InvalidInput, match=says):
+            lm.logits(wrong)
+
+
+def test_logits_equal_those_of_transformers(tmp_path, tokenizer):
+    folder: Path = save_as_others_do("llama", tmp_path, tokenizer)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with load(folder) as lm, torch.inference_mode():
+        ids = lm.tokenize(CONTEXT)
+        expected_TV = model(torch.tensor([ids])).logits[0]
+        torch.testing.assert_close(lm.logits(CONTEXT), expected_TV, atol=1e-4, rtol=1e-4)
