@@ -28,13 +28,27 @@ def _run() -> None:
 
     try:
         app(standalone_mode=True)
+    except BrokenPipeError:
+        sys.exit(1)
     except MemlmError as error:
-        # The clients speak of their own argument.
-        message = re.sub(r"\btimeout_s\b", "--timeout", one_line(str(error)))
-        err.print(f"memlm: {message}", markup=False)
+        err.print(f"memlm: {one_line(_with_flags(error))}", markup=False)
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        err.print(
+            one_line(f"memlm: {error.filename} cannot be used ({error.strerror}); give another path"), markup=False
+        )
         sys.exit(1)
     except Interrupted as stopped:
         err.print(f"\nmemlm: {one_line(str(stopped))}", markup=False)
         sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(1)
+
+
+def _with_flags(error: Exception) -> str:
+    """The message, with the flags of this command in place of the names of Python."""
+    message = re.sub(r"\btimeout_s\b", "--timeout", str(error))  # the clients speak of their own argument
+    flag = "--" + getattr(error, "field", "").replace("_", "-")
+    if any(word == flag or word.startswith(f"{flag}=") for word in sys.argv):
+        message = re.sub(rf"\A{re.escape(flag[2:].replace('-', '_'))} is\b", f"{flag} is", message)
+    return message

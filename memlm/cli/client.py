@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from memlm.api.datastores import SearchRequest
 from memlm.api.params import GenerateRequest, RetrievalParams
+from memlm.base.options import format_bytes
 from memlm.base.printable import one_line
 from memlm.cli import client_datastores, options
 from memlm.cli.chat import client_chat
@@ -60,7 +62,7 @@ app.command("chat", epilog="Example: memlm client chat --target localhost:50051"
 
 
 @app.command(epilog="Example: memlm client score 'import os' --target localhost:50051")
-@with_fields()
+@with_fields(leave_out=("loop_guard",))
 def score(
     text: Annotated[str, typer.Argument(help="The text to score.")],
     retrieval: Annotated[dict[str, Any], Overrides(RetrievalParams)],
@@ -193,5 +195,16 @@ def server_info(target: Target = HERE, timeout: Timeout = 60.0, json: options.Js
     shown = table("", "", title=target)
     shown.show_header = False
     for name in info.__slots__:
-        shown.add_row(name.replace("_", " "), cell(str(getattr(info, name))))
+        shown.add_row(*_fact(name, getattr(info, name)))
     out.print(shown)
+
+
+def _fact(name: str, value: Any) -> tuple[str, Text]:
+    """The name and the value of a fact, with the unit that is in the name of its field."""
+    if name.endswith("_bytes"):
+        value, name = format_bytes(value), name.removesuffix("_bytes")
+    elif name.endswith("_s"):
+        value, name = f"{value:,.0f} s", name.removesuffix("_s")
+    elif isinstance(value, bool):
+        value = "yes" if value else "no"
+    return name.replace("_", " "), cell(f"{value:,}" if isinstance(value, int) else str(value))

@@ -15,12 +15,12 @@ from memlm.cli.console import ConsoleProgress, emit_json, err, out, print_proble
 from memlm.cli.fields import with_fields
 from memlm.cli.interruption import describe_build, on_interrupt, this_command
 from memlm.cli.render_index import (
-    facts_of,
     print_build,
     print_compaction,
     print_delete_preview,
     print_estimate,
     print_facts,
+    print_info,
     print_neighbors,
     print_tuning,
 )
@@ -207,8 +207,7 @@ def info(store: options.StoreArgument, json: options.Json = False) -> None:
     from memlm.index.store.datastore import Datastore
 
     with Datastore.open(store) as datastore:
-        facts = facts_of(datastore.snapshot)
-    print_facts(facts, str(store), json=json)
+        print_info(datastore.snapshot, json=json)
 
 
 @app.command(epilog="Example: memlm index spalm store heldout/ --model model")

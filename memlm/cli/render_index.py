@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,75 @@ def facts_of(snapshot: Any) -> dict[str, Any]:
         "nprobe": defaults.nprobe,
         "quality": manifest.quality,
     }
+
+
+def print_info(snapshot: Any, *, json: bool) -> None:
+    """Prints what is known of a datastore: as text the parts that a person asks for, as JSON all."""
+    if json:
+        emit_json(facts_of(snapshot))
+        return
+    out.print(Text(one_line(str(snapshot.path)), style="bold"))
+    facts = info_lines(snapshot)
+    for name, value in facts:
+        line = Text(f"  {name:9} ", style="dim")
+        line.append(one_line(value), style="not dim")
+        if out.is_terminal:
+            # Long values go on below their beginning.
+            for number, part in enumerate(line.wrap(out, max(20, out.width - 12))):
+                out.print(part if number == 0 else Text(" " * 12) + part)
+        else:
+            out.print(line)
+
+
+def info_lines(snapshot: Any) -> list[tuple[str, str]]:
+    """Names and values of what `index info` shows."""
+    manifest, defaults, spec = snapshot.manifest, snapshot.defaults, snapshot.manifest.spec
+    committed = datetime.fromtimestamp((snapshot.path / manifest.name).stat().st_mtime, UTC).astimezone()
+    pruned = f", {snapshot.num_pruned_entries:,} more are pruned" if snapshot.num_pruned_entries else ""
+    deleted = (
+        f", {snapshot.num_deleted_documents:,} deleted ones still take room" if snapshot.num_deleted_documents else ""
+    )
+    segments = f"{len(manifest.segments)} segment{'s' * (len(manifest.segments) != 1)}"
+    lam = "λ that adapts" if defaults.adaptive is not None else f"λ {defaults.lam:.3g}"
+    settings = f"{lam}, k {defaults.k}, temperature {defaults.temperature:.4g} of squared distances"
+    if defaults.nprobe is not None:
+        settings += f", {defaults.nprobe} lists searched"
+    tuned = "not yet: run `memlm index tune` with held-out text"
+    if defaults.tuned_on is not None:
+        gain = (
+            "" if defaults.gain is None else f", {defaults.gain:.4f} ± {defaults.gain_error or 0:.4f} nats a token less"
+        )
+        tuned = f"on {defaults.tuned_on}{gain}"
+    return [
+        ("content", f"{snapshot.num_entries:,} entries of {snapshot.num_documents:,} documents{pruned}{deleted}"),
+        ("on disk", f"{file_size(snapshot.bytes_on_disk)} in {segments}"),
+        ("changed", f"{committed:%Y-%m-%d %H:%M}, manifest {manifest.number}, id {manifest.store_id or 'none'}"),
+        ("model", f"keys of {snapshot.dim} numbers, fingerprint {spec.model_fingerprint}"),
+        ("windows", f"{spec.context:,} tokens, a new one every {spec.stride:,}"),
+        ("index", f"{snapshot.index_kind}, {snapshot.distances} distances"),
+        ("quality", _quality(manifest.quality)),
+        ("defaults", settings),
+        ("tuned", tuned),
+    ]
+
+
+def _quality(quality: Any) -> str:
+    if not quality:
+        return "not measured"
+    return (
+        f"recall@{quality['k']} {quality['recall']:.3f}, softmax mass {quality['softmax_mass']:.3f},"
+        f" {quality['nats_change']:+.4f} nats a token against exact search"
+    )
+
+
+def file_size(num_bytes: int) -> str:
+    """A number of bytes in the unit that leaves three digits or less before the point."""
+    size = float(num_bytes)
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.3g} {unit}"
 
 
 def _readable(value: Any) -> str:

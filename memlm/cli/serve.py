@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 import typer
 
+from memlm.base.options import format_bytes
+from memlm.base.printable import one_line
 from memlm.cli.console import emit_json, err
 from memlm.cli.fields import with_fields
 from memlm.server.config import ServerConfig
@@ -60,7 +62,31 @@ def serve(
 
     from memlm.server.main import serve as run
 
-    raise typer.Exit(run(config, lambda address: err.print(f"serving {config.model} at {address}", markup=False)))
+    def announce(address: str) -> None:
+        for line in announcement(config, address):
+            err.print(one_line(line), markup=False)
+
+    raise typer.Exit(run(config, announce))
+
+
+def announcement(config: ServerConfig, address: str) -> list[str]:
+    """What a server says once it accepts requests: what it serves, where, its limits, and a command to try."""
+    host = "localhost" if config.host in ("127.0.0.1", "::1", "0.0.0.0", "::") else config.host
+    target = f"{host}:{address.rpartition(':')[2]}"
+    stores = ", ".join(f"{path.name} ({path})" for path in config.stores) or "none: the model alone"
+    security = ["TLS" if config.tls_cert else "no TLS", "tokens" if config.auth_file else "no tokens"]
+    lines = [
+        f"serving {config.model} at {address}",
+        f"  datastores  {stores}",
+        *([f"  more in     {config.store_dir}: `memlm client datastore build` adds some"] if config.store_dir else []),
+        f"  limits      {config.max_running} requests at a time, {config.max_queued} may wait,"
+        f" {format_bytes(config.max_session_bytes)} of sessions",
+        f"  security    {', '.join(security)}",
+    ]
+    if config.metrics_port is not None:
+        lines.append(f"  metrics     http://{host}:{config.metrics_port}/metrics")
+    option = "" if target == "localhost:50051" else f" --target {target}"
+    return [*lines, f"  try         memlm client generate 'Once upon a time'{option}"]
 
 
 def _without_passwords(config: ServerConfig) -> ServerConfig:

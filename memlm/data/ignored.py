@@ -1,4 +1,6 @@
-"""Files of a folder that are not its text: hidden ones, environments, dependencies, and what ignore files exclude."""
+"""Files of a folder that are not its text: hidden ones, environments, dependencies, datastores, and what ignore files
+exclude.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,21 @@ class IgnoreRules:
         self._folder = folder
         self._is_out = cache(self._find_out)
         self._specs = cache(self._read_specs)
+        self._is_datastore = _is_datastore(folder)
 
     def leaves_out(self, file: PurePosixPath) -> bool:
         """Whether a file, given by its path within the folder, is left out."""
+        if self._is_datastore:
+            return True
         return any(self._is_out(parent, True) for parent in file.parents[-2::-1]) or self._is_out(file, False)
 
     def _find_out(self, path: PurePosixPath, is_folder: bool) -> bool:
         if path.name.startswith("."):
             return True
-        if is_folder and (path.name in IGNORED_FOLDERS or (self._folder / path / ENVIRONMENT_FILE).is_file()):
+        folder = self._folder / path
+        if is_folder and (
+            path.name in IGNORED_FOLDERS or (folder / ENVIRONMENT_FILE).is_file() or _is_datastore(folder)
+        ):
             return True
         is_out = False
         for parent in reversed(path.parents):
@@ -52,3 +60,7 @@ class IgnoreRules:
                 lines = [line.removesuffix("*") if line.endswith("/**") else line for line in lines]
                 specs.append(GitIgnoreSpec.from_lines(lines))
         return specs
+
+
+def _is_datastore(folder: Path) -> bool:
+    return (folder / "CURRENT").is_file() and (folder / "segments").is_dir()

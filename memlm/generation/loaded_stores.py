@@ -206,7 +206,11 @@ class LoadedStores:
         """
         store = self._find(name)
         opened = store.usable if store.opened is None else store.opened
-        pending = opened.datastore.prepare_delete(document_ids)
+        try:
+            pending = opened.datastore.prepare_delete(document_ids)
+        except NotFound as error:  # a caller knows the name, and a path may be the server's
+            message = str(error).replace(f" in {opened.datastore.path};", f" in the datastore {opened.name!r};")
+            raise NotFound(message, kind=error.kind, name=error.name) from None
         newer, deletion = pending.snapshot, pending.deletion
 
         def refresh_others() -> bool:  # under another name, or opened anew meanwhile

@@ -20,7 +20,7 @@ from memlm.api.datastores import CHECKS
 from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Corpus, Document, corpus_of
 from memlm.data.windows import Window, WindowSize, blocks_of
-from memlm.errors import check_choice
+from memlm.errors import check_choice, check_range
 from memlm.index.ivf import resolve_index
 from memlm.index.selection import codes_within
 from memlm.index.store.compaction import CompactionResult, compact
@@ -106,6 +106,7 @@ def build_index(
     checkpoint, corpus = _loaded(model, dtype, progress), corpus_of(corpus)
     check_prune(prune)
     check_choice("check", check, CHECKS)
+    check_range("target", target, above=0, most=1)
     size = window_size(checkpoint.decoder, window, stride)
     spec = StoreSpec(
         dim=checkpoint.decoder.config.dim,

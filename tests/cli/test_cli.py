@@ -20,7 +20,9 @@ from memlm.cli import main
 from memlm.cli.app import app
 from memlm.cli.console import ConsoleProgress, jsonable
 from memlm.cli.options import num_bytes
+from memlm.cli.serve import announcement
 from memlm.index.store.manifest import read_manifest
+from memlm.server.config import ServerConfig
 
 
 def memlm(capsys: pytest.CaptureFixture, *words: object) -> tuple[int, str, str]:
@@ -78,6 +80,12 @@ def test_failure_exits_with_1_and_one_line(capsys, model_folder, store_folder, c
         (["index", "build", corpus_folder, "--model", nowhere, "--out", tmp_path / "s"], "memlm train"),
         (["index", "build", corpus_folder, "--model", model_folder, "--out", store_folder], "index add"),
         (["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s", "--index", "X"], "IVF"),
+        (
+            ["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s", "--target", "2"],
+            "--target is 2",
+        ),
+        (["train", corpus_folder, "--out", "/proc/x"], "/proc/x cannot be used"),
+        (["index", "build", store_folder, "--model", model_folder, "--out", tmp_path / "s"], "no text was found"),
         (["index", "info", nowhere], "memlm index build"),
         (["index", "delete", store_folder, "nobody"], "nobody"),
         (["index", "search", store_folder, "", "--model", model_folder, "--k", "0"], "--k is 0"),
@@ -111,6 +119,27 @@ def test_a_port_in_use_is_told_before_anything_is_loaded(capsys, model_folder):
         code, _, err = memlm(capsys, "serve", "--model", model_folder, "--port", taken.getsockname()[1])
     assert code == 1
     assert "choose another port" in err
+
+
+def test_info_says_what_a_person_asks_for(capsys, store_folder):
+    _, shown, _ = memlm(capsys, "index", "info", store_folder)
+    for words in (
+        "entries of 8 documents",
+        "kB in 1 segment",
+        "manifest",
+        "exact distances",
+        "not yet: run",
+        "recall@",
+    ):
+        assert words in shown
+
+
+def test_a_server_says_what_it_serves(model_folder, store_folder):
+    config = ServerConfig(model=model_folder, stores=(store_folder,), metrics_port=9100)
+    first, *lines = announcement(config, "127.0.0.1:1234")
+    assert first == f"serving {model_folder} at 127.0.0.1:1234"
+    for words in (str(store_folder), "32 requests", "4GiB", "no tokens", ":9100/metrics", "--target localhost:1234"):
+        assert any(words in line for line in lines), words
 
 
 def test_json_is_one_object_on_standard_output(capsys, model_folder, own_store, corpus_folder):

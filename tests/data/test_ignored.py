@@ -1,6 +1,7 @@
 """A folder's corpus is its text: what git, dependencies and environments hold stays out unless it is asked for."""
 
 import random
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -67,6 +68,13 @@ def test_binary_files_are_one_line(tmp_path):
     assert problems == ["5 binary files: left out: 0.png, 1.png, 2.png and 2 more"]
     with pytest.raises(UnusableText, match=r"0\.png:1: a NUL byte"):
         list(Corpus([tmp_path], on_error="fail"))
+
+
+def test_a_datastore_is_no_text(tmp_path, store_folder):
+    shutil.copytree(store_folder, tmp_path / "docs" / "store")
+    (tmp_path / "docs" / "a.md").write_text("text")
+    assert found(tmp_path / "docs") == ["a.md"]
+    assert found(tmp_path / "docs" / "store") == []
 
 
 RULES = [
