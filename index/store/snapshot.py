@@ -223,6 +223,16 @@ class Snapshot:
             values_N[mask] = segment.values_N[ids[mask] - segment.base_id]
         return values_N
 
+    def tokens_before(self, ids: Int64[np.ndarray, " N"], count: int) -> Int64[np.ndarray, "N C"]:
+        """The values of the `count` entries before each entry in its document. -1 before the first."""
+        before_NC = np.full((len(ids), count), -1)
+        for segment, mask in self._group_by_segment(ids):
+            rows = ids[mask] - segment.base_id
+            positions_NC = rows[:, None] - np.arange(count, 0, -1)
+            is_inside_NC = positions_NC >= segment.starts[segment.document_at(rows)][:, None]
+            before_NC[mask] = np.where(is_inside_NC, segment.values_N[np.maximum(positions_NC, 0)].astype(np.int64), -1)
+        return before_NC
+
     def document_of(self, ids: Int64[np.ndarray, "*S"]) -> Int64[np.ndarray, "*S"]:
         """A number for each entry's document, unique in the store. -1 for missing ids."""
         documents = np.full(ids.shape, -1, np.int64)

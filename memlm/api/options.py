@@ -37,6 +37,7 @@ class RetrievalOptions(TypedDict, total=False):
     spalm: bool
     stores: Sequence[str | StoreWeight] | Mapping[str, float]
     min_pointers: int | None
+    loop_guard: bool | None
 
 
 class AnswerOptions(SamplingOptions, RetrievalOptions, total=False):

@@ -127,7 +127,8 @@ class RetrievalParams:
     Give `store` or `stores`, not both. Without either, all loaded datastores are searched, each with weight 1.
     `use_store=False` uses the model alone. `spalm` mixes the neighbors by the model's trained gate (arXiv 2102.02557)
     instead of `lam`, or along with `lam` if that is given. `min_pointers` is how many pointers from the last neighbors
-    replace a search (arXiv 2201.12431). 0 always searches.
+    replace a search (arXiv 2201.12431). 0 always searches. `loop_guard` keeps memory from repeating a run of the last
+    tokens: None is on in generation. Scoring has none.
     """
 
     store: str | None = None
@@ -154,6 +155,12 @@ class RetrievalParams:
         metadata=option(
             "Follow pointers from the last neighbors instead of searching if there are this many. 0 always searches.",
             panel=RETRIEVAL,
+        ),
+    )
+    loop_guard: bool | None = field(
+        default=None,
+        metadata=option(
+            "Let memory continue a loop: repeat a run of the last tokens.", " /--no-loop-guard", panel=RETRIEVAL
         ),
     )
 

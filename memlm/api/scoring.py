@@ -108,6 +108,10 @@ class ScoreRequest(Request[Score]):
         check_num_ids("token_ids", self.token_ids)
         if self.text and self.token_ids:
             raise InvalidInput("give either a text or token_ids, not both", field="token_ids")
+        if self.retrieval.loop_guard:
+            raise InvalidInput(
+                "loop_guard is of generation; a text is scored as it is: leave it out", field="loop_guard"
+            )
         if len(self.token_ids) == 1:
             raise InvalidInput("token_ids has one id; give at least two, the first is only read", field="token_ids")
 

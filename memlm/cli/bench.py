@@ -144,6 +144,30 @@ def memory(
     _print_figures("bench memory", figures, None, json=json)
 
 
+@app.command(epilog="Example: memlm bench loops held-out/ --model smollm2 --store store --json")
+def loops(
+    texts: options.Texts,
+    model: options.Model,
+    store: Annotated[Path, typer.Option("--store", "-s", metavar="STORE", help="Datastore folder.")],
+    prompts: Annotated[int, typer.Option(help="Prompts of each kind.")] = 100,
+    lam: Annotated[float | None, typer.Option(help="Weight of p_kNN (default: as tuned).")] = None,
+    k: Annotated[int | None, typer.Option("--k", help="Neighbors (default: as tuned).")] = None,
+    knn_temperature: Annotated[float | None, typer.Option(help="Temperature (default: as tuned).")] = None,
+    dtype: options.Dtype = "float32",
+    json: options.Json = False,
+) -> None:
+    """Distinct runs of greedy text and verbatim continuations: the model alone, with memory, with the loop guard."""
+    from memlm.bench.loops import bench_loops
+    from memlm.data.corpus import Corpus
+
+    with ConsoleProgress() as progress:
+        figures = bench_loops(
+            model, store, Corpus(texts), settings={"lam": lam, "k": k, "knn_temperature": knn_temperature},
+            prompts=prompts, dtype=dtype, progress=progress,
+        )  # fmt: skip
+    _print_figures("bench loops", figures, None, json=json)
+
+
 @app.command(epilog="Example: memlm bench past held-out/ --model model --json")
 def past(
     texts: options.Texts,

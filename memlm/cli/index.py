@@ -19,7 +19,6 @@ from memlm.cli.render_index import (
     print_compaction,
     print_delete_preview,
     print_estimate,
-    print_facts,
     print_info,
     print_neighbors,
     print_tuning,

@@ -26,6 +26,7 @@ from memlm.model.checkpoint import Checkpoint
 from memlm.model.state import row_bytes
 from memlm.model.state_pool import UNBOUNDED, StatePool
 from memlm.retrieval.gate import gated
+from memlm.retrieval.loop_guard import without_repeats
 from memlm.retrieval.retriever import RetrievalResult, Retriever
 
 PREFILL_TOKENS = 256
@@ -256,6 +257,8 @@ class Batch:
                 max_logprobs_Q = logprobs_RV[rows].amax(dim=1).numpy() if retriever.needs_max_logprob else None
                 policies = [decoded[row].sequence.generation.policy for row in rows]
                 result = retriever.search(keys_QD, max_logprobs_Q, policies)
+                texts = [decoded[row].sequence.generation.guarded_ids for row in rows]
+                result = without_repeats(result, texts, retriever.tokens_before)
                 if retriever.gate is not None:
                     gated_QD = gated(self._decoder, retriever.gate, hidden_RD[rows], result.neighbors)
                     logprobs_RV[rows] = self._decoder.logprobs(gated_QD)

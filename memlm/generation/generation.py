@@ -30,6 +30,7 @@ from memlm.generation.sessions import Lease, copied_aside
 from memlm.model import DecoderState
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.interpolation import knn_logprobs, mix
+from memlm.retrieval.loop_guard import WINDOW
 from memlm.retrieval.policy import RetrievalPolicy
 from memlm.retrieval.retriever import RetrievalResult, Retriever
 
@@ -114,6 +115,14 @@ class Generation:
             if lease is not None:
                 lease.end(None)
             raise
+
+    @property
+    def guarded_ids(self) -> list[int]:
+        """The last tokens, of which memory may repeat no run. Empty without the guard against loops."""
+        changes_output = self.retriever is not None and self.retriever.changes_output
+        if not changes_output or self._request.retrieval.loop_guard is False:
+            return []
+        return self._context_ids[-WINDOW:]
 
     @property
     def needs_retrieval(self) -> bool:

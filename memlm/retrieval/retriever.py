@@ -187,6 +187,15 @@ class Retriever:
             policy.observe(rows[-1].neighbors, target)
         return RetrievalResult.joined(rows)
 
+    def tokens_before(
+        self, ids_E: Int64[np.ndarray, " E"], stores_E: Int64[np.ndarray, " E"], count: int
+    ) -> Int64[np.ndarray, "E C"]:
+        """The tokens before each of E entries in its document, given the number of its store. -1 before the first."""
+        before_EC = np.full((len(ids_E), count), -1)
+        for number, store in enumerate(self.stores):
+            before_EC[stores_E == number] = store.snapshot.tokens_before(ids_E[stores_E == number], count)
+        return before_EC
+
     def describe(self, result: RetrievalResult, count: int) -> tuple[Neighbor, ...]:
         """Describes the first `count` neighbors of a result of one key: document, line, and the text around each."""
         near = result.neighbors

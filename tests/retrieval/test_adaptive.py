@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memlm.index.neighbors import Neighbors
-from memlm.indexing.tune import _Evidence, _fit_adaptive, _gain
+from memlm.indexing.tune import Evidence, _fit_adaptive, gain_of
 from memlm.language_model import load
 from memlm.retrieval.adaptive import AdaptiveLam, features_of, fit
 from memlm.retrieval.interpolation import neighbor_logweights
@@ -67,7 +67,7 @@ def test_a_lam_that_fits_noise_is_not_kept():
     found = Neighbors(
         np.sort(rng.exponential(size=(60, 4)).astype(np.float32)), np.ones((60, 4), int), np.ones((60, 4), int)
     )
-    evidence = _Evidence(
+    evidence = Evidence(
         np.log(rng.uniform(0.1, 0.3, 60)).astype(np.float32),
         -rng.exponential(size=60).astype(np.float32),
         np.repeat(np.arange(6), 10),
@@ -83,7 +83,7 @@ def test_the_gains_error_counts_windows_and_not_tokens():
     rng = np.random.default_rng(2)
     windows_Q = np.repeat(np.arange(40), 25)
     saved_Q = np.repeat(rng.normal(size=40), 25)  # all tokens of a window alike: 40 observations, not 1,000
-    gain, error = _gain(np.exp(saved_Q), np.ones(1000), windows_Q)
+    gain, error = gain_of(np.exp(saved_Q), np.ones(1000), windows_Q)
     assert gain == pytest.approx(saved_Q.mean())
     assert error == pytest.approx(saved_Q[::25].std(ddof=1) / math.sqrt(40), rel=1e-6)
 
@@ -132,7 +132,7 @@ def expected_lam(lm, text_ids: list[int]) -> float:
 
 
 def test_generation_scoring_and_batches_adapt_alike(tuned):
-    drawn = list(tuned.generate("the memory", max_tokens=25, seed=5, neighbors=2))
+    drawn = list(tuned.generate("the memory", max_tokens=25, seed=5, neighbors=2, loop_guard=False))
     ids, lams = [tuned.checkpoint.tokenizer.start_id, *tuned.tokenize("the memory")], []
     for token in drawn:
         lams.append(token.lam)
@@ -141,8 +141,10 @@ def test_generation_scoring_and_batches_adapt_alike(tuned):
         ids.append(token.id)
     assert len({round(lam, 3) for lam in lams}) > 5
     assert 0.0 in lams
-    assert [token.id for token in tuned.generate("the memory", max_tokens=25, seed=5)] == [token.id for token in drawn]
-    batch = tuned.generate_batch(["the memory", "a"], max_tokens=25, seed=5)
+    assert [token.id for token in tuned.generate("the memory", max_tokens=25, seed=5, loop_guard=False)] == [
+        token.id for token in drawn
+    ]
+    batch = tuned.generate_batch(["the memory", "a"], max_tokens=25, seed=5, loop_guard=False)
     assert [token.lam for token in batch[0].tokens] == pytest.approx(lams, abs=1e-4)
     scored = tuned.score("the memory" + "".join(token.text for token in drawn), token_scores=True)
     scores = scored.token_scores[-len(drawn) :]
