@@ -2,6 +2,8 @@
 
 from typing import Protocol, runtime_checkable
 
+LOADING = "load"  # the phase in which a model is loaded, before the work touches anything
+
 
 @runtime_checkable
 class Progress(Protocol):

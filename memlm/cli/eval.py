@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from memlm.api.params import RetrievalParams
+from memlm.base.progress import LOADING
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, out, print_problem, table
 from memlm.cli.fields import Overrides, with_fields
@@ -29,7 +30,7 @@ def evaluate(
     from memlm.language_model import load
 
     with on_interrupt(lambda: f"nothing was changed; to begin anew: {this_command()}"), ConsoleProgress() as progress:
-        progress("load", 0, 1)
+        progress(LOADING, 0, 1)
         with load(model, store or (), dtype=dtype) as lm:
             documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)
             evaluation = run(lm, documents, progress=progress, **retrieval)

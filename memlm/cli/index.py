@@ -10,6 +10,7 @@ import typer
 
 from memlm.api.datastores import SearchRequest
 from memlm.base.printable import one_line
+from memlm.base.progress import LOADING
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, err, out, print_problem
 from memlm.cli.fields import with_fields
@@ -72,7 +73,7 @@ def build(
         _estimate(model, documents, out_folder, index=index, window=window, stride=stride, dtype=dtype, json=json)
         return
     with on_interrupt(partial(describe_build, out_folder, model)), ConsoleProgress() as progress:
-        progress("load", 0, 1)
+        progress(LOADING, 0, 1)
         from memlm.indexing.build import build_index
 
         report = build_index(
@@ -101,7 +102,7 @@ def add(
 
     documents = Corpus(corpus, glob, on_error, print_problem, hidden=hidden)
     with on_interrupt(partial(describe_build, store, model)), ConsoleProgress() as progress:
-        progress("load", 0, 1)
+        progress(LOADING, 0, 1)
         from memlm.indexing.build import add_to_index
 
         report = add_to_index(model, documents, store, replace=replace, check=check, dtype=dtype, progress=progress)
@@ -281,7 +282,7 @@ def tune(
 
     left = f"{store} keeps the defaults that it had"
     with on_interrupt(lambda: f"{left}; to begin anew: {this_command()}"), ConsoleProgress() as progress:
-        progress("load", 0, 1)
+        progress(LOADING, 0, 1)
         from memlm.indexing.tune import tune as run
 
         documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memlm.api.datastores import CHECKS
-from memlm.base.progress import Progress, silent
+from memlm.base.progress import LOADING, Progress, silent
 from memlm.data.corpus import Corpus, Document, corpus_of
 from memlm.data.windows import Window, WindowSize, blocks_of
 from memlm.errors import check_choice, check_range
@@ -210,9 +210,9 @@ def finish_build(
 def _loaded(model: str | Path | Checkpoint, dtype: str, progress: Progress) -> Checkpoint:
     if isinstance(model, Checkpoint):
         return model
-    progress("load", 0, 1)
+    progress(LOADING, 0, 1)
     checkpoint = load_checkpoint(model, dtype=dtype)
-    progress("load", 1, 1)
+    progress(LOADING, 1, 1)
     return checkpoint
 
 

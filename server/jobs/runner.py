@@ -17,6 +17,7 @@ from typing import Any
 from memlm.api.datastores import LoadDatastoreRequest
 from memlm.api.operations import JobReport, JobState
 from memlm.base.files import remove
+from memlm.base.progress import LOADING
 from memlm.errors import Cancelled, InternalError, Locked, MemlmError, Unavailable
 from memlm.index.store.journal import rollback
 from memlm.index.store.manifest import read_manifest
@@ -157,7 +158,7 @@ class JobRunner:
                         log.warning("%s: %s is left out", job.name, message.problem)
                         continue
                     job.update_progress(message)
-                    if not job.has_begun:
+                    if not job.has_begun and message.phase != LOADING:
                         job.has_begun = True
                         await self._records.write(job)
                 return None

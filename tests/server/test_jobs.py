@@ -124,7 +124,7 @@ def large(folder: Path, documents: int = 120) -> Path:
 
 def test_a_datastore_is_built_served_extended_and_compacted(served, lm: LanguageModel) -> None:
     place, _, client = served
-    job = client.datastores.build("docs", str(place.corpus), request_id="first")
+    job = client.datastores.build("docs", str(place.corpus), check="none", request_id="first")  # as the store of `lm`
     report = job.result(PATIENCE_S)
     info = job.progress()
     assert (info.state, info.kind, info.store, info.attempts) == (JobState.DONE, "build", "docs", 1)
