@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, out, table
+from memlm.cli.console import ConsoleProgress, emit_json, print_table, table
 from memlm.errors import InvalidInput
 
 app = typer.Typer(help="Measure speed and RAM.", no_args_is_help=True)
@@ -218,7 +218,7 @@ def datastore(
             f"{row['entries']:,}", row["index"], f"{row['bytes_per_entry']:,}", f"{row['ms_per_query_k32_batch1']:.3g}",
             f"{row['softmax_mass_k32']:.4f}", f"{row['recall_k32']:.3f}", f"{row['nats_change_k1024']:+.4f}",
         )  # fmt: skip
-    out.print(shown)
+    print_table(shown)
 
 
 @app.command("open", epilog="Example: memlm bench open store --json")
@@ -263,7 +263,7 @@ def retrieval(
             row["store"], row["way"], f"{row['nats']:.4f}", f"{row['gain']:+.4f} ± {row['gain_error']:.4f}",
             f"{row['searches_per_token']:.2f}", f"{row['ms_per_token']:.3g}", f"{row['time_over_one_lam']:.2f}",
         )  # fmt: skip
-    out.print(shown)
+    print_table(shown)
 
 
 def _print_figures(title: str, figures: dict[str, Any], repeats: int | None, *, json: bool) -> None:
@@ -277,7 +277,7 @@ def _print_figures(title: str, figures: dict[str, Any], repeats: int | None, *, 
             name.replace("_", " "),
             f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value),
         )
-    out.print(shown)
+    print_table(shown)
 
 
 def _print_report(figures: dict[str, Any], repeats: int | None) -> None:

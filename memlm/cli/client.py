@@ -16,7 +16,7 @@ from memlm.base.printable import one_line
 from memlm.cli import client_datastores, options
 from memlm.cli.chat import client_chat
 from memlm.cli.client_connection import HERE, Target, Timeout, client_of, connect_with
-from memlm.cli.console import cell, emit_json, out, table
+from memlm.cli.console import cell, emit_json, out, print_table, table
 from memlm.cli.fields import Overrides, with_fields
 from memlm.cli.generate import print_continuation, with_prompt
 from memlm.cli.render_index import print_neighbors
@@ -196,7 +196,7 @@ def server_info(target: Target = HERE, timeout: Timeout = 60.0, json: options.Js
     shown.show_header = False
     for name in info.__slots__:
         shown.add_row(*_fact(name, getattr(info, name)))
-    out.print(shown)
+    print_table(shown)
 
 
 def _fact(name: str, value: Any) -> tuple[str, Text]:

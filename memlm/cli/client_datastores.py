@@ -12,7 +12,7 @@ from memlm.api.datastores import BuildDatastoreRequest
 from memlm.base.printable import one_line
 from memlm.cli import options
 from memlm.cli.client_connection import HERE, Target, Timeout, client_of
-from memlm.cli.console import ConsoleProgress, cell, emit_json, err, jsonable, out, print_problem, table
+from memlm.cli.console import ConsoleProgress, cell, emit_json, err, jsonable, out, print_problem, print_table, table
 from memlm.cli.fields import Overrides, with_fields
 from memlm.errors import DeadlineExceeded
 
@@ -50,7 +50,7 @@ def list_datastores(target: Target = HERE, timeout: Timeout = 60.0, json: option
             f"{store.lam:.3f}",
             f"{store.knn_temperature:.4g}",
         )
-    out.print(shown)
+    print_table(shown)
     for store in loaded:
         if store.problem:
             err.print(one_line(f"{store.name} cannot be used: {store.problem}"), markup=False)
@@ -169,7 +169,7 @@ def list_operations(target: Target = HERE, timeout: Timeout = 60.0, json: option
     for info in found:
         share = f"{info.done / info.total:.0%}" if info.total else ""
         shown.add_row(*map(cell, (info.name, info.kind, info.store, info.state, info.phase)), share)
-    out.print(shown)
+    print_table(shown)
 
 
 @operation.command("get", epilog="Example: memlm client operation get operations/0123 --target localhost:50051")
@@ -271,4 +271,4 @@ def _print_store(info: Any, *, json: bool) -> None:
     shown.show_header = False
     for name in info.__slots__[1:]:
         shown.add_row(name.replace("_", " "), cell(str(getattr(info, name))))
-    out.print(shown)
+    print_table(shown)

@@ -21,6 +21,7 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.segment import Segment
@@ -88,6 +89,27 @@ def table(*columns: str, title: str = "") -> Table:
     for number, column in enumerate(columns):
         shown.add_column(column, justify="left" if number == 0 else "right")
     return shown
+
+
+UNBOUNDED = 10_000  # columns
+
+
+def print_table(shown: Table, to: Console = out) -> None:
+    """Prints a table, or row by row what it holds where a terminal is too narrow for its columns."""
+    if not to.is_terminal or Measurement.get(to, to.options.update(width=UNBOUNDED), shown).maximum <= to.width:
+        to.print(shown)
+        return
+    if shown.title:
+        to.print(shown.title, style="italic")
+    names = [str(column.header) for column in shown.columns]
+    width = max(map(len, names))
+    for row in zip(*(column.cells for column in shown.columns), strict=True):
+        first, *others = (part if isinstance(part, Text) else Text(str(part)) for part in row)
+        to.print(Text.assemble(first, style="bold"))
+        for name, part in zip(names[1:], others, strict=True):
+            line = Text.assemble(("  " + f"{name:{width}}  " * bool(name), "dim"), part)
+            line.truncate(to.width, overflow="ellipsis")
+            to.print(line)
 
 
 def print_problem(problem: object) -> None:

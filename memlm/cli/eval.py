@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from memlm.api.params import RetrievalParams
 from memlm.base.progress import LOADING
 from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, out, print_problem, table
+from memlm.cli.console import ConsoleProgress, emit_json, print_problem, print_table, table
 from memlm.cli.fields import Overrides, with_fields
 from memlm.cli.interruption import on_interrupt, this_command
 
@@ -42,7 +42,7 @@ def evaluate(
         if figures:
             rates = (figures.bits_per_byte, figures.token_perplexity, figures.word_perplexity, figures.nll)
             shown.add_row(name, *(f"{rate:,.4g}" for rate in rates))
-    out.print(shown)
+    print_table(shown)
 
 
 def _figures(score: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from memlm.cli.console import emit_json, out, table
+from memlm.cli.console import emit_json, out, print_table, table
 from memlm.errors import InvalidInput, NotFound
 
 app = typer.Typer(no_args_is_help=True, help="List and install models with a name.")
@@ -30,7 +30,7 @@ def list_models(
     models = table("name", "MB", "license", "file")
     for model in MODELS.values():
         models.add_row(model.name, str(model.megabytes), model.license, str(model.path or "not installed"))
-    out.print(models)
+    print_table(models)
 
 
 @app.command("pull", epilog="Example: memlm models pull smollm2")

@@ -13,7 +13,7 @@ from memlm.api.datastores import SearchBy, SearchRequest
 from memlm.api.generation import Neighbor
 from memlm.base.phrases import phrase_places, words_of
 from memlm.base.printable import one_line
-from memlm.cli.console import cell, emit_json, err, jsonable, out, table
+from memlm.cli.console import cell, emit_json, err, jsonable, out, print_table, table
 
 SHOWN_FILES = 100
 
@@ -68,7 +68,7 @@ def print_facts(facts: Mapping[str, Any], title: str, *, json: bool) -> None:
     shown.show_header = False
     for name, value in facts.items():
         shown.add_row(name.replace("_", " "), cell(_readable(value)))
-    out.print(shown)
+    print_table(shown)
 
 
 def print_estimate(estimate: Any, files: list[str], out_folder: Path, *, json: bool) -> None:

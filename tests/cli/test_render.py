@@ -12,6 +12,7 @@ from rich.style import Style
 
 from memlm.api.generation import Neighbor, Token, Usage
 from memlm.cli import render
+from memlm.cli.console import cell, print_table, table
 
 PAPER = "a folder with a long name/and a document with a longer one.md"
 
@@ -105,3 +106,15 @@ def test_an_interrupt_leaves_what_was_printed():
     with pytest.raises(KeyboardInterrupt):
         render.stream(interrupted(), colored=False, to=Console(file=io.StringIO()), into=seen)
     assert seen == TEXT[:2]
+
+
+@pytest.mark.parametrize("width", range(50, 201, 25))
+def test_a_table_is_whole_in_every_terminal(width):
+    console = Console(file=io.StringIO(), force_terminal=True, no_color=True, width=width, soft_wrap=True)
+    shown = table("name", "entries", "documents", "index", "k", "lam", "temperature", title="stores")
+    shown.add_row(cell("a store of documents"), "62,380", "37", "IVF1024,SQfp16", "64", "0.250", "7.221")
+    print_table(shown, console)
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())
+    assert all(part in printed for part in ("a store of documents", "temperature", "IVF1024,SQfp16", "7.221"))
+    assert "…" not in printed
+    assert max(map(len, printed.splitlines())) <= width
