@@ -15,6 +15,7 @@ TEXTS = ["", "\0", "a" * 5000, "\u202e", "🙂", "\ufeff", "../../etc/passwd", "
 FLOATS = [math.nan, math.inf, -math.inf, -0.0, 5e-324, 1.7e308, -1.0, 0.5, 1.0]
 INTS = {
     FieldDescriptor.TYPE_INT32: [0, -1, 1, 2**31 - 1, -(2**31), 100_000],
+    FieldDescriptor.TYPE_ENUM: [0, -1, 1, 99],
     FieldDescriptor.TYPE_INT64: [0, -1, 1, 2**63 - 1, -(2**63)],
 }
 

@@ -349,6 +349,9 @@ def _refuse_unknown(message: Message) -> None:
             " leave it out, or use a server of the client's version"
         )
     for field, value in message.ListFields():
+        if field.enum_type is not None and not (value and value in field.enum_type.values_by_number):
+            known = ", ".join(each.name for each in field.enum_type.values if each.number)
+            raise InvalidInput(f"{field.name} is {value}; expected one of {known}", field=field.name)
         if field.message_type is not None:
             for inner in [value] if isinstance(value, Message) else value:
                 _refuse_unknown(inner)
