@@ -30,15 +30,21 @@ from memlm.retrieval.store import ModelStore
 
 
 def load(
-    model: str | Path, stores: Sequence[str | Path] | Mapping[str, str | Path] = (), *, dtype: str = "float32"
+    model: str | Path,
+    stores: Sequence[str | Path] | Mapping[str, str | Path] = (),
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
 ) -> LanguageModel:
     """Loads a model, by its folder or its id on the Hugging Face hub, and datastores that it built.
 
-    `stores` are folders, or folders by name. Without a name, a datastore has its folder's. `dtype` is float32,
-    bfloat16, or auto for the faster of them on this processor. Raises NotFound where a folder is missing, Incompatible
-    for a datastore of another model, Corrupt for a damaged file.
+    `stores` are folders, or folders by name. Without a name, a datastore has its folder's. `device` is cpu, cuda,
+    cuda:N, mps, or auto for the first GPU or else the processor. `dtype` is float32, bfloat16, float16, or auto for
+    bfloat16 where the device multiplies it in hardware and float32 elsewhere. Raises NotFound where a folder is
+    missing, Incompatible for a datastore of another model, Corrupt for a damaged file, InvalidInput for a device that
+    is not there.
     """
-    return LanguageModel(load_checkpoint(model, dtype=dtype), stores)
+    return LanguageModel(load_checkpoint(model, dtype=dtype, device=device), stores)
 
 
 class LanguageModel:

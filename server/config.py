@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from memlm.api.params import MAX_NEIGHBORS
+from memlm.base.compute import check_device, check_dtype
 from memlm.base.machine import ram_bytes
 from memlm.base.options import option, parse_bytes
 from memlm.errors import InvalidInput, check_choice, check_range
@@ -70,8 +71,16 @@ class ServerConfig:
         default=(), metadata=option("Datastore folder. Repeatable.", "--store", "-s", metavar="FOLDER", panel=MODEL)
     )
     dtype: str = field(
-        default="float32",
-        metadata=option("Compute type. auto is the faster.", metavar="float32|bfloat16|auto", panel=MODEL),
+        default="auto",
+        metadata=option(
+            "Compute type. auto: bfloat16 where the device is fast at it, else float32.",
+            metavar="auto|float32|bfloat16|float16",
+            panel=MODEL,
+        ),
+    )
+    device: str = field(
+        default="auto",
+        metadata=option("Where to compute. auto: the first GPU.", metavar="auto|cpu|cuda|cuda:N|mps", panel=MODEL),
     )
     host: str = field(default="127.0.0.1", metadata=option("Address to listen on.", panel=NETWORK))
     port: int = field(default=50051, metadata=option("Port to listen on. 0: any free port.", panel=NETWORK))
@@ -271,6 +280,8 @@ class ServerConfig:
             )
         else:
             check_range("index_nice", self.index_nice, least=0, most=19)
+        check_dtype(self.dtype)
+        check_device(self.device)
         check_choice("log_level", self.log_level, LOG_LEVELS)
         check_choice("log_format", self.log_format, FORMATS)
         if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_client_ca and not self.tls_cert):

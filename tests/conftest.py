@@ -13,7 +13,7 @@ from memlm.data.corpus import Corpus
 from memlm.data.tokenizer import Tokenizer
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
-from memlm.model import Decoder, ModelConfig
+from memlm.model import Decoder, ModelConfig, device
 from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 TIERS = ("unit", "server", "crash", "packaging", "exhaustive", "slow")
@@ -37,6 +37,15 @@ def starts_servers(item: pytest.Item) -> bool:
     assert isinstance(item, pytest.Function)
     helpers = {"RunningServer", "started_server"} & vars(item.module).keys()
     return bool(helpers) or not STARTED_SERVERS.isdisjoint(item.fixturenames)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def in_float32_on_the_processor() -> Iterator[None]:
+    """What `auto` chooses here, whatever this machine is fast at: references are in float32. Servers get it by name."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(device, "fastest_device", lambda: torch.device("cpu"))
+        patched.setattr(device, "has_fast_bfloat16", lambda _: False)
+        yield
 
 
 @pytest.fixture(scope="session")

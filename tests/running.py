@@ -54,7 +54,8 @@ class RunningServer:
         self.log, self.fails = log, fails
         arguments = ["serve", "--model", str(model), "--port", "0", "--log-level", "info"]
         # Hardly below the others: at the default of 10, jobs starve beside the machine's other work.
-        arguments += ["--index-nice", "1"]
+        arguments += ["--index-nice", "1", "--device", "cpu"]
+        arguments += [] if "--dtype" in options else ["--dtype", "float32"]  # as tests/conftest.py has it
         for store in stores:
             arguments += ["--store", str(store)]
         arguments += options

@@ -35,7 +35,8 @@ def bench_build(
     given: Corpus | None = None,
     *,
     entries: int | None = None,
-    dtype: str = "float32",
+    dtype: str = "auto",
+    device: str = "auto",
     repeats: int,
     progress: Progress = silent,
 ) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def bench_build(
         if given is None or model is None:
             library_texts(texts, CORPUS_BYTES)
         path = model_for(model, folder / "model", texts)
-        checkpoint = load_checkpoint(path, dtype=dtype)
+        checkpoint = load_checkpoint(path, dtype=dtype, device=device)
         if given is not None:
             texts = _first_documents(given, checkpoint.tokenizer, entries, folder / "given.jsonl")
         figures = _rates(checkpoint, texts, folder / "store", repeats, progress)

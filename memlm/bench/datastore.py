@@ -59,7 +59,7 @@ class Questions:
 
 
 def bench_datastore(
-    model: Path,
+    model: Path | Checkpoint,
     texts: Corpus,
     held_out: Corpus,
     work: Path,
@@ -73,7 +73,7 @@ def bench_datastore(
     `work` keeps the keys for another run. `kinds` are factory strings with `*` for the number of lists, and the prefix
     `codes:` for an index without re-ranking. Raises InvalidInput if the texts have fewer tokens than the largest size.
     """
-    checkpoint = load_checkpoint(model, dtype="auto")
+    checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     keys_ND, values_N, tokens_per_s = _keys(checkpoint, texts, work, max(sizes), progress)
     questions = _questions(checkpoint, held_out)
     dim = keys_ND.shape[1]

@@ -79,14 +79,20 @@ class Judged(KnnCache):
 
 
 def bench_memory(
-    model: Path, texts: Corpus, *, max_tokens: int = 200_000, progress: Progress = silent
+    model: Path,
+    texts: Corpus,
+    *,
+    max_tokens: int = 200_000,
+    dtype: str = "auto",
+    device: str = "auto",
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Nats per token of a model with its kNN cache and with changed ones.
 
     Documents are read in pairs of similar length, longest first. Errors are standard errors over pairs of the
     difference. Raises InvalidInput for a model without kNN attention.
     """
-    checkpoint = load_checkpoint(model)
+    checkpoint = load_checkpoint(model, dtype=dtype, device=device)
     if checkpoint.decoder.config.memorizing is None:
         raise InvalidInput(f"{model} has no kNN attention; train it with --memorizing-layers", field="model")
     pairs = list(_pairs(checkpoint, texts, max_tokens))

@@ -175,7 +175,7 @@ def _session() -> dict[str, Any]:
 
 def session_bytes(config: ModelConfig, tokens: int, *, itemsize: int = 4, capacity: int = 32_768) -> int:
     """Bytes of one sequence's state after some tokens, by the formula of docs/model.md."""
-    from memlm.model.state import local_places
+    from memlm.model.state_size import local_places
 
     front = config.compression.length if config.compression else config.num_sinks
     places = front + local_places(config, capacity)[0]

@@ -44,14 +44,21 @@ class Read:
 
 
 def bench_past(
-    model: Path, texts: Corpus, *, max_tokens: int = 100_000, document_tokens: int = 8192, progress: Progress = silent
+    model: Path,
+    texts: Corpus,
+    *,
+    max_tokens: int = 100_000,
+    document_tokens: int = 8192,
+    dtype: str = "auto",
+    device: str = "auto",
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Nats per token of a model, and the gain from a document's earlier positions: all, or those beyond the context.
 
     The longest documents are read, `document_tokens` of each, until there are `max_tokens`. Errors are standard errors
     over documents. Raises InvalidInput for fewer than four documents.
     """
-    checkpoint = load_checkpoint(model)
+    checkpoint = load_checkpoint(model, dtype=dtype, device=device)
     documents = list(_documents(checkpoint, texts, max_tokens, document_tokens))
     if len(documents) < 4:
         raise InvalidInput(

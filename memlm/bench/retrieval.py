@@ -44,7 +44,7 @@ class Way:
 
 
 def bench_retrieval(
-    model: str | Path,
+    model: str | Path | Checkpoint,
     stores: Sequence[str | Path],
     tuned_on: Corpus,
     judged_by: Corpus,
@@ -57,7 +57,7 @@ def bench_retrieval(
 
     Others, such as pruned ones, are compared with the first datastore.
     """
-    checkpoint = load_checkpoint(model)
+    checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     reads = _read(checkpoint, judged_by, max_tokens)
     ways = [way for store in stores for way in _ways(checkpoint, store, tuned_on, progress)]
     nats: dict[int, list[np.ndarray]] = {}

@@ -29,7 +29,8 @@ def build(
     entries: Annotated[
         int | None, typer.Option(help="Use the first documents with this many tokens (default: all).")
     ] = None,
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     repeats: Repeats = 3,
     json: options.Json = False,
 ) -> None:
@@ -41,7 +42,13 @@ def build(
         raise InvalidInput("entries needs a corpus; give TEXT", field="entries")
     with ConsoleProgress() as progress:
         figures = bench_build(
-            model, Corpus(texts) if texts else None, entries=entries, dtype=dtype, repeats=repeats, progress=progress
+            model,
+            Corpus(texts) if texts else None,
+            entries=entries,
+            dtype=dtype,
+            device=device,
+            repeats=repeats,
+            progress=progress,
         )
     _print_figures("bench build", figures, repeats, json=json)
 
@@ -133,6 +140,8 @@ def memory(
     texts: options.Texts,
     model: options.Model,
     max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to read.")] = 200_000,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
     """Nats of a model with its kNN attention, without it, and with another document's pairs. Faiss against exact."""
@@ -140,7 +149,9 @@ def memory(
     from memlm.data.corpus import Corpus
 
     with ConsoleProgress() as progress:
-        figures = bench_memory(model, Corpus(texts), max_tokens=max_tokens, progress=progress)
+        figures = bench_memory(
+            model, Corpus(texts), max_tokens=max_tokens, dtype=dtype, device=device, progress=progress
+        )
     _print_figures("bench memory", figures, None, json=json)
 
 
@@ -174,6 +185,8 @@ def past(
     model: options.Model,
     max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to read.")] = 100_000,
     document_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of one document.", min=2)] = 8192,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
     """Gain of a continuous cache over the document's past, which needs no training."""
@@ -182,7 +195,13 @@ def past(
 
     with ConsoleProgress() as progress:
         figures = bench_past(
-            model, Corpus(texts), max_tokens=max_tokens, document_tokens=document_tokens, progress=progress
+            model,
+            Corpus(texts),
+            max_tokens=max_tokens,
+            document_tokens=document_tokens,
+            dtype=dtype,
+            device=device,
+            progress=progress,
         )
     _print_figures("bench past", figures, None, json=json)
 
@@ -198,15 +217,19 @@ def datastore(
         list[str] | None,
         typer.Option(metavar="FACTORY", help="Index types, * for the number of lists (default: nine)."),
     ] = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
     """Bytes, times, recall, softmax mass and nats of each index type."""
     from memlm.bench.datastore import bench_datastore
     from memlm.data.corpus import Corpus
+    from memlm.model.checkpoint import load_checkpoint
 
+    checkpoint = load_checkpoint(model, dtype=dtype, device=device)
     with ConsoleProgress() as progress:
         figures = bench_datastore(
-            model, Corpus(texts), Corpus([held_out]), work, sizes=tuple(entries or (100_000, 1_000_000)),
+            checkpoint, Corpus(texts), Corpus([held_out]), work, sizes=tuple(entries or (100_000, 1_000_000)),
             kinds=tuple(index or ()), progress=progress,
         )  # fmt: skip
     if json:
@@ -243,16 +266,26 @@ def retrieval(
         typer.Option("--store", "-s", metavar="STORE", help="Datastore folder, whose defaults change. Repeatable."),
     ],
     max_tokens: Annotated[int, typer.Option(help="Minimum number of tokens to evaluate on.")] = 20_000,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     repeats: Repeats = 3,
     json: options.Json = False,
 ) -> None:
     """Nats, searches and time per token of fixed and adaptive lam, retrieval skipping, pointers and pruning."""
     from memlm.bench.retrieval import bench_retrieval
     from memlm.data.corpus import Corpus
+    from memlm.model.checkpoint import load_checkpoint
 
+    checkpoint = load_checkpoint(model, dtype=dtype, device=device)
     with ConsoleProgress() as progress:
         figures = bench_retrieval(
-            model, store, Corpus([tune]), Corpus(texts), max_tokens=max_tokens, repeats=repeats, progress=progress
+            checkpoint,
+            store,
+            Corpus([tune]),
+            Corpus(texts),
+            max_tokens=max_tokens,
+            repeats=repeats,
+            progress=progress,
         )
     if json:
         _print_report(figures, repeats)

@@ -17,6 +17,8 @@ def calibrate(
     delta: Annotated[float, typer.Option(help="Share of greedy tokens that may differ.")] = 0.1,
     epsilon: Annotated[float, typer.Option(help="Risk that the share is larger.")] = 0.05,
     prompts: Annotated[int, typer.Option(help="Texts to test on.")] = 100,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     glob: options.Glob = "**/*",
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
@@ -25,11 +27,13 @@ def calibrate(
     """Calibrate the confidence threshold for early exit, and save it with the model."""
     from memlm.data.corpus import Corpus
     from memlm.generation.early_exit import calibrate as run
+    from memlm.model.checkpoint import load_checkpoint
 
     with ConsoleProgress() as progress:
         documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)
+        checkpoint = load_checkpoint(model, dtype=dtype, device=device)
         report = run(
-            model, documents, measure=measure, delta=delta, epsilon=epsilon, prompts=prompts, progress=progress
+            checkpoint, documents, measure=measure, delta=delta, epsilon=epsilon, prompts=prompts, progress=progress
         )
     if json:
         emit_json(report)

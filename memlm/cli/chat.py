@@ -53,7 +53,8 @@ def chat(
             help="Datastore folder. Repeatable. The first takes /remember and /add, and may be new.",
         ),
     ] = None,
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     target: Annotated[
         str | None,
         typer.Option(
@@ -90,7 +91,7 @@ def chat(
         _chat_with_server(target, timeout, asked, system, json=json)
     else:
         assert model is not None
-        _chat_in_process(model, store or [], dtype, asked, system, json=json)
+        _chat_in_process(model, store or [], dtype, device, asked, system, json=json)
 
 
 @with_fields(leave_out=("temperature", "max_tokens"))
@@ -118,12 +119,12 @@ def _chat_with_server(target: str, timeout: float, asked: dict[str, Any], system
 
 
 def _chat_in_process(
-    model: Path, stores: list[Path], dtype: str, asked: dict[str, Any], system: str, *, json: bool
+    model: Path, stores: list[Path], dtype: str, device: str, asked: dict[str, Any], system: str, *, json: bool
 ) -> None:
     from memlm.language_model import load
 
     new = stores[:1] if stores and not stores[0].exists() else []
-    with load(model, [store for store in stores if store not in new], dtype=dtype) as lm:
+    with load(model, [store for store in stores if store not in new], dtype=dtype, device=device) as lm:
         lm.checkpoint.chat_template  # noqa: B018 - raises where there is none, before anything is typed
         memory = LocalMemory(lm, stores[0] if stores else None)
         note = f"; {new[0]} will be made by /remember or /add" if new else ""

@@ -18,7 +18,8 @@ def evaluate(
     model: options.Model,
     retrieval: Annotated[dict[str, Any], Overrides(RetrievalParams)],
     store: options.Stores = None,
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     glob: options.Glob = "**/*",
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
@@ -31,7 +32,7 @@ def evaluate(
 
     with on_interrupt(lambda: f"nothing was changed; to begin anew: {this_command()}"), ConsoleProgress() as progress:
         progress(LOADING, 0, 1)
-        with load(model, store or (), dtype=dtype) as lm:
+        with load(model, store or (), dtype=dtype, device=device) as lm:
             documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)
             evaluation = run(lm, documents, progress=progress, **retrieval)
     if json:

@@ -27,7 +27,8 @@ def generate(
     prompt: options.Prompt = None,
     file: options.PromptFile = None,
     store: options.Stores = None,
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     show_sources: options.ShowSources = False,
     json: options.Json = False,
 ) -> None:
@@ -37,7 +38,7 @@ def generate(
         raise typer.BadParameter("--show-sources needs a datastore; give --store FOLDER")
     from memlm.language_model import load
 
-    with load(model, store or (), dtype=dtype) as lm:
+    with load(model, store or (), dtype=dtype, device=device) as lm:
         print_continuation(lm, request, show_sources=show_sources, json=json)
 
 

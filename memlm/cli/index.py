@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,9 @@ from memlm.cli.render_index import (
     print_neighbors,
     print_tuning,
 )
+
+if TYPE_CHECKING:
+    from memlm.model.checkpoint import Checkpoint
 
 app = typer.Typer(help="Build, change, check and search a datastore.", no_args_is_help=True)
 
@@ -56,7 +59,8 @@ def build(
     stride: Stride = None,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal indexes.")] = 0,
     check: options.Check = "quick",
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the files, and the expected size and time.")
     ] = False,
@@ -70,7 +74,10 @@ def build(
 
     documents = Corpus(corpus, glob, on_error, print_problem, hidden=hidden)
     if dry_run:
-        _estimate(model, documents, out_folder, index=index, window=window, stride=stride, dtype=dtype, json=json)
+        from memlm.model.checkpoint import load_checkpoint
+
+        checkpoint = load_checkpoint(model, dtype=dtype, device=device)
+        _estimate(checkpoint, documents, out_folder, index=index, window=window, stride=stride, json=json)
         return
     with on_interrupt(partial(describe_build, out_folder, model)), ConsoleProgress() as progress:
         progress(LOADING, 0, 1)
@@ -79,7 +86,7 @@ def build(
         report = build_index(
             model, documents, out_folder, index=index, target=target, max_ram_bytes=options.num_bytes(max_ram),
             keep_keys=keep_keys, prune=prune, window=window, stride=stride, seed=seed, check=check, dtype=dtype,
-            progress=progress,
+            device=device, progress=progress,
         )  # fmt: skip
     print_build(report, json=json)
 
@@ -91,7 +98,8 @@ def add(
     model: options.Model,
     replace: Annotated[bool, typer.Option(help="Replace documents whose ids exist.")] = False,
     check: options.Check = "quick",
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     glob: options.Glob = "**/*",
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
@@ -105,7 +113,9 @@ def add(
         progress(LOADING, 0, 1)
         from memlm.indexing.build import add_to_index
 
-        report = add_to_index(model, documents, store, replace=replace, check=check, dtype=dtype, progress=progress)
+        report = add_to_index(
+            model, documents, store, replace=replace, check=check, dtype=dtype, device=device, progress=progress
+        )
     print_build(report, json=json)
 
 
@@ -146,13 +156,15 @@ def compact(
     ] = None,
     purge: options.Purge = False,
     check: options.Check = "quick",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
     """Merge all segments without the deleted documents, while readers keep reading."""
     from memlm.indexing.build import compact_index
 
     with on_interrupt(lambda: f"{store} is complete; to begin anew: {this_command()}"), ConsoleProgress() as progress:
-        done = compact_index(store, model, purge=purge, check=check, progress=progress)
+        done = compact_index(store, model, purge=purge, check=check, dtype=dtype, device=device, progress=progress)
     print_compaction(done, json=json)
 
 
@@ -169,6 +181,8 @@ def verify(
     repair: Annotated[
         bool, typer.Option("--repair", help="First restore a lost or damaged CURRENT from the newest manifest.")
     ] = False,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:  # fmt: skip
     """Check every checksum and count, and that entries find themselves. Exits 1 on a problem."""
@@ -184,12 +198,12 @@ def verify(
     with Datastore.open(store) as datastore:
         problems = datastore.snapshot.verify()
         if model and not problems:
-            problems = _key_problems(datastore, model)
+            problems = _key_problems(datastore, model, dtype, device)
     if model and not problems:
         from memlm.indexing.build import finish_build
 
         with ConsoleProgress() as progress:
-            finished = finish_build(store, model, progress=progress)
+            finished = finish_build(store, model, dtype=dtype, device=device, progress=progress)
     if json:
         emit_json({"ok": not problems, "problems": problems, "finished": finished})
     else:
@@ -218,6 +232,8 @@ def spalm(
     k: Annotated[int, typer.Option("--k", help="Neighbors of each position.")] = 16,
     max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to train on.")] = 50_000,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal gates.")] = 0,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     glob: options.Glob = "**/*",
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
@@ -226,10 +242,12 @@ def spalm(
     """Train a gate between model and datastore on held-out text, and save it with the model."""
     from memlm.data.corpus import Corpus
     from memlm.indexing.train_gate import train_spalm as run
+    from memlm.model.checkpoint import load_checkpoint
 
     with ConsoleProgress() as progress:
         documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)
-        report = run(model, store, documents, k=k, max_tokens=max_tokens, seed=seed, progress=progress)
+        checkpoint = load_checkpoint(model, dtype=dtype, device=device)
+        report = run(checkpoint, store, documents, k=k, max_tokens=max_tokens, seed=seed, progress=progress)
     if json:
         emit_json(report)
         return
@@ -246,13 +264,15 @@ def search(
     store: options.StoreArgument,
     request: SearchRequest,
     model: options.Model,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
     """Find the places where the model was in the same state as at the end of a text, or where words stand."""
     from memlm.base.steps import run_steps
     from memlm.language_model import load
 
-    with load(model, [store]) as lm:
+    with load(model, [store], dtype=dtype, device=device) as lm:
         print_neighbors(run_steps(lm.engine.search(request)), request, json=json)
 
 
@@ -272,6 +292,8 @@ def tune(
             metavar="NATS", help="Follow the last neighbors in place of a search where that costs no more a token."
         ),
     ] = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     glob: options.Glob = "**/*",
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
@@ -284,42 +306,41 @@ def tune(
     with on_interrupt(lambda: f"{left}; to begin anew: {this_command()}"), ConsoleProgress() as progress:
         progress(LOADING, 0, 1)
         from memlm.indexing.tune import tune as run
+        from memlm.model.checkpoint import load_checkpoint
 
         documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)
+        checkpoint = load_checkpoint(model, dtype=dtype, device=device)
         report = run(
-            model, store, documents, max_tokens=max_tokens, skip_loss=skip_loss, pointer_loss=pointer_loss,
+            checkpoint, store, documents, max_tokens=max_tokens, skip_loss=skip_loss, pointer_loss=pointer_loss,
             progress=progress,
         )  # fmt: skip
     print_tuning(report, json=json)
 
 
-def _key_problems(datastore: Any, model: Path) -> list[str]:
+def _key_problems(datastore: Any, model: Path, dtype: str, device: str) -> list[str]:
     from memlm.indexing.quality import check_keys
     from memlm.model.checkpoint import load_checkpoint
     from memlm.retrieval.store import ModelStore
 
-    checkpoint = load_checkpoint(model)
+    checkpoint = load_checkpoint(model, dtype=dtype, device=device)
     ModelStore(datastore, checkpoint)
     with ConsoleProgress() as progress:
         return check_keys(datastore.snapshot, checkpoint, progress=progress).problems(str(datastore.path))
 
 
 def _estimate(
-    model: Path,
+    checkpoint: Checkpoint,
     documents: Any,
     out_folder: Path,
     *,
     index: str,
     window: int | None,
     stride: int | None,
-    dtype: str,
     json: bool,
 ) -> None:
     from memlm.indexing.estimate import estimate_build
-    from memlm.model.checkpoint import load_checkpoint
     from memlm.retrieval.encoder import window_size
 
-    checkpoint = load_checkpoint(model, dtype=dtype)
     estimate = estimate_build(
         checkpoint, documents, out_folder, index=index, size=window_size(checkpoint.decoder, window, stride)
     )

@@ -52,7 +52,17 @@ Stores = Annotated[
 ]
 Dtype = Annotated[
     str,
-    typer.Option(metavar="float32|bfloat16|auto", help="Compute type. auto is the faster.", rich_help_panel="Model"),
+    typer.Option(
+        metavar="auto|float32|bfloat16|float16",
+        help="Compute type. auto: bfloat16 where the device is fast at it, else float32.",
+        rich_help_panel="Model",
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|cpu|cuda|cuda:N|mps", help="Where to compute. auto: the first GPU.", rich_help_panel="Model"
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel="Output")]
 

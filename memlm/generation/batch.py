@@ -23,8 +23,8 @@ from memlm.base.steps import Steps, run_steps
 from memlm.generation.generation import Generation
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.checkpoint import Checkpoint
-from memlm.model.state import row_bytes
 from memlm.model.state_pool import UNBOUNDED, StatePool
+from memlm.model.state_size import row_bytes
 from memlm.retrieval.gate import gated
 from memlm.retrieval.loop_guard import without_repeats
 from memlm.retrieval.retriever import RetrievalResult, Retriever
@@ -245,23 +245,24 @@ class Batch:
     def _sample(self, decoded: Sequence[_Decoded]) -> None:
         """Searches once for each retriever, and samples a token for each sequence."""
         hidden_RD = torch.stack([hidden_D for _, hidden_D, _ in decoded])
-        logprobs_RV = self._decoder.logprobs(hidden_RD)
+        logprobs_RV = self._decoder.logprobs(hidden_RD).cpu()
         rows_of: dict[Retriever, list[int]] = {}
         for row, (sequence, _, _) in enumerate(decoded):
             if (retriever := sequence.generation.retriever) is not None and sequence.generation.needs_retrieval:
                 rows_of.setdefault(retriever, []).append(row)
         results: dict[int, RetrievalResult] = {}
+        keys_RD = torch.stack([key_D for _, _, key_D in decoded]).float().cpu().numpy() if rows_of else None
         for retriever, rows in rows_of.items():
             try:
-                keys_QD = torch.stack([decoded[row].key_D for row in rows]).float().numpy()
+                assert keys_RD is not None
                 max_logprobs_Q = logprobs_RV[rows].amax(dim=1).numpy() if retriever.needs_max_logprob else None
                 policies = [decoded[row].sequence.generation.policy for row in rows]
-                result = retriever.search(keys_QD, max_logprobs_Q, policies)
+                result = retriever.search(keys_RD[rows], max_logprobs_Q, policies)
                 texts = [decoded[row].sequence.generation.guarded_ids for row in rows]
                 result = without_repeats(result, texts, retriever.tokens_before)
                 if retriever.gate is not None:
                     gated_QD = gated(self._decoder, retriever.gate, hidden_RD[rows], result.neighbors)
-                    logprobs_RV[rows] = self._decoder.logprobs(gated_QD)
+                    logprobs_RV[rows] = self._decoder.logprobs(gated_QD).cpu()
                 results |= {row: result.row(place) for place, row in enumerate(rows)}
             except Exception as error:
                 for row in rows:

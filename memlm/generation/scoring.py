@@ -78,7 +78,8 @@ def _gated_logprobs(
     with torch.inference_mode():
         hidden_ND = gated(checkpoint.decoder, gate, read.hidden_ND, found.neighbors).to(checkpoint.decoder.dtype)
         logprobs_NV = checkpoint.decoder.logprobs(hidden_ND)
-        return logprobs_NV.gather(1, torch.from_numpy(targets_N)[:, None])[:, 0].numpy()
+        targets_N1 = torch.from_numpy(targets_N)[:, None].to(logprobs_NV.device)
+        return logprobs_NV.gather(1, targets_N1)[:, 0].cpu().numpy()
 
 
 def score_text(checkpoint: Checkpoint, request: ScoreRequest, retriever: Retriever | None) -> Steps[Score]:

@@ -131,7 +131,9 @@ class SessionFiles:
                 f"{path} is a session of another model; serve that one, or remove the file to go on without it"
             )
         context_ids, data = array(TOKEN_TYPE, data[: header["token_bytes"]]), data[header["token_bytes"] :]
-        cache = DecoderState.restore(data, self._checkpoint.decoder.config) if data else None
+        decoder, cache = self._checkpoint.decoder, None
+        if data:
+            cache = DecoderState.restore(data, decoder.config, dtype=decoder.dtype, device=decoder.device)
         state = SessionState(
             cache, tuple(header["pending_ids"]), tuple(context_ids), header.get("ends_in_answer", False)
         )

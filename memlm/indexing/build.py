@@ -85,7 +85,8 @@ def build_index(
     stride: int | None = None,
     seed: int = 0,
     check: str = "quick",
-    dtype: str = "float32",
+    dtype: str = "auto",
+    device: str = "auto",
     progress: Progress = silent,
 ) -> BuildReport:
     """Builds a datastore with one entry per token of the corpus, or resumes an interrupted build of it.
@@ -103,7 +104,7 @@ def build_index(
     own documents, each of which is left out of the search for its neighbors. `dtype` is the data type of a model that
     is given by its path. Raises AlreadyExists if `out` holds a store, StorageFull if the disk will not hold it.
     """
-    checkpoint, corpus = _loaded(model, dtype, progress), corpus_of(corpus)
+    checkpoint, corpus = _loaded(model, dtype, device, progress), corpus_of(corpus)
     check_prune(prune)
     check_choice("check", check, CHECKS)
     check_range("target", target, above=0, most=1)
@@ -139,7 +140,8 @@ def add_to_index(
     *,
     replace: bool = False,
     check: str = "quick",
-    dtype: str = "float32",
+    dtype: str = "auto",
+    device: str = "auto",
     progress: Progress = silent,
 ) -> BuildReport:
     """Adds documents to a datastore as one more segment, encoded with the store's own settings.
@@ -149,7 +151,7 @@ def add_to_index(
     another model.
     """
     check_choice("check", check, CHECKS)
-    checkpoint, corpus = _loaded(model, dtype, progress), corpus_of(corpus)
+    checkpoint, corpus = _loaded(model, dtype, device, progress), corpus_of(corpus)
     with Datastore.open(store) as existing:
         ModelStore(existing, checkpoint)
         spec = existing.manifest.spec
@@ -163,7 +165,8 @@ def compact_index(
     *,
     purge: bool = False,
     check: str = "quick",
-    dtype: str = "float32",
+    dtype: str = "auto",
+    device: str = "auto",
     progress: Progress = silent,
 ) -> CompactionResult:
     """Merges a datastore's segments into one without the deleted entries. With a model, measures the new index too,
@@ -172,7 +175,7 @@ def compact_index(
     Raises Incompatible for a model that did not build the store, and the errors of `memlm.index.store.compaction`.
     """
     check_choice("check", check, CHECKS)
-    checkpoint = None if model is None or check == "none" else _loaded(model, dtype, progress)
+    checkpoint = None if model is None or check == "none" else _loaded(model, dtype, device, progress)
     begin_s = time.perf_counter()
     if checkpoint:
         with Datastore.open(store) as existing:
@@ -190,7 +193,8 @@ def finish_build(
     model: str | Path | Checkpoint,
     *,
     check: str = "full",
-    dtype: str = "float32",
+    dtype: str = "auto",
+    device: str = "auto",
     progress: Progress = silent,
 ) -> bool:
     """Finishes a build or an addition that was killed after its commit, or not checked: measures the index, tunes a
@@ -200,18 +204,18 @@ def finish_build(
     with Datastore.open(store) as datastore:
         spec, begun = datastore.manifest.spec, datastore.manifest.number
         if datastore.manifest.quality is None and check != "none":
-            checkpoint = _loaded(model, dtype, progress)
+            checkpoint = _loaded(model, dtype, device, progress)
             run_checks(datastore, checkpoint, check=check, worked_s=0.0, with_keys=False, progress=progress)
         if not spec.keep_keys:
             datastore.drop_keys()
         return datastore.manifest.number > begun
 
 
-def _loaded(model: str | Path | Checkpoint, dtype: str, progress: Progress) -> Checkpoint:
+def _loaded(model: str | Path | Checkpoint, dtype: str, device: str, progress: Progress) -> Checkpoint:
     if isinstance(model, Checkpoint):
         return model
     progress(LOADING, 0, 1)
-    checkpoint = load_checkpoint(model, dtype=dtype)
+    checkpoint = load_checkpoint(model, dtype=dtype, device=device)
     progress(LOADING, 1, 1)
     return checkpoint
 

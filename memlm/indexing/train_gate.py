@@ -92,7 +92,7 @@ def train_spalm(
     torch.manual_seed(seed)
     gate = SpalmGate(checkpoint.decoder.config.dim)
     training, validation = evidence.part(0, border), evidence.part(border, count)
-    embeddings_VD = checkpoint.decoder.output_embedding_VD.float().clone()
+    embeddings_VD = checkpoint.decoder.output_embedding_VD.float().cpu().clone()
     with torch.no_grad():
         gate.scale.copy_(training.hidden_ND.square().mean().sqrt() / embeddings_VD.square().mean().sqrt())
     steps = _fit(gate, embeddings_VD, training, validation, learning_rate, max_epochs, progress)

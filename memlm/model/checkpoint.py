@@ -31,7 +31,9 @@ from memlm.data.tokenizer import GENERATION_FILE, Tokenizer
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.model.catalog import find_model
 from memlm.model.config import ModelConfig
+from memlm.model.cpu import is_emulated
 from memlm.model.decoder import Decoder
+from memlm.model.device import device_of, dtype_of
 from memlm.model.embedding import Embedding, FileTable
 from memlm.model.family import Family, Source
 from memlm.model.gguf import GgufFile, is_gguf
@@ -43,7 +45,6 @@ from memlm.model.weight_files import WEIGHTS_FILE, WeightFiles, Weights, weight_
 MODEL_TYPE = "memlm"
 FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 log = logging.getLogger("memlm.checkpoint")
 
@@ -112,19 +113,28 @@ def save_checkpoint(folder: str | Path, decoder: Decoder, tokenizer: Tokenizer) 
 
 
 def load_checkpoint(
-    model: str | Path, *, dtype: torch.dtype | str = torch.float32, trainable: bool = False
+    model: str | Path,
+    *,
+    dtype: torch.dtype | str = "auto",
+    device: torch.device | str = "auto",
+    trainable: bool = False,
 ) -> Checkpoint:
     """Reads a model: a folder, of memlm or in the Hugging Face layout, a GGUF file, or an id on the hub.
 
-    With `trainable` the weights are plain ones of their own. Otherwise they are packed for prediction where the machine
-    can. Raises NotFound if there is no model, Incompatible for an unknown kind, Corrupt for files that do not belong
-    together.
+    With `trainable` the weights are plain ones of their own, in float32 and on the processor where nothing else is
+    asked. Otherwise they are packed for prediction where the machine can, and `auto` chooses what is fast
+    (`memlm.model.device`). Raises NotFound if there is no model, Incompatible for an unknown kind, Corrupt for files
+    that do not belong together, InvalidInput for a device that is not there.
     """
-    dtype = _dtype(dtype)
-    if dtype == torch.bfloat16 and not cpu.multiplies_bfloat16():
+    if trainable:
+        dtype, device = "float32" if dtype == "auto" else dtype, "cpu" if device == "auto" else device
+    device = device_of(device)
+    dtype = dtype_of(dtype, device)
+    if device.type == "cpu" and (dtype == torch.float16 or is_emulated(torch.empty(0, dtype=dtype))):
         log.warning(
-            "dtype is bfloat16, which this processor does not multiply: weights take half the memory of float32,"
-            " products longer; auto takes what is faster"
+            "dtype is %s, which this processor does not multiply: weights take half the memory of float32,"
+            " products longer; auto takes what is faster",
+            str(dtype).removeprefix("torch."),
         )
     path = find_model(model)
     files: WeightFiles | GgufFile
@@ -149,21 +159,10 @@ def load_checkpoint(
     with torch.device("meta"), _Undrawn():
         decoder = Decoder(config)
     sources = _sources(decoder, files, family)
-    _fill(decoder, files, sources, dtype, trainable=trainable)
+    _fill(decoder, files, sources, dtype, device, trainable=trainable)
     if marks != _marks(path):
         raise Incompatible(f"the files of {path} changed while the model was loaded; load it again")
     return Checkpoint(path, decoder.eval(), tokenizer, marks)
-
-
-def _dtype(given: torch.dtype | str) -> torch.dtype:
-    """Parses a dtype. `auto` is bfloat16 on processors that multiply it in hardware, else float32."""
-    if isinstance(given, torch.dtype):
-        return given
-    if given == "auto":
-        return torch.bfloat16 if cpu.has_fast_bfloat16() else torch.float32
-    if given not in DTYPES:
-        raise InvalidInput(f"dtype is {given!r}; expected auto, {', '.join(DTYPES)}", field="dtype")
-    return DTYPES[given]
 
 
 def fingerprint_of(folder: Path) -> str:
@@ -273,9 +272,17 @@ def _stacked(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     return (sum(shape[0] for shape in shapes), *first[1:]) if rest else first
 
 
-def _fill(decoder: Decoder, files: Weights, sources: dict[str, Source], dtype: torch.dtype, *, trainable: bool) -> None:
+def _fill(
+    decoder: Decoder,
+    files: Weights,
+    sources: dict[str, Source],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    trainable: bool,
+) -> None:
     """Sets the decoder's weights, a module at a time. What was read of the files is given back after each."""
-    loader = _Loader(decoder.config, files, sources, dtype, trainable=trainable)
+    loader = _Loader(decoder.config, files, sources, dtype, device, trainable=trainable)
     modules = dict(decoder.named_modules())
     by_module = _by_module(sources)
     if decoder.config.tied_embeddings:
@@ -291,11 +298,18 @@ class _Loader:
     """
 
     def __init__(
-        self, config: ModelConfig, files: Weights, sources: dict[str, Source], dtype: torch.dtype, *, trainable: bool
+        self,
+        config: ModelConfig,
+        files: Weights,
+        sources: dict[str, Source],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        trainable: bool,
     ) -> None:
         self._config, self._files, self._sources, self._dtype = config, files, sources, dtype
-        self._trainable = trainable
-        self._packs = not trainable and cpu.can_pack(torch.empty(0, dtype=dtype))
+        self._device, self._trainable = device, trainable
+        self._packs = not trainable and cpu.can_pack(torch.empty(0, dtype=dtype, device=device))
         self._buffer = torch.empty(0, dtype=dtype)
 
     def fill(self, module: nn.Module, prefix: str, names: list[str]) -> None:
@@ -307,7 +321,7 @@ class _Loader:
                 continue
             is_packed = isinstance(module, Linear) and name == "weight" and self._packs
             tensor = self._read(full, transient=is_packed)
-            setattr(module, name, nn.Parameter(tensor, requires_grad=self._trainable))
+            setattr(module, name, nn.Parameter(tensor.to(self._device), requires_grad=self._trainable))
         if isinstance(module, Linear) and not self._trainable:
             module.pack()
         self._files.release()
@@ -316,7 +330,7 @@ class _Loader:
         """Sets the table that embedding and head share. A packed head has a copy, the embedding then needs few rows."""
         is_packed = self._packs and self._may_stay("embedding.weight")
         table_VD = self._read("embedding.weight", transient=is_packed)
-        decoder.head.weight = nn.Parameter(table_VD, requires_grad=self._trainable)
+        decoder.head.weight = nn.Parameter(table_VD.to(self._device), requires_grad=self._trainable)
         if is_packed:
             decoder.head.pack()
             self._buffer = self._buffer.new_empty(0)  # no other tensor is as large
@@ -328,7 +342,8 @@ class _Loader:
     def _may_stay(self, name: str) -> bool:
         """Whether rows of a table may be looked up in the file."""
         source = self._sources[name]
-        return not self._trainable and len(source.names) == 1 and source.rearrange is None
+        on_host = self._device.type == "cpu"
+        return on_host and not self._trainable and len(source.names) == 1 and source.rearrange is None
 
     def _leave(self, embedding: Embedding, name: str) -> None:
         (part,) = self._sources[name].names

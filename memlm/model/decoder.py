@@ -161,6 +161,7 @@ class Decoder(nn.Module):
         new_B: list[int] | None,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
         """Returns the residual stream before the last feed-forward, and the input of that feed-forward."""
+        tokens_BT = tokens_BT.to(self.device)
         B, T = tokens_BT.shape
         new_B = [T] * B if new_B is None else new_B
         if state is None:
@@ -194,7 +195,8 @@ class Decoder(nn.Module):
         zero = torch.zeros(1, dtype=torch.int64, device=tokens_BT.device)
         sinks, windows = self.config.num_sinks, self.config.windows
         mask = AttentionMask(
-            query_RT=places, key_RS=places, document_RT=torch.zeros_like(places), floor_R=zero,
+            query_RT=places, key_RS=places, query_span=(0, T), key_span=(0, T), document_RT=torch.zeros_like(places),
+            floor_R=zero,
             num_front=min(sinks, T), sink_cap=sinks + max(windows) - 1 if sinks else 0, causal_only=not sinks,
         )  # fmt: skip
         return self._through_layers(

@@ -64,7 +64,7 @@ def forward_early_exit(
     state.make_room(1)
     mask = state.attention_mask([1], 1, None)
     context = ForwardContext(mask, [1], decoder.dtype, state, decoder.rotary, decoder.relative_bias)
-    hidden_BTD, used = decoder.embed(token_11, mask), 0
+    hidden_BTD, used = decoder.embed(token_11.to(decoder.device), mask), 0
     for block in decoder.blocks:
         before_BTD, used = hidden_BTD, used + 1
         hidden_BTD = block.finish(*block.attend(before_BTD, context))

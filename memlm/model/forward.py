@@ -68,28 +68,29 @@ class ForwardContext:
 
     def query_rope(self, layer: int) -> Float[Tensor, "2 *R T r"] | None:
         """Cosines and sines of the new tokens, None in a layer that does not turn."""
-        return self._rope("query", self.mask.query_RT, layer)
+        return self._rope("query", self.mask.query_RT, self.mask.query_span, layer)
 
     def key_rope(self, layer: int) -> Float[Tensor, "2 *R S r"] | None:
         """Cosines and sines of all places."""
-        return self._rope("key", self.mask.key_RS, layer)
+        return self._rope("key", self.mask.key_RS, self.mask.key_span, layer)
 
     def sink_rope(self, layer: int) -> Float[Tensor, "2 *R T r"] | None:
         """Cosines and sines of the new tokens for attention sinks, which are never further away than the window."""
-        return self._rope("sink", self.mask.query_RT.clamp(max=self.mask.sink_cap), layer)
+        cap, (begin, end) = self.mask.sink_cap, self.mask.query_span
+        return self._rope("sink", self.mask.query_RT.clamp(max=cap), (min(begin, cap), min(end, cap + 1)), layer)
 
     @cached_property
     def bias_RHTS(self) -> Float[Tensor, "R H T S"] | None:
         """The part of the scores that depends on distance alone, for positions that have one."""
         return None if self.relative_bias is None else self.relative_bias(self.mask)
 
-    def _rope(self, name: str, positions: Int[Tensor, "R P"], layer: int) -> Tensor | None:
+    def _rope(self, name: str, positions: Int[Tensor, "R P"], span: tuple[int, int], layer: int) -> Tensor | None:
         angles = None if self.rotary is None else self.rotary.of_layer(layer)
         if angles is None:
             return None
         key = name, id(angles)
         if key not in self._ropes:
             uniform = positions.shape[0] == 1
-            cos_sin = angles.at(positions[0]) if uniform else angles.at(positions)[:, :, None]
+            cos_sin = angles.at(positions[0], span) if uniform else angles.at(positions, span)[:, :, None]
             self._ropes[key] = cos_sin.to(self.dtype)
         return self._ropes[key]

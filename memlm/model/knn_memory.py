@@ -201,7 +201,7 @@ class FaissKeys:
         with faiss_threads(len(keys_Nd)):
             if oldest > self._oldest:
                 self._index.remove_ids(faiss.IDSelectorRange(self._oldest, oldest))
-            keys = keys_Nd.float().contiguous().numpy()
+            keys = keys_Nd.float().cpu().contiguous().numpy()
             self._index.add_with_ids(keys, np.arange(first_id, first_id + len(keys_Nd)))
         self._oldest = oldest
 

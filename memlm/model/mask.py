@@ -20,10 +20,15 @@ from torch import Tensor
 
 @dataclass
 class AttentionMask:
-    """Positions of queries and keys. `causal_only`: every place is visible except later new tokens."""
+    """Positions of queries and keys. `causal_only`: every place is visible except later new tokens.
+
+    Spans are the first position and the one after the last, known on the host: no step waits for a device to tell them.
+    """
 
     query_RT: Int[Tensor, "R T"]
     key_RS: Int[Tensor, "R S"]
+    query_span: tuple[int, int]
+    key_span: tuple[int, int]
     document_RT: Int[Tensor, "R T"]  # where each query's document starts
     floor_R: Int[Tensor, " R"]
     num_front: int = 0
@@ -48,6 +53,8 @@ class AttentionMask:
         return AttentionMask(
             query_RT=self.query_RT[rows],
             key_RS=self.key_RS[rows, :num_places],
+            query_span=self.query_span,
+            key_span=self.key_span,
             document_RT=self.document_RT[rows],
             floor_R=self.floor_R[rows],
             num_front=min(self.num_front, num_places),
@@ -72,7 +79,7 @@ class AttentionMask:
 
     def is_causal_only(self, window: int) -> bool:
         """Whether a query sees all places except those of later tokens."""
-        return self.causal_only and not (window and int(self.query_RT.max()) - int(self.key_RS.min()) >= window)
+        return self.causal_only and not (window and self.max_distance >= window)
 
     def hide(self, scores: Tensor, window: int, begin: int, end: int) -> Tensor:
         """Sets scores (B, G, r, Q, S') of the queries from `begin` to `end` to -inf, in place, where a place is hidden.
@@ -100,6 +107,11 @@ class AttentionMask:
         """Returns the mask of `for_window` as a tensor in every case."""
         mask = self.for_window(window)
         return self._mask(window)[:, None] if mask is None or isinstance(mask, str) else mask
+
+    @property
+    def max_distance(self) -> int:
+        """How far the last query is behind the first place."""
+        return max(0, self.query_span[1] - 1 - self.key_span[0])
 
     def distances(self) -> Int[Tensor, "R T S"]:
         """Returns how far each place is before each query, 0 for later ones."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from memlm.model.config import ModelConfig, RopeScaling
 from memlm.model.mask import AttentionMask
 
+NARROW_DEVICE = "mps"  # has no float64
 TABLE_LENGTH = 16_384  # positions whose angles are kept; those beyond are computed when they are needed
 
 
@@ -49,9 +50,12 @@ class Angles:
         self.rotary_dim, self.frequencies, self.scale = rotary_dim, frequencies, scale
         self._table_2Sd = torch.empty(2, 0, self.rotary_dim, device="cpu", dtype=torch.float64)
 
-    def at(self, positions: Int[Tensor, "*P"]) -> Float[Tensor, "2 *P d"]:
-        """Returns cosines and signed sines of each position, in float64."""
-        begin, end = int(positions.min()), int(positions.max()) + 1
+    def at(self, positions: Int[Tensor, "*P"], span: tuple[int, int]) -> Float[Tensor, "2 *P d"]:
+        """Returns cosines and signed sines of positions, which lie in `span`, in float64 where the device has it.
+
+        Positions in a row as long as the span are all of it, in order.
+        """
+        begin, end = span
         if begin < 0 or end > TABLE_LENGTH:
             return self._turns(positions)
         if end > self._table_2Sd.shape[1] or self._table_2Sd.device != positions.device:
@@ -63,9 +67,13 @@ class Angles:
         return self._table_2Sd[:, positions]
 
     def _turns(self, positions: Int[Tensor, "*P"]) -> Float[Tensor, "2 *P d"]:
+        device = positions.device
+        if device.type == NARROW_DEVICE:
+            positions = positions.cpu()
         angles = positions[..., None].double() * self.frequencies.to(positions.device)
         cosine, sine = angles.cos() * self.scale, angles.sin() * self.scale
-        return torch.stack([torch.cat([cosine, cosine], dim=-1), torch.cat([-sine, sine], dim=-1)])
+        turns = torch.stack([torch.cat([cosine, cosine], dim=-1), torch.cat([-sine, sine], dim=-1)])
+        return turns.float().to(device) if device.type == NARROW_DEVICE else turns
 
 
 def apply_rope(heads: Float[Tensor, "*P T d"], cos_sin: Float[Tensor, "2 *Q T r"], *, inverse: bool = False) -> Tensor:
@@ -125,9 +133,12 @@ def sinusoids(positions: Int[Tensor, "*P"], dim: int) -> Float[Tensor, "*P D"]:
 
     Wavelengths range from 2 pi to 10,000 x 2 pi (arXiv 1706.03762, section 3.5).
     """
+    device, is_narrow = positions.device, positions.device.type == NARROW_DEVICE
+    positions = positions.cpu() if is_narrow else positions
     frequencies = 10_000.0 ** -(torch.arange(0, dim, 2, device=positions.device).double() / dim)
     angles = positions[..., None].double() * frequencies
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :dim]
+    waves = torch.cat([angles.sin(), angles.cos()], dim=-1)[..., :dim]
+    return waves.float().to(device) if is_narrow else waves
 
 
 class RelativeBias(nn.Module):
@@ -216,7 +227,8 @@ class TransformerXLPositions(ScorePositions):
         B, H, _, d = query_BHTd.shape
         content_BHTS = (query_BHTd + self.u_Hd[:, None]) @ key_BHSd.mT
         distance_RTS = mask.distances()
-        waves_ED = sinusoids(torch.arange(int(distance_RTS.max()) + 1, device=query_BHTd.device), self.dim)
+        longest = int(distance_RTS.max()) if mask.sink_cap else mask.max_distance
+        waves_ED = sinusoids(torch.arange(longest + 1, device=query_BHTd.device), self.dim)
         relative_HEd = self.project(waves_ED.to(query_BHTd.dtype)).view(-1, H, d).transpose(0, 1)
         position_BHTE = (query_BHTd + self.v_Hd[:, None]) @ relative_HEd.mT
         places = distance_RTS[:, None].expand(B, H, -1, -1)

@@ -65,7 +65,7 @@ def _memorize(
         if rotary is not None and (angles := rotary.of_layer(layer)) is not None:
             floor = state.rows[row].floor
             positions = torch.arange(floor, floor + count, device=keys_GNd.device)
-            keys_GNd = apply_rope(keys_GNd, angles.at(positions), inverse=True)
+            keys_GNd = apply_rope(keys_GNd, angles.at(positions, (floor, floor + count)), inverse=True)
         if block.attention.knn is not None and not block.attention.knn.normalizes_all:
             keys_GNd = unit(keys_GNd)
         state.knn_caches[layer][row].add(keys_GNd, values_GNd)
@@ -131,14 +131,15 @@ def reconstruction_loss(attention: Attention, query_BTD: Tensor, old_BND: Tensor
 def _project_compressed(blocks: Sequence[Block], rotary: Rotary | None, state: DecoderState) -> None:
     """Computes keys and values of all compressed memories at their new positions."""
     assert state.inputs_LBSD is not None
-    front = state.num_front
+    front, floors = state.num_front, [row.floor for row in state.rows]
+    span = min(floors) - front, max(floors)
     with torch.no_grad():
         for layer, block in enumerate(blocks):
             heads = block.attention.project(state.inputs_LBSD[layer, :, :front])
             key_BGFd = heads.key_BGTd
             if rotary is not None and (angles := rotary.of_layer(layer)) is not None:
-                floor_B1 = torch.tensor([row.floor for row in state.rows], device=key_BGFd.device)[:, None]
+                floor_B1 = torch.tensor(floors, device=key_BGFd.device)[:, None]
                 positions_BF = floor_B1 - front + torch.arange(front, device=key_BGFd.device)
-                key_BGFd = apply_rope(key_BGFd, angles.at(positions_BF)[:, :, None])
+                key_BGFd = apply_rope(key_BGFd, angles.at(positions_BF, span)[:, :, None])
             state.cache_L2BGSd[layer, 0, :, :, :front] = key_BGFd
             state.cache_L2BGSd[layer, 1, :, :, :front] = heads.value_BGTd

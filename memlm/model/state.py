@@ -22,14 +22,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput
-from memlm.model.compression import group_size
 from memlm.model.config import ModelConfig
 from memlm.model.knn_memory import KnnCache
 from memlm.model.mask import AttentionMask
 from memlm.model.pages import LAZY_BYTES
+from memlm.model.state_size import local_places
 from memlm.model.tensor_bytes import safetensors_pieces
 
-SPARE_PLACES = 64  # at least so many tokens behind a window are written before the window moves
 FORMAT = 2
 # Makes a tensor of zeros, given its shape, type, device and the axis of the batch's rows.
 Allocate: TypeAlias = Callable[[Sequence[int], torch.dtype, torch.device, int], Tensor]
@@ -101,7 +100,7 @@ class DecoderState:
         self.cache_L2BGSd = cache.narrow(2, 0, count)
         self.inputs_LBSD = None if inputs is None else inputs.narrow(1, 0, count)
         self.usage_LBS = None if usage is None else usage.narrow(1, 0, count)
-        self._numbers_B = torch.arange(count)
+        self._numbers_B = torch.arange(count, device=self.device)
         del self.rows[count:]
         self.rows += [Row(base=self.config.num_sinks) for _ in range(count - len(self.rows))]
         for caches in self.knn_caches.values():
@@ -247,10 +246,15 @@ class DecoderState:
             front_RS = floors[:, None] - F + place_S if self.config.compression else place_S.expand_as(key_RS)
             key_RS = torch.where(place_S < F, front_RS, key_RS)
         start_RT = starts[:, None].expand_as(query_RT)
+        last = max(row.length for row in rows) + num_new
+        fronts = [row.floor - F if self.config.compression else 0 for row in rows if F]
+        first = min(*fronts, *(row.base for row in rows)) if F else min(row.base for row in rows)
         started = rows[0].floor <= rows[0].base and rows[0].start <= rows[0].floor
         return AttentionMask(
             query_RT=query_RT,
             key_RS=key_RS,
+            query_span=(min(row.length for row in rows), last),
+            key_span=(first, max(row.base for row in rows) + places - F),
             document_RT=start_RT if document_BT is None else document_BT,
             floor_R=floors,
             num_front=min(F, places),
@@ -302,16 +306,25 @@ class DecoderState:
         return safetensors_pieces(tensors, {"state": json.dumps(header)})
 
     @classmethod
-    def restore(cls, data: bytes, config: ModelConfig) -> DecoderState:
-        """Loads the bytes of `save`. Raises Incompatible for the state of another model, Corrupt for other bytes."""
+    def restore(
+        cls, data: bytes, config: ModelConfig, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    ) -> DecoderState:
+        """Loads the bytes of `save`, as of a model of a `dtype` (by default the saved one) on a device.
+
+        Raises Incompatible for the state of another model, Corrupt for other bytes.
+        """
         header, tensors = _read_state(data)
         if header.get("format") != FORMAT or ModelConfig.from_dict(header["config"]) != config:
             raise Incompatible("the state was saved by a model of another shape; restore it into that one")
-        cache, rows = tensors["cache"], [Row(**row) for row in header["rows"]]
+        tensors = {name: tensor if ".index." in name else tensor.to(device) for name, tensor in tensors.items()}
+        cache = tensors["cache"].to(dtype)
+        inputs = tensors["inputs"].to(dtype) if "inputs" in tensors else None
+        rows = [Row(**row) for row in header["rows"]]
         state = cls(
-            config, batch_size=len(rows), capacity=cache.shape[4], dtype=cache.dtype, training=header["training"]
-        )
-        state._reserved = cache, tensors.get("inputs"), tensors.get("usage")
+            config, batch_size=len(rows), capacity=cache.shape[4], dtype=cache.dtype, device=device,
+            training=header["training"],
+        )  # fmt: skip
+        state._reserved = cache, inputs, tensors.get("usage")
         state.use_rows(len(rows))
         state.rows = rows
         for layer, caches in state.knn_caches.items():
@@ -333,7 +346,7 @@ class DecoderState:
             for places, new in pairs:
                 places[:, :, begins[0] : begins[0] + T] = new.detach()
         elif T == 1 and 0 not in new_B:
-            ends_B = torch.tensor(begins)
+            ends_B = torch.tensor(begins, device=self.device)
             for places, new in pairs:
                 places[self._numbers_B, :, ends_B] = new[:, :, 0].detach()
         else:
@@ -355,33 +368,6 @@ class DecoderState:
         self.rows[row].compressed = 0
         for caches in self.knn_caches.values():
             caches[row].clear()
-
-
-def local_places(config: ModelConfig, capacity: int) -> tuple[int, bool]:
-    """Returns how many of the latest tokens a row has places for, and whether old ones make room for new ones."""
-    if config.is_segmented:
-        return config.xl_length + config.context_length + group_size(config.compression) - 1, True
-    if config.is_windowed:
-        widest = max(config.windows)
-        rolling = widest - 1 + max(SPARE_PLACES, widest // 4)
-        if rolling <= capacity - config.num_sinks:
-            return rolling, True
-    return max(1, capacity - config.num_sinks), False
-
-
-def row_bytes(config: ModelConfig, num_tokens: int, dtype: torch.dtype) -> int:
-    """Bytes of one row after `num_tokens` tokens, without Faiss' copies of keys."""
-    front = config.compression.length if config.compression else config.num_sinks
-    places = front + local_places(config, num_tokens)[0]
-    pair = 2 * config.num_kv_heads * config.head_dim
-    size = config.num_layers * places * pair * dtype.itemsize
-    if config.compression:
-        usage_bytes = 4 if config.compression.kind == "most_used" else 0
-        size += config.num_layers * places * (config.dim * dtype.itemsize + usage_bytes)
-    if memorizing := config.memorizing:
-        stored = dtype if memorizing.storage == "model" else torch.float16
-        size += len(memorizing.layers) * min(num_tokens, memorizing.capacity) * pair * stored.itemsize
-    return size
 
 
 def _read_state(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:

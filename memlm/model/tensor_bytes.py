@@ -24,7 +24,7 @@ def safetensors_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     pieces, end = list[bytes | memoryview](), 0
     for name in names:
-        tensor = tensors[name].detach().contiguous()
+        tensor = tensors[name].detach().cpu().contiguous()
         begin, end = end, end + tensor.numel() * tensor.itemsize
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
         if end > begin:

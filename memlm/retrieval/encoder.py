@@ -51,7 +51,7 @@ class Prediction(NamedTuple):
 
 
 def _keys(decoder: Decoder, windows: list[Window], tokens_BT: Int64[Tensor, "B T"]) -> list[np.ndarray]:
-    keys_BTD = decoder.keys(tokens_BT).half()
+    keys_BTD = decoder.keys(tokens_BT).half().cpu()
     return [_new_positions(*each).numpy() for each in zip(keys_BTD, windows, strict=True)]
 
 
@@ -82,15 +82,16 @@ def _prediction(
     hidden: bool,
 ) -> Prediction:
     """Makes the prediction of N positions, a few rows of the large vocabulary at a time."""
-    targets_N1, logprobs, max_logprobs = torch.from_numpy(targets_N)[:, None], list[Tensor](), list[Tensor]()
+    targets_N1 = torch.from_numpy(targets_N)[:, None].to(decoder.device)
+    logprobs, max_logprobs = list[Tensor](), list[Tensor]()
     for begin in range(0, len(targets_N), LOGITS_ROWS):
         rows = slice(begin, begin + LOGITS_ROWS)
         logprobs_RV = decoder.logprobs(hidden_ND[rows])
         logprobs.append(logprobs_RV.gather(1, targets_N1[rows])[:, 0])
         max_logprobs.append(logprobs_RV.amax(dim=1))
-    logprobs_N, max_logprobs_N = (torch.cat(parts).numpy() for parts in (logprobs, max_logprobs))
+    logprobs_N, max_logprobs_N = (torch.cat(parts).cpu().numpy() for parts in (logprobs, max_logprobs))
     return Prediction(
-        keys_ND.float().numpy(), logprobs_N, max_logprobs_N, hidden_ND.float().clone() if hidden else None
+        keys_ND.float().cpu().numpy(), logprobs_N, max_logprobs_N, hidden_ND.float().cpu().clone() if hidden else None
     )
 
 
@@ -122,7 +123,7 @@ class Encoder:
             keys = list[np.ndarray]()
             for place, window in enumerate(windows):
                 with torch.inference_mode():
-                    keys.append(self._decoder.keys(*self._next(window))[0].half().numpy())
+                    keys.append(self._decoder.keys(*self._next(window))[0].half().cpu().numpy())
                 on_window(place)
             yield keys
 
@@ -321,5 +322,5 @@ def key_after(checkpoint: Checkpoint, text: str, window: int | None = None) -> S
             keys_1TD = decoder.keys(torch.tensor([inputs[begin : begin + PASS_TOKENS]]), state)
         if begin + PASS_TOKENS < len(inputs):
             yield None
-    key_1D: np.ndarray = keys_1TD[0, -1:].float().numpy()
+    key_1D: np.ndarray = keys_1TD[0, -1:].float().cpu().numpy()
     return key_1D

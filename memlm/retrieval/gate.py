@@ -73,8 +73,9 @@ def load_gate(folder: Path) -> SpalmGate:
 
 
 def gated(decoder: Decoder, gate: SpalmGate, hidden_QD: Float[Tensor, "Q D"], found: Neighbors) -> Float[Tensor, "Q D"]:
-    """Returns final hidden states after the gate, given their neighbors."""
-    found_QK = torch.from_numpy(found.ids_QK >= 0)
-    values_QK = torch.from_numpy(np.where(found.ids_QK >= 0, found.values_QK, 0).astype(np.int64))
+    """Returns final hidden states after the gate, given their neighbors, on the decoder's device."""
+    device = decoder.device
+    found_QK = torch.from_numpy(found.ids_QK >= 0).to(device)
+    values_QK = torch.from_numpy(np.where(found.ids_QK >= 0, found.values_QK, 0).astype(np.int64)).to(device)
     neighbors_QKD = decoder.output_embedding_VD[values_QK].float()
-    return gate(hidden_QD.float(), neighbors_QKD, found_QK).to(hidden_QD.dtype)
+    return gate.to(device)(hidden_QD.to(device).float(), neighbors_QKD, found_QK).to(hidden_QD.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memlm.errors import InvalidInput
 from memlm.generation.generation import Generation
 from memlm.model.checkpoint import Checkpoint
-from memlm.model.state import row_bytes
+from memlm.model.state_size import row_bytes
 
 MIB = 1 << 20
 

@@ -174,6 +174,7 @@ class JobRunner:
             "path": Path(job.path),
             "model": config.model,
             "dtype": config.dtype,
+            "device": config.device,
             "num_threads": config.index_threads,
             "nice": config.index_nice,
             "log_level": config.log_level,

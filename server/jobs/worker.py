@@ -38,7 +38,8 @@ class Task:
     store: str
     path: Path
     model: Path
-    dtype: str = "float32"
+    dtype: str = "auto"
+    device: str = "auto"
     corpus: tuple[Path, ...] = ()
     glob: str | None = None
     hidden: bool = False
@@ -114,7 +115,9 @@ def _run(task: Task, reporter: _ProgressReporter) -> JobReport:
 
     begin_s = time.monotonic()
     torch.set_num_threads(task.num_threads or torch.get_num_threads())
-    common: dict[str, Any] = {"check": task.check, "dtype": task.dtype, "progress": reporter.progress}
+    common: dict[str, Any] = {
+        "check": task.check, "dtype": task.dtype, "device": task.device, "progress": reporter.progress
+    }  # fmt: skip
     if task.kind == COMPACT:
         done = compact_index(task.path, task.model, purge=task.purge, **common)
         if done.rolled_back_addition:

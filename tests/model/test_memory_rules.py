@@ -125,7 +125,12 @@ def test_04_a_relative_position_depends_on_the_distance_alone(positions):
     for shift in (0, 700):
         place = torch.arange(8)[None] + shift
         mask = AttentionMask(
-            place[:, 5:], place, torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+            place[:, 5:],
+            place,
+            (shift + 5, shift + 8),
+            (shift, shift + 8),
+            torch.zeros(1, 3, dtype=torch.int64),
+            torch.zeros(1, dtype=torch.int64),
         )
         found.append(kind(mask) if positions == "t5" else kind(query, key, mask))
     assert torch.equal(*found)
@@ -469,7 +474,8 @@ def test_gradients_of_positions_equal_finite_differences(positions):
         for parameter in kind.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
     place = torch.arange(5)[None]
-    mask = AttentionMask(place[:, 2:], place, torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    zeros_13, zeros_1 = torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    mask = AttentionMask(place[:, 2:], place, (2, 5), (0, 5), zeros_13, zeros_1)
     query = torch.randn(1, 2, 3, 4).double().requires_grad_()
     key = torch.randn(1, 2, 5, 4).double().requires_grad_()
     names, parameters = zip(*kind.named_parameters(), strict=True)

@@ -260,7 +260,8 @@ def test_a_config_survives_json():
 def test_learned_positions_begin_anew_with_each_segment_wherever_the_document_began():
     decoder = make(WITH_MEMORY["memorizing learned positions"])
     query, tokens = torch.arange(14, 26)[None], torch.zeros(1, 12, dtype=torch.int64)
-    mask = AttentionMask(query, query, torch.full_like(query, 14), torch.zeros(1, dtype=torch.int64))
+    spans = (14, 26), (14, 26)
+    mask = AttentionMask(query, query, *spans, torch.full_like(query, 14), torch.zeros(1, dtype=torch.int64))
     added = decoder.embed(tokens, mask) - decoder.embedding(tokens)
     expected = decoder.positions.weight[[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 0, 1]]
     torch.testing.assert_close(added[0], expected)

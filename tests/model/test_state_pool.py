@@ -14,8 +14,8 @@ from torch import Tensor
 
 from memlm.model import Decoder, DecoderState, ModelConfig, cpu, state_pool
 from memlm.model.pages import Pages
-from memlm.model.state import row_bytes
 from memlm.model.state_pool import StatePool
+from memlm.model.state_size import row_bytes
 
 LONG, SHORT, ROWS = 3000, 40, 8
 PLACE_BYTES = 2 * 2 * 4 * 64 * 4  # layers, keys and values, heads, their width, float32
