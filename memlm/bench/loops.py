@@ -30,7 +30,8 @@ def bench_loops(
     *,
     settings: Mapping[str, Any],
     prompts: int = 100,
-    dtype: str = "float32",
+    dtype: str = "auto",
+    device: str = "auto",
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """`distinct` is the mean share of different runs of 4 tokens in 60 greedy ones, `looping` the share of texts in
@@ -39,7 +40,7 @@ def bench_loops(
 
     `settings` are fields of `RetrievalParams` that replace the datastore's own.
     """
-    with load(model, [store], dtype=dtype) as lm:
+    with load(model, [store], dtype=dtype, device=device) as lm:
         rng = np.random.default_rng(0)
         held = [lm.checkpoint.tokenizer.encode(document.text).tolist() for document in held_out]
         snapshot = lm.engine.stores.model_store().snapshot

@@ -164,7 +164,8 @@ def loops(
     lam: Annotated[float | None, typer.Option(help="Weight of p_kNN (default: as tuned).")] = None,
     k: Annotated[int | None, typer.Option("--k", help="Neighbors (default: as tuned).")] = None,
     knn_temperature: Annotated[float | None, typer.Option(help="Temperature (default: as tuned).")] = None,
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
     """Distinct runs of greedy text and verbatim continuations: the model alone, with memory, with the loop guard."""
@@ -174,7 +175,7 @@ def loops(
     with ConsoleProgress() as progress:
         figures = bench_loops(
             model, store, Corpus(texts), settings={"lam": lam, "k": k, "knn_temperature": knn_temperature},
-            prompts=prompts, dtype=dtype, progress=progress,
+            prompts=prompts, dtype=dtype, device=device, progress=progress,
         )  # fmt: skip
     _print_figures("bench loops", figures, None, json=json)
 
