@@ -15,6 +15,7 @@ help:  ## say what there is to make
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/memlm models pull smollm2 || echo "without smollm2 (98 MB), tests marked real_model are skipped"
 	@touch $@
 
 demo: $(STAMP)  ## run the main job on real text and show the result (four to fourteen minutes)
