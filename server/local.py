@@ -15,18 +15,17 @@ SERVING = "serving "  # the beginning of the line with the address
 
 
 @contextlib.contextmanager
-def started_server(model: Path, *stores: Path, options: Sequence[str] = ()) -> Iterator[str]:
+def started_server(model: str | Path, *stores: Path, options: Sequence[str] = ()) -> Iterator[str]:
     """Runs a server while the block lasts, on any free port, and yields its address.
 
     The server's further output goes to standard error. Raises Unavailable, with the output, if the server ends before
     it serves.
     """
-    command = [sys.executable, "-m", "memlm", "serve", "--model", str(model.resolve()), *options]
+    # -P: a folder called memlm where the command runs is not the package.
+    command = [sys.executable, "-P", "-m", "memlm", "serve", "--model", str(model), *options]
     for store in stores:
-        command += ["--store", str(store.resolve())]
-    process = subprocess.Popen(
-        [*command, "--port", "0"], stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=model.resolve()
-    )
+        command += ["--store", str(store)]
+    process = subprocess.Popen([*command, "--port", "0"], stderr=subprocess.PIPE, text=True, start_new_session=True)
     forwarder: threading.Thread | None = None
     try:
         assert process.stderr is not None

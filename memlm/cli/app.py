@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -63,12 +64,25 @@ app.command(
 @app.command(epilog="Example: memlm demo --out demo")
 def demo(
     out_folder: Annotated[Path, typer.Option("--out", "-o", help="New folder for the demo.")] = Path("memlm-demo"),
-    steps: Annotated[int | None, typer.Option(help="Train for this many steps. Fewer are faster and worse.")] = None,
+    model: options.Model = Path("smollm2"),
+    train: Annotated[bool, typer.Option("--train", help="Train a small model first, and use it.")] = False,
+    steps: Annotated[int | None, typer.Option(help="With --train: train for this many steps.")] = None,
+    keep_serving: Annotated[bool, typer.Option("--keep-serving", help="Leave the server up until Ctrl-C.")] = False,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal demos.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder of an earlier demo.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Train, build, tune, serve and delete on the Python standard library (5 to 14 minutes)."""
+    """Build, tune, serve, teach and forget with a pretrained model (5 minutes; with --train 5 to 14)."""
+    from memlm.cli import demo_pretrained, demo_trained
     from memlm.cli.demo import run_demo
 
-    run_demo(out_folder, steps=steps, seed=seed, overwrite=overwrite, json=json)
+    if steps is not None and not train:
+        raise typer.BadParameter("it needs --train", param_hint="--steps")
+    if train and keep_serving:
+        raise typer.BadParameter("it does not go with --train", param_hint="--keep-serving")
+    job = (
+        partial(demo_trained.run, steps=steps, seed=seed, json=json)
+        if train
+        else partial(demo_pretrained.run, model=model, seed=seed, keep_serving=keep_serving, json=json)
+    )
+    run_demo(out_folder, job, overwrite=overwrite, json=json)

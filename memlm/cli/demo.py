@@ -1,7 +1,6 @@
-"""`memlm demo`: train, build, tune, serve and delete, on the standard library of the running Python.
+"""The frame of `memlm demo`: its folder, its texts, and what happens when it is stopped.
 
-Modules are documents. They are split into training text, datastore text, and held-out text for tuning and testing. The
-results of every step stay in the demo's folder, so that each step can be repeated by hand.
+`demo_pretrained` holds the steps with a pretrained model, `demo_trained` those with a model trained on the spot.
 """
 
 from __future__ import annotations
@@ -10,83 +9,48 @@ import contextlib
 import random
 import shutil
 import signal
-import sys
 import sysconfig
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from memlm.api.generation import Token
-from memlm.api.scoring import Score
-from memlm.cli import render
-from memlm.cli.console import ConsoleProgress, emit_json, err, out, table
-from memlm.client import Client
-from memlm.data.corpus import Corpus
+from rich.console import Console
+
+from memlm.cli.console import err, out
 from memlm.errors import AlreadyExists
-from memlm.evaluation import evaluate
-from memlm.indexing.build import BuildReport, build_index
-from memlm.indexing.tune import TuneReport, tune
-from memlm.language_model import load
-from memlm.server.local import started_server
-from memlm.training.config import PRESETS
-from memlm.training.train import TrainReport, train
+from memlm.indexing.build import BuildReport
 
-STEPS = 900
-PROMPT = "import os\nimport sys\n\n\nclass "
-MAX_TOKENS = 120
-BYTES_OF = {"test": 200_000, "valid": 150_000, "store": 2_000_000, "train": 6_000_000}
-# Not code to learn from: tests, tables of character codes, the generated text of pydoc's topics, packages of others.
-LEFT_OUT = {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "dist-packages", "__pycache__"}
+LIBRARY = Path(sysconfig.get_path("stdlib"))
 MARK = "made-by-memlm-demo"
 
 
-@dataclass(frozen=True, slots=True)
-class DemoReport:
-    """The report of each step, and the total of seconds."""
-
-    training: TrainReport
-    build: BuildReport
-    tuning: TuneReport
-    score: Score
-    top_document: str
-    probability_before: float
-    probability_after: float
-    seconds: float
-
-
 def run_demo(
-    folder: Path, *, steps: int | None = None, seed: int = 0, overwrite: bool = False, json: bool = False
+    folder: Path, steps: Callable[[Path, Console], None], *, overwrite: bool = False, json: bool = False
 ) -> None:
-    """Runs all steps and prints a table. Raises AlreadyExists for an existing folder. Leaves nothing if interrupted."""
-    begin = time.monotonic()
+    """Runs the steps in a new folder. With `json`, standard output is left to the report.
+
+    Raises AlreadyExists for an existing folder. Leaves nothing if interrupted.
+    """
     _make_room(folder, overwrite)
-    say = err if json else out
     try:
         with _terminated_like_interrupted():
-            report = _run(folder, steps or STEPS, seed, say)
+            steps(folder, err if json else out)
     except BaseException:
         shutil.rmtree(folder)
         raise
-    report = replace(report, seconds=time.monotonic() - begin)
-    if json:
-        emit_json(replace(report, training=replace(report.training, losses=report.training.losses[-1:])))
-    else:
-        _print_summary(folder, report)
 
 
-def split_modules(folder: Path, seed: int) -> dict[str, int]:
-    """Copies the library's modules into one folder for each use. Returns the number of modules in each."""
-    library = Path(sysconfig.get_path("stdlib"))
-    modules = [file for file in sorted(library.rglob("*.py")) if not LEFT_OUT & set(file.relative_to(library).parts)]
-    random.Random(seed).shuffle(modules)
-    counts = dict.fromkeys(BYTES_OF, 0)
-    for use, num_bytes in BYTES_OF.items():
+def split_modules(modules: Sequence[Path], folder: Path, num_bytes: Mapping[str, int], seed: int) -> dict[str, int]:
+    """Copies modules of the standard library at random into one folder for each use, until it holds so many bytes.
+
+    Returns the number of modules in each.
+    """
+    left, counts = sorted(modules), dict.fromkeys(num_bytes, 0)
+    random.Random(seed).shuffle(left)
+    for use, most in num_bytes.items():
         copied = 0
-        while modules and copied < num_bytes:
-            module = modules.pop()
-            target = folder / use / module.relative_to(library)
+        while left and copied < most:
+            module = left.pop()
+            target = folder / use / module.relative_to(LIBRARY)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(module, target)
             copied += module.stat().st_size
@@ -94,58 +58,25 @@ def split_modules(folder: Path, seed: int) -> dict[str, int]:
     return counts
 
 
-def _run(folder: Path, steps: int, seed: int, say: Any) -> DemoReport:
-    texts, model, store = folder / "texts", folder / "model", folder / "store"
-    counts = split_modules(texts, seed)
-    split = ", ".join(f"{number} for {use}" for use, number in counts.items())
-    say.print(f"Python {sys.version.split()[0]}'s standard library: {split}.\n")
-
-    say.rule("1. Train a model", align="left")
-    with ConsoleProgress() as progress:
-        config = replace(PRESETS["tiny"], steps=steps, seed=seed)
-        training = train(Corpus([texts / "train"]), model, config, progress=progress)
-    say.print(
-        f"{training.num_parameters:,} parameters, {training.tokens:,} tokens, {training.tokens_per_s:,.0f} tokens/s\n"
+def print_build(built: BuildReport, to: Console) -> None:
+    """Prints the size, the speed and the quality of a datastore."""
+    to.print(
+        f"{built.entries:,} entries of {built.bytes_per_entry:,.0f} bytes, {built.tokens_per_s:,.0f} tokens/s,"
+        f" {built.index}"
     )
-
-    say.rule("2. Build its datastore", align="left")
-    with ConsoleProgress() as progress:
-        built = build_index(model, Corpus([texts / "store"]), store, seed=seed, progress=progress)
-    _print_build(built, say)
-
-    say.rule("3. Tune on held-out modules, test on others", align="left")
-    with ConsoleProgress() as progress:
-        tuning = tune(model, store, Corpus([texts / "valid"]), max_tokens=30_000, progress=progress)
-        with load(model, [store]) as lm:
-            score = evaluate(lm, Corpus([texts / "test"]), progress=progress).total
-    say.print(f"k {tuning.k}, lam {tuning.lam:.3f}, temperature {tuning.temperature:.3g}")
-    say.print(f"bits per byte: model {score.base.bits_per_byte:.4f}, with its datastore {score.bits_per_byte:.4f}\n")
-
-    say.rule("4. Serve the model and generate", align="left")
-    with started_server(model, store) as target, Client(target) as client:
-        client.wait_until_ready()
-        before = render.probability_by_document(_generate(client, seed, say))
-        top_document = before.most_common(1)[0][0] if before else client.search("store", PROMPT, k=1)[0].document_id
-
-        say.rule(f"5. Delete {top_document} and generate again", align="left")
-        deleted = client.datastores.delete_documents("store", [top_document])
-        say.print(f"deleted {deleted.num_documents} document, {deleted.num_entries:,} entries; the same prompt:\n")
-        after = render.probability_by_document(_generate(client, seed, say))
-    say.print(
-        f"{top_document} contributed {before[top_document]:.2f} tokens before, and {after[top_document]:.2f} now.\n"
-    )
-    return DemoReport(training, built, tuning, score, top_document, before[top_document], after[top_document], 0.0)
+    if (quality := built.quality) is not None:
+        to.print(
+            f"against exact search: recall@{quality.k} {quality.recall:.3f}, softmax mass {quality.softmax_mass:.3f},"
+            f" {quality.nats_change:+.4f} ± {quality.nats_change_error:.4f} nats per token"
+        )
+    to.print()
 
 
-def _generate(client: Client, seed: int, say: Any) -> list[Token]:
-    """Streams a continuation, colored by p_kNN, with its sources."""
-    say.print(render.legend())
-    say.print(f"[dim]{PROMPT}[/]", end="")
-    with client.generate(PROMPT, max_tokens=MAX_TOKENS, temperature=0.6, seed=seed, neighbors=64) as tokens:
-        seen = render.stream(tokens, colored=True, to=say)
-    render.print_sources(seen, to=say)
-    say.print()
-    return seen
+def print_commands(title: str, commands: Sequence[str], to: Console = out) -> None:
+    """Prints commands under a title, to be copied."""
+    to.print(f"\n{title}", style="bold")
+    for command in commands:
+        to.print(f"  {command}", markup=False)
 
 
 @contextlib.contextmanager
@@ -169,47 +100,3 @@ def _make_room(folder: Path, overwrite: bool) -> None:
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     (folder / MARK).touch()
-
-
-def _print_build(built: BuildReport, say: Any) -> None:
-    quality = built.quality
-    assert quality is not None  # its keys are kept
-    say.print(
-        f"{built.entries:,} entries of {built.bytes_per_entry:,.0f} bytes, {built.tokens_per_s:,.0f} tokens/s,"
-        f" {built.index};\n"
-        f"against exact search: recall@{quality.k} {quality.recall:.3f}, softmax mass {quality.softmax_mass:.3f},"
-        f" {quality.nats_change:+.4f} ± {quality.nats_change_error:.4f} nats per token\n"
-    )
-
-
-def _print_summary(folder: Path, report: DemoReport) -> None:
-    base, mixed, quality = report.score.base, report.score.figures, report.build.quality
-    assert quality is not None
-    shown = table("held-out modules", "model alone", "with its datastore", title="Results")
-    for name in ("bits_per_byte", "token_perplexity", "word_perplexity"):
-        shown.add_row(name.replace("_", " "), f"{getattr(base, name):,.3f}", f"{getattr(mixed, name):,.3f}")
-    out.print(shown)
-    facts = table("", "")
-    facts.show_header = False
-    facts.add_row("trained on", f"{report.training.tokens:,} tokens, {report.training.tokens_per_s:,.0f}/s")
-    facts.add_row("datastore", f"{report.build.entries:,} entries, {report.build.tokens_per_s:,.0f} tokens/s")
-    facts.add_row("index", f"{report.build.index}, recall {quality.recall:.3f}")
-    facts.add_row(
-        f"{report.top_document} contributed",
-        f"{report.probability_before:.2f} tokens, then {report.probability_after:.2f}",
-    )
-    facts.add_row("total time", f"{report.seconds:.0f} s")
-    out.print(facts)
-    out.print("\nEach step by hand:", style="bold")
-    t, m, s = folder / "texts", folder / "model", folder / "store"
-    for line in (
-        f"memlm train {t}/train --out my-model --steps {report.training.steps}",
-        f"memlm index build {t}/store --model {m} --out my-store",
-        f"memlm index tune {s} {t}/valid --model {m}",
-        f"memlm eval {t}/test --model {m} --store {s}",
-        f"memlm serve --model {m} --store {s}",
-        f"memlm client generate {PROMPT.split()[0]!r} --show-sources",
-        f"memlm client datastore delete store {report.top_document}",
-    ):
-        out.print(f"  {line}", markup=False)
-    out.print(f"\nThe texts, the model and the datastore are in {folder}.", markup=False)

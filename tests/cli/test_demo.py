@@ -8,13 +8,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from memlm.cli.app import app
+from memlm.cli.demo_pretrained import ENDING, FACT_ID
 from memlm.client import Client
 from memlm.errors import Unavailable
+from memlm.model.catalog import MODELS
 from memlm.server.local import started_server
 
 PIPE_BYTES = 65_536
 COMMAND = [sys.executable, "-m", "memlm", "demo", "--out", "demo"]
+TRAINED = [*COMMAND, "--train", "--steps", "12"]
+needs_smollm2 = pytest.mark.skipif(
+    MODELS["smollm2"].path is None, reason="not installed; `memlm models pull smollm2` installs it"
+)
 
 
 def children_of(pid: int) -> list[int]:
@@ -31,11 +39,9 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def stop_when(words: str, number: signal.Signals, folder: Path) -> tuple[int, str]:
-    """Runs the demo until it says some words, and sends it a signal; exit code, and all that it said afterwards."""
-    process = subprocess.Popen(
-        [*COMMAND, "--steps", "12"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+def stop_when(words: str, number: signal.Signals, folder: Path, command: list[str] = TRAINED) -> tuple[int, str]:
+    """Runs the demo until it prints some words, and sends it a signal; exit code, and what it printed afterwards."""
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     for line in process.stdout:
         if words in line:
@@ -67,10 +73,10 @@ def test_stopping_it_at_any_step_leaves_no_file_and_no_process(tmp_path, words):
 
 
 @pytest.mark.slow
-def test_the_whole_demo_shows_what_it_promises_twice_alike(tmp_path):
+def test_the_whole_trained_demo_shows_what_it_promises_twice_alike(tmp_path):
     reports = []
     for _ in range(2):
-        command = [*COMMAND, "--steps", "40", "--json", "--overwrite"]
+        command = [*COMMAND, "--train", "--steps", "40", "--json", "--overwrite"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         reports.append(json.loads(done.stdout))
     first, again = reports
@@ -79,6 +85,39 @@ def test_the_whole_demo_shows_what_it_promises_twice_alike(tmp_path):
     assert first["build"]["quality"]["recall"] > 0.8
     for name in ("score", "top_document", "probability_before"):
         assert first[name] == again[name]
+
+
+@pytest.mark.real_model
+@needs_smollm2
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see what is left behind")
+def test_stopping_the_pretrained_one_leaves_no_file_and_no_process(tmp_path):
+    code, rest = stop_when("1. Build a datastore", signal.SIGINT, tmp_path, COMMAND)
+    assert code == 130
+    assert "Traceback" not in rest
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.real_model
+@needs_smollm2
+def test_a_fact_is_learned_cited_and_forgotten(tmp_path):
+    done = subprocess.run([*COMMAND, "--json"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    report = json.loads(done.stdout)
+    assert report["score"]["knn"]["nll"] < report["score"]["base"]["nll"]
+    before, taught, forgotten = report["before"], report["taught"], report["forgotten"]
+    assert ENDING in taught["text"]
+    assert ENDING not in before["text"]
+    assert taught["sources"][FACT_ID] > 1
+    assert FACT_ID not in forgotten["sources"]
+    assert forgotten == before
+
+
+@pytest.mark.parametrize("options", [["--steps", "3"], ["--train", "--keep-serving"]])
+def test_options_of_the_other_kind_are_refused(tmp_path, options):
+    refused = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo"), *options])
+    assert refused.exit_code == 2
+    assert "--train" in refused.stderr
+    assert not (tmp_path / "demo").exists()
 
 
 def test_a_folder_that_is_no_demos_is_left_alone(tmp_path):
