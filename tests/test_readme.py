@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from texts import make_text
 
 from memlm.model.catalog import MODELS
 
@@ -16,6 +15,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"<!--[^>]*-->\n```(sh|python)\n(.*?)```", README, flags=re.DOTALL)
 
 
+DOCS, PART = Path(__file__).parents[1] / "docs", 1500
 NOTE = "# Gateway\n\nThe gateway listens on port 7443. It forwards requests to the registry.\n"
 
 
@@ -43,11 +43,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     (folder / "notes").mkdir()
     (folder / "notes" / "gateway.md").write_text(NOTE, encoding="utf-8")
-    for number, (name, files) in enumerate({"notes": 4, "heldout": 2, "unseen": 2}.items()):
+    for name, document in {"notes": "service.md", "heldout": "datastore.md", "unseen": "model.md"}.items():
         (folder / name).mkdir(exist_ok=True)
-        for chapter in range(files):
-            text = make_text(10 * number + chapter, 100)
-            (folder / name / f"chapter-{chapter}.txt").write_text(text, encoding="utf-8")
+        text = (DOCS / document).read_text(encoding="utf-8")
+        for part in range(2):
+            (folder / name / f"part-{part}.md").write_text(text[part * PART : (part + 1) * PART], encoding="utf-8")
     return folder
 
 
