@@ -64,7 +64,7 @@ def print_build(built: BuildReport, to: Console) -> None:
         f"{built.entries:,} entries of {built.bytes_per_entry:,.0f} bytes, {built.tokens_per_s:,.0f} tokens/s,"
         f" {built.index}"
     )
-    if (quality := built.quality) is not None:
+    if (quality := built.quality) is not None and quality.queries:  # exact search misses nothing
         to.print(
             f"against exact search: recall@{quality.k} {quality.recall:.3f}, softmax mass {quality.softmax_mass:.3f},"
             f" {quality.nats_change:+.4f} ± {quality.nats_change_error:.4f} nats per token"
