@@ -40,21 +40,25 @@ def run_demo(
 
 
 def split_modules(modules: Sequence[Path], folder: Path, num_bytes: Mapping[str, int], seed: int) -> dict[str, int]:
-    """Copies modules of the standard library at random into one folder for each use, until it holds so many bytes.
+    """Copies modules of the standard library at random into one folder for each use, at most so many bytes of them.
 
     Returns the number of modules in each.
     """
     left, counts = sorted(modules), dict.fromkeys(num_bytes, 0)
     random.Random(seed).shuffle(left)
     for use, most in num_bytes.items():
-        copied = 0
-        while left and copied < most:
-            module = left.pop()
+        copied, passed_over = 0, []
+        for module in left:
+            size = module.stat().st_size
+            if copied + size > most:
+                passed_over.append(module)
+                continue
             target = folder / use / module.relative_to(LIBRARY)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(module, target)
-            copied += module.stat().st_size
+            copied += size
             counts[use] += 1
+        left = passed_over
     return counts
 
 

@@ -32,7 +32,7 @@ from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.server.local import started_server
 
 PACKAGE = "asyncio"
-BYTES_OF = {"test": 15_000, "valid": 15_000, "store": 60_000}
+BYTES_OF = {"store": 60_000, "valid": 20_000, "test": 20_000}
 TUNED_TOKENS = 4_000
 PROMPT = 'class Barrier:\n    """A synchronization primitive'
 MAX_TOKENS = 60
