@@ -129,7 +129,6 @@ def test_info_says_what_a_person_asks_for(capsys, store_folder):
         "manifest",
         "exact distances",
         "not yet: run",
-        "recall@",
     ):
         assert words in shown
 

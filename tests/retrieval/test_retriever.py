@@ -74,7 +74,7 @@ def test_a_weight_of_two_is_the_store_twice(model_folder, halves, tmp_path):
     [
         ({"stores": {"first": 0.0}}, "above 0"),
         ({"stores": {"first": float("nan")}}, "above 0"),
-        ({"stores": "first"}, "expected a list"),
+        ({"stores": "first"}, "expected names in a list"),
         ({"stores": ["first"], "store": "second"}, "either store or stores"),
         ({"min_pointers": -1}, "at least 0"),
         ({"min_pointers": 2}, "within one datastore"),
