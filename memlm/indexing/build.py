@@ -239,27 +239,26 @@ class _Reading:
     def __init__(self, total_bytes: int, progress: Progress) -> None:
         self.entries, self._bytes, self._total_bytes, self._progress = 0, 0.0, total_bytes, progress
         self._block: list[_CorpusWindow] = []
-        self._report(0.0, 0)
+        self._tell(0.0)
 
     def begin(self, block: list[_CorpusWindow]) -> None:
         """Begins a block, of which no window is encoded."""
-        self._block, self._encoded_bytes, self._encoded_entries = block, 0.0, 0
+        self._block, self._encoded_bytes = block, 0.0
 
     def on_window(self, place: int) -> None:
         """Notes an encoded window of the block."""
         self._encoded_bytes += self._block[place].num_bytes
-        self._encoded_entries += len(self._block[place].window.targets_N)
-        self._report(self._bytes + self._encoded_bytes, self.entries + self._encoded_entries)
+        self._tell(self._bytes + self._encoded_bytes)
 
     def end(self) -> None:
         """Notes that the block is written."""
         self.entries += sum(len(each.window.targets_N) for each in self._block)
         self._bytes += sum(each.num_bytes for each in self._block)
-        self._report(self._bytes, self.entries)
+        self._tell(self._bytes)
 
-    def _report(self, num_bytes: float, entries: int) -> None:
+    def _tell(self, num_bytes: float) -> None:
         done = round(num_bytes)
-        self._progress("read", done, max(self._total_bytes, done), f"{entries:,} entries")
+        self._progress("read", done, max(self._total_bytes, done), f"{self.entries:,} entries")
 
 
 def _fill(
