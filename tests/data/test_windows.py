@@ -33,7 +33,7 @@ def test_a_key_has_read_its_document_or_at_least_context_minus_stride():
 
 @pytest.mark.parametrize("stride", [0, 17])
 def test_a_stride_beyond_the_context_is_refused(stride):
-    with pytest.raises(InvalidInput, match="between 1 and the context of 16"):
+    with pytest.raises(InvalidInput, match="between 1 and the window of 16"):
         list(windows_of(np.arange(5), start_id=0, context=16, stride=stride))
 
 

@@ -141,9 +141,9 @@ def test_one_search_a_step_serves_all_that_ask_alike(lm: LanguageModel, monkeypa
     searches, snapshot = [], lm.engine.stores.model_store().snapshot
     search = type(snapshot).search
 
-    def counted(self, queries_QD, k, *, nprobe=None):
+    def counted(self, queries_QD, k, **options):
         searches.append((len(queries_QD), k))
-        return search(self, queries_QD, k, nprobe=nprobe)
+        return search(self, queries_QD, k, **options)
 
     monkeypatch.setattr(type(snapshot), "search", counted)
     batch = Batch(lm.checkpoint, max_sequences=8)

@@ -36,7 +36,7 @@ def other_store(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) ->
     corpus.mkdir()
     for number in range(3):
         (corpus / f"other-{number}.txt").write_text(make_text(100 + number, 60), encoding="utf-8")
-    build_index(model_folder, Corpus([corpus]), corpus.with_name("other-store"))
+    build_index(model_folder, Corpus([corpus]), corpus.with_name("other-store"), check="none")
     return corpus.with_name("other-store")
 
 
