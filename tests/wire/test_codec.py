@@ -335,7 +335,7 @@ def test_nan_is_refused_by_name(name: str) -> None:
     ("record", "field"),
     [
         (params.SamplingParams(max_tokens=2**40), "max_tokens"),
-        (params.SamplingParams(top_k=1.5), "top_k"),  # type: ignore[arg-type]
+        (params.RetrievalParams(store=5), "store"),  # type: ignore[arg-type]
         (params.RetrievalParams(store="\ud800"), "store"),
         (generation.TokenizeRequest(5), "text"),  # type: ignore[arg-type]
         (generation.DetokenizeRequest((2**40,)), "token_ids"),
