@@ -26,7 +26,7 @@ from memlm.model.checkpoint import Checkpoint
 
 BATCH_TOKENS = 1024  # what lies between two layers of a narrow model fits into a core's cache
 PASS_TOKENS = 1024  # of a longer window that takes turns with other work
-DEFAULT_WINDOW = 1024  # tokens: longer windows cost attention, and gain little (docs/log, 2026-11-25)
+DEFAULT_WINDOW = 1024  # tokens: longer windows cost attention; their gain was not measured
 LOGITS_ROWS = 1024  # positions with their log-probabilities over the vocabulary in RAM at once
 
 _T = TypeVar("_T")
