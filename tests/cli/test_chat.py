@@ -27,9 +27,10 @@ from memlm.language_model import LanguageModel, load
 # Every entry counts alike, and texts repeat a letter, so that an answer comes from the document with the most of them.
 GREEDY = ("--temperature", "0", "--max-tokens", "6")
 OPTIONS = (*GREEDY, "--lam", "0.9", "--k", "400", "--knn-temperature", "1e9", "--no-loop-guard")
-# Makes its terminal the controlling one, so that Ctrl-C is a signal.
+# Makes its terminal the controlling one, so that Ctrl-C is a signal, which a shell's background jobs ignore.
 AT_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, sys.argv[1:])
 """
