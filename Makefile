@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/memlm models pull smollm2 || echo "without smollm2 (98 MB), tests marked real_model are skipped"
 	@touch $@
 
-demo: $(STAMP)  ## run the main job on real text and show the result (four to fourteen minutes)
+demo: $(STAMP)  ## run the main job on a pretrained model and show the result (two to five minutes)
 	$(BIN)/memlm demo --out build/demo --overwrite
 
 # Two processes: the tests of one file stay together as long as both have work (worksteal), so that what a module's

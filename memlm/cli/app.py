@@ -72,7 +72,7 @@ def demo(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder of an earlier demo.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Build, tune, serve, teach and forget with a pretrained model (5 minutes; with --train 5 to 14)."""
+    """Build, tune, serve, teach and forget with a pretrained model (2 to 5 minutes; with --train 5 to 14)."""
     from memlm.cli import demo_pretrained, demo_trained
     from memlm.cli.demo import run_demo
 

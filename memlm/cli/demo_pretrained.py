@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ from memlm.server.local import started_server
 PACKAGE = "asyncio"
 BYTES_OF = {"store": 60_000, "valid": 20_000, "test": 20_000}
 TUNED_TOKENS = 4_000
-PROMPT = 'class Barrier:\n    """A synchronization primitive'
+PROMPT = 'class DelayedQueue(Queue):\n    """A subclass of Queue that'
 MAX_TOKENS = 60
 FACT_ID = "quillon-40.md"
 FACT = """\
@@ -83,9 +84,10 @@ def run(
     tuning, score = _tune(checkpoint, texts, store, to)
     del checkpoint
     to.rule("3. Serve it, and continue a text", align="left")
-    with started_server(model, store) as target, Client(target) as client:
+    options = ("--store-dir", str(folder / "served"))  # without one, a server takes no documents
+    with started_server(model, store, options=options) as target, Client(target) as client:
         client.wait_until_ready()
-        tokens_per_s = _continue(client, seed, to)
+        tokens_per_s = _continue(client, to)
         before, taught, forgotten = _teach_and_forget(client, to)
         seconds = time.monotonic() - begin
         report = DemoReport(built, tuning, score, tokens_per_s, before, taught, forgotten, seconds)
@@ -119,11 +121,11 @@ def _tune(checkpoint: Checkpoint, texts: Path, store: Path, to: Console) -> tupl
     return tuning, score
 
 
-def _continue(client: Client, seed: int, to: Console) -> float:
+def _continue(client: Client, to: Console) -> float:
     """Streams a continuation, shaded by p_kNN, with its sources. Returns tokens/s."""
     to.print(render.legend(to))
     to.print(PROMPT, style="dim", markup=False, end="")
-    with client.generate(PROMPT, max_tokens=MAX_TOKENS, temperature=0.6, seed=seed, neighbors=16) as tokens:
+    with client.generate(PROMPT, max_tokens=MAX_TOKENS, temperature=0, neighbors=16) as tokens:
         seen = render.stream(tokens, colored=True, to=to)
     render.print_sources(seen, to=to)
     assert tokens.finished is not None
@@ -158,7 +160,7 @@ def _ask(when: str, client: Client, to: Console) -> Answer:
     cited = ", ".join(f"{document} {share / len(seen):.0%}" for document, share in sources.most_common(2))
     to.print(f"{when}:", style="bold")
     to.print(f"  {QUESTION}", style="dim", markup=False)
-    to.print(f"  {text}", markup=False)
+    to.print(textwrap.indent(text, "  "), markup=False)
     to.print(
         f"  from {cited or 'the model alone'}; p({ENDING!r} after {STATEMENT!r}) = {answer.probability:.2g}\n",
         style="dim",
