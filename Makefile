@@ -25,7 +25,7 @@ demo: $(STAMP)  ## run the main job on a pretrained model and show the result (t
 # tests share is made once.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-test: $(STAMP)  ## run the unit and the server tests (five minutes on two idle cores)
+test: $(STAMP)  ## run the unit and the server tests (five to eleven minutes on two idle cores)
 	$(PYTEST) -m "not (crash or packaging or exhaustive or slow)"
 
 test-rest: $(STAMP)  ## run the crash and the packaging tests
