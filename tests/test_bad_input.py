@@ -187,6 +187,8 @@ def test_the_client_escapes_what_a_server_sends(capsys, hostile_store, model_fol
         assert "forged" in shown
         words = ("client", "generate", "the memory", "--show-sources", "--lam", 0.9, "--max-tokens", 40)
         assert "forged" in run(capsys, *words, "--temperature", 0, *target)[0]
+        with pytest.raises(AssertionError, match="reads none"):
+            run(capsys, *words, "--no-store", *target)
         run(capsys, "client", "datastore", "list", *target)
         run(capsys, "client", "datastore", "info", "store", *target)
 

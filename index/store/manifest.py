@@ -62,6 +62,7 @@ class StoreSpec:
     keep_keys: bool = True
     prune: float | None = None
     start_id: int | None = None
+    model: str | None = None  # a name to show, which need not be the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -371,7 +371,9 @@ def next_segment(manifest: Manifest) -> int:
 def _check_same(built: StoreSpec, requested: StoreSpec, path: Path, but: tuple[str, ...] = ()) -> None:
     old, new = asdict(built), asdict(requested)
     differing = [
-        f"{name} {old[name]!r}, not {new[name]!r}" for name in new if new[name] != old[name] and name not in but
+        f"{name} {old[name]!r}, not {new[name]!r}"
+        for name in new
+        if new[name] != old[name] and name not in ("model", *but)  # a moved model is the same, by its fingerprint
     ]
     if differing:
         raise Incompatible(f"{path} was built with {'; '.join(differing)}: use the same, or another folder")

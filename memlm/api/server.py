@@ -21,6 +21,7 @@ class ModelInfo:
     dtype: str
     model_fingerprint: str
     tokenizer_fingerprint: str
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)

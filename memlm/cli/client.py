@@ -55,6 +55,8 @@ def generate(
     """Continue a prompt on a server."""
     request = with_prompt(request, prompt, file)
     with client_of(target, timeout) as client:
+        if show_sources and not (request.retrieval.use_store and client.datastores.list()):
+            raise typer.BadParameter("--show-sources needs a datastore, and this request reads none")
         print_continuation(client, request, show_sources=show_sources, json=json)
 
 
@@ -104,7 +106,8 @@ def model(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = F
     if json:
         emit_json(info)
         return
-    summary = f"{info.name}: {info.num_parameters:,} parameters, context {info.context_length}, {info.dtype}"
+    summary = f"{info.name}: {info.num_parameters:,} parameters, context {info.context_length}"
+    summary += f", {info.dtype} on {info.device}" if info.device else f", {info.dtype}"
     out.print(one_line(summary), markup=False)
 
 

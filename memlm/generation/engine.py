@@ -58,6 +58,7 @@ class Engine:
             dtype=str(self.checkpoint.decoder.dtype).removeprefix("torch."),
             model_fingerprint=self.checkpoint.fingerprint,
             tokenizer_fingerprint=self.checkpoint.tokenizer.fingerprint,
+            device=str(self.checkpoint.decoder.device),
         )
 
     def start(self, request: StreamRequest, *, request_id: str = "", owner: str = "") -> Steps[Generation]:

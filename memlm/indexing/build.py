@@ -114,6 +114,7 @@ def build_index(
         model_fingerprint=checkpoint.fingerprint,
         tokenizer_fingerprint=checkpoint.tokenizer.fingerprint,
         start_id=checkpoint.tokenizer.start_id,
+        model=checkpoint.path.name,
         context=size.window,
         stride=size.stride,
         index=index,

@@ -187,6 +187,10 @@ def check_fingerprints(manifest: Manifest, *, path: Path, checkpoint: Checkpoint
         )
     if spec.model_fingerprint != checkpoint.fingerprint:
         raise Incompatible(
-            f"the datastore {path} was built by another model (fingerprint {spec.model_fingerprint}) than"
-            f" {checkpoint.path} ({checkpoint.fingerprint}); build it anew, or load the model it was built with"
+            f"the datastore {path} was built by another model ({_named(spec.model, spec.model_fingerprint)}) than"
+            f" {checkpoint.path} (fingerprint {checkpoint.fingerprint}); build it anew, or load the model it was built with"
         )
+
+
+def _named(model: str | None, fingerprint: str) -> str:
+    return f"fingerprint {fingerprint}" if model is None else f"{model}, fingerprint {fingerprint}"

@@ -121,11 +121,12 @@ def test_a_port_in_use_is_told_before_anything_is_loaded(capsys, model_folder):
     assert "choose another port" in err
 
 
-def test_info_says_what_a_person_asks_for(capsys, store_folder):
+def test_info_says_what_a_person_asks_for(capsys, model_folder, store_folder):
     _, shown, _ = memlm(capsys, "index", "info", store_folder)
     for words in (
         "entries of 8 documents",
         "kB in 1 segment",
+        f"{model_folder.name}, keys of",
         "manifest",
         "exact distances",
         "not yet: run",

@@ -416,7 +416,7 @@ class ServerInfo(_message.Message):
     def __init__(self, version: _Optional[str] = ..., needs_token: bool = ..., max_message_bytes: _Optional[int] = ..., max_append_bytes: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., max_session_bytes: _Optional[int] = ..., session_ttl_s: _Optional[float] = ..., max_neighbors: _Optional[int] = ..., max_top_logprobs: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stores: _Optional[int] = ..., max_upload_bytes: _Optional[int] = ..., max_jobs: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_sessions_per_caller: _Optional[int] = ..., max_token_ids: _Optional[int] = ..., max_upload_documents: _Optional[int] = ..., max_unfinished_bytes: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_caller_calls: _Optional[int] = ..., message_timeout_s: _Optional[float] = ..., connection_idle_s: _Optional[float] = ..., max_cache_bytes: _Optional[int] = ..., max_stream_bytes: _Optional[int] = ..., max_event_bytes: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "num_parameters", "vocab_size", "context_length", "dim", "num_layers", "dtype", "model_fingerprint", "tokenizer_fingerprint")
+    __slots__ = ("name", "num_parameters", "vocab_size", "context_length", "dim", "num_layers", "dtype", "model_fingerprint", "tokenizer_fingerprint", "device")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -426,6 +426,7 @@ class Model(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_parameters: int
     vocab_size: int
@@ -435,4 +436,5 @@ class Model(_message.Message):
     dtype: str
     model_fingerprint: str
     tokenizer_fingerprint: str
-    def __init__(self, name: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., dim: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ...) -> None: ...
+    device: str
+    def __init__(self, name: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., dim: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
