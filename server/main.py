@@ -19,7 +19,8 @@ from memlm.errors import InvalidInput
 from memlm.server.config import ServerConfig
 from memlm.server.frontend.auth import Authenticator
 from memlm.server.frontend.interceptor import BuiltinServicesInterceptor
-from memlm.server.frontend.service import Servicer
+from memlm.server.frontend.service import Service
+from memlm.server.frontend.servicer import Servicer
 from memlm.server.frontend.watched_files import WatchedFiles, warn_if_world_readable
 from memlm.server.inference.handle import JOIN_S
 from memlm.server.inference.pool import WorkerPool
@@ -68,10 +69,8 @@ class _Server:
         self._authenticator = Authenticator(config.auth_file)
         self._credentials = server_credentials(config)
         self._tracer = None if config.otlp is None else Tracer(config.otlp)
-        self._servicer = Servicer(
-            self._workers, config, self._authenticator, self._metrics, self._registry, self._tracer
-        )
-        self._metrics_port = MetricsPort(self._metrics.registry, lambda: self._is_ready)
+        self._service = Service(self._workers, config, self._authenticator, self._metrics, self._registry, self._tracer)
+        self._metrics_port = MetricsPort(self._metrics.registry, lambda: self._service.is_ready)
         self._health = health.aio.HealthServicer()
         self._stop_requested, self._stop_forced = asyncio.Event(), asyncio.Event()
 
@@ -92,7 +91,7 @@ class _Server:
             watching, trimming = (
                 asyncio.create_task(work()) for work in (self._watch_health, self._trim_heap_when_idle)
             )
-            self._servicer.jobs.start()
+            self._service.jobs.start()
             on_ready(address)
             await self._stop_requested.wait()
             watching.cancel()
@@ -100,7 +99,7 @@ class _Server:
             return await self._drain(server)
         finally:
             self._metrics_port.close()
-            await self._servicer.jobs.stop()
+            await self._service.jobs.stop()
             if self._tracer is not None:
                 await asyncio.to_thread(self._tracer.close)
             await self._workers.stop(0 if self._stop_forced.is_set() else JOIN_S)
@@ -132,7 +131,7 @@ class _Server:
                 ("grpc.http2.min_ping_interval_without_data_ms", 500 * KEEPALIVE_S),
             ],
         )
-        server.add_generic_rpc_handlers(self._servicer.handlers())
+        server.add_generic_rpc_handlers(Servicer(self._service).handlers())
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*_service_names(), health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         try:
@@ -154,26 +153,21 @@ class _Server:
         """Returns unused RAM to the system after TRIM_AFTER_S without calls."""
         trimmed_at = 0
         while True:
-            before = self._servicer.num_admitted
+            before = self._service.num_admitted
             await asyncio.sleep(TRIM_AFTER_S)
-            if self._servicer.num_admitted == before != trimmed_at and not self._servicer.num_open:
+            if self._service.num_admitted == before != trimmed_at and not self._service.num_open:
                 trimmed_at = before
                 await asyncio.to_thread(trim_heap)
 
-    @property
-    def _is_ready(self) -> bool:
-        """Whether requests are accepted and a worker's loop iterates. A process alone proves nothing."""
-        return self._workers.is_serving and not self._servicer.is_draining
-
     async def _publish_health(self) -> None:
         answer = health_pb2.HealthCheckResponse
-        status = answer.SERVING if self._is_ready else answer.NOT_SERVING
+        status = answer.SERVING if self._service.is_ready else answer.NOT_SERVING
         for name in ("", *_service_names()):
             await self._health.set(name, status)
 
     async def _drain(self, server: grpc.aio.Server) -> int:
         """Refuses new requests and waits for running ones, until `drain_s` or a second signal."""
-        self._servicer.is_draining = True
+        self._service.is_draining = True
         await self._health.enter_graceful_shutdown()
         log.info("draining: %d requests are open", self._workers.num_open)
         with suppress(TimeoutError):

@@ -18,6 +18,7 @@ import grpc
 
 from memlm.errors import DeadlineExceeded, InvalidInput, Overloaded
 from memlm.server.quota import Quota
+from memlm.server.telemetry.calls import Transport
 
 EVICTABLE_AFTER_S = 1.0  # how long a message may take while others wait for its place
 POLL_S = 0.1
@@ -41,7 +42,7 @@ class MessageReader:
         self._readings: dict[_PendingRead, None] = {}  # the oldest first
         self._waiting: dict[asyncio.Future[None], str] = {}
 
-    async def read_message(self, context: grpc.aio.ServicerContext, caller: str) -> bytes:
+    async def read_message(self, transport: Transport, caller: str) -> bytes:
         """Returns the message of a call with one request.
 
         Raises InvalidInput if the call ends without one, DeadlineExceeded after the time limit, and Overloaded if the
@@ -54,7 +55,7 @@ class MessageReader:
                 await self._acquire_slot(caller)
                 self._readings[reading] = None
                 try:
-                    data = await context.read()
+                    data = await transport.read()
                 finally:
                     self._release_slot(reading)
         except TimeoutError:
@@ -65,14 +66,14 @@ class MessageReader:
             raise InvalidInput("the call ended without a message")
         return bytes(data)
 
-    async def read_messages(self, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+    async def read_messages(self, transport: Transport) -> AsyncIterator[bytes]:
         """Yields the messages of a call with many requests. Such calls are bounded by their own quotas, and take no
         slot. Raises DeadlineExceeded for a message that takes too long.
         """
         while True:
             try:
                 async with asyncio.timeout(self._limit_s):
-                    data: Any = await context.read()
+                    data: Any = await transport.read()
             except TimeoutError:
                 raise self._timeout_error() from None
             if data is grpc.aio.EOF:

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Any
-
-import grpc
+from typing import Any, Protocol
 
 from memlm.api.generation import Finished
 from memlm.api.params import StreamRequest
@@ -23,6 +21,22 @@ PHASES = ("queue", "prefill", "decode")
 GRPC_LOGGER = "grpc._cython.cygrpc"  # where grpc.aio logs errors of its own
 
 log = logging.getLogger("memlm.server.calls")
+
+
+class Transport(Protocol):
+    """The connection of one call, as `grpc.aio.ServicerContext` has it."""
+
+    def peer(self) -> str:
+        """The client's address."""
+
+    def invocation_metadata(self) -> Any:
+        """Pairs of lower-case names and values: `authorization`, `traceparent`."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the caller's deadline, None without one."""
+
+    async def read(self) -> Any:
+        """The next message, or `grpc.aio.EOF`."""
 
 
 class Tracer:
@@ -130,10 +144,10 @@ class CallLogger:
         logging.getLogger(GRPC_LOGGER).addFilter(downgrade_disconnects)
 
     @contextmanager
-    def watch(self, name: str, context: grpc.aio.ServicerContext) -> Iterator[CallRecord]:
+    def watch(self, name: str, transport: Transport) -> Iterator[CallRecord]:
         """Yields the record of a call. When the block ends, the call is logged."""
-        call, begin_s = CallRecord(name, peer=context.peer()), time.monotonic()
-        span = self._tracer.span(call, context.invocation_metadata()) if self._tracer else nullcontext()
+        call, begin_s = CallRecord(name, peer=transport.peer()), time.monotonic()
+        span = self._tracer.span(call, transport.invocation_metadata()) if self._tracer else nullcontext()
         with span, self._metrics.call(name) as record_end:
             try:
                 yield call
