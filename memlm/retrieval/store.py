@@ -188,7 +188,8 @@ def check_fingerprints(manifest: Manifest, *, path: Path, checkpoint: Checkpoint
     if spec.model_fingerprint != checkpoint.fingerprint:
         raise Incompatible(
             f"the datastore {path} was built by another model ({_named(spec.model, spec.model_fingerprint)}) than"
-            f" {checkpoint.path} (fingerprint {checkpoint.fingerprint}); build it anew, or load the model it was built with"
+            f" {checkpoint.path} (fingerprint {checkpoint.fingerprint}); build it anew, or load the model that it was"
+            " built with"
         )
 
 
