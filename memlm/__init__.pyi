@@ -30,6 +30,7 @@ from memlm.api.generation import (
     Usage as Usage,
 )
 from memlm.api.scoring import Score as Score, TokenScore as TokenScore, Figures as Figures
+from memlm.api.tracing import Trace as Trace, TracedSpan as TracedSpan
 from memlm.api.server import ModelInfo as ModelInfo, ServerInfo as ServerInfo
 from memlm.api.datastores import StoreInfo as StoreInfo, DeleteReport as DeleteReport
 from memlm.api.sessions import SessionInfo as SessionInfo

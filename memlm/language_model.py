@@ -14,11 +14,12 @@ from memlm.api.chat import ChatRequest, Conversation
 from memlm.api.datastores import DeleteReport, SearchRequest, StoreInfo
 from memlm.api.generation import Completion, Neighbor
 from memlm.api.handles import Session, TokenStream
-from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions
+from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, TraceOptions
 from memlm.api.params import GenerateRequest, RetrievalParams, batch_requests, is_batch, token_ids_of
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo
 from memlm.api.sessions import SessionInfo
+from memlm.api.tracing import Trace, TraceRequest
 from memlm.base.steps import run_steps
 from memlm.data.tokenizer import Tokenizer
 from memlm.generation.batch import complete_all, stream
@@ -198,6 +199,16 @@ class LanguageModel:
         """
         options = {"k": k, "nprobe": nprobe, "by": by, "documents": documents, "where": where}
         return run_steps(self.engine.search(SearchRequest.of(text, store, **options)))
+
+    def trace(self, text: str, store: str | None = None, **options: Unpack[TraceOptions]) -> Trace:
+        """Finds the passages of a text that stand word for word in a datastore, or in all that are loaded
+        (`store=None`), with their documents.
+
+        `options` are the other fields of `TraceRequest`; `documents` may be one string, and `where` values by field.
+        The first trace of a datastore sorts its tokens, which takes some seconds for ten million. Raises InvalidInput
+        if no datastore is loaded.
+        """
+        return run_steps(self.engine.trace(TraceRequest.of(text, store, **options)))
 
     def loglikelihood(
         self, context: str, continuation: str, **retrieval: Unpack[RetrievalOptions]

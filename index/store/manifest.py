@@ -31,7 +31,10 @@ FIRST_MANIFEST = "manifest-000001.json"
 CURRENT = "CURRENT"
 SEGMENTS = "segments"
 JOURNAL = "building.json"
-WORDS = "words.sqlite"  # in a segment's folder, derived from its tokens: no manifest names it
+WORDS, SUFFIXES = (
+    "words.sqlite",
+    "suffixes.bin",
+)  # in a segment's folder, derived from its tokens: no manifest names them
 RESTORE = "restore it from a copy, or build the store anew"
 
 T = TypeVar("T")
@@ -273,7 +276,7 @@ def sweep(path: Path, manifest: Manifest) -> None:
             remove(folder)
             continue
         for file in folder.iterdir():
-            if file.name not in segment.files and file.name != WORDS:
+            if file.name not in segment.files and file.name not in (WORDS, SUFFIXES):
                 remove(file)
 
 

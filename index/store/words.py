@@ -1,9 +1,8 @@
 """The words of a segment, in which phrases are found: derived from its tokens, and disposable.
 
 A store keeps tokens, so the caller gives a function that decodes them. The index is a contentless SQLite FTS5 table of
-overlapping pieces of the documents. It lies beside the segment's files, where no manifest names it: a store is whole
-without it, a missing or foreign one is made anew, and it goes with its segment. Where the folder cannot be written, it
-lives in RAM. Deleted documents stay in it until their segment is compacted, so the caller filters them.
+overlapping pieces of the documents. Where the folder cannot be written, it lives in RAM. It has deleted documents too,
+which the caller filters.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import quote
@@ -20,12 +18,11 @@ from urllib.parse import quote
 import numpy as np
 from jaxtyping import Int64
 
-from memlm.base.files import remove, sync_file, temporary_beside
 from memlm.base.phrases import words_of
 from memlm.errors import Corrupt, MemlmError
-from memlm.index.store.lock import commit_lock
-from memlm.index.store.manifest import WORDS, read_manifest
-from memlm.index.store.segment import DOCUMENTS, VALUES, Segment
+from memlm.index.store.derived import DerivedFile
+from memlm.index.store.manifest import WORDS
+from memlm.index.store.segment import VALUES, Segment
 
 DecodeBytes: TypeAlias = Callable[[list[int]], bytes]
 
@@ -42,14 +39,14 @@ class SegmentWords:
     """
 
     def __init__(self, store: Path, segment: Segment, decode_bytes: DecodeBytes) -> None:
-        self._store, self._segment, self._decode_bytes = store, segment, decode_bytes
-        self._path = store / segment.record.folder / WORDS
+        self._segment, self._decode_bytes = segment, decode_bytes
+        self._file = DerivedFile(store, segment, WORDS)
         self._identity = f"{FORMAT} {segment.record.files[VALUES].checksum} {PIECE_TOKENS} {OVERLAP_TOKENS}"
         sizes = np.diff(segment.starts)
         step = PIECE_TOKENS - OVERLAP_TOKENS
         counts = np.where(sizes > 0, np.maximum(1, -(-(sizes - OVERLAP_TOKENS) // step)), 0)
         self._first_pieces: Int64[np.ndarray, " docs+1"] = np.concatenate([[0], counts.cumsum()])
-        self._done, self._lock, self._temporary = 0, threading.Lock(), temporary_beside(self._path)
+        self._done, self._lock = 0, threading.Lock()
         self._base = self._opened()
         self.is_complete = self._base is not None
 
@@ -75,7 +72,7 @@ class SegmentWords:
             self._done = end
             if end == self.num_pieces:
                 self._base.execute("commit")
-                self._publish()
+                self._file.publish()
                 self.is_complete = True
 
     def pieces(self, phrase: Sequence[str]) -> Iterator[tuple[int, int]]:
@@ -86,7 +83,8 @@ class SegmentWords:
             for (row,) in self._base.execute("select rowid from words where words match ? order by rowid", (query,)):
                 yield int(np.searchsorted(self._first_pieces, row - 1, side="right")) - 1, row - 1
         except sqlite3.DatabaseError as error:
-            raise Corrupt(f"{self._path} is damaged ({error}); remove it, and the next search makes it anew") from error
+            problem = f"{self._file.path} is damaged ({error}); remove it, and the next search makes it anew"
+            raise Corrupt(problem) from error
 
     def text(self, piece: int) -> tuple[str, int, int]:
         """The text of a piece without the words that its ends cut, the first entry row of the piece, and how many
@@ -111,16 +109,15 @@ class SegmentWords:
             if self._base is not None:
                 self._base.close()
             if not self.is_complete:
-                with suppress(OSError):
-                    self._temporary.unlink(missing_ok=True)
+                self._file.discard()
 
     def _opened(self) -> sqlite3.Connection | None:
         """Opens a complete index of this very segment, if there is one."""
-        if not self._path.is_file():
+        if not self._file.path.is_file():
             return None
         base = None
         try:
-            where = f"file:{quote(str(self._path))}?mode=ro&immutable=1"
+            where = f"file:{quote(str(self._file.path))}?mode=ro&immutable=1"
             base = sqlite3.connect(where, uri=True, check_same_thread=False)
             found = base.execute("select identity from origin").fetchone()
             if found == (self._identity,):
@@ -132,14 +129,9 @@ class SegmentWords:
         return None
 
     def _begun(self) -> sqlite3.Connection:
-        """Begins an index under a temporary name, which the next commit sweeps away where a kill leaves it.
-
-        The commit lock excludes a purge: a file of a segment that is gone is never begun.
-        """
         try:
-            with commit_lock(self._store):
-                self._check_current()
-                return self._created(str(self._temporary))
+            with self._file.begun() as temporary:
+                return self._created(str(temporary))
         except (MemlmError, OSError, sqlite3.OperationalError):
             return self._created(":memory:")
 
@@ -156,25 +148,8 @@ class SegmentWords:
         base.execute("begin")
         return base
 
-    def _publish(self) -> None:
-        """Gives the index its name, if the segment is still one of the store. Otherwise this object keeps it alone."""
-        with suppress(MemlmError, OSError):
-            sync_file(self._temporary)
-            with commit_lock(self._store):
-                self._check_current()
-                self._temporary.replace(self._path)
-                return
-        with suppress(OSError):
-            remove(self._temporary)
-
-    def _check_current(self) -> None:
-        """Raises FileNotFoundError unless the newest manifest names the segment."""
-        current = read_manifest(self._store).segments
-        if self._segment.core not in [(each.number, each.files[VALUES], each.files[DOCUMENTS]) for each in current]:
-            raise FileNotFoundError(self._segment.record.folder)
-
     def _restart_in_ram(self) -> None:
         assert self._base is not None
         self._base.close()
-        remove(self._temporary)
+        self._file.discard()
         self._base, self._done = self._created(":memory:"), 0

@@ -83,6 +83,15 @@ class SearchBy(StrEnum):
     WORDS = "words"  # of the texts: the places where they follow each other
 
 
+DOCUMENTS_OPTION = option(
+    "Only documents with this id, in this folder, or matching this glob. Repeatable.", "--document",
+    metavar="ID|FOLDER|GLOB", panel="Filters",
+)  # fmt: skip
+WHERE_OPTION = option(
+    "Only documents with this metadata. Repeatable: all must hold.", metavar="FIELD=VALUE", panel="Filters"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SearchRequest(Request[tuple[Neighbor, ...]]):
     """Finds places in datastores: by `state`, the `k` where the model was in the state in which it is at the end of a
@@ -104,27 +113,13 @@ class SearchRequest(Request[tuple[Neighbor, ...]]):
             "state: where the model was in the same state. words: where these words stand.", metavar="state|words"
         ),
     )
-    documents: tuple[str, ...] = field(
-        default=(),
-        metadata=option(
-            "Only documents with this id, in this folder, or matching this glob. Repeatable.", "--document",
-            metavar="ID|FOLDER|GLOB", panel="Filters",
-        ),
-    )  # fmt: skip
-    where: tuple[str, ...] = field(
-        default=(),
-        metadata=option(
-            "Only documents with this metadata. Repeatable: all must hold.", metavar="FIELD=VALUE", panel="Filters"
-        ),
-    )
+    documents: tuple[str, ...] = field(default=(), metadata=DOCUMENTS_OPTION)
+    where: tuple[str, ...] = field(default=(), metadata=WHERE_OPTION)
 
     def __post_init__(self) -> None:
         RetrievalParams(store=self.store, k=self.k, nprobe=self.nprobe)
         check_choice("by", self.by, SearchBy)
         object.__setattr__(self, "by", SearchBy(self.by))
-        for name in ("documents", "where"):
-            if len(getattr(self, name)) > MAX_FILTERS:
-                raise InvalidInput(f"{name} has {len(getattr(self, name))} filters; at most {MAX_FILTERS}", field=name)
         if self.nprobe is not None and self.by is SearchBy.WORDS:
             raise InvalidInput("nprobe is of a search by state; leave it out, or search by state", field="nprobe")
         self.only  # noqa: B018 - raises for a wrong one
@@ -132,16 +127,29 @@ class SearchRequest(Request[tuple[Neighbor, ...]]):
     @property
     def only(self) -> DocumentFilter:
         """The documents to look at."""
-        return DocumentFilter(self.documents, tuple(parse_fields(self.where).items()))
+        return document_filter(self.documents, self.where)
 
     @classmethod
     def of(cls, text: str, store: str | None, **options: Any) -> SearchRequest:
         """Makes one of keyword arguments, in which `documents` may be one string, and `where` values by field."""
-        documents, where = options.pop("documents", ()), options.pop("where", ())
-        if isinstance(where, Mapping):
-            where = tuple(f"{name}={value}" for name, value in where.items())
-        documents, where = ((each,) if isinstance(each, str) else tuple(each) for each in (documents, where))
-        return cls(text, store, documents=documents, where=where, **options)
+        return cls(text, store, **as_filters(options))
+
+
+def document_filter(documents: Sequence[str], where: Sequence[str]) -> DocumentFilter:
+    """Makes a filter of the fields of a request. Raises InvalidInput for too many, and for a malformed one."""
+    for name, filters in (("documents", documents), ("where", where)):
+        if len(filters) > MAX_FILTERS:
+            raise InvalidInput(f"{name} has {len(filters)} filters; at most {MAX_FILTERS}", field=name)
+    return DocumentFilter(tuple(documents), tuple(parse_fields(where).items()))
+
+
+def as_filters(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments as the fields of a request: `documents` may be one string, `where` values by field."""
+    documents, where = options.get("documents", ()), options.get("where", ())
+    if isinstance(where, Mapping):
+        where = tuple(f"{name}={value}" for name, value in where.items())
+    documents, where = ((each,) if isinstance(each, str) else tuple(each) for each in (documents, where))
+    return {**options, "documents": documents, "where": where}
 
 
 def parse_fields(where: Sequence[str]) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""The keyword options of `generate`, `chat` and `score`, typed, so that editors complete and check them.
+"""The keyword options of `generate`, `chat`, `score` and `trace`, typed, so that editors complete and check them.
 
-They are the fields of SamplingParams, RetrievalParams and StreamRequest, in process and over gRPC alike.
+They are the fields of SamplingParams, RetrievalParams, StreamRequest and TraceRequest, in process and over gRPC alike.
 """
 
 from __future__ import annotations
@@ -38,6 +38,17 @@ class RetrievalOptions(TypedDict, total=False):
     stores: Sequence[str | StoreWeight] | Mapping[str, float]
     min_pointers: int | None
     loop_guard: bool | None
+
+
+class TraceOptions(TypedDict, total=False):
+    """The fields of `TraceRequest`; `documents` may be one string, and `where` values by field."""
+
+    min_tokens: int
+    spans_per_token: float
+    max_documents: int
+    rank_by: str
+    documents: str | Sequence[str]
+    where: Mapping[str, str] | Sequence[str]
 
 
 class AnswerOptions(SamplingOptions, RetrievalOptions, total=False):

@@ -16,6 +16,7 @@ from memlm.cli.eval import evaluate
 from memlm.cli.generate import generate
 from memlm.cli.interruption import InterruptibleGroup
 from memlm.cli.serve import serve as serve_command
+from memlm.cli.trace import trace
 from memlm.cli.train import train as train_command
 
 app = typer.Typer(
@@ -54,6 +55,7 @@ app.command(epilog="Example: memlm train docs/ --out model --minutes 5")(train_c
 app.command("eval", epilog="Example: memlm eval heldout/ --model model --store store")(evaluate)
 app.command(epilog="Example: memlm generate 'def main(' --model model --store store --show-sources")(generate)
 app.command(epilog="Example: memlm chat --model smollm2 --store notes")(chat)
+app.command(epilog="Example: memlm trace --file answer.txt --model smollm2 --store notes")(trace)
 app.command(epilog="Example: memlm calibrate heldout/ --model model --delta 0.1")(calibrate)
 app.command(
     epilog="Example: memlm serve --model model --store store --port 50051",

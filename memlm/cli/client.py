@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,8 +19,9 @@ from memlm.cli.chat import client_chat
 from memlm.cli.client_connection import HERE, Target, Timeout, client_of, connect_with
 from memlm.cli.console import cell, emit_json, out, print_table, table
 from memlm.cli.fields import Overrides, with_fields
-from memlm.cli.generate import print_continuation, with_prompt
+from memlm.cli.generate import print_continuation
 from memlm.cli.render_index import print_neighbors
+from memlm.cli.trace import client_trace
 
 app = typer.Typer(help="Call a running server.", no_args_is_help=True)
 app.add_typer(client_datastores.datastore, name="datastore")
@@ -53,13 +55,14 @@ def generate(
     json: options.Json = False,
 ) -> None:
     """Continue a prompt on a server."""
-    request = with_prompt(request, prompt, file)
+    request = replace(request, prompt=options.read_prompt(prompt, file))
     with client_of(target, timeout) as client:
         if show_sources and not (request.retrieval.use_store and client.datastores.list()):
             raise typer.BadParameter("--show-sources needs a datastore, and this request reads none")
         print_continuation(client, request, show_sources=show_sources, json=json)
 
 
+app.command("trace", epilog="Example: memlm client trace --file answer.txt --target localhost:50051")(client_trace)
 app.command("chat", epilog="Example: memlm client chat --target localhost:50051")(client_chat)
 
 

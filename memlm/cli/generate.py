@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -33,23 +32,13 @@ def generate(
     json: options.Json = False,
 ) -> None:
     """Continue a prompt in this process."""
-    request = with_prompt(request, prompt, file)
+    request = replace(request, prompt=options.read_prompt(prompt, file))
     if show_sources and not (store and request.retrieval.use_store):
         raise typer.BadParameter("--show-sources needs a datastore; give --store FOLDER")
     from memlm.language_model import load
 
     with load(model, store or (), dtype=dtype, device=device) as lm:
         print_continuation(lm, request, show_sources=show_sources, json=json)
-
-
-def with_prompt(request: GenerateRequest, prompt: str | None, file: Path | None) -> GenerateRequest:
-    """The request with its prompt, from the command line, a file or standard input."""
-    if (prompt is None) == (file is None):
-        raise typer.BadParameter("give a prompt, or --file FILE (- is standard input)")
-    if prompt is None or prompt == "-":
-        # Editors end a file with a line end, and so does `echo`, which nobody means to continue.
-        prompt = options.read_text(file or Path("-")).removesuffix("\n")
-    return replace(request, prompt=prompt)
 
 
 def print_continuation(

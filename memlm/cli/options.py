@@ -33,7 +33,11 @@ Prompt = Annotated[
     typer.Argument(metavar="[PROMPT]", help="The text to continue. - is standard input.", show_default=False),
 ]
 PromptFile = Annotated[
-    Path | None, typer.Option("--file", "-f", metavar="FILE", help="Continue a text file. - is standard input.")
+    Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the text from a file. - is standard input.")
+]
+TracedText = Annotated[
+    str | None,
+    typer.Argument(metavar="[TEXT]", help="The text to trace. - is standard input.", show_default=False),
 ]
 Purge = Annotated[
     bool,
@@ -77,6 +81,16 @@ ShowSources = Annotated[
 def given(**options: Any) -> dict[str, Any]:
     """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The text from the command line, a file or standard input, which has to be one of them."""
+    if (prompt is None) == (file is None):
+        raise typer.BadParameter("give a text, or --file FILE (- is standard input)")
+    if prompt is not None and prompt != "-":
+        return prompt
+    # Editors end a file with a line end, and so does `echo`, which nobody means to continue.
+    return read_text(file or Path("-")).removesuffix("\n")
 
 
 def read_text(path: Path) -> str:

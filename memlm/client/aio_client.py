@@ -20,7 +20,7 @@ from memlm.api.aio_handles import AsyncSession, AsyncTokenStream
 from memlm.api.chat import ChatRequest, Conversation
 from memlm.api.datastores import SearchRequest
 from memlm.api.generation import Completion, DetokenizeRequest, Neighbor, TokenizeRequest
-from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions
+from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, TraceOptions
 from memlm.api.params import GenerateRequest, batch_requests, is_batch
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import GetModelRequest, GetServerInfoRequest, ModelInfo, ServerInfo
@@ -32,6 +32,7 @@ from memlm.api.sessions import (
     ListSessionsRequest,
     SessionInfo,
 )
+from memlm.api.tracing import Trace, TraceRequest
 from memlm.client.aio_datastores import AsyncDatastores, AsyncOperations
 from memlm.client.resume import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Tls
 from memlm.wire.limits import DEFAULT_MAX_MESSAGE_BYTES
@@ -182,6 +183,17 @@ class AsyncClient:
         """Finds places in a datastore (None: in all loaded ones), as `LanguageModel.search`."""
         options = {"k": k, "nprobe": nprobe, "by": by, "documents": documents, "where": where}
         return await self._transport.ask(SearchRequest.of(text, store, **options), timeout_s)
+
+    async def trace(
+        self,
+        text: str,
+        store: str | None = None,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[TraceOptions],
+    ) -> Trace:
+        """Finds the passages of a text that stand word for word in datastores, as `LanguageModel.trace`."""
+        return await self._transport.ask(TraceRequest.of(text, store, **options), timeout_s)
 
     async def tokenize(self, text: str, *, timeout_s: float | None = None) -> list[int]:
         """Token ids of a text."""

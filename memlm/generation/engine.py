@@ -14,6 +14,7 @@ from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams, StreamRequest
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo
+from memlm.api.tracing import Trace, TraceRequest
 from memlm.base.steps import Offload, Steps
 from memlm.errors import InvalidInput
 from memlm.generation.generation import Generation
@@ -23,8 +24,9 @@ from memlm.generation.sessions import Sessions
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.encoder import key_after
 from memlm.retrieval.store import OnLost
+from memlm.retrieval.tracing import trace
 
-NO_STORE = "no datastore is loaded, and search needs one; load one"
+NO_STORE = "no datastore is loaded, and this needs one; load one"
 
 
 class Engine:
@@ -90,6 +92,13 @@ class Engine:
             result = yield Offload(partial(retriever.search, key_1D, only=request.only), is_long=True)
             if [store.snapshot for store in retriever.stores] == snapshots:  # no document was deleted meanwhile
                 return retriever.describe(result, request.k)
+
+    def trace(self, request: TraceRequest) -> Steps[Trace]:
+        """Finds the passages of a text that stand in datastores. Raises InvalidInput if no datastore is loaded."""
+        stores = self.stores.model_stores([] if request.store is None else [request.store])
+        if not stores:
+            raise InvalidInput(NO_STORE, field="store")
+        return (yield from trace(stores, request, self.checkpoint.tokenizer))
 
     def _search_words(self, request: SearchRequest) -> Steps[tuple[Neighbor, ...]]:
         stores = self.stores.model_stores([] if request.store is None else [request.store])

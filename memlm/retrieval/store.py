@@ -20,7 +20,9 @@ from memlm.errors import Incompatible
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import Manifest
+from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Place, Snapshot
+from memlm.index.store.suffixes import SegmentSuffixes
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.phrases import Phrases
 
@@ -45,6 +47,7 @@ class ModelStore:
         self.on_lost: OnLost = lambda store, document_ids: None
         self._marks = lru_cache(maxsize=MARKED_DOCUMENTS)(self._count)
         self._phrases = Phrases(checkpoint.tokenizer)
+        self._suffixes = dict[object, SegmentSuffixes]()
 
     @classmethod
     def open(cls, path: str | Path, checkpoint: Checkpoint, name: str = "") -> ModelStore:
@@ -108,19 +111,30 @@ class ModelStore:
                 zeros_K = np.zeros(len(ids_K), np.float32)
                 return self.describe(ids_K, zeros_K, zeros_K - np.inf, snapshot.values(ids_K))
 
+    def suffixes_of(self, segment: Segment) -> SegmentSuffixes:
+        """The suffix array of a segment, which may be incomplete. Forgets those of segments that are gone."""
+        current = {each.core for each in self.snapshot.segments}
+        known: dict[object, SegmentSuffixes] = {core: each for core, each in self._suffixes.items() if core in current}
+        suffixes = known.get(segment.core) or SegmentSuffixes(self.snapshot.path, segment)
+        self._suffixes = known | {segment.core: suffixes}
+        return suffixes
+
     def describe(
         self,
         ids_K: Int64[np.ndarray, " K"],
         distances_K: Float32[np.ndarray, " K"],
         logweights_K: Float32[np.ndarray, " K"],
         values_K: Int64[np.ndarray, " K"],
+        ahead: int = SNIPPET_TOKENS,
     ) -> tuple[Neighbor, ...]:
-        """Describes neighbors: document, line, and the text around each. Missing places are left out."""
+        """Describes neighbors: document, line, and the text around each, up to `ahead` tokens on. Missing places are
+        left out.
+        """
         found_K = ids_K >= 0
         places = self.snapshot.locate(ids_K[found_K])
         if not places:
             return ()
-        passages = self._passages(places)
+        passages = self._passages(places, ahead)
         values = values_K[found_K].tolist()
         rows = zip(distances_K[found_K], logweights_K[found_K], values, places, passages, strict=True)
         return tuple(
@@ -141,7 +155,7 @@ class ModelStore:
             for distance, logweight, value, place, (line_ends, characters, snippet) in rows
         )
 
-    def _passages(self, places: Sequence[Place]) -> list[tuple[int, int, str]]:
+    def _passages(self, places: Sequence[Place], ahead: int) -> list[tuple[int, int, str]]:
         """Returns the line ends and characters before each place in its document, and the text around it.
 
         All places are read at once, each with the MARK_TOKENS before it, because a request for many neighbors shares
@@ -149,7 +163,7 @@ class ModelStore:
         """
         offsets_K = np.array([place.token_offset for place in places])
         first_ids_K, sizes_K = np.array([(place.first_id, place.num_tokens) for place in places]).T
-        steps_W = np.arange(-MARK_TOKENS, SNIPPET_TOKENS)
+        steps_W = np.arange(-MARK_TOKENS, ahead)
         positions_KW = offsets_K[:, None] + steps_W
         ids_KW = first_ids_K[:, None] + positions_KW.clip(0, sizes_K[:, None] - 1)
         tokens_KW = self.snapshot.values(ids_KW.ravel()).reshape(ids_KW.shape)
@@ -159,7 +173,7 @@ class ModelStore:
         line_ends_K = marks_K2[:, 0] + (self._tokenizer.newlines[tokens_KW] * since_mark_KW).sum(axis=1)
         characters_K = marks_K2[:, 1] + (self._tokenizer.characters[tokens_KW] * since_mark_KW).sum(axis=1)
         begins_K = MARK_TOKENS - np.minimum(offsets_K, SNIPPET_TOKENS)
-        ends_K = MARK_TOKENS + np.minimum(sizes_K - offsets_K, SNIPPET_TOKENS)
+        ends_K = MARK_TOKENS + np.minimum(sizes_K - offsets_K, ahead)
         rows = zip(tokens_KW.tolist(), begins_K.tolist(), ends_K.tolist(), strict=True)
         snippets = [self._tokenizer.decode(tokens[begin:end]) for tokens, begin, end in rows]
         return list(zip(line_ends_K.tolist(), characters_K.tolist(), snippets, strict=True))

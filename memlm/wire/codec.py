@@ -23,7 +23,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from memlm.api import chat, datastores, generation, operations, params, scoring, server, sessions
+from memlm.api import chat, datastores, generation, operations, params, scoring, server, sessions, tracing
 from memlm.api.request import Request
 from memlm.errors import InternalError, InvalidInput
 from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
@@ -44,6 +44,7 @@ _MESSAGE_NAMES = {
     "SessionInfo": "Session",
     "NewDocument": "Document",
     "Score": "ScoreResponse",
+    "Trace": "TraceResponse",
     "DeleteReport": "DeleteDocumentsResponse",
     "OperationInfo": "JobMetadata",
     "OperationPage": "ListOperationsResponse",
@@ -65,7 +66,7 @@ def _message_of(record_type: type) -> type[Message] | None:
 
 _MESSAGE_OF: dict[type, type[Message]] = {
     record_type: message_type
-    for module in (params, chat, generation, scoring, server, datastores, sessions, operations)
+    for module in (params, chat, generation, scoring, tracing, server, datastores, sessions, operations)
     for record_type in vars(module).values()
     if is_dataclass(record_type) and isinstance(record_type, type) and (message_type := _message_of(record_type))
 }

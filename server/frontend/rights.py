@@ -154,6 +154,7 @@ RULES: Mapping[str, Rule] = {
     "ListDatastores": _all_stores,
     "GetDatastore": _one_store,
     "Search": _one_store,
+    "Trace": _one_store,
     "DeleteDocuments": _one_store,
     "BuildDatastore": _one_store,
     "AddDocuments": _one_store,

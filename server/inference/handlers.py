@@ -22,6 +22,7 @@ from memlm.api.sessions import (
     GetSessionRequest,
     ListSessionsRequest,
 )
+from memlm.api.tracing import TraceRequest
 from memlm.base.steps import Steps
 from memlm.errors import InvalidInput
 from memlm.generation.batch import Batch
@@ -142,6 +143,8 @@ def answer_steps(engine: Engine, request: Request[Any], owner: str) -> Steps[Any
             return (yield from engine.score(request))
         case SearchRequest():
             return (yield from engine.search(request))
+        case TraceRequest():
+            return (yield from engine.trace(request))
         case TokenizeRequest(text):
             return (yield from engine.checkpoint.tokenizer.pack_steps(text))
         case DetokenizeRequest(token_ids):

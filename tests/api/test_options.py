@@ -8,6 +8,7 @@ import pytest
 
 from memlm.api import options
 from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams, StreamRequest
+from memlm.api.tracing import TraceRequest
 from memlm.errors import InvalidInput
 from memlm.language_model import load
 
@@ -22,6 +23,8 @@ def test_the_typed_options_are_the_fields_of_the_requests():
     assert set(options.SamplingOptions.__annotations__) == sampling
     assert set(options.RetrievalOptions.__annotations__) == retrieval
     assert set(options.ChatOptions.__annotations__) == sampling | retrieval | stream
+    trace = {each.name for each in fields(TraceRequest)}
+    assert set(options.TraceOptions.__annotations__) == trace - {"text", "store"}
     assert set(options.GenerateOptions.__annotations__) == sampling | retrieval | stream | {"prompt_token_ids"}
     assert set(options.ContinueOptions.__annotations__) == set(options.GenerateOptions.__annotations__) - {"session"}
 

@@ -46,8 +46,9 @@ def own_store(store_folder: Path, tmp_path: Path) -> Path:
 
 
 def test_every_command_has_help_with_an_example(capsys):
-    groups = {"": "train eval generate chat demo serve", "index": "build add delete compact verify info search tune",
-              "client": "generate chat score search model info", "client datastore": "list delete",
+    groups = {"": "train eval generate chat trace demo serve",
+              "index": "build add delete compact verify info search tune",
+              "client": "generate chat score search trace model info", "client datastore": "list delete",
               "client session": "create append info list fork delete",
               "bench": "build generate serve load model memory datastore retrieval open"}  # fmt: skip
     for group, commands in groups.items():
@@ -283,6 +284,21 @@ def test_generate_prints_the_text_and_its_sources(capsys, model_folder, store_fo
     assert "share of memory:" in out
     assert "the model" in out
     assert "doc-" in out
+
+
+def test_trace_prints_each_span_with_its_documents(capsys, model_folder, store_folder, corpus_folder):
+    document = corpus_folder / "doc-7.txt"
+    passage = document.read_text(encoding="utf-8")[200:300]
+    words = ["trace", f"zebras {passage} zebra", "--model", model_folder, "--store", store_folder]
+    code, out, _ = memlm(capsys, *words)
+    assert code == 0
+    assert document.name in out
+    assert "1 place" in out
+    code, out, _ = memlm(capsys, *words, "--json")
+    spans = json.loads(out)["spans"]
+    assert [span["places"][0]["document_id"] for span in spans] == [document.name] * len(spans)
+    code, out, _ = memlm(capsys, "trace", "zebra", *words[2:])
+    assert (code, "No passage" in out) == (0, True)
 
 
 def test_a_prompt_comes_from_a_file_or_from_standard_input(capsys, model_folder, tmp_path, monkeypatch):

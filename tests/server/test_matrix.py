@@ -127,11 +127,12 @@ CALLS: dict[str, Callable[[Client, Ground, str], Any]] = {
     "AppendToSession": lambda client, ground, session: client.append_to_session(session, LONG_TEXT[:60_000]),
     "AddDocuments": lambda client, ground, session: client.datastores.add("docs", slow_documents()),
     "Search": lambda client, ground, session: [client.search("docs", LONG_TEXT, k=64) for _ in range(200)],
+    "Trace": lambda client, ground, session: [client.trace(LONG_TEXT, "docs") for _ in range(200)],
     "BuildDatastore": lambda client, ground, session: built_and_stopped(client, ground),
 }
 
 
-OF_THE_WORKER = {"Generate", "Chat", "Score", "AppendToSession", "Search"}
+OF_THE_WORKER = {"Generate", "Chat", "Score", "AppendToSession", "Search", "Trace"}
 
 
 def cancel(client: Client, way: Wire) -> None:
@@ -170,6 +171,7 @@ SAMPLED = {
     ("AppendToSession", cut),
     ("AddDocuments", cancel),
     ("Search", wait),
+    ("Trace", wait),
     ("BuildDatastore", cut),
 }
 

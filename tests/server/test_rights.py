@@ -185,6 +185,7 @@ WAYS: dict[str, Callable[[Client, str, Path], Any]] = {
     "Score": lambda eve, name, corpus: eve.score("the salary", store=name),
     "Score of several": lambda eve, name, corpus: eve.score("the salary", stores={name: 1.0}),
     "Search": lambda eve, name, corpus: eve.search(name, "the salary"),
+    "Trace": lambda eve, name, corpus: eve.trace("the salary of ann is 1234567", name),
     "GetDatastore": lambda eve, name, corpus: eve.datastores.get(name),
     "DeleteDocuments": lambda eve, name, corpus: eve.datastores.delete_documents(name, ["salaries"]),
     "BuildDatastore": lambda eve, name, corpus: eve.datastores.build(name, str(corpus), replace=True),

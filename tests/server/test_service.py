@@ -193,6 +193,9 @@ def test_the_rest_equals_in_process(client: Client, lm: LanguageModel) -> None:
     assert client.datastores.list() == as_shown(lm.stores)
     assert client.search("store", text, k=5) == lm.search("store", text, k=5)
     assert client.search(None, text) == lm.search(None, text)
+    traced = client.trace(f"they say {text}", min_tokens=2, documents=["doc-*"])
+    assert traced == lm.trace(f"they say {text}", min_tokens=2, documents=["doc-*"])
+    assert traced.spans
     chosen = {"by": "words", "documents": ["doc-1.txt", "doc-6*"], "where": {"title": "doc-6.txt"}, "k": 3}
     assert client.search(None, "the", **chosen) == lm.search(None, "the", **chosen)
     assert {place.document_id for place in client.search(None, "the", **chosen)} == {"doc-6.txt"}
@@ -213,6 +216,7 @@ async def test_the_async_client_gives_the_same(server: RunningServer, lm: Langua
         assert await client.get_model() == lm.info
         assert await client.datastores.list() == as_shown(lm.stores)
         assert await client.search(None, text, k=3) == lm.search(None, text, k=3)
+        assert await client.trace(text, min_tokens=2) == lm.trace(text, min_tokens=2)
         with pytest.raises(NotFound, match="nowhere"):
             await client.generate(PROMPT, store="nowhere")
         with pytest.raises(NotFound, match="doc-nope"):

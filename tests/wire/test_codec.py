@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memlm import errors
-from memlm.api import chat, datastores, generation, operations, params, scoring, server, sessions
+from memlm.api import chat, datastores, generation, operations, params, scoring, server, sessions, tracing
 from memlm.api.operations import JobReport, JobState, OperationInfo, OperationPage
 from memlm.api.request import Request
 from memlm.errors import Incompatible, InternalError, InvalidInput, MemlmError, NotFound, Overloaded
@@ -105,6 +105,17 @@ requests = st.one_of(
         maybe(text),
         st.integers(1, params.MAX_NEIGHBORS),
         maybe(st.integers(1, 2**31 - 1)),
+    ),
+    st.builds(
+        tracing.TraceRequest,
+        text,
+        maybe(text),
+        st.integers(2, tracing.MAX_MIN_TOKENS),
+        st.floats(0, 1, exclude_min=True),
+        st.integers(1, tracing.MAX_SPAN_DOCUMENTS),
+        st.sampled_from(tracing.RankBy),
+        st.lists(text, max_size=2).map(tuple),
+        st.sampled_from([(), ("license=mit",)]),
     ),
     st.builds(generation.ResumeGenerationRequest, text, int32),
     st.builds(generation.CancelGenerationRequest, text),
@@ -267,9 +278,19 @@ def test_an_event_comes_out_as_it_went_in(event: generation.GenerationEvent) -> 
         assert tuple(map(codec.from_wire, message.tokens.tokens)) == event
 
 
+traced_span = st.builds(
+    tracing.TracedSpan, int32, int32, int32, text, number, int32, st.lists(neighbor, max_size=2).map(tuple)
+)
+
+
 @given(score)
 def test_a_score_comes_out_as_it_went_in(answer: scoring.Score) -> None:
     assert over_the_wire(scoring.ScoreRequest("text"), answer) == answer
+
+
+@given(st.builds(tracing.Trace, int32, int32, st.lists(traced_span, max_size=3).map(tuple)))
+def test_a_trace_comes_out_as_it_went_in(trace: tracing.Trace) -> None:
+    assert over_the_wire(tracing.TraceRequest("text"), trace) == trace
 
 
 @given(st.lists(store_info, max_size=3), model_info, delete_report, st.lists(neighbor, max_size=3))

@@ -15,11 +15,20 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_TIME: _ClassVar[FinishReason]
+
+class RankBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RANK_BY_UNSPECIFIED: _ClassVar[RankBy]
+    RANK_BY_RARITY: _ClassVar[RankBy]
+    RANK_BY_LENGTH: _ClassVar[RankBy]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_END: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_TIME: FinishReason
+RANK_BY_UNSPECIFIED: RankBy
+RANK_BY_RARITY: RankBy
+RANK_BY_LENGTH: RankBy
 
 class SamplingParams(_message.Message):
     __slots__ = ("max_tokens", "repetition_penalty", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "time_limit_s")
@@ -298,6 +307,54 @@ class ScoreResponse(_message.Message):
     knn_temperature: float
     token_scores: _containers.RepeatedCompositeFieldContainer[TokenScore]
     def __init__(self, tokens: _Optional[int] = ..., words: _Optional[int] = ..., bytes: _Optional[int] = ..., base: _Optional[_Union[Figures, _Mapping]] = ..., knn: _Optional[_Union[Figures, _Mapping]] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., token_scores: _Optional[_Iterable[_Union[TokenScore, _Mapping]]] = ...) -> None: ...
+
+class TraceRequest(_message.Message):
+    __slots__ = ("text", "store", "min_tokens", "spans_per_token", "max_documents", "rank_by", "documents", "where")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MAX_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    RANK_BY_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    store: str
+    min_tokens: int
+    spans_per_token: float
+    max_documents: int
+    rank_by: RankBy
+    documents: _containers.RepeatedScalarFieldContainer[str]
+    where: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, text: _Optional[str] = ..., store: _Optional[str] = ..., min_tokens: _Optional[int] = ..., spans_per_token: _Optional[float] = ..., max_documents: _Optional[int] = ..., rank_by: _Optional[_Union[RankBy, str]] = ..., documents: _Optional[_Iterable[str]] = ..., where: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TraceResponse(_message.Message):
+    __slots__ = ("tokens", "traced_tokens", "spans")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRACED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    traced_tokens: int
+    spans: _containers.RepeatedCompositeFieldContainer[TracedSpan]
+    def __init__(self, tokens: _Optional[int] = ..., traced_tokens: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[TracedSpan, _Mapping]]] = ...) -> None: ...
+
+class TracedSpan(_message.Message):
+    __slots__ = ("begin", "end", "tokens", "text", "rarity", "count", "places")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    RARITY_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    begin: int
+    end: int
+    tokens: int
+    text: str
+    rarity: float
+    count: int
+    places: _containers.RepeatedCompositeFieldContainer[Neighbor]
+    def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., tokens: _Optional[int] = ..., text: _Optional[str] = ..., rarity: _Optional[float] = ..., count: _Optional[int] = ..., places: _Optional[_Iterable[_Union[Neighbor, _Mapping]]] = ...) -> None: ...
 
 class Figures(_message.Message):
     __slots__ = ("nll", "token_perplexity", "word_perplexity", "bits_per_byte")

@@ -60,6 +60,11 @@ class GenerationStub(object):
                 request_serializer=memlm_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=memlm_dot_v1_dot_generation__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_unary(
+                '/memlm.v1.Generation/Trace',
+                request_serializer=memlm_dot_v1_dot_generation__pb2.TraceRequest.SerializeToString,
+                response_deserializer=memlm_dot_v1_dot_generation__pb2.TraceResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/memlm.v1.Generation/Tokenize',
                 request_serializer=memlm_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
@@ -123,6 +128,13 @@ class GenerationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trace(self, request, context):
+        """The passages of a text that stand word for word in datastores, with their documents.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -174,6 +186,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=memlm_dot_v1_dot_generation__pb2.ScoreRequest.FromString,
                     response_serializer=memlm_dot_v1_dot_generation__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Trace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=memlm_dot_v1_dot_generation__pb2.TraceRequest.FromString,
+                    response_serializer=memlm_dot_v1_dot_generation__pb2.TraceResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -331,6 +348,33 @@ class Generation(object):
             '/memlm.v1.Generation/Score',
             memlm_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
             memlm_dot_v1_dot_generation__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memlm.v1.Generation/Trace',
+            memlm_dot_v1_dot_generation__pb2.TraceRequest.SerializeToString,
+            memlm_dot_v1_dot_generation__pb2.TraceResponse.FromString,
             options,
             channel_credentials,
             insecure,
