@@ -32,7 +32,8 @@ def parse_niceness(text: str | int) -> int | str:
 class ServerConfig:
     """The model and datastores that are served, the address, and every limit. Raises InvalidInput for a bad value.
 
-    `port=0` takes any free port. `num_workers` processes each own a copy of the model and its datastores, with
+    `port=0` takes any free port. With `http_port` the same calls are served over HTTP too, to as many connections.
+    `num_workers` processes each own a copy of the model and its datastores, with
     `num_threads` threads (0: all cores, divided among them). A loaded worker that sends no heartbeat for
     `worker_timeout_s` is killed and replaced.
 
@@ -84,6 +85,12 @@ class ServerConfig:
     )
     host: str = field(default="127.0.0.1", metadata=option("Address to listen on.", panel=NETWORK))
     port: int = field(default=50051, metadata=option("Port to listen on. 0: any free port.", panel=NETWORK))
+    http_port: int | None = field(
+        default=None,
+        metadata=option(
+            "Also serve HTTP here: OpenAI's calls, datastores, health and metrics. 0: any free port.", panel=NETWORK
+        ),
+    )
     num_workers: int = field(
         default=1, metadata=option("Inference processes, each with its own model.", panel=PROCESSES)
     )
@@ -266,6 +273,7 @@ class ServerConfig:
             ("max_upload_documents", 1, 1 << 40),
             ("drain_s", 0, 3600),
             ("metrics_port", 0, 65_535),
+            ("http_port", 0, 65_535),
         ):
             check_range(name, getattr(self, name), least=least, most=most)
         if self.index_nice == IDLE:

@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -34,6 +34,9 @@ from memlm.server.telemetry.metrics_port import MetricsPort
 from memlm.wire import codec
 from memlm.wire.limits import DEFAULT_MAX_MESSAGE_BYTES, KEEPALIVE_S
 
+if TYPE_CHECKING:
+    from memlm.server.http.port import HttpPort
+
 HEALTH_PERIOD_S = 0.25
 TRIM_AFTER_S = 5.0
 POLL_S = 0.02
@@ -45,13 +48,13 @@ STOPPED_AT_ONCE = 1  # the exit code after a second signal
 log = logging.getLogger("memlm.server")
 
 
-def serve(config: ServerConfig, on_ready: Callable[[str], None]) -> int:
+def serve(config: ServerConfig, on_ready: Callable[[str, str | None], None]) -> int:
     """Serves until SIGTERM or SIGINT, then drains. A second signal stops at once. Returns the exit code: 0, or 1 after
     a second signal.
 
-    `on_ready` is called with the address once requests are accepted. Raises InvalidInput for an address that is not
-    available, Locked if another server uses a folder, and NotFound, Incompatible or Corrupt for a model or datastore
-    that cannot be loaded.
+    `on_ready` is called with the address, and the URL of the HTTP port if there is one, once requests are accepted.
+    Raises InvalidInput for an address that is not available, Locked if another server uses a folder, and NotFound,
+    Incompatible or Corrupt for a model or datastore that cannot be loaded.
     """
     start_logging(config.log_level, config.log_format)
     raise_file_limit()
@@ -71,15 +74,17 @@ class _Server:
         self._tracer = None if config.otlp is None else Tracer(config.otlp)
         self._service = Service(self._workers, config, self._authenticator, self._metrics, self._registry, self._tracer)
         self._metrics_port = MetricsPort(self._metrics.registry, lambda: self._service.is_ready)
+        self._http_port: HttpPort | None = None
         self._health = health.aio.HealthServicer()
         self._stop_requested, self._stop_forced = asyncio.Event(), asyncio.Event()
 
-    async def run(self, on_ready: Callable[[str], None]) -> int:
+    async def run(self, on_ready: Callable[[str, str | None], None]) -> int:
         """Runs all steps in order. However it ends, no process is left."""
         self._handle_signals()
         if warning := exposure_warning(self._config):
             log.warning(warning)
         _check_address(self._config)
+        self._http_port = _http_port(self._config)
         try:
             if not await _run_until_signal(self._stop_requested, self._workers.start()):
                 return 0
@@ -87,18 +92,23 @@ class _Server:
             if (port := self._config.metrics_port) is not None:
                 await self._metrics_port.start(self._config.host, port)
             await server.start()
+            if self._http_port is not None:
+                await self._service.load_model_info()
+                self._http_port.start(self._service, self._metrics.registry)
             await self._publish_health()
             watching, trimming = (
                 asyncio.create_task(work()) for work in (self._watch_health, self._trim_heap_when_idle)
             )
             self._service.jobs.start()
-            on_ready(address)
+            on_ready(address, None if self._http_port is None else self._http_port.url)
             await self._stop_requested.wait()
             watching.cancel()
             trimming.cancel()
             return await self._drain(server)
         finally:
             self._metrics_port.close()
+            if self._http_port is not None:
+                await self._http_port.stop(0)
             await self._service.jobs.stop()
             if self._tracer is not None:
                 await asyncio.to_thread(self._tracer.close)
@@ -173,7 +183,10 @@ class _Server:
         with suppress(TimeoutError):
             await asyncio.wait_for(_run_until_signal(self._stop_forced, self._wait_until_idle()), self._config.drain_s)
         log.info("stopping: %d requests are cut off", self._workers.num_open)
-        await server.stop(0 if self._workers.num_open else GRACE_S)
+        grace_s = 0 if self._workers.num_open else GRACE_S
+        if self._http_port is not None:
+            await self._http_port.stop(grace_s)
+        await server.stop(grace_s)
         return STOPPED_AT_ONCE if self._stop_forced.is_set() else 0
 
     async def _wait_until_idle(self) -> None:
@@ -194,9 +207,24 @@ async def _run_until_signal(signalled: asyncio.Event, work: Awaitable[None]) -> 
         waiting.cancel()
 
 
+def _http_port(config: ServerConfig) -> HttpPort | None:
+    """The HTTP port, if there is to be one. Raises InvalidInput where the extra is not installed, or the address is not
+    available.
+    """
+    if config.http_port is None:
+        return None
+    try:
+        from memlm.server.http.port import HttpPort
+    except ImportError as error:
+        raise InvalidInput(
+            f"HTTP needs {error.name}, which is not installed; pip install 'memlm[http]'", field="http_port"
+        ) from error
+    return HttpPort(config, _num_connections(config))
+
+
 def _num_connections(config: ServerConfig) -> int:
-    """`max_connections`, limited by the files that the process may open."""
-    limit = max(1, file_limit() - RESERVED_FILES)
+    """`max_connections` of each port, limited by the files that the process may open."""
+    limit = max(1, (file_limit() - RESERVED_FILES) // (1 if config.http_port is None else 2))
     if limit < config.max_connections:
         log.warning(
             "only %d connections fit the limit of open files (%d); raise it (ulimit -Hn, LimitNOFILE), or lower"

@@ -76,6 +76,12 @@ class RunningServer:
         return self.log.read_text()
 
     @property
+    def http_url(self) -> str:
+        """The URL of the HTTP port, which is announced after the address."""
+        wait_until(lambda: "/docs" in self.output)
+        return self.output.split("  HTTP ", 1)[1].split()[0].removesuffix("/v1")
+
+    @property
     def worker_pids(self) -> list[int]:
         """The inference workers, oldest first. Index workers have a higher niceness."""
         return [pid for pid in forked_by(self.process.pid) if not gives_way(pid)]

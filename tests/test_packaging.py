@@ -43,6 +43,7 @@ FLOORS = (
     "server.jobs",
     "server.preload",
     "server.frontend",
+    "server.http",
     "server.main",
     "server.local",
     "bench",
@@ -122,7 +123,7 @@ def test_there_is_no_import_cycle():
         "import memlm.errors, memlm.base.clock, memlm.base.cpu, memlm.base.files, "
         "memlm.base.machine, memlm.base.printable, memlm.base.progress, memlm.base.steps, "
         "memlm.base.storable, memlm.base.version",
-        "import memlm.server.config, memlm.server.frontend.service, memlm.server.main",
+        "import memlm.server.config, memlm.server.frontend.service, memlm.server.main, memlm.server.http.port",
         "import sys; sys.argv = ['memlm', '--help']\nfrom memlm.cli import main\ntry: main()\nexcept SystemExit: pass",
     ],
 )

@@ -49,7 +49,7 @@ def serve(
         bool, typer.Option("--print-config", help="Check the settings, print them, and exit.")
     ] = False,
 ) -> None:
-    """Serve a model and its datastores over gRPC until SIGTERM or Ctrl-C."""
+    """Serve a model and its datastores over gRPC, and HTTP on request, until SIGTERM or Ctrl-C."""
     if print_config:
         emit_json(_without_passwords(config))
         return
@@ -62,14 +62,14 @@ def serve(
 
     from memlm.server.main import serve as run
 
-    def announce(address: str) -> None:
-        for line in announcement(config, address):
+    def announce(address: str, http_url: str | None) -> None:
+        for line in announcement(config, address, http_url):
             err.print(one_line(line), markup=False)
 
     raise typer.Exit(run(config, announce))
 
 
-def announcement(config: ServerConfig, address: str) -> list[str]:
+def announcement(config: ServerConfig, address: str, http_url: str | None = None) -> list[str]:
     """What a server says once it accepts requests: what it serves, where, its limits, and a command to try."""
     host = "localhost" if config.host in ("127.0.0.1", "::1", "0.0.0.0", "::") else config.host
     target = f"{host}:{address.rpartition(':')[2]}"
@@ -83,6 +83,8 @@ def announcement(config: ServerConfig, address: str) -> list[str]:
         f" {format_bytes(config.max_session_bytes)} of sessions",
         f"  security    {', '.join(security)}",
     ]
+    if http_url is not None:
+        lines.append(f"  HTTP        {http_url}/v1 for OpenAI clients, {http_url}/docs for the calls")
     if config.metrics_port is not None:
         lines.append(f"  metrics     http://{host}:{config.metrics_port}/metrics")
     option = "" if target == "localhost:50051" else f" --target {target}"

@@ -34,7 +34,7 @@ from memlm.api.operations import (
     WaitOperationRequest,
 )
 from memlm.api.params import StreamRequest
-from memlm.api.server import GetServerInfoRequest, ServerInfo
+from memlm.api.server import GetModelRequest, GetServerInfoRequest, ModelInfo, ServerInfo
 from memlm.api.sessions import AppendToSessionRequest
 from memlm.base.version import __version__
 from memlm.errors import InternalError, InvalidInput, MemlmError, Unavailable
@@ -100,8 +100,25 @@ class Service:
         self._open = Quota("open calls", sys.maxsize, config.max_caller_calls)
         self._appends = append_quota(config)
         self._reader = MessageReader(config.max_receiving, share_of(config.max_receiving), config.message_timeout_s)
+        self._model: ModelInfo | None = None
         self.is_draining = False
         self.num_admitted = 0
+
+    async def load_model_info(self) -> None:
+        """Asks a worker for the model's description. It stays the same while the server runs."""
+        self._model = await self._workers.answer(GetModelRequest(), internal=True)
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model's description, after `load_model_info`."""
+        assert self._model is not None
+        return self._model
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names that mean the served model. The first is the one to show."""
+        given = self.config.model
+        return given.name, self.model.name, str(given)
 
     @property
     def is_ready(self) -> bool:
@@ -137,6 +154,10 @@ class Service:
                     raise InternalError(bug) from error
         except MemlmError as error:
             raise self._rights.redact_error(stores, error) from error
+
+    def check_token(self, transport: Transport) -> None:
+        """Raises Unauthenticated for a request, to what is no call of the contract, without a token that is known."""
+        self._authenticator.authenticate(transport.invocation_metadata())
 
     @contextmanager
     def _admitted(self, record: CallRecord, transport: Transport) -> Iterator[Principal]:

@@ -1,0 +1,208 @@
+"""Events of a generation -> the parts of OpenAI's answers: text, log-probabilities, and the memory's figures.
+
+Tokens are read from the bytes in which the worker sent them, since most of what a stream costs is the work for each.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memlm.api.generation import Accepted, Finished, FinishReason
+from memlm.api.scoring import TokenScore
+from memlm.server.http.openai import AnswerForm
+from memlm.v1 import generation_pb2
+
+IMPOSSIBLE = -9999.0  # OpenAI's log-probability of what cannot be, since JSON has no infinity
+_REASONS = {
+    FinishReason.END: "stop",
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TIME: "length",
+}
+
+
+def tokens_in(event: tuple[bytes, ...]) -> Sequence[generation_pb2.Token]:
+    """The tokens of an event."""
+    return generation_pb2.Tokens.FromString(b"".join(event)).tokens
+
+
+@dataclass(slots=True)
+class ChoiceAnswer:
+    """What has come of one choice, or, in a stream, since its last event."""
+
+    index: int
+    form: AnswerForm
+    text: str = ""
+    logprobs: dict[str, list[Any]] | None = None
+    memory: dict[str, Any] | None = None
+    finish_reason: str | None = None
+    _offset: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets what was sent."""
+        self.text = ""
+        if self.form.num_logprobs is not None:
+            names = (
+                ("content", "refusal")
+                if self.form.is_chat
+                else ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+            )
+            self.logprobs = {name: [] for name in names}
+        if self.form.shows_memory:
+            self.memory = {"tokens": []}
+
+    def add_echo(self, text: str, scores: Sequence[TokenScore], first: str | None) -> None:
+        """Adds the prompt. `first` is the text of a first token that is only read."""
+        self.text += text
+        if self.logprobs is not None:
+            if first is not None:
+                self._add_logprob(first, None, None)
+            for score in scores:
+                self._add_logprob(score.text, finite(score.logprob), None)
+
+    def add_accepted(self, accepted: Accepted) -> None:
+        if self.memory is not None:
+            names = ("seed", "store", "k", "lam", "knn_temperature")
+            self.memory |= {name: getattr(accepted, name) for name in names}
+
+    def add_tokens(self, tokens: Sequence[generation_pb2.Token]) -> None:
+        self.text += "".join([token.text for token in tokens])
+        if self.logprobs is not None:
+            for token in tokens:
+                if self.form.is_chat:
+                    self.logprobs["content"].append(_chat_logprob(token))
+                else:
+                    self._add_logprob(
+                        _legacy_text(token.raw), finite(token.logprob), _top_logprobs(token), len(token.text)
+                    )
+        if self.memory is not None:
+            self.memory["tokens"] += map(_memory_token, tokens)
+
+    def add_finished(self, finished: Finished) -> None:
+        self.finish_reason = _REASONS[finished.reason]
+
+    def _add_logprob(
+        self, text: str, logprob: float | None, top: dict[str, float] | None, size: int | None = None
+    ) -> None:
+        assert self.logprobs is not None
+        for name, value in zip(self.logprobs, (text, logprob, top, self._offset), strict=True):
+            self.logprobs[name].append(value)
+        self._offset += len(text) if size is None else size
+
+    def whole(self) -> dict[str, Any]:
+        """The choice of an answer that is no stream."""
+        content = {"message": {"role": "assistant", "content": self.text}} if self.form.is_chat else {"text": self.text}
+        return self._choice(content)
+
+    def event(self, *, first: bool = False) -> bytes:
+        """A server-sent event with what has come since the last one."""
+        if self.form.is_chat:
+            delta = (
+                {"role": "assistant", "content": self.text} if first else {"content": self.text} if self.text else {}
+            )
+            content: dict[str, Any] = {"delta": delta}
+        else:
+            content = {"text": self.text}
+        data = server_sent({**self.form.head, "choices": [self._choice(content)]})
+        self.clear()
+        return data
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether an event would tell nothing."""
+        has_details = self.logprobs is not None or self.memory is not None
+        return not self.text and self.finish_reason is None and not has_details
+
+    def _choice(self, content: dict[str, Any]) -> dict[str, Any]:
+        logprobs: Any = self.logprobs
+        if self.form.is_chat and logprobs is not None:
+            logprobs = {"content": logprobs["content"], "refusal": None}
+        choice = {"index": self.index, **content, "logprobs": logprobs, "finish_reason": self.finish_reason}
+        return choice if self.memory is None else {**choice, "memory": self.memory}
+
+
+def usage_of(prompt_tokens: int, generated_tokens: int) -> dict[str, int]:
+    """The usage of an answer."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": generated_tokens,
+        "total_tokens": prompt_tokens + generated_tokens,
+    }
+
+
+def server_sent(value: Any) -> bytes:
+    """A server-sent event."""
+    return b"data: " + json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def finite(logprob: float) -> float:
+    """A log-probability, as JSON can hold it."""
+    return max(IMPOSSIBLE, logprob)
+
+
+def neighbor_of(neighbor: generation_pb2.Neighbor) -> dict[str, Any]:
+    """A neighbor as an object."""
+    return {
+        "store": neighbor.store,
+        "document_id": neighbor.document_id,
+        "title": neighbor.title,
+        "token_offset": neighbor.token_offset,
+        "char_offset": neighbor.char_offset,
+        "line": neighbor.line,
+        "token_id": neighbor.token_id,
+        "token_text": neighbor.token_text,
+        "distance": neighbor.distance,
+        "weight": neighbor.weight,
+        "snippet": neighbor.snippet,
+        "metadata": json.loads(neighbor.metadata or "{}"),
+    }
+
+
+def _memory_token(token: generation_pb2.Token) -> dict[str, Any]:
+    """The memory's part in a token. `knn_logprob` is null where nothing was retrieved, or no neighbor has the token."""
+    knn_logprob = token.knn_logprob if token.HasField("knn_logprob") and token.knn_logprob > -math.inf else None
+    share = 0.0 if knn_logprob is None else min(1.0, token.lam * math.exp(knn_logprob - token.logprob))
+    return {
+        "id": token.id,
+        "text": token.text,
+        "lam": token.lam,
+        "memory_share": share,
+        "logprob": finite(token.logprob),
+        "lm_logprob": finite(token.lm_logprob),
+        "knn_logprob": knn_logprob,
+        "neighbors": [neighbor_of(each) for each in token.neighbors],
+    }
+
+
+def _chat_logprob(token: generation_pb2.Token) -> dict[str, Any]:
+    entry = _entry(token.raw.decode(errors="replace"), token.logprob, token.raw)
+    top = [_entry(each.text, each.logprob, each.text.encode()) for each in token.top_logprobs]
+    return {**entry, "top_logprobs": top}
+
+
+def _entry(text: str, logprob: float, data: bytes) -> dict[str, Any]:
+    return {"token": text, "logprob": finite(logprob), "bytes": list(data)}
+
+
+def _top_logprobs(token: generation_pb2.Token) -> dict[str, float] | None:
+    """The likely tokens by their texts, and the drawn one, as OpenAI has them."""
+    if not token.top_logprobs:
+        return None
+    found = {each.text: finite(each.logprob) for each in token.top_logprobs}
+    found.setdefault(_legacy_text(token.raw), finite(token.logprob))
+    return found
+
+
+def _legacy_text(data: bytes) -> str:
+    """A token's text, or its bytes where they are none."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

@@ -1,0 +1,133 @@
+"""The application of the HTTP port: routes, errors, health, metrics, pages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Mount, Route, Router
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+from memlm.errors import InternalError, MemlmError, NotFound
+from memlm.server.frontend.service import Service
+from memlm.server.http.endpoints import ENDPOINTS, Handler
+from memlm.server.http.errors import NotAllowed, body_of, headers_of, status_of
+from memlm.server.http.exchange import Exchange
+from memlm.server.http.openapi import docs_page, openapi_document
+
+PLAYGROUND = Path(__file__).parent / "playground"
+HTML = "text/html; charset=utf-8"
+SAFE = ("GET", "HEAD")
+# No page of this port loads anything from elsewhere, or is shown inside another site's.
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+}
+
+log = logging.getLogger("memlm.server")
+
+
+class HttpApp:
+    """The ASGI application."""
+
+    def __init__(self, service: Service, registry: CollectorRegistry) -> None:
+        self._service, self._registry = service, registry
+        self._document = json.dumps(openapi_document()).encode()
+        self._router = Router(self._routes(), redirect_slashes=False, default=_not_found)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:  # of a static file
+            refusal = (
+                NotFound(f"no page {scope['path'][:200]!r}") if error.status_code == 404 else NotAllowed("only GET")
+            )
+            await _refuse(Exchange(self._service.config, scope, receive, send), refusal)
+
+    def _routes(self) -> list[BaseRoute]:
+        plain: dict[str, Handler] = {
+            "/health": _health,
+            "/readyz": _health,
+            "/livez": _alive,
+            "/metrics": self._metrics,
+            "/openapi.json": self._openapi,
+            "/docs": _docs,
+        }
+        methods: dict[str, dict[str, Handler]] = {path: {"GET": handler} for path, handler in plain.items()}
+        for endpoint in ENDPOINTS:
+            methods.setdefault(endpoint.path, {})[endpoint.method] = endpoint.handler
+        routes: list[BaseRoute] = [Route(path, _Methods(self._service, each)) for path, each in methods.items()]
+        if PLAYGROUND.is_dir():
+            routes.append(Mount("/", StaticFiles(directory=PLAYGROUND, html=True)))
+        else:
+            routes.append(Route("/", _Methods(self._service, {"GET": _docs})))
+        return routes
+
+    async def _metrics(self, service: Service, exchange: Exchange) -> None:
+        service.check_token(exchange)
+        encode, kind = choose_encoder(exchange.headers.get("accept", ""))
+        await exchange.reply(await asyncio.to_thread(encode, self._registry), content_type=kind)
+
+    async def _openapi(self, service: Service, exchange: Exchange) -> None:
+        await exchange.reply(self._document)
+
+
+class _Methods:
+    """The methods of one path, as an ASGI application."""
+
+    def __init__(self, service: Service, handlers: dict[str, Handler]) -> None:
+        self._service, self._handlers = service, handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(self._service.config, scope, receive, send)
+        handler = self._handlers.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        try:
+            if handler is None:
+                allowed = ", ".join(self._handlers)
+                raise NotAllowed(f"{scope['path'][:200]} takes {allowed}, and not {scope['method'][:20]}")
+            if scope["method"] in SAFE:
+                exchange.watch()
+            else:
+                exchange.check_site()
+            await handler(self._service, exchange)
+        except MemlmError as error:
+            await _refuse(exchange, error)
+        except asyncio.CancelledError:
+            pass  # the client has left, or the server stops; the call has been recorded
+        except Exception:
+            log.exception("a request to %s failed", scope["path"])
+            await _refuse(exchange, InternalError("a bug in the server; its log has the details"))
+        finally:
+            exchange.close()
+
+
+async def _refuse(exchange: Exchange, error: MemlmError) -> None:
+    if not (exchange.has_begun or exchange.is_abandoned):
+        await exchange.reply_json(body_of(error), status_of(error), headers_of(error))
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    raise HTTPException(404)
+
+
+async def _health(service: Service, exchange: Exchange) -> None:
+    """Whether requests are accepted and a worker answers them."""
+    is_ready = service.is_ready
+    await exchange.reply_json({"status": "serving" if is_ready else "not serving"}, 200 if is_ready else 503)
+
+
+async def _alive(service: Service, exchange: Exchange) -> None:
+    """Whether the front end answers."""
+    await exchange.reply_json({"status": "alive"})
+
+
+async def _docs(service: Service, exchange: Exchange) -> None:
+    await exchange.reply(docs_page().encode(), content_type=HTML, headers=PAGE_HEADERS)

@@ -1,0 +1,284 @@
+"""The schemas of request bodies and of the URL's parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memlm.api.datastores import CHECKS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
+from memlm.api.params import MAX_NEIGHBORS, MAX_SEED, MAX_STOP_STRINGS, MAX_STORES, MAX_TOKEN_IDS, MAX_TOP_LOGPROBS
+from memlm.server.http.schema import INT32, Schema
+
+MAX_PROMPTS, MAX_CHOICES = 2048, 128
+DEFAULT_MAX_TOKENS = 16  # of completions, as OpenAI has it
+
+
+def _whole(description: str, least: int = 0, most: int = INT32) -> Schema:
+    return {"type": "integer", "minimum": least, "maximum": most, "description": description}
+
+
+def _number(description: str, **bounds: float) -> Schema:
+    return {"type": "number", **bounds, "description": description}
+
+
+def _text(description: str) -> Schema:
+    return {"type": "string", "description": description}
+
+
+def _switch(description: str) -> Schema:
+    return {"type": "boolean", "description": description}
+
+
+def _object(properties: dict[str, Schema], required: tuple[str, ...] = (), description: str = "") -> Schema:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+        **({"description": description} if description else {}),
+    }
+
+
+def _unsupported(neutral: Schema, description: str = "Not supported.") -> Schema:
+    return {**neutral, "x-unsupported": True, "description": description}
+
+
+TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32}, "minItems": 1}
+
+MEMORY = _object(
+    {
+        "stores": {
+            "anyOf": [
+                {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STORES},
+                {"type": "object", "additionalProperties": {"type": "number"}},
+            ],
+            "x-expected": "names of datastores in a list, or weights by name",
+            "description": "Datastores to search: names, or weights by name. Left out: all. []: the model alone.",
+        },
+        "k": _whole("Neighbors to retrieve.", 1, MAX_NEIGHBORS),
+        "lam": _number("Weight of p_kNN in the mixture. 0 is the model alone.", minimum=0, maximum=1),
+        "knn_temperature": _number("Temperature of the softmax over squared distances. Above 0."),
+        "nprobe": _whole("Inverted lists to search.", 1),
+        "spalm": _switch("Mix by the model's trained gate."),
+        "min_pointers": _whole("Follow pointers in place of a search where there are this many. 0: always search."),
+        "loop_guard": _switch("Keep memory from repeating a run of the last tokens."),
+        "neighbors": _whole("Nearest neighbors reported with each token.", 0, MAX_NEIGHBORS),
+    },
+    description="The memory's share in the answer. With this object, {} too, the answer reports its figures.",
+)
+
+_SAMPLING: dict[str, Schema] = {
+    "temperature": _number("0 is greedy. Left out: the model's default, else 1.", minimum=0),
+    "top_p": _number("Sample from the likeliest tokens that hold this mass. Above 0.", maximum=1),
+    "top_k": _whole("Sample from the k likeliest tokens.", 1),
+    "min_p": _number("Drop tokens below this share of the likeliest token's probability.", minimum=0, maximum=1),
+    "repetition_penalty": _number("Above 1 makes repeated tokens less likely. Above 0."),
+    "seed": _whole("Equal seeds give equal answers. Choice n has seed + n.", 0, MAX_SEED),
+    "stop": {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOP_STRINGS},
+        ],
+        "x-expected": "a string, or strings in a list",
+        "description": "The text ends before the first of these.",
+    },
+}
+_COMMON: dict[str, Schema] = {
+    "model": _text("The id of /v1/models."),
+    **_SAMPLING,
+    "n": _whole("Answers to each prompt.", 1, MAX_CHOICES),
+    "stream": _switch("Send events as they come."),
+    "stream_options": _object(
+        {
+            "include_usage": _switch("Send one more event, with the usage."),
+            "include_obfuscation": _unsupported({"type": "boolean", "enum": [False]}),
+        },
+        description="Goes with stream.",
+    ),
+    "user": _text("Accepted, and without effect."),
+    "memory": MEMORY,
+    "frequency_penalty": _unsupported({"type": "number", "enum": [0]}),
+    "presence_penalty": _unsupported({"type": "number", "enum": [0]}),
+    "logit_bias": _unsupported({"type": "object", "maxProperties": 0}),
+}
+
+COMPLETION = _object(
+    {
+        "prompt": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS},
+                {**TOKEN_IDS, "maxItems": MAX_TOKEN_IDS},
+                {"type": "array", "items": TOKEN_IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
+            ],
+            "x-expected": f"a text, token ids in a list, or a list of up to {MAX_PROMPTS} of these",
+            "description": "A text, token ids, or a list of texts or of lists of token ids.",
+        },
+        "max_tokens": _whole("Maximum number of tokens. 0 goes with echo. Left out: 16."),
+        "logprobs": _whole("Report log-probabilities, and this many likely tokens.", 0, MAX_TOP_LOGPROBS),
+        "echo": _switch("Begin the answer with the prompt."),
+        **_COMMON,
+        "best_of": _unsupported({"type": "integer", "enum": [1]}),
+        "suffix": _unsupported({"type": "string", "enum": [""]}),
+    },
+    ("model", "prompt"),
+)
+
+_MESSAGE = _object(
+    {
+        "role": _text("system, user, assistant, or another role that the model's template knows."),
+        "content": {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "items": _object(
+                        {"type": {"type": "string", "enum": ["text"]}, "text": _text("")}, ("type", "text")
+                    ),
+                },
+            ],
+            "x-expected": "a text, or parts of the type text",
+            "description": "A text, or parts of the type text.",
+        },
+        "name": _unsupported({"type": "string", "enum": [""]}),
+        "refusal": _unsupported({"type": "string", "enum": [""]}),
+        "tool_calls": _unsupported({"type": "array", "maxItems": 0}),
+        "tool_call_id": _unsupported({"type": "string", "enum": [""]}),
+    },
+    ("role", "content"),
+)
+
+CHAT = _object(
+    {
+        "messages": {"type": "array", "items": _MESSAGE, "minItems": 1, "description": "The conversation."},
+        "max_completion_tokens": _whole("Maximum number of tokens. Left out: the room in the context.", 1),
+        "max_tokens": _whole("The older name of max_completion_tokens.", 1),
+        "logprobs": _switch("Report log-probabilities."),
+        "top_logprobs": _whole("Report this many likely tokens too. Goes with logprobs.", 0, MAX_TOP_LOGPROBS),
+        **_COMMON,
+        "tools": _unsupported({"type": "array", "maxItems": 0}),
+        "tool_choice": _unsupported({"type": "string", "enum": ["none", "auto"]}),
+        "parallel_tool_calls": _unsupported({"type": "boolean", "enum": [True, False]}),
+        "functions": _unsupported({"type": "array", "maxItems": 0}),
+        "function_call": _unsupported({"type": "string", "enum": ["none", "auto"]}),
+        "response_format": _unsupported(
+            _object({"type": {"type": "string", "enum": ["text"], "x-unsupported": True}}, ("type",)), "Only text."
+        ),
+        "modalities": _unsupported({"type": "array", "items": {"type": "string", "enum": ["text"]}}, "Only text."),
+        "audio": _unsupported({"type": "object", "maxProperties": 0}),
+        "prediction": _unsupported({"type": "object", "maxProperties": 0}),
+        "reasoning_effort": _unsupported({"type": "string", "enum": ["none"]}),
+        "verbosity": _unsupported({"type": "string", "enum": ["medium"]}),
+        "service_tier": _unsupported({"type": "string", "enum": ["auto", "default"]}),
+        "store": _unsupported({"type": "boolean", "enum": [False]}),
+        "metadata": _unsupported({"type": "object", "maxProperties": 0}),
+        "web_search_options": _unsupported({"type": "object", "maxProperties": 0}),
+    },
+    ("model", "messages"),
+)
+
+TOKENIZE = _object(
+    {
+        "prompt": _text("The text."),
+        "model": _text("The id of /v1/models."),
+        "add_special_tokens": {
+            "type": "boolean",
+            "enum": [False],
+            "x-unsupported": True,
+            "description": "Special tokens are never added.",
+        },
+    },
+    ("prompt",),
+)
+DETOKENIZE = _object(
+    {"tokens": {**TOKEN_IDS, "minItems": 0, "maxItems": MAX_TOKEN_IDS}, "model": _text("The id of /v1/models.")},
+    ("tokens",),
+)
+
+SEARCH = _object(
+    {
+        "text": _text("The text to search for: by state its end, by words all of it."),
+        "k": _whole("Number of places. Left out: 8.", 1, MAX_NEIGHBORS),
+        "nprobe": _whole("Inverted lists to search, by state.", 1),
+        "by": {"type": "string", "enum": [each.value for each in SearchBy], "description": "What a search compares."},
+        "documents": {
+            "type": "array",
+            "items": {"type": "string"},
+            "maxItems": MAX_FILTERS,
+            "description": "Only documents with one of these ids, in one of these folders, or matching these globs.",
+        },
+        "where": {
+            "type": "object",
+            "additionalProperties": {"type": "string"},
+            "maxProperties": MAX_FILTERS,
+            "description": "Only documents with this metadata.",
+        },
+    },
+    ("text",),
+)
+
+_DOCUMENT: dict[str, Schema] = {
+    "id": _text("The document's id."),
+    "text": _text("Its text."),
+    "title": _text("Its title."),
+    "metadata": {"type": "object", "description": "Values by name."},
+}
+_ADDING: dict[str, Schema] = {
+    "replace": _switch("Replace documents whose ids exist. Otherwise such documents are refused."),
+    "check": {"type": "string", "enum": list(CHECKS), "description": "How much of the result to check."},
+    "request_id": _text("Repeating a request with its id returns the first operation."),
+}
+ADD = _object(
+    {
+        "documents": {
+            "type": "array",
+            "items": _object(_DOCUMENT, ("id", "text")),
+            "minItems": 1,
+            "description": "The documents.",
+        },
+        **_ADDING,
+    },
+    ("documents",),
+)
+ADD_QUERY = _ADDING
+REMEMBER = _object({**_DOCUMENT, "id": _text("Left out: an id of the text's hash."), **_ADDING}, ("text",))
+DELETE = _object(
+    {
+        "document_ids": {
+            "type": "array",
+            "items": {"type": "string"},
+            "minItems": 1,
+            "maxItems": MAX_DOCUMENT_IDS,
+            "description": "If one is missing, nothing is deleted.",
+        }
+    },
+    ("document_ids",),
+)
+LIST_OPERATIONS_QUERY: dict[str, Schema] = {
+    "page_size": _whole("At most this many.", 0, 1000),
+    "page_token": _text("next_page_token of the page before."),
+}
+GET_OPERATION_QUERY: dict[str, Schema] = {
+    "wait_s": _number("Answer when the operation has ended, or after this many seconds.", minimum=0, maximum=3600)
+}
+
+
+def schema_of_document(schema: Any) -> Any:
+    """A schema as the OpenAPI document shows it: optional parameters may be null, and our own keywords are left out."""
+    if isinstance(schema, list):
+        return [schema_of_document(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    shown = {key: schema_of_document(value) for key, value in schema.items() if not key.startswith("x-")}
+    if isinstance(schema.get("properties"), dict):
+        required = schema.get("required", ())
+        shown["properties"] = {
+            name: each if name in required else _nullable(each) for name, each in shown["properties"].items()
+        }
+    return shown
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
+    enum = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
+    return {**schema, **enum, "type": [schema["type"], "null"]}

@@ -1,0 +1,164 @@
+"""/v1/datastores and /v1/operations."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from memlm.api.datastores import (
+    AddDocumentsRequest,
+    DeleteDocumentsRequest,
+    GetDatastoreRequest,
+    ListDatastoresRequest,
+    NewDocument,
+    SearchRequest,
+)
+from memlm.api.operations import (
+    CancelOperationRequest,
+    DeleteOperationRequest,
+    GetOperationRequest,
+    ListOperationsRequest,
+    OperationInfo,
+    WaitOperationRequest,
+)
+from memlm.server.frontend.service import AdmittedCall, Service
+from memlm.server.http.bodies import (
+    ADD,
+    ADD_QUERY,
+    DELETE,
+    GET_OPERATION_QUERY,
+    LIST_OPERATIONS_QUERY,
+    REMEMBER,
+    SEARCH,
+)
+from memlm.server.http.exchange import Exchange
+from memlm.server.http.reading import read_body
+from memlm.server.http.records import object_of
+from memlm.server.http.uploads import MULTIPART, documents_in
+
+ACCEPTED = 202
+ID_DIGITS = 16
+
+
+async def list_datastores(service: Service, exchange: Exchange) -> None:
+    async with service.admit("ListDatastores", exchange) as call:
+        stores = await service.answer(call, ListDatastoresRequest())
+        await exchange.reply_json({"object": "list", "data": [_datastore(store) for store in stores]})
+
+
+async def get_datastore(service: Service, exchange: Exchange) -> None:
+    async with service.admit("GetDatastore", exchange) as call:
+        await exchange.reply_json(_datastore(await service.answer(call, GetDatastoreRequest(_store(exchange)))))
+
+
+async def search(service: Service, exchange: Exchange) -> None:
+    """Searches one datastore, or without a name all."""
+    async with service.admit("Search", exchange) as call:
+        body = await read_body(service, call, exchange, SEARCH)
+        request = SearchRequest.of(body.pop("text"), exchange.path_params.get("store"), **body)
+        found = await service.answer(call, request)
+        await exchange.reply_json({"object": "list", "data": [object_of(neighbor) for neighbor in found]})
+
+
+async def add_documents(service: Service, exchange: Exchange) -> None:
+    """Adds documents from JSON, or files as they are sent by a form."""
+    async with service.admit("AddDocuments", exchange) as call:
+        is_form = exchange.headers.get("content-type", "").startswith(MULTIPART)
+        query = exchange.query(ADD_QUERY)
+        if is_form:
+            requests = _uploaded(exchange, query, service.config.max_upload_bytes)
+        else:
+            body = await read_body(service, call, exchange, ADD)
+            documents = tuple(NewDocument(**each) for each in body.pop("documents"))
+            requests = _given(documents, exchange, {**query, **body})
+        await _reply_accepted(exchange, await service.add_documents(call, requests))
+
+
+async def remember(service: Service, exchange: Exchange) -> None:
+    """Adds one text."""
+    async with service.admit("AddDocuments", exchange) as call:
+        body = await read_body(service, call, exchange, REMEMBER)
+        document = {name: body.pop(name) for name in ("id", "text", "title", "metadata") if name in body}
+        document.setdefault("id", hashlib.sha256(document["text"].encode()).hexdigest()[:ID_DIGITS])
+        requests = _given((NewDocument(**document),), exchange, body)
+        await _reply_accepted(exchange, await service.add_documents(call, requests), document_id=document["id"])
+
+
+async def delete_documents(service: Service, exchange: Exchange) -> None:
+    """Deletes the documents of a list."""
+    async with service.admit("DeleteDocuments", exchange) as call:
+        body = await read_body(service, call, exchange, DELETE)
+        await _delete(service, call, exchange, tuple(body["document_ids"]))
+
+
+async def delete_document(service: Service, exchange: Exchange) -> None:
+    """Deletes the document that the path names."""
+    async with service.admit("DeleteDocuments", exchange) as call:
+        await _delete(service, call, exchange, (exchange.path_params["document"],))
+
+
+async def list_operations(service: Service, exchange: Exchange) -> None:
+    async with service.admit("ListOperations", exchange) as call:
+        page = await service.answer(call, ListOperationsRequest(**exchange.query(LIST_OPERATIONS_QUERY)))
+        data = [_operation(each) for each in page.operations]
+        await exchange.reply_json({"object": "list", "data": data, "next_page_token": page.next_page_token})
+
+
+async def get_operation(service: Service, exchange: Exchange) -> None:
+    """Describes an operation, given `wait_s` once it has ended."""
+    wait_s = exchange.query(GET_OPERATION_QUERY).get("wait_s", 0)
+    async with service.admit("WaitOperation" if wait_s else "GetOperation", exchange) as call:
+        name = _operation_name(exchange)
+        request = WaitOperationRequest(name, wait_s) if wait_s else GetOperationRequest(name)
+        await exchange.reply_json(_operation(await service.answer(call, request)))
+
+
+async def cancel_operation(service: Service, exchange: Exchange) -> None:
+    async with service.admit("CancelOperation", exchange) as call:
+        await service.answer(call, CancelOperationRequest(_operation_name(exchange)))
+        await exchange.reply_json({})
+
+
+async def delete_operation(service: Service, exchange: Exchange) -> None:
+    async with service.admit("DeleteOperation", exchange) as call:
+        await service.answer(call, DeleteOperationRequest(_operation_name(exchange)))
+        await exchange.reply_json({})
+
+
+async def _delete(service: Service, call: AdmittedCall, exchange: Exchange, document_ids: tuple[str, ...]) -> None:
+    report = await service.answer(call, DeleteDocumentsRequest(document_ids, _store(exchange)))
+    await exchange.reply_json(object_of(report))
+
+
+async def _given(
+    documents: tuple[NewDocument, ...], exchange: Exchange, options: Mapping[str, Any]
+) -> AsyncIterator[AddDocumentsRequest]:
+    yield AddDocumentsRequest(_store(exchange), documents=documents, **options)
+
+
+async def _uploaded(exchange: Exchange, options: Mapping[str, Any], limit: int) -> AsyncIterator[AddDocumentsRequest]:
+    yield AddDocumentsRequest(_store(exchange), **options)
+    async for documents in documents_in(exchange.chunks(limit), exchange.headers["content-type"]):
+        yield AddDocumentsRequest(documents=documents)
+
+
+async def _reply_accepted(exchange: Exchange, operation: OperationInfo, **more: Any) -> None:
+    await exchange.reply_json({**_operation(operation), **more}, ACCEPTED)
+
+
+def _store(exchange: Exchange) -> str:
+    return exchange.path_params["store"]
+
+
+def _operation_name(exchange: Exchange) -> str:
+    return exchange.path_params["operation"]
+
+
+def _datastore(store: Any) -> dict[str, Any]:
+    return {"id": store.name, "object": "datastore", **object_of(store)}
+
+
+def _operation(info: OperationInfo) -> dict[str, Any]:
+    """An operation, whose id stands in its path."""
+    return {"id": info.name.rpartition("/")[2], "object": "operation", **object_of(info), "has_ended": info.has_ended}

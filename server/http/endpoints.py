@@ -1,0 +1,112 @@
+"""The table of all endpoints, from which the routes and the OpenAPI document are made."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from memlm.server.frontend.service import Service
+from memlm.server.http import bodies, completions, datastores, models
+from memlm.server.http.exchange import Exchange
+from memlm.server.http.schema import Schema
+
+Handler = Callable[[Service, Exchange], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A method of a path. The body is JSON of a schema; `is_form` takes files of a form too."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    group: str
+    body: Schema | None = None
+    query: Mapping[str, Schema] = field(default_factory=dict)
+    is_form: bool = False
+    status: int = 200
+    is_stream: bool = False
+
+
+_OPENAI, _TOKENS, _STORES, _JOBS = "OpenAI", "Tokenizer", "Datastores", "Operations"
+_STORE, _OPERATION = "/v1/datastores/{store}", "/v1/operations/{operation}"
+
+ENDPOINTS = (
+    Endpoint("GET", "/v1/models", models.list_models, "The model that is served.", _OPENAI),
+    Endpoint("GET", "/v1/models/{model:path}", models.get_model, "The model of this id.", _OPENAI),
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        completions.complete,
+        "Continues prompts.",
+        _OPENAI,
+        bodies.COMPLETION,
+        is_stream=True,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/chat/completions",
+        completions.chat,
+        "Answers a conversation.",
+        _OPENAI,
+        bodies.CHAT,
+        is_stream=True,
+    ),
+    Endpoint("POST", "/tokenize", models.tokenize, "The token ids of a text.", _TOKENS, bodies.TOKENIZE),
+    Endpoint("POST", "/detokenize", models.detokenize, "The text of token ids.", _TOKENS, bodies.DETOKENIZE),
+    Endpoint("GET", "/tokenizer_info", models.tokenizer_info, "The tokenizer's figures.", _TOKENS),
+    Endpoint("GET", "/v1/datastores", datastores.list_datastores, "The loaded datastores.", _STORES),
+    Endpoint("POST", "/v1/datastores/search", datastores.search, "Searches all datastores.", _STORES, bodies.SEARCH),
+    Endpoint("GET", _STORE, datastores.get_datastore, "Describes a datastore.", _STORES),
+    Endpoint("POST", f"{_STORE}/search", datastores.search, "Searches a datastore.", _STORES, bodies.SEARCH),
+    Endpoint(
+        "POST",
+        f"{_STORE}/documents",
+        datastores.add_documents,
+        "Starts to add documents, from JSON or from the files of a form.",
+        _STORES,
+        bodies.ADD,
+        bodies.ADD_QUERY,
+        is_form=True,
+        status=datastores.ACCEPTED,
+    ),
+    Endpoint(
+        "POST",
+        f"{_STORE}/remember",
+        datastores.remember,
+        "Starts to add one text.",
+        _STORES,
+        bodies.REMEMBER,
+        status=datastores.ACCEPTED,
+    ),
+    Endpoint(
+        "POST",
+        f"{_STORE}/documents/delete",
+        datastores.delete_documents,
+        "Deletes documents. After the answer they influence nothing.",
+        _STORES,
+        bodies.DELETE,
+    ),
+    Endpoint(
+        "DELETE", f"{_STORE}/documents/{{document:path}}", datastores.delete_document, "Deletes a document.", _STORES
+    ),
+    Endpoint(
+        "GET",
+        "/v1/operations",
+        datastores.list_operations,
+        "The caller's operations, latest first.",
+        _JOBS,
+        query=bodies.LIST_OPERATIONS_QUERY,
+    ),
+    Endpoint(
+        "GET",
+        _OPERATION,
+        datastores.get_operation,
+        "The progress of an operation.",
+        _JOBS,
+        query=bodies.GET_OPERATION_QUERY,
+    ),
+    Endpoint("POST", f"{_OPERATION}/cancel", datastores.cancel_operation, "Cancels an operation.", _JOBS),
+    Endpoint("DELETE", _OPERATION, datastores.delete_operation, "Deletes the record of one that has ended.", _JOBS),
+)

@@ -1,0 +1,72 @@
+"""/v1/models and the tokenizer's calls, in the shapes of OpenAI and vLLM."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from memlm.api.generation import DetokenizeRequest, TokenizeRequest
+from memlm.api.server import GetModelRequest, ModelInfo
+from memlm.server.frontend.service import Service
+from memlm.server.http.bodies import DETOKENIZE, TOKENIZE
+from memlm.server.http.exchange import Exchange
+from memlm.server.http.openai import check_model
+from memlm.server.http.reading import read_body
+from memlm.server.http.records import object_of
+
+STARTED_S = int(time.time())
+
+
+async def list_models(service: Service, exchange: Exchange) -> None:
+    async with service.admit("GetModel", exchange) as call:
+        model = await service.answer(call, GetModelRequest())
+        await exchange.reply_json({"object": "list", "data": [_model(service.model_names[0], model)]})
+
+
+async def get_model(service: Service, exchange: Exchange) -> None:
+    async with service.admit("GetModel", exchange) as call:
+        model = await service.answer(call, GetModelRequest())
+        check_model(exchange.path_params["model"], service.model_names)
+        await exchange.reply_json(_model(service.model_names[0], model))
+
+
+async def tokenize(service: Service, exchange: Exchange) -> None:
+    async with service.admit("Tokenize", exchange) as call:
+        body = await read_body(service, call, exchange, TOKENIZE)
+        check_model(body.get("model", service.model_names[0]), service.model_names)
+        ids = list(await service.answer(call, TokenizeRequest(body["prompt"])))
+        context = service.model.context_length
+        await exchange.reply_json({"count": len(ids), "max_model_len": context, "tokens": ids, "token_strs": None})
+
+
+async def detokenize(service: Service, exchange: Exchange) -> None:
+    async with service.admit("Detokenize", exchange) as call:
+        body = await read_body(service, call, exchange, DETOKENIZE)
+        check_model(body.get("model", service.model_names[0]), service.model_names)
+        text = await service.answer(call, DetokenizeRequest(tuple(body["tokens"])))
+        await exchange.reply_json({"prompt": text})
+
+
+async def tokenizer_info(service: Service, exchange: Exchange) -> None:
+    async with service.admit("GetModel", exchange) as call:
+        model: ModelInfo = await service.answer(call, GetModelRequest())
+        await exchange.reply_json(
+            {
+                "tokenizer_class": "memlm",
+                "vocab_size": model.vocab_size,
+                "model_max_length": model.context_length,
+                "fingerprint": model.tokenizer_fingerprint,
+            }
+        )
+
+
+def _model(name: str, model: ModelInfo) -> dict[str, Any]:
+    """A model as OpenAI lists it, with its figures under `memory`."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": STARTED_S,
+        "owned_by": "memlm",
+        "max_model_len": model.context_length,
+        "memory": object_of(model),
+    }

@@ -1,0 +1,176 @@
+"""Files of a form (multipart/form-data) -> documents, as they come: no file is held or written whole.
+
+A text file is one document, called by its file name. Of JSON Lines each line is one, with `id`, `text`, `title` and any
+other fields as its metadata.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from memlm.api.datastores import NewDocument
+from memlm.errors import InvalidInput
+
+MULTIPART = "multipart/form-data"
+JSON_LINES = (".jsonl", ".ndjson")
+PIECE_CHARACTERS = 1 << 18  # of a text that are stored at a time
+MAX_LINE_BYTES = 4 << 20
+MAX_HEADER_BYTES = 8192  # of one file
+
+
+async def documents_in(chunks: AsyncIterator[bytes], content_type: str) -> AsyncIterator[tuple[NewDocument, ...]]:
+    """The documents of a form's files. Raises InvalidInput, naming the file, for what is no text."""
+    form = _Form(_boundary(content_type))
+    async for chunk in chunks:
+        if documents := form.feed(chunk):
+            yield documents
+    if documents := form.end():
+        yield documents
+
+
+def _boundary(content_type: str) -> bytes:
+    boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
+    if not 1 <= len(boundary) <= 70:
+        raise InvalidInput("the form has no boundary in its Content-Type; let the client's library set it")
+    return boundary
+
+
+class _Form:
+    """Parses the bytes of a form."""
+
+    def __init__(self, boundary: bytes) -> None:
+        self._documents = list[NewDocument]()
+        self._header, self._headers, self._header_bytes = [b"", b""], dict[bytes, bytes](), 0
+        self._num_files = 0
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin_part,
+                "on_header_field": self._header_part(0),
+                "on_header_value": self._header_part(1),
+                "on_header_end": self._end_header,
+                "on_headers_finished": self._begin_file,
+                "on_part_data": self._add_data,
+                "on_part_end": self._end_file,
+            },
+        )
+        self._file: _Text | _Lines | None = None
+
+    def feed(self, data: bytes) -> tuple[NewDocument, ...]:
+        """Takes some bytes, and returns the documents, or parts of one, that they complete."""
+        try:
+            self._parser.write(data)
+        except FormParserError as error:
+            raise InvalidInput(f"the form cannot be read ({error})") from None
+        return self._take()
+
+    def end(self) -> tuple[NewDocument, ...]:
+        """Raises InvalidInput for a form that breaks off, or has no file."""
+        if self._file is not None:
+            raise InvalidInput(f"the form breaks off within {self._file.name!r}")
+        if not self._num_files:
+            raise InvalidInput("the form has no files; send some in the field files", field="files")
+        return self._take()
+
+    def _take(self) -> tuple[NewDocument, ...]:
+        documents, self._documents = tuple(self._documents), []
+        return documents
+
+    def _begin_part(self) -> None:
+        self._headers, self._header, self._header_bytes = {}, [b"", b""], 0
+
+    def _header_part(self, place: int) -> Callable[[bytes, int, int], None]:
+        def add(data: bytes, begin: int, end: int) -> None:
+            self._header_bytes += end - begin
+            if self._header_bytes > MAX_HEADER_BYTES:
+                raise InvalidInput("the headers of a file in the form are too long")
+            self._header[place] += data[begin:end]
+
+        return add
+
+    def _end_header(self) -> None:
+        name, value = self._header
+        self._headers[name.lower()], self._header = value, [b"", b""]
+
+    def _begin_file(self) -> None:
+        options = parse_options_header(self._headers.get(b"content-disposition", b""))[1]
+        field, name = (options.get(key, b"").decode(errors="replace") for key in (b"name", b"filename"))
+        if field not in ("file", "files") or not name:
+            raise InvalidInput(
+                f"the form has a field {field[:100]!r}; send files as files, and options in the URL", field=field[:100]
+            )
+        self._num_files += 1
+        self._file = _Lines(name) if name.lower().endswith(JSON_LINES) else _Text(name)
+
+    def _add_data(self, data: bytes, begin: int, end: int) -> None:
+        if self._file is not None:
+            self._documents += self._file.feed(data[begin:end])
+
+    def _end_file(self) -> None:
+        if self._file is not None:
+            self._documents += self._file.end()
+            self._file = None
+
+
+class _Text:
+    """A file that is one document."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self._is_begun, self._text = name, False, ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def feed(self, data: bytes, *, final: bool = False) -> Iterator[NewDocument]:
+        try:
+            self._text += self._decoder.decode(data, final)
+        except UnicodeDecodeError:
+            raise InvalidInput(f"{self.name!r} is not UTF-8 text; convert it", field="files") from None
+        if final or len(self._text) >= PIECE_CHARACTERS:
+            text, self._text = self._text, ""
+            if text or not self._is_begun:
+                yield NewDocument(self.name, text, continues=self._is_begun)
+                self._is_begun = True
+
+    def end(self) -> Iterator[NewDocument]:
+        return self.feed(b"", final=True)
+
+
+class _Lines:
+    """A file of JSON Lines."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self._rest, self._number = name, b"", 0
+
+    def feed(self, data: bytes) -> Iterator[NewDocument]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise InvalidInput(f"{self.name!r} has a line of more than {MAX_LINE_BYTES:,} bytes", field="files")
+        for line in lines:
+            yield from self._documents_of(line)
+
+    def end(self) -> Iterator[NewDocument]:
+        rest, self._rest = self._rest, b""
+        return self._documents_of(rest)
+
+    def _documents_of(self, line: bytes) -> Iterator[NewDocument]:
+        self._number += 1
+        if not line.strip():
+            return
+        try:
+            row: Any = json.loads(line)
+            text = row["text"]
+        except (ValueError, RecursionError, TypeError, KeyError):
+            where = f"line {self._number} of {self.name!r}"
+            raise InvalidInput(f"{where} is no JSON object with a text; expected one", field="files") from None
+        metadata: Mapping[str, Any] = {
+            name: value for name, value in row.items() if name not in ("id", "text", "title")
+        }
+        id_ = str(row.get("id") or f"{self.name}:{self._number}")
+        if not isinstance(text, str):
+            raise InvalidInput(f"line {self._number} of {self.name!r} has a text that is none", field="files")
+        yield NewDocument(id_, text, str(row.get("title") or ""), metadata)
