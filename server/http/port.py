@@ -23,6 +23,7 @@ from memlm.server.http.app import HttpApp
 
 HEAD_S, HANDSHAKE_S = 10.0, 10.0  # for the head of a request, and for TLS
 MAX_HEAD_BYTES = 1 << 15
+SEND_BYTES = 1 << 17  # of an answer that the system holds for a slow client, where it would grow to 4 MB
 TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 log = logging.getLogger("memlm.server")
@@ -49,7 +50,7 @@ class HttpPort:
         logging.getLogger("uvicorn").setLevel(logging.ERROR)  # else each malformed request would be a warning
         settings = uvicorn.Config(
             HttpApp(service, registry),
-            http=partial(_Protocol, self._num_connections),  # type: ignore[arg-type]  # makes the protocol
+            http=partial(_Protocol, self._num_connections, self._config.message_timeout_s),  # type: ignore[arg-type]  # makes the protocol
             loop="none",
             ws="none",
             lifespan="off",
@@ -101,11 +102,14 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, with limits: on open connections, and on the bytes and the seconds of a request's head."""
+    """uvicorn's, with limits: on open connections, on the bytes and the seconds of a request's head, and on the seconds
+    for which a client does not read.
+    """
 
-    def __init__(self, num_connections: int, **arguments: Any) -> None:
+    def __init__(self, num_connections: int, write_s: float, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._num_connections = num_connections
+        self._num_connections, self._write_s = num_connections, write_s
+        self._write_timer: asyncio.TimerHandle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_in_head, self._head_bytes, self._is_refused = False, 0, False
 
@@ -114,11 +118,13 @@ class _Protocol(HttpToolsProtocol):
             self._is_refused, self.transport = True, transport
             transport.abort()
             return
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         super().connection_made(transport)
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -141,6 +147,19 @@ class _Protocol(HttpToolsProtocol):
         self._is_in_head = False
         self._stop_head_timer()
         super().on_headers_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _start_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_S, self.transport.close)
