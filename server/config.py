@@ -56,9 +56,9 @@ class ServerConfig:
     certificate of that authority. The tokens of an `auth_file` restrict callers.
 
     Datastores that clients build are kept in `store_dir`. `index_workers` processes of `index_threads` threads (0: all
-    cores) build them at the niceness `index_nice`, or with "idle" in the scheduler's idle class. At most `max_jobs` run
-    or wait. Texts come from folders under `corpus_roots`, or from uploads of at most `max_upload_bytes` and
-    `max_upload_documents`.
+    cores) build them at the niceness `index_nice`, or with "idle" in the scheduler's idle class. After a job, a process
+    waits `index_idle_s` for the next, with the model in its RAM. At most `max_jobs` run or wait. Texts come from
+    folders under `corpus_roots`, or from uploads of at most `max_upload_bytes` and `max_upload_documents`.
 
     Prometheus reads metrics at `metrics_port` over HTTP. At `log_level` info each call is logged in a line, with its
     prompt only if `log_prompts`. The OpenTelemetry collector at `otlp` gets spans. After SIGTERM running requests may
@@ -201,6 +201,14 @@ class ServerConfig:
             panel=DATASTORES,
         ),
     )
+    index_idle_s: float = field(
+        default=60.0,
+        metadata=option(
+            "Keep one with its model this long for the next job. 0: each job starts its own.",
+            metavar="SECONDS",
+            panel=DATASTORES,
+        ),
+    )
     max_jobs: int = field(default=64, metadata=option("Jobs that run or wait.", panel=DATASTORES))
     max_upload_bytes: int = field(
         default=4 << 30,
@@ -268,6 +276,7 @@ class ServerConfig:
             ("max_sessions_per_caller", 0, 1 << 24),
             ("index_workers", 0, 64),
             ("index_threads", 0, 4096),
+            ("index_idle_s", 0, 86_400),
             ("max_jobs", 0, 10_000),
             ("max_upload_bytes", 1 << 10, 1 << 50),
             ("max_upload_documents", 1, 1 << 40),

@@ -178,6 +178,7 @@ class _Server:
     async def _drain(self, server: grpc.aio.Server) -> int:
         """Refuses new requests and waits for running ones, until `drain_s` or a second signal."""
         self._service.is_draining = True
+        self._service.jobs.drain()
         await self._health.enter_graceful_shutdown()
         log.info("draining: %d requests are open", self._workers.num_open)
         with suppress(TimeoutError):

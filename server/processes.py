@@ -11,7 +11,9 @@ import ctypes
 import multiprocessing
 import os
 import resource
+import signal
 import sys
+import time
 from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -22,6 +24,8 @@ PRELOADED = "memlm.server.preload"
 # How often libgomp's threads look for work before they sleep. The default is 300,000: where another process wants the
 # core, 16 streams took seven times as long as with this number (docs/log, 2026-11-24).
 OPENMP_SPIN_COUNT = 20_000
+PR_SET_PDEATHSIG = 1  # sys/prctl.h
+THREAD_POLL_S = 0.005
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
 
@@ -50,6 +54,23 @@ def lower_priority(nice: int | str) -> None:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         else:
             os.nice(int(nice))
+
+
+def die_with_parent(parent: int) -> None:
+    """Makes the system kill this process when its parent, which forked it, ends. Linux only."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before
+        os._exit(1)
+
+
+def is_single_threaded(timeout_s: float = 1.0) -> bool:
+    """Whether this process has one thread, so that a fork of it is whole. Linux only. Threads take a moment to end."""
+    deadline_s = time.monotonic() + timeout_s
+    while len(os.listdir("/proc/self/task")) > 1:
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(THREAD_POLL_S)
+    return True
 
 
 def trim_heap() -> None:

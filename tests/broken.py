@@ -13,14 +13,15 @@ from typing import Any
 FAILS = "MEMLM_TEST_FAILS"  # the file, in the environment
 HERE = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
 BREAK = (
-    f"{HERE}import broken, memlm.server.jobs.runner as runner, memlm.server.inference.handle as link\n"
-    "link._run_worker, runner.run_task = broken.run_worker, broken.run_task\n"
+    f"{HERE}import broken, memlm.server.jobs.process as process, memlm.server.inference.handle as link\n"
+    "link._run_worker, process.run_index_worker = broken.run_worker, broken.run_index_worker\n"
 )
 FULL = "MEMLM_TEST_FULL"  # the file, in the environment: while it is there, the disk of every process is full
 FILL = (
-    f"{HERE}import broken, memlm.server.jobs.runner as runner, memlm.server.inference.handle as link\n"
+    f"{HERE}import broken, memlm.server.jobs.process as process, memlm.server.inference.handle as link\n"
     "broken.fill_disk()\n"
-    "link._run_worker, runner.run_task = broken.run_worker_on_full_disk, broken.run_task_on_full_disk\n"
+    "link._run_worker = broken.run_worker_on_full_disk\n"
+    "process.run_index_worker = broken.run_index_worker_on_full_disk\n"
 )
 HOLDING = "MEMLM_TEST_HOLDING"  # the folder, in the environment
 REPORT_HELD = (
@@ -65,8 +66,8 @@ def report_held_bytes() -> None:
     signal.signal(signal.SIGUSR1, write_report)
 
 
-def run_task(*arguments: Any) -> None:
-    from memlm.server.jobs.worker import run_task as run
+def run_index_worker(*arguments: Any) -> None:
+    from memlm.server.jobs.worker import run_index_worker as run
 
     _break()
     run(*arguments)
@@ -79,8 +80,8 @@ def run_worker_on_full_disk(*arguments: Any) -> None:
     run(*arguments)
 
 
-def run_task_on_full_disk(*arguments: Any) -> None:
-    from memlm.server.jobs.worker import run_task as run
+def run_index_worker_on_full_disk(*arguments: Any) -> None:
+    from memlm.server.jobs.worker import run_index_worker as run
 
     fill_disk()
     run(*arguments)

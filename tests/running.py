@@ -92,6 +92,11 @@ class RunningServer:
         return [pid for pid in forked_by(self.process.pid) if gives_way(pid)]
 
     @property
+    def job_pids(self) -> list[int]:
+        """The processes that do jobs or will: children of index workers, and those that have none."""
+        return [pid for worker in self.index_worker_pids for pid in children_of(worker) or [worker]]
+
+    @property
     def worker_pid(self) -> int:
         """The only inference worker."""
         (pid,) = self.worker_pids

@@ -184,9 +184,9 @@ class AsyncOperation:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
-    async def progress(self) -> OperationInfo:
-        """Returns its current progress."""
-        return await self._host.get(self.name)
+    async def progress(self, wait_s: float = 0.0) -> OperationInfo:
+        """Returns its current progress, or with `wait_s` its progress when it has ended or after that time."""
+        return await (self._host.wait(self.name, wait_s) if wait_s else self._host.get(self.name))
 
     async def wait(self, timeout_s: float | None = None) -> OperationInfo:
         """Waits until it is done, failed or cancelled. Raises DeadlineExceeded after `timeout_s`."""

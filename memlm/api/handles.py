@@ -185,9 +185,9 @@ class Operation:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
-    def progress(self) -> OperationInfo:
-        """Returns its current progress."""
-        return self._host.get(self.name)
+    def progress(self, wait_s: float = 0.0) -> OperationInfo:
+        """Returns its current progress, or with `wait_s` its progress when it has ended or after that time."""
+        return self._host.wait(self.name, wait_s) if wait_s else self._host.get(self.name)
 
     def wait(self, timeout_s: float | None = None) -> OperationInfo:
         """Waits until it is done, failed or cancelled. Raises DeadlineExceeded after `timeout_s`."""

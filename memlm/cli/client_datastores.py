@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,6 @@ from memlm.cli import options
 from memlm.cli.client_connection import HERE, Target, Timeout, client_of
 from memlm.cli.console import ConsoleProgress, cell, emit_json, err, jsonable, out, print_problem, print_table, table
 from memlm.cli.fields import Overrides, with_fields
-from memlm.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
     from memlm.api.handles import Operation
@@ -213,11 +211,9 @@ def delete_operation(
 
 def follow(job: Operation, progress: Progress) -> OperationInfo:
     """Reports the progress of an operation until it has ended, and returns its end."""
-    while not (info := job.progress()).has_ended:
+    while not (info := job.progress(FOLLOW_S)).has_ended:
         if info.phase:
             progress(info.phase, info.done, info.total or None)
-        with suppress(DeadlineExceeded):
-            job.wait(FOLLOW_S)
     return info
 
 

@@ -58,6 +58,14 @@ class Checkpoint:
     tokenizer: Tokenizer
     marks: tuple[tuple[int, ...], ...] = ()  # of the files as they were loaded; none: they are not compared
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the model's files are those that were loaded."""
+        try:
+            return not self.marks or self.marks == _marks(self.path)
+        except OSError:
+            return False
+
     @cached_property
     def sampling(self) -> SamplingParams:
         """The sampling defaults of the model's generation_config.json, if it asks for sampling.
@@ -95,7 +103,7 @@ class Checkpoint:
 
         Raises Incompatible if the files have changed since the model was loaded.
         """
-        if self.marks and self.marks != _marks(self.path):
+        if not self.is_current:
             raise Incompatible(f"the files of {self.path} changed after the model was loaded; load it again")
         return fingerprint_of(self.path)
 

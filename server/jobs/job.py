@@ -12,7 +12,6 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -22,6 +21,7 @@ from memlm.api.operations import JobReport, JobState, OperationInfo
 from memlm.base.clock import Stamp
 from memlm.base.files import remove, sign, storage
 from memlm.errors import InternalError, InvalidInput, MemlmError, NotFound
+from memlm.server.jobs.process import IndexWorker
 from memlm.server.jobs.worker import Progressed
 from memlm.wire.status import CODES
 
@@ -69,7 +69,7 @@ class Job:
     phase_done: int = field(default=0, metadata={"kept": False})
     not_before_s: float = field(default=0.0, metadata={"kept": False})
     is_cancelled: bool = field(default=False, metadata={"kept": False})
-    process: BaseProcess | None = field(default=None, metadata={"kept": False})
+    worker: IndexWorker | None = field(default=None, metadata={"kept": False})
     ended: asyncio.Event = field(default_factory=asyncio.Event, metadata={"kept": False})
     writing: asyncio.Lock = field(default_factory=asyncio.Lock, metadata={"kept": False})
 

@@ -1,4 +1,4 @@
-"""Runs jobs, each in an index worker of its own. The result goes into service in one step; until then the old datastore
+"""Runs jobs, each in an index worker. The result goes into service in one step; until then the old datastore
 serves.
 """
 
@@ -9,8 +9,6 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import asdict, replace
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,13 @@ from memlm.index.store.manifest import read_manifest
 from memlm.server.config import ServerConfig
 from memlm.server.inference.pool import WorkerPool
 from memlm.server.jobs.job import Job
+from memlm.server.jobs.process import IndexWorkers
 from memlm.server.jobs.records import JobRecords
-from memlm.server.jobs.worker import ADD, BUILD, COMPACT, DELETE, Ended, FromIndexWorker, Skipped, Task, run_task
-from memlm.server.processes import process_context
+from memlm.server.jobs.worker import ADD, BUILD, COMPACT, DELETE, Ended, Progressed, Skipped, Task
 from memlm.server.registry import DatastoreRegistry
 from memlm.wire.status import kind_of
 
 ATTEMPTS = 3  # of a job whose process dies; a restart of the server does not count
-JOIN_S = 5.0
 LOCK_RETRY_S = 1.0  # until another attempt, where another process holds the datastore's write lock
 POLL_S, SERVED_TIMEOUT_S = 0.05, 30.0
 PUBLISHING = "take into service"  # the last phase, in which it is too late for a cancel
@@ -46,6 +43,7 @@ class JobRunner:
         self, config: ServerConfig, records: JobRecords, stores: DatastoreRegistry, workers: WorkerPool
     ) -> None:
         self._config, self._records, self._stores, self._workers = config, records, stores, workers
+        self._index_workers = IndexWorkers(config)
         self._job_available, self._runners = asyncio.Event(), list[asyncio.Task[None]]()
         self.replacing = asyncio.Lock()  # held while a datastore takes another's place, or documents are deleted
 
@@ -57,10 +55,16 @@ class JobRunner:
         """Kills the index workers. The next server continues their jobs."""
         for runner in self._runners:
             runner.cancel()
-        for job in self._records:
-            if job.process is not None:
-                job.process.kill()
+        await self._index_workers.stop()
         await asyncio.gather(*self._runners, return_exceptions=True)
+
+    def prepare(self) -> None:
+        """Loads the model for a job that is to come."""
+        self._index_workers.prepare()
+
+    def drain(self) -> None:
+        """Ends idle index workers, and keeps none from now on."""
+        self._index_workers.drain()
 
     def wake(self) -> None:
         """Looks for a job that can run."""
@@ -139,32 +143,31 @@ class JobRunner:
                 await self._records.write(job)
 
     async def _run(self, job: Job, task: Task) -> Ended | None:
-        """Runs one index worker. Returns None if it died or was killed."""
-        context = process_context()
-        pipe, worker_end = context.Pipe()
-        process = context.Process(target=run_task, args=(worker_end, task), name="index worker", daemon=True)
-        await asyncio.to_thread(process.start)
-        worker_end.close()
-        job.process = process
-        try:
-            with pipe:
-                if job.is_cancelled:
-                    process.kill()
-                while (message := await asyncio.to_thread(_receive, pipe)) is not None:
-                    if isinstance(message, Ended):
-                        return message
-                    if isinstance(message, Skipped):
-                        job.skipped += 1
-                        log.warning("%s: %s is left out", job.name, message.problem)
-                        continue
-                    job.update_progress(message)
-                    if not job.has_begun and message.phase != LOADING:
-                        job.has_begun = True
-                        await self._records.write(job)
-                return None
-        finally:
-            job.process = None
-            await asyncio.shield(asyncio.to_thread(_reap, process))
+        """Runs a task in an index worker. Returns None if it died at the task or was killed. A kept one may have died
+        before: then another gets the task, in the end a new one, whose death is the job's.
+        """
+        while True:
+            async with self._index_workers.take(task) as worker:
+                job.worker = worker
+                try:
+                    if job.is_cancelled:
+                        worker.kill()
+                    ended = await worker.run(task, lambda message: self._note(job, message))
+                finally:
+                    job.worker = None
+            if ended is not None or worker.is_new or worker.has_begun or job.is_cancelled:
+                return ended
+            log.info("a kept index worker was gone; another does %s", job.name)
+
+    async def _note(self, job: Job, message: Progressed | Skipped) -> None:
+        if isinstance(message, Skipped):
+            job.skipped += 1
+            log.warning("%s: %s is left out", job.name, message.problem)
+            return
+        job.update_progress(message)
+        if not job.has_begun and message.phase != LOADING:
+            job.has_begun = True
+            await self._records.write(job)
 
     def _task(self, job: Job) -> Task:
         config, request = self._config, job.request
@@ -176,9 +179,6 @@ class JobRunner:
             "dtype": config.dtype,
             "device": config.device,
             "num_threads": config.index_threads,
-            "nice": config.index_nice,
-            "log_level": config.log_level,
-            "log_format": config.log_format,
             "is_resumed": job.attempts > 1,
             "check": request.get("check", "quick"),
         }
@@ -291,18 +291,3 @@ class JobRunner:
 
 def cancelled_error(job: Job) -> Cancelled:
     return Cancelled(f"{job.name} was cancelled; {job.store!r} is as it was before")
-
-
-def _receive(pipe: Connection) -> FromIndexWorker | None:
-    try:
-        message: FromIndexWorker = pipe.recv()
-        return message
-    except (EOFError, OSError):
-        return None
-
-
-def _reap(process: BaseProcess) -> None:
-    process.join(JOIN_S)
-    if process.is_alive():
-        process.kill()
-        process.join(JOIN_S)

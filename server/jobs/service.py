@@ -58,6 +58,10 @@ class JobService:
         if self._records.folder is not None:
             self._runner.start()
 
+    def drain(self) -> None:
+        """Ends idle index workers, and keeps none from now on."""
+        self._runner.drain()
+
     async def stop(self) -> None:
         """Kills the index workers. The next server continues their jobs."""
         await self._runner.stop()
@@ -103,13 +107,16 @@ class JobService:
 
     @contextmanager
     def upload(self, caller: str) -> Iterator[Upload]:
-        """Opens a file for documents, after `check`. Raises Overloaded for a caller with too many uploads."""
+        """Opens a file for documents, after `check`. An index worker loads the model while they arrive. Raises
+        Overloaded for a caller with too many uploads.
+        """
         assert self._records.folder is not None  # `check` has seen to it
         config = self._config
         with (
             self._uploads.hold(caller, 1),
             Upload(self._records.folder, config.max_upload_bytes, config.max_upload_documents) as upload,
         ):
+            self._runner.prepare()
             yield upload
 
     async def submit(self, request: JobRequest, owner: str, upload: Upload | None = None) -> OperationInfo:
@@ -169,8 +176,8 @@ class JobService:
             await self._runner.end(job, JobState.CANCELLED, error=cancelled_error(job))
         elif job.is_open and job.phase != PUBLISHING:
             job.is_cancelled = True
-            if job.process is not None:
-                job.process.kill()
+            if job.worker is not None:
+                job.worker.kill()
             await job.ended.wait()
 
     async def delete_documents(

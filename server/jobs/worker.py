@@ -1,31 +1,56 @@
-"""The index worker: a process that builds, extends or compacts one datastore at low priority, and exits.
+"""The index worker: a process that builds, extends or compacts datastores at low priority.
 
-It may be killed at any time. The next attempt continues from the last sync.
+One that stays loads the model and then forks a child for each task. The child reads the task, does it and exits, so
+that no text, lock or file of a datastore is ever in the process that stays. Any other worker does one task and exits.
+Both may be killed at any time. The next attempt continues from the last sync.
+
+The messages of a task: `Ready` to the front end, the `Task` from it, `Begun`, progress, `Ended`.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import select
 import signal
+import sys
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memlm.api.operations import JobReport
+from memlm.base.progress import LOADING
 from memlm.errors import InternalError, MemlmError
-from memlm.server.processes import lower_priority
+from memlm.server.processes import die_with_parent, is_single_threaded, lower_priority
 from memlm.server.telemetry.logs import start_logging
+
+if TYPE_CHECKING:
+    from memlm.model.checkpoint import Checkpoint
 
 REPORT_INTERVAL_S = 0.2
 BUILD, ADD, COMPACT, DELETE = "build", "add", "compact", "delete"
 
 log = logging.getLogger("memlm.server.index_worker")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What an index worker is started with. One that `stays` loads the model before its first task."""
+
+    model: Path
+    dtype: str = "auto"
+    device: str = "auto"
+    nice: int | str = 10
+    log_level: str = "warning"
+    log_format: str = "text"
+    stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +77,18 @@ class Task:
     since: int = 0
     is_resumed: bool = False
     num_threads: int = 0
-    nice: int | str = 10
-    log_level: str = "warning"
-    log_format: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker takes a task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The process that got the task."""
+
+    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,31 +115,112 @@ class Ended:
     error: MemlmError | None = None
 
 
-FromIndexWorker: TypeAlias = Progressed | Skipped | Ended
+FromIndexWorker: TypeAlias = Ready | Begun | Progressed | Skipped | Ended
 
 
-def run_task(pipe: Connection, task: Task) -> None:
-    """Runs an index worker process. Its last message is `Ended`."""
+def run_index_worker(pipe: Connection, settings: WorkerSettings) -> None:
+    """Runs an index worker process, until its task has ended or, if it stays, the front end closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the whole group; only the front end acts on it
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    start_logging(task.log_level, task.log_format)
-    lower_priority(task.nice)
-    threading.Thread(target=_exit_with_front_end, args=(pipe,), name="front", daemon=True).start()
+    start_logging(settings.log_level, settings.log_format)
+    lower_priority(settings.nice)
+    with suppress(OSError):  # the front end is gone
+        checkpoint = None
+        if settings.stays:
+            checkpoint = _load(pipe, settings)
+            if checkpoint is not None and _may_fork(checkpoint):
+                _run_in_children(pipe, checkpoint)
+                return
+        pipe.send(Ready())
+        _run_next(pipe, checkpoint)
+
+
+def _load(pipe: Connection, settings: WorkerSettings) -> Checkpoint | None:
+    """Loads the model with one thread, because OpenMP's threads do not survive a fork. Returns None for a model that
+    cannot be loaded: a task that needs it gets the error.
+    """
+    import torch
+
+    from memlm.model.checkpoint import load_checkpoint
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
-        ended = Ended(_run(task, _ProgressReporter(pipe)))
-    except MemlmError as error:
-        ended = Ended(None, error)
-    except Exception:
-        log.exception("%s of %s failed", task.kind, task.path)
-        ended = Ended(
-            None, InternalError(f"a bug in the server; its log has the details under {task.kind} of {task.store}")
-        )
-    with suppress(OSError):
+        with _exiting_with_front_end(pipe):
+            pipe.send(Progressed(LOADING, 0, 1))
+            checkpoint = load_checkpoint(settings.model, dtype=settings.dtype, device=settings.device)
+            log.debug("loaded %s", checkpoint.fingerprint)  # which is computed once, before there are children
+            pipe.send(Progressed(LOADING, 1, 1))
+            return checkpoint
+    except Exception as error:
+        log.warning("the model could not be loaded before the first task: %s", error)
+        return None
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _may_fork(checkpoint: Checkpoint) -> bool:
+    """Whether children can use the model: neither CUDA's nor OpenMP's state survives a fork."""
+    on_cpu = checkpoint.decoder.device.type == "cpu"
+    return sys.platform == "linux" and on_cpu and is_single_threaded()
+
+
+def _run_in_children(pipe: Connection, checkpoint: Checkpoint) -> None:
+    """Does one task after another, each in a child, until the front end closes the pipe, a child fails, or the model's
+    files change. This process never reads a task.
+    """
+    import torch
+
+    gc.freeze()  # the children share the objects' pages
+    num_threads, pid, failed = torch.get_num_threads(), os.getpid(), 0
+    torch.set_num_threads(1)
+    while not failed:
+        pipe.send(Ready())
+        if not _has_message(pipe) or not checkpoint.is_current:
+            return
+        child = os.fork()
+        if child == 0:
+            failed = 1
+            try:
+                die_with_parent(pid)
+                torch.set_num_threads(num_threads)
+                _run_next(pipe, checkpoint)
+                failed = 0
+            finally:
+                os._exit(failed)
+        _, failed = os.waitpid(child, 0)
+
+
+def _has_message(pipe: Connection) -> bool:
+    """Waits for a message and leaves it in the pipe. Returns False when the front end is gone."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    ((_, event),) = poll.poll()
+    return not event & (select.POLLHUP | select.POLLERR)
+
+
+def _run_next(pipe: Connection, checkpoint: Checkpoint | None) -> None:
+    """Receives a task and does it. The last message is `Ended`."""
+    try:
+        task: Task = pipe.recv()
+    except EOFError:
+        return
+    pipe.send(Begun(os.getpid()))
+    with _exiting_with_front_end(pipe):
+        try:
+            ended = Ended(_run(task, _ProgressReporter(pipe), checkpoint))
+        except MemlmError as error:
+            ended = Ended(None, error)
+        except Exception:
+            log.exception("%s of %s failed", task.kind, task.path)
+            ended = Ended(
+                None, InternalError(f"a bug in the server; its log has the details under {task.kind} of {task.store}")
+            )
         pipe.send(ended)
 
 
-def _run(task: Task, reporter: _ProgressReporter) -> JobReport:
-    """Does the task, unless an earlier attempt has committed it."""
+def _run(task: Task, reporter: _ProgressReporter, checkpoint: Checkpoint | None = None) -> JobReport:
+    """Does the task, unless an earlier attempt has committed it. Loads the model if there is no `checkpoint`."""
     import torch
 
     from memlm.data.corpus import Corpus
@@ -113,13 +228,13 @@ def _run(task: Task, reporter: _ProgressReporter) -> JobReport:
     from memlm.index.store.manifest import CURRENT
     from memlm.indexing.build import add_to_index, build_index, compact_index, finish_build
 
-    begin_s = time.monotonic()
+    begin_s, model = time.monotonic(), checkpoint or task.model
     torch.set_num_threads(task.num_threads or torch.get_num_threads())
     common: dict[str, Any] = {
         "check": task.check, "dtype": task.dtype, "device": task.device, "progress": reporter.progress
     }  # fmt: skip
     if task.kind == COMPACT:
-        done = compact_index(task.path, task.model, purge=task.purge, **common)
+        done = compact_index(task.path, model, purge=task.purge, **common)
         if done.rolled_back_addition:
             log.warning("the purge of %s gave up an interrupted addition", task.store)
     elif task.kind == DELETE:
@@ -130,15 +245,15 @@ def _run(task: Task, reporter: _ProgressReporter) -> JobReport:
         )
         if task.kind == ADD:
             if task.is_resumed and _was_added(task, corpus):
-                finish_build(task.path, task.model, **common)
+                finish_build(task.path, model, **common)
             else:
-                add_to_index(task.model, corpus, task.path, replace=task.replace, **common)
+                add_to_index(model, corpus, task.path, replace=task.replace, **common)
         elif not (
             task.path / CURRENT
         ).exists():  # the folder is this job's own, so a committed datastore in it is its result
-            build_index(task.model, corpus, task.path, **common, **task.options)
+            build_index(model, corpus, task.path, **common, **task.options)
         else:
-            finish_build(task.path, task.model, **common)
+            finish_build(task.path, model, **common)
     with Datastore.open(task.path) as store:
         snapshot = store.snapshot
         return JobReport(
@@ -200,8 +315,22 @@ class _ProgressReporter:
         self._pipe.send(Skipped(str(problem)))
 
 
-def _exit_with_front_end(pipe: Connection) -> None:
-    """Thread: exits the process when the front end is gone. The front end sends nothing."""
-    with suppress(EOFError, OSError):
-        pipe.recv()
-    os._exit(1)
+@contextmanager
+def _exiting_with_front_end(pipe: Connection) -> Iterator[None]:
+    """Exits the process if the front end goes before the block ends. Meanwhile the front end sends nothing, so that a
+    pipe with something to read is a closed one.
+    """
+    ended, end = Pipe()
+
+    def watch() -> None:
+        if pipe in wait([pipe, ended]):
+            os._exit(1)
+
+    thread = threading.Thread(target=watch, name="front", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.close()
+        thread.join()
+        ended.close()

@@ -99,12 +99,14 @@ def served(shared: tuple[Place, RunningServer]) -> Iterator[tuple[Place, Running
 
 def halted(server: RunningServer, job: Operation) -> int:
     """Stops a job's process in its midst; gives its number."""
-    wait_until(lambda: server.index_worker_pids)
-    (pid,) = server.index_worker_pids
     wait_until(lambda: job.progress().phase or job.progress().has_ended)
-    os.kill(pid, signal.SIGSTOP)
-    assert not job.progress().has_ended
-    return pid
+    while True:
+        (pid,) = server.job_pids
+        os.kill(pid, signal.SIGSTOP)
+        assert not job.progress().has_ended
+        if server.job_pids == [pid]:
+            return pid
+        os.kill(pid, signal.SIGCONT)  # it has just forked the job's
 
 
 def loaded_by(client: Client) -> list[str]:
@@ -240,9 +242,19 @@ def test_a_waiting_job_can_be_cancelled_and_waits_its_turn(served) -> None:
         second.result(PATIENCE_S)
     with pytest.raises(Incompatible, match="cancel it first"):
         client.operations.delete(third.name)
-    os.kill(server.index_worker_pids[0], signal.SIGCONT)
+    os.kill(server.job_pids[0], signal.SIGCONT)
     assert third.result(PATIENCE_S).num_entries == first.result(PATIENCE_S).num_entries
     assert [store.name for store in client.datastores.list()] == ["one", "three"]
+
+
+def test_progress_may_wait_for_the_end(served) -> None:
+    place, server, client = served
+    job = client.datastores.build("docs", str(place.corpus))
+    pid, begin_s = halted(server, job), time.monotonic()
+    assert not job.progress(0.2).has_ended
+    assert time.monotonic() - begin_s >= 0.2
+    os.kill(pid, signal.SIGCONT)
+    assert job.progress(PATIENCE_S).has_ended
 
 
 @pytest.mark.parametrize("who", ["index worker", "server", "server at once"])
@@ -286,19 +298,19 @@ def test_an_index_worker_runs_at_the_priority_of_its_option(place: Place, nice: 
     assert ServerConfig(place.model).index_nice == 10  # the idle class would starve on a busy machine
 
 
-def test_an_index_worker_that_keeps_dying_fails_its_job(served) -> None:
-    place, server, client = served
-    job = client.datastores.build("dying", str(place.corpus))
-    killed = set[int]()
-    while not job.progress().has_ended:
-        for pid in set(server.index_worker_pids) - killed:
-            os.kill(pid, signal.SIGKILL)
-            killed.add(pid)
-        time.sleep(0.01)
-    assert len(killed) == job.progress().attempts == 3
-    with pytest.raises(Unavailable, match="died 3 times"):
-        job.result(PATIENCE_S)
-    assert place.left("dying") == []
+def test_an_index_worker_that_keeps_dying_fails_its_job(place: Place) -> None:
+    with place.serve() as server, Client(server.address) as client:
+        job = client.datastores.build("dying", str(place.corpus))
+        killed = set[int]()
+        while not job.progress().has_ended:
+            for pid in set(server.index_worker_pids) - killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            time.sleep(0.01)
+        assert len(killed) == job.progress().attempts == 3
+        with pytest.raises(Unavailable, match="died 3 times"):
+            job.result(PATIENCE_S)
+        assert place.left("dying") == []
 
 
 @pytest.mark.parametrize("replace", [False, True])

@@ -339,6 +339,7 @@ def test_a_signal_while_loading_ends_it(tmp_path: Path, long_model: Path) -> Non
     ("field", "value"),
     [
         ("index_nice", 20),
+        ("index_idle_s", -1),
         ("index_nice", "low"),
         ("port", 70_000),
         ("port", -1),

@@ -13,6 +13,7 @@ import pytest
 from running import PATIENCE_S, RunningServer, family_of, forker_of, is_alive, wait_until
 from texts import make_text
 
+from memlm.base.progress import LOADING
 from memlm.client import Client
 from memlm.errors import DeadlineExceeded, Unavailable
 from memlm.index.store.datastore import Datastore
@@ -55,8 +56,8 @@ def test_a_killed_front_leaves_no_process_and_its_build_goes_on_after_a_restart(
             for stream in streams:
                 next(stream)
             job = client.datastores.build("docs", str(texts))
-            wait_until(lambda: job.progress().phase and server.index_worker_pids)
-            (building,) = server.index_worker_pids
+            wait_until(lambda: job.progress().phase not in ("", LOADING))
+            (building,) = server.job_pids
             os.kill(building, signal.SIGSTOP)  # so that it is in its midst when the front dies
             leftovers.append(building)
             assert not job.progress().has_ended
