@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from memlm.errors import MemlmError
 from memlm.index.store.derived import DerivedFile
@@ -31,6 +31,7 @@ class SegmentSuffixes:
         self._header = identity.encode().ljust(HEADER_BYTES)
         self._num_pieces = -(-segment.record.entries // PIECE_TOKENS)
         self._lock, self._is_written = threading.Lock(), True
+        self._counts = np.zeros(0, bool), np.zeros(0, np.int64)
         self._orders = self._opened()
         self.is_complete = len(self._orders) == self._num_pieces
 
@@ -40,14 +41,18 @@ class SegmentSuffixes:
         assert self.is_complete
         return SuffixArray(self._segment.values_N, self._segment.starts, self._orders)
 
-    @cached_property
-    def token_counts(self) -> Int64[np.ndarray, " vocab"]:
-        """How often each token stands in the segment. Ends with the highest token that does."""
-        total = np.zeros(0, np.int64)
-        for begin in range(0, self._segment.record.entries, PIECE_TOKENS):
-            counts = np.bincount(self._segment.values_N[begin : begin + PIECE_TOKENS], minlength=len(total))
+    def token_counts(self, deleted: Bool[np.ndarray, " docs"]) -> Int64[np.ndarray, " vocab"]:
+        """How often each token stands in documents that are not deleted. Ends with the highest token that does."""
+        counted_without, total = self._counts
+        if np.array_equal(counted_without, deleted):
+            return total
+        is_live_N, total = np.repeat(~deleted, np.diff(self._segment.starts)), np.zeros(0, np.int64)
+        for begin in range(0, len(is_live_N), PIECE_TOKENS):
+            piece = slice(begin, begin + PIECE_TOKENS)
+            counts = np.bincount(self._segment.values_N[piece][is_live_N[piece]], minlength=len(total))
             counts[: len(total)] += total
             total = counts
+        self._counts = deleted, total
         return total
 
     def build(self) -> None:

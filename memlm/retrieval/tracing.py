@@ -146,7 +146,7 @@ def _borders(text: str, tokenizer: Tokenizer, text_T: Int64[np.ndarray, " T"]) -
 
 def _rarities(sources: Sequence[_Source]) -> Float64[np.ndarray, " V"]:
     """-log of each token's share of all tokens. Infinite for those that stand nowhere, which are in no span."""
-    counts = [source.suffixes.token_counts for source in sources]
+    counts = [source.suffixes.token_counts(source.segment.deleted_mask) for source in sources]
     total_V = np.zeros(max(map(len, counts)))
     for each in counts:
         total_V[: len(each)] += each

@@ -138,15 +138,16 @@ def test_deleted_documents_never_show_and_a_purge_leaves_nothing_of_them(store, 
     (tmp_path / "secret.txt").write_text(f"I heard {SECRET}. the memory of a model can be read and edited")
     add_to_index(model_folder, Corpus([tmp_path / "secret.txt"]), store)
     with load(model_folder, [store]) as lm:
-        text = f"they say {SECRET}, and the memory of a model can be read and edited"
-        (whole, *_) = lm.trace(text).spans
+        text = f"they say {SECRET}, and the memory of a model can be read and edited. {patchwork(lm, 3)}"
+        (whole, *_) = lm.trace(text, rank_by="length", spans_per_token=1.0).spans
         assert whole.text == SECRET
         assert [(place.document_id, place.line) for place in whole.places] == [("secret.txt", 1)]
         assert SECRET in whole.places[0].snippet
-        lm.delete_documents(["secret.txt"])
+        lm.delete_documents(["secret.txt", "doc-3.txt"])
         left = lm.trace(text, min_tokens=2, spans_per_token=1.0, max_documents=20)
         assert shown(left) == by_loops(lm, text, 2)
         assert "secret.txt" not in repr(left)
+        assert "doc-3.txt" not in repr(left)
     compact(store, purge=True)
     with load(model_folder, [store]) as lm:
         assert lm.trace(text, min_tokens=2, spans_per_token=1.0, max_documents=20) == left
