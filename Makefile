@@ -55,11 +55,8 @@ format: $(STAMP)  ## rewrite the code as the formatter likes it
 
 OUT := proto
 proto: $(STAMP)  ## generate the code of proto/ with the oldest toolchain that the bounds allow
-	mkdir -p build/protos/google/longrunning  # its package ships operations.proto under another name
-	cp $$($(BIN)/python -c "import google.longrunning.operations_pb2 as m; print(m.__file__.replace('_pb2.py', '_proto.proto'))") \
-		build/protos/google/longrunning/operations.proto
-	$(BIN)/python -m grpc_tools.protoc -Iproto -Ibuild/protos -I$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
-		--python_out=$(OUT) --pyi_out=$(OUT) --grpc_python_out=$(OUT) proto/memlm/v1/*.proto
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(OUT) --pyi_out=$(OUT) --grpc_python_out=$(OUT) \
+		--include_imports --descriptor_set_out=$(OUT)/memlm.binpb proto/memlm/v1/*.proto
 
 client: $(STAMP)  ## generate the synchronous client from the asynchronous one
 	$(BIN)/python tools/generate_sync.py
