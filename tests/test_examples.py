@@ -1,23 +1,28 @@
 """The scripts of examples/ run, on a tiny model, and print what they promise."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from chats import PLAIN, PLAIN_TOKENS, give_template
+from conftest import SHAPE
 from running import RunningServer
+
+from memlm.data.tokenizer import Tokenizer
+from memlm.model import Decoder, ModelConfig
+from memlm.model.checkpoint import save_checkpoint
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = {path.name for path in EXAMPLES.glob("*.py")}
 
 
 @pytest.fixture(scope="module")
-def chat_model(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
+def chat_model(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
     folder = tmp_path_factory.mktemp("models") / "chats"
-    shutil.copytree(model_folder, folder)
+    config = ModelConfig(vocab_size=tokenizer.vocab_size, **{**SHAPE, "context_length": 512})
+    save_checkpoint(folder, Decoder(config), tokenizer)
     give_template(folder, PLAIN, PLAIN_TOKENS)
     return folder
 
@@ -60,12 +65,12 @@ def test_score_prints_a_line_a_file(model_folder, corpus_folder):
 
 def test_batch_prints_json_lines(model_folder):
     found = [json.loads(line) for line in run("batch_generation.py", model_folder)]
-    assert [each["prompt"] for each in found][0] == "The capital of France is"
+    assert found[0]["prompt"] == "The capital of France is"
     assert all(each["tokens"] == 12 for each in found)
 
 
 @pytest.mark.server
 def test_the_openai_package_streams(tmp_path, model_folder, store_folder):
     options = ("--threads", "1", "--http-port", "0")
-    with RunningServer(tmp_path / "log", model_folder, store_folder, options=options, forked=False) as server:
-        assert run("openai_client.py", f"http://{server.http_address}/v1")
+    with RunningServer(tmp_path / "log", model_folder, store_folder, options=options) as server:
+        assert run("openai_client.py", f"{server.http_url}/v1")
