@@ -33,6 +33,7 @@ FLOORS = (
     "training indexing generation",
     "language_model",
     "evaluation",
+    "integrations",
     "wire",
     "client",
     "server.telemetry",

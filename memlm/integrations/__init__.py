@@ -1,0 +1,1 @@
+"""memlm inside other libraries. Each module imports the library that it is named for."""
