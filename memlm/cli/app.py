@@ -15,6 +15,7 @@ from memlm.cli.console import out
 from memlm.cli.eval import evaluate
 from memlm.cli.generate import generate
 from memlm.cli.interruption import InterruptibleGroup
+from memlm.cli.lm_eval import lm_eval
 from memlm.cli.serve import serve as serve_command
 from memlm.cli.trace import trace
 from memlm.cli.train import train as train_command
@@ -53,6 +54,7 @@ app.command(epilog="Example: memlm train docs/ --out model --minutes 5")(train_c
 
 
 app.command("eval", epilog="Example: memlm eval heldout/ --model model --store store")(evaluate)
+app.command("lm-eval", epilog="Example: memlm lm-eval --model smollm2 --store store --tasks arc_easy")(lm_eval)
 app.command(epilog="Example: memlm generate 'def main(' --model model --store store --show-sources")(generate)
 app.command(epilog="Example: memlm chat --model smollm2 --store notes")(chat)
 app.command(epilog="Example: memlm trace --file answer.txt --model smollm2 --store notes")(trace)

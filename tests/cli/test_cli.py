@@ -46,7 +46,7 @@ def own_store(store_folder: Path, tmp_path: Path) -> Path:
 
 
 def test_every_command_has_help_with_an_example(capsys):
-    groups = {"": "train eval generate chat trace demo serve",
+    groups = {"": "train eval lm-eval generate chat trace demo serve",
               "index": "build add delete compact verify info search tune",
               "client": "generate chat score search trace model info", "client datastore": "list delete",
               "client session": "create append info list fork delete",

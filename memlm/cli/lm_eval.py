@@ -1,0 +1,49 @@
+"""`memlm lm-eval`: tasks of the lm-evaluation-harness."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from memlm.api.params import RetrievalParams
+from memlm.cli import options
+from memlm.cli.console import emit_json, out
+from memlm.cli.fields import Overrides, with_fields
+from memlm.errors import Unavailable
+
+MISSING = "lm-evaluation-harness is not installed; install it with `pip install 'memlm[lm-eval]'`"
+
+
+@with_fields(leave_out=("loop_guard",))
+def lm_eval(
+    retrieval: Annotated[dict[str, Any], Overrides(RetrievalParams)],
+    model: options.Model,
+    tasks: Annotated[str, typer.Option(help="Names of tasks, with commas between them.")],
+    store: options.Stores = None,
+    include: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder with tasks of your own.")] = None,
+    num_fewshot: Annotated[int | None, typer.Option(help="Examples before each question.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Questions of each task (default: all).")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the model's chat template.")] = False,
+    dtype: options.Dtype = "auto",
+    json: options.Json = False,
+) -> None:
+    """Run tasks of the lm-evaluation-harness on a model, with or without datastores."""
+    try:
+        from lm_eval import simple_evaluate
+        from lm_eval.tasks import TaskManager
+        from lm_eval.utils import make_table
+    except ImportError as error:
+        raise Unavailable(MISSING) from error
+    from memlm.integrations.lm_eval import MemlmLM
+
+    results = simple_evaluate(
+        model=MemlmLM(model, store or (), dtype=dtype, **retrieval), tasks=tasks.split(","), num_fewshot=num_fewshot,
+        limit=limit, apply_chat_template=chat, bootstrap_iters=1000,
+        task_manager=TaskManager(include_path=None if include is None else str(include)),
+    )  # fmt: skip
+    if json:
+        emit_json({"results": results["results"], "versions": results["versions"]})
+    else:
+        out.print(make_table(results), markup=False, highlight=False)

@@ -1,0 +1,113 @@
+"""The harness gets the figures that memlm gives."""
+
+import json
+from pathlib import Path
+
+import pytest
+from chats import PLAIN, PLAIN_TOKENS, give_template
+from conftest import SHAPE
+from lm_eval import simple_evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.tasks import TaskManager
+from typer.testing import CliRunner
+
+from memlm.cli.app import app
+from memlm.data.corpus import Corpus
+from memlm.data.tokenizer import Tokenizer
+from memlm.evaluation import evaluate
+from memlm.integrations.lm_eval import MemlmLM
+from memlm.language_model import LanguageModel
+from memlm.model import Decoder, ModelConfig
+from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+
+RETRIEVAL = {"lam": 0.4, "k": 4, "knn_temperature": 2.0}
+TASK = """
+task: own_rolling
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{{{text}}}}"
+metric_list:
+  - metric: bits_per_byte
+  - metric: word_perplexity
+"""
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the harness imports
+
+
+def asked(kind: str, *arguments: tuple) -> list[Instance]:
+    return [Instance(kind, {}, each, number) for number, each in enumerate(arguments)]
+
+
+@pytest.fixture
+def wrapped(lm: LanguageModel) -> MemlmLM:
+    return MemlmLM(lm, **RETRIEVAL)
+
+
+def test_log_likelihoods_are_those_of_memlm(wrapped, lm):
+    pairs = [("the memory", " of a model"), ("", "a page"), ("it is silent:", " the"), ("a " * 100, "page")]
+    found = wrapped.loglikelihood(asked("loglikelihood", *pairs), disable_tqdm=True)
+    for (context, continuation), (logprob, is_greedy) in zip(pairs[:3], found, strict=False):
+        expected, expected_greedy = lm.loglikelihood(context, continuation, **RETRIEVAL)
+        assert logprob == pytest.approx(expected, abs=1e-4)
+        assert is_greedy == expected_greedy
+    assert found[3][0] < 0  # of a context that lost its beginning
+    alone = MemlmLM(lm, use_store=False).loglikelihood(asked("loglikelihood", pairs[0]), disable_tqdm=True)
+    assert alone[0][0] == pytest.approx(lm.loglikelihood(*pairs[0], use_store=False)[0], abs=1e-4)
+    assert alone[0][0] != pytest.approx(found[0][0], abs=1e-4)
+
+
+def test_rolling_log_likelihoods_are_scores(wrapped, lm, corpus_folder):
+    texts = [path.read_text() for path in sorted(corpus_folder.iterdir())[:3]]
+    found = wrapped.loglikelihood_rolling(asked("loglikelihood_rolling", *((text,) for text in texts)))
+    assert found == pytest.approx([-lm.score(text, **RETRIEVAL).nll for text in texts])
+
+
+def test_generation_ends_at_a_stop_string(wrapped, lm):
+    options = {"max_gen_toks": 12, "do_sample": False}
+    stop = {"until": [" a"], **options}
+    requests = asked("generate_until", ("the memory", options), ("the memory", stop))
+    whole, cut = wrapped.generate_until(requests, disable_tqdm=True)
+    assert whole == lm.generate("the memory", max_tokens=12, temperature=0, **RETRIEVAL).result().text
+    assert cut == whole.partition(" a")[0]
+
+
+def test_a_chat_keeps_its_special_tokens(tmp_path, tokenizer: Tokenizer):
+    config = ModelConfig(vocab_size=tokenizer.vocab_size, **{**SHAPE, "context_length": 256})
+    save_checkpoint(tmp_path, Decoder(config), tokenizer)
+    give_template(tmp_path, PLAIN, PLAIN_TOKENS)
+    own = LanguageModel(load_checkpoint(tmp_path))
+    chat = MemlmLM(own)
+    messages = [{"role": "user", "content": "a page"}]
+    text = chat.apply_chat_template(messages)
+    (found,) = chat.generate_until(asked("generate_until", (text, {"max_gen_toks": 8})), disable_tqdm=True)
+    assert found == own.chat(messages, max_tokens=8, temperature=0).result().text
+    assert chat.chat_template(True) == PLAIN
+    assert own.info.tokenizer_fingerprint in chat.tokenizer_name
+
+
+@pytest.fixture
+def own_tasks(tmp_path: Path, corpus_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    texts = [path.read_text() for path in sorted(corpus_folder.iterdir())]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "own.yaml").write_text(TASK.format(file=tmp_path / "texts.jsonl"))
+    return tmp_path
+
+
+def test_a_task_of_the_harness_gives_the_figures_of_memlm_eval(lm, corpus_folder, own_tasks):
+    manager = TaskManager(include_path=str(own_tasks))
+    done = simple_evaluate(model=MemlmLM(lm), tasks=["own_rolling"], task_manager=manager, bootstrap_iters=0)
+    total = evaluate(lm, Corpus([corpus_folder])).total
+    assert done["results"]["own_rolling"]["bits_per_byte,none"] == pytest.approx(total.bits_per_byte, rel=1e-4)
+
+
+def test_the_command_prints_the_table_of_the_harness(model_folder, store_folder, own_tasks):
+    words = ["lm-eval", "--model", model_folder, "--store", store_folder, "--tasks", "own_rolling", "--limit", 2]
+    done = CliRunner().invoke(app, [*map(str, words), "--include", str(own_tasks)])
+    assert done.exit_code == 0, done.output
+    assert "bits_per_byte" in done.output
+    assert "own_rolling" in done.output
