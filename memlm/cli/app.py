@@ -12,6 +12,7 @@ from memlm.cli import bench, client, index, models, options
 from memlm.cli.calibrate import calibrate
 from memlm.cli.chat import chat
 from memlm.cli.console import out
+from memlm.cli.doctor import doctor
 from memlm.cli.eval import evaluate
 from memlm.cli.generate import generate
 from memlm.cli.interruption import InterruptibleGroup
@@ -54,6 +55,7 @@ app.command(epilog="Example: memlm train docs/ --out model --minutes 5")(train_c
 
 
 app.command("eval", epilog="Example: memlm eval heldout/ --model model --store store")(evaluate)
+app.command(epilog="Example: memlm doctor --json")(doctor)
 app.command("lm-eval", epilog="Example: memlm lm-eval --model smollm2 --store store --tasks arc_easy")(lm_eval)
 app.command(epilog="Example: memlm generate 'def main(' --model model --store store --show-sources")(generate)
 app.command(epilog="Example: memlm chat --model smollm2 --store notes")(chat)

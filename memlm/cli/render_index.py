@@ -223,15 +223,19 @@ def print_info(snapshot: Any, *, json: bool) -> None:
     if json:
         emit_json(facts_of(snapshot))
         return
-    out.print(Text(one_line(str(snapshot.path)), style="bold"))
-    facts = info_lines(snapshot)
+    print_lines(str(snapshot.path), info_lines(snapshot))
+
+
+def print_lines(title: str, facts: Sequence[tuple[str, str]]) -> None:
+    """Prints names and values, one a line. Long values go on below their beginning."""
+    out.print(Text(one_line(title), style="bold"))
+    width = max(len(name) for name, _ in facts) + 3
     for name, value in facts:
-        line = Text(f"  {name:9} ", style="dim")
+        line = Text(f"  {name:{width - 2}}", style="dim")
         line.append(one_line(value), style="not dim")
         if out.is_terminal:
-            # Long values go on below their beginning.
-            for number, part in enumerate(line.wrap(out, max(20, out.width - 12))):
-                out.print(part if number == 0 else Text(" " * 12) + part)
+            for number, part in enumerate(line.wrap(out, max(20, out.width - width))):
+                out.print(part if number == 0 else Text(" " * width) + part)
         else:
             out.print(line)
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from texts import make_text
 from typer.testing import CliRunner
@@ -46,7 +47,7 @@ def own_store(store_folder: Path, tmp_path: Path) -> Path:
 
 
 def test_every_command_has_help_with_an_example(capsys):
-    groups = {"": "train eval lm-eval generate chat trace demo serve",
+    groups = {"": "train eval lm-eval generate chat trace demo serve doctor",
               "index": "build add delete compact verify info search tune",
               "client": "generate chat score search trace model info", "client datastore": "list delete",
               "client session": "create append info list fork delete",
@@ -299,6 +300,21 @@ def test_trace_prints_each_span_with_its_documents(capsys, model_folder, store_f
     assert [span["places"][0]["document_id"] for span in spans] == [document.name] * len(spans)
     code, out, _ = memlm(capsys, "trace", "zebra", *words[2:])
     assert (code, "No passage" in out) == (0, True)
+
+
+def test_doctor_shows_the_machine_and_what_is_missing(capsys, monkeypatch):
+    code, out, _ = memlm(capsys, "doctor", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert f"torch {torch.__version__}" in facts["versions"]
+    assert facts["device"].startswith("--device auto is ")
+    assert not any("Not installed" in line and "http" in line for line in facts["advice"])
+    monkeypatch.setattr("memlm.cli.doctor.EXTRAS", {"http": "no_such_module", "otel": "nothing.below"})
+    monkeypatch.setattr("memlm.cli.doctor.ram_bytes", lambda: 1 << 30)
+    code, out, _ = memlm(capsys, "doctor")
+    assert code == 0
+    assert "Not installed: http, otel." in out.replace("\n", " ")
+    assert "Less than 4 GiB" in out
 
 
 def test_a_prompt_comes_from_a_file_or_from_standard_input(capsys, model_folder, tmp_path, monkeypatch):

@@ -1,0 +1,94 @@
+"""`memlm doctor`: the machine as memlm sees it, and what makes it slow."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+from memlm.base.machine import ram_bytes
+from memlm.cli import options
+from memlm.cli.console import emit_json, out
+from memlm.cli.render_index import file_size, print_lines
+
+EXTRAS = {"http": "uvicorn", "parquet": "pyarrow", "lm-eval": "lm_eval", "tensorboard": "tensorboard",
+          "otel": "opentelemetry.sdk"}  # fmt: skip
+SLOW_BANDWIDTH = 15.0  # gigabytes a second: of one channel of DDR4
+BUSY = 0.5  # of the cores, by other processes
+SMALL_RAM = 4 << 30
+SMOLLM2_BYTES = 540e6  # of its weights in float32, which one token reads
+
+
+def doctor(json: options.Json = False) -> None:
+    """Show the processor, libraries and choices of this machine, and what is slow and why (10 seconds)."""
+    facts, advice = examined()
+    if json:
+        emit_json({**facts, "advice": advice})
+        return
+    print_lines("This machine", list(facts.items()))
+    for line in advice:
+        out.print(f"• {line}", markup=False, highlight=False)
+    if not advice:
+        out.print("Nothing here slows memlm down.")
+
+
+def examined() -> tuple[dict[str, Any], list[str]]:
+    """What is known of the machine, and advice on what is slow or missing."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # before the measurements add to it
+    import faiss
+    import torch
+
+    from memlm.bench.report import machine, versions
+    from memlm.model.catalog import MODELS
+    from memlm.model.device import device_of, dtype_of
+
+    measured, device = machine(), device_of("auto")
+    has_bfloat16 = "gigaflops_bfloat16" in measured
+    missing = [name for name, module in EXTRAS.items() if not _is_installed(module)]
+    models = [name for name, model in MODELS.items() if model.path is not None]
+    cores, bandwidth = measured["cores"], measured["gigabytes_per_s"]
+    facts = {
+        "versions": ", ".join(f"{name} {number}" for name, number in versions().items()),
+        "processor": measured["processor"],
+        "instruction sets": ", ".join(measured["instruction_sets"]) or "none of those that matter here",
+        "cores": f"{cores}, of which torch uses {torch.get_num_threads()}; load {load:.1f}",
+        "RAM": file_size(ram_bytes()),
+        "bandwidth": f"{bandwidth} GB/s: at most {bandwidth * 1e9 / SMOLLM2_BYTES:.0f} tokens/s of smollm2 in float32",
+        "products": ", ".join(
+            f"{measured[f'gigaflops_{name}']:.0f} GFLOP/s in {name}"
+            for name in ("float32", "bfloat16")
+            if f"gigaflops_{name}" in measured
+        ),
+        "device": f"--device auto is {device}",
+        "dtype": f"--dtype auto is {str(dtype_of('auto', device)).removeprefix('torch.')}",
+        "faiss": faiss.get_compile_options().strip(),
+        "models": ", ".join(models) or "none installed",
+        "extras": ", ".join(name for name in EXTRAS if name not in missing) or "none installed",
+    }
+    advice = []
+    if device.type == "cpu":
+        advice.append("No GPU: models above a billion parameters will be slow.")
+    if device.type == "cpu" and not has_bfloat16:
+        advice.append("The processor does not multiply bfloat16 in hardware, so models compute in float32.")
+    if load > BUSY * cores:
+        advice.append(f"Other processes keep {min(load, cores):.1f} of {cores} cores busy, and slow generation down.")
+    if bandwidth < SLOW_BANDWIDTH:
+        advice.append(
+            f"RAM gives {bandwidth} GB/s, and one stream reads every weight for each token. A batch shares it."
+        )
+    if "avx2" not in measured["instruction_sets"] and "asimd" not in measured["instruction_sets"]:
+        advice.append("The processor has neither AVX2 nor NEON: Faiss and torch fall back to slow code.")
+    if ram_bytes() < SMALL_RAM:
+        advice.append("Less than 4 GiB of RAM: give `index build --max-ram`, and small models.")
+    if not models:
+        advice.append("No model with a name is installed: `memlm models pull smollm2` installs one of 98 MB.")
+    if missing:
+        advice.append(f"Not installed: {', '.join(missing)}. `pip install 'memlm[NAME]'` adds one.")
+    return facts, advice
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a package above it
+        return False
