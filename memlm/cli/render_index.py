@@ -128,6 +128,14 @@ def print_build(report: Any, *, json: bool) -> None:
             f"tuned on its own documents, each left out of its own search: gain {tuning.gain:.4f} ± "
             f"{tuning.gain_error:.4f} nats per token, {tuning.own_gain:.2f} on text that it holds"
         )
+    if report.check_was_cut:
+        err.print(
+            one_line(
+                f"the checks were cut after {report.check_seconds:.0f} s, so their results depend on the load of the"
+                f" machine; memlm index tune {report.path} HELDOUT --model MODEL sets the defaults anew"
+            ),
+            markup=False,
+        )
     out.print(one_line(f"The datastore is in {report.path}."), markup=False)
 
 
@@ -165,7 +173,7 @@ def print_tuning(report: Any, *, json: bool) -> None:
         f"nats per token: model {report.base_nats:.4f}, with datastore {report.knn_nats:.4f}"
         f" (gain {report.gain:.4f} ± {report.gain_error:.4f})"
     )
-    verdict = "kept" if report.adaptive_kept else "not kept: not better by twice the error"
+    verdict = "kept" if report.adaptive_kept else "not kept: it costs new text too much"
     out.print(
         f"with a lam that adapts {report.adaptive_nats:.4f} (gain over one lam {report.adaptive_gain:.4f} ±"
         f" {report.adaptive_gain_error:.4f}; {verdict})"

@@ -50,6 +50,7 @@ class BuildReport:
     `distances` is that of the `Datastore`. `pruned` is the share of entries that the index leaves out. `key_check` and
     `quality` are None if they were not checked. The latter is also None if the keys of earlier entries were not kept,
     because there is no exact search then. `tuning` are the defaults of a store that was tuned on its own documents.
+    `check_was_cut` if the checks ended early, because they took too long.
     """
 
     path: Path
@@ -69,6 +70,7 @@ class BuildReport:
     check: str
     keeps_keys: bool
     tuning: SelfTuning | None
+    check_was_cut: bool = False
 
 
 def build_index(
@@ -321,6 +323,7 @@ def _fill(
             check=check,
             keeps_keys=snapshot.has_keys,
             tuning=checked.tuning,
+            check_was_cut=checked.was_cut,
         )
 
 

@@ -1,9 +1,10 @@
 """What is checked of a store after it was written: that keys belong to their values, and that the index finds them.
 
 "full" encodes some documents again, and compares an index with exact search on a few hundred positions. "quick" does
-both on fewer positions: a tenth of those that were written, or about a thousand of few. It stops after a tenth of the
-time that writing took, or after five seconds. "none" does nothing. An exact index is not compared with exact search,
-which it is.
+both on fewer positions: a tenth of those that were written, or about a thousand of few, and fewer of a large model. So
+results depend on the documents and the model, and not on the machine's load. Time ends it only after four times as long
+as it should take, and the report says so. "none" does nothing. An exact index is not compared with exact search, which
+it is.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from memlm.base.progress import Progress
 from memlm.index.factory import FLAT
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.snapshot import Snapshot
-from memlm.indexing.passages import MAX_TOKENS, NO_LIMIT, Passages, TimeLimit, read_as_prompts, sample_passages
+from memlm.indexing.passages import (
+    MAX_PROMPTS,
+    MAX_TOKENS,
+    NO_LIMIT,
+    Passages,
+    TimeLimit,
+    sample_passages,
+    sample_prompts,
+)
 from memlm.indexing.quality import (
     KeyCheck,
     Quality,
@@ -29,7 +38,9 @@ from memlm.indexing.self_tuning import SelfTuning, tune_on_itself
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.store import ModelStore
 
-QUICK_SHARE, QUICK_TOKENS, QUICK_S = 0.1, 1024, 5.0
+QUICK_SHARE, QUICK_TOKENS, QUICK_PROMPTS = 0.1, 1024, 12
+QUICK_PARAMETERS, LEAST_TOKENS, LEAST_PROMPTS = 135_000_000, 256, 4  # a larger model reads fewer positions, to a limit
+QUICK_S, PATIENCE = 5.0, 4  # for these positions on two slow cores, and how many times as long they may take
 QUICK_QUERIES = 512
 SEARCHED_PAIRS = 200_000_000  # positions times entries that quick checks compare, about a second's work
 READ_BYTES_PER_S = 1e9
@@ -38,11 +49,12 @@ PRODUCTS_PER_S = 1e10
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The results of a store's checks. Each is None if it was not done."""
+    """The results of a store's checks. Each is None if it was not done. `was_cut` if time ended them early."""
 
     keys: KeyCheck | None = None
     quality: Quality | None = None
     tuning: SelfTuning | None = None
+    was_cut: bool = False
 
 
 def run_checks(
@@ -62,10 +74,11 @@ def run_checks(
         return Checked()
     store, seed = ModelStore(datastore, checkpoint), datastore.manifest.spec.seed
     is_untuned = datastore.snapshot.defaults.tuned_on is None
-    limit = NO_LIMIT if check == "full" else TimeLimit.starting_now(max(QUICK_SHARE * worked_s, QUICK_S))
+    should_take_s = max(QUICK_SHARE * worked_s, QUICK_S)
+    limit = NO_LIMIT if check == "full" else TimeLimit.starting_now(PATIENCE * should_take_s)
     passages, keys = None, None
     if check == "quick" or (is_untuned and not newest):
-        most = _most_positions(datastore.snapshot, check, newest=newest)
+        most = _most_positions(datastore.snapshot, checkpoint, check, newest=newest)
         passages = sample_passages(
             datastore.snapshot, checkpoint, newest=newest, max_tokens=most, limit=limit, seed=seed, progress=progress
         )
@@ -75,24 +88,38 @@ def run_checks(
         keys = compare_keys(datastore.snapshot, passages.keys_QD, passages.ids_Q)
     tuning = None
     if passages is not None and is_untuned and not newest:
-        prompts = read_as_prompts(datastore.snapshot, checkpoint, passages, limit=limit, seed=seed, progress=progress)
+        most = MAX_PROMPTS if check == "full" else _of_a_large_model(checkpoint, QUICK_PROMPTS, LEAST_PROMPTS)
+        prompts = sample_prompts(datastore.snapshot, checkpoint, most=most, limit=limit, seed=seed, progress=progress)
         tuning = tune_on_itself(store, passages, prompts)
-    return Checked(keys, _measure(store, checkpoint, passages, limit, progress), tuning)
+    quality = _measure(store, checkpoint, passages, limit, should_take_s, progress)
+    return Checked(keys, quality, tuning, limit.was_reached)
 
 
-def _most_positions(snapshot: Snapshot, check: str, *, newest: bool) -> int:
+def _most_positions(snapshot: Snapshot, checkpoint: Checkpoint, check: str, *, newest: bool) -> int:
     """Returns how many positions are worth encoding. Exact search compares each with all entries."""
     most = MAX_TOKENS
     if check == "quick":
         written = snapshot.segments[-1].record.entries if newest else snapshot.num_entries
-        most = min(most, max(QUICK_TOKENS, round(QUICK_SHARE * written)))
+        few = _of_a_large_model(checkpoint, QUICK_TOKENS, LEAST_TOKENS)
+        most = min(most, max(few, round(QUICK_SHARE * written)))
     if not snapshot.nlist:
         most = min(most, max(QUICK_QUERIES, SEARCHED_PAIRS // snapshot.num_entries))
     return most
 
 
+def _of_a_large_model(checkpoint: Checkpoint, number: int, least: int) -> int:
+    """Returns fewer of a model with more parameters, which takes longer for each, but at least `least`."""
+    parameters = sum(each.numel() for each in checkpoint.decoder.parameters())
+    return max(least, min(number, number * QUICK_PARAMETERS // parameters))
+
+
 def _measure(
-    store: ModelStore, checkpoint: Checkpoint, passages: Passages | None, limit: TimeLimit, progress: Progress
+    store: ModelStore,
+    checkpoint: Checkpoint,
+    passages: Passages | None,
+    limit: TimeLimit,
+    should_take_s: float,
+    progress: Progress,
 ) -> Quality | None:
     """Compares the index with exact search and commits the result. Does nothing for a store without all its keys, or if
     the comparison would exceed the limit.
@@ -106,7 +133,7 @@ def _measure(
         quality = measure_quality(
             store, sample_trial(store, checkpoint, seed=snapshot.manifest.spec.seed, progress=progress)
         )
-    elif passages is not None and _seconds_of_exact_search(snapshot, len(passages.ids_Q)) <= limit.seconds:
+    elif passages is not None and _seconds_of_exact_search(snapshot, len(passages.ids_Q)) <= should_take_s:
         quality = measure_quality(store, trial_of(snapshot, passages.queries(snapshot, QUICK_QUERIES)))
     else:
         return None

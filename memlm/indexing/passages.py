@@ -10,30 +10,35 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import cycle, islice
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
 from memlm.base.progress import Progress, silent
-from memlm.data.windows import Window, WindowSize
+from memlm.data.windows import Window, WindowSize, blocks_of
+from memlm.index.neighbors import Neighbors
 from memlm.index.store.snapshot import Snapshot, Span
+from memlm.indexing.fitting import Evidence
 from memlm.indexing.quality import Queries
 from memlm.model import Decoder
 from memlm.model.checkpoint import Checkpoint
-from memlm.retrieval.encoder import Encoder, document_windows
+from memlm.retrieval.encoder import Encoder, Prediction, document_windows
 
 BEGINNING_TOKENS = 512  # of a longer document: a piece of work that is short beside the time allowed
 MAX_DOCUMENTS = 512
 MAX_TOKENS = 8192
-MAX_PROMPTS, LONGEST_PROMPT, PROMPT_TOKENS = 32, 128, 16
+MAX_PROMPTS, LONGEST_PROMPT, PROMPT_TOKENS = 32, 64, 8
+PROMPTS_AT_ONCE = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TimeLimit:
-    """The seconds that some work may take, from the moment this is made."""
+    """The seconds that some work may take, from the moment this is made. `was_reached` once work was refused."""
 
     seconds: float = math.inf
     begin_s: float = 0.0
+    was_reached: bool = False
 
     @classmethod
     def starting_now(cls, seconds: float) -> TimeLimit:
@@ -47,7 +52,10 @@ class TimeLimit:
 
     def allows(self, more_s: float) -> bool:
         """Whether work of so many seconds would still end in time."""
-        return math.isinf(self.seconds) or self.passed_s + more_s <= self.seconds
+        if math.isinf(self.seconds) or self.passed_s + more_s <= self.seconds:
+            return True
+        self.was_reached = True
+        return False
 
 
 NO_LIMIT = TimeLimit()
@@ -80,6 +88,16 @@ class Passages:
             documents_Q=snapshot.document_of(self.ids_Q[rows_Q]),
         )
 
+    def evidence(self, found: Neighbors, windows_Q: Int64[np.ndarray, " Q"] | None = None) -> Evidence:
+        """Returns the positions with the neighbors that were found for them, as evidence of tuning."""
+        return Evidence(
+            lm_logprobs_Q=self.lm_logprobs_Q,
+            max_logprobs_Q=self.max_logprobs_Q,
+            windows_Q=self.passages_Q if windows_Q is None else windows_Q,
+            found=found,
+            agrees_QK=found.values_QK == self.targets_Q[:, None],
+        )
+
 
 def sample_passages(
     snapshot: Snapshot,
@@ -98,36 +116,37 @@ def sample_passages(
     total = min(max_tokens, sum(span.num_entries for span in spans))
     encoding = _Encoding(checkpoint.decoder, limit, progress, "check", total)
     for first_id, windows in _passages(snapshot, checkpoint, spans, seed):
-        if encoding.count >= total or not encoding.add(first_id, windows):
+        if encoding.count >= total or not encoding.add([(first_id, windows)]):
             break
     return encoding.passages()
 
 
-def read_as_prompts(
+def sample_prompts(
     snapshot: Snapshot,
     checkpoint: Checkpoint,
-    passages: Passages,
     *,
+    most: int = MAX_PROMPTS,
     limit: TimeLimit = NO_LIMIT,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Passages:
-    """Encodes a piece of each passage again, without what stands before it in its document, as a prompt with this text
-    is read. The first positions of each are left out, because a prompt is longer. There are none for passages that are
-    too short.
+    """Encodes `most` pieces of a store's documents without what stands before them, as a prompt with this text is read.
+    The first positions of each are left out, because a prompt is longer. Few documents give several pieces each, and
+    those that are too short give none.
     """
     rng, decoder, start_id = np.random.default_rng(seed), checkpoint.decoder, checkpoint.tokenizer.start_id
     size = WindowSize(snapshot.manifest.spec.context, snapshot.manifest.spec.stride)
-    starts = np.flatnonzero(np.diff(passages.passages_Q, prepend=-1))
-    pieces = list[tuple[int, np.ndarray]]()
-    for first, end in zip(starts, [*starts[1:], len(passages.ids_Q)], strict=True):
-        if len(pieces) < MAX_PROMPTS and end - first > 2 * PROMPT_TOKENS:
-            begin = int(rng.integers(first + 1, max(first + 2, end - LONGEST_PROMPT)))
-            pieces.append((int(passages.ids_Q[begin]), passages.targets_Q[begin : min(begin + LONGEST_PROMPT, end)]))
-    encoding = _Encoding(decoder, limit, progress, "tune", sum(len(tokens_n) - PROMPT_TOKENS for _, tokens_n in pieces))
-    for first_id, tokens_n in pieces:
-        windows = list(document_windows(decoder, tokens_n, start_id, size))
-        if not encoding.add(first_id, windows, skip=PROMPT_TOKENS):
+    spans = [span for span in snapshot.sample_documents(MAX_DOCUMENTS, seed) if span.num_entries > 2 * PROMPT_TOKENS]
+    spans = [spans[place] for place in rng.permutation(len(spans))]
+    pieces = list[tuple[int, list[Window]]]()
+    for span in islice(cycle(spans), most):
+        begin = int(rng.integers(1, max(2, span.num_entries - LONGEST_PROMPT + 1)))
+        end = min(begin + LONGEST_PROMPT, span.num_entries)
+        tokens_n = snapshot.tokens(span.document_id, begin, end)
+        pieces.append((span.first_id + begin, list(document_windows(decoder, tokens_n, start_id, size))))
+    encoding = _Encoding(decoder, limit, progress, "tune", len(pieces) * (LONGEST_PROMPT - PROMPT_TOKENS))
+    for together in blocks_of(pieces, PROMPTS_AT_ONCE):
+        if not encoding.add(together, skip=PROMPT_TOKENS):
             break
     return encoding.passages()
 
@@ -142,14 +161,21 @@ class _Encoding:
         self._parts = [Passages(ids, np.empty((0, decoder.config.dim), np.float32), ids, logprobs, logprobs, ids)]
         progress(phase, 0, total)
 
-    def add(self, first_id: int, windows: list[Window], *, skip: int = 0) -> bool:
-        """Encodes a passage, and drops its first `skip` positions. Returns False, without doing so, if it might exceed
-        the limit, except for the first.
+    def add(self, passages: list[tuple[int, list[Window]]], *, skip: int = 0) -> bool:
+        """Encodes passages together, each given by the id of its first entry and its windows, and drops the first
+        `skip` positions of each. Returns False, without doing so, if it might exceed the limit, except for the first.
         """
         if self._number and not self._limit.allows(self._longest_s):
             return False
         begin_s = time.perf_counter()
-        read = Encoder(self._decoder).predictions(windows)
+        read = iter(Encoder(self._decoder).predictions([window for _, windows in passages for window in windows]))
+        for first_id, windows in passages:
+            self._put(first_id, windows, list(islice(read, len(windows))), skip)
+        self._longest_s = max(self._longest_s, time.perf_counter() - begin_s)
+        self._progress(self._phase, min(self.count, self._total), self._total)
+        return True
+
+    def _put(self, first_id: int, windows: list[Window], read: list[Prediction], skip: int) -> None:
         targets_N = np.concatenate([window.targets_N for window in windows])
         self._parts.append(
             Passages(
@@ -162,9 +188,6 @@ class _Encoding:
             )
         )
         self._number, self.count = self._number + 1, self.count + len(targets_N) - skip
-        self._longest_s = max(self._longest_s, time.perf_counter() - begin_s)
-        self._progress(self._phase, min(self.count, self._total), self._total)
-        return True
 
     def passages(self) -> Passages:
         """Returns what was encoded."""

@@ -1,22 +1,20 @@
 """Held-out text -> k, λ and temperature: retrieves once, then searches a grid over the neighbors.
 
 For every temperature of a geometric grid and every k of a doubling one, the mean log-likelihood is a concave function
-of λ, whose maximum bisection finds. An adaptive λ is fitted to one half of the text and evaluated on the other, and the
-other way round. The number of lists is chosen on a part of the held-out text, because stored positions need fewer lists
-than new ones. The store keeps the result as its defaults, with the name of the text.
+of λ, whose maximum bisection finds. An adaptive λ is fitted as a build fits it (`memlm.indexing.fitting`), to this text
+and to text that the store holds. The number of lists is chosen on a part of the held-out text, because stored positions
+need fewer lists than new ones. The store keeps the result as its defaults, with the name of the text.
 
 Errors are standard errors over windows of the text, because the tokens of a window are not independent.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int64
 
 from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress, silent
@@ -26,21 +24,20 @@ from memlm.errors import InvalidInput
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import KnnDefaults
+from memlm.indexing.fitting import Evidence, Trial, fit_lam, gain_of, grid_search, nats_of
 from memlm.indexing.option_trials import EncodedText, try_lists, try_pointers
+from memlm.indexing.passages import sample_prompts
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.retrieval.adaptive import AdaptiveLam, features_of, fit
+from memlm.retrieval.adaptive import AdaptiveLam
 from memlm.retrieval.encoder import BLOCK_WINDOWS, Encoder, text_windows
-from memlm.retrieval.interpolation import neighbor_logweights
 from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.skipping import find_skip_threshold
 from memlm.retrieval.store import ModelStore
 
 LARGEST_K = 512
 SHOWN_LOSS = 0.001  # nats per token that skipping is reported for, if no loss is allowed
-WORTH_MORE_K = 0.01  # nats per token below which more neighbors are not worth their time
 RETRIEVE_LISTS = 64  # are searched at least for the neighbors that everything is chosen from
 TRIAL_TOKENS = 8192  # of the text, on which lists and pointers are tried
-TEMPERATURE_STEPS = tuple(2.0 ** (step / 2) for step in range(-10, 7))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +77,6 @@ class TuneReport:
     tuned_on: str
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Q positions of the text: the model's log-probability of the target and of the likeliest token, the number of the
-    window, the neighbors, and whether each of these names the target. `texts` are the first ones, for trials.
-    """
-
-    lm_logprobs_Q: Float32[np.ndarray, " Q"]
-    max_logprobs_Q: Float32[np.ndarray, " Q"]
-    windows_Q: Int64[np.ndarray, " Q"]
-    found: Neighbors
-    agrees_QK: Bool[np.ndarray, "Q K"]
-    texts: tuple[EncodedText, ...] = ()
-
-
 def tune(
     model: str | Path | Checkpoint,
     store: str | Path,
@@ -107,10 +90,10 @@ def tune(
 ) -> TuneReport:
     """Tunes a datastore on text that neither it nor the model has seen, and keeps the result as the store's defaults.
 
-    Reads at most `max_tokens` tokens. Keeps an adaptive λ if it is better by more than twice its standard error. With
-    `skip_loss`, keeps a threshold above which nothing is searched, and with `pointer_loss` a number of pointers that
-    replace a search, if each costs at most so many nats per token. Raises InvalidInput for texts without a token and
-    for a store without entries.
+    Reads at most `max_tokens` tokens, and pieces of the store's documents. Keeps an adaptive λ if it costs these tokens
+    at most half a percent of the perplexity of the model alone. With `skip_loss`, keeps a threshold above which nothing
+    is searched, and with `pointer_loss` a number of pointers that replace a search, if each costs at most so many nats
+    per token. Raises InvalidInput for texts without a token and for a store without entries.
     """
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     with Datastore.open(store) as datastore:
@@ -122,9 +105,10 @@ def tune(
         largest = RetrievalParams(k=min(largest_k, max(1, datastore.snapshot.num_entries)))
         start = Retriever.of([model_store], largest)
         evidence = _retrieve(checkpoint, start, texts, max_tokens, progress)
-        k, temperature, lam = grid_search(evidence, start.temperature)
+        own = _own_text(model_store, checkpoint, start.k, progress)
+        k, temperature, lam = grid_search(evidence, start.temperature, own)
         tuned_on = texts.label + f" ({len(evidence.lm_logprobs_Q)} tokens)"
-        report, adaptive = _fit_adaptive(evidence, k, temperature, lam, skip_loss, tuned_on)
+        report, adaptive = _fit_adaptive(evidence, own, k, temperature, lam, skip_loss, tuned_on)
         chosen = replace(start, k=k, lam=lam, temperature=temperature, skip_retrieval_above=None, min_pointers=None)
         nprobe, nprobe_loss = try_lists(evidence.texts, chosen, progress)
         report = replace(report, nprobe=nprobe, nprobe_loss=nprobe_loss)
@@ -152,27 +136,20 @@ def tune(
 
 
 def _fit_adaptive(
-    evidence: Evidence, k: int, temperature: float, lam: float, skip_loss: float | None, tuned_on: str
+    evidence: Evidence,
+    own: Evidence | None,
+    k: int,
+    temperature: float,
+    lam: float,
+    skip_loss: float | None,
+    tuned_on: str,
 ) -> tuple[TuneReport, AdaptiveLam]:
     """Fits an adaptive λ, and evaluates it, one λ, and skipping."""
-    lm_Q = np.exp(evidence.lm_logprobs_Q.astype(np.float64))
-    knn_Q = dict(knn_probabilities(evidence, temperature))[k]
-    found = evidence.found.first(k)
-    features_QF = features_of(
-        found, neighbor_logweights(found.distances_QK, temperature), temperature, evidence.max_logprobs_Q
-    )
-    fixed_Q = lam * knn_Q + (1 - lam) * lm_Q
-    adapted_Q, half_Q = np.empty_like(fixed_Q), evidence.windows_Q % 2 == 0
-    for fitted, held_out in ((half_Q, ~half_Q), (~half_Q, half_Q)):
-        if not (fitted.any() and held_out.any()):  # there is one window alone
-            adapted_Q = fixed_Q
-            break
-        lams_Q = fit(features_QF[fitted], lm_Q[fitted], knn_Q[fitted], lam).lams(features_QF[held_out])
-        adapted_Q[held_out] = lams_Q * knn_Q[held_out] + (1 - lams_Q) * lm_Q[held_out]
-    adaptive = fit(features_QF, lm_Q, knn_Q, lam)
+    new = Trial.of(evidence, k, temperature)
+    fitted = fit_lam(new, None if own is None else Trial.of(own, k, temperature), lam)
+    lm_Q, fixed_Q, adapted_Q, kept = new.lm_Q, new.mixed(lam), fitted.mixed_Q, fitted.kept
     gain, gain_error = gain_of(fixed_Q, lm_Q, evidence.windows_Q)
     adaptive_gain, adaptive_gain_error = gain_of(adapted_Q, fixed_Q, evidence.windows_Q)
-    kept = adaptive_gain > 2 * adaptive_gain_error
     threshold, share, loss = find_skip_threshold(
         lm_Q, adapted_Q if kept else fixed_Q, evidence.max_logprobs_Q, skip_loss or SHOWN_LOSS
     )
@@ -182,13 +159,13 @@ def _fit_adaptive(
         temperature=temperature,
         tokens=len(lm_Q),
         base_nats=-float(np.log(lm_Q).mean()),
-        knn_nats=_nats(fixed_Q),
+        knn_nats=nats_of(fixed_Q),
         gain=gain,
         gain_error=gain_error,
-        adaptive_nats=_nats(adapted_Q),
+        adaptive_nats=nats_of(adapted_Q),
         adaptive_gain=adaptive_gain,
         adaptive_gain_error=adaptive_gain_error,
-        adaptive_kept=bool(kept),
+        adaptive_kept=kept,
         skipped=share,
         skip_loss=loss,
         skip_retrieval_above=threshold,
@@ -201,32 +178,14 @@ def _fit_adaptive(
         nprobe_loss=0.0,
         tuned_on=tuned_on,
     )
-    return report, adaptive
+    return report, fitted.adaptive
 
 
-def _nats(probabilities_Q: Float[np.ndarray, " Q"]) -> float:
-    return -float(np.log(np.maximum(probabilities_Q, 1e-300)).mean())
-
-
-def gain_of(
-    new_Q: Float[np.ndarray, " Q"], old_Q: Float[np.ndarray, " Q"], windows_Q: Int64[np.ndarray, " Q"]
-) -> tuple[float, float]:
-    """Returns the nats per token that are saved, and the standard error over windows."""
-    saved_Q = np.log(np.maximum(new_Q, 1e-300)) - np.log(np.maximum(old_Q, 1e-300))
-    mean, count = float(saved_Q.mean()), int(windows_Q[-1]) + 1
-    spread_W = np.bincount(windows_Q, saved_Q - mean, minlength=count)
-    return mean, float(np.sqrt((spread_W**2).sum() * count / max(1, count - 1)) / len(saved_Q))
-
-
-def best_lam(lm_Q: Float[np.ndarray, " Q"], knn_Q: Float[np.ndarray, " Q"]) -> float:
-    """Returns the λ that maximizes the mean of log(λ knn + (1 - λ) lm), to 1e-6, by bisection on its derivative."""
-    low, high = 0.0, 1.0
-    with np.errstate(divide="ignore", invalid="ignore"):
-        while high - low > 1e-6:
-            lam = (low + high) / 2
-            slope = np.mean((knn_Q - lm_Q) / (lam * knn_Q + (1 - lam) * lm_Q))
-            low, high = (lam, high) if slope > 0 else (low, lam)
-    return round((low + high) / 2, 4)
+def _own_text(store: ModelStore, checkpoint: Checkpoint, k: int, progress: Progress) -> Evidence | None:
+    """Reads pieces of the store's documents as prompts. Returns None for documents that are too short."""
+    snapshot = store.snapshot
+    prompts = sample_prompts(snapshot, checkpoint, seed=snapshot.manifest.spec.seed, progress=progress)
+    return prompts.evidence(snapshot.search(prompts.keys_QD, k)) if len(prompts.ids_Q) else None
 
 
 def _retrieve(
@@ -272,38 +231,3 @@ def _retrieve(
             for _, group in groupby(first_windows, key=lambda each: each[0])
         ),
     )
-
-
-def grid_search(evidence: Evidence, scale: float) -> tuple[int, float, float]:
-    """Returns the best k, temperature and λ, with the smallest k that is nearly as good. Temperatures are multiples of
-    `scale`.
-    """
-    lm_Q = np.exp(evidence.lm_logprobs_Q.astype(np.float64))
-    best: dict[int, tuple[float, float, float]] = {}
-    for step in TEMPERATURE_STEPS:
-        temperature = scale * step
-        for k, knn_Q in knn_probabilities(evidence, temperature):
-            lam = best_lam(lm_Q, knn_Q)
-            nats = -float(np.mean(np.log(np.maximum(lam * knn_Q + (1 - lam) * lm_Q, 1e-300))))
-            best[k] = min(best.get(k, (math.inf, 0.0, 0.0)), (nats, temperature, lam))
-    least = min(nats for nats, _, _ in best.values())
-    k = min(k for k, (nats, _, _) in best.items() if nats <= least + WORTH_MORE_K)
-    _, temperature, lam = best[k]
-    return k, temperature, lam
-
-
-def knn_probabilities(evidence: Evidence, temperature: float) -> list[tuple[int, Float[np.ndarray, " Q"]]]:
-    """Returns p_kNN of every target for each k, from cumulative sums over the neighbors."""
-    nearest_Q1 = evidence.found.distances_QK[:, :1]
-    with np.errstate(invalid="ignore"):
-        weights_QK = np.exp((nearest_Q1 - evidence.found.distances_QK) / np.float32(temperature))
-    weights_QK = np.where(np.isfinite(evidence.found.distances_QK), weights_QK, 0.0).astype(np.float64)
-    total_QK = weights_QK.cumsum(axis=1)
-    agreeing_QK = np.where(evidence.agrees_QK, weights_QK, 0.0).cumsum(axis=1)
-    width = weights_QK.shape[1]
-    sizes = sorted({min(2**power, width) for power in range(width.bit_length() + 1)})
-    lm_Q = np.exp(evidence.lm_logprobs_Q.astype(np.float64))
-    return [
-        (k, np.where(total_QK[:, k - 1] > 0, agreeing_QK[:, k - 1] / np.maximum(total_QK[:, k - 1], 1e-300), lm_Q))
-        for k in sizes
-    ]

@@ -26,23 +26,30 @@ LEAST, MOST = 1e-4, 0.999
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveLam:
-    """Weights over standardized features: λ = sigmoid(bias + weights . (features - means) / scales)."""
+    """Weights over standardized features: λ = sigmoid(bias + weights . (features - means) / scales). It is least where
+    the nearest neighbor has a log_distance above `reach`.
+    """
 
     bias: float
     weights: tuple[float, ...]
     means: tuple[float, ...]
     scales: tuple[float, ...]
+    reach: float | None = None
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> AdaptiveLam:
         """Takes the fields as a store's manifest holds them."""
-        return cls(fields["bias"], *(tuple(fields[name]) for name in ("weights", "means", "scales")))
+        weights, means, scales = (tuple(fields[name]) for name in ("weights", "means", "scales"))
+        return cls(fields["bias"], weights, means, scales, fields.get("reach"))
 
     def lams(self, features_QF: Float[np.ndarray, "Q F"]) -> Float32[np.ndarray, " Q"]:
         """Returns λ at each position."""
         scaled_QF = (features_QF - np.array(self.means)) / np.array(self.scales)
         logits_Q = np.clip(self.bias + scaled_QF @ np.array(self.weights), -30, 30)
-        return np.clip(1 / (1 + np.exp(-logits_Q)), LEAST, MOST).astype(np.float32)
+        lams_Q = np.clip(1 / (1 + np.exp(-logits_Q)), LEAST, MOST)
+        if self.reach is not None:
+            lams_Q = np.where(features_QF[:, 0] > self.reach, LEAST, lams_Q)
+        return lams_Q.astype(np.float32)
 
 
 def features_of(

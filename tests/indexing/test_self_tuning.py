@@ -1,5 +1,6 @@
 """A new store's defaults, from passages of its own documents."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -8,13 +9,16 @@ import torch
 from reference import decode_plainly
 from texts import make_text
 
-from memlm.data.corpus import Corpus
+from memlm.data.corpus import Corpus, Document
 from memlm.evaluation import evaluate
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.build import build_index
-from memlm.indexing.passages import PROMPT_TOKENS, TimeLimit, read_as_prompts, sample_passages
+from memlm.indexing.checks import _of_a_large_model
+from memlm.indexing.passages import PROMPT_TOKENS, TimeLimit, sample_passages, sample_prompts
+from memlm.indexing.self_tuning import _neighbors_of_new_text
 from memlm.language_model import load
 from memlm.model.catalog import MODELS
+from memlm.model.checkpoint import load_checkpoint
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -52,8 +56,8 @@ def test_a_prompt_is_read_without_what_stands_before_it(checkpoint, corpus_folde
     store = build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "s", check="none").path
     with Datastore.open(store) as datastore:
         snapshot = datastore.snapshot
-        prompts = read_as_prompts(snapshot, checkpoint, sample_passages(snapshot, checkpoint))
-        assert len(np.unique(prompts.passages_Q)) > 4
+        prompts = sample_prompts(snapshot, checkpoint, most=12)
+        assert len(np.unique(prompts.passages_Q)) == 12 > snapshot.num_documents
         np.testing.assert_array_equal(prompts.targets_Q, snapshot.values(prompts.ids_Q))
         place = snapshot.locate(prompts.ids_Q[:1])[0]
         assert place.token_offset > PROMPT_TOKENS
@@ -85,6 +89,52 @@ def test_a_new_store_is_tuned_on_its_own_documents(model_folder, corpus_folder, 
         assert shares[0] > shares[1]
 
 
+def _defaults(path):
+    with Datastore.open(path) as datastore:
+        return datastore.snapshot.defaults
+
+
+def test_a_slow_model_gives_the_same_defaults_or_the_report_says_that_checks_were_cut(
+    model_folder, tmp_path, monkeypatch
+):
+    texts = [Document(str(number), make_text(number, 150)) for number in range(6)]
+    fast = build_index(load_checkpoint(model_folder), texts, tmp_path / "fast")
+    slow_checkpoint = load_checkpoint(model_folder)
+    slow_checkpoint.decoder.register_forward_pre_hook(lambda module, inputs: time.sleep(0.2))
+    slow = build_index(slow_checkpoint, texts, tmp_path / "slow")
+    assert _defaults(slow.path) == _defaults(fast.path)
+    assert (fast.check_was_cut, slow.check_was_cut) == (False, False)
+    monkeypatch.setattr("memlm.indexing.checks.QUICK_S", 0.01)
+    cut = build_index(slow_checkpoint, texts, tmp_path / "cut")
+    assert cut.check_was_cut
+
+
+def test_a_larger_model_is_checked_on_fewer_positions(checkpoint, monkeypatch):
+    assert _of_a_large_model(checkpoint, 1024, 256) == 1024
+    parameters = sum(each.numel() for each in checkpoint.decoder.parameters())
+    monkeypatch.setattr("memlm.indexing.checks.QUICK_PARAMETERS", parameters // 2)
+    assert 500 < _of_a_large_model(checkpoint, 1024, 256) <= 512
+    monkeypatch.setattr("memlm.indexing.checks.QUICK_PARAMETERS", parameters // 100)
+    assert _of_a_large_model(checkpoint, 1024, 256) == 256
+
+
+def test_new_text_of_a_single_document_is_its_other_half(checkpoint, tmp_path):
+    store = build_index(checkpoint, [Document("one", make_text(1, 200))], tmp_path / "s", check="none").path
+    with Datastore.open(store) as datastore:
+        snapshot = datastore.snapshot
+        passages, middle = sample_passages(snapshot, checkpoint), snapshot.num_entries // 2
+        found, blocks_Q = _neighbors_of_new_text(snapshot, passages, 4)
+        first_id = int(passages.ids_Q.min())
+        assert (blocks_Q is None) == (len(np.unique(passages.passages_Q)) > 1)
+        assert (found.ids_QK >= 0).all()
+        late_QK = found.ids_QK >= first_id + middle
+        assert (late_QK != (passages.ids_Q >= first_id + middle)[:, None]).all()
+        keys_ND = snapshot.keys(first_id + np.arange(snapshot.num_entries)).astype(np.float32)
+        others = keys_ND[middle:] if passages.ids_Q[0] < first_id + middle else keys_ND[:middle]
+        distances = ((passages.keys_QD[0].astype(np.float16).astype(np.float32) - others) ** 2).sum(axis=1)
+        np.testing.assert_allclose(found.distances_QK[0], np.sort(distances)[:4], rtol=1e-3)
+
+
 @pytest.mark.real_model
 @needs_smollm2
 def test_an_untuned_store_continues_its_own_text(tmp_path):
@@ -102,3 +152,24 @@ def test_an_untuned_store_continues_its_own_text(tmp_path):
                 (token,) = lm.generate(prompt_token_ids=ids[place - 100 : place], max_tokens=1, temperature=0.0)
                 right += token.id == ids[place]
     assert right >= 9
+
+
+@pytest.mark.real_model
+@needs_smollm2
+def test_a_store_of_three_notes_continues_them_and_leaves_other_text_alone(tmp_path):
+    notes = [Document(name, (DOCS / name).read_text()[200:1300]) for name in ("service.md", "model.md", "security.md")]
+    report = build_index("smollm2", notes, tmp_path / "s", check="full")
+    assert report.entries < 1200
+    right, places = 0, 0
+    with load("smollm2", [tmp_path / "s"]) as lm:
+        for note in notes:
+            ids = lm.tokenize(note.text)
+            for place in np.random.default_rng(0).choice(np.arange(100, len(ids)), 4, replace=False):
+                (token,) = lm.generate(prompt_token_ids=ids[place - 100 : place], max_tokens=1, temperature=0.0)
+                right, places = right + (token.id == ids[place]), places + 1
+        foreign = Corpus([Document("foreign", (DOCS.parent / "LICENSE").read_text()[:3000])])
+        with_store = evaluate(lm, foreign).total.figures
+    with load("smollm2") as lm:
+        alone = evaluate(lm, foreign).total.figures
+    assert right >= 0.7 * places
+    assert with_store.token_perplexity <= 1.02 * alone.token_perplexity  # 1.017 when it was written

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from memlm.index.neighbors import Neighbors
-from memlm.indexing.tune import Evidence, _fit_adaptive, gain_of
+from memlm.indexing.fitting import Evidence, Trial, fit_lam, gain_of, nats_of
+from memlm.indexing.tune import _fit_adaptive
 from memlm.language_model import load
-from memlm.retrieval.adaptive import AdaptiveLam, features_of, fit
+from memlm.retrieval.adaptive import LEAST, AdaptiveLam, features_of, fit
 from memlm.retrieval.interpolation import neighbor_logweights
 from memlm.retrieval.skipping import find_skip_threshold
 
@@ -62,6 +63,31 @@ def test_fitting_finds_where_the_memory_is_right():
     assert np.abs(useless - fixed).mean() < 0.06
 
 
+def test_a_neighbor_beyond_reach_has_the_least_weight_and_old_stores_have_no_reach():
+    fields = {"bias": 2.0, "weights": [0.0] * 5, "means": [0.0] * 5, "scales": [1.0] * 5}
+    features_QF = np.array([[0.5, 0, 0, 0, 0], [1.5, 0, 0, 0, 0]])
+    assert AdaptiveLam.of(fields).lams(features_QF) == pytest.approx([0.8808, 0.8808], abs=1e-4)
+    near = AdaptiveLam.of({**fields, "reach": 1.0}).lams(features_QF)
+    assert near == pytest.approx([0.8808, LEAST], abs=1e-4)
+
+
+def test_stored_text_has_the_largest_weight_that_costs_new_text_nothing():
+    rng = np.random.default_rng(5)
+
+    def trial(distance, right, count=400):
+        features_QF = np.stack([rng.normal(distance, 0.5, count), *rng.normal(size=(4, count))], axis=1)
+        knn_Q = np.where(rng.random(count) < right, 0.9, 1e-3)
+        return Trial(features_QF, np.full(count, 0.2), knn_Q, np.arange(count) // 50)
+
+    own = trial(1.0, 0.98)
+    apart, mingled = fit_lam(trial(4.0, 0.02), own, 0.01), fit_lam(trial(1.2, 0.02), own, 0.01)
+    assert apart.kept
+    assert apart.adaptive.lams(own.features_QF).mean() > 0.8
+    for new, fitted in ((trial(4.0, 0.02), apart), (trial(1.2, 0.02), mingled)):
+        assert nats_of(new.mixed(fitted.adaptive)) < nats_of(new.lm_Q) + 0.01
+    assert mingled.adaptive.lams(own.features_QF).mean() < 0.3  # near neighbors of new text are wrong
+
+
 def test_a_lam_that_fits_noise_is_not_kept():
     rng = np.random.default_rng(4)
     found = Neighbors(
@@ -74,7 +100,7 @@ def test_a_lam_that_fits_noise_is_not_kept():
         found,
         np.repeat(rng.random((60, 1)) < 0.4, 4, axis=1),
     )
-    report, _ = _fit_adaptive(evidence, 4, 1.0, 0.3, None, "noise")
+    report, _ = _fit_adaptive(evidence, None, 4, 1.0, 0.3, None, "noise")
     assert report.adaptive_gain < 0  # fitted and judged on the same half, it would seem to be of use
     assert not report.adaptive_kept
 
