@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from memlm.api.generation import Accepted, Finished, FinishReason
@@ -23,6 +23,7 @@ _REASONS = {
     FinishReason.LENGTH: "length",
     FinishReason.TIME: "length",
 }
+_to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # json.dumps would make one each time
 
 
 def tokens_in(event: tuple[bytes, ...]) -> Sequence[generation_pb2.Token]:
@@ -40,9 +41,11 @@ class ChoiceAnswer:
     logprobs: dict[str, list[Any]] | None = None
     memory: dict[str, Any] | None = None
     finish_reason: str | None = None
-    _offset: int = field(default=0)
+    _offset: int = 0
+    _head: bytes = b""
 
     def __post_init__(self) -> None:
+        self._head = f'data: {_to_json(self.form.head)[:-1]},"choices":['.encode()  # of every event
         self.clear()
 
     def clear(self) -> None:
@@ -110,7 +113,7 @@ class ChoiceAnswer:
             content: dict[str, Any] = {"delta": delta}
         else:
             content = {"text": self.text}
-        data = server_sent({**self.form.head, "choices": [self._choice(content)]})
+        data = self._head + _to_json(self._choice(content)).encode() + b"]}\n\n"
         self.clear()
         return data
 
@@ -139,7 +142,7 @@ def usage_of(prompt_tokens: int, generated_tokens: int) -> dict[str, int]:
 
 def server_sent(value: Any) -> bytes:
     """A server-sent event."""
-    return b"data: " + json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _to_json(value).encode() + b"\n\n"
 
 
 def finite(logprob: float) -> float:

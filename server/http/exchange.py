@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -17,6 +18,7 @@ from memlm.server.http.schema import Schema, check, refuse_unknown
 
 JSON, EVENTS = "application/json", "text/event-stream; charset=utf-8"
 MAX_QUERY_PARAMETERS = 32
+DROPPED_BYTES, DROPPED_S = 32 << 20, 5.0  # of a refused body that are read, since a client may send all before it reads
 
 
 class Exchange:
@@ -130,7 +132,19 @@ class Exchange:
     ) -> None:
         """Sends a whole answer."""
         await self.begin(status, content_type, {"content-length": str(len(body)), **headers})
+        if not self._has_read:
+            await self.write(body)
+            await self._drop_body()
+            body = b""
         await self.write(body, more=False)
+
+    async def _drop_body(self) -> None:
+        size, more = 0, True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DROPPED_S):
+                while more and size < DROPPED_BYTES:
+                    message = await self._receive()
+                    more, size = message.get("more_body", False), size + len(message.get("body", b""))
 
     async def reply_json(self, value: Any, status: int = 200, headers: Mapping[str, str] = {}) -> None:
         await self.reply(json.dumps(value, allow_nan=False).encode(), status, headers=headers)

@@ -15,11 +15,12 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from memlm.api.datastores import NewDocument
+from memlm.base.storable import is_utf8
 from memlm.errors import InvalidInput
 
 MULTIPART = "multipart/form-data"
 JSON_LINES = (".jsonl", ".ndjson")
-PIECE_CHARACTERS = 1 << 18  # of a text that are stored at a time
+PIECE_CHARACTERS = 1 << 16  # of a text that are stored at a time
 MAX_LINE_BYTES = 4 << 20
 MAX_HEADER_BYTES = 8192  # of one file
 
@@ -171,6 +172,6 @@ class _Lines:
             name: value for name, value in row.items() if name not in ("id", "text", "title")
         }
         id_ = str(row.get("id") or f"{self.name}:{self._number}")
-        if not isinstance(text, str):
+        if not isinstance(text, str) or not is_utf8(text):
             raise InvalidInput(f"line {self._number} of {self.name!r} has a text that is none", field="files")
         yield NewDocument(id_, text, str(row.get("title") or ""), metadata)

@@ -1,0 +1,152 @@
+"""Datastores and operations over HTTP: search, documents from JSON and from files, remembering, deletion."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from running import PATIENCE_S, RunningServer
+from texts import make_text
+
+from memlm.client import Client
+
+
+@pytest.fixture(scope="module")
+def growing_web(
+    tmp_path_factory: pytest.TempPathFactory, model_folder: Path, corpus_folder: Path
+) -> Iterator[RunningServer]:
+    """A server whose datastore grows in the tests."""
+    folder = tmp_path_factory.mktemp("growing")
+    options = ("--threads", "1", "--http-port", "0", "--store-dir", str(folder / "stores"))
+    options += ("--corpus-root", str(corpus_folder), "--message-bytes", "100000", "--upload-bytes", "3000000")
+    with RunningServer(folder / "log", model_folder, options=options) as server:
+        with Client(server.address) as client:
+            client.datastores.build("docs", str(corpus_folder)).result(PATIENCE_S)
+        yield server
+
+
+@pytest.fixture
+def http(growing_web: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=growing_web.http_url, timeout=PATIENCE_S) as http:
+        yield http
+
+
+def ended(http: httpx.Client, reply: httpx.Response) -> dict[str, Any]:
+    """The operation of a reply, once it has ended."""
+    assert reply.status_code == 202, reply.text
+    operation = http.get(f"/v1/operations/{reply.json()['id']}", params={"wait_s": PATIENCE_S}).json()
+    assert operation["has_ended"], operation
+    return operation
+
+
+def ids_with(http: httpx.Client, words: str) -> list[str]:
+    found = http.post("/v1/datastores/docs/search", json={"text": words, "by": "words"}).json()["data"]
+    return [each["document_id"] for each in found]
+
+
+def test_the_figures_and_the_places_are_those_of_grpc(growing_web: RunningServer, http: httpx.Client) -> None:
+    with Client(growing_web.address) as client:
+        store = client.datastores.get("docs")
+        places = client.search("docs", "the memory", k=3)
+    shown = http.get("/v1/datastores/docs").json()
+    assert http.get("/v1/datastores").json()["data"] == [shown]
+    assert (shown["id"], shown["num_entries"], shown["lam"]) == ("docs", store.num_entries, store.lam)
+    for path in ("/v1/datastores/docs/search", "/v1/datastores/search"):
+        found = http.post(path, json={"text": "the memory", "k": 3}).json()["data"]
+        assert [(each["document_id"], each["token_offset"]) for each in found] == [
+            (place.document_id, place.token_offset) for place in places
+        ]
+    assert http.get("/v1/datastores/nowhere").status_code == 404
+
+
+def test_documents_come_as_json_and_go(http: httpx.Client) -> None:
+    documents = [{"id": f"json/{n}", "text": f"zebra number {n} walks", "metadata": {"n": n}} for n in range(3)]
+    operation = ended(http, http.post("/v1/datastores/docs/documents", json={"documents": documents}))
+    assert (operation["state"], operation["report"]["store"]) == ("done", "docs")
+    assert ids_with(http, "zebra number") == ["json/0", "json/1", "json/2"]
+    assert http.delete("/v1/datastores/docs/documents/json/1").json()["num_documents"] == 1
+    assert http.delete("/v1/datastores/docs/documents/json/1").status_code == 404
+    both = {"document_ids": ["json/0", "json/2"]}
+    assert http.post("/v1/datastores/docs/documents/delete", json=both).json()["num_documents"] == 2
+    assert ids_with(http, "zebra number") == []
+
+
+def test_a_text_is_remembered(http: httpx.Client) -> None:
+    reply = http.post("/v1/datastores/docs/remember", json={"text": "the gateway listens on port 7443"})
+    ended(http, reply)
+    assert ids_with(http, "gateway listens") == [reply.json()["document_id"]]
+    again = http.post("/v1/datastores/docs/remember", json={"text": "the gateway listens on port 7443"})
+    assert ended(http, again)["error"]["code"] == "AlreadyExists"
+
+
+def test_files_of_a_form_become_documents(http: httpx.Client) -> None:
+    long = make_text(3, 25_000) + " the yak é ends"  # several parts, and more than a message
+    rows = b'{"id": "row-1", "text": "a yak eats", "kind": "yak"}\n\n{"text": "a yak sleeps"}'
+    files = [("files", ("long.txt", long.encode())), ("files", ("rows.jsonl", rows))]
+    assert len(long) > 100_000
+    ended(http, http.post("/v1/datastores/docs/documents", files=files, params={"check": "none"}))
+    assert ids_with(http, "a yak") == ["row-1", "rows.jsonl:3"]
+    assert ids_with(http, "the yak é ends") == ["long.txt"]
+    assert http.post(
+        "/v1/datastores/docs/search", json={"text": "a yak", "by": "words", "where": {"kind": "yak"}}
+    ).json()["data"][0]["metadata"] == {"kind": "yak"}
+    again = ended(http, http.post("/v1/datastores/docs/documents", files=files[1:]))
+    assert (again["state"], again["error"]["code"]) == ("failed", "AlreadyExists")
+    replaced = http.post("/v1/datastores/docs/documents", files=files[1:], params={"replace": "true"})
+    assert ended(http, replaced)["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "content", "status"),
+    [
+        ("files", "a.txt", b"\xff\xfe", 400),
+        ("files", "a.txt", "é".encode()[:1], 400),
+        ("files", "a.txt", b"  ", 400),
+        ("files", "a.txt", b"a\0b", 400),
+        ("files", "a.jsonl", b"{", 400),
+        ("files", "a.jsonl", b'{"text": 1}', 400),
+        ("files", "a.jsonl", b'{"text": "\\ud800"}', 400),
+        ("replace", "a.txt", b"text", 400),
+        ("files", "a.txt", b"text " * 700_000, 413),
+    ],
+)
+def test_files_that_are_no_texts_are_refused(
+    http: httpx.Client, field: str, name: str, content: bytes, status: int
+) -> None:
+    before = http.get("/v1/datastores/docs").json()["manifest"]
+    reply = http.post("/v1/datastores/docs/documents", files=[(field, (name, content))])
+    assert reply.status_code == status, reply.text
+    assert http.get("/v1/datastores/docs").json()["manifest"] == before
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, 100, 150, -3, -50])
+def test_forms_that_break_off_are_refused(http: httpx.Client, cut: int) -> None:
+    boundary = "b" * 20
+    form = (
+        f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="a.txt"\r\n\r\n'
+        f"some text that is long enough to be cut\r\n--{boundary}--\r\n"
+    ).encode()
+    headers = {"content-type": f"multipart/form-data; boundary={boundary}"}
+    reply = http.post("/v1/datastores/docs/documents", content=form[:cut], headers=headers)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "InvalidInput"), reply.text
+    for kind in ("multipart/form-data", "multipart/form-data; boundary=", "multipart/form-data; boundary=other"):
+        reply = http.post("/v1/datastores/docs/documents", content=form, headers={"content-type": kind})
+        assert reply.status_code == 400, reply.text
+
+
+def test_operations_are_listed_cancelled_and_deleted(http: httpx.Client) -> None:
+    document = {"id": "last", "text": "the last document"}
+    operation = ended(http, http.post("/v1/datastores/docs/documents", json={"documents": [document]}))
+    page = http.get("/v1/operations", params={"page_size": 1}).json()
+    assert [each["id"] for each in page["data"]] == [operation["id"]]
+    assert http.get("/v1/operations", params={"page_token": page["next_page_token"]}).json()["data"]
+    assert http.post(f"/v1/operations/{operation['id']}/cancel").json() == {}  # has ended: without effect
+    assert http.delete(f"/v1/operations/{operation['id']}").json() == {}
+    assert http.get(f"/v1/operations/{operation['id']}").status_code == 404
+
+
+def test_a_server_without_jobs_says_so(web: RunningServer) -> None:
+    reply = httpx.post(f"{web.http_url}/v1/datastores/store/remember", json={"text": "a"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "Incompatible")
+    assert "--store-dir" in reply.json()["error"]["message"]
