@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -75,9 +75,9 @@ class RunningServer:
     def output(self) -> str:
         return self.log.read_text()
 
-    @property
+    @cached_property
     def http_url(self) -> str:
-        """The URL of the HTTP port, which is announced after the address."""
+        """The URL of the HTTP port, which is announced after the address. The log may be long when it is asked for."""
         wait_until(lambda: "/docs" in self.output)
         return self.output.split("  HTTP ", 1)[1].split()[0].removesuffix("/v1")
 
