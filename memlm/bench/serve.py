@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import statistics
 import subprocess
@@ -56,7 +57,8 @@ def bench_serve(model: Path | None, *, repeats: int, progress: Progress) -> dict
 
     `grpc_over_in_process` is the time per token through gRPC relative to in process, without the first token.
     `front_us_per_token` is the processor time of the front end for a token at 32 streams, and `tokens_per_event` the
-    number of tokens in an event. `append_over_prefill` is the tokens/s of a session's append relative to the bare
+    number of tokens in an event, and `http_us_per_token` and `http_tokens_per_event` are the same for completions over
+    HTTP. `append_over_prefill` is the tokens/s of a session's append relative to the bare
     decoder on equal pieces. `exit_idle_s` is the shutdown time of an idle server. `import_client_ms` is the import
     time of the client, `import_grpc_ms` of grpcio alone, and `import_and_connect_ms` of both.
     """
@@ -77,6 +79,7 @@ def bench_serve(model: Path | None, *, repeats: int, progress: Progress) -> dict
 
             remote, local = alternately(repeats, lambda: measured(client.generate), lambda: measured(lm.generate))
         many = [asyncio.run(_at_many(path, number, repeats, progress)) for number in range(repeats)]
+        over_http = [asyncio.run(_at_many_over_http(path, number, repeats, progress)) for number in range(repeats)]
         exits_s = [_exit_s(path) for _ in range(3)]
         appended, prefilled = _read_long(folder, texts, repeats, progress)
     loads_ms = _loads_ms(LOADS_A_REPEAT * repeats, progress)
@@ -91,6 +94,8 @@ def bench_serve(model: Path | None, *, repeats: int, progress: Progress) -> dict
         "streams": STREAMS,
         "front_us_per_token": statistics.median(us for us, _ in many),
         "tokens_per_event": statistics.median(tokens for _, tokens in many),
+        "http_us_per_token": statistics.median(us for us, _ in over_http),
+        "http_tokens_per_event": statistics.median(tokens for _, tokens in over_http),
         "append_over_prefill": reading,
         "append_over_prefill_least": reading_least,
         "append_over_prefill_most": reading_most,
@@ -113,6 +118,40 @@ async def _at_many(model: Path, number: int, repeats: int, progress: Progress) -
     progress("many streams", number + 1, repeats)
     tokens, events = (sum(each) for each in zip(*counts, strict=True))
     return 1e6 * spent_s / tokens, tokens / events
+
+
+async def _at_many_over_http(model: Path, number: int, repeats: int, progress: Progress) -> tuple[float, float]:
+    """The same for completions that are streamed over HTTP."""
+    port, http_port = _free_port(), _free_port()
+    with started_server(model, options=("--metrics-port", str(port), "--http-port", str(http_port))) as target:
+        async with AsyncClient(target) as client:
+            name = (await client.get_model()).name
+        drawn = partial(_drawn_over_http, http_port, name)
+        await asyncio.gather(*(drawn(seed) for seed in range(STREAMS)))
+        before_s = await asyncio.to_thread(_cpu_seconds, port)
+        counts = await asyncio.gather(*(drawn(seed) for seed in range(STREAMS, 2 * STREAMS)))
+        spent_s = await asyncio.to_thread(_cpu_seconds, port) - before_s
+    progress("many streams over HTTP", number + 1, repeats)
+    tokens, events = (sum(each) for each in zip(*counts, strict=True))
+    return 1e6 * spent_s / tokens, tokens / events
+
+
+async def _drawn_over_http(port: int, model: str, seed: int) -> tuple[int, int]:
+    """Tokens of some answers, and the events in which they came. The client is as small as can be."""
+    tokens = events = 0
+    while tokens < TOKENS:
+        asked = {"model": model, "prompt": PROMPT, "seed": seed, "max_tokens": TOKENS, "stream": True}
+        body = json.dumps({**asked, "stream_options": {"include_usage": True}})
+        head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
+        answer = await reader.read()
+        writer.close()
+        *_, usage = (line for line in answer.split(b"\n") if b'"usage":' in line)
+        tokens += json.loads(usage.removeprefix(b"data: "))["usage"]["completion_tokens"]
+        events += answer.count(b"data: ") - 2  # the usage, and the end
+        seed += 1_000_000
+    return tokens, events
 
 
 async def _drawn(client: AsyncClient, seed: int) -> tuple[int, int]:
