@@ -30,7 +30,7 @@ log = logging.getLogger("memlm.server")
 
 
 class HttpPort:
-    """Listens from its creation on, and answers once it has started."""
+    """Holds its address from its creation on, and accepts connections from its start on."""
 
     def __init__(self, config: ServerConfig, num_connections: int) -> None:
         """Raises InvalidInput for an address that is not available."""
@@ -62,6 +62,7 @@ class HttpPort:
             timeout_keep_alive=round(self._config.connection_idle_s),
         )
         self._server = _Server(settings, _tls(self._config))
+        self._socket.listen(settings.backlog)  # before the caller announces it; the task below begins later
         self._serving = asyncio.create_task(self._server.serve([self._socket]))
 
     async def stop(self, grace_s: float) -> None:
