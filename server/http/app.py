@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
@@ -28,6 +30,15 @@ SAFE = ("GET", "HEAD")
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
     "referrer-policy": "no-referrer",
+}
+
+# The playground shows texts of others: it runs its own modules only, and makes no element of a text.
+PLAYGROUND_HEADERS = {
+    "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",
 }
 
 log = logging.getLogger("memlm.server")
@@ -65,11 +76,7 @@ class HttpApp:
         for endpoint in ENDPOINTS:
             methods.setdefault(endpoint.path, {})[endpoint.method] = endpoint.handler
         routes: list[BaseRoute] = [Route(path, _Methods(self._service, each)) for path, each in methods.items()]
-        if PLAYGROUND.is_dir():
-            routes.append(Mount("/", StaticFiles(directory=PLAYGROUND, html=True)))
-        else:
-            routes.append(Route("/", _Methods(self._service, {"GET": _docs})))
-        return routes
+        return [*routes, Mount("/", _Playground(directory=PLAYGROUND, html=True))]
 
     async def _metrics(self, service: Service, exchange: Exchange) -> None:
         service.check_token(exchange)
@@ -78,6 +85,17 @@ class HttpApp:
 
     async def _openapi(self, service: Service, exchange: Exchange) -> None:
         await exchange.reply(self._document)
+
+
+class _Playground(StaticFiles):
+    """The files of the page at /."""
+
+    def file_response(
+        self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers.update(PLAYGROUND_HEADERS)
+        return response
 
 
 class _Methods:

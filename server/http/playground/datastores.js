@@ -1,0 +1,165 @@
+// The tab of the datastores: their figures, and what is added, searched for and deleted.
+
+import { call, ended, forget, pathOf, upload } from "./api.js";
+import { announce, button, byId, confirmed, el, figure, percent, plural, showError } from "./dom.js";
+
+const FOUND = 8;
+
+/** @param {import("./main.js").App} app */
+export function setUpDatastores(app) {
+  const cards = new Map();
+  app.onStores.push((stores) => {
+    for (const store of stores) {
+      if (!cards.has(store.name)) cards.set(store.name, new StoreCard(store.name, app));
+      cards.get(store.name).show(store);
+    }
+    byId("store-list").replaceChildren(...stores.map((store) => cards.get(store.name).element));
+    byId("store-none").hidden = stores.length > 0;
+  });
+}
+
+/** One datastore. */
+class StoreCard {
+  constructor(name, app) {
+    this.name = name;
+    this.app = app;
+    this.figures = el("dl", { class: "figures" });
+    this.work = el("div", { class: "work", role: "status" });
+    this.notice = el("div", {});
+    this.found = el("div", { class: "found" });
+    this.size = el("span", { class: "figure" });
+    this.element = el(
+      "section",
+      { class: "store", "aria-label": `Datastore ${name}` },
+      el("h2", {}, el("span", { class: "name" }, name), this.size),
+      this.figures,
+      this.notice,
+      this.work,
+      el("div", { class: "tools" }, this.#files(), this.#remember(), this.#search()),
+    );
+  }
+
+  /** @param {any} store */
+  show(store) {
+    this.size.textContent = `${plural(store.num_documents, "document")}, ${figure(store.num_entries)} entries`;
+    const rows = {
+      index: store.index || "–",
+      "bytes an entry": figure(store.bytes_per_entry, 0),
+      width: figure(store.dim),
+      "deleted documents": figure(store.num_deleted_documents),
+      k: figure(store.k),
+      λ: figure(store.lam),
+      temperature: figure(store.knn_temperature, 3),
+      "tuned on": store.tuned_on ?? "nothing",
+      commit: figure(store.manifest),
+    };
+    this.figures.replaceChildren(...Object.entries(rows).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+    if (store.problem) showError(this.notice, store.problem);
+  }
+
+  #files() {
+    const input = el("input", { type: "file", multiple: true, class: "unseen", id: `files-${this.name}`, onchange: () => this.#upload([...input.files]) });
+    const zone = el(
+      "div",
+      { class: "drop" },
+      input,
+      el("label", { for: input.id }, "Add files"),
+      el("span", { class: "hint" }, "or drop them here: text, or .jsonl with one document a line"),
+    );
+    const over = (isOver) => (event) => {
+      event.preventDefault();
+      zone.classList.toggle("is-over", isOver);
+    };
+    zone.addEventListener("dragover", over(true));
+    zone.addEventListener("dragleave", over(false));
+    zone.addEventListener("drop", (event) => {
+      over(false)(event);
+      this.#upload([...event.dataTransfer.files]);
+    });
+    return zone;
+  }
+
+  #remember() {
+    const text = el("textarea", { rows: "2", placeholder: "A text to remember", "aria-label": `Text to remember in ${this.name}` });
+    const title = el("input", { placeholder: "Title (optional)", "aria-label": "Its title" });
+    const send = async (event) => {
+      event.preventDefault();
+      if (!text.value.trim()) return;
+      const body = { text: text.value, ...(title.value ? { title: title.value } : {}) };
+      if (await this.#add(() => call("POST", pathOf(this.name, "/remember"), body))) text.value = title.value = "";
+    };
+    return el("form", { class: "remember", onsubmit: send }, text, el("div", { class: "line" }, title, el("button", {}, "Remember")));
+  }
+
+  #search() {
+    const text = el("input", { type: "search", placeholder: "Words to find", "aria-label": `Words to find in ${this.name}` });
+    const send = async (event) => {
+      event.preventDefault();
+      showError(this.notice);
+      try {
+        const answer = await call("POST", pathOf(this.name, "/search"), { text: text.value, by: "words", k: FOUND });
+        this.#showFound(answer.data, text.value);
+      } catch (error) {
+        showError(this.notice, error);
+      }
+    };
+    return el("form", { class: "search", role: "search", onsubmit: send }, el("div", { class: "line" }, text, el("button", {}, "Find")), this.found);
+  }
+
+  #showFound(places, words) {
+    const summary = places.length ? `${plural(places.length, "place")} with “${words}”` : `These words follow each other nowhere in ${this.name}.`;
+    announce(summary);
+    this.found.replaceChildren(
+      el("p", { class: "hint" }, summary),
+      ...places.map((place) =>
+        el(
+          "article",
+          { class: "source" },
+          el("h3", {}, el("span", { class: "name" }, place.title || place.document_id), button("Forget…", () => this.#forget(place), { class: "danger", "aria-label": `Forget ${place.title || place.document_id}` })),
+          el("blockquote", {}, el("p", {}, "… ", place.snippet, " …"), el("footer", {}, `line ${figure(place.line)}`)),
+        ),
+      ),
+    );
+  }
+
+  async #forget(place) {
+    const name = place.title || place.document_id;
+    if (!(await confirmed(`Delete “${name}” from the datastore “${this.name}” for good?`, "Delete it"))) return;
+    showError(this.notice);
+    try {
+      await forget(this.name, place.document_id);
+      this.found.replaceChildren();
+      this.work.textContent = `${name} is deleted. Nothing will be generated from it again.`;
+      await this.app.refreshStores();
+    } catch (error) {
+      showError(this.notice, error);
+    }
+  }
+
+  async #upload(files) {
+    if (!files.length) return;
+    await this.#add(() => upload(pathOf(this.name, "/documents"), files, (share) => this.#progress("sending", share)));
+  }
+
+  /** Starts an operation, and shows its progress to its end. @returns {Promise<boolean>} whether it succeeded */
+  async #add(start) {
+    showError(this.notice);
+    this.#progress("sending", 0);
+    try {
+      const operation = await ended(await start(), ({ phase, state, done, total }) => this.#progress(phase || state, total ? done / total : 0));
+      this.work.textContent = `Added. ${plural(operation.report.num_documents, "document")} now.`;
+      await this.app.refreshStores();
+      return true;
+    } catch (error) {
+      this.work.replaceChildren();
+      showError(this.notice, error);
+      return false;
+    }
+  }
+
+  #progress(phase, share) {
+    const meter = el("progress", { max: "1", "aria-label": `Adding to ${this.name}` });
+    meter.value = share;
+    this.work.replaceChildren(meter, el("span", {}, ` ${phase} ${percent(share)}`));
+  }
+}

@@ -1,0 +1,135 @@
+// A text in the making: its tokens, the strip chart, a line of figures, and what went wrong.
+
+import { LostConnection } from "./api.js";
+import { hideCard, showCard } from "./card.js";
+import { StripChart } from "./chart.js";
+import { announce, button, el, figure, percent, plural, showError } from "./dom.js";
+import { generate, meanShare } from "./generation.js";
+import { TokenView } from "./tokens.js";
+
+const REASONS = { stop: "ended by itself", length: "ended by its length" };
+
+/** Dispatches `change` when tokens have come or the text has ended, and `pin` when another token is chosen. */
+export class Pane extends EventTarget {
+  /** @param {string} title @param {{isChat?: boolean, prompt?: string, hasTitle?: boolean}} [options] */
+  constructor(title, { isChat = false, prompt = "", hasTitle = false } = {}) {
+    super();
+    this.title = title;
+    this.isChat = isChat;
+    this.isRunning = false;
+    this.memory = {};
+    this.view = new TokenView(title);
+    this.chart = new StripChart();
+    this.status = el("p", { class: "status" });
+    this.notice = el("div", { class: "notice" });
+    const text = el("div", { class: "text" }, prompt ? el("span", { class: "prompt" }, prompt) : null, this.view.element);
+    const heading = el("h2", { class: hasTitle ? "pane-title" : "unseen" }, title);
+    this.element = el("section", { class: "pane", "aria-label": title }, heading, text, this.notice, this.chart.element, this.status);
+    for (const source of [this.view, this.chart]) {
+      source.addEventListener("show", (event) => this.#point(event.detail));
+      source.addEventListener("pin", (event) => this.pin(event.detail));
+    }
+  }
+
+  get tokens() {
+    return this.view.tokens;
+  }
+
+  get text() {
+    return this.tokens.map((token) => token.text).join("");
+  }
+
+  get seed() {
+    return this.memory.seed;
+  }
+
+  /** Generates, and returns once the text has ended. @param {object} body */
+  async run(body) {
+    this.body = body;
+    this.isRunning = true;
+    this.controller = new AbortController();
+    this.element.setAttribute("aria-busy", "true");
+    showError(this.notice);
+    const startedMs = performance.now();
+    let ending = "stopped";
+    try {
+      for await (const part of generate(this.isChat, body, this.controller.signal)) {
+        const { tokens: _, ...figures } = part.memory;
+        this.memory = { ...this.memory, ...figures };
+        this.view.add(part.tokens);
+        if (part.reason) ending = REASONS[part.reason] ?? part.reason;
+        this.#changed();
+      }
+    } catch (error) {
+      ending = this.#failed(error);
+    } finally {
+      this.isRunning = false;
+      this.element.removeAttribute("aria-busy");
+      this.#settle(ending, (performance.now() - startedMs) / 1000);
+    }
+  }
+
+  stop() {
+    this.controller?.abort();
+  }
+
+  /** @param {number | null} number the chosen token, once more to leave it */
+  pin(number) {
+    this.view.pin(number === this.view.pinned ? null : number);
+    if (number !== null) announce(this.view.describe(number));
+    this.dispatchEvent(new Event("pin"));
+  }
+
+  /** Marks the tokens that a document contributed to. @param {Set<number>} numbers */
+  highlight(numbers) {
+    this.view.mark("is-from", numbers);
+    this.chart.mark(numbers);
+  }
+
+  #point(number) {
+    const span = number === null ? undefined : this.view.spans.get(number);
+    this.chart.point(number);
+    if (span) showCard(this.tokens[number], span);
+    else hideCard();
+  }
+
+  #changed() {
+    if (this.isWaiting) return;
+    this.isWaiting = true;
+    requestAnimationFrame(() => {
+      this.isWaiting = false;
+      this.chart.draw(this.tokens);
+      this.dispatchEvent(new Event("change"));
+    });
+  }
+
+  #failed(error) {
+    if (error.name === "AbortError") return "stopped";
+    showError(this.notice, error);
+    if (!(error instanceof LostConnection)) return "failed";
+    this.notice.append(button(this.isChat ? "Start again" : "Go on", () => this.#goOn()));
+    return "broken off";
+  }
+
+  /** Goes on where the connection was lost. A chat's reply begins anew with its seed, which gives the same text. */
+  #goOn() {
+    if (!this.isChat) {
+      const left = this.body.max_tokens - this.tokens.length;
+      return this.run({ ...this.body, prompt: this.body.prompt + this.text, max_tokens: Math.max(1, left) });
+    }
+    this.view.clear();
+    return this.run(this.seed === undefined ? this.body : { ...this.body, seed: this.seed });
+  }
+
+  #settle(ending, seconds) {
+    const count = this.tokens.length;
+    const parts = [plural(count, "token"), `${percent(meanShare(this.tokens))} from memory`, ending];
+    if (this.seed !== undefined) parts.push(`seed ${this.seed}`);
+    if (count > 1 && seconds > 0) parts.push(`${figure(count / seconds, count / seconds < 10 ? 1 : 0)} tokens/s`);
+    this.status.textContent = parts.join(" · ");
+    announce(`${this.title}: ${parts.slice(0, 3).join(", ")}`);
+    this.chart.draw(this.tokens);
+    this.dispatchEvent(new Event("change"));
+    this.dispatchEvent(new Event("end"));
+  }
+}

@@ -1,0 +1,311 @@
+"""The page at /: its files and headers, and in a headless Chromium what a reader does with it."""
+
+import re
+import shutil
+import urllib.request
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playground_page import NARROW, PROMPT, TOKENS, WIDE, Page
+from running import RunningServer, Wire
+
+from memlm.client import Client
+from memlm.server.http import app
+from memlm.server.http.app import PLAYGROUND
+
+BROWSER, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
+AXE = Path(__file__).parents[3] / "node_modules/axe-core/axe.min.js"
+MAX_BYTES = 100_000
+TABS = ("complete", "chat", "trace", "datastores", "about")
+
+
+@pytest.fixture(scope="session")
+def driver() -> Iterator[Any]:
+    if BROWSER is None or DRIVER is None:
+        pytest.skip("no chromium and chromedriver: install Debian's packages chromium and chromium-driver")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def page(driver: Any) -> Iterator[Page]:
+    page = Page(driver)
+    page.resize(WIDE)
+    yield page
+    page.assert_quiet()
+
+
+@pytest.fixture
+def own_web(tmp_path: Path, model_folder: Path, own_store: Path) -> Iterator[RunningServer]:
+    """A server whose datastore may be changed."""
+    options = ("--threads", "1", "--http-port", "0", "--store-dir", str(tmp_path))
+    with RunningServer(tmp_path / "log", model_folder, own_store, options=options) as server:
+        yield server
+
+
+# Without a browser
+
+
+def test_the_files_are_few_and_fetch_nothing_from_elsewhere() -> None:
+    files = [path for path in PLAYGROUND.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < MAX_BYTES
+    assert {path.suffix for path in files} == {".html", ".css", ".js", ".svg"}
+    for path in files:
+        text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"\w+://|@import|url\(|(?<!\{)\bimport\(", text), path.name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|Function\(", text), (
+            path.name
+        )
+        assert not re.search(r"<style|\sstyle=|\son\w+=", text), path.name
+        for module in re.findall(r'from "([^"]+)"', text):
+            assert (PLAYGROUND / module).is_file(), module
+
+
+@pytest.mark.parametrize("path", ["/", *sorted(f"/{path.name}" for path in PLAYGROUND.iterdir())])
+def test_every_file_has_the_policy(web: RunningServer, path: str) -> None:
+    with urllib.request.urlopen(web.http_url + path) as answer:
+        policy = answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+    assert "default-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert policy == app.PLAYGROUND_HEADERS["content-security-policy"]
+
+
+# In a browser
+
+
+def test_a_text_streams_in_shaded_by_the_share_of_memory(page: Page, web: RunningServer) -> None:
+    page.open(web.http_url)
+    page.complete()
+    with Client(web.address) as client:
+        tokens = list(client.generate(PROMPT, max_tokens=TOKENS, temperature=0, lam=0.5))
+    shown = [token for token in tokens if token.text]
+    assert page.texts(".token") == [token.text for token in shown]
+    shares = page.js(
+        "return [...document.querySelectorAll('.token')].map((each) => each.style.getPropertyValue('--share'))"
+    )
+    assert list(map(float, shares)) == pytest.approx([token.knn_share for token in shown], abs=2e-3)
+    assert f"{TOKENS} tokens" in page.texts(".status")[0]
+    assert not page.js("return document.querySelector('.chart').hidden")
+
+
+def test_tokens_come_before_the_end(page: Page, narrow_web: RunningServer) -> None:
+    page.open(narrow_web.http_url)
+    page.begin(PROMPT, 20_000)
+    page.until(lambda: len(page.all(".token")) > 3)
+    assert page.texts(".pane .status") == [""]
+    page.click("#run")  # which stops it
+    page.until_ended()
+    assert "stopped" in page.texts(".status")[0]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_shades_are_monotone_in_lightness_and_legible(page: Page, web: RunningServer, scheme: str) -> None:
+    page.resize(WIDE, scheme)
+    page.open(web.http_url)
+    page.complete()
+    colors = page.js("""
+        const span = document.querySelector(".token");
+        const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
+        const rgb = (color) => {
+          canvas.fillStyle = color;
+          canvas.fillRect(0, 0, 1, 1);
+          return [...canvas.getImageData(0, 0, 1, 1).data];
+        };
+        const found = [rgb(getComputedStyle(span).color)];
+        for (let share = 0; share <= 20; share += 1) {
+          span.style.setProperty("--share", share / 20);
+          found.push(rgb(getComputedStyle(span).backgroundColor));
+        }
+        return found;
+    """)
+    ink, *shades = map(luminance, colors)
+    steps = [other - one for one, other in pairwise(shades)]
+    assert all(step < 0 for step in steps) or all(step > 0 for step in steps)
+    assert min((max(ink, shade) + 0.05) / (min(ink, shade) + 0.05) for shade in shades) >= 4.5
+
+
+def luminance(color: list[int]) -> float:
+    """The relative luminance of WCAG."""
+    parts = [each / 255 for each in color[:3]]
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+    return sum(weight * each for weight, each in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_a_card_shows_the_figures_of_a_token(page: Page, web: RunningServer) -> None:
+    from selenium.webdriver import ActionChains
+
+    page.open(web.http_url)
+    page.complete()
+    with Client(web.address) as client:
+        token = next(iter(client.generate(PROMPT, max_tokens=1, temperature=0, lam=0.5, top_logprobs=5)))
+    assert not page.one("#card").is_displayed()
+    ActionChains(page.driver).move_to_element(page.one(".token")).perform()
+    page.until(lambda: page.one("#card").is_displayed())
+    assert "λ 0.50" in page.one("#card").text
+    rows = [row.split()[:2] for row in page.one("#card tbody").text.splitlines()]
+    assert [name for name, _ in rows] == ["mixture", "model", "memory"]
+    assert float(rows[0][1]) == pytest.approx(token.logprob, abs=0.011)
+    assert float(rows[1][1]) == pytest.approx(token.lm_logprob, abs=0.011)
+    assert len(page.all("#card li")) == len({each.text for each in token.top_logprobs})
+    ActionChains(page.driver).move_to_element(page.one("h1")).perform()
+    page.until(lambda: not page.one("#card").is_displayed())
+
+
+def test_keys_walk_along_the_tokens(page: Page, web: RunningServer) -> None:
+    page.open(web.http_url)
+    page.complete()
+    assert page.js("return document.querySelectorAll('.token[tabindex=\"0\"]').length") == 1
+    page.js("document.querySelector('.token').focus()")
+    page.driver.switch_to.active_element.send_keys("\ue014\ue014")  # right, right
+    assert page.js("return [...document.querySelectorAll('.token')].indexOf(document.activeElement)") == 2
+    assert page.one("#card").is_displayed()
+    page.driver.switch_to.active_element.send_keys("\ue007")  # Enter
+    assert page.driver.switch_to.active_element.get_attribute("aria-pressed") == "true"
+    page.driver.switch_to.active_element.send_keys("\ue00c")  # Escape
+    assert not page.one("#card").is_displayed()
+
+
+def pin_a_token_of_memory(page: Page) -> str:
+    """Pins the first token with a share of a half or more, and returns its text."""
+    page.js("""[...document.querySelectorAll(".token")]
+        .find((each) => Number(each.style.getPropertyValue("--share")) >= 0.5 && each.textContent.trim()).click()""")
+    return page.one('.token[aria-pressed="true"]').get_attribute("textContent")
+
+
+def test_a_token_leads_to_its_passages_and_a_document_to_its_tokens(page: Page, web: RunningServer) -> None:
+    page.open(web.http_url)
+    page.complete()
+    text = pin_a_token_of_memory(page)
+    assert page.texts(".pinned h3") == [text.replace(" ", "␣")]
+    assert set(page.texts(".pinned strong")) == {text}
+    names = page.texts(".pinned .document")
+    assert names
+    assert len(names) == len(set(names))  # grouped
+    passages = page.texts(".pinned blockquote p")
+    assert len(passages) == len(set(passages))  # folded
+    # And from a document to its tokens.
+    page.click(".documents .document")
+    marked = page.all(".token.is-from")
+    assert marked
+    with Client(web.address) as client:
+        options = {"max_tokens": TOKENS, "temperature": 0, "lam": 0.5, "neighbors": 8}
+        tokens = list(client.generate(PROMPT, **options))
+    document = page.texts('.documents [aria-pressed="true"]')[0]
+    wanted = [
+        token.text for token in tokens
+        if any(n.token_id == token.id and n.document_id == document for n in token.neighbors) and token.knn_share > 0.1
+    ]  # fmt: skip
+    assert set(wanted) <= set(page.texts(".token.is-from"))
+    page.click(".documents .document")
+    assert not page.all(".token.is-from")
+
+
+def test_the_model_alone_stands_beside_the_text(page: Page, web: RunningServer) -> None:
+    page.open(web.http_url)
+    page.click("#side-by-side")
+    page.complete(num_panes=2)
+    assert page.texts(".pane-title") == ["With memory", "The model alone"]
+    with Client(web.address) as client:
+        alone = str(client.generate(PROMPT, max_tokens=TOKENS, temperature=0, use_store=False).result())
+    assert "".join(page.texts(".pane:nth-child(2) .token")) == alone
+    assert "0 % from memory" in page.texts(".status")[1]
+    assert page.all(".pane:nth-child(2) .token.is-different")
+
+
+def test_a_forgotten_document_is_gone_after_a_confirmation(page: Page, own_web: RunningServer) -> None:
+    page.open(own_web.http_url)
+    page.complete()
+    page.click(".documents .document")
+    name = page.texts('.documents [aria-pressed="true"]')[0]
+    page.button("Forget…").click()
+    page.button("Keep it").click()
+    with Client(own_web.address) as client:
+        assert client.datastores.get().num_deleted_documents == 0
+        page.button("Forget…").click()
+        page.button("Delete it").click()
+        page.until(lambda: page.texts(".forgotten") or page.texts(".error"))
+        page.until_ended(2)
+        assert client.datastores.get().num_deleted_documents == 1
+    assert page.texts(".pane-title")[-1] == f"After forgetting {name}"
+    assert page.js("return document.querySelector('.status:last-child')") is not None
+
+
+def test_a_lost_connection_is_said_and_the_text_goes_on(page: Page, narrow_web: RunningServer) -> None:
+    wire = Wire(narrow_web.http_url.removeprefix("http://"))
+    try:
+        page.open(f"http://{wire.address}")
+        page.begin(PROMPT, 20_000)
+        page.until(lambda: len(page.all(".token")) > 3)
+        wire.cut()
+        page.until(lambda: page.texts(".pane .error"))
+        assert page.texts(".pane .error") == ["The connection was lost."]
+        count = len(page.all(".token"))
+        page.button("Go on").click()
+        page.until(lambda: page.texts(".pane .error") == ["The server cannot be reached."])
+        wire.mend()
+        page.button("Go on").click()
+        page.until(lambda: len(page.all(".token")) > count)
+        assert not page.texts(".pane .error")
+        page.click("#run")
+        page.until_ended()
+    finally:
+        wire.close()
+
+
+def test_an_error_shows_the_servers_message(page: Page, web: RunningServer) -> None:
+    page.open(web.http_url)
+    page.begin(PROMPT, 5, temperature=-1)
+    page.until(lambda: page.texts(".pane .error"))
+    assert page.texts(".pane .error") == ["temperature is -1; expected at least 0"]
+
+
+def test_markup_of_a_text_stays_text(page: Page, web: RunningServer) -> None:
+    page.open(web.http_url)
+    page.complete("<img src=x onerror=alert(1)><b>the", 4)
+    assert page.texts(".prompt") == ["<img src=x onerror=alert(1)><b>the"]
+    assert not page.all(".text img, .text b")
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_nothing_is_wider_than_the_screen(page: Page, web: RunningServer, size: tuple[int, int]) -> None:
+    page.resize(size)
+    page.open(web.http_url)
+    page.complete()
+    pin_a_token_of_memory(page)
+    for tab in TABS:
+        page.click(f"#{tab}-tab")
+        assert page.js("return document.documentElement.scrollWidth") <= size[0]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(page: Page, web: RunningServer, scheme: str) -> None:
+    if not AXE.is_file():
+        pytest.skip("no axe-core: run `npm install axe-core` in the repository's root")
+    page.resize(WIDE, scheme)
+    page.open(web.http_url)
+    page.complete()
+    pin_a_token_of_memory(page)
+    page.click(".documents .document")
+    page.js(AXE.read_text(encoding="utf-8"))
+    for tab in TABS:
+        page.click(f"#{tab}-tab")
+        found = page.driver.execute_async_script(
+            "const done = arguments[0]; axe.run().then((found) => done(found.violations))"
+        )
+        shown = [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found]
+        assert shown == [], tab
