@@ -25,6 +25,7 @@ WORTH_MORE_K = 0.01  # nats per token below which more neighbors are not worth t
 TEMPERATURE_STEPS = tuple(2.0 ** (step / 2) for step in range(-10, 7))
 OWN_SHARES = (0.1, 0.05, 0.03, 0.01)  # weights of text that the store holds (docs/log, 2026-11-25-tiny-stores)
 SMALL_LOSS = 0.005  # nats per token that new text may lose over the model alone
+PRICE = 0.03  # nats per token that new text may lose over the fixed λ, for right prompts and safety on foreign text
 FOLDS = 4
 LEAST_START = 0.1  # of a fit with stored text: from a smaller λ the search may end where no gradient is left
 NEAR_SHARE = 0.9  # of new text is nearer to the store than the farthest neighbor that counts
@@ -114,8 +115,8 @@ class LamFit:
 
 def fit_lam(new: Trial, own: Trial | None, lam: float) -> LamFit:
     """Fits an adaptive λ to new text and, if there is any, text that the store holds. With it, λ is kept at the largest
-    weight of this text with which new text loses next to nothing over the model alone. Without it, λ is kept if it is
-    better than the fixed one by more than twice the standard error.
+    weight of this text with which new text loses next to nothing over the model alone, and little over the fixed λ.
+    Without it, λ is kept if it is better than the fixed one by more than twice the standard error.
     """
     if own is None or not len(own.lm_Q):
         mixed_Q = _cross_fitted(new, None, lam, 0.0)
@@ -123,13 +124,14 @@ def fit_lam(new: Trial, own: Trial | None, lam: float) -> LamFit:
         return LamFit(_fit(new, None, lam, 0.0), mixed_Q, bool(gain > 2 * error))
     for share in OWN_SHARES:
         mixed_Q = _cross_fitted(new, own, lam, share)
-        if kept := nats_of(mixed_Q) <= nats_of(new.lm_Q) + SMALL_LOSS:
+        loss, error = gain_of(new.mixed(lam), mixed_Q, new.windows_Q)
+        if kept := nats_of(mixed_Q) <= nats_of(new.lm_Q) + SMALL_LOSS and loss <= PRICE + error:
             break
     return LamFit(_fit(new, own, lam, share), mixed_Q, kept)
 
 
 def _fit(new: Trial, own: Trial | None, start: float, share: float) -> AdaptiveLam:
-    """Fits an adaptive λ. It trusts no neighbor that is farther than most of new text's are."""
+    """Fits an adaptive λ. It trusts no neighbor that is farther than most of new text's are, unless that costs much."""
     weighted = [(new, 1 - share), *([(own, share)] if own is not None else [])]
     shares_Q = np.concatenate([np.full(len(trial.lm_Q), weight / len(trial.lm_Q)) for trial, weight in weighted])
     features_QF, lm_Q, knn_Q = (
@@ -137,7 +139,8 @@ def _fit(new: Trial, own: Trial | None, start: float, share: float) -> AdaptiveL
     )
     begin = start if own is None else max(start, LEAST_START)
     fitted = fit(features_QF, lm_Q, knn_Q, begin, shares_Q)
-    return replace(fitted, reach=float(np.quantile(new.features_QF[:, 0], NEAR_SHARE)))
+    near = replace(fitted, reach=float(np.quantile(new.features_QF[:, 0], NEAR_SHARE)))
+    return near if nats_of(new.mixed(near)) <= nats_of(new.mixed(fitted)) + PRICE else fitted
 
 
 def _cross_fitted(new: Trial, own: Trial | None, start: float, share: float) -> Float64[np.ndarray, " Q"]:

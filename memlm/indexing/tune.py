@@ -91,9 +91,9 @@ def tune(
     """Tunes a datastore on text that neither it nor the model has seen, and keeps the result as the store's defaults.
 
     Reads at most `max_tokens` tokens, and pieces of the store's documents. Keeps an adaptive λ if it costs these tokens
-    at most half a percent of the perplexity of the model alone. With `skip_loss`, keeps a threshold above which nothing
-    is searched, and with `pointer_loss` a number of pointers that replace a search, if each costs at most so many nats
-    per token. Raises InvalidInput for texts without a token and for a store without entries.
+    at most half a percent over the model alone, and 3 % over one λ. With `skip_loss`, keeps a threshold above which
+    nothing is searched, and with `pointer_loss` a number of pointers that replace a search, if each costs at most so
+    many nats per token. Raises InvalidInput for texts without a token and for a store without entries.
     """
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     with Datastore.open(store) as datastore:

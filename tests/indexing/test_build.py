@@ -28,8 +28,9 @@ from memlm.index.store.segment import Segment
 from memlm.indexing import build as indexing_build
 from memlm.indexing.build import add_to_index, build_index, compact_index, finish_build, windows_at_once
 from memlm.indexing.estimate import estimate_build
+from memlm.indexing.fitting import best_lam
 from memlm.indexing.quality import check_keys, measure_quality, sample_queries, sample_trial
-from memlm.indexing.tune import best_lam, tune
+from memlm.indexing.tune import tune
 from memlm.language_model import load
 from memlm.model import Decoder, Memorizing, ModelConfig
 from memlm.retrieval.encoder import Encoder, predictions_of
@@ -301,7 +302,7 @@ def test_tuning_finds_the_best_and_keeps_it(model_folder, corpus_folder, tmp_pat
     assert report.knn_nats < report.base_nats
     with load(model_folder, [tmp_path / "s"]) as lm:
         held_out = Corpus([corpus_folder / "doc-7.txt"])
-        tuned = evaluate(lm, held_out).total
+        tuned = evaluate(lm, held_out, lam=report.lam).total
         assert (tuned.k, tuned.lam, tuned.knn_temperature) == (report.k, report.lam, report.temperature)
         assert tuned.nll / tuned.tokens == pytest.approx(report.knn_nats, rel=1e-3)
         lams = [{"lam": report.lam * 0.7}, {"lam": min(1.0, report.lam * 1.3)}]
