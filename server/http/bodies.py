@@ -6,6 +6,7 @@ from typing import Any
 
 from memlm.api.datastores import CHECKS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
 from memlm.api.params import MAX_NEIGHBORS, MAX_SEED, MAX_STOP_STRINGS, MAX_STORES, MAX_TOKEN_IDS, MAX_TOP_LOGPROBS
+from memlm.api.tracing import MAX_MIN_TOKENS, MAX_SPAN_DOCUMENTS, RankBy
 from memlm.server.http.schema import INT32, Schema
 
 MAX_PROMPTS, MAX_CHOICES = 2048, 128
@@ -194,24 +195,40 @@ DETOKENIZE = _object(
     ("tokens",),
 )
 
+_FILTERS: dict[str, Schema] = {
+    "documents": {
+        "type": "array",
+        "items": {"type": "string"},
+        "maxItems": MAX_FILTERS,
+        "description": "Only documents with one of these ids, in one of these folders, or matching these globs.",
+    },
+    "where": {
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+        "maxProperties": MAX_FILTERS,
+        "description": "Only documents with this metadata.",
+    },
+}
 SEARCH = _object(
     {
         "text": _text("The text to search for: by state its end, by words all of it."),
         "k": _whole("Number of places. Left out: 8.", 1, MAX_NEIGHBORS),
         "nprobe": _whole("Inverted lists to search, by state.", 1),
         "by": {"type": "string", "enum": [each.value for each in SearchBy], "description": "What a search compares."},
-        "documents": {
-            "type": "array",
-            "items": {"type": "string"},
-            "maxItems": MAX_FILTERS,
-            "description": "Only documents with one of these ids, in one of these folders, or matching these globs.",
-        },
-        "where": {
-            "type": "object",
-            "additionalProperties": {"type": "string"},
-            "maxProperties": MAX_FILTERS,
-            "description": "Only documents with this metadata.",
-        },
+        **_FILTERS,
+    },
+    ("text",),
+)
+
+TRACE = _object(
+    {
+        "text": _text("The text to trace."),
+        "store": _text("The datastore to look into. Left out: all."),
+        "min_tokens": _whole("Tokens that a passage has at least. Left out: 6.", 2, MAX_MIN_TOKENS),
+        "spans_per_token": _number("Passages to show for each token of the text. Above 0.", maximum=1),
+        "max_documents": _whole("Documents to show for each passage. Left out: 10.", 1, MAX_SPAN_DOCUMENTS),
+        "rank_by": {"type": "string", "enum": [each.value for each in RankBy], "description": "Which come first."},
+        **_FILTERS,
     },
     ("text",),
 )

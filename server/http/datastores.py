@@ -22,6 +22,7 @@ from memlm.api.operations import (
     OperationInfo,
     WaitOperationRequest,
 )
+from memlm.api.tracing import TraceRequest
 from memlm.server.frontend.service import AdmittedCall, Service
 from memlm.server.http.bodies import (
     ADD,
@@ -31,6 +32,7 @@ from memlm.server.http.bodies import (
     LIST_OPERATIONS_QUERY,
     REMEMBER,
     SEARCH,
+    TRACE,
 )
 from memlm.server.http.exchange import Exchange
 from memlm.server.http.reading import read_body
@@ -59,6 +61,14 @@ async def search(service: Service, exchange: Exchange) -> None:
         request = SearchRequest.of(body.pop("text"), exchange.path_params.get("store"), **body)
         found = await service.answer(call, request)
         await exchange.reply_json({"object": "list", "data": [object_of(neighbor) for neighbor in found]})
+
+
+async def trace(service: Service, exchange: Exchange) -> None:
+    """Traces a text to the documents of one datastore, or without a name of all."""
+    async with service.admit("Trace", exchange) as call:
+        body = await read_body(service, call, exchange, TRACE)
+        request = TraceRequest.of(body.pop("text"), body.pop("store", None), **body)
+        await exchange.reply_json({"object": "trace", **object_of(await service.answer(call, request))})
 
 
 async def add_documents(service: Service, exchange: Exchange) -> None:

@@ -58,6 +58,14 @@ ENDPOINTS = (
     Endpoint("GET", "/tokenizer_info", models.tokenizer_info, "The tokenizer's figures.", _TOKENS),
     Endpoint("GET", "/v1/datastores", datastores.list_datastores, "The loaded datastores.", _STORES),
     Endpoint("POST", "/v1/datastores/search", datastores.search, "Searches all datastores.", _STORES, bodies.SEARCH),
+    Endpoint(
+        "POST",
+        "/v1/trace",
+        datastores.trace,
+        "The passages of a text that stand word for word in documents.",
+        _STORES,
+        bodies.TRACE,
+    ),
     Endpoint("GET", _STORE, datastores.get_datastore, "Describes a datastore.", _STORES),
     Endpoint("POST", f"{_STORE}/search", datastores.search, "Searches a datastore.", _STORES, bodies.SEARCH),
     Endpoint(

@@ -60,6 +60,24 @@ def test_the_figures_and_the_places_are_those_of_grpc(growing_web: RunningServer
     assert http.get("/v1/datastores/nowhere").status_code == 404
 
 
+def test_a_trace_is_that_of_grpc(growing_web: RunningServer, http: httpx.Client) -> None:
+    text = f"zzz {make_text(3, 60)} zzz"
+    options = {"min_tokens": 4, "max_documents": 2, "rank_by": "length", "documents": ["doc-*"]}
+    with Client(growing_web.address) as client:
+        trace = client.trace(text, store="docs", **options)
+    assert trace.spans
+    shown = http.post("/v1/trace", json={"text": text, "store": "docs", **options}).json()
+    assert (shown["tokens"], shown["traced_tokens"]) == (trace.tokens, trace.traced_tokens)
+    assert [(each["begin"], each["end"], each["text"], each["count"]) for each in shown["spans"]] == [
+        (span.begin, span.end, span.text, span.count) for span in trace.spans
+    ]
+    for each, span in zip(shown["spans"], trace.spans, strict=True):
+        assert each["rarity"] == pytest.approx(span.rarity)
+        assert [place["document_id"] for place in each["places"]] == [place.document_id for place in span.places]
+    refusal = http.post("/v1/trace", json={"text": text, "min_tokens": 1})
+    assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "min_tokens")
+
+
 def test_documents_come_as_json_and_go(http: httpx.Client) -> None:
     documents = [{"id": f"json/{n}", "text": f"zebra number {n} walks", "metadata": {"n": n}} for n in range(3)]
     operation = ended(http, http.post("/v1/datastores/docs/documents", json={"documents": documents}))
