@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from running import PATIENCE_S
+from running import wait_until
 
 PROMPT = "the memory of"
 TOKENS = 16
@@ -59,9 +59,10 @@ class Page:
         return found()[0]
 
     def until(self, holds: Callable[[], object]) -> None:
-        from selenium.webdriver.support.wait import WebDriverWait
-
-        WebDriverWait(self.driver, PATIENCE_S, 0.05).until(lambda _: holds(), self.texts(".error"))
+        try:
+            wait_until(holds)
+        except AssertionError as error:
+            raise AssertionError(f"the page says {self.texts('.error, .status')}") from error
 
     def complete(self, prompt: str = PROMPT, tokens: int = TOKENS, *, num_panes: int = 1, **settings: object) -> None:
         """Generates a greedy text with half of the weight on memory, and waits for its end."""

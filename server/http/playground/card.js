@@ -19,7 +19,10 @@ const row = (name, logprob) => {
   );
 };
 
-const probability = (p) => (p >= 0.0995 || p === 0 ? percent(p) : `${figure(100 * p, p >= 0.001 ? 1 : 3)} %`);
+const probability = (p) => {
+  if (p >= 0.0995 || p === 0) return percent(p);
+  return p < 0.00001 ? "< 0.001 %" : `${figure(100 * p, p >= 0.001 ? 1 : 3)} %`;
+};
 
 /** Shows the card at an element. @param {import("./generation.js").Token} token @param {HTMLElement} at */
 export function showCard(token, at) {

@@ -111,14 +111,19 @@ class StoreCard {
     announce(summary);
     this.found.replaceChildren(
       el("p", { class: "hint" }, summary),
-      ...places.map((place) =>
-        el(
-          "article",
-          { class: "source" },
-          el("h3", {}, el("span", { class: "name" }, place.title || place.document_id), button("Forget…", () => this.#forget(place), { class: "danger", "aria-label": `Forget ${place.title || place.document_id}` })),
-          el("blockquote", {}, el("p", {}, "… ", place.snippet, " …"), el("footer", {}, `line ${figure(place.line)}`)),
-        ),
-      ),
+      ...[...Map.groupBy(places, (place) => place.document_id).values()].map((group) => this.#document(group)),
+    );
+  }
+
+  /** A document with its places. */
+  #document(places) {
+    const name = places[0].title || places[0].document_id;
+    const forgetIt = button("Forget…", () => this.#forget(places[0]), { class: "danger", "aria-label": `Forget ${name}` });
+    return el(
+      "article",
+      { class: "source" },
+      el("h3", {}, el("span", { class: "name" }, name), forgetIt),
+      ...places.map((place) => el("blockquote", {}, el("p", {}, "… ", place.snippet, " …"), el("footer", {}, `line ${figure(place.line)}`))),
     );
   }
 

@@ -2,6 +2,7 @@
 
 import { call, events, hasToken, setToken } from "./api.js";
 import { setUpAbout } from "./about.js";
+import { hideCard } from "./card.js";
 import { setUpChat } from "./chat.js";
 import { setUpComplete } from "./complete.js";
 import { setUpDatastores } from "./datastores.js";
@@ -35,6 +36,7 @@ setUpTrace(app);
 setUpDatastores(app);
 setUpTabs();
 setUpToken();
+for (const scrolling of ["wheel", "touchmove"]) addEventListener(scrolling, hideCard, { passive: true });
 load();
 
 /** Asks the server what it has. */

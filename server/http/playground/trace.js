@@ -34,7 +34,13 @@ export function setUpTrace(app) {
     let end = 0;
     for (const span of trace.spans) {
       parts.push(characters.slice(end, Math.max(end, span.begin)).join(""));
-      const mark = el("button", { type: "button", class: "span", "aria-pressed": "false", onclick: () => choose(mark, span) });
+      const onkeydown = (event) => {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        choose(mark, span);
+      };
+      // No button: those do not break between lines.
+      const mark = el("span", { class: "span", role: "button", tabindex: "0", "aria-pressed": "false", onclick: () => choose(mark, span), onkeydown });
       mark.textContent = characters.slice(Math.max(end, span.begin), span.end).join("");
       parts.push(mark);
       end = Math.max(end, span.end);

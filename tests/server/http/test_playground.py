@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playground_page import NARROW, PROMPT, TOKENS, WIDE, Page
 from running import RunningServer, Wire
+from texts import make_text
 
 from memlm.client import Client
 from memlm.server.http import app
@@ -279,6 +280,78 @@ def test_markup_of_a_text_stays_text(page: Page, web: RunningServer) -> None:
     page.complete("<img src=x onerror=alert(1)><b>the", 4)
     assert page.texts(".prompt") == ["<img src=x onerror=alert(1)><b>the"]
     assert not page.all(".text img, .text b")
+
+
+def test_a_chat_is_shaded_too(page: Page, web: RunningServer) -> None:
+    page.open(web.http_url, "chat")
+    for name, value in {"temperature": 0, "max-tokens": 8, "lam": 0.5}.items():
+        page.set(f"#{name}", value)
+    page.one("#message").send_keys("the memory\ue007")  # Enter
+    page.until_ended()
+    with Client(web.address) as client:
+        reply = client.chat([{"role": "user", "content": "the memory"}], max_tokens=8, temperature=0, lam=0.5).result()
+    assert "".join(page.texts("#talk .token")) == reply.text
+    assert page.texts(".documents .document")
+    page.one("#message").send_keys("again\ue007")
+    page.until_ended(2)
+    page.button("New conversation").click()
+    assert not page.all("#talk > *")
+
+
+def test_a_trace_leads_to_documents(page: Page, web: RunningServer) -> None:
+    page.open(web.http_url, "trace")
+    text = f"🙂🙂 zzz {make_text(3, 40)} zzz"  # places are counted in characters, not in UTF-16
+    page.set("#trace-text", text)
+    page.click("#trace-form .primary")
+    page.until(lambda: page.texts("#trace-status") != [""])
+    with Client(web.address) as client:
+        trace = client.trace(text)
+    assert page.texts("#trace-output") == [text]
+    shown = page.texts("#trace-output .span")  # of spans that overlap, the second begins where the first ends
+    assert all(shown)
+    assert all(span.text.endswith(part) for span, part in zip(trace.spans, shown, strict=True))
+    page.js("document.querySelector('#trace-output .span:last-child').focus()")
+    page.driver.switch_to.active_element.send_keys(" ")
+    places = trace.spans[-1].places
+    assert page.texts("#trace-places .name") == [place.title or place.document_id for place in places]
+
+
+def test_texts_and_files_are_added_found_and_deleted(page: Page, own_web: RunningServer, tmp_path: Path) -> None:
+    page.open(own_web.http_url, "datastores")
+    page.one(".remember textarea").send_keys("zebras remember")
+    page.one(".remember input").send_keys("note")
+    page.button("Remember").click()
+    page.until(lambda: page.texts(".work") == ["Added. 9 documents now."])
+    file = tmp_path / "zebra.txt"
+    file.write_text("zebras again", encoding="utf-8")
+    page.one("input[type=file]").send_keys(str(file))
+    page.until(lambda: page.texts(".work") == ["Added. 10 documents now."])
+    page.one(".search input").send_keys("zebras again\ue007")
+    page.until(lambda: page.texts(".found .name") == ["zebra.txt"])
+    page.button("Forget…").click()
+    page.button("Delete it").click()
+    page.until(lambda: "deleted" in page.texts(".work")[0])
+    with Client(own_web.address) as client:
+        info = client.datastores.get()
+    assert (info.num_documents, info.num_deleted_documents) == (9, 1)
+    page.until(lambda: page.texts(".store h2 .figure")[0].startswith("9 documents"))
+    file.write_bytes(b"\xff")
+    page.one("input[type=file]").send_keys(str(file))
+    page.until(lambda: page.texts(".store .error") == ["'zebra.txt' is not UTF-8 text; convert it"])
+
+
+def test_a_token_is_asked_for_and_kept_for_the_tab(page: Page, tmp_path: Path, model_folder: Path) -> None:
+    (tmp_path / "tokens.toml").write_text('[[token]]\nname = "me"\nsecret = "secret-of-the-tests-0123456789"\n')
+    options = ("--threads", "1", "--http-port", "0", "--auth-file", str(tmp_path / "tokens.toml"))
+    with RunningServer(tmp_path / "log", model_folder, options=options) as server:
+        page.driver.get(server.http_url)
+        page.until(lambda: page.one("#token").is_displayed())
+        page.one("#token").send_keys("wrong\ue007")
+        page.until(lambda: page.texts("#notice .error"))
+        page.one("#token").send_keys("secret-of-the-tests-0123456789\ue007")
+        page.until(lambda: page.js("return 'ready' in document.body.dataset"))
+        assert page.js("return [localStorage.length, document.cookie, sessionStorage.length]") == [0, "", 1]
+        page.js("sessionStorage.clear()")
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW])
