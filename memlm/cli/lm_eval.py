@@ -22,7 +22,9 @@ def lm_eval(
     model: options.Model,
     tasks: Annotated[str, typer.Option(help="Names of tasks, with commas between them.")],
     store: options.Stores = None,
-    include: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder with tasks of your own.")] = None,
+    include: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Take tasks from this folder, in place of the harness's own.")
+    ] = None,
     num_fewshot: Annotated[int | None, typer.Option(help="Examples before each question.")] = None,
     limit: Annotated[int | None, typer.Option(help="Questions of each task (default: all).")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Apply the model's chat template.")] = False,
@@ -41,7 +43,7 @@ def lm_eval(
     results = simple_evaluate(
         model=MemlmLM(model, store or (), dtype=dtype, **retrieval), tasks=tasks.split(","), num_fewshot=num_fewshot,
         limit=limit, apply_chat_template=chat, bootstrap_iters=1000,
-        task_manager=TaskManager(include_path=None if include is None else str(include)),
+        task_manager=TaskManager(include_path=None if include is None else str(include), include_defaults=not include),
     )  # fmt: skip
     if json:
         emit_json({"results": results["results"], "versions": results["versions"]})

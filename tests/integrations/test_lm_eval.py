@@ -99,7 +99,7 @@ def own_tasks(tmp_path: Path, corpus_folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_task_of_the_harness_gives_the_figures_of_memlm_eval(lm, corpus_folder, own_tasks):
-    manager = TaskManager(include_path=str(own_tasks))
+    manager = TaskManager(include_path=str(own_tasks), include_defaults=False)
     done = simple_evaluate(model=MemlmLM(lm), tasks=["own_rolling"], task_manager=manager, bootstrap_iters=0)
     total = evaluate(lm, Corpus([corpus_folder])).total
     assert done["results"]["own_rolling"]["bits_per_byte,none"] == pytest.approx(total.bits_per_byte, rel=1e-4)
