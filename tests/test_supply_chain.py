@@ -17,7 +17,7 @@ UNPICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "m
 MAY_NAME_PICKLE = {"memlm/training/trainer.py"}
 # Pipes between a server's own processes: what they carry was made by one of them.
 MAY_RECEIVE = {
-    "server/jobs/runner.py",
+    "server/jobs/process.py",
     "server/inference/handle.py",
     "server/inference/pipe.py",
     "server/jobs/worker.py",
