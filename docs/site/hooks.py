@@ -19,8 +19,11 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
+    "examples/README.md": "examples.md",
 }
-ONLY_IN_THE_REPOSITORY = r"\[([^]]*)\]\((?:\.\./)*(?:LICENSE|SECURITY\.md|benchmarks/[^)]*\.json)\)"
+ONLY_IN_THE_REPOSITORY = (
+    r"\[([^]]*)\]\((?:\.\./)*(?:LICENSE|SECURITY\.md|benchmarks/[^)]*\.json|\w+\.py|clients/README\.md)\)"
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
