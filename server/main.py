@@ -67,7 +67,8 @@ class _Server:
         self._config = config
         self._metrics = Metrics()
         self._registry = DatastoreRegistry(config.stores, config.store_dir)
-        self._workers = WorkerPool(config, lambda: self._registry.paths)
+        self._metrics.datastores.watch(lambda: self._registry.paths)
+        self._workers = WorkerPool(config, lambda: self._registry.paths, self._metrics.datastores.add)
         self._metrics.observe_workers(lambda: self._workers.heartbeat_age_s, lambda: self._workers.stats)
         self._authenticator = Authenticator(config.auth_file)
         self._credentials = server_credentials(config)
@@ -89,11 +90,11 @@ class _Server:
             if not await _run_until_signal(self._stop_requested, self._workers.start()):
                 return 0
             server, address = self._bind()
+            await self._service.load_model_info()
             if (port := self._config.metrics_port) is not None:
                 await self._metrics_port.start(self._config.host, port)
             await server.start()
             if self._http_port is not None:
-                await self._service.load_model_info()
                 self._http_port.start(self._service, self._metrics.registry)
             await self._publish_health()
             watching, trimming = (

@@ -71,7 +71,7 @@ class Segment:
         """The identity of a segment's content, independent of later deletions."""
         return self.record.number, self.record.files[VALUES], self.record.files[DOCUMENTS]
 
-    @property
+    @cached_property
     def num_live_entries(self) -> int:
         """Entries that are not pruned, of documents that are not deleted."""
         return int(self.sizes[~self.deleted_mask].sum())

@@ -12,7 +12,7 @@ import errno
 import logging
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -148,6 +148,9 @@ class LoadedStores:
     def infos(self) -> tuple[StoreInfo, ...]:
         """Descriptions of all, of those that cannot be used with their problem."""
         return tuple(store.info for store in self._stores.values())
+
+    def __iter__(self) -> Iterator[LoadedStore]:
+        return iter(self._stores.values())
 
     def info(self, name: str | None) -> StoreInfo:
         """Describes one of them. Without a name, the only one."""

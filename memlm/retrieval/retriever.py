@@ -216,33 +216,34 @@ class Retriever:
         only: DocumentFilter | None,
     ) -> RetrievalResult:
         """Searches the only store for the keys that have no shortcut."""
-        snapshot, searched_Q = self.stores[0].snapshot, np.ones(len(keys_QD), bool)
+        store, searched_Q = self.stores[0], np.ones(len(keys_QD), bool)
         shortcuts: dict[int, Neighbors] = {}
         for row, policy in enumerate(policies):
             max_logprob = -np.inf if max_logprobs_Q is None else float(max_logprobs_Q[row])
             if (found := policy.without_search(keys_QD[row : row + 1], max_logprob)) is not None:
                 shortcuts[row], searched_Q[row] = found, False
         if not shortcuts:
-            neighbors = snapshot.search(keys_QD, self.k, nprobe=self.nprobe, only=only)
+            neighbors = store.search(keys_QD, self.k, nprobe=self.nprobe, only=only)
         else:
             neighbors = Neighbors.none(len(keys_QD), self.k)
             for row, found in shortcuts.items():
                 neighbors.put(np.array([row]), found)
             if searched_Q.any():
-                found = snapshot.search(keys_QD[searched_Q], self.k, nprobe=self.nprobe, only=only)
+                found = store.search(keys_QD[searched_Q], self.k, nprobe=self.nprobe, only=only)
                 neighbors.put(np.flatnonzero(searched_Q), found)
         logweights_QK = neighbor_logweights(neighbors.distances_QK, self.temperature)
         lams_Q = np.full(len(keys_QD), self.lam)
         if self.adaptive is not None and max_logprobs_Q is not None:
             features_QF = features_of(neighbors, logweights_QK, self.temperature, max_logprobs_Q)
             lams_Q = self.adaptive.lams(features_QF).astype(np.float64)
+        store.counter.add_contexts(len(keys_QD), float(lams_Q[neighbors.ids_QK[:, 0] >= 0].sum()))
         return RetrievalResult(neighbors, logweights_QK, lams_Q, np.zeros_like(neighbors.ids_QK), searched_Q)
 
     def _union(self, keys_QD: Float32[np.ndarray, "Q D"], only: DocumentFilter | None) -> RetrievalResult:
         """Finds the k entries of largest weight in one softmax over all stores. A store's weight is a shift of its
         distances by -temperature log(weight).
         """
-        parts = [store.snapshot.search(keys_QD, self.k, nprobe=self.nprobe, only=only) for store in self.stores]
+        parts = [store.search(keys_QD, self.k, nprobe=self.nprobe, only=only) for store in self.stores]
         shifts = [np.float32(-self.temperature * np.log(weight)) for weight in self.weights]
         shifted_QM = np.concatenate(
             [part.distances_QK + shift for part, shift in zip(parts, shifts, strict=True)], axis=1
@@ -258,4 +259,7 @@ class Retriever:
         logweights_QK = neighbor_logweights(np.take_along_axis(shifted_QM, order_QK, axis=1), self.temperature)
         neighbors = Neighbors(distances_QK, ids_QK, values_QK)
         lams_Q, searched_Q = np.full(len(keys_QD), self.lam), np.ones(len(keys_QD), bool)
+        weights_S = np.bincount(stores_QK.ravel(), np.exp(logweights_QK).ravel(), minlength=len(self.stores))
+        for store, weight in zip(self.stores, weights_S.tolist(), strict=True):
+            store.counter.add_contexts(len(keys_QD), self.lam * weight)
         return RetrievalResult(neighbors, logweights_QK, lams_Q, stores_QK, searched_Q)

@@ -5,6 +5,7 @@ A store of another model or tokenizer is refused.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -15,8 +16,10 @@ from jaxtyping import Float32, Int64
 
 from memlm.api.datastores import StoreInfo
 from memlm.api.generation import Neighbor
+from memlm.base.search_counts import SearchCounter
 from memlm.base.steps import Steps
 from memlm.errors import Incompatible
+from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import Manifest
@@ -48,6 +51,7 @@ class ModelStore:
         self._marks = lru_cache(maxsize=MARKED_DOCUMENTS)(self._count)
         self._phrases = Phrases(checkpoint.tokenizer)
         self._suffixes = dict[object, SegmentSuffixes]()
+        self.counter = SearchCounter()
 
     @classmethod
     def open(cls, path: str | Path, checkpoint: Checkpoint, name: str = "") -> ModelStore:
@@ -58,6 +62,20 @@ class ModelStore:
     def snapshot(self) -> Snapshot:
         """The snapshot in use; a caller that reads twice keeps it, since another thread may refresh in between."""
         return self.datastore.snapshot
+
+    def search(
+        self,
+        keys_QD: Float32[np.ndarray, "Q D"],
+        k: int,
+        *,
+        nprobe: int | None = None,
+        only: DocumentFilter | None = None,
+    ) -> Neighbors:
+        """Searches the snapshot in use, and counts the search."""
+        begin_s = time.perf_counter()
+        found = self.snapshot.search(keys_QD, k, nprobe=nprobe, only=only)
+        self.counter.add_search(time.perf_counter() - begin_s)
+        return found
 
     def refresh(self) -> bool:
         """Switches to the newest snapshot, as `Datastore.refresh` does. Raises Incompatible for a store that another

@@ -107,6 +107,7 @@ class Service:
     async def load_model_info(self) -> None:
         """Asks a worker for the model's description. It stays the same while the server runs."""
         self._model = await self._workers.answer(GetModelRequest(), internal=True)
+        self._metrics.describe(self.model_names[0], self._model)
 
     @property
     def model(self) -> ModelInfo:

@@ -42,6 +42,7 @@ from memlm.server.inference.messages import (
 )
 from memlm.server.processes import process_context
 from memlm.server.quota import Holding, Quota, share_of
+from memlm.server.telemetry.datastores import StoreStats
 from memlm.server.telemetry.metrics import Stats
 
 RETRY_AFTER_S, MIN_RETRY_S, MAX_RETRY_S = 1.0, 0.05, 60.0
@@ -113,11 +114,13 @@ class WorkerHandle:
         stores: Callable[[], Mapping[str, Path]],
         event_bytes: Quota | None = None,
         on_documents_deleted: Callable[[str, Collection[str] | None], None] = lambda store, document_ids: None,
+        on_store_stats: Callable[[Sequence[StoreStats]], None] = lambda stores: None,
     ) -> None:
         """`stores` returns the datastores that a starting worker loads. `on_documents_deleted` is called with a
-        datastore and the documents that another process deleted from it.
+        datastore and the documents that another process deleted from it, `on_store_stats` with the figures of each
+        heartbeat.
         """
-        self._on_documents_deleted = on_documents_deleted
+        self._on_documents_deleted, self._on_store_stats = on_documents_deleted, on_store_stats
         self._event_bytes = event_quota(config) if event_bytes is None else event_bytes
         self._config, self.number, self._stores = config, number, stores
         self.stats = Stats()
@@ -297,6 +300,7 @@ class WorkerHandle:
     def _on_message(self, message: FromWorker) -> None:
         if isinstance(message, Heartbeat):
             self.stats = message.stats
+            self._on_store_stats(message.stores)
         elif isinstance(message, Loaded):
             self._on_loaded()
         elif isinstance(message, LoadFailed):

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from memlm.api.request import Request
 from memlm.errors import MemlmError
+from memlm.server.telemetry.datastores import StoreStats
 from memlm.server.telemetry.metrics import Stats
 from memlm.wire.codec import WireEvent
 
@@ -71,6 +72,7 @@ class Heartbeat:
     """The loop iterates."""
 
     stats: Stats = field(default_factory=Stats)
+    stores: tuple[StoreStats, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ that cannot follow is restarted, and then loads the datastores that are in servi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from itertools import chain
@@ -25,6 +25,7 @@ from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.deletions import Deletions
 from memlm.server.inference.handle import JOIN_S, PendingRequest, WorkerHandle, event_quota
 from memlm.server.inference.messages import Refresh
+from memlm.server.telemetry.datastores import StoreStats
 from memlm.server.telemetry.metrics import Stats
 
 FRESH_HEARTBEAT_S = 2.0  # four heartbeats: a worker that is silent for longer may stand still
@@ -33,13 +34,20 @@ R = TypeVar("R")
 
 
 class WorkerPool:
-    def __init__(self, config: ServerConfig, stores: Callable[[], Mapping[str, Path]]) -> None:
-        """`stores` returns the datastores that a starting worker loads."""
+    def __init__(
+        self,
+        config: ServerConfig,
+        stores: Callable[[], Mapping[str, Path]],
+        on_store_stats: Callable[[Sequence[StoreStats]], None] = lambda stores: None,
+    ) -> None:
+        """`stores` returns the datastores that a starting worker loads. `on_store_stats` is called with the figures of
+        each heartbeat.
+        """
         self.deletions, self._stores = Deletions(), stores
         per_worker = config.per_worker(num_cores())
         self.event_bytes = event_quota(config)
         self._workers = tuple(
-            WorkerHandle(per_worker, number, stores, self.event_bytes, self.mark_deleted)
+            WorkerHandle(per_worker, number, stores, self.event_bytes, self.mark_deleted, on_store_stats)
             for number in range(config.num_workers)
         )
         self._limit_s = config.worker_timeout_s + JOIN_S  # a worker that hangs is killed before

@@ -49,6 +49,7 @@ from memlm.server.inference.messages import (
 )
 from memlm.server.inference.offloads import Offloads
 from memlm.server.inference.pipe import Inbox, Outbox
+from memlm.server.inference.store_stats import store_stats
 from memlm.server.processes import trim_heap
 from memlm.server.telemetry.logs import start_logging
 from memlm.server.telemetry.metrics import Stats
@@ -320,7 +321,7 @@ class Worker:
         self._heartbeat_s = now_s
         self._background.start_refresh()
         self._engine.sessions.expire()
-        self._send(Heartbeat(self._stats()))
+        self._send(Heartbeat(self._stats(), store_stats(self._engine.stores)))
         self._release_idle_ram(now_s)
 
     def _release_idle_ram(self, now_s: float) -> None:

@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 
 from memlm.api.generation import Finished
 from memlm.api.operations import JobState, OperationInfo
+from memlm.api.server import ModelInfo
+from memlm.base.version import __version__
+from memlm.server.telemetry.datastores import DatastoreMetrics
 from memlm.wire.codec import WireEvent
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -24,6 +27,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)  # of the front end: processor time, RAM, open files
+        self.datastores = DatastoreMetrics()
+        registry.register(self.datastores)
         self._requests = Counter(
             "memlm_requests", "Finished calls, by call and status code.", ["call", "code"], registry=registry
         )
@@ -73,6 +78,11 @@ class Metrics:
                 ("cache_bytes", "RAM that keys and values of running generations may take."),
             )
         }
+
+    def describe(self, model: str, info: ModelInfo) -> None:
+        """Registers the version and the model, under the name that clients give."""
+        about = Info("memlm", "Version, model, dtype and device.", registry=self.registry)
+        about.info({"version": __version__, "model": model, "dtype": info.dtype, "device": info.device})
 
     def observe_workers(self, age_s: Callable[[], float], stats: Callable[[], Stats]) -> None:
         """Registers functions that return the age of the oldest heartbeat, and the workers' figures."""

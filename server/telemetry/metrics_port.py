@@ -1,4 +1,4 @@
-"""The metrics port: Prometheus metrics at /metrics, readiness at /health, over HTTP/1.1, one request a connection."""
+"""The metrics port: /metrics for Prometheus, /livez, /readyz and /health, over HTTP/1.1, one request a connection."""
 
 from __future__ import annotations
 
@@ -76,11 +76,13 @@ class MetricsPort:
         if path == "/metrics":
             encode, kind = choose_encoder(accept)
             return _Reply(HTTPStatus.OK, await asyncio.to_thread(encode, self._registry), kind)
-        if path == "/health":
+        if path == "/livez":
+            return _Reply(HTTPStatus.OK, b"alive\n")
+        if path in ("/health", "/readyz"):
             is_ready = self._is_ready()
             status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
             return _Reply(status, b"serving\n" if is_ready else b"not serving\n")
-        return _Reply(HTTPStatus.NOT_FOUND, b"not found; there are /metrics and /health\n")
+        return _Reply(HTTPStatus.NOT_FOUND, b"not found; there are /metrics, /livez, /readyz and /health\n")
 
 
 def _request_of(head: bytes) -> tuple[str, str, str]:

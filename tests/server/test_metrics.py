@@ -1,16 +1,22 @@
 """What Prometheus is told, after calls that went well and calls that did not."""
 
 import os
+import shutil
 import signal
 import socket
 import time
+import urllib.request
 from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from ops_files import alert_expressions, metrics_in
+from prometheus_client.parser import text_string_to_metric_families
 from running import RunningServer, figures_at, free_port, wait_until
 
+import memlm
+from memlm.api.handles import TokenStream
 from memlm.client import Client
 from memlm.errors import InvalidInput
 from memlm.index.store.datastore import Datastore
@@ -71,11 +77,12 @@ def test_the_metrics_port_tells_readiness_and_knows_no_other_path(model_folder: 
     port = free_port()
     options = ("--threads", "1", "--metrics-port", str(port), "--worker-timeout", "3")
     with RunningServer(tmp_path / "log", model_folder, options=options) as server:
-        assert [status_at(port, path) for path in ("/metrics", "/metrics?name[]=a", "/health")] == [200, 200, 200]
-        assert [status_at(port, path) for path in ("/", "/healthz", "/metrics/", "/../metrics")] == [404] * 4
+        assert [status_at(port, path) for path in ("/metrics", "/metrics?name[]=a", "/health", "/livez")] == [200] * 4
+        assert [status_at(port, path) for path in ("/", "/healthz", "/metrics/", "/../metrics", "/v1")] == [404] * 5
         assert status_at(port, "/metrics", "POST") == 405
         os.kill(server.worker_pid, signal.SIGSTOP)
-        wait_until(lambda: status_at(port, "/health") == 503)
+        wait_until(lambda: status_at(port, "/health") == status_at(port, "/readyz") == 503)
+        assert status_at(port, "/livez") == 200
         wait_until(lambda: status_at(port, "/health") == 200)  # another worker has taken its place
 
 
@@ -94,3 +101,99 @@ def test_connections_to_the_metrics_port_are_bounded_in_number_and_time(model_fo
         assert half[0].recv(1) == b""  # the oldest gave way
         assert time.monotonic() - begin_s < 4
         assert half[-1].recv(1) == b""  # the latest had its time
+
+
+def of_store(figures: dict[str, float], store: str) -> dict[str, float]:
+    """The figures with this label alone, by what stands behind memlm_datastore_."""
+    end = f'{{store="{store}"}}'
+    return {
+        name.removeprefix("memlm_datastore_").removesuffix(end): value
+        for name, value in figures.items()
+        if name.endswith(end)
+    }
+
+
+def searches_of(stream: TokenStream) -> int:
+    """Reads a generation to its end."""
+    for _ in stream:
+        pass
+    assert stream.finished is not None
+    return stream.finished.usage.searches
+
+
+def test_each_loaded_datastore_has_metrics_and_an_unloaded_one_none(
+    model_folder: Path, own_store: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    options = ("--threads", "1", "--metrics-port", str(port), "--workers", "2")
+    other = Path(shutil.copytree(own_store, tmp_path / "other"))
+    with ExitStack() as stack:
+        server = stack.enter_context(RunningServer(tmp_path / "log", model_folder, own_store, other, options=options))
+        client = stack.enter_context(Client(server.address))
+        client.wait_until_ready()
+        own = own_store.name
+        searches = sum(searches_of(client.generate("the memory", max_tokens=9, k=4, store=own)) for _ in range(2))
+        shared = searches_of(client.generate("the memory", seed=1, max_tokens=9, k=4))
+        wait_until(lambda: of_store(figures_at(port), own).get("contexts_total") == searches + shared)
+        wait_until(lambda: of_store(figures_at(port), "other").get("contexts_total") == shared)
+        figures = figures_at(port)
+        mine, others = of_store(figures, own), of_store(figures, "other")
+        with Datastore.open(own_store) as store:
+            snapshot = store.snapshot
+            document = next(snapshot.documents())
+            size = len(snapshot.tokens(document.id))
+            assert mine["entries"] == others["entries"] == snapshot.num_entries
+            assert mine["documents"] == snapshot.num_documents
+            assert mine["bytes"] == snapshot.bytes_on_disk
+        assert (mine["usable"], mine["deleted_share"]) == (1, 0)
+        assert mine["weight_total"] == pytest.approx(0.25 * (searches + shared / 2))
+        assert others["weight_total"] == pytest.approx(0.25 * shared / 2)
+        bucket = f'memlm_datastore_search_seconds_bucket{{le="+Inf",store="{own}"}}'
+        assert 0 < mine["search_seconds_count"] == figures[bucket] <= mine["contexts_total"]
+        assert mine["search_seconds_sum"] > 0
+
+        client.datastores.delete_documents(own, [document.id])
+        wait_until(lambda: of_store(figures_at(port), own)["entries"] == mine["entries"] - size)
+        assert of_store(figures_at(port), own)["deleted_share"] == pytest.approx(size / mine["entries"])
+
+        client.datastores.unload("other")
+        assert of_store(figures_at(port), "other") == {}
+        client.datastores.load("other")
+        wait_until(lambda: of_store(figures_at(port), "other").get("entries"))
+        assert of_store(figures_at(port), "other")["contexts_total"] == 0
+
+        (own_store / "CURRENT").write_text("nothing")
+        wait_until(lambda: of_store(figures_at(port), own)["usable"] == 0)
+
+
+def test_the_info_metric_names_version_model_dtype_and_device(model_folder: Path, tmp_path: Path) -> None:
+    port = free_port()
+    options = ("--threads", "1", "--metrics-port", str(port), "--dtype", "bfloat16")
+    with RunningServer(tmp_path / "log", model_folder, options=options):
+        labels = f'device="cpu",dtype="bfloat16",model="{model_folder.name}",version="{memlm.__version__}"'
+        assert figures_at(port)[f"memlm_info{{{labels}}}"] == 1
+
+
+ADDED_BY_PROMETHEUS = {"instance", "job"}
+
+
+def test_alerts_and_dashboard_name_metrics_and_labels_that_the_server_exports(
+    model_folder: Path, store_folder: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    options = ("--threads", "1", "--metrics-port", str(port), "--store-dir", str(tmp_path / "stores"))
+    with (
+        RunningServer(tmp_path / "log", model_folder, store_folder, options=options) as server,
+        Client(server.address) as client,
+    ):
+        searches_of(client.generate("the memory", max_tokens=5))
+        wait_until(lambda: of_store(figures_at(port), store_folder.name).get("contexts_total"))
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
+            families = list(text_string_to_metric_families(reply.read().decode()))
+    exported = {sample.name: set(sample.labels) for family in families for sample in family.samples}
+    for title, expression in alert_expressions().items():
+        wanted = metrics_in(expression)
+        assert wanted, title
+        for name, labels in wanted.items():
+            assert name in exported, (title, name)
+            assert labels - ADDED_BY_PROMETHEUS <= exported[name], (title, name)
