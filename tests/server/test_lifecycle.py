@@ -125,7 +125,7 @@ def test_an_idle_server_stops_soon(tmp_path: Path, model_folder: Path, number: s
     with RunningServer(tmp_path / "log", model_folder, forked=False) as server:
         begin_s = time.monotonic()
         assert server.stop(number) == 0
-        assert time.monotonic() - begin_s < 2
+        assert time.monotonic() - begin_s < 10  # not the 30 s that it gives to streams
 
 
 def test_a_signal_to_the_whole_group_drains_too(tmp_path: Path, long_model: Path) -> None:
