@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,24 +18,49 @@ class Crash(BaseException):
 
 
 @contextmanager
-def failing_at(step: int, failure: BaseException) -> Iterator[list[int]]:
-    """Makes the n-th durable operation fail, and each one after it: a dead process does nothing more."""
+def calling_at(step: int, action: Callable[[], object]) -> Iterator[list[int]]:
+    """Calls `action` before the n-th durable operation, and before each one after it."""
     count = [0]
 
     def counted(work: Callable) -> Callable:
         def run(*args, **kwargs):
             count[0] += 1
             if count[0] >= step:
-                raise failure
+                action()
             return work(*args, **kwargs)
 
         return run
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files.os, "fsync", counted(os.fsync))
+        patch.setattr(files.os, "link", counted(os.link))
         patch.setattr(Path, "replace", counted(Path.replace))
         patch.setattr(Path, "unlink", counted(Path.unlink))
         yield count
+
+
+@contextmanager
+def failing_at(step: int, failure: BaseException) -> Iterator[list[int]]:
+    """Makes the n-th durable operation fail, and each one after it: a dead process does nothing more."""
+
+    def fail() -> None:
+        raise failure
+
+    with calling_at(step, fail) as count:
+        yield count
+
+
+def is_killed_at(step: int, work: Callable[[], object]) -> bool:
+    """Does work in a process that is killed before the n-th durable operation. Returns whether it came so far."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with calling_at(step, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+                work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
 def count_of(work: Callable[[], object]) -> int:

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
@@ -20,8 +20,10 @@ from typing import Any, BinaryIO
 
 from memlm.errors import NotWritable, StorageFull
 
+PIECE_BYTES = 1 << 20
 TEMPORARY = re.compile(r".+\.[0-9a-f]{8}\.tmp")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_NO_LINK = {errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
@@ -128,12 +130,40 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def checksum(path: Path) -> str:
-    """BLAKE2b of a file."""
+def link(source: Path, target: Path) -> bool:
+    """Makes a hard link. Returns False where the file system or the rights do not allow one."""
+    try:
+        with storage(target):
+            os.link(source, target)
+    except NotWritable:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        return False
+    return True
+
+
+def checksum(path: Path, on_bytes: Callable[[int], None] = lambda count: None) -> str:
+    """BLAKE2b of a file. `on_bytes` is called with the size of each piece."""
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
+        while piece := file.read(PIECE_BYTES):
+            digest.update(piece)
+            on_bytes(len(piece))
+    return digest.hexdigest()
+
+
+def copy(source: Path, target: Path, on_bytes: Callable[[int], None] = lambda count: None) -> str:
+    """Copies a file to a new name and syncs it. Returns the BLAKE2b of what was read."""
+    digest = hashlib.blake2b(digest_size=16)
+    with source.open("rb") as read, storage(target), create(target) as written:
+        while piece := read.read(PIECE_BYTES):
+            digest.update(piece)
+            written.write(piece)
+            on_bytes(len(piece))
+        written.flush()
+        sync(written.fileno())
     return digest.hexdigest()
 
 

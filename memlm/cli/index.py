@@ -18,6 +18,7 @@ from memlm.cli.interruption import describe_build, on_interrupt, this_command
 from memlm.cli.render_index import (
     print_build,
     print_compaction,
+    print_copy,
     print_delete_preview,
     print_estimate,
     print_info,
@@ -213,6 +214,24 @@ def verify(
         if finished:
             out.print("the interrupted checks are now done: see `memlm index info`")
     raise typer.Exit(1 if problems else 0)
+
+
+@app.command(epilog="Example: memlm index snapshot store backups/monday")
+def snapshot(
+    store: options.StoreArgument,
+    destination: Annotated[Path, typer.Argument(metavar="DESTINATION", help="The copy's new folder.")],
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Copy all bytes, in place of hard links on the same file system.")
+    ] = False,
+    verify: Annotated[bool, typer.Option(help="Compare linked files with their checksums.")] = True,
+    json: options.Json = False,
+) -> None:
+    """Copy a datastore at its newest commit, while others read and write it. A copy is a datastore too."""
+    from memlm.index.store.backup import copy_store
+
+    with ConsoleProgress() as progress:
+        report = copy_store(store, destination, progress, hard_links=not copy, verify=verify)
+    print_copy(report, json=json)
 
 
 @app.command(epilog="Example: memlm index info store")

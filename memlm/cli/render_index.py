@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rich.text import Text
@@ -158,6 +159,28 @@ def print_compaction(done: Any, *, json: bool) -> None:
         out.print(
             f"{done.left_documents:,} documents were deleted meanwhile and are still in its files; compact it again, or"
             " use --purge"
+        )
+
+
+def print_copy(report: Any, *, json: bool) -> None:
+    """Prints the report of a copy."""
+    if json:
+        emit_json(report)
+        return
+    out.print(
+        f"{report.path} has manifest {report.manifest}: {report.documents:,} documents, {report.entries:,} entries,"
+        f" {report.bytes:,} bytes",
+        markup=False,
+    )
+    out.print(
+        f"{report.num_linked} of {report.num_files} files are hard links, {report.copied_bytes:,} bytes were copied"
+        + (", and every checksum is right" if report.verified else "")
+    )
+    if report.deleted_documents:
+        out.print(
+            f"It still has the data of {report.deleted_documents:,} deleted documents, which `memlm index compact"
+            f" {quote(report.path)} --purge` removes.",
+            markup=False,
         )
 
 

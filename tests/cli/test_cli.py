@@ -48,7 +48,7 @@ def own_store(store_folder: Path, tmp_path: Path) -> Path:
 
 def test_every_command_has_help_with_an_example(capsys):
     groups = {"": "train eval lm-eval generate chat trace demo serve doctor",
-              "index": "build add delete compact verify info search tune",
+              "index": "build add delete compact verify snapshot info search tune",
               "client": "generate chat score search trace model info", "client datastore": "list delete",
               "client session": "create append info list fork delete",
               "bench": "build generate serve load model memory datastore retrieval open"}  # fmt: skip
@@ -89,6 +89,7 @@ def test_failure_exits_with_1_and_one_line(capsys, model_folder, store_folder, c
         (["train", corpus_folder, "--out", "/proc/x"], "/proc/x cannot be used"),
         (["index", "build", store_folder, "--model", model_folder, "--out", tmp_path / "s"], "no text was found"),
         (["index", "info", nowhere], "memlm index build"),
+        (["index", "snapshot", store_folder, corpus_folder], "new folder"),
         (["index", "delete", store_folder, "nobody"], "nobody"),
         (["index", "search", store_folder, "", "--model", model_folder, "--k", "0"], "--k is 0"),
         (["eval", empty, "--model", model_folder], "no text was found"),
@@ -144,11 +145,12 @@ def test_a_server_says_what_it_serves(model_folder, store_folder):
         assert any(words in line for line in lines), words
 
 
-def test_json_is_one_object_on_standard_output(capsys, model_folder, own_store, corpus_folder):
+def test_json_is_one_object_on_standard_output(capsys, model_folder, own_store, corpus_folder, tmp_path):
     text = corpus_folder / "doc-7.txt"
     for words, has in (
         (["index", "info", own_store], "entries"),
         (["index", "verify", own_store], "ok"),
+        (["index", "snapshot", own_store, tmp_path / "backup"], "num_linked"),
         (["index", "search", own_store, "the memory", "--model", model_folder], "neighbors"),
         (["index", "tune", own_store, text, "--model", model_folder], "lam"),
         (["eval", text, "--model", model_folder, "--store", own_store], "knn"),
