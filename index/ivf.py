@@ -114,7 +114,7 @@ class Ivf:
         """
         if not rerank or self.keys_ND is None:
             return search_ivf(self.index, queries_QD, k, nprobe)
-        found = search_ivf(self.index, queries_QD, min(rerank * k, self.ntotal), nprobe)
+        found = search_ivf(self.index, queries_QD, max(k, min(rerank * k, self.ntotal)), nprobe)
         distances_QK = exact_distances(queries_QD, self.keys_ND, np.maximum(found.ids_QK, 0))
         distances_QK[found.ids_QK < 0] = np.inf
         order_QK = np.argsort(distances_QK, axis=1, kind="stable")[:, :k]

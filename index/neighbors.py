@@ -8,7 +8,7 @@ distance +inf and value -1, and comes last. A search has no side effects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -69,7 +69,8 @@ class Searcher(Protocol):
 
 
 RawSearch: TypeAlias = Callable[[Float32[np.ndarray, "Q D"], int], Neighbors]
-Keep: TypeAlias = Callable[[Int64[np.ndarray, "Q K"]], Bool[np.ndarray, "Q K"]]
+# Takes the ids that a search found for some of the queries, and the numbers of these queries.
+Keep: TypeAlias = Callable[[Int64[np.ndarray, "R K"], Int64[np.ndarray, " R"]], Bool[np.ndarray, "R K"]]
 
 
 def merge_nearest(parts: Sequence[Neighbors], k: int) -> Neighbors:
@@ -83,26 +84,31 @@ def merge_nearest(parts: Sequence[Neighbors], k: int) -> Neighbors:
     return Neighbors(distances_QM, ids_QM, values_QM).take(order_QK)
 
 
-def search_filtered(
-    search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int, keep: Keep, most: int
-) -> Neighbors:
-    """Finds the k nearest entries that `keep` accepts, of `most` entries in all.
-
-    Searches for a few more than k. Queries with fewer than k accepted neighbors are searched again for four times as
-    many, until all entries were seen.
-    """
+def deeper(k: int, most: int) -> Iterator[int]:
+    """Yields a few more than k, and then four times as many each time, up to `most`."""
     depth = min(most, k + max(8, k // 4))
-    seen = search(queries_QD, depth)
-    kept_RK = (seen.ids_QK >= 0) & keep(seen.ids_QK)
-    if depth >= k and kept_RK[:, :k].all():
-        return seen.first(k)
+    yield depth
+    while depth < most:
+        depth = min(most, depth * 4)
+        yield depth
+
+
+def search_filtered(
+    search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int, keep: Keep, depths: Iterable[int]
+) -> Neighbors:
+    """Finds the k nearest entries that `keep` accepts.
+
+    Queries with fewer than k accepted neighbors are searched again for the next number of `depths`, unless there are no
+    more entries to find.
+    """
     found, rows_R = Neighbors.none(len(queries_QD), k), np.arange(len(queries_QD))
-    while True:
-        best = seen.keep(kept_RK).first(k)
-        found.put(rows_R, best)
-        short_R = (kept_RK.sum(axis=1) < k) & (seen.ids_QK[:, -1] >= 0)
-        if depth >= most or not short_R.any():
-            return found
-        rows_R, depth = rows_R[short_R], min(most, depth * 4)
+    for depth in depths:
         seen = search(queries_QD[rows_R], depth)
-        kept_RK = (seen.ids_QK >= 0) & keep(seen.ids_QK)
+        kept_RK = (seen.ids_QK >= 0) & keep(seen.ids_QK, rows_R)
+        if len(rows_R) == len(queries_QD) and depth >= k and kept_RK[:, :k].all():
+            return seen.first(k)
+        found.put(rows_R, seen.keep(kept_RK).first(k))
+        rows_R = rows_R[(kept_RK.sum(axis=1) < k) & (seen.ids_QK[:, -1] >= 0)]
+        if not len(rows_R):
+            break
+    return found

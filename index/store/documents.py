@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from memlm.base.storable import check_document, is_utf8, read_metadata
 from memlm.errors import AlreadyExists, Corrupt, StorageFull
+from memlm.index.store.document_names import folder_of, is_glob, is_named
 
 _TABLE = (
     "create table documents (row integer primary key, id text not null unique, title text, metadata text, tokens int)"
@@ -134,6 +135,19 @@ class DocumentTable:
         with self._readable():
             found = self._base.execute("select row from documents where id = ?", (document_id,)).fetchone()
         return None if found is None else int(found[0])
+
+    def rows_named(self, name: str) -> list[int]:
+        """The rows of all documents that `is_named` accepts. Only a glob reads the whole table."""
+        if not is_utf8(name):
+            return []
+        with self._readable():
+            if is_glob(name):
+                every = self._base.execute("select row, id from documents order by row")
+                return [int(row) for row, document_id in every if is_named(document_id, name)]
+            folder = folder_of(name)
+            behind = folder[:-1] + chr(ord("/") + 1)
+            within = "select row from documents where id = ? or (id >= ? and id < ?) order by row"
+            return [int(row) for (row,) in self._base.execute(within, (name, folder, behind))]
 
     def __iter__(self) -> Iterator[DocumentRow]:
         with self._readable():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
+
+from memlm.index.store.document_names import is_named
 
 if TYPE_CHECKING:
     from memlm.index.store.documents import DocumentRow
@@ -29,15 +30,10 @@ class DocumentFilter:
 
     def accepts(self, document: DocumentRow) -> bool:
         """Whether a document is chosen."""
-        if self.documents and not any(_matches(document.id, pattern) for pattern in self.documents):
+        if self.documents and not any(is_named(document.id, name) for name in self.documents):
             return False
         fields = {"title": document.title, **document.metadata} if self.where else {}
         return all(_has_field(fields, name, value) for name, value in self.where)
-
-
-def _matches(document_id: str, pattern: str) -> bool:
-    folder = pattern.rstrip("/") + "/"
-    return document_id == pattern or document_id.startswith(folder) or fnmatchcase(document_id, pattern)
 
 
 def _has_field(metadata: Mapping[str, Any], name: str, value: str) -> bool:

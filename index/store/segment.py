@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float16, Float32, Int64
@@ -14,7 +17,7 @@ from memlm.index.arrays import RowSubset
 from memlm.index.exact import FlatIndex, exact_neighbors
 from memlm.index.factory import FLAT
 from memlm.index.ivf import Ivf, is_lossless, open_index
-from memlm.index.neighbors import Neighbors, RawSearch, search_filtered
+from memlm.index.neighbors import Neighbors, RawSearch, deeper, search_filtered
 from memlm.index.store.documents import DocumentTable
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import RESTORE, FileRecord, SegmentRecord
@@ -25,6 +28,9 @@ ROW_BITS = 40
 MAX_SEGMENTS = 1 << (63 - ROW_BITS)  # above which ids leave the range of int64
 SMALL_BYTES = 1 << 20
 EXACT_ENTRIES = 1 << 20  # of chosen documents, compared one by one; of more, those that the index finds
+
+# Takes the document of each entry that a search found for some of the queries, and the numbers of these queries.
+Wanted: TypeAlias = Callable[[Int64[np.ndarray, "R K"], Int64[np.ndarray, " R"]], Bool[np.ndarray, "R K"]]
 
 
 class Segment:
@@ -130,10 +136,43 @@ class Segment:
         """
         if chosen is not None and self.has_keys and self.sizes[chosen & ~self.deleted_mask].sum() <= EXACT_ENTRIES:
             return self._search_chosen(queries_QD, k, chosen & ~self.deleted_mask)
+        if chosen is None:
+            return self._live(self._by_index(nprobe), queries_QD, k, self._is_live)
+        live = chosen & ~self.deleted_mask
+        return self._live(self._by_index(nprobe), queries_QD, k, lambda documents_RK, _: live[documents_RK])
+
+    def search_views(
+        self, views_Q: Sequence[Segment], queries_QD: Float32[np.ndarray, "Q D"], k: int, nprobe: int | None
+    ) -> Neighbors:
+        """Searches for Q queries, each of which sees the segment `without` other documents, as its view would. The
+        index is searched at most twice: for the views without deleted documents, and for those with some.
+        """
+        views = dict.fromkeys(views_Q)
+        if len(views) == 1:
+            return views_Q[0].search(queries_QD, k, nprobe)
+        found, number_Q = Neighbors.none(len(queries_QD), k), np.array([list(views).index(view) for view in views_Q])
+
+        def is_wanted(documents_RK: Int64[np.ndarray, "R K"], rows_R: Int64[np.ndarray, " R"]) -> np.ndarray:
+            wanted_RK = np.empty(documents_RK.shape, bool)
+            for number, view in enumerate(views):
+                mine_R = number_Q[filtered_R[rows_R]] == number
+                wanted_RK[mine_R] = ~view.deleted_mask[documents_RK[mine_R]]
+            return wanted_RK
+
+        is_filtered_Q = np.array([view._any_deleted for view in views])[number_Q]
+        whole_R, filtered_R = np.flatnonzero(~is_filtered_Q), np.flatnonzero(is_filtered_Q)
+        if len(whole_R):
+            found.put(whole_R, self._live(self._by_index(nprobe), queries_QD[whole_R], k, None))
+        if len(filtered_R):
+            found.put(filtered_R, self._live(self._by_index(nprobe), queries_QD[filtered_R], k, is_wanted))
+        return found
+
+    def _by_index(self, nprobe: int | None) -> RawSearch:
+        """The search of all entries, deleted ones too."""
         if (index := self._index) is None:
-            return self._live(self._search_flat, queries_QD, k, chosen)
+            return self._search_flat
         probes, rerank = nprobe or self.record.nprobe, self.record.rerank
-        return self._live(lambda queries, most: index.search(queries, most, probes, rerank), queries_QD, k, chosen)
+        return lambda queries_QD, most: index.search(queries_QD, most, probes, rerank)
 
     def _search_chosen(
         self, queries_QD: Float32[np.ndarray, "Q D"], k: int, chosen: Bool[np.ndarray, " docs"]
@@ -151,9 +190,11 @@ class Segment:
         """Finds the k nearest live entries, by default without the pruned ones."""
         keys_ND = self.stored_keys()
         if self.pruned_N is None or pruned:
-            return self._live(lambda q, most: exact_neighbors(q, keys_ND, self.values_N, most), queries_QD, k)
+            exact: RawSearch = lambda q, most: exact_neighbors(q, keys_ND, self.values_N, most)  # noqa: E731
+            return self._live(exact, queries_QD, k, self._is_live)
         some_ND, values_N = RowSubset(keys_ND, self.kept), self.values_N[self.kept]
-        return self._live(lambda q, most: self._at_kept(exact_neighbors(q, some_ND, values_N, most)), queries_QD, k)
+        some: RawSearch = lambda q, most: self._at_kept(exact_neighbors(q, some_ND, values_N, most))  # noqa: E731
+        return self._live(some, queries_QD, k, self._is_live)
 
     def stored_keys(self) -> Float16[np.ndarray, "N D"]:
         """The keys. Raises Incompatible where they were not kept."""
@@ -176,7 +217,25 @@ class Segment:
 
     def chosen(self, only: DocumentFilter) -> Bool[np.ndarray, " docs"]:
         """Whether a filter chooses each document. Reads the table of documents."""
-        return np.fromiter(map(only.accepts, self.documents), bool)
+        return np.fromiter(map(only.accepts, self.documents), bool) if only.where else self.named(only.documents)
+
+    def named(self, names: Sequence[str]) -> Bool[np.ndarray, " docs"]:
+        """Whether any of some names, as of a `DocumentFilter`, stands for each document."""
+        mask = np.zeros(self.record.documents, bool)
+        for name in names:
+            mask[self.documents.rows_named(name)] = True
+        return mask
+
+    def without(self, documents: Bool[np.ndarray, " docs"]) -> Segment:
+        """The segment as it is with some documents deleted too. It shares all but the mask of deleted documents."""
+        if not (documents & ~self.deleted_mask).any():
+            return self
+        if self._index is None:
+            self._resident  # noqa: B018 - made once, for all that share it
+        view = copy(self)
+        vars(view).pop("num_live_entries", None)
+        view.deleted_mask, view._any_deleted = self.deleted_mask | documents, True
+        return view
 
     def successors(self, rows: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
         """The rows behind some rows that are live and of the same documents."""
@@ -196,20 +255,20 @@ class Segment:
         """Closes the document table. The maps close with their last user."""
         self.documents.close()
 
+    @property
+    def _is_live(self) -> Wanted | None:
+        """Whether documents are not deleted. None if none is."""
+        return (lambda documents_RK, _: ~self.deleted_mask[documents_RK]) if self._any_deleted else None
+
     def _live(
-        self,
-        search: RawSearch,
-        queries_QD: Float32[np.ndarray, "Q D"],
-        k: int,
-        chosen: Bool[np.ndarray, " docs"] | None = None,
+        self, search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int, wanted: Wanted | None
     ) -> Neighbors:
-        """Runs a raw search, removes deleted documents and those not chosen, and turns rows into ids."""
-        if self._any_deleted or chosen is not None:
-            wanted = ~self.deleted_mask if chosen is None else chosen & ~self.deleted_mask
-            keep = lambda rows_QK: wanted[self.document_at(np.maximum(rows_QK, 0))]  # noqa: E731
-            found = search_filtered(search, queries_QD, k, keep, self.record.entries)
-        else:
+        """Runs a raw search, removes the entries of documents that are not wanted, and turns rows into ids."""
+        if wanted is None:
             found = search(queries_QD, k)
+        else:
+            keep = lambda rows_RK, queries_R: wanted(self.document_at(np.maximum(rows_RK, 0)), queries_R)  # noqa: E731
+            found = search_filtered(search, queries_QD, k, keep, deeper(k, self.record.entries))
         np.add(found.ids_QK, self.base_id, out=found.ids_QK, where=found.ids_QK >= 0)
         return found
 

@@ -142,7 +142,7 @@ class Snapshot:
 
         `only` chooses documents, and reads the table of documents for it.
         """
-        queries_QD = self._rounded(queries_QD, k)
+        queries_QD = self.rounded(queries_QD, k)
         found = [
             segment.search(queries_QD, k, nprobe, segment.chosen(only) if only else None) for segment in self.segments
         ]
@@ -212,7 +212,7 @@ class Snapshot:
     def nearest_among(self, query_1D: Float32[np.ndarray, "1 D"], ids: Int64[np.ndarray, " N"], k: int) -> Neighbors:
         """The k entries among `ids` that are nearest to one query, by their stored keys."""
         rows_1N = np.arange(len(ids))[None]
-        distances_1N = exact_distances(self._rounded(query_1D, k), self.keys(ids), rows_1N)
+        distances_1N = exact_distances(self.rounded(query_1D, k), self.keys(ids), rows_1N)
         nearest = Neighbors(distances_1N, ids[None], self.values(ids)[None])
         return nearest.take(np.argsort(distances_1N, axis=1, kind="stable")[:, :k])
 
@@ -358,7 +358,7 @@ class Snapshot:
     def _no_entry(self, entry_id: int) -> NotFound:
         return NotFound(f"no entry {entry_id} in {self.path}", kind="entry", name=str(entry_id))
 
-    def _rounded(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Float32[np.ndarray, "Q D"]:
+    def rounded(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Float32[np.ndarray, "Q D"]:
         """Rounds queries to float16, as the keys were."""
         check_range("k", k, least=1)
         if queries_QD.ndim != 2 or queries_QD.shape[1] != self.dim:
@@ -404,6 +404,6 @@ class Exact:
 
     def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbors:
         """The k nearest entries to each query."""
-        queries_QD = self._view._rounded(queries_QD, k)
+        queries_QD = self._view.rounded(queries_QD, k)
         found = [segment.search_exactly(queries_QD, k, pruned=self._pruned) for segment in self._view.segments]
         return merge_nearest(found, k) if found else Neighbors.none(len(queries_QD), k)

@@ -26,7 +26,7 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class RetrievalOptions(TypedDict, total=False):
-    """The fields of `RetrievalParams`; `stores` may be names, or weights by name."""
+    """The fields of `RetrievalParams`; `stores` may be names, or weights by name, and `exclude_documents` one name."""
 
     store: str | None
     use_store: bool
@@ -38,6 +38,7 @@ class RetrievalOptions(TypedDict, total=False):
     stores: Sequence[str | StoreWeight] | Mapping[str, float]
     min_pointers: int | None
     loop_guard: bool | None
+    exclude_documents: str | Sequence[str] | None
 
 
 class TraceOptions(TypedDict, total=False):

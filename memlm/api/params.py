@@ -22,6 +22,7 @@ MAX_RESUME_S = 300.0
 MAX_TOP_LOGPROBS = 64
 MAX_STOP_STRINGS = 16
 MAX_STORES = 16
+MAX_EXCLUDED = 100  # names in one request
 MAX_TOKEN_IDS = 1 << 20  # in one request
 MAX_SEED = 1 << 53  # larger whole numbers are rounded by most readers of JSON
 
@@ -128,7 +129,8 @@ class RetrievalParams:
     `use_store=False` uses the model alone. `spalm` mixes the neighbors by the model's trained gate (arXiv 2102.02557)
     instead of `lam`, or along with `lam` if that is given. `min_pointers` is how many pointers from the last neighbors
     replace a search (arXiv 2201.12431). 0 always searches. `loop_guard` keeps memory from repeating a run of the last
-    tokens: None is on in generation. Scoring has none.
+    tokens: None is on in generation. Scoring has none. `exclude_documents` are ids, folders of ids, or globs: the
+    answer is that of datastores from which these documents were deleted.
     """
 
     store: str | None = None
@@ -163,6 +165,13 @@ class RetrievalParams:
             "Let memory continue a loop: repeat a run of the last tokens.", " /--no-loop-guard", panel=RETRIEVAL
         ),
     )
+    exclude_documents: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "Answer as if documents with this id, in this folder, or matching this glob were deleted. Repeatable.", "--exclude-document", metavar="ID|FOLDER|GLOB",
+            panel=RETRIEVAL,
+        ),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
@@ -175,10 +184,16 @@ class RetrievalParams:
         _require(len(names) <= MAX_STORES, "stores", len(names), f"at most {MAX_STORES}")
         _require(len(set(names)) == len(names), "stores", ", ".join(names), "each store once")
         _require(not (self.stores and self.store is not None), "stores", ", ".join(names), "either store or stores")
+        excluded = self.exclude_documents
+        are_names = not isinstance(excluded, str) and all(each and isinstance(each, str) for each in excluded)
+        _require(are_names, "exclude_documents", excluded, "names of documents in a tuple, none empty")
+        _require(len(excluded) <= MAX_EXCLUDED, "exclude_documents", len(excluded), f"at most {MAX_EXCLUDED} names")
 
     @classmethod
     def of(cls, **options: Any) -> RetrievalParams:
-        """Makes one from keyword arguments, in which `stores` may be names, or weights by name."""
+        """Makes one from keyword arguments. `stores` may be names, or weights by name; `exclude_documents` one name."""
+        if "exclude_documents" in options:
+            options["exclude_documents"] = _strings("exclude_documents", options["exclude_documents"])
         stores = options.get("stores")
         if stores is not None and (isinstance(stores, str) or not isinstance(stores, Iterable)):
             raise InvalidInput(f"stores is {stores!r}; expected names in a list, or weights by name", field="stores")

@@ -21,6 +21,7 @@ from torch import Tensor
 from memlm.api.generation import Completion, GenerationEvent, Token
 from memlm.base.steps import Steps, run_steps
 from memlm.generation.generation import Generation
+from memlm.index.store.snapshot import Snapshot
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.checkpoint import Checkpoint
 from memlm.model.state_pool import UNBOUNDED, StatePool
@@ -243,13 +244,19 @@ class Batch:
         return self._capacity if self._decoder.config.is_windowed else num_tokens
 
     def _sample(self, decoded: Sequence[_Decoded]) -> None:
-        """Searches once for each retriever, and samples a token for each sequence."""
+        """Searches once for each retriever, whatever documents its sequences exclude, and samples a token for each."""
         hidden_RD = torch.stack([hidden_D for _, hidden_D, _ in decoded])
         logprobs_RV = self._decoder.logprobs(hidden_RD).cpu()
         rows_of: dict[Retriever, list[int]] = {}
+        views: dict[int, tuple[Snapshot, ...]] = {}
         for row, (sequence, _, _) in enumerate(decoded):
             if (retriever := sequence.generation.retriever) is not None and sequence.generation.needs_retrieval:
-                rows_of.setdefault(retriever, []).append(row)
+                try:
+                    views[row] = retriever.views
+                except Exception as error:
+                    sequence.failure = error
+                else:
+                    rows_of.setdefault(retriever.shared, []).append(row)
         results: dict[int, RetrievalResult] = {}
         keys_RD = torch.stack([key_D for _, _, key_D in decoded]).float().cpu().numpy() if rows_of else None
         for retriever, rows in rows_of.items():
@@ -257,7 +264,7 @@ class Batch:
                 assert keys_RD is not None
                 max_logprobs_Q = logprobs_RV[rows].amax(dim=1).numpy() if retriever.needs_max_logprob else None
                 policies = [decoded[row].sequence.generation.policy for row in rows]
-                result = retriever.search(keys_RD[rows], max_logprobs_Q, policies)
+                result = retriever.search(keys_RD[rows], max_logprobs_Q, policies, [views[row] for row in rows])
                 texts = [decoded[row].sequence.generation.guarded_ids for row in rows]
                 result = without_repeats(result, texts, retriever.tokens_before)
                 if retriever.gate is not None:

@@ -23,6 +23,7 @@ from memlm.generation.scoring import score_text
 from memlm.generation.sessions import Sessions
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.encoder import key_after
+from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import OnLost
 from memlm.retrieval.tracing import trace
 
@@ -65,13 +66,15 @@ class Engine:
 
     def start(self, request: StreamRequest, *, request_id: str = "", owner: str = "") -> Steps[Generation]:
         """Makes a generation for a `Batch`, to be closed at its end. `owner` is the owner of its session."""
-        retriever = self.stores.retriever(request.retrieval)
+        retriever = yield from self._retriever(request.retrieval)
         lease = None if request.session is None else self.sessions.lease(request.session, owner=owner)
-        return Generation.start(self.checkpoint, request, retriever, request_id=request_id, lease=lease)
+        started = Generation.start(self.checkpoint, request, retriever, request_id=request_id, lease=lease)
+        return (yield from started)
 
     def score(self, request: ScoreRequest) -> Steps[Score]:
         """Scores a text, a few windows a step. Raises InvalidInput for an empty one."""
-        return score_text(self.checkpoint, request, self.stores.retriever(request.retrieval))
+        retriever = yield from self._retriever(request.retrieval)
+        return (yield from score_text(self.checkpoint, request, retriever))
 
     def search(self, request: SearchRequest) -> Steps[tuple[Neighbor, ...]]:
         """Finds places in datastores. A long text is read in several steps, and words are indexed in several.
@@ -99,6 +102,14 @@ class Engine:
         if not stores:
             raise InvalidInput(NO_STORE, field="store")
         return (yield from trace(stores, request, self.checkpoint.tokenizer))
+
+    def _retriever(self, params: RetrievalParams) -> Steps[Retriever | None]:
+        """Returns the retriever of a request. Excluded documents are looked up outside the loop."""
+        retriever = self.stores.shared_retriever(params)
+        if retriever is None or not params.exclude_documents:
+            return retriever
+        excluding: Retriever = yield Offload(partial(retriever.excluding, params.exclude_documents))
+        return excluding
 
     def _search_words(self, request: SearchRequest) -> Steps[tuple[Neighbor, ...]]:
         stores = self.stores.model_stores([] if request.store is None else [request.store])

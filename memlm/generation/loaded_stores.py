@@ -246,8 +246,16 @@ class LoadedStores:
     def retriever(self, params: RetrievalParams) -> Retriever | None:
         """Returns the retriever of a request, or None if it uses no datastore or none is loaded.
 
+        Raises as `model_stores`, and NotFound for a name in `exclude_documents` that stands for no document.
+        """
+        retriever = self.shared_retriever(params)
+        return None if retriever is None else retriever.excluding(params.exclude_documents)
+
+    def shared_retriever(self, params: RetrievalParams) -> Retriever | None:
+        """Returns the retriever of a request that excludes no documents yet.
+
         Requests with the same settings get the same object while one of them runs, so that a batch searches for all of
-        them at once. Raises as `model_stores`.
+        them at once.
         """
         names = [each.name for each in params.stores] or ([] if params.store is None else [params.store])
         if not params.use_store or not (names or len(self)):
@@ -341,8 +349,8 @@ class LoadedStores:
 
 def check_unused(params: RetrievalParams) -> None:
     """Raises InvalidInput for an option of retrieval that has no effect without a datastore."""
-    for name in ("k", "lam", "knn_temperature", "nprobe", "min_pointers", "spalm"):
-        if getattr(params, name) not in (None, False):
+    for name in ("k", "lam", "knn_temperature", "nprobe", "min_pointers", "spalm", "exclude_documents"):
+        if getattr(params, name) not in (None, False, ()):
             raise InvalidInput(
                 f"{name} is set, but no datastore is searched; give a datastore, or leave it out", field=name
             )

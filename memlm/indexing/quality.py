@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float32, Int64
 from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress, silent
 from memlm.data.windows import Window, WindowSize, blocks_of
-from memlm.index.neighbors import Neighbors, Searcher
+from memlm.index.neighbors import Neighbors, Searcher, search_filtered
 from memlm.index.selection import agreement, mean_and_error
 from memlm.index.store.snapshot import Snapshot
 from memlm.model.checkpoint import Checkpoint
@@ -269,17 +269,12 @@ def _with_documents(queries: Queries, found: Neighbors) -> Queries:
 
 def leave_one_out(snapshot: Snapshot, searcher: Searcher, queries: Queries, k: int) -> Neighbors:
     """Returns the k neighbors without the query itself and the document that it leaves out."""
-    result, rows_R = Neighbors.none(len(queries.targets_Q), k), np.arange(len(queries.targets_Q))
-    for factor in OVERFETCH:
-        found = searcher.search(queries.keys_QD[rows_R], factor * k)
-        left_out_RK = snapshot.document_of(found.ids_QK) == queries.documents_Q[rows_R, None]
-        left_out_RK |= found.ids_QK == queries.ids_Q[rows_R, None]
-        kept_RK = (found.ids_QK >= 0) & ~left_out_RK
-        result.put(rows_R, found.keep(kept_RK).first(k))
-        rows_R = rows_R[(kept_RK.sum(axis=1) < k) & (found.ids_QK[:, -1] >= 0)]
-        if not len(rows_R):
-            break
-    return result
+
+    def keep(ids_RK: Int64[np.ndarray, "R K"], rows_R: Int64[np.ndarray, " R"]) -> Bool[np.ndarray, "R K"]:
+        is_elsewhere_RK: np.ndarray = snapshot.document_of(ids_RK) != queries.documents_Q[rows_R, None]
+        return is_elsewhere_RK & (ids_RK != queries.ids_Q[rows_R, None])
+
+    return search_filtered(searcher.search, queries.keys_QD, k, keep, [factor * k for factor in OVERFETCH])
 
 
 def _nats(queries: Queries, found: Neighbors, retriever: Retriever) -> Float32[np.ndarray, " Q"]:

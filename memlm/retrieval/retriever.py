@@ -18,8 +18,11 @@ from jaxtyping import Bool, Float, Float32, Int64
 from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams
 from memlm.data.windows import WindowSize
+from memlm.errors import NotFound
 from memlm.index.neighbors import Neighbors
+from memlm.index.store.exclusion import Exclusion
 from memlm.index.store.filters import DocumentFilter
+from memlm.index.store.snapshot import Snapshot
 from memlm.retrieval.adaptive import AdaptiveLam, features_of
 from memlm.retrieval.gate import SpalmGate, load_gate
 from memlm.retrieval.interpolation import neighbor_logweights
@@ -70,6 +73,9 @@ class Retriever:
 
     Retrievers are compared by identity: sequences of one batch that share a retriever share a search. `settings` are
     equal for two that would give equal results. `new_policy` gives a sequence its own state.
+
+    One that is `excluding` documents sees the stores as if these were deleted. It is `shared` with all others that
+    differ in nothing else: one search with `views` finds the neighbors of all.
     """
 
     stores: tuple[ModelStore, ...]
@@ -82,13 +88,16 @@ class Retriever:
     adaptive: AdaptiveLam | None = None
     skip_retrieval_above: float | None = None
     min_pointers: int | None = None
+    exclusion: Exclusion | None = None
+    unrestricted: Retriever | None = None  # the one that this one is with an exclusion
 
     @classmethod
     def of(cls, stores: Sequence[ModelStore], params: RetrievalParams) -> Retriever:
         """Settings that the request leaves open come from the first store's defaults. Adaptive λ, skipping and pointers
         apply only to a request that searches one store and sets none of k, λ and temperature.
 
-        Raises InvalidInput for `min_pointers` with several stores, or with one that was built without keeping its keys.
+        Documents are excluded by `excluding`. Raises InvalidInput for `min_pointers` with several stores, or with one
+        that was built without keeping its keys.
         """
         first, defaults = stores[0], stores[0].snapshot.defaults
         weight_of = {each.name: each.weight for each in params.stores}
@@ -112,6 +121,37 @@ class Retriever:
             skip_retrieval_above=defaults.skip_retrieval_above if as_tuned else None,
             min_pointers=min_pointers,
         )
+
+    def excluding(self, names: Sequence[str]) -> Retriever:
+        """The retriever without some documents: ids, folders of ids, or globs. May run in another thread.
+
+        Raises NotFound for a name that stands for no document of any of its stores.
+        """
+        if not names:
+            return self
+        exclusion = Exclusion(names)
+        for store in self.stores:
+            exclusion.view_of(store.snapshot)
+        if exclusion.unknown:
+            name, stores = exclusion.unknown[0], " and ".join(repr(store.name) for store in self.stores)
+            raise NotFound(
+                f"no document {name!r} to exclude in the datastore {stores}; expected an id, a folder of ids, or a glob:"
+                " `memlm index search` shows ids",
+                kind="document",
+                name=name,
+            )
+        return replace(self, exclusion=exclusion, unrestricted=self.shared)
+
+    @property
+    def shared(self) -> Retriever:
+        """The retriever that excludes nothing. It searches for all that differ in their exclusions alone."""
+        return self.unrestricted or self
+
+    @property
+    def views(self) -> tuple[Snapshot, ...]:
+        """The snapshots in use of all stores, without the excluded documents."""
+        snapshots = tuple(store.snapshot for store in self.stores)
+        return snapshots if self.exclusion is None else tuple(map(self.exclusion.view_of, snapshots))
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -145,7 +185,7 @@ class Retriever:
         if self.skip_retrieval_above is not None:
             shortcuts.append(SkipConfident(self.skip_retrieval_above, k=self.k))
         if self.min_pointers:
-            shortcuts.append(Pointers(self.stores[0].datastore, k=self.k, min_pointers=self.min_pointers))
+            shortcuts.append(Pointers(lambda: self.views[0], k=self.k, min_pointers=self.min_pointers))
         return RetrievalPolicy(shortcuts)
 
     def search(
@@ -153,18 +193,22 @@ class Retriever:
         keys_QD: Float32[np.ndarray, "Q D"],
         max_logprobs_Q: Float32[np.ndarray, " Q"] | None = None,
         policies: Sequence[RetrievalPolicy] = (),
+        views: Sequence[tuple[Snapshot, ...]] = (),
         only: DocumentFilter | None = None,
     ) -> RetrievalResult:
         """Finds the neighbors of Q keys and weighs them.
 
         `max_logprobs_Q` are the model's largest log-probabilities. Without them λ does not adapt. `policies`,
-        one for each key, may replace its search. `only` chooses documents.
+        one for each key, may replace its search. `views`, one for each key, are those of the retriever that it is for.
+        `only` chooses documents of equal views.
         """
         begin_s = time.perf_counter()
+        views = views or [self.views] * len(keys_QD)
+        views_SQ = [[views_of_key[number] for views_of_key in views] for number in range(len(self.stores))]
         if len(self.stores) == 1:
-            result = self._search_one(keys_QD, max_logprobs_Q, policies, only)
+            result = self._search_one(keys_QD, max_logprobs_Q, policies, views_SQ[0], only)
         else:
-            result = self._union(keys_QD, only)
+            result = self._union(keys_QD, views_SQ, only)
         return replace(result, took_ms=1000 * (time.perf_counter() - begin_s))
 
     def search_in_order(
@@ -213,6 +257,7 @@ class Retriever:
         keys_QD: Float32[np.ndarray, "Q D"],
         max_logprobs_Q: Float32[np.ndarray, " Q"] | None,
         policies: Sequence[RetrievalPolicy],
+        views_Q: Sequence[Snapshot],
         only: DocumentFilter | None,
     ) -> RetrievalResult:
         """Searches the only store for the keys that have no shortcut."""
@@ -223,14 +268,14 @@ class Retriever:
             if (found := policy.without_search(keys_QD[row : row + 1], max_logprob)) is not None:
                 shortcuts[row], searched_Q[row] = found, False
         if not shortcuts:
-            neighbors = store.search(keys_QD, self.k, nprobe=self.nprobe, only=only)
+            neighbors = store.search(views_Q, keys_QD, self.k, nprobe=self.nprobe, only=only)
         else:
             neighbors = Neighbors.none(len(keys_QD), self.k)
             for row, found in shortcuts.items():
                 neighbors.put(np.array([row]), found)
-            if searched_Q.any():
-                found = store.search(keys_QD[searched_Q], self.k, nprobe=self.nprobe, only=only)
-                neighbors.put(np.flatnonzero(searched_Q), found)
+            if len(rows_R := np.flatnonzero(searched_Q)):
+                views_R = [views_Q[row] for row in rows_R]
+                neighbors.put(rows_R, store.search(views_R, keys_QD[rows_R], self.k, nprobe=self.nprobe, only=only))
         logweights_QK = neighbor_logweights(neighbors.distances_QK, self.temperature)
         lams_Q = np.full(len(keys_QD), self.lam)
         if self.adaptive is not None and max_logprobs_Q is not None:
@@ -239,11 +284,14 @@ class Retriever:
         store.counter.add_contexts(len(keys_QD), float(lams_Q[neighbors.ids_QK[:, 0] >= 0].sum()))
         return RetrievalResult(neighbors, logweights_QK, lams_Q, np.zeros_like(neighbors.ids_QK), searched_Q)
 
-    def _union(self, keys_QD: Float32[np.ndarray, "Q D"], only: DocumentFilter | None) -> RetrievalResult:
+    def _union(
+        self, keys_QD: Float32[np.ndarray, "Q D"], views_SQ: Sequence[Sequence[Snapshot]], only: DocumentFilter | None
+    ) -> RetrievalResult:
         """Finds the k entries of largest weight in one softmax over all stores. A store's weight is a shift of its
         distances by -temperature log(weight).
         """
-        parts = [store.search(keys_QD, self.k, nprobe=self.nprobe, only=only) for store in self.stores]
+        searches = zip(self.stores, views_SQ, strict=True)
+        parts = [store.search(views_Q, keys_QD, self.k, nprobe=self.nprobe, only=only) for store, views_Q in searches]
         shifts = [np.float32(-self.temperature * np.log(weight)) for weight in self.weights]
         shifted_QM = np.concatenate(
             [part.distances_QK + shift for part, shift in zip(parts, shifts, strict=True)], axis=1

@@ -21,6 +21,7 @@ from memlm.base.steps import Steps
 from memlm.errors import Incompatible
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.exclusion import search_views
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import Manifest
 from memlm.index.store.segment import Segment
@@ -65,15 +66,16 @@ class ModelStore:
 
     def search(
         self,
+        views_Q: Sequence[Snapshot],
         keys_QD: Float32[np.ndarray, "Q D"],
         k: int,
         *,
         nprobe: int | None = None,
         only: DocumentFilter | None = None,
     ) -> Neighbors:
-        """Searches the snapshot in use, and counts the search."""
+        """Searches for each key in its view of a snapshot, as `search_views`, and counts the search."""
         begin_s = time.perf_counter()
-        found = self.snapshot.search(keys_QD, k, nprobe=nprobe, only=only)
+        found = search_views(views_Q, keys_QD, k, nprobe=nprobe, only=only)
         self.counter.add_search(time.perf_counter() - begin_s)
         return found
 

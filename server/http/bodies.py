@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from memlm.api.datastores import CHECKS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
-from memlm.api.params import MAX_NEIGHBORS, MAX_SEED, MAX_STOP_STRINGS, MAX_STORES, MAX_TOKEN_IDS, MAX_TOP_LOGPROBS
+from memlm.api.params import (
+    MAX_EXCLUDED,
+    MAX_NEIGHBORS,
+    MAX_SEED,
+    MAX_STOP_STRINGS,
+    MAX_STORES,
+    MAX_TOKEN_IDS,
+    MAX_TOP_LOGPROBS,
+)
 from memlm.api.tracing import MAX_MIN_TOKENS, MAX_SPAN_DOCUMENTS, RankBy
 from memlm.server.http.schema import INT32, Schema
 
@@ -62,6 +70,12 @@ MEMORY = _object(
         "spalm": _switch("Mix by the model's trained gate."),
         "min_pointers": _whole("Follow pointers in place of a search where there are this many. 0: always search."),
         "loop_guard": _switch("Keep memory from repeating a run of the last tokens."),
+        "exclude_documents": {
+            "type": "array",
+            "items": {"type": "string"},
+            "maxItems": MAX_EXCLUDED,
+            "description": "Answer as if these documents were deleted: ids, folders of ids, or globs.",
+        },
         "neighbors": _whole("Nearest neighbors reported with each token.", 0, MAX_NEIGHBORS),
     },
     description="The memory's share in the answer. With this object, {} too, the answer reports its figures.",

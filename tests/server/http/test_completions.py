@@ -19,6 +19,7 @@ TALK = [{"role": "user", "content": "the memory"}]
 FILTERS = {"top_k": 20, "min_p": 0.01, "repetition_penalty": 1.2}
 MIXED = {"lam": 0.7, "k": 4, "knn_temperature": 2.0}
 NAMED = {"stores": ["store"], "neighbors": 3}
+WITHOUT = {"exclude_documents": ["doc-1.txt", "doc-[67].txt"], "neighbors": 3, **MIXED}
 WEIGHTED = {"stores": {"store": 0.5}, "loop_guard": False}
 # Options of ours, and the same ones over HTTP: OpenAI's own, and what stands beside them in the body.
 CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
@@ -27,6 +28,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({**SAMPLED, **FILTERS}, SAMPLED, FILTERS),
     ({**GREEDY, **MIXED}, GREEDY, {"memory": MIXED}),
     ({**GREEDY, **NAMED}, GREEDY, {"memory": NAMED}),
+    ({**GREEDY, **WITHOUT}, GREEDY, {"memory": WITHOUT}),
     ({**GREEDY, "use_store": False}, GREEDY, {"memory": {"stores": []}}),
     ({**SAMPLED, **WEIGHTED}, SAMPLED, {"memory": WEIGHTED}),
     ({**GREEDY, "stop": ["e"]}, {**GREEDY, "stop": "e"}, {}),

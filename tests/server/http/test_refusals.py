@@ -115,7 +115,10 @@ def test_values_that_ask_for_nothing_are_accepted(http: httpx.Client) -> None:
         ({"memory": {"stores": "store"}}, "memory.stores"),
         ({"memory": {"stores": ["store", "store"]}}, "memory.stores"),
         ({"memory": {"neighbors": 65}}, "neighbors"),
-        ({"memory": {"exclude_documents": ["a"]}}, "memory.exclude_documents"),
+        ({"memory": {"exclude_documents": "doc-1.txt"}}, "memory.exclude_documents"),
+        ({"memory": {"exclude_documents": ["doc-1.txt", ""]}}, "memory.exclude_documents"),
+        ({"memory": {"exclude_documents": ["a"] * 101}}, "memory.exclude_documents"),
+        ({"memory": {"exclude_documents": ["doc-1.txt"], "stores": []}}, "exclude_documents"),
         ({"memory": {"context_cache": True}}, "memory.context_cache"),
     ],
 )

@@ -1,0 +1,75 @@
+"""Documents that one request leaves out, as if they had been deleted.
+
+An exclusion turns each snapshot into a view: the same files, with more documents deleted. Whatever reads a view cannot
+tell it from a store whose documents were deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from jaxtyping import Bool, Float32
+
+from memlm.index.neighbors import Neighbors, merge_nearest
+from memlm.index.store.filters import DocumentFilter
+from memlm.index.store.segment import Segment
+from memlm.index.store.snapshot import Snapshot
+
+
+class Exclusion:
+    """Names of documents, each an id, a folder or a glob. For one thread at a time.
+
+    Names are looked up once in each segment. `unknown` are those that stood for no live document so far.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.unknown = list(dict.fromkeys(names))
+        self._masks: dict[object, Bool[np.ndarray, " docs"]] = {}
+        self._views: WeakKeyDictionary[Snapshot, Snapshot] = WeakKeyDictionary()
+
+    def view_of(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot without the documents."""
+        if (view := self._views.get(snapshot)) is None:
+            view = copy(snapshot)
+            view.segments = tuple(segment.without(self._mask_of(segment)) for segment in snapshot.segments)
+            self._views[snapshot] = view
+            in_use = {segment.core for view in self._views.values() for segment in view.segments}
+            self._masks = {core: mask for core, mask in self._masks.items() if core in in_use}
+        return view
+
+    def _mask_of(self, segment: Segment) -> Bool[np.ndarray, " docs"]:
+        """Whether each document of a segment is excluded. Later snapshots have the same segments, mostly."""
+        if (mask := self._masks.get(segment.core)) is None:
+            mask = np.zeros(segment.record.documents, bool)
+            for name in self.names:
+                named = segment.named([name])
+                if name in self.unknown and (named & ~segment.deleted_mask).any():
+                    self.unknown.remove(name)
+                mask |= named
+            self._masks[segment.core] = mask
+        return mask
+
+
+def search_views(
+    views_Q: Sequence[Snapshot],
+    queries_QD: Float32[np.ndarray, "Q D"],
+    k: int,
+    *,
+    nprobe: int | None = None,
+    only: DocumentFilter | None = None,
+) -> Neighbors:
+    """Finds the k nearest entries to each query in its own view of one snapshot: what each view's search would find.
+    `only` chooses documents of equal views.
+    """
+    if len(set(views_Q)) < 2:
+        return views_Q[0].search(queries_QD, k, nprobe=nprobe, only=only) if views_Q else Neighbors.none(0, k)
+    if only:
+        raise ValueError("different views take no filter")
+    queries_QD = views_Q[0].rounded(queries_QD, k)
+    segments = zip(*(view.segments for view in views_Q), strict=True)
+    found = [segments_Q[0].search_views(segments_Q, queries_QD, k, nprobe) for segments_Q in segments]
+    return merge_nearest(found, k) if found else Neighbors.none(len(queries_QD), k)
