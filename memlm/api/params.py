@@ -168,8 +168,8 @@ class RetrievalParams:
     exclude_documents: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "Answer as if documents with this id, in this folder, or matching this glob were deleted. Repeatable.", "--exclude-document", metavar="ID|FOLDER|GLOB",
-            panel=RETRIEVAL,
+            "Answer as if documents of this id, folder or glob were deleted. Repeatable.", "--exclude-document",
+            metavar="ID|FOLDER|GLOB", panel=RETRIEVAL,
         ),
     )  # fmt: skip
 

@@ -135,8 +135,8 @@ class Retriever:
         if exclusion.unknown:
             name, stores = exclusion.unknown[0], " and ".join(repr(store.name) for store in self.stores)
             raise NotFound(
-                f"no document {name!r} to exclude in the datastore {stores}; expected an id, a folder of ids, or a glob:"
-                " `memlm index search` shows ids",
+                f"no document {name!r} to exclude in the datastore {stores}; expected an id, a folder of ids or a glob"
+                " (`memlm index search` shows ids)",
                 kind="document",
                 name=name,
             )
