@@ -57,6 +57,7 @@ def test_excluded_documents_are_deleted_documents(tmp_path, index, kind):
         store.drop_keys()
     if kind == "tombstones":
         store.delete([DELETED])
+    assert store.snapshot.num_entries  # and keeps the number
     asked = [NONE, SOME, ALL, NONE, ("more-*",), SOME, (*SOME, "more-*"), NONE, ALL]
     views = [Exclusion(names).view_of(store.snapshot) for names in asked]
     together = {k: search_views(views, QUERIES_QD, k, nprobe=3) for k in (1, 8, 2000)}
