@@ -185,8 +185,9 @@ class RetrievalParams:
         _require(len(set(names)) == len(names), "stores", ", ".join(names), "each store once")
         _require(not (self.stores and self.store is not None), "stores", ", ".join(names), "either store or stores")
         excluded = self.exclude_documents
-        are_names = not isinstance(excluded, str) and all(each and isinstance(each, str) for each in excluded)
-        _require(are_names, "exclude_documents", excluded, "names of documents in a tuple, none empty")
+        _require(not isinstance(excluded, str), "exclude_documents", excluded, "names of documents in a tuple")
+        are_names = all(each and isinstance(each, str) for each in excluded)
+        _require(are_names, "exclude_documents", excluded, "names of documents, none empty")
         _require(len(excluded) <= MAX_EXCLUDED, "exclude_documents", len(excluded), f"at most {MAX_EXCLUDED} names")
 
     @classmethod

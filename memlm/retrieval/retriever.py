@@ -274,7 +274,7 @@ class Retriever:
             for row, found in shortcuts.items():
                 neighbors.put(np.array([row]), found)
             if len(rows_R := np.flatnonzero(searched_Q)):
-                views_R = [views_Q[row] for row in rows_R]
+                views_R = [views_Q[row] for row in rows_R.tolist()]
                 neighbors.put(rows_R, store.search(views_R, keys_QD[rows_R], self.k, nprobe=self.nprobe, only=only))
         logweights_QK = neighbor_logweights(neighbors.distances_QK, self.temperature)
         lams_Q = np.full(len(keys_QD), self.lam)
