@@ -87,15 +87,15 @@ def test_every_way_to_ask_answers_as_if_the_documents_were_deleted(forgetful: Ru
         )
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "NotFound")
         others = asyncio.run(asynchronously(forgetful.address)), resumed(forgetful.address)
-        none = tokens_of(client, use_store=False)
+        none = tokens_of(client, exclude_documents="*")
 
-        client.datastores.delete_documents(GONE)
+        client.datastores.delete_documents("store", GONE)
         deleted = tokens_of(client)
         for tokens in (alone, *others, *together[1::3]):
             assert alike(tokens, deleted)
             assert sources(tokens) == sources(deleted)
         assert all(alike(tokens, whole) and sources(tokens) == sources(whole) for tokens in together[::3])
-        assert all(alike(tokens, none) for tokens in together[2::3])
+        assert all(alike(tokens, none) and not any(sources(tokens)) for tokens in together[2::3])
         assert sources(session) == sources(in_session(client, []))
         assert [each["id"] for each in shown] == [token.id for token in deleted]
         assert score == client.score(PROMPT, token_scores=True, k=16, lam=0.7)
