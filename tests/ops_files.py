@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -34,5 +35,25 @@ def metrics_in(expression: str) -> dict[str, set[str]]:
     return found
 
 
+def documented_metrics() -> set[str]:
+    """The metrics in the table of docs/operation.md."""
+    return set(re.findall(r"`(memlm_\w+)`", (OPS.parent / "docs" / "operation.md").read_text()))
+
+
 def read_yaml(name: str) -> Any:
     return yaml.safe_load((OPS / name).read_text())
+
+
+def dashboard_expressions() -> dict[str, str]:
+    """The PromQL of the dashboard's panels and variables, by their titles."""
+    dashboard = json.loads((OPS / "grafana.json").read_text())
+    found = {
+        f"{panel['title']} {target['refId']}": target["expr"]
+        for panel in dashboard["panels"]
+        for target in panel.get("targets", ())
+    }
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]["query"]).groups()
+            found[variable["name"]] = f"sum by ({label}) ({metric})"
+    return found

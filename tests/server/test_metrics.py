@@ -11,7 +11,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
-from ops_files import alert_expressions, metrics_in
+from ops_files import alert_expressions, dashboard_expressions, documented_metrics, metrics_in
 from prometheus_client.parser import text_string_to_metric_families
 from running import RunningServer, figures_at, free_port, wait_until
 
@@ -177,7 +177,7 @@ def test_the_info_metric_names_version_model_dtype_and_device(model_folder: Path
 ADDED_BY_PROMETHEUS = {"instance", "job"}
 
 
-def test_alerts_and_dashboard_name_metrics_and_labels_that_the_server_exports(
+def test_alerts_dashboard_and_documents_name_the_metrics_and_labels_that_the_server_exports(
     model_folder: Path, store_folder: Path, tmp_path: Path
 ) -> None:
     port = free_port()
@@ -191,7 +191,11 @@ def test_alerts_and_dashboard_name_metrics_and_labels_that_the_server_exports(
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
             families = list(text_string_to_metric_families(reply.read().decode()))
     exported = {sample.name: set(sample.labels) for family in families for sample in family.samples}
-    for title, expression in alert_expressions().items():
+    names = {family.name + "_total" * (family.type == "counter") for family in families}
+    assert documented_metrics() == {
+        name for name in names if name.startswith("memlm") and not name.endswith("_created")
+    }
+    for title, expression in (alert_expressions() | dashboard_expressions()).items():
         wanted = metrics_in(expression)
         assert wanted, title
         for name, labels in wanted.items():
