@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +71,47 @@ def test_english_is_plain(texts_of: Callable[[], dict[str, str]], habit: str) ->
     counts = {name: len(re.findall(habit, text, flags=re.IGNORECASE)) for name, text in texts.items()}
     words = sum(len(re.findall(r"[A-Za-z'-]+", text)) for text in texts.values())
     assert 1000 * sum(counts.values()) / words <= HABITS[habit], {name: n for name, n in counts.items() if n}
+
+
+def messages_of_the_package() -> list[re.Pattern[str]]:
+    """A pattern for each text of the source, which matches any value in the place of a value."""
+    patterns = []
+    for path in (path for folder in ("memlm", "index", "server") for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts = [str(part.value) if isinstance(part, ast.Constant) else "" for part in parts]
+            if len("".join(texts)) >= 20:
+                values = (
+                    re.escape(text) if isinstance(part, ast.Constant) else ".*"
+                    for part, text in zip(parts, texts, strict=True)
+                )
+                patterns.append(re.compile("".join(values), flags=re.DOTALL))
+    return patterns
+
+
+def test_messages_that_troubleshooting_quotes_are_those_of_the_source() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^> (.*)$", page, flags=re.MULTILINE)
+    patterns = messages_of_the_package()
+    assert len(quoted) > 20
+    unknown = [message for message in quoted if not any(pattern.fullmatch(message) for pattern in patterns)]
+    assert not unknown, unknown
+
+
+def test_figures_are_those_that_the_script_draws() -> None:
+    script = ROOT / "docs/site/figures.py"
+    drawn = runpy.run_path(str(script))
+    for draw in drawn["FIGURES"]:
+        file = drawn["FOLDER"] / f"{draw().name}.svg"
+        text = file.read_text(encoding="utf-8")
+        assert text == draw().svg(), f"{file} is stale: run python {script}"
+        assert len(text) < 20_000
+        assert "prefers-color-scheme:dark" in text
+
+
+def test_pictures_are_described() -> None:
+    for document in DOCUMENTS:
+        assert not re.findall(r"!\[\]\(", document.read_text(encoding="utf-8")), document
 
 
 def test_every_page_is_in_the_navigation() -> None:

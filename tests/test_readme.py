@@ -1,90 +1,120 @@
-"""The README's own commands and examples, run as they stand but for the port."""
+"""The blocks of the pages that people learn from, run as they stand but for the ports (`tests/document_blocks.py`).
 
+README and the tutorial run with the model that they name, and what they promise is looked for in what they print. All
+pages run with a tiny model of the same name too, which no machine has to install.
+"""
+
+import json
 import re
-import shlex
-import socket
-import subprocess
-import sys
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from chats import PLAIN, PLAIN_TOKENS, give_template
+from command_forkserver import CommandForker
+from conftest import SHAPE
+from document_blocks import Reader, blocks_of, run_page
+from gguf_files import write_gguf
+from other_families import save_as_others_do
+from transformers import AutoModelForCausalLM
 
+from memlm.data.tokenizer import Tokenizer
+from memlm.model import Decoder, ModelConfig
 from memlm.model.catalog import MODELS
+from memlm.model.checkpoint import save_checkpoint
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"<!--[^>]*-->\n```(sh|python)\n(.*?)```", README, flags=re.DOTALL)
-
-
-DOCS, PART = Path(__file__).parents[1] / "docs", 1500
-NOTE = "# Gateway\n\nThe gateway listens on port 7443. It forwards requests to the registry.\n"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def run(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-def memlm(line: str) -> list[str]:
-    words = shlex.split(line)
-    assert words[0] == "memlm"
-    return [sys.executable, "-m", *words]
+ROOT = Path(__file__).parents[1]
+README, TUTORIAL = ROOT / "README.md", ROOT / "docs/tutorial.md"
+PAGES = [
+    README,
+    TUTORIAL,
+    *sorted((ROOT / "docs/howto").glob("*.md")),
+    ROOT / "docs/concepts.md",
+    ROOT / "docs/production.md",
+]
+NOTES = ROOT / "examples/notes"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's texts."""
-    folder = tmp_path_factory.mktemp("readme")
-    (folder / "notes").mkdir()
-    (folder / "notes" / "gateway.md").write_text(NOTE, encoding="utf-8")
-    for name, document in {"notes": "service.md", "heldout": "datastore.md", "unseen": "model.md"}.items():
-        (folder / name).mkdir(exist_ok=True)
-        text = (DOCS / document).read_text(encoding="utf-8")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandForker]:
+    forker = CommandForker(tmp_path_factory.mktemp("commands"))
+    yield forker
+    forker.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A reader's folder: the notes, text that is not in them, and the page's relative paths."""
+    shutil.copytree(NOTES, tmp_path / "examples/notes")
+    shutil.copytree(NOTES, tmp_path / "notes")
+    for name, page in {"heldout": "security.md", "unseen": "model.md"}.items():
+        (tmp_path / name).mkdir()
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         for part in range(2):
-            (folder / name / f"part-{part}.md").write_text(text[part * PART : (part + 1) * PART], encoding="utf-8")
+            (tmp_path / name / f"part-{part}.md").write_text(text[part * 1500 :][:1500], encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def folder_with_model(folder: Path, tokenizer: Tokenizer) -> Path:
+    """The same with a tiny model, which comes before the catalog's, and two that others made."""
+    for note in folder.glob("**/notes/*.md"):
+        note.write_text(note.read_text(encoding="utf-8")[:300], encoding="utf-8")  # a token a byte, for this model
+    config = ModelConfig(vocab_size=tokenizer.vocab_size, **{**SHAPE, "context_length": 512})
+    save_checkpoint(folder / "smollm2", Decoder(config), tokenizer)
+    give_template(folder / "smollm2", PLAIN, PLAIN_TOKENS)
+    save_as_others_do("llama", folder / "my-model", tokenizer)
+    vocabulary = json.loads(tokenizer._backend.to_str())["model"]
+    tokens = [tokenizer._backend.id_to_token(number) for number in range(tokenizer.vocab_size)]
+    merges = [" ".join(merge) for merge in vocabulary["merges"]]
+    described = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": merges, "eos_token_id": tokenizer.end_id}
+    model = AutoModelForCausalLM.from_pretrained(folder / "my-model")
+    write_gguf(folder / "my-model.gguf", model, described)
     return folder
+
+
+@pytest.mark.packaging
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_blocks_of_pages_run(page, folder_with_model, forker):
+    run_page(page, folder_with_model, forker, checks_output=False)
 
 
 @pytest.mark.packaging
 @pytest.mark.real_model
 @pytest.mark.skipif(MODELS["smollm2"].path is None, reason="not installed; `memlm models pull smollm2` installs it")
-def test_the_readme_does_what_it_says(folder):
-    (_, by_hand), (_, while_it_serves), (_, in_process), (_, over_grpc) = BLOCKS
-    port = str(free_port())
-    server = None
-    answers = {}  # by the first two words behind memlm
-    try:
-        for line in by_hand.replace("50051", port).strip().splitlines():
-            if line.startswith("memlm serve"):
-                server = subprocess.Popen(memlm(line), cwd=folder, stderr=subprocess.PIPE, text=True)
-                assert server.stderr is not None
-                assert any(f":{port}" in server.stderr.readline() for _ in range(10))
-            else:
-                answers[" ".join(line.split()[1:3])] = run(memlm(line), folder)
-        assert "7443" in answers['generate "Our']
-        assert "gateway.md" in answers["index search"]
-        run([sys.executable, "-c", in_process], folder)
-        run([sys.executable, "-c", over_grpc.replace("50051", port)], folder)
-        served = []
-        for line in while_it_serves.strip().splitlines():
-            there = line.replace("50051", port) if "--target" in line else f"{line} --target localhost:{port}"
-            served.append(run(memlm(there), folder))
-        assert "7443" in served[0]
-        assert "deleted 1 documents" in served[-1]
-    finally:
-        if server is not None:
-            server.terminate()
-            assert server.wait(60) == 0
-            server.stderr.close()
+@pytest.mark.parametrize("page", [README, TUTORIAL], ids=lambda page: page.stem)
+def test_pages_print_what_they_promise(page, folder, forker):
+    run_page(page, folder, forker, checks_output=True)
+
+
+@pytest.mark.packaging
+def test_a_block_that_fails_fails_the_page(folder_with_model, forker):
+    page = folder_with_model / "page.md"
+    page.write_text("```sh\nfalse\ntrue\n```\n")
+    with pytest.raises(AssertionError):
+        run_page(page, folder_with_model, forker, checks_output=False)
+    page.write_text("```sh\nmemlm index info nothing | cat\n```\n")
+    with pytest.raises(AssertionError, match="nothing"):
+        run_page(page, folder_with_model, forker, checks_output=False)
+    page.write_text("```python\nimport memlm\nmemlm.load('nothing')\n```\n")
+    with pytest.raises(AssertionError, match="nothing"):
+        run_page(page, folder_with_model, forker, checks_output=False)
+    page.write_text("<!-- prints: b -->\n```sh\necho a\n```\n")
+    with pytest.raises(AssertionError, match="prints no 'b'"):
+        run_page(page, folder_with_model, forker, checks_output=True)
+    page.write_text("<!-- file: a.toml -->\n```toml\nport = 50051\n```\n```sh\ngrep port a.toml\n```\n")
+    with Reader(folder_with_model, forker) as reader:
+        assert [reader.run(block) for block in blocks_of(page)] == ["", f"port = {reader.ports['50051']}\n"]
+
+
+def test_every_block_of_a_page_is_found():
+    for page in PAGES:
+        fences = re.findall(r"^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert 2 * len(blocks_of(page)) == len(fences), page
 
 
 def test_the_first_commands_are_targets_of_the_makefile():
-    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
-    for target in re.findall(r"^make ([a-z]+)", README, flags=re.MULTILINE):
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`make ([a-z]+)`", README.read_text(encoding="utf-8")):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json as json_module
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +13,8 @@ from memlm.api.params import RetrievalParams
 from memlm.cli import options
 from memlm.cli.console import emit_json, out
 from memlm.cli.fields import Overrides, with_fields
-from memlm.errors import Unavailable
+from memlm.data.tokenizer import SETTINGS_FILE, Tokenizer
+from memlm.errors import InvalidInput, Unavailable
 
 MISSING = "lm-evaluation-harness is not installed; install it with `pip install 'memlm[lm-eval]'`"
 
@@ -27,6 +30,9 @@ def lm_eval(
     ] = None,
     num_fewshot: Annotated[int | None, typer.Option(help="Examples before each question.")] = None,
     limit: Annotated[int | None, typer.Option(help="Questions of each task (default: all).")] = None,
+    metadata: Annotated[
+        str, typer.Option(metavar="JSON", help="Settings of tasks, as '{\"max_seq_lengths\": [1024]}' of RULER.")
+    ] = "{}",
     chat: Annotated[bool, typer.Option("--chat", help="Apply the model's chat template.")] = False,
     dtype: options.Dtype = "auto",
     json: options.Json = False,
@@ -40,12 +46,37 @@ def lm_eval(
         raise Unavailable(MISSING) from error
     from memlm.integrations.lm_eval import MemlmLM
 
-    results = simple_evaluate(
-        model=MemlmLM(model, store or (), dtype=dtype, **retrieval), tasks=tasks.split(","), num_fewshot=num_fewshot,
-        limit=limit, apply_chat_template=chat, bootstrap_iters=1000,
-        task_manager=TaskManager(include_path=None if include is None else str(include), include_defaults=not include),
-    )  # fmt: skip
+    settings = _settings(metadata)
+    asked = MemlmLM(model, store or (), dtype=dtype, **retrieval)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"tokenizer": _for_transformers(asked.lm.tokenizer, Path(folder)), **settings}
+        results = simple_evaluate(
+            model=asked, tasks=tasks.split(","), num_fewshot=num_fewshot, limit=limit, apply_chat_template=chat,
+            bootstrap_iters=1000, task_manager=TaskManager(
+                include_path=None if include is None else str(include), include_defaults=not include, metadata=settings
+            ),
+        )  # fmt: skip
     if json:
         emit_json({"results": results["results"], "versions": results["versions"]})
     else:
         out.print(make_table(results), markup=False, highlight=False)
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """The settings of tasks that a caller gives."""
+    try:
+        settings = json_module.loads(text)
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise InvalidInput(
+            f'metadata is {text[:200]!r}; expected a JSON object, as {{"max_seq_lengths": [1024]}}', field="metadata"
+        )
+    return settings
+
+
+def _for_transformers(tokenizer: Tokenizer, folder: Path) -> str:
+    """Writes a tokenizer as `transformers` reads it. Tasks that make their own texts measure these with it."""
+    tokenizer.save(folder)
+    (folder / SETTINGS_FILE).write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n', encoding="utf-8")
+    return str(folder)

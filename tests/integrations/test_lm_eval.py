@@ -1,19 +1,25 @@
 """The harness gets the figures that memlm gives."""
 
 import json
+import math
+import re
 from pathlib import Path
 
+import lm_eval.tasks
 import pytest
 from chats import PLAIN, PLAIN_TOKENS, give_template
 from conftest import SHAPE
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
+from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 from typer.testing import CliRunner
 
+import memlm
 from memlm.cli.app import app
 from memlm.data.corpus import Corpus
 from memlm.data.tokenizer import Tokenizer
+from memlm.errors import InvalidInput
 from memlm.evaluation import evaluate
 from memlm.integrations.lm_eval import MemlmLM
 from memlm.language_model import LanguageModel
@@ -111,3 +117,88 @@ def test_the_command_prints_the_table_of_the_harness(model_folder, store_folder,
     assert done.exit_code == 0, done.output
     assert "bits_per_byte" in done.output
     assert "own_rolling" in done.output
+
+
+WIKITEXT = """
+include: {tasks}/wikitext/wikitext.yaml
+task: local_wikitext
+dataset_path: json
+dataset_name: null
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+training_split: null
+validation_split: null
+"""
+# In the notation of WikiText, which the task undoes before it asks the model, and plain.
+PAGES = [
+    " = Valkyria = \n\n The game , with its 1 @,@ 024 levels , is a role @-@ playing game . It sold 30 @.@ 5 . \n",
+    "The memory of a model is silent. A page reads it, and the page is found.\n",
+]
+
+
+@pytest.fixture
+def local_wikitext(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "pages.jsonl").write_text("".join(json.dumps({"page": page}) + "\n" for page in PAGES))
+    tasks = Path(lm_eval.tasks.__file__).parent
+    (tmp_path / "wikitext.yaml").write_text(WIKITEXT.format(tasks=tasks, file=tmp_path / "pages.jsonl"))
+    return tmp_path
+
+
+def test_wikitext_on_a_local_file_gives_the_figures_of_memlm_eval(lm, local_wikitext):
+    manager = TaskManager(include_path=str(local_wikitext), include_defaults=False)
+    done = simple_evaluate(model=MemlmLM(lm), tasks=["local_wikitext"], task_manager=manager, bootstrap_iters=0)
+    texts = [wikitext_detokenizer({"page": page}) for page in PAGES]
+    assert texts[0] != PAGES[0]
+    assert texts[1] == PAGES[1]
+    total = evaluate(lm, Corpus([memlm.Document(str(number), text) for number, text in enumerate(texts)])).total
+    results = done["results"]["local_wikitext"]
+    # The task counts bytes and words of the pages as they are, and the loss of the texts.
+    num_bytes = sum(len(page.encode()) for page in PAGES)
+    num_words = sum(len(re.split(r"\s+", page)) for page in PAGES)
+    assert results["bits_per_byte,none"] * num_bytes * math.log(2) == pytest.approx(total.nll, rel=1e-5)
+    assert math.log(results["word_perplexity,none"]) * num_words == pytest.approx(total.nll, rel=1e-5)
+
+
+SIZED = """
+task: own_sized
+custom_dataset: !function sized.dataset
+dataset_path: ""
+test_split: test
+output_type: generate_until
+doc_to_text: "{{text}}"
+doc_to_target: "{{size}}"
+generation_kwargs: {max_gen_toks: 2, until: []}
+process_results: !function sized.results
+metric_list: [{metric: size, aggregation: mean, higher_is_better: true}]
+"""
+SIZED_CODE = """
+import datasets
+from lm_eval.tasks.ruler.common_utils import get_tokenizer, resolve_tokenizer_name
+
+def dataset(max_seq_lengths, **settings):
+    tokenizer = get_tokenizer(resolve_tokenizer_name(settings))
+    rows = [{"text": "the page", "size": len(tokenizer("the page").input_ids) + size} for size in max_seq_lengths]
+    return {"test": datasets.Dataset.from_list(rows, split=datasets.Split.TEST)}
+
+def results(doc, results):
+    return {"size": doc["size"]}
+"""
+
+
+def test_tasks_that_make_their_texts_get_the_models_tokenizer_and_the_settings(tmp_path, model_folder, lm, monkeypatch):
+    """As those of RULER, which need packages and minutes."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "sized.yaml").write_text(SIZED)
+    (tmp_path / "sized.py").write_text(SIZED_CODE)
+    words = ["lm-eval", "--model", str(model_folder), "--tasks", "own_sized", "--include", str(tmp_path), "--json"]
+    done = CliRunner().invoke(app, [*words, "--metadata", '{"max_seq_lengths": [1000]}'])
+    assert done.exit_code == 0, done.output
+    results = json.loads(done.stdout[done.stdout.index("{") :])["results"]["own_sized"]
+    assert results["size,none"] == 1000 + len(lm.tokenize("the page"))
+
+
+def test_settings_that_are_no_object_are_refused(model_folder):
+    for text in ("[1]", "{", "1"):
+        done = CliRunner().invoke(app, ["lm-eval", "--model", str(model_folder), "--tasks", "x", "--metadata", text])
+        assert isinstance(done.exception, InvalidInput)
+        assert text in str(done.exception)
