@@ -1,7 +1,7 @@
 """The blocks of the pages that people learn from, run as they stand but for the ports (`tests/document_blocks.py`).
 
-README and the tutorial run with the model that they name, and what they promise is looked for in what they print. All
-pages run with a tiny model of the same name too, which no machine has to install.
+README and the tutorial (slow: a minute or two) run with the model that they name, and their blocks print the promised
+texts. All pages run with a tiny model of the same name too, which no machine has to install.
 """
 
 import json
@@ -83,7 +83,9 @@ def test_the_blocks_of_pages_run(page, folder_with_model, forker):
 @pytest.mark.packaging
 @pytest.mark.real_model
 @pytest.mark.skipif(MODELS["smollm2"].path is None, reason="not installed; `memlm models pull smollm2` installs it")
-@pytest.mark.parametrize("page", [README, TUTORIAL], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [pytest.param(README, id="README"), pytest.param(TUTORIAL, id="tutorial", marks=pytest.mark.slow)]
+)
 def test_pages_print_what_they_promise(page, folder, forker):
     run_page(page, folder, forker, checks_output=True)
 
