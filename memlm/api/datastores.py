@@ -36,7 +36,9 @@ class StoreInfo:
 
     A server reports `path` relative to its datastore folder, or the name of a datastore that it was started with.
     `store_id` identifies the datastore, and `manifest` counts its commits. `problem` is empty for a usable datastore.
-    The sizes of a datastore that could not be opened are 0.
+    The sizes of a datastore that could not be opened are 0. `recall` is the share of the nearest k entries that a
+    search finds, and `nats_change` what it loses for a token against exact search, both None where they were not
+    measured. `lam` is not used where `lam_adapts`.
     """
 
     name: str
@@ -54,6 +56,9 @@ class StoreInfo:
     tuned_on: str | None
     store_id: str = ""
     problem: str = ""
+    recall: float | None = None
+    nats_change: float | None = None
+    lam_adapts: bool = False
 
     @classmethod
     def unusable(cls, name: str, path: str, problem: str) -> StoreInfo:

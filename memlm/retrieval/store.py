@@ -102,6 +102,7 @@ class ModelStore:
     def info(self, *, problem: str = "") -> StoreInfo:
         """Describes the snapshot in use: size and defaults. `problem` is the reason if it cannot be used."""
         snapshot = self.snapshot
+        quality = snapshot.manifest.quality or {}
         return StoreInfo(
             name=self.name,
             path=str(snapshot.path),
@@ -118,6 +119,9 @@ class ModelStore:
             tuned_on=snapshot.defaults.tuned_on,
             store_id=snapshot.manifest.store_id,
             problem=problem,
+            recall=quality.get("recall"),
+            nats_change=quality.get("nats_change"),
+            lam_adapts=snapshot.defaults.adaptive is not None,
         )
 
     def find_phrase(self, text: str, k: int, only: DocumentFilter) -> Steps[tuple[Neighbor, ...]]:

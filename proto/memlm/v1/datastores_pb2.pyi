@@ -44,7 +44,7 @@ class ListDatastoresResponse(_message.Message):
     def __init__(self, datastores: _Optional[_Iterable[_Union[Datastore, _Mapping]]] = ...) -> None: ...
 
 class Datastore(_message.Message):
-    __slots__ = ("name", "path", "manifest", "num_entries", "num_documents", "num_deleted_documents", "dim", "index", "bytes_per_entry", "k", "lam", "knn_temperature", "tuned_on", "store_id", "problem")
+    __slots__ = ("name", "path", "manifest", "num_entries", "num_documents", "num_deleted_documents", "dim", "index", "bytes_per_entry", "k", "lam", "knn_temperature", "tuned_on", "store_id", "problem", "recall", "nats_change", "lam_adapts")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,9 @@ class Datastore(_message.Message):
     TUNED_ON_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    RECALL_FIELD_NUMBER: _ClassVar[int]
+    NATS_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    LAM_ADAPTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     manifest: int
@@ -75,7 +78,10 @@ class Datastore(_message.Message):
     tuned_on: str
     store_id: str
     problem: str
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., manifest: _Optional[int] = ..., num_entries: _Optional[int] = ..., num_documents: _Optional[int] = ..., num_deleted_documents: _Optional[int] = ..., dim: _Optional[int] = ..., index: _Optional[str] = ..., bytes_per_entry: _Optional[float] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., tuned_on: _Optional[str] = ..., store_id: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
+    recall: float
+    nats_change: float
+    lam_adapts: bool
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., manifest: _Optional[int] = ..., num_entries: _Optional[int] = ..., num_documents: _Optional[int] = ..., num_deleted_documents: _Optional[int] = ..., dim: _Optional[int] = ..., index: _Optional[str] = ..., bytes_per_entry: _Optional[float] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., tuned_on: _Optional[str] = ..., store_id: _Optional[str] = ..., problem: _Optional[str] = ..., recall: _Optional[float] = ..., nats_change: _Optional[float] = ..., lam_adapts: bool = ...) -> None: ...
 
 class SearchRequest(_message.Message):
     __slots__ = ("text", "store", "k", "nprobe", "by", "documents", "where")

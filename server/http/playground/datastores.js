@@ -1,13 +1,15 @@
 // The tab of the datastores: their figures, and what is added, searched for and deleted.
 
 import { call, ended, forget, pathOf, upload } from "./api.js";
-import { announce, button, byId, confirmed, el, figure, percent, plural, showError } from "./dom.js";
+import { announce, button, byId, bytes, confirmed, el, figure, percent, plural, showError } from "./dom.js";
 
 const FOUND = 8;
 
 /** @param {import("./main.js").App} app */
 export function setUpDatastores(app) {
   const cards = new Map();
+  // A file that misses the place for it would replace the page.
+  for (const name of ["dragover", "drop"]) addEventListener(name, (event) => event.preventDefault());
   app.onStores.push((stores) => {
     for (const store of stores) {
       if (!cards.has(store.name)) cards.set(store.name, new StoreCard(store.name, app));
@@ -44,11 +46,14 @@ class StoreCard {
     this.size.textContent = `${plural(store.num_documents, "document")}, ${figure(store.num_entries)} entries`;
     const rows = {
       index: store.index || "–",
+      recall: figure(store.recall, 3),
+      "loss of the index": store.nats_change === null ? "–" : `${store.nats_change.toFixed(4)} nats`,
+      "on disk": bytes(store.num_entries * store.bytes_per_entry),
       "bytes an entry": figure(store.bytes_per_entry, 0),
       width: figure(store.dim),
       "deleted documents": figure(store.num_deleted_documents),
       k: figure(store.k),
-      λ: figure(store.lam),
+      λ: store.lam_adapts ? "adapts" : figure(store.lam),
       temperature: figure(store.knn_temperature, 3),
       "tuned on": store.tuned_on ?? "nothing",
       commit: figure(store.manifest),

@@ -35,6 +35,12 @@ export const percent = (share) => `${Math.round(100 * share)} %`;
 export const figure = (value, digits = 2) =>
   value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: digits });
 
+/** A size. @param {number} value */
+export function bytes(value) {
+  const power = Math.min(3, Math.max(0, Math.floor(Math.log10(Math.max(1, value)) / 3)));
+  return `${figure(value / 1000 ** power, 1)} ${["B", "kB", "MB", "GB"][power]}`;
+}
+
 /** "1 token", "2 tokens". @param {number} count @param {string} noun */
 export const plural = (count, noun) => `${figure(count)} ${noun}${count === 1 ? "" : "s"}`;
 

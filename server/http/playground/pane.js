@@ -11,8 +11,11 @@ const REASONS = { stop: "ended by itself", length: "ended by its length" };
 
 /** Dispatches `change` when tokens have come or the text has ended, and `pin` when another token is chosen. */
 export class Pane extends EventTarget {
-  /** @param {string} title @param {{isChat?: boolean, prompt?: string, hasTitle?: boolean}} [options] */
-  constructor(title, { isChat = false, prompt = "", hasTitle = false } = {}) {
+  /**
+   * @param {string} title
+   * @param {{isChat?: boolean, prompt?: string, hasTitle?: boolean, onClose?: (() => void) | null}} [options]
+   */
+  constructor(title, { isChat = false, prompt = "", hasTitle = false, onClose = null } = {}) {
     super();
     this.title = title;
     this.isChat = isChat;
@@ -24,7 +27,9 @@ export class Pane extends EventTarget {
     this.notice = el("div", { class: "notice" });
     const text = el("div", { class: "text" }, prompt ? el("span", { class: "prompt" }, prompt) : null, this.view.element);
     const heading = el("h2", { class: hasTitle ? "pane-title" : "unseen" }, title);
-    this.element = el("section", { class: "pane", "aria-label": title }, heading, text, this.notice, this.chart.element, this.status);
+    const close = onClose && button("×", onClose, { class: "quiet", "aria-label": `Close “${title}”` });
+    const head = el("div", { class: "pane-head" }, heading, close);
+    this.element = el("section", { class: "pane", "aria-label": title }, head, text, this.notice, this.chart.element, this.status);
     for (const source of [this.view, this.chart]) {
       source.addEventListener("show", (event) => this.#point(event.detail));
       source.addEventListener("pin", (event) => this.pin(event.detail));
@@ -44,7 +49,12 @@ export class Pane extends EventTarget {
   }
 
   /** Generates, and returns once the text has ended. @param {object} body */
-  async run(body) {
+  run(body) {
+    this.running = this.#run(body);
+    return this.running;
+  }
+
+  async #run(body) {
     this.body = body;
     this.isRunning = true;
     this.controller = new AbortController();

@@ -1,5 +1,6 @@
 """The page at /: its files and headers, and in a headless Chromium what a reader does with it."""
 
+import dataclasses
 import re
 import shutil
 import urllib.request
@@ -14,6 +15,7 @@ from running import RunningServer, Wire
 from texts import make_text
 
 from memlm.client import Client
+from memlm.index.store.datastore import Datastore
 from memlm.server.http import app
 from memlm.server.http.app import PLAYGROUND
 
@@ -228,6 +230,44 @@ def test_the_model_alone_stands_beside_the_text(page: Page, web: RunningServer) 
     assert page.all(".pane:nth-child(2) .token.is-different")
 
 
+def test_a_text_without_a_document_stands_beside_it(page: Page, web: RunningServer) -> None:
+    page.open(web.http_url)
+    page.complete()
+    before = page.texts(".token")
+    page.click(".documents .document")
+    name = page.texts('.documents [aria-pressed="true"]')[0]
+    page.button("Without this document").click()
+    page.until_ended(2)
+    assert page.texts(".pane-title") == [f"Without {name}"]
+    with Client(web.address) as client:
+        options = {"max_tokens": TOKENS, "temperature": 0, "lam": 0.5, "neighbors": 8}
+        without = list(client.generate(PROMPT, exclude_documents=[name], **options))
+    assert page.texts(".pane:first-child .token") == before
+    assert page.texts(".pane:nth-child(2) .token") == [token.text for token in without if token.text]
+    assert page.texts(".pane:nth-child(2) .is-different")
+    assert page.texts(".pane:first-child .is-different")
+    count = len(page.texts(".pane:nth-child(2) .is-different"))
+    assert re.search(r"\d+ tokens unlike “Completion”", page.texts(".status")[1])
+    assert count <= TOKENS
+    # From the second text, one more document goes, and the first text stays.
+    page.click(".pane:nth-child(2) .token")
+    page.until(lambda: name not in page.texts(".documents .document"))
+    page.click(".documents .document")
+    other = page.texts('.documents [aria-pressed="true"]')[0]
+    page.button("Without this document").click()
+    page.until(lambda: page.texts(".pane-title") == [f"Without {name} and {other}"])
+    page.until_ended(2)
+    page.click(".pane:nth-child(2) .token")
+    page.until(lambda: page.texts(".documents .document"))
+    assert not {name, other} & {*page.texts(".documents .document")}
+    # And back.
+    page.click(".pane:nth-child(2) .pane-head button")
+    assert page.texts(".token") == before
+    assert not page.all(".is-different, .is-comparison")
+    assert page.driver.switch_to.active_element.get_attribute("id") == "run"
+    assert name in page.texts(".documents .document")
+
+
 def test_a_forgotten_document_is_gone_after_a_confirmation(page: Page, own_web: RunningServer) -> None:
     page.open(own_web.http_url)
     page.complete()
@@ -340,6 +380,57 @@ def test_texts_and_files_are_added_found_and_deleted(page: Page, own_web: Runnin
     page.until(lambda: page.texts(".store .error") == ["'zebra.txt' is not UTF-8 text; convert it"])
 
 
+def drop(page: Page, css: str, *files: Path) -> None:
+    """Drags files from the desktop over an element, and lets go of them."""
+    page.js("arguments[0].scrollIntoView({block: 'center'})", page.one(css))
+    rectangle = page.js("return arguments[0].getBoundingClientRect().toJSON()", page.one(css))
+    place = {"x": rectangle["x"] + 20, "y": rectangle["y"] + 10}
+    data = {"items": [], "files": [str(file) for file in files], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver"):
+        page.driver.execute_cdp_cmd("Input.dispatchDragEvent", {"type": kind, "data": data, **place})
+    assert bool(page.all(".drop.is-over")) == (css == ".drop")
+    page.driver.execute_cdp_cmd("Input.dispatchDragEvent", {"type": "drop", "data": data, **place})
+
+
+def test_files_are_dropped_into_a_datastore(page: Page, own_web: RunningServer, tmp_path: Path) -> None:
+    files = [tmp_path / "dropped.txt", tmp_path / "more.jsonl"]
+    files[0].write_text("zebras fell", encoding="utf-8")
+    files[1].write_text('{"id": "one", "text": "zebras rise"}\n{"id": "two", "text": "more"}\n', encoding="utf-8")
+    page.open(own_web.http_url, "datastores")
+    page.one(".drop")
+    drop(page, ".search", files[0])  # beside the place for it
+    assert page.js("return 'ready' in document.body.dataset")
+    assert page.texts(".work") == [""]
+    drop(page, ".drop", *files)
+    page.until(lambda: page.texts(".work") == ["Added. 11 documents now."])
+    assert not page.all(".drop.is-over")
+    page.one(".search input").send_keys("zebras\ue007")
+    page.until(lambda: page.texts(".found .name") == ["dropped.txt", "one"])
+
+
+def test_the_figures_of_a_datastore_are_those_of_the_server(
+    page: Page, own_web: RunningServer, own_store: Path
+) -> None:
+    def figures() -> dict[str, str]:
+        page.open(own_web.http_url, "datastores")
+        page.one(".store dl div")
+        return dict(zip(page.texts(".store dt"), page.texts(".store dd"), strict=True))
+
+    before = figures()
+    with Client(own_web.address) as client, Datastore.open(own_store) as store:
+        info = client.datastores.get()
+        assert page.texts(".store h2 .figure") == [f"{info.num_documents} documents, {info.num_entries:,} entries"]
+        assert before["on disk"] == f"{info.num_entries * info.bytes_per_entry / 1000:.1f} kB"
+        assert (before["recall"], before["loss of the index"], before["λ"]) == ("–", "–", f"{info.lam:.2g}")
+        store.save_quality({"recall": 0.9731, "nats_change": 0.00123})
+        store.save_defaults(dataclasses.replace(store.manifest.defaults, adaptive={}))
+        page.until(lambda: client.datastores.get().lam_adapts)
+        info = client.datastores.get()
+    assert (info.recall, info.nats_change) == (0.9731, 0.00123)
+    after = figures()
+    assert (after["recall"], after["loss of the index"], after["λ"]) == ("0.973", "0.0012 nats", "adapts")
+
+
 def test_a_token_is_asked_for_and_kept_for_the_tab(page: Page, tmp_path: Path, model_folder: Path) -> None:
     (tmp_path / "tokens.toml").write_text('[[token]]\nname = "me"\nsecret = "secret-of-the-tests-0123456789"\n')
     options = ("--threads", "1", "--http-port", "0", "--auth-file", str(tmp_path / "tokens.toml"))
@@ -360,6 +451,9 @@ def test_nothing_is_wider_than_the_screen(page: Page, web: RunningServer, size: 
     page.open(web.http_url)
     page.complete()
     pin_a_token_of_memory(page)
+    page.click(".documents .document")
+    page.button("Without this document").click()
+    page.until_ended(2)
     for tab in TABS:
         page.click(f"#{tab}-tab")
         assert page.js("return document.documentElement.scrollWidth") <= size[0]
@@ -374,6 +468,8 @@ def test_axe_finds_nothing(page: Page, web: RunningServer, scheme: str) -> None:
     page.complete()
     pin_a_token_of_memory(page)
     page.click(".documents .document")
+    page.button("Without this document").click()
+    page.until_ended(2)
     page.js(AXE.read_text(encoding="utf-8"))
     for tab in TABS:
         page.click(f"#{tab}-tab")
