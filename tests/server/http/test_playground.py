@@ -248,6 +248,7 @@ def test_a_text_without_a_document_stands_beside_it(page: Page, web: RunningServ
     assert page.texts(".pane:first-child .is-different")
     count = len(page.texts(".pane:nth-child(2) .is-different"))
     assert re.search(r"\d+ tokens unlike “Completion”", page.texts(".status")[1])
+    assert len({re.findall(r"seed \d+", each)[0] for each in page.texts(".status")[:2]}) == 1
     assert count <= TOKENS
     # From the second text, one more document goes, and the first text stays.
     page.click(".pane:nth-child(2) .token")
