@@ -1,7 +1,7 @@
 """Documents that one request leaves out, as if they had been deleted.
 
-An exclusion turns each snapshot into a view: the same files, with more documents deleted. Whatever reads a view cannot
-tell it from a store whose documents were deleted.
+An exclusion turns each snapshot into a view: the same files, with more documents deleted. A view reads as a store from
+which the documents were deleted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def search_views(
     nprobe: int | None = None,
     only: DocumentFilter | None = None,
 ) -> Neighbors:
-    """Finds the k nearest entries to each query in its own view of one snapshot: what each view's search would find.
+    """Finds the k nearest entries to each query in its own view of one snapshot, as a search of each view would.
     `only` chooses documents of equal views.
     """
     if len(set(views_Q)) < 2:

@@ -37,8 +37,8 @@ class StoreInfo:
     A server reports `path` relative to its datastore folder, or the name of a datastore that it was started with.
     `store_id` identifies the datastore, and `manifest` counts its commits. `problem` is empty for a usable datastore.
     The sizes of a datastore that could not be opened are 0. `recall` is the share of the nearest k entries that a
-    search finds, and `nats_change` what it loses for a token against exact search, both None where they were not
-    measured. `lam` is not used where `lam_adapts`.
+    search finds, and `nats_change` its loss for a token against exact search, both None where they were not measured.
+    `lam` is not used where `lam_adapts`.
     """
 
     name: str

@@ -244,7 +244,7 @@ class Batch:
         return self._capacity if self._decoder.config.is_windowed else num_tokens
 
     def _sample(self, decoded: Sequence[_Decoded]) -> None:
-        """Searches once for each retriever, whatever documents its sequences exclude, and samples a token for each."""
+        """Searches once for each retriever, also where sequences exclude documents, and samples a token for each."""
         hidden_RD = torch.stack([hidden_D for _, hidden_D, _ in decoded])
         logprobs_RV = self._decoder.logprobs(hidden_RD).cpu()
         rows_of: dict[Retriever, list[int]] = {}
