@@ -154,12 +154,22 @@ class LanguageModel:
 
     @overload
     def score(
-        self, text: str | Sequence[int], *, token_scores: bool = False, **retrieval: Unpack[RetrievalOptions]
+        self,
+        text: str | Sequence[int],
+        *,
+        token_scores: bool = False,
+        top_logprobs: int = 0,
+        **retrieval: Unpack[RetrievalOptions],
     ) -> Score: ...
 
     @overload
     def score(
-        self, text: list[str] | tuple[str, ...], *, token_scores: bool = False, **retrieval: Unpack[RetrievalOptions]
+        self,
+        text: list[str] | tuple[str, ...],
+        *,
+        token_scores: bool = False,
+        top_logprobs: int = 0,
+        **retrieval: Unpack[RetrievalOptions],
     ) -> tuple[Score, ...]: ...
 
     def score(
@@ -167,14 +177,18 @@ class LanguageModel:
         text: str | Sequence[int] | list[str] | tuple[str, ...],
         *,
         token_scores: bool = False,
+        top_logprobs: int = 0,
         **retrieval: Unpack[RetrievalOptions],
     ) -> Score | tuple[Score, ...]:
         """Returns the log-probability and perplexity of a text, or of token ids after the first one.
 
-        `retrieval` are the fields of `RetrievalParams`.
+        `top_logprobs` likely tokens come with each of the `token_scores`. `retrieval` are the fields of
+        `RetrievalParams`.
         """
         texts = cast("list[str | Sequence[int]]", text if is_batch(text) else [text])
-        requests = [ScoreRequest.of(each, retrieval, token_scores=token_scores) for each in texts]
+        requests = [
+            ScoreRequest.of(each, retrieval, token_scores=token_scores, top_logprobs=top_logprobs) for each in texts
+        ]
         scores = tuple(run_steps(self.engine.score(request)) for request in requests)
         return scores if is_batch(text) else scores[0]
 

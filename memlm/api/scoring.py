@@ -7,20 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memlm.api.params import RetrievalParams, check_num_ids, split_prompt
+from memlm.api.generation import Alternative
+from memlm.api.params import MAX_TOP_LOGPROBS, RetrievalParams, check_num_ids, split_prompt
 from memlm.api.request import Request
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, check_range
+
+MAX_SCORE_ALTERNATIVES = 1 << 20  # likely tokens in one answer
 
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """Log-probabilities of one token of a given text: mixture, p_LM and p_kNN."""
+    """Log-probabilities of one token of a given text: mixture, p_LM and p_kNN.
+
+    `top_logprobs` are the likeliest tokens at its place. Where the token is one of them, both log-probabilities are
+    equal.
+    """
 
     id: int
     text: str
     logprob: float
     lm_logprob: float
     knn_logprob: float | None = None
+    top_logprobs: tuple[Alternative, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +103,22 @@ def _exp(nats: float) -> float:
 class ScoreRequest(Request[Score]):
     """Scores a text, or at least two `token_ids` in place of it, of which the first is only read.
 
-    A text is scored after the start token, so `token_ids` that begin with it have the same score.
+    A text is scored after the start token, so `token_ids` that begin with it have the same score. `top_logprobs` is how
+    many likely tokens each of the `token_scores` reports.
     """
 
     text: str
     retrieval: RetrievalParams = field(default_factory=RetrievalParams)
     token_scores: bool = False
     token_ids: tuple[int, ...] = ()
+    top_logprobs: int = 0
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
         check_num_ids("token_ids", self.token_ids)
+        check_range("top_logprobs", self.top_logprobs, least=0, most=MAX_TOP_LOGPROBS, whole=True)
+        if self.top_logprobs and not self.token_scores:
+            raise InvalidInput("top_logprobs goes with token_scores; set token_scores to true", field="top_logprobs")
         if self.text and self.token_ids:
             raise InvalidInput("give either a text or token_ids, not both", field="token_ids")
         if self.retrieval.loop_guard:
@@ -116,7 +129,9 @@ class ScoreRequest(Request[Score]):
             raise InvalidInput("token_ids has one id; give at least two, the first is only read", field="token_ids")
 
     @classmethod
-    def of(cls, text: str | Sequence[int], options: Mapping[str, Any], *, token_scores: bool = False) -> ScoreRequest:
+    def of(
+        cls, text: str | Sequence[int], options: Mapping[str, Any], *, token_scores: bool = False, top_logprobs: int = 0
+    ) -> ScoreRequest:
         """Makes one of a text or token ids and the fields of RetrievalParams."""
         text, ids = split_prompt(text, name="text")
-        return cls(text, RetrievalParams.of(**options), token_scores, ids)
+        return cls(text, RetrievalParams.of(**options), token_scores, ids, top_logprobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memlm.api.params import MAX_NEIGHBORS, MAX_STOP_STRINGS, MAX_STORES, MAX_TOKEN_IDS, MAX_TOP_LOGPROBS
@@ -22,6 +23,23 @@ class ModelInfo:
     model_fingerprint: str
     tokenizer_fingerprint: str
     device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerInfo:
+    """The special tokens of the loaded model, and the source of its chat template, None where it has none.
+
+    `special_tokens` are all of them, with their ids. `bos_token` is what documents are read after, `eos_token` what
+    ends a text. `adds_bos`: a text that is a prompt is read after special tokens.
+    """
+
+    special_tokens: Mapping[str, int]
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+    adds_bos: bool
+    chat_template: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +78,11 @@ class ServerInfo:
 @dataclass(frozen=True, slots=True)
 class GetModelRequest(Request[ModelInfo]):
     """Describes the loaded model."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetTokenizerRequest(Request[TokenizerInfo]):
+    """Describes the loaded model's tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)

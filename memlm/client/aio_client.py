@@ -138,6 +138,7 @@ class AsyncClient:
         text: str | Sequence[int],
         *,
         token_scores: bool = False,
+        top_logprobs: int = 0,
         timeout_s: float | None = None,
         **retrieval: Unpack[RetrievalOptions],
     ) -> Score: ...
@@ -148,6 +149,7 @@ class AsyncClient:
         text: list[str] | tuple[str, ...],
         *,
         token_scores: bool = False,
+        top_logprobs: int = 0,
         timeout_s: float | None = None,
         **retrieval: Unpack[RetrievalOptions],
     ) -> tuple[Score, ...]: ...
@@ -157,14 +159,17 @@ class AsyncClient:
         text: str | Sequence[int] | list[str] | tuple[str, ...],
         *,
         token_scores: bool = False,
+        top_logprobs: int = 0,
         timeout_s: float | None = None,
         **retrieval: Unpack[RetrievalOptions],
     ) -> Score | tuple[Score, ...]:
-        """Log-probability of a text, or of token ids after the first one. `retrieval` are the fields of
-        `RetrievalParams`.
+        """Log-probability of a text, or of token ids after the first one. `top_logprobs` likely tokens come with each
+        of the `token_scores`. `retrieval` are the fields of `RetrievalParams`.
         """
         texts = cast("list[str | Sequence[int]]", text if is_batch(text) else [text])
-        requests = [ScoreRequest.of(each, retrieval, token_scores=token_scores) for each in texts]
+        requests = [
+            ScoreRequest.of(each, retrieval, token_scores=token_scores, top_logprobs=top_logprobs) for each in texts
+        ]
         scores = [await self._transport.ask(request, timeout_s) for request in requests]
         return tuple(scores) if is_batch(text) else scores[0]
 

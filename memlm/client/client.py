@@ -139,6 +139,7 @@ class Client:
         text: str | Sequence[int],
         *,
         token_scores: bool = False,
+        top_logprobs: int = 0,
         timeout_s: float | None = None,
         **retrieval: Unpack[RetrievalOptions],
     ) -> Score: ...
@@ -149,6 +150,7 @@ class Client:
         text: list[str] | tuple[str, ...],
         *,
         token_scores: bool = False,
+        top_logprobs: int = 0,
         timeout_s: float | None = None,
         **retrieval: Unpack[RetrievalOptions],
     ) -> tuple[Score, ...]: ...
@@ -158,14 +160,17 @@ class Client:
         text: str | Sequence[int] | list[str] | tuple[str, ...],
         *,
         token_scores: bool = False,
+        top_logprobs: int = 0,
         timeout_s: float | None = None,
         **retrieval: Unpack[RetrievalOptions],
     ) -> Score | tuple[Score, ...]:
-        """Log-probability of a text, or of token ids after the first one. `retrieval` are the fields of
-        `RetrievalParams`.
+        """Log-probability of a text, or of token ids after the first one. `top_logprobs` likely tokens come with each
+        of the `token_scores`. `retrieval` are the fields of `RetrievalParams`.
         """
         texts = cast("list[str | Sequence[int]]", text if is_batch(text) else [text])
-        requests = [ScoreRequest.of(each, retrieval, token_scores=token_scores) for each in texts]
+        requests = [
+            ScoreRequest.of(each, retrieval, token_scores=token_scores, top_logprobs=top_logprobs) for each in texts
+        ]
         scores = [self._transport.ask(request, timeout_s) for request in requests]
         return tuple(scores) if is_batch(text) else scores[0]
 

@@ -37,7 +37,7 @@ class ChatTemplate:
     """A model's template, and the special tokens that it may name. Raises Incompatible for one that is no template."""
 
     def __init__(self, source: str, tokens: Mapping[str, str] | None = None) -> None:
-        self.source, self._tokens = source, dict(tokens or {})
+        self.source, self.tokens = source, dict(tokens or {})
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
@@ -84,7 +84,7 @@ class ChatTemplate:
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         turns = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            return self._template.render(messages=turns, add_generation_prompt=add_generation_prompt, **self._tokens)
+            return self._template.render(messages=turns, add_generation_prompt=add_generation_prompt, **self.tokens)
         except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise InvalidInput(f"the model's chat template refuses the messages: {error}", field="messages") from error
 

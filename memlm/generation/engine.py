@@ -13,10 +13,11 @@ from memlm.api.datastores import SearchBy, SearchRequest
 from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams, StreamRequest
 from memlm.api.scoring import Score, ScoreRequest
-from memlm.api.server import ModelInfo
+from memlm.api.server import ModelInfo, TokenizerInfo
 from memlm.api.tracing import Trace, TraceRequest
 from memlm.base.steps import Offload, Steps
-from memlm.errors import InvalidInput
+from memlm.data.chat import ChatTemplate
+from memlm.errors import Incompatible, InvalidInput, NotFound
 from memlm.generation.generation import Generation
 from memlm.generation.loaded_stores import LoadedStores
 from memlm.generation.scoring import score_text
@@ -62,6 +63,29 @@ class Engine:
             model_fingerprint=self.checkpoint.fingerprint,
             tokenizer_fingerprint=self.checkpoint.tokenizer.fingerprint,
             device=str(self.checkpoint.decoder.device),
+        )
+
+    def tokenizer_info(self) -> Steps[TokenizerInfo]:
+        """The special tokens and the chat template, which the first time is read outside the loop."""
+        tokenizer = self.checkpoint.tokenizer
+
+        def read_template() -> ChatTemplate | None:
+            try:
+                return self.checkpoint.chat_template
+            except (NotFound, Incompatible):
+                return None
+
+        template: ChatTemplate | None = yield Offload(read_template)
+        names = {number: text for text, number in tokenizer.special_tokens.items()}
+        named = {} if template is None else template.tokens
+        return TokenizerInfo(
+            special_tokens=tokenizer.special_tokens,
+            bos_token=names.get(tokenizer.start_id),
+            eos_token=names.get(tokenizer.end_id),
+            unk_token=named.get("unk_token"),
+            pad_token=named.get("pad_token"),
+            adds_bos=tokenizer.start_id in tokenizer.special.prefix,
+            chat_template=None if template is None else template.source,
         )
 
     def start(self, request: StreamRequest, *, request_id: str = "", owner: str = "") -> Steps[Generation]:

@@ -14,6 +14,7 @@ from memlm.api.scoring import Figures, Score, ScoreRequest, TokenScore
 from memlm.base.steps import Steps
 from memlm.data.windows import Window, blocks_of
 from memlm.errors import InvalidInput
+from memlm.generation.likeliest import Likeliest, check_alternatives, likeliest
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.encoder import BLOCK_WINDOWS, Encoder, Prediction
 from memlm.retrieval.encoder import document_windows as windows_for
@@ -26,12 +27,15 @@ STEP_WINDOWS = 4  # a step is short, since other requests wait for it
 
 
 class Scored(NamedTuple):
-    """N consecutive tokens with their log-probabilities under p_LM, p_kNN and the mixture (without retrieval None)."""
+    """N consecutive tokens with their log-probabilities under p_LM, p_kNN and the mixture (without retrieval None), and
+    on request the likeliest tokens.
+    """
 
     targets_N: Int64[np.ndarray, " N"]
     lm_logprobs_N: Float32[np.ndarray, " N"]
     knn_logprobs_N: Float32[np.ndarray, " N"] | None
     logprobs_N: Float32[np.ndarray, " N"] | None
+    likeliest: Likeliest | None = None
 
 
 def score_windows(
@@ -44,26 +48,47 @@ def score_windows(
 
 
 def score_parts(
-    checkpoint: Checkpoint, windows: Iterator[Window], retriever: Retriever | None, *, at_once: int
+    checkpoint: Checkpoint,
+    windows: Iterator[Window],
+    retriever: Retriever | None,
+    *,
+    at_once: int,
+    top_logprobs: int = 0,
 ) -> Iterator[Scored | None]:
     """Scores the windows of one document. Yields None after a piece of work without a result."""
     encoder, gate = Encoder(checkpoint.decoder), retriever.gate if retriever else None
     policy = retriever.new_policy() if retriever else None
     for block in blocks_of(windows, at_once):
-        for part in encoder.parts(block, hidden=gate is not None):
+        for part in encoder.parts(block, hidden=gate is not None or top_logprobs > 0):
             if part is None:
                 yield None
                 continue
             targets_N, read = part
             if retriever is None or policy is None:
-                yield Scored(targets_N, read.logprobs_N, None, None)
+                top = _likeliest(checkpoint, None, read, None, top_logprobs)
+                yield Scored(targets_N, read.logprobs_N, None, None, top)
                 continue
             found = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, targets_N, policy)
             lm_logprobs_N = _gated_logprobs(checkpoint, gate, read, found, targets_N) if gate else read.logprobs_N
             knn_N = target_logprobs(found.logweights_QK, found.neighbors.values_QK, targets_N)
             found_N = (found.neighbors.ids_QK >= 0).any(axis=1)
             mixed_N = mix_targets(lm_logprobs_N, knn_N, found_N, found.lams_Q)
-            yield Scored(targets_N, read.logprobs_N, knn_N, mixed_N)
+            top = _likeliest(checkpoint, gate, read, found, top_logprobs)
+            yield Scored(targets_N, read.logprobs_N, knn_N, mixed_N, top)
+
+
+def _likeliest(
+    checkpoint: Checkpoint, gate: SpalmGate | None, read: Prediction, found: RetrievalResult | None, number: int
+) -> Likeliest | None:
+    """The likeliest tokens, where any are asked for."""
+    if not number:
+        return None
+    hidden_ND = read.hidden_ND
+    assert hidden_ND is not None  # asked for them, the encoder returns these
+    if gate is not None and found is not None:
+        with torch.inference_mode():
+            hidden_ND = gated(checkpoint.decoder, gate, hidden_ND, found.neighbors)
+    return likeliest(checkpoint.decoder, hidden_ND, found, number)
 
 
 def _gated_logprobs(
@@ -93,11 +118,12 @@ def score_text(checkpoint: Checkpoint, request: ScoreRequest, retriever: Retriev
         start_id, ids = tokenizer.start_id, (yield from tokenizer.encode_steps(text))
     else:
         raise InvalidInput("the text is empty; give at least one character", field="text")
+    check_alternatives(len(ids), request.top_logprobs)
     accumulator, details = ScoreAccumulator(), list[TokenScore]()
     size = retriever.window_size if retriever else None
     windows = windows_for(checkpoint.decoder, np.asarray(ids, dtype=np.int64), start_id, size)
     yield None  # from here on it needs the model
-    for scored in score_parts(checkpoint, windows, retriever, at_once=STEP_WINDOWS):
+    for scored in score_parts(checkpoint, windows, retriever, at_once=STEP_WINDOWS, top_logprobs=request.top_logprobs):
         if scored is not None:
             accumulator.add(scored)
             details.extend(_details(scored, checkpoint) if request.token_scores else ())
@@ -156,11 +182,14 @@ class ScoreAccumulator:
 
 def _details(scored: Scored, checkpoint: Checkpoint) -> Iterator[TokenScore]:
     mixed_N = scored.lm_logprobs_N if scored.logprobs_N is None else scored.logprobs_N
+    tokenizer, top = checkpoint.tokenizer, scored.likeliest
     for place, token_id in enumerate(scored.targets_N.tolist()):
+        logprob = float(mixed_N[place])
         yield TokenScore(
             id=token_id,
-            text=checkpoint.tokenizer.decode([token_id]),
-            logprob=float(mixed_N[place]),
+            text=tokenizer.decode([token_id]),
+            logprob=logprob,
             lm_logprob=float(scored.lm_logprobs_N[place]),
             knn_logprob=None if scored.knn_logprobs_N is None else float(scored.knn_logprobs_N[place]),
+            top_logprobs=() if top is None else top.alternatives(place, token_id, logprob, tokenizer),
         )

@@ -104,7 +104,8 @@ class MemlmLM(LM):  # type: ignore[misc]  # the harness is untyped
     def _split(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if self._is_chat:
             return self._ids_of(context), self.lm.tokenize(continuation)
-        context_ids, new_ids = split_ids(self.lm.tokenizer, context, continuation)
+        text = context.rstrip()  # white space belongs to what follows, as the harness has it
+        context_ids, new_ids = split_ids(self.lm.tokenizer, text, context[len(text) :] + continuation)
         return self.lm.tokenizer.framed(context_ids, as_document=self._as_document), new_ids
 
     def _last(self, ids: list[int], room: int) -> list[int]:

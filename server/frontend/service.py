@@ -34,7 +34,14 @@ from memlm.api.operations import (
     WaitOperationRequest,
 )
 from memlm.api.params import StreamRequest
-from memlm.api.server import GetModelRequest, GetServerInfoRequest, ModelInfo, ServerInfo
+from memlm.api.server import (
+    GetModelRequest,
+    GetServerInfoRequest,
+    GetTokenizerRequest,
+    ModelInfo,
+    ServerInfo,
+    TokenizerInfo,
+)
 from memlm.api.sessions import AppendToSessionRequest
 from memlm.base.version import __version__
 from memlm.errors import InternalError, InvalidInput, MemlmError, Unavailable
@@ -101,6 +108,7 @@ class Service:
         self._appends = append_quota(config)
         self._reader = MessageReader(config.max_receiving, share_of(config.max_receiving), config.message_timeout_s)
         self._model: ModelInfo | None = None
+        self._tokenizer: TokenizerInfo | None = None
         self.is_draining = False
         self.num_admitted = 0
 
@@ -114,6 +122,12 @@ class Service:
         """The model's description, after `load_model_info`."""
         assert self._model is not None
         return self._model
+
+    async def tokenizer_info(self) -> TokenizerInfo:
+        """The description of the model's tokenizer, for which a worker is asked once."""
+        if self._tokenizer is None:
+            self._tokenizer = await self._workers.answer(GetTokenizerRequest(), internal=True)
+        return self._tokenizer
 
     @property
     def model_names(self) -> tuple[str, ...]:

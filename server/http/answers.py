@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ class ChoiceAnswer:
     finish_reason: str | None = None
     _offset: int = 0
     _head: bytes = b""
+    _has_echo: bool = False
 
     def __post_init__(self) -> None:
         self._head = f'data: {_to_json(self.form.head)[:-1]},"choices":['.encode()  # of every event
@@ -63,12 +64,14 @@ class ChoiceAnswer:
 
     def add_echo(self, text: str, scores: Sequence[TokenScore], first: str | None) -> None:
         """Adds the prompt. `first` is the text of a first token that is only read."""
+        self._has_echo = True
         self.text += text
         if self.logprobs is not None:
             if first is not None:
                 self._add_logprob(first, None, None)
             for score in scores:
-                self._add_logprob(score.text, finite(score.logprob), None)
+                top = [(each.text, each.logprob) for each in score.top_logprobs]
+                self._add_logprob(score.text, finite(score.logprob), _by_text(top, score.text, score.logprob))
 
     def add_accepted(self, accepted: Accepted) -> None:
         if self.memory is not None:
@@ -77,6 +80,7 @@ class ChoiceAnswer:
 
     def add_tokens(self, tokens: Sequence[generation_pb2.Token]) -> None:
         self.text += "".join([token.text for token in tokens])
+        self._has_echo = False
         if self.logprobs is not None:
             for token in tokens:
                 if self.form.is_chat:
@@ -90,6 +94,9 @@ class ChoiceAnswer:
 
     def add_finished(self, finished: Finished) -> None:
         self.finish_reason = _REASONS[finished.reason]
+        if self._has_echo and self.logprobs is not None:
+            # Clients that score a prompt ask for one token, and drop the last entry, which is that token's.
+            self._add_logprob("", None, None)
 
     def _add_logprob(
         self, text: str, logprob: float | None, top: dict[str, float] | None, size: int | None = None
@@ -195,12 +202,18 @@ def _entry(text: str, logprob: float, data: bytes) -> dict[str, Any]:
 
 
 def _top_logprobs(token: generation_pb2.Token) -> dict[str, float] | None:
-    """The likely tokens by their texts, and the drawn one, as OpenAI has them."""
-    if not token.top_logprobs:
-        return None
-    found = {each.text: finite(each.logprob) for each in token.top_logprobs}
-    found.setdefault(_legacy_text(token.raw), finite(token.logprob))
-    return found
+    top = [(each.text, each.logprob) for each in token.top_logprobs]
+    return _by_text(top, _legacy_text(token.raw), token.logprob)
+
+
+def _by_text(top: Iterable[tuple[str, float]], text: str, logprob: float) -> dict[str, float] | None:
+    """The likely tokens by their texts, and the token itself, as OpenAI does. The likeliest of equal texts stays."""
+    found = dict[str, float]()
+    for each, each_logprob in top:
+        found.setdefault(each, finite(each_logprob))
+    if found:
+        found.setdefault(text, finite(logprob))
+    return found or None
 
 
 def _legacy_text(data: bytes) -> str:

@@ -193,7 +193,7 @@ CHAT = _object(
 
 TOKENIZE = _object(
     {
-        "prompt": _text("The text."),
+        "prompt": _text("The text. The text of one special token alone is that token."),
         "model": _text("The id of /v1/models."),
         "add_special_tokens": {
             "type": "boolean",

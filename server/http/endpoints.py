@@ -55,7 +55,7 @@ ENDPOINTS = (
     ),
     Endpoint("POST", "/tokenize", models.tokenize, "The token ids of a text.", _TOKENS, bodies.TOKENIZE),
     Endpoint("POST", "/detokenize", models.detokenize, "The text of token ids.", _TOKENS, bodies.DETOKENIZE),
-    Endpoint("GET", "/tokenizer_info", models.tokenizer_info, "The tokenizer's figures.", _TOKENS),
+    Endpoint("GET", "/tokenizer_info", models.tokenizer_info, "The special tokens and the chat template.", _TOKENS),
     Endpoint("GET", "/v1/datastores", datastores.list_datastores, "The loaded datastores.", _STORES),
     Endpoint("POST", "/v1/datastores/search", datastores.search, "Searches all datastores.", _STORES, bodies.SEARCH),
     Endpoint(

@@ -34,7 +34,8 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
     async with service.admit("Tokenize", exchange) as call:
         body = await read_body(service, call, exchange, TOKENIZE)
         check_model(body.get("model", service.model_names[0]), service.model_names)
-        ids = list(await service.answer(call, TokenizeRequest(body["prompt"])))
+        special = (await service.tokenizer_info()).special_tokens.get(body["prompt"])
+        ids = list(await service.answer(call, TokenizeRequest(body["prompt"]))) if special is None else [special]
         context = service.model.context_length
         await exchange.reply_json({"count": len(ids), "max_model_len": context, "tokens": ids, "token_strs": None})
 
@@ -48,13 +49,23 @@ async def detokenize(service: Service, exchange: Exchange) -> None:
 
 
 async def tokenizer_info(service: Service, exchange: Exchange) -> None:
+    """The fields of a `tokenizer_config.json`, as vLLM answers, and the tokenizer's size and fingerprint."""
     async with service.admit("GetModel", exchange) as call:
         model: ModelInfo = await service.answer(call, GetModelRequest())
+        tokenizer = await service.tokenizer_info()
+        named = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+        special = {str(number): {"content": text, "special": True} for text, number in tokenizer.special_tokens.items()}
         await exchange.reply_json(
             {
-                "tokenizer_class": "memlm",
-                "vocab_size": model.vocab_size,
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                **named,
+                "additional_special_tokens": [text for text in tokenizer.special_tokens if text not in named.values()],
+                "added_tokens_decoder": special,
+                "add_bos_token": tokenizer.adds_bos,
+                "add_eos_token": False,
+                "chat_template": tokenizer.chat_template,
                 "model_max_length": model.context_length,
+                "vocab_size": model.vocab_size,
                 "fingerprint": model.tokenizer_fingerprint,
             }
         )

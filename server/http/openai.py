@@ -157,7 +157,7 @@ def _score_of(text: str, ids: tuple[int, ...], retrieval: RetrievalParams, form:
     """The request for the log-probabilities of a prompt. None where the answer shows none, or there is none to show."""
     if form.num_logprobs is None or (not text and len(ids) < 2):
         return None
-    return ScoreRequest(text, replace(retrieval, loop_guard=None), True, ids)
+    return ScoreRequest(text, replace(retrieval, loop_guard=None), True, ids, form.num_logprobs)
 
 
 def _content(content: Any) -> str:

@@ -13,7 +13,7 @@ from memlm.api.generation import DetokenizeRequest, Finished, Token, TokenizeReq
 from memlm.api.params import StreamRequest
 from memlm.api.request import Request
 from memlm.api.scoring import ScoreRequest
-from memlm.api.server import GetModelRequest
+from memlm.api.server import GetModelRequest, GetTokenizerRequest
 from memlm.api.sessions import (
     AppendToSessionRequest,
     CreateSessionRequest,
@@ -163,6 +163,8 @@ def answer_steps(engine: Engine, request: Request[Any], owner: str) -> Steps[Any
             return sessions.list(owner=owner)
         case GetModelRequest():
             return engine.info
+        case GetTokenizerRequest():
+            return (yield from engine.tokenizer_info())
         case ListDatastoresRequest():
             return engine.stores.infos
         case GetDatastoreRequest(store):

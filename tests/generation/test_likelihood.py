@@ -1,5 +1,6 @@
 """Logits and the likelihood of continuations equal those of the model read plainly, and of generated tokens."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from other_families import save_as_others_do
 from reference import decode_plainly
 from transformers import AutoModelForCausalLM
 
+from memlm.api.scoring import MAX_SCORE_ALTERNATIVES
 from memlm.errors import InvalidInput
 from memlm.language_model import LanguageModel, load
 
@@ -41,6 +43,47 @@ def test_a_continuation_is_as_likely_as_its_tokens_one_by_one(lm, options):
     as_drawn = lm.tokenize(CONTEXT + drawn.text) == [*lm.tokenize(CONTEXT), *(token.id for token in drawn.tokens)]
     assert as_drawn or not options.get("lam")  # without memory, random weights draw bytes that are no text
     assert found == [as_drawn, False, False]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("number", [1, 5])
+def test_the_likeliest_tokens_of_a_text_are_those_that_generation_reports(lm, options, number):
+    ids = [lm.tokenizer.start_id, *lm.tokenize("the memory of a model can be read, and the memory of a page")]
+    scores = lm.score(ids, token_scores=True, top_logprobs=number, **options).token_scores
+    plain = lm.score(ids, token_scores=True, **options).token_scores
+    compared, own = 0, 0
+    for place, score in enumerate(scores):
+        assert replace(score, top_logprobs=()) == plain[place]
+        drawn = lm.generate(ids[: place + 1], seed=1, max_tokens=1, top_logprobs=number, loop_guard=False, **options)
+        for token in drawn:  # none where the model ends
+            compared += 1
+            for ours, theirs in zip(score.top_logprobs, token.top_logprobs, strict=True):
+                assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
+                assert (ours.token_id, ours.text) == (theirs.token_id, theirs.text)
+        equal = [each.logprob for each in score.top_logprobs if each.token_id == score.id]
+        own += len(equal)
+        assert equal in ([], [score.logprob])  # to the bit: clients compare them
+    assert compared > 5
+    assert own or not options.get("lam")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"top_logprobs": 1}, "goes with token_scores"),
+        ({"top_logprobs": -1, "token_scores": True}, "top_logprobs is -1"),
+        ({"top_logprobs": 65, "token_scores": True}, "top_logprobs is 65"),
+    ],
+)
+def test_likely_tokens_that_a_score_cannot_report_are_refused(lm, options, says):
+    with pytest.raises(InvalidInput, match=says) as caught:
+        lm.score("the memory", **options)
+    assert caught.value.field == "top_logprobs"
+
+
+def test_an_answer_of_too_many_likely_tokens_is_refused_before_the_model_reads(lm):
+    with pytest.raises(InvalidInput, match="score the text in parts"):
+        lm.score([1] * (MAX_SCORE_ALTERNATIVES // 64 + 2), token_scores=True, top_logprobs=64)
 
 
 def test_an_empty_context_is_the_start_of_a_text(lm):

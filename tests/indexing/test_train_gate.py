@@ -113,11 +113,13 @@ def test_generation_and_scoring_agree_about_the_gate(place, tmp_path):
     with load(folder, [place / "store"]) as lm:
         tokens = list(lm.generate(PROMPT, spalm=True, k=16, max_tokens=8, temperature=0))
         text = lm.detokenize([*lm.tokenize(PROMPT), *(token.id for token in tokens)])
-        scores = lm.score(text, spalm=True, k=16, token_scores=True).token_scores[-len(tokens) :]
+        scored = lm.score(text, spalm=True, k=16, token_scores=True, top_logprobs=1)
+        scores = scored.token_scores[-len(tokens) :]
         ids = [token.id for token in tokens]
         assert lm.tokenize(text)[-len(ids) :] == ids, "another greedy text would do: this one is tokenized otherwise"
     for score, token in zip(scores, tokens, strict=True):
         assert score.logprob == pytest.approx(token.logprob, abs=1e-3)
+        assert [(each.token_id, each.logprob) for each in score.top_logprobs] == [(token.id, score.logprob)]
 
 
 def test_what_cannot_be_is_refused(place, tmp_path):

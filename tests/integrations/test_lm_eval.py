@@ -61,6 +61,10 @@ def test_log_likelihoods_are_those_of_memlm(wrapped, lm):
         assert logprob == pytest.approx(expected, abs=1e-4)
         assert is_greedy == expected_greedy
     assert found[3][0] < 0  # of a context that lost its beginning
+    spaced, unspaced = wrapped.loglikelihood(
+        asked("loglikelihood", ("the memory ", "of a model"), ("the memory", " of a model")), disable_tqdm=True
+    )
+    assert spaced == unspaced
     alone = MemlmLM(lm, use_store=False).loglikelihood(asked("loglikelihood", pairs[0]), disable_tqdm=True)
     assert alone[0][0] == pytest.approx(lm.loglikelihood(*pairs[0], use_store=False)[0], abs=1e-4)
     assert alone[0][0] != pytest.approx(found[0][0], abs=1e-4)

@@ -93,6 +93,8 @@ def test_token_ids_mean_the_same_to_server_and_library(client: Client, lm: Langu
     assert list(client.generate(ids, seed=7)) == list(lm.generate(PROMPT, seed=7))
     assert list(client.generate(prompt_token_ids=ids, seed=7)) == list(lm.generate(ids, seed=7))
     assert client.score(ids, token_scores=True) == lm.score(PROMPT, token_scores=True)
+    likely = {"token_scores": True, "top_logprobs": 3}
+    assert client.score(ids, **likely) == lm.score(PROMPT, **likely)
     for call in (client.generate, client.score):
         with pytest.raises(InvalidInput, match="outside the vocabulary"):
             call([5, 10**6])

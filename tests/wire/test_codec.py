@@ -87,6 +87,9 @@ requests = st.one_of(
         neighbors=st.integers(0, params.MAX_NEIGHBORS),
     ),
     st.builds(scoring.ScoreRequest, text, retrieval, st.booleans()),
+    st.builds(
+        scoring.ScoreRequest, text, retrieval, st.just(True), top_logprobs=st.integers(0, params.MAX_TOP_LOGPROBS)
+    ),
     st.builds(scoring.ScoreRequest, st.just(""), retrieval, st.booleans(), token_ids),
     st.builds(generation.TokenizeRequest, text),
     st.builds(generation.DetokenizeRequest, st.lists(int32, max_size=5).map(tuple)),
@@ -177,7 +180,8 @@ told_events = st.one_of(
 )
 
 figures = st.builds(scoring.Figures, number, number, number, number)
-token_score = st.builds(scoring.TokenScore, int32, text, number, number, maybe(number))
+alternatives = st.lists(st.builds(generation.Alternative, int32, text, number), max_size=2).map(tuple)
+token_score = st.builds(scoring.TokenScore, int32, text, number, number, maybe(number), alternatives)
 score = st.builds(
     scoring.Score,
     tokens=int32,

@@ -275,16 +275,18 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., retrieved_neighbors: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., searches: _Optional[int] = ..., retrieval_ms: _Optional[float] = ..., lam: _Optional[float] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("text", "retrieval", "token_scores", "token_ids")
+    __slots__ = ("text", "retrieval", "token_scores", "token_ids", "top_logprobs")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_SCORES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     text: str
     retrieval: RetrievalParams
     token_scores: bool
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, text: _Optional[str] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., token_scores: bool = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    top_logprobs: int
+    def __init__(self, text: _Optional[str] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., token_scores: bool = ..., token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("tokens", "words", "bytes", "base", "knn", "store", "k", "lam", "knn_temperature", "token_scores")
@@ -371,18 +373,20 @@ class Figures(_message.Message):
     def __init__(self, nll: _Optional[float] = ..., token_perplexity: _Optional[float] = ..., word_perplexity: _Optional[float] = ..., bits_per_byte: _Optional[float] = ...) -> None: ...
 
 class TokenScore(_message.Message):
-    __slots__ = ("id", "text", "logprob", "lm_logprob", "knn_logprob")
+    __slots__ = ("id", "text", "logprob", "lm_logprob", "knn_logprob", "top_logprobs")
     ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     LM_LOGPROB_FIELD_NUMBER: _ClassVar[int]
     KNN_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     id: int
     text: str
     logprob: float
     lm_logprob: float
     knn_logprob: float
-    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., lm_logprob: _Optional[float] = ..., knn_logprob: _Optional[float] = ...) -> None: ...
+    top_logprobs: _containers.RepeatedCompositeFieldContainer[Alternative]
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., lm_logprob: _Optional[float] = ..., knn_logprob: _Optional[float] = ..., top_logprobs: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text",)
