@@ -1,0 +1,90 @@
+"""LangChain on memlm: a retriever in process and over gRPC, and its own OpenAI models over HTTP."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from running import RunningServer
+from texts import make_text
+
+from memlm.client import AsyncClient, Client
+from memlm.errors import InvalidInput, NotFound
+from memlm.language_model import LanguageModel
+
+pytest.importorskip("langchain_core", reason="langchain-core is not installed: pip install 'memlm[langchain]'")
+
+from memlm.integrations.langchain import MemlmRetriever
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the library's own imports
+QUERY = "the memory of a model"
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
+
+
+@pytest.fixture
+def client(web: RunningServer) -> Iterator[Client]:
+    with Client(web.address) as client:
+        yield client
+
+
+WORDS = " ".join(make_text(3, 40 + 37 * 3).split()[:3])  # of a document
+
+
+@pytest.mark.parametrize(
+    ("query", "options"),
+    [(QUERY, {"k": 3}), (WORDS, {"store": "store", "by": "words", "k": 2}), (QUERY, {"documents": "doc-3.txt"})],
+)
+def test_passages_are_those_of_search(client: Client, lm: LanguageModel, query: str, options: dict[str, Any]) -> None:
+    rest = {name: value for name, value in options.items() if name != "store"}
+    places = lm.search(options.get("store"), query, **rest)
+    assert places
+    for source in (lm, client):
+        found = MemlmRetriever(source, **options).invoke(query)
+        assert [each.page_content for each in found] == [place.snippet for place in places]
+        for each, place in zip(found, places, strict=True):
+            assert each.metadata["datastore"] == place.store
+            for name in ("document_id", "title", "token_offset", "char_offset", "line"):
+                assert each.metadata[name] == getattr(place, name)
+            assert each.metadata["distance"] == pytest.approx(place.distance, rel=1e-3, abs=1e-3)
+            assert each.metadata["score"] == pytest.approx(place.weight, abs=1e-3)
+        assert len({each.id for each in found}) == len(found)
+
+
+async def test_passages_can_be_awaited_from_every_source(web: RunningServer, client: Client, lm: LanguageModel) -> None:
+    wanted = [place.snippet for place in lm.search(None, QUERY, k=3)]
+    async with AsyncClient(web.address) as awaited:
+        for source in (lm, client, awaited):
+            retriever = MemlmRetriever(source, k=3)
+            answers = await asyncio.gather(*(retriever.ainvoke(QUERY) for _ in range(4)))
+            assert [[each.page_content for each in answer] for answer in answers] == [wanted] * 4
+        with pytest.raises(InvalidInput, match="await ainvoke"):
+            MemlmRetriever(awaited).invoke(QUERY)
+
+
+def test_what_cannot_be_retrieved_is_refused(lm: LanguageModel) -> None:
+    with pytest.raises(InvalidInput, match="source is a str"):
+        MemlmRetriever("store")  # type: ignore[arg-type]
+    with pytest.raises(NotFound, match="no datastore 'x'"):
+        MemlmRetriever(lm, store="x").invoke(QUERY)
+
+
+def test_the_openai_models_of_langchain_answer_as_our_client_does(web: RunningServer, client: Client) -> None:
+    openai = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+    shared = {"model": "tiny", "base_url": f"{web.http_url}/v1", "api_key": "none", "max_retries": 0, **GREEDY}
+    text = str(client.generate(QUERY, **GREEDY).result())
+    answer = str(client.chat(QUERY, **GREEDY).result())
+    alone = str(client.chat(QUERY, **GREEDY, use_store=False).result())
+
+    async def awaited() -> Any:
+        async with httpx.AsyncClient() as http:
+            return await openai.ChatOpenAI(**shared, http_client=sync, http_async_client=http).ainvoke(QUERY)
+
+    with httpx.Client() as sync:
+        model = openai.OpenAI(**shared, http_client=sync)
+        assert model.invoke(QUERY) == "".join(model.stream(QUERY)) == text
+        chat = openai.ChatOpenAI(**shared, http_client=sync)
+        assert chat.invoke(QUERY).content == "".join(part.content for part in chat.stream(QUERY)) == answer
+        assert asyncio.run(awaited()).content == answer
+        without = openai.ChatOpenAI(**shared, http_client=sync, extra_body={"memory": {"stores": []}})
+        assert without.invoke(QUERY).content == alone
