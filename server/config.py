@@ -74,8 +74,8 @@ class ServerConfig:
     dtype: str = field(
         default="auto",
         metadata=option(
-            "Compute type. auto: bfloat16 where the device is fast at it, else float32.",
-            metavar="auto|float32|bfloat16|float16",
+            "Compute type. int8 rounds the weights. auto: bfloat16 where the device is fast at it, else float32.",
+            metavar="auto|float32|bfloat16|float16|int8",
             panel=MODEL,
         ),
     )

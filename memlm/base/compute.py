@@ -5,7 +5,8 @@ from __future__ import annotations
 from memlm.errors import InvalidInput, check_choice
 
 AUTO = "auto"
-DTYPE_NAMES = (AUTO, "float32", "bfloat16", "float16")
+INT8 = "int8"  # of weights; the rest is computed in float32
+DTYPE_NAMES = (AUTO, "float32", "bfloat16", "float16", INT8)
 
 
 def check_device(given: str) -> None:

@@ -39,6 +39,7 @@ def examined() -> tuple[dict[str, Any], list[str]]:
     import torch
 
     from memlm.bench.report import machine, versions
+    from memlm.model import native
     from memlm.model.catalog import MODELS
     from memlm.model.device import device_of, dtype_of
 
@@ -51,6 +52,7 @@ def examined() -> tuple[dict[str, Any], list[str]]:
         "versions": ", ".join(f"{name} {number}" for name, number in versions().items()),
         "processor": measured["processor"],
         "instruction sets": ", ".join(measured["instruction_sets"]) or "none of those that matter here",
+        "native kernels": ", ".join(native.instruction_sets()) or "not built",
         "cores": f"{cores}, of which torch uses {torch.get_num_threads()}; load {load:.1f}",
         "RAM": file_size(ram_bytes()),
         "bandwidth": f"{bandwidth} GB/s: at most {bandwidth * 1e9 / SMOLLM2_BYTES:.0f} tokens/s of smollm2 in float32",
@@ -70,6 +72,10 @@ def examined() -> tuple[dict[str, Any], list[str]]:
         advice.append("No GPU: models above a billion parameters will be slow.")
     if device.type == "cpu" and not has_bfloat16:
         advice.append("The processor does not multiply bfloat16 in hardware, so models compute in float32.")
+    if native.library() is None:
+        advice.append(
+            "The native kernels are not built, so --dtype int8 is slow. Install a C++20 compiler, then memlm again."
+        )
     if load > BUSY * cores:
         advice.append(f"Other processes keep {min(load, cores):.1f} of {cores} cores busy, and slow generation down.")
     if bandwidth < SLOW_BANDWIDTH:

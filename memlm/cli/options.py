@@ -57,8 +57,8 @@ Stores = Annotated[
 Dtype = Annotated[
     str,
     typer.Option(
-        metavar="auto|float32|bfloat16|float16",
-        help="Compute type. auto: bfloat16 where the device is fast at it, else float32.",
+        metavar="auto|float32|bfloat16|float16|int8",
+        help="Compute type. int8 rounds the weights. auto: bfloat16 where the device is fast at it, else float32.",
         rich_help_panel="Model",
     ),
 ]

@@ -102,7 +102,7 @@ class Batch:
         self._prompts: deque[_Prefill] = deque()
         self._rows: list[RunningSequence] = []
         self._apart: dict[RunningSequence, DecoderState] = {}
-        weights = checkpoint.decoder.num_parameters * checkpoint.decoder.dtype.itemsize
+        weights = checkpoint.decoder.num_bytes
         self._apart_bytes = max(APART_BYTES, weights // APART_SHARE)
 
     def __len__(self) -> int:

@@ -59,7 +59,7 @@ class Engine:
             context_length=config.context_length,
             dim=config.dim,
             num_layers=config.num_layers,
-            dtype=str(self.checkpoint.decoder.dtype).removeprefix("torch."),
+            dtype=self.checkpoint.decoder.dtype_name,
             model_fingerprint=self.checkpoint.fingerprint,
             tokenizer_fingerprint=self.checkpoint.tokenizer.fingerprint,
             device=str(self.checkpoint.decoder.device),

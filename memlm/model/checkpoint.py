@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 import memlm.model.cpu as cpu
 from memlm.api.params import SamplingParams
+from memlm.base.compute import INT8
 from memlm.base.files import move, sync_file
 from memlm.data.chat import ChatTemplate
 from memlm.data.gguf_tokenizer import tokenizer_of
@@ -137,6 +138,13 @@ def load_checkpoint(
     if trainable:
         dtype, device = "float32" if dtype == "auto" else dtype, "cpu" if device == "auto" else device
     device = device_of(device)
+    quantize = dtype == INT8
+    if quantize and (trainable or device.type != "cpu"):
+        raise InvalidInput(
+            f"dtype is int8, which predicts on the processor; got device {device}"
+            f"{' and weights to train' if trainable else ''}: choose another dtype, or device cpu",
+            field="dtype",
+        )
     dtype = dtype_of(dtype, device)
     if device.type == "cpu" and (dtype == torch.float16 or is_emulated(torch.empty(0, dtype=dtype))):
         log.warning(
@@ -167,7 +175,7 @@ def load_checkpoint(
     with torch.device("meta"), _Undrawn():
         decoder = Decoder(config)
     sources = _sources(decoder, files, family)
-    _fill(decoder, files, sources, dtype, device, trainable=trainable)
+    _fill(decoder, files, sources, dtype, device, trainable=trainable, quantize=quantize)
     if marks != _marks(path):
         raise Incompatible(f"the files of {path} changed while the model was loaded; load it again")
     return Checkpoint(path, decoder.eval(), tokenizer, marks)
@@ -288,9 +296,10 @@ def _fill(
     device: torch.device,
     *,
     trainable: bool,
+    quantize: bool,
 ) -> None:
     """Sets the decoder's weights, a module at a time. What was read of the files is given back after each."""
-    loader = _Loader(decoder.config, files, sources, dtype, device, trainable=trainable)
+    loader = _Loader(decoder.config, files, sources, dtype, device, trainable=trainable, quantize=quantize)
     modules = dict(decoder.named_modules())
     by_module = _by_module(sources)
     if decoder.config.tied_embeddings:
@@ -314,10 +323,12 @@ class _Loader:
         device: torch.device,
         *,
         trainable: bool,
+        quantize: bool,
     ) -> None:
         self._config, self._files, self._sources, self._dtype = config, files, sources, dtype
         self._device, self._trainable = device, trainable
-        self._packs = not trainable and cpu.can_pack(torch.empty(0, dtype=dtype, device=device))
+        self._quantize = quantize
+        self._packs = quantize or (not trainable and cpu.can_pack(torch.empty(0, dtype=dtype, device=device)))
         self._buffer = torch.empty(0, dtype=dtype)
 
     def fill(self, module: nn.Module, prefix: str, names: list[str]) -> None:
@@ -331,7 +342,7 @@ class _Loader:
             tensor = self._read(full, transient=is_packed)
             setattr(module, name, nn.Parameter(tensor.to(self._device), requires_grad=self._trainable))
         if isinstance(module, Linear) and not self._trainable:
-            module.pack()
+            module.pack(quantize=self._quantize)
         self._files.release()
 
     def fill_tied(self, decoder: Decoder) -> None:
@@ -340,11 +351,13 @@ class _Loader:
         table_VD = self._read("embedding.weight", transient=is_packed)
         decoder.head.weight = nn.Parameter(table_VD.to(self._device), requires_grad=self._trainable)
         if is_packed:
-            decoder.head.pack()
+            decoder.head.pack(quantize=self._quantize)
             self._buffer = self._buffer.new_empty(0)  # no other tensor is as large
             self._leave(decoder.embedding, "embedding.weight")
         else:
             decoder.embedding.weight = decoder.head.weight
+            if self._quantize:
+                decoder.head.pack(quantize=True)
         self._files.release()
 
     def _may_stay(self, name: str) -> bool:

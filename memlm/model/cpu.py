@@ -20,7 +20,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+import memlm.model.native as native
 from memlm.model.mask import AttentionMask
+from memlm.model.quantized import Int8Weight
 
 UPCAST_BYTES = 8 << 20  # what stays in a processor's cache
 QUERY_BLOCK = 256
@@ -47,9 +49,11 @@ def linear(
     bias_O: Float[Tensor, " O"] | None,
     activation: Activation | None = None,
     *,
-    packed: Tensor | None = None,
+    packed: Tensor | Int8Weight | None = None,
 ) -> Float[Tensor, "*P O"]:
     """Returns activation(x W' + b). `packed` is the result of `pack`; `weight_OI` is then empty if it is large."""
+    if isinstance(packed, Int8Weight):
+        return int8_linear(x, packed, bias_O, activation)
     if packed is not None and (x.numel() >= FEW_ROWS * x.shape[-1] or not weight_OI.numel()):
         return _packed_linear(x, packed, bias_O, activation)
     if is_emulated(weight_OI) and x.numel() >= MANY_ROWS * x.shape[-1] and not torch.is_grad_enabled():
@@ -62,6 +66,24 @@ def plain_linear(
 ) -> Float[Tensor, "*P O"]:
     """Returns activation(x W' + b) by torch's product, on every device and with gradients."""
     y = F.linear(x, weight_OI, bias_O)
+    return y if activation is None else ACTIVATIONS[activation][2](y)
+
+
+def quantize(weight_OI: Float[Tensor, "O I"]) -> Int8Weight:
+    """Rounds a weight to 8 bits."""
+    return native.quantize(weight_OI) or Int8Weight.of(weight_OI)
+
+
+def int8_linear(
+    x: Float[Tensor, "*P I"],
+    weight: Int8Weight,
+    bias_O: Float[Tensor, " O"] | None,
+    activation: Activation | None,
+) -> Float[Tensor, "*P O"]:
+    """Returns activation(x W' + b) for a weight in 8 bits. Where there are no native kernels, `x` is not rounded."""
+    y = native.multiply(x, weight, bias_O)
+    if y is None:
+        return plain_linear(x, weight.to_dense().to(x.dtype), bias_O, activation)
     return y if activation is None else ACTIVATIONS[activation][2](y)
 
 

@@ -30,8 +30,10 @@ from memlm.model.forward import ForwardContext
 from memlm.model.layers import Block
 from memlm.model.linear import Linear
 from memlm.model.mask import AttentionMask
+from memlm.model.native_step import NativeStep
 from memlm.model.norms import make_norm
 from memlm.model.positions import BIASES, RelativeBias, Rotary, sinusoids
+from memlm.model.quantized import Int8Weight
 from memlm.model.segments import update_memories_at_boundary
 from memlm.model.state import Allocate, DecoderState, check_room, zeros
 
@@ -73,8 +75,19 @@ class Decoder(nn.Module):
 
     @cached_property
     def num_bytes(self) -> int:
-        """Bytes of the parameters as loaded."""
-        return self.num_parameters * self.dtype.itemsize
+        """Bytes of the parameters as loaded. An embedding in the model's file counts as part of the head."""
+        quantized = [m.packed for m in self.modules() if isinstance(m, Linear) and isinstance(m.packed, Int8Weight)]
+        rest = self.num_parameters - sum(weight.out_features * weight.in_features for weight in quantized)
+        return rest * self.dtype.itemsize + sum(weight.num_bytes for weight in quantized)
+
+    @property
+    def dtype_name(self) -> str:
+        """How the weights are stored: as numbers of `dtype`, or int8."""
+        return "int8" if isinstance(self.head.packed, Int8Weight) else str(self.dtype).removeprefix("torch.")
+
+    @cached_property
+    def _native_step(self) -> NativeStep | None:
+        return NativeStep.of(self)
 
     @cached_property
     def num_parameters(self) -> int:
@@ -92,11 +105,14 @@ class Decoder(nn.Module):
             return self.embedding.table_VD
         return self.head.weight if self.head.packed is None else self.head.packed.to_dense()
 
-    def pack(self) -> Decoder:
-        """Lays the weights out for prediction, which takes half the time then. A packed decoder cannot learn."""
+    def pack(self, *, quantize: bool = False) -> Decoder:
+        """Lays the weights out for prediction, which takes half the time then, or rounds them to 8 bits.
+
+        A packed decoder cannot learn.
+        """
         for module in self.modules():
             if isinstance(module, Linear):
-                module.pack()
+                module.pack(quantize=quantize)
         return self
 
     def weights(self) -> dict[str, Tensor]:
@@ -223,6 +239,8 @@ class Decoder(nn.Module):
 
     def _through_layers(self, tokens_BT: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor]:
         hidden_BTD = self.embed(tokens_BT, context.mask)
+        if self._native_step is not None and self._native_step.takes(context):
+            return self._native_step(hidden_BTD, context)
         for block in self.blocks[:-1]:
             hidden_BTD = block.finish(*block.attend(hidden_BTD, context))
         return self.blocks[-1].attend(hidden_BTD, context)

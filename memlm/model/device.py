@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 
 import memlm.model.cpu as cpu
-from memlm.base.compute import AUTO, check_device, check_dtype
+from memlm.base.compute import AUTO, INT8, check_device, check_dtype
 from memlm.errors import InvalidInput
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, INT8: torch.float32}
 
 
 def device_of(given: torch.device | str) -> torch.device:

@@ -32,6 +32,11 @@ class FeedForward(nn.Module):
             self.up = Linear(config.dim, config.ff_dim, bias=config.ff_bias)
         self.down = Linear(config.ff_dim, config.dim, bias=config.ff_bias)
 
+    @property
+    def inner(self) -> Linear:
+        """The product before the activation."""
+        return self.gate_up if self.activation in GATES else self.up
+
     def forward(self, hidden_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Returns down(activation(up x)), or down(activation(gate x) * up x)."""
         if (activation := GATES.get(self.activation)) is not None:

@@ -7,22 +7,23 @@ from torch import Tensor, nn
 
 import memlm.model.cpu as cpu
 from memlm.model.cpu import Activation
+from memlm.model.quantized import Int8Weight
 
 
 class Linear(nn.Linear):
     """`nn.Linear` with a second, packed form. Call `pack` once the weights are final."""
 
-    packed: Tensor | None = None
+    packed: Tensor | Int8Weight | None = None
 
-    def pack(self) -> None:
-        """Lays the weight out for prediction where the processor has a product for it.
+    def pack(self, *, quantize: bool = False) -> None:
+        """Lays the weight out for prediction where the processor has a product for it, or rounds it to 8 bits.
 
-        A large plain weight is dropped then: the packed one takes as much memory.
+        A large or a rounded plain weight is dropped then.
         """
-        self.packed = cpu.pack(self.weight)
+        self.packed = cpu.quantize(self.weight) if quantize else cpu.pack(self.weight)
         if self.packed is None:
             return
-        if self.weight.numel() >= cpu.SMALL_WEIGHT:
+        if quantize or self.weight.numel() >= cpu.SMALL_WEIGHT:
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
         for parameter in self.parameters():
             parameter.requires_grad_(False)

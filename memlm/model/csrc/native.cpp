@@ -1,0 +1,324 @@
+// Decoding steps on the processor: products with weights in 8 bits, and whole steps of plain attention layers.
+//
+// memlm/model/native.py calls this by ctypes, and memlm/model/quantized.py has the same arithmetic in torch.
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "threads.h"
+
+namespace memlm {
+
+constexpr int BLOCK = 32;
+constexpr int OUTPUTS = 8;
+constexpr int GROUP = 4;
+constexpr float LARGEST_INPUT = 32767;
+constexpr int BLOCK_BYTES = OUTPUTS * 2 + OUTPUTS * BLOCK;
+
+enum Activation : int32_t { SWIGLU, GEGLU, GELU, GELU_TANH, RELU };
+
+struct Matrix {
+    const uint8_t* panels;
+    const float* bias;  // or null
+    int32_t out_features, in_features;
+};
+
+struct Norm {
+    const float* weight;
+    const float* bias;  // or null
+    float epsilon;
+    int32_t centers;  // LayerNorm subtracts the mean, RMSNorm does not
+};
+
+struct Layer {
+    Norm attention_norm, ff_norm, query_norm, key_norm;  // those of queries and keys may have no weight
+    Matrix qkv, out, up, down;                           // up: the gate first, where there is one
+    int32_t window;                                      // 0: all places
+    int32_t rope;                                        // which of the step's ropes, or -1
+};
+
+struct Model {
+    const Layer* layers;
+    int32_t num_layers, dim, num_heads, num_kv_heads, head_dim, ff_dim, rotary_dim, activation, is_gated, is_parallel;
+    float query_scale;
+};
+
+// One new token of each row. Strides count numbers.
+struct Step {
+    float* hidden;   // rows x dim, the residual stream; after the step, the one before the last feed-forward
+    float* keys;     // rows x dim, the inputs of the last feed-forward
+    float* cache;    // the keys of the first layer, row and head
+    int64_t layer_stride, value_stride, row_stride, head_stride;
+    const int32_t* places;   // of each row: where its new token is written
+    const int32_t* firsts;   // the first place that it sees in layers without a window
+    const float* ropes[2];   // rows x 2 x rotary_dim: cosines and sines of its position
+    int32_t num_rows, num_threads;
+};
+
+// Rows of inputs, quantized in blocks.
+struct Quantized {
+    const int16_t* values;
+    const float* scales;
+    int num_rows, num_blocks;
+    int64_t stride() const { return static_cast<int64_t>(num_blocks) * BLOCK; }
+};
+
+// A number in float16 that is finite.
+static inline float from_half(uint16_t half) {
+    const uint32_t sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31, fraction = half & 1023;
+    if (exponent == 0) return (sign ? -1.0f : 1.0f) * static_cast<float>(fraction) * 5.9604645e-8f;  // 2^-24
+    const uint32_t bits = sign | (exponent + 112) << 23 | fraction << 13;
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+namespace portable {
+#include "kernels.h"
+}
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define MEMLM_AVX2
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+namespace avx2 {
+#include "kernels.h"
+}
+#pragma GCC pop_options
+#define MEMLM_VNNI
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni,prefer-vector-width=256")
+namespace vnni {
+#include "kernels.h"
+}
+#pragma GCC pop_options
+#undef MEMLM_VNNI
+#undef MEMLM_AVX2
+#define MEMLM_HAS_X86_KERNELS
+#endif
+
+struct Kernels {
+    const char* name;
+    decltype(&portable::quantize) quantize;
+    decltype(&portable::multiply_panels) multiply_panels;
+    decltype(&portable::activate) activate;
+    decltype(&portable::normalize) normalize;
+    decltype(&portable::attend) attend;
+    decltype(&portable::rotate) rotate;
+};
+
+#define MEMLM_KERNELS(set) \
+    Kernels { #set, set::quantize, set::multiply_panels, set::activate, set::normalize, set::attend, set::rotate }
+
+static const Kernels ALL_KERNELS[] = {
+    MEMLM_KERNELS(portable),
+#if defined(MEMLM_HAS_X86_KERNELS)
+    MEMLM_KERNELS(avx2),
+    MEMLM_KERNELS(vnni),
+#endif
+};
+
+static bool runs_here(int number) {
+#if defined(MEMLM_HAS_X86_KERNELS)
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    if (number == 1) return avx2;
+    if (number == 2) return avx2 && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+                            __builtin_cpu_supports("avx512vnni");
+#endif
+    return number == 0;
+}
+
+static constexpr int NUM_KERNELS = sizeof ALL_KERNELS / sizeof *ALL_KERNELS;
+
+static int fastest() {
+    for (int number = NUM_KERNELS - 1; number > 0; number--)
+        if (runs_here(number)) return number;
+    return 0;
+}
+
+static std::atomic<int> chosen{-1};
+
+static const Kernels& kernels() {
+    int number = chosen.load(std::memory_order_relaxed);
+    if (number < 0) chosen.store(number = fastest(), std::memory_order_relaxed);
+    return ALL_KERNELS[number];
+}
+
+static int panels_of(const Matrix& matrix) { return (matrix.out_features + OUTPUTS - 1) / OUTPUTS; }
+static int blocks_of(int features) { return (features + BLOCK - 1) / BLOCK; }
+
+// Rows in float32 and their quantized form, with memory of their own.
+struct Inputs {
+    std::vector<int16_t> values;
+    std::vector<float> scales;
+
+    Quantized quantize(Threads::Claim& claim, const float* x, int num_rows, int features) {
+        const int num_blocks = blocks_of(features);
+        values.resize(static_cast<size_t>(num_rows) * num_blocks * BLOCK);
+        scales.resize(static_cast<size_t>(num_rows) * num_blocks);
+        constexpr int FEW = 16;  // rows that cost less than waking a thread
+        claim.loop((num_rows + FEW - 1) / FEW, [&](int chunk) {
+            const int last = num_rows < (chunk + 1) * FEW ? num_rows : (chunk + 1) * FEW;
+            for (int row = chunk * FEW; row < last; row++)
+                kernels().quantize(x + static_cast<int64_t>(row) * features, features,
+                                   values.data() + static_cast<int64_t>(row) * num_blocks * BLOCK,
+                                   scales.data() + static_cast<int64_t>(row) * num_blocks);
+        });
+        return {values.data(), scales.data(), num_rows, num_blocks};
+    }
+};
+
+// Chunks small enough that threads end together, and large enough that handing them out costs nothing.
+static void multiply(Threads::Claim& claim, const Matrix& matrix, const Quantized& x, float* y, bool adds) {
+    const int panels = panels_of(matrix);
+    const int64_t bytes = static_cast<int64_t>(blocks_of(matrix.in_features)) * BLOCK_BYTES;
+    int size = static_cast<int>((48 << 10) / bytes);
+    size = size < 1 ? 1 : size > panels / 8 + 1 ? panels / 8 + 1 : size;
+    claim.loop((panels + size - 1) / size, [&](int chunk) {
+        const int last = panels < (chunk + 1) * size ? panels : (chunk + 1) * size;
+        kernels().multiply_panels(matrix, chunk * size, last, x, y, matrix.out_features, adds);
+    });
+}
+
+// A number that is not negative, in float16, rounded to the nearest one, ties to even.
+static uint16_t to_half(float value) {
+    if (value < 6.1035156e-5f) return static_cast<uint16_t>(__builtin_lrintf(value * 16777216.0f));  // subnormal
+    if (!(value < 65520)) return value > 0 ? 0x7c00 : 0x7e00;
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    bits += 0xfff + (bits >> 13 & 1);
+    return static_cast<uint16_t>((bits >> 13) - (112 << 10));
+}
+
+// Rounds a panel of a weight, each block to multiples of a 127th of its largest number.
+static void quantize_panel(const float* weight, const Matrix& shape, int panel, uint8_t* blocks) {
+    for (int begin = 0; begin < shape.in_features; begin += BLOCK, blocks += BLOCK_BYTES) {
+        int8_t* numbers = reinterpret_cast<int8_t*>(blocks + 2 * OUTPUTS);
+        std::memset(blocks, 0, BLOCK_BYTES);
+        const int size = shape.in_features - begin < BLOCK ? shape.in_features - begin : BLOCK;
+        for (int i = 0; i < OUTPUTS && panel * OUTPUTS + i < shape.out_features; i++) {
+            const float* row = weight + static_cast<int64_t>(panel * OUTPUTS + i) * shape.in_features + begin;
+            float largest = 0;
+            for (int j = 0; j < size; j++) largest = __builtin_fabsf(row[j]) > largest ? __builtin_fabsf(row[j]) : largest;
+            const uint16_t half = to_half(largest / 127);
+            std::memcpy(blocks + 2 * i, &half, sizeof half);
+            const float scale = from_half(half), divisor = scale > 0 ? scale : 1;
+            for (int j = 0; j < size; j++) {
+                const float rounded = __builtin_rintf(row[j] / divisor);
+                const float kept = rounded > 127 ? 127 : rounded < -127 ? -127 : rounded;
+                numbers[(j / GROUP * OUTPUTS + i) * GROUP + j % GROUP] = static_cast<int8_t>(kept);
+            }
+        }
+    }
+}
+
+struct Scratch {
+    std::vector<float> normed, qkv, mixed, inner, activated;
+    Inputs inputs;
+};
+
+static void attend(Threads::Claim& claim, const Model& model, const Layer& layer, int number, const Step& step,
+                   Scratch& scratch) {
+    const int H = model.num_heads, G = model.num_kv_heads, d = model.head_dim, rows = step.num_rows;
+    const int width = (H + 2 * G) * d;
+    float* cache = step.cache + number * step.layer_stride;
+    for (int row = 0; row < rows; row++) {
+        float* heads = scratch.qkv.data() + static_cast<int64_t>(row) * width;
+        const float* cosines = layer.rope < 0 ? nullptr : step.ropes[layer.rope] + row * 2 * model.rotary_dim;
+        for (int head = 0; head < H + G; head++) {
+            float* at = heads + head * d;
+            const Norm& norm = head < H ? layer.query_norm : layer.key_norm;
+            if (norm.weight) kernels().normalize(norm, at, d, at);
+            if (cosines) kernels().rotate(at, cosines, cosines + model.rotary_dim, model.rotary_dim, scratch.inner.data());
+            if (head < H) for (int i = 0; i < d; i++) at[i] *= model.query_scale;
+        }
+        for (int head = 0; head < G; head++) {
+            float* key = cache + row * step.row_stride + head * step.head_stride + static_cast<int64_t>(step.places[row]) * d;
+            std::memcpy(key, heads + (H + head) * d, d * sizeof(float));
+            std::memcpy(key + step.value_stride, heads + (H + G + head) * d, d * sizeof(float));
+        }
+    }
+    claim.loop(rows * H, [&](int chunk) {
+        static thread_local std::vector<float> scores;
+        const int row = chunk / H, head = chunk % H, end = step.places[row] + 1;
+        int first = step.firsts[row];
+        if (layer.window && end - layer.window > first) first = end - layer.window;
+        if (scores.size() < static_cast<size_t>(end - first)) scores.resize(2 * (end - first));
+        const float* keys = cache + row * step.row_stride + (head / (H / G)) * step.head_stride + static_cast<int64_t>(first) * d;
+        kernels().attend(scratch.qkv.data() + static_cast<int64_t>(row) * width + head * d, keys, keys + step.value_stride,
+                         end - first, d, scores.data(), scratch.mixed.data() + (static_cast<int64_t>(row) * H + head) * d);
+    });
+}
+
+static void run(const Model& model, const Step& step) {
+    Threads::Claim claim(Threads::of_process(), step.num_threads);
+    static thread_local Scratch scratch;
+    const int rows = step.num_rows, D = model.dim, width = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
+    const int inner = model.ff_dim * (model.is_gated ? 2 : 1), heads = model.num_heads * model.head_dim;
+    scratch.normed.resize(static_cast<size_t>(rows) * D);
+    scratch.qkv.resize(static_cast<size_t>(rows) * width);
+    scratch.mixed.resize(static_cast<size_t>(rows) * heads);
+    scratch.inner.resize(static_cast<size_t>(rows) * (inner > model.head_dim ? inner : model.head_dim));
+    scratch.activated.resize(static_cast<size_t>(rows) * model.ff_dim);
+    const auto norm = [&](const Norm& with, float* to) {
+        for (int row = 0; row < rows; row++) kernels().normalize(with, step.hidden + row * D, D, to + row * D);
+    };
+    for (int number = 0; number < model.num_layers; number++) {
+        const Layer& layer = model.layers[number];
+        const bool is_last = number == model.num_layers - 1;
+        float* key = is_last ? step.keys : scratch.normed.data();
+        norm(layer.attention_norm, scratch.normed.data());
+        multiply(claim, layer.qkv, scratch.inputs.quantize(claim, scratch.normed.data(), rows, D), scratch.qkv.data(), false);
+        attend(claim, model, layer, number, step, scratch);
+        if (model.is_parallel) norm(layer.ff_norm, key);
+        multiply(claim, layer.out, scratch.inputs.quantize(claim, scratch.mixed.data(), rows, heads), step.hidden, true);
+        if (!model.is_parallel) norm(layer.ff_norm, key);
+        if (is_last) return;
+        multiply(claim, layer.up, scratch.inputs.quantize(claim, key, rows, D), scratch.inner.data(), false);
+        for (int row = 0; row < rows; row++)
+            kernels().activate(model.activation, scratch.inner.data() + static_cast<int64_t>(row) * inner, model.ff_dim,
+                               scratch.activated.data() + static_cast<int64_t>(row) * model.ff_dim);
+        multiply(claim, layer.down, scratch.inputs.quantize(claim, scratch.activated.data(), rows, model.ff_dim),
+                 step.hidden, true);
+    }
+}
+
+}  // namespace memlm
+
+extern "C" {
+
+int32_t memlm_num_kernels() { return memlm::NUM_KERNELS; }
+
+const char* memlm_kernels_name(int32_t number) { return memlm::ALL_KERNELS[number].name; }
+
+int32_t memlm_runs_here(int32_t number) { return memlm::runs_here(number); }
+
+// Uses the instruction set with this number; -1: the fastest.
+void memlm_choose(int32_t number) { memlm::chosen.store(number < 0 ? memlm::fastest() : number); }
+
+// Writes the panels of a weight with the shape of `matrix`.
+void memlm_quantize(const float* weight, const memlm::Matrix* matrix, uint8_t* panels, int32_t num_threads) {
+    memlm::Threads::Claim claim(memlm::Threads::of_process(), num_threads);
+    constexpr int CHUNK = 16;
+    const int count = memlm::panels_of(*matrix);
+    const int64_t size = static_cast<int64_t>(memlm::blocks_of(matrix->in_features)) * memlm::BLOCK_BYTES;
+    claim.loop((count + CHUNK - 1) / CHUNK, [&](int chunk) {
+        for (int panel = chunk * CHUNK; panel < count && panel < (chunk + 1) * CHUNK; panel++)
+            memlm::quantize_panel(weight, *matrix, panel, panels + panel * size);
+    });
+}
+
+void memlm_multiply(const memlm::Matrix* matrix, const float* x, int32_t num_rows, float* y, int32_t num_threads) {
+    memlm::Threads::Claim claim(memlm::Threads::of_process(), num_threads);
+    static thread_local memlm::Inputs inputs;
+    memlm::multiply(claim, *matrix, inputs.quantize(claim, x, num_rows, matrix->in_features), y, false);
+}
+
+void memlm_step(const memlm::Model* model, const memlm::Step* step) { memlm::run(*model, *step); }
+}

@@ -1,0 +1,98 @@
+"""The library of native kernels, from memlm/model/csrc: built with the package where a C++ compiler is.
+
+Without it, torch computes the same, slower.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import POINTER, Structure, byref, c_char_p, c_int32, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from memlm.model.quantized import Int8Weight
+
+FASTEST = -1
+
+
+class Matrix(Structure):
+    """A weight, as the library takes it. It lives as long as the tensors that it points to."""
+
+    _fields_: ClassVar[Sequence[tuple[str, type]]] = [
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("out_features", c_int32),
+        ("in_features", c_int32),
+    ]
+
+    @classmethod
+    def of(cls, weight: Int8Weight, bias_O: Float[Tensor, " O"] | None) -> Matrix:
+        bias = None if bias_O is None else bias_O.data_ptr()
+        return cls(weight.panels_PKB.data_ptr(), bias, weight.out_features, weight.in_features)
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The kernels, or None where they were not built or do not load."""
+    for path in Path(__file__).parent.glob("_native*.so"):
+        try:
+            found = ctypes.CDLL(str(path))
+        except OSError:  # of another system
+            continue
+        found.memlm_kernels_name.restype = c_char_p
+        found.memlm_quantize.argtypes = [c_void_p, POINTER(Matrix), c_void_p, c_int32]
+        found.memlm_multiply.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p, c_int32]
+        return found
+    return None
+
+
+def instruction_sets() -> list[str]:
+    """The names of the kernels that run on this processor, the fastest last."""
+    if (kernels := library()) is None:
+        return []
+    numbers = [number for number in range(kernels.memlm_num_kernels()) if kernels.memlm_runs_here(number)]
+    return [kernels.memlm_kernels_name(number).decode() for number in numbers]
+
+
+@contextmanager
+def using(instruction_set: str) -> Iterator[None]:
+    """Computes with the kernels of one instruction set, in all threads. For tests and measurements."""
+    kernels = library()
+    assert kernels is not None
+    names = [kernels.memlm_kernels_name(number).decode() for number in range(kernels.memlm_num_kernels())]
+    kernels.memlm_choose(names.index(instruction_set))
+    try:
+        yield
+    finally:
+        kernels.memlm_choose(FASTEST)
+
+
+def quantize(weight_OI: Float[Tensor, "O I"]) -> Int8Weight | None:
+    """Returns `Int8Weight.of`, computed in a tenth of the time, or None without the library."""
+    if (kernels := library()) is None:
+        return None
+    dense_OI = weight_OI.detach().float().contiguous()
+    rounded = Int8Weight.empty(*dense_OI.shape)
+    matrix = Matrix.of(rounded, None)
+    kernels.memlm_quantize(dense_OI.data_ptr(), byref(matrix), rounded.panels_PKB.data_ptr(), torch.get_num_threads())
+    return rounded
+
+
+def multiply(x: Float[Tensor, "*P I"], weight: Int8Weight, bias_O: Float[Tensor, " O"] | None) -> Tensor | None:
+    """Returns x W' + b in the type of `x`, or None without the library. `x` is rounded to 16 bits in blocks of 32."""
+    if (kernels := library()) is None:
+        return None
+    rows_RI = x.reshape(-1, weight.in_features).float().contiguous()
+    y_RO = torch.empty(len(rows_RI), weight.out_features)
+    bias_O = None if bias_O is None else bias_O.float()
+    kernels.memlm_multiply(
+        byref(Matrix.of(weight, bias_O)), rows_RI.data_ptr(), len(rows_RI), y_RO.data_ptr(), torch.get_num_threads()
+    )
+    return y_RO.to(x.dtype).view(*x.shape[:-1], weight.out_features)

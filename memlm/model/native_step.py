@@ -1,0 +1,192 @@
+"""A decoding step in one native call: one new token of each row through all layers of plain attention.
+
+It covers rotary, learned, sinusoidal or no positions, norms before the sub-layers, sliding windows, and weights in 8
+bits. The decoder computes every other step and every other model in torch, to the same results up to rounding.
+
+Shapes: B batch, D width, r rotated numbers of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from ctypes import POINTER, Array, Structure, addressof, byref, c_float, c_int32, c_int64, c_void_p
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from memlm.model.forward import ForwardContext
+from memlm.model.linear import Linear
+from memlm.model.native import Matrix, library
+from memlm.model.norms import OffsetRMSNorm
+from memlm.model.positions import Angles
+from memlm.model.quantized import Int8Weight
+
+if TYPE_CHECKING:
+    from memlm.model.decoder import Decoder
+
+ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu")  # as native.cpp numbers them
+POSITIONS = ("rotary", "learned", "sinusoidal", "none")
+VECTOR = 8  # heads are a multiple of this wide
+
+
+class _Norm(Structure):
+    _fields_: ClassVar[Sequence[tuple[str, type]]] = [
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("epsilon", c_float),
+        ("centers", c_int32),
+    ]
+
+
+class _Layer(Structure):
+    _fields_: ClassVar[Sequence[tuple[str, type]]] = [
+        *((name, _Norm) for name in ("attention_norm", "ff_norm", "query_norm", "key_norm")),
+        *((name, Matrix) for name in ("qkv", "out", "up", "down")),
+        ("window", c_int32),
+        ("rope", c_int32),
+    ]
+
+
+class _Model(Structure):
+    _fields_: ClassVar[Sequence[tuple[str, type]]] = [
+        ("layers", POINTER(_Layer)),
+        *(
+            (name, c_int32)
+            for name in (
+                "num_layers", "dim", "num_heads", "num_kv_heads", "head_dim", "ff_dim", "rotary_dim", "activation",
+                "is_gated", "is_parallel",
+            )
+        ),
+        ("query_scale", c_float),
+    ]  # fmt: skip
+
+
+class _Step(Structure):
+    _fields_: ClassVar[Sequence[tuple[str, type]]] = [
+        *((name, c_void_p) for name in ("hidden", "keys", "cache")),
+        *((name, c_int64) for name in ("layer_stride", "value_stride", "row_stride", "head_stride")),
+        *((name, c_void_p) for name in ("places", "firsts")),
+        ("ropes", c_void_p * 2),
+        ("num_rows", c_int32),
+        ("num_threads", c_int32),
+    ]
+
+
+class NativeStep:
+    """The layers of a decoder, as the library takes them. The decoder's weights must not change."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        config = decoder.config
+        self._kept: list[Tensor] = []  # what the structures point to
+        self._angles: list[Angles] = []  # each with a layer that turns by it
+        self._rope_layers: list[int] = []
+        self._layers: Array[_Layer] = (_Layer * config.num_layers)()
+        for number, block in enumerate(decoder.blocks):
+            layer, attention = self._layers[number], block.attention
+            layer.attention_norm, layer.ff_norm = self._norm(block.attention_norm), self._norm(block.ff_norm)
+            layer.query_norm, layer.key_norm = self._norm(attention.query_norm), self._norm(attention.key_norm)
+            layer.qkv, layer.out = self._matrix(attention.qkv), self._matrix(attention.out)
+            layer.up, layer.down = self._matrix(block.ff.inner), self._matrix(block.ff.down)
+            layer.window, layer.rope = attention.window, self._rope(decoder, number)
+        self._model = _Model(
+            self._layers, config.num_layers, config.dim, config.num_heads, config.num_kv_heads, config.head_dim,
+            config.ff_dim, config.rotary_dim, ACTIVATIONS.index(config.activation),
+            config.activation in ("swiglu", "geglu"), config.parallel_residual,
+            config.query_scale / math.sqrt(config.head_dim),
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, decoder: Decoder) -> NativeStep | None:
+        """Returns the step of a decoder, or None where torch has to compute it."""
+        config = decoder.config
+        has_plain_layers = (
+            config.positions in POSITIONS
+            and config.norm_order == "pre"
+            and not (config.qk_norm and config.qk_norm_over != "head")
+            and not (config.is_segmented or config.num_sinks or config.memorizing)
+            and config.head_dim % VECTOR == 0
+        )
+        linears = [module for module in decoder.blocks.modules() if isinstance(module, Linear)]  # type: ignore[attr-defined]
+        is_quantized = all(isinstance(linear.packed, Int8Weight) for linear in linears)
+        return cls(decoder) if has_plain_layers and is_quantized and library() is not None else None
+
+    def takes(self, context: ForwardContext) -> bool:
+        """Whether this computes a step: one token of each row, none of which begins a document."""
+        state = context.state
+        return (
+            state is not None
+            and context.mask.num_new == 1
+            and context.mask.continues_RT is None
+            and 0 not in context.new_B
+            and state.dtype == torch.float32
+            and not state.training
+            and not torch.is_grad_enabled()
+        )
+
+    def __call__(
+        self, hidden_B1D: Float[Tensor, "B 1 D"], context: ForwardContext
+    ) -> tuple[Float[Tensor, "B 1 D"], Float[Tensor, "B 1 D"]]:
+        """Returns the residual stream before the last feed-forward, and the input of that feed-forward. Writes keys and
+        values of the tokens to the state.
+        """
+        state, kernels = context.state, library()
+        assert state is not None
+        assert kernels is not None
+        hidden_B1D = hidden_B1D.clone(memory_format=torch.contiguous_format)
+        keys_B1D = torch.empty_like(hidden_B1D)
+        cache = state.cache_L2BGSd
+        places_B = state.places_B()
+        firsts_B = [max(row.floor, row.start, row.base) - row.base for row in state.rows]
+        ropes = [self._cosines_and_sines(context, layer, len(places_B)) for layer in self._rope_layers]
+        numbers = c_int32 * len(places_B)
+        places, firsts = numbers(*places_B), numbers(*firsts_B)
+        step = _Step(
+            hidden_B1D.data_ptr(), keys_B1D.data_ptr(), cache.data_ptr(), *cache.stride()[:4],
+            addressof(places), addressof(firsts),
+            (c_void_p * 2)(*(rope.data_ptr() for rope in ropes)), len(places_B), torch.get_num_threads(),
+        )  # fmt: skip
+        kernels.memlm_step(byref(self._model), byref(step))
+        return hidden_B1D, keys_B1D
+
+    def _cosines_and_sines(self, context: ForwardContext, layer: int, num_rows: int) -> Float[Tensor, "B 2 r"]:
+        rope = context.query_rope(layer)
+        assert rope is not None
+        return rope.reshape(2, -1, rope.shape[-1]).transpose(0, 1).expand(num_rows, -1, -1).contiguous()
+
+    def _rope(self, decoder: Decoder, layer: int) -> int:
+        angles = None if decoder.rotary is None else decoder.rotary.of_layer(layer)
+        if angles is None:
+            return -1
+        known = [number for number, other in enumerate(self._angles) if other is angles]
+        if not known:
+            self._angles.append(angles)
+            self._rope_layers.append(layer)
+        return known[0] if known else len(self._angles) - 1
+
+    def _norm(self, norm: nn.Module | None) -> _Norm:
+        if norm is None:
+            return _Norm()
+        weight: Any = norm.weight
+        offset = 1 if isinstance(norm, OffsetRMSNorm) else 0
+        is_centered = isinstance(norm, nn.LayerNorm)
+        bias = norm.bias if isinstance(norm, nn.LayerNorm) else None
+        epsilon: Any = norm.eps
+        return _Norm(
+            self._pointer(weight + offset), None if bias is None else self._pointer(bias), epsilon, is_centered
+        )
+
+    def _matrix(self, linear: Linear) -> Matrix:
+        assert isinstance(linear.packed, Int8Weight)
+        bias: Any = linear.bias
+        self._kept.append(linear.packed.panels_PKB)
+        return Matrix(
+            linear.packed.panels_PKB.data_ptr(), None if bias is None else self._pointer(bias),
+            linear.packed.out_features, linear.packed.in_features,
+        )  # fmt: skip
+
+    def _pointer(self, tensor: Tensor) -> int:
+        self._kept.append(tensor.detach().float().contiguous())
+        return self._kept[-1].data_ptr()

@@ -1,0 +1,231 @@
+"""The native kernels against torch: weights in 8 bits, products, and decoding steps of every kind that they cover."""
+
+import os
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+from memlm.errors import InvalidInput
+from memlm.language_model import load
+from memlm.model import Decoder, ModelConfig, native
+from memlm.model.checkpoint import load_checkpoint
+from memlm.model.config import RopeScaling
+from memlm.model.native_step import NativeStep
+from memlm.model.quantized import Int8Weight, quantize_rows
+
+needs_library = pytest.mark.skipif(native.library() is None, reason="the kernels were not built: no C++ compiler")
+SIZES = [(8, 32), (13, 45), (40, 64), (96, 200)]
+ROWS = (1, 2, 3, 4, 5, 17)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def whole_numbers(rows: int, columns: int) -> Tensor:
+    """Inputs that 16 bits hold exactly: whole numbers, with 32,767 in each block."""
+    numbers = torch.randint(-32_767, 32_768, (rows, columns), generator=torch.Generator().manual_seed(rows)).float()
+    numbers[:, ::32] = 32_767
+    return numbers
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_a_rounded_weight_is_within_half_a_unit_of_each_block(outputs, inputs):
+    weight_OI = random(outputs, inputs)
+    weight_OI[3] = 0
+    rounded = Int8Weight.of(weight_OI)
+    assert rounded.to_dense().shape == weight_OI.shape
+    assert (rounded.to_dense()[3] == 0).all()
+    for output in range(outputs):
+        for begin in range(0, inputs, 32):
+            block, back = weight_OI[output, begin : begin + 32], rounded.to_dense()[output, begin : begin + 32]
+            unit = float(block.abs().max()) / 127
+            assert (back - block).abs().max() <= unit * (0.5 + 127 * 2**-11) + 1e-7  # a scale has 11 bits
+
+
+@needs_library
+@pytest.mark.parametrize(("outputs", "inputs"), [*SIZES, (530, 70)])
+@pytest.mark.parametrize("scale", [1e-9, 1e-3, 1.0, 1e3])
+def test_weights_are_rounded_as_torch_rounds_them(outputs, inputs, scale):
+    """Scales below 6e-5 are subnormal in float16, and the smallest are zero."""
+    weight_OI = random(outputs, inputs) * scale
+    weight_OI[2] = 0
+    assert torch.equal(native.quantize(weight_OI).panels_PKB, Int8Weight.of(weight_OI).panels_PKB)
+
+
+@needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_products_of_each_instruction_set_equal_those_of_torch(instructions, outputs, inputs):
+    weight, bias_O = Int8Weight.of(random(outputs, inputs)), random(outputs, seed=1)
+    with native.using(instructions):
+        for rows in ROWS:
+            x_RI = whole_numbers(rows, inputs)
+            expected_RO = x_RI.double() @ weight.to_dense().double().T
+            torch.testing.assert_close(weight.multiply(x_RI).double(), expected_RO, rtol=1e-5, atol=1)
+            got_RO = native.multiply(x_RI, weight, None)
+            torch.testing.assert_close(got_RO.double(), expected_RO, rtol=1e-5, atol=1)
+            torch.testing.assert_close(native.multiply(x_RI, weight, bias_O), got_RO + bias_O)
+            row = native.multiply(x_RI[-1], weight, None)  # a row does not depend on those beside it
+            assert torch.equal(row, got_RO[-1])
+
+
+@needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+def test_inputs_are_rounded_as_torch_rounds_them(instructions):
+    weight = Int8Weight.of(127 * torch.eye(96))  # its scale is 1
+    x_RI = random(5, 96) * torch.tensor([[1e-3], [1.0], [1e4], [0.0], [1.0]])
+    values_RKi, scales_RK = quantize_rows(x_RI)
+    with native.using(instructions):
+        rounded_RI = native.multiply(x_RI, weight, None) / 127
+    units = scales_RK.repeat_interleave(32, dim=1)
+    expected_RI = (values_RKi * scales_RK[..., None]).flatten(1)
+    assert (rounded_RI - expected_RI).abs().le(1e-2 * units).float().mean() > 0.99
+    assert (rounded_RI - x_RI).abs().le(0.51 * units + 1e-6 * x_RI.abs()).all()
+
+
+@needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_with_a_number_that_is_not_finite_is_nan_and_no_other(instructions, bad):
+    x_RI = whole_numbers(6, 64)
+    x_RI[2, 40] = bad
+    weight = Int8Weight.of(random(24, 64))
+    with native.using(instructions):
+        for product_RO in (native.multiply(x_RI, weight, None), weight.multiply(x_RI)):
+            assert product_RO.isnan().all(dim=1).tolist() == [number == 2 for number in range(6)]
+
+
+@needs_library
+def test_threads_share_a_product_and_callers_do_not_disturb_each_other():
+    weight = Int8Weight.of(random(640, 640))
+    inputs = [random(rows, 640, seed=rows) for rows in (1, 40, 3)]
+    torch.set_num_threads(1)
+    expected = [native.multiply(x_RI, weight, None) for x_RI in inputs]
+    differences = list[int]()
+
+    def repeat(number: int) -> None:
+        torch.set_num_threads(3)
+        for _ in range(200):
+            if not torch.equal(native.multiply(inputs[number], weight, None), expected[number]):
+                differences.append(number)
+
+    callers = [threading.Thread(target=repeat, args=(number,)) for number in range(len(inputs))]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert differences == []
+
+
+@needs_library
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads as Linux lists them")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_has_threads_of_its_own():
+    weight, x_RI = Int8Weight.of(random(640, 640)), random(4, 640)
+    torch.set_num_threads(2)
+    expected = native.multiply(x_RI, weight, None)
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(2)
+        is_equal = torch.equal(native.multiply(x_RI, weight, None), expected)
+        os._exit(0 if is_equal and len(os.listdir("/proc/self/task")) > 1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+BASE = {"vocab_size": 60, "dim": 48, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim": 72}
+SHAPE = {**BASE, "context_length": 64, "head_dim": 16}
+CONFIGS = {
+    "llama": {},
+    "multi-head": {"num_kv_heads": 4},
+    "multi-query": {"num_kv_heads": 1, "head_dim": 40},
+    "qwen": {"qkv_bias": True, "qk_norm": True},
+    "gemma": {"norm": "rms_offset", "activation": "geglu", "embedding_scale": 7.0, "query_scale": 1.5},
+    "gpt2": {"positions": "learned", "norm": "layer", "activation": "gelu", "qkv_bias": True, "out_bias": True},
+    "neox": {"norm": "layer", "activation": "gelu_tanh", "parallel_residual": True, "rotary_dim": 8, "ff_bias": True},
+    "relu": {"positions": "sinusoidal", "activation": "relu"},
+    "no positions": {"positions": "none", "tied_embeddings": False},
+    "windows": {"windows": (8, 8), "context_length": 200},
+    "a local window": {"windows": (6, 0), "local_rope_theta": 100.0, "no_rope_layers": ()},
+    "unturned layers": {"no_rope_layers": (1,)},
+    "scaled": {"rope_scaling": RopeScaling("yarn", 4.0, original_length=16)},
+}
+
+
+def make(name: str) -> Decoder:
+    torch.manual_seed(3)
+    decoder = Decoder(ModelConfig(**{**SHAPE, **CONFIGS[name]})).eval()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.mul_(8) if parameter.dim() == 2 else parameter.add_(torch.randn_like(parameter) * 0.3)
+    return decoder.pack(quantize=True)
+
+
+@needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize("name", CONFIGS)
+def test_native_steps_equal_steps_in_torch(name, instructions):
+    """Rows of different lengths, in one batch, one token at a time."""
+    decoder = make(name)
+    assert decoder._native_step is not None
+    prompts = [random(length, seed=length).abs().mul(20).long() % 60 for length in (9, 1, 17)]
+    tokens_BT = torch.randint(60, (3, 24), generator=torch.Generator().manual_seed(5))
+    with torch.inference_mode(), native.using(instructions):
+        states = []
+        for _ in range(2):
+            state = decoder.new_state(batch_size=3, capacity=64)
+            for row, prompt in enumerate(prompts):
+                single = decoder.new_state(capacity=64)
+                decoder(prompt[None], single)
+                state.copy_row(row, single, 0)
+            states.append(state)
+        for step in range(24):
+            token_B1 = tokens_BT[:, step : step + 1]
+            native_step = decoder._native_step
+            hidden_B1D, keys_B1D = decoder(token_B1, states[0])
+            decoder.__dict__["_native_step"] = None
+            expected_B1D, expected_keys_B1D = decoder(token_B1, states[1])
+            decoder.__dict__["_native_step"] = native_step
+            for got, expected in ((hidden_B1D, expected_B1D), (keys_B1D, expected_keys_B1D)):
+                torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+    assert states[0].rows == states[1].rows
+
+
+@needs_library
+def test_other_models_and_steps_stay_with_torch():
+    windows = {"num_sinks": 2, "windows": (8, 8)}
+    for changes in ({"positions": "alibi"}, {"norm_order": "post"}, windows, {"xl_length": 8}, {"head_dim": 12}):
+        assert NativeStep.of(Decoder(ModelConfig(**{**SHAPE, **changes})).pack(quantize=True)) is None, changes
+    assert NativeStep.of(Decoder(ModelConfig(**SHAPE))) is None  # in float32
+    assert NativeStep.of(Decoder(ModelConfig(**SHAPE)).pack(quantize=True)) is not None
+
+
+def test_a_model_in_8_bits_predicts_nearly_as_in_float32(model_folder, monkeypatch):
+    plain, rounded = (load_checkpoint(model_folder, dtype=dtype).decoder for dtype in ("float32", "int8"))
+    assert (plain.dtype_name, rounded.dtype_name) == ("float32", "int8")
+    assert rounded.num_bytes < 0.35 * plain.num_bytes
+    assert rounded.num_parameters == plain.num_parameters
+    tokens_BT = torch.arange(30)[None] * 7 % 300
+    with torch.inference_mode():
+        expected = plain.logprobs(plain(tokens_BT)[0])
+        with_kernels = rounded.logprobs(rounded(tokens_BT)[0])
+        monkeypatch.setattr(native, "library", lambda: None)
+        without = rounded.logprobs(rounded(tokens_BT)[0])
+    for got in (with_kernels, without):
+        assert (expected.exp() * (expected - got)).sum(dim=-1).abs().mean() < 0.01
+        assert not torch.equal(got, expected)
+
+
+def test_a_model_in_8_bits_generates_with_a_datastore(model_folder, store_folder):
+    lm = load(model_folder, stores=[store_folder], dtype="int8")
+    assert lm.info.dtype == "int8"
+    tokens = list(lm.generate("memory of the", max_tokens=12, temperature=0, lam=0.4))
+    assert len(tokens) == 12
+    assert any(token.knn_share > 0 for token in tokens)
+
+
+def test_int8_is_for_prediction_on_the_processor(model_folder):
+    with pytest.raises(InvalidInput, match="int8, which predicts on the processor"):
+        load_checkpoint(model_folder, dtype="int8", trainable=True)
