@@ -11,6 +11,7 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -305,18 +306,25 @@ def test_trace_prints_each_span_with_its_documents(capsys, model_folder, store_f
 
 
 def test_doctor_shows_the_machine_and_what_is_missing(capsys, monkeypatch):
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr("memlm.model.catalog.MODELS", {"m": SimpleNamespace(path=Path("here"))})
     code, out, _ = memlm(capsys, "doctor", "--json")
     facts = json.loads(out)
     assert code == 0
     assert f"torch {version('torch')}" in facts["versions"]
     assert facts["device"].startswith("--device auto is ")
     assert not any("Not installed" in line and "http" in line for line in facts["advice"])
+    for problem in ("Other processes", "No model"):
+        assert not any(problem in line for line in facts["advice"])
+    monkeypatch.setattr("os.getloadavg", lambda: (1e4, 0.0, 0.0))
+    monkeypatch.setattr("memlm.model.catalog.MODELS", {"m": SimpleNamespace(path=None)})
     monkeypatch.setattr("memlm.cli.doctor.EXTRAS", {"http": "no_such_module", "otel": "nothing.below"})
     monkeypatch.setattr("memlm.cli.doctor.ram_bytes", lambda: 1 << 30)
     code, out, _ = memlm(capsys, "doctor")
     assert code == 0
     assert "Not installed: http, otel." in out.replace("\n", " ")
-    assert "Less than 4 GiB" in out
+    for problem in ("Less than 4 GiB", "Other processes keep", "No model with a name"):
+        assert problem in out
 
 
 def test_a_prompt_comes_from_a_file_or_from_standard_input(capsys, model_folder, tmp_path, monkeypatch):

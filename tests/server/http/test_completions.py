@@ -1,5 +1,6 @@
 """OpenAI's client against our port: whole and streamed answers, equal to our own clients' to the token."""
 
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,9 @@ from running import LOGPROB_TOLERANCE, RunningServer
 from memlm.api.generation import Token
 from memlm.client import Client
 from memlm.language_model import LanguageModel
+from memlm.server.http.answers import ChoiceAnswer
+from memlm.server.http.openai import AnswerForm
+from memlm.v1 import generation_pb2
 
 PROMPT = "the memory of"
 GREEDY = {"max_tokens": 8, "temperature": 0}
@@ -191,3 +195,24 @@ def test_the_chosen_seed_and_the_defaults_are_told(ai: openai.OpenAI) -> None:
     assert again.text == first.text
     assert (memory["store"], memory["lam"] > 0, memory["k"] > 0) == ("store", True, True)
     assert "memory" not in again.model_extra
+
+
+def test_numbers_that_json_does_not_have_and_texts_that_are_equal() -> None:
+    """No probability is -9999, as OpenAI has it, and null for the memory. Two bytes of no text are one key."""
+    top = [generation_pb2.Alternative(token_id=number, text="\ufffd", logprob=-number) for number in (1, 2)]
+    none = -math.inf
+    token = generation_pb2.Token(
+        id=3, raw=b"\xff", logprob=none, lm_logprob=none, knn_logprob=none, lam=0.5, top_logprobs=top
+    )
+    answer = ChoiceAnswer(0, AnswerForm("tiny", is_chat=False, is_stream=True, num_logprobs=2, shows_memory=True))
+    answer.add_tokens([token])
+    (choice,) = json.loads(answer.event().removeprefix(b"data: "))["choices"]
+    assert choice["logprobs"]["token_logprobs"] == [-9999]
+    assert choice["logprobs"]["top_logprobs"] == [{"\ufffd": -1, "bytes:\\xff": -9999}]
+    (shown,) = choice["memory"]["tokens"]
+    assert (shown["logprob"], shown["lm_logprob"], shown["knn_logprob"], shown["memory_share"]) == (
+        -9999,
+        -9999,
+        None,
+        0,
+    )
