@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from random_stores import DIM, Corpus, add, build
 
@@ -154,6 +154,7 @@ def test_unknown_names_are_told(tmp_path):
 
 
 @settings(max_examples=60, deadline=None)
+@example(ids=["a", "a/b", "a0", "a.", "b/a/", "a/é"], names=["a/"])
 @given(
     ids=st.lists(st.text("ab/*[]?.0é", min_size=1, max_size=5), unique=True, max_size=12),
     names=st.lists(st.text("ab/*[]?.0é", min_size=1, max_size=4), max_size=4),
