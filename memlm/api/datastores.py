@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from memlm.api.generation import Neighbor
 from memlm.api.operations import OperationInfo
+from memlm.api.paging import check_page_size
 from memlm.api.params import RetrievalParams
 from memlm.api.request import Request
 from memlm.base.options import option, parse_bytes
@@ -77,8 +78,22 @@ class DeleteReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ListDatastoresRequest(Request[tuple[StoreInfo, ...]]):
-    """Lists the loaded datastores."""
+class DatastorePage:
+    """One page of datastores, by their names. `next_page_token` is empty on the last page."""
+
+    datastores: tuple[StoreInfo, ...]
+    next_page_token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ListDatastoresRequest(Request[DatastorePage]):
+    """Lists the loaded datastores. `page_size=0` asks for all, `page_token` for the next page."""
+
+    page_size: int = 0
+    page_token: str = ""
+
+    def __post_init__(self) -> None:
+        check_page_size(self.page_size)
 
 
 class SearchBy(StrEnum):

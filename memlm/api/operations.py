@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from memlm.api.paging import check_page_size
 from memlm.api.params import MAX_TTL_S
 from memlm.api.request import Request
 from memlm.errors import DeadlineExceeded, InternalError, MemlmError, check_range
@@ -113,6 +114,9 @@ class ListOperationsRequest(Request[OperationPage]):
 
     page_size: int = 0
     page_token: str = ""
+
+    def __post_init__(self) -> None:
+        check_page_size(self.page_size)
 
 
 @dataclass(frozen=True, slots=True)

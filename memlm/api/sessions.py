@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memlm.api.paging import check_page_size
 from memlm.api.params import MAX_TTL_S
 from memlm.api.request import Request
 from memlm.errors import check_range
@@ -55,8 +56,22 @@ class GetSessionRequest(Request[SessionInfo]):
 
 
 @dataclass(frozen=True, slots=True)
-class ListSessionsRequest(Request[tuple[SessionInfo, ...]]):
-    """Lists the caller's sessions."""
+class SessionPage:
+    """One page of sessions, created last first. `next_page_token` is empty on the last page."""
+
+    sessions: tuple[SessionInfo, ...]
+    next_page_token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ListSessionsRequest(Request[SessionPage]):
+    """Lists the caller's sessions. `page_size=0` asks for all, `page_token` for the next page."""
+
+    page_size: int = 0
+    page_token: str = ""
+
+    def __post_init__(self) -> None:
+        check_page_size(self.page_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from memlm.api.operations import (
     OperationInfo,
     WaitOperationRequest,
 )
+from memlm.api.paging import MAX_PAGE
 from memlm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -53,7 +54,12 @@ class AsyncDatastores:
 
     async def list(self, *, timeout_s: float | None = None) -> tuple[StoreInfo, ...]:
         """All loaded datastores, with their defaults."""
-        return await self._transport.ask(ListDatastoresRequest(), timeout_s)
+        found, token = builtins.list[StoreInfo](), ""
+        while True:
+            page = await self._transport.ask(ListDatastoresRequest(MAX_PAGE, token), timeout_s)
+            found += page.datastores
+            if not (token := page.next_page_token):
+                return tuple(found)
 
     async def get(self, store: str | None = None, *, timeout_s: float | None = None) -> StoreInfo:
         """Describes a datastore. Raises NotFound if it is not loaded."""
@@ -153,7 +159,7 @@ class AsyncOperations:
         """All operations of the caller, latest first."""
         found, token = builtins.list[OperationInfo](), ""
         while True:
-            page = await self._transport.ask(ListOperationsRequest(page_token=token), timeout_s)
+            page = await self._transport.ask(ListOperationsRequest(MAX_PAGE, token), timeout_s)
             found += page.operations
             if not (token := page.next_page_token):
                 return tuple(found)

@@ -22,6 +22,7 @@ from memlm.api.datastores import SearchRequest
 from memlm.api.generation import Completion, DetokenizeRequest, Neighbor, TokenizeRequest
 from memlm.api.handles import Session, TokenStream
 from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, TraceOptions
+from memlm.api.paging import MAX_PAGE
 from memlm.api.params import GenerateRequest, batch_requests, is_batch
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import GetModelRequest, GetServerInfoRequest, ModelInfo, ServerInfo
@@ -233,7 +234,12 @@ class Client:
 
     def list_sessions(self, *, timeout_s: float | None = None) -> tuple[SessionInfo, ...]:
         """The caller's sessions, last used first."""
-        return self._transport.ask(ListSessionsRequest(), timeout_s)
+        found, token = list[SessionInfo](), ""
+        while True:
+            page = self._transport.ask(ListSessionsRequest(MAX_PAGE, token), timeout_s)
+            found += page.sessions
+            if not (token := page.next_page_token):
+                return tuple(sorted(found, key=lambda session: session.used_s, reverse=True))
 
     def fork_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
         """Copies a session under a new name."""

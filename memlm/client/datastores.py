@@ -36,6 +36,7 @@ from memlm.api.operations import (
     OperationInfo,
     WaitOperationRequest,
 )
+from memlm.api.paging import MAX_PAGE
 from memlm.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -54,7 +55,12 @@ class Datastores:
 
     def list(self, *, timeout_s: float | None = None) -> tuple[StoreInfo, ...]:
         """All loaded datastores, with their defaults."""
-        return self._transport.ask(ListDatastoresRequest(), timeout_s)
+        found, token = builtins.list[StoreInfo](), ""
+        while True:
+            page = self._transport.ask(ListDatastoresRequest(MAX_PAGE, token), timeout_s)
+            found += page.datastores
+            if not (token := page.next_page_token):
+                return tuple(found)
 
     def get(self, store: str | None = None, *, timeout_s: float | None = None) -> StoreInfo:
         """Describes a datastore. Raises NotFound if it is not loaded."""
@@ -154,7 +160,7 @@ class Operations:
         """All operations of the caller, latest first."""
         found, token = builtins.list[OperationInfo](), ""
         while True:
-            page = self._transport.ask(ListOperationsRequest(page_token=token), timeout_s)
+            page = self._transport.ask(ListOperationsRequest(MAX_PAGE, token), timeout_s)
             found += page.operations
             if not (token := page.next_page_token):
                 return tuple(found)

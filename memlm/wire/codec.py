@@ -47,6 +47,8 @@ _MESSAGE_NAMES = {
     "Trace": "TraceResponse",
     "DeleteReport": "DeleteDocumentsResponse",
     "OperationInfo": "JobMetadata",
+    "DatastorePage": "ListDatastoresResponse",
+    "SessionPage": "ListSessionsResponse",
     "OperationPage": "ListOperationsResponse",
 }
 # Fields whose message fields have other names: `bytes` is a type in the .proto, a bool that is not set is false, and
@@ -80,8 +82,6 @@ _WRAPPED: dict[type, tuple[type[Message], str]] = {
     generation.TokenizeRequest: (generation_pb2.TokenizeResponse, "token_ids"),
     generation.DetokenizeRequest: (generation_pb2.DetokenizeResponse, "text"),
     datastores.SearchRequest: (datastores_pb2.SearchResponse, "neighbors"),
-    datastores.ListDatastoresRequest: (datastores_pb2.ListDatastoresResponse, "datastores"),
-    sessions.ListSessionsRequest: (sessions_pb2.ListSessionsResponse, "sessions"),
 }
 
 
@@ -304,8 +304,6 @@ def _check_listing(message: Any) -> None:
             raise InvalidInput(
                 f"{field.name} is {value!r}; this server lists all operations of the caller", field=field.name
             )
-    if message.page_size < 0:
-        raise InvalidInput(f"page_size is {message.page_size}; expected 0 or more", field="page_size")
 
 
 def _find_bad_field(message_type: type[Message], values: dict[str, Any]) -> InvalidInput:

@@ -19,8 +19,10 @@ import grpc
 
 from memlm.api.datastores import (
     AddDocumentsRequest,
+    DatastorePage,
     DeleteDocumentsRequest,
     JobRequest,
+    ListDatastoresRequest,
     LoadDatastoreRequest,
     UnloadDatastoreRequest,
 )
@@ -33,6 +35,7 @@ from memlm.api.operations import (
     OperationRequest,
     WaitOperationRequest,
 )
+from memlm.api.paging import page_of
 from memlm.api.params import StreamRequest
 from memlm.api.server import (
     GetModelRequest,
@@ -42,7 +45,7 @@ from memlm.api.server import (
     ServerInfo,
     TokenizerInfo,
 )
-from memlm.api.sessions import AppendToSessionRequest
+from memlm.api.sessions import AppendToSessionRequest, ListSessionsRequest, SessionPage
 from memlm.base.version import __version__
 from memlm.errors import InternalError, InvalidInput, MemlmError, Unavailable
 from memlm.server.config import ServerConfig
@@ -213,7 +216,7 @@ class Service:
             answer = await self._jobs.delete_documents(request, left_s, **call.origin)
         else:
             answer = await self._workers.answer(request, left_s, **call.origin)
-        return self._rights.redact(caller, answer)
+        return _paged(request, self._rights.redact(caller, answer))
 
     async def append(self, call: AdmittedCall, parts: AsyncIterator[AppendToSessionRequest]) -> tuple[Any, Any]:
         """Joins the parts of an append to a session. Returns the joined request and its answer."""
@@ -322,6 +325,16 @@ class Service:
     def _check_draining(self) -> None:
         if self.is_draining:
             raise Unavailable("the server is stopping; ask another one, or this one later")
+
+
+def _paged(request: Any, answer: Any) -> Any:
+    """The page that a request for a list asks for. Other answers stay as they are."""
+    match request:
+        case ListDatastoresRequest(size, token):
+            return DatastorePage(*page_of(answer, lambda store: (0.0, store.name), size, token))
+        case ListSessionsRequest(size, token):
+            return SessionPage(*page_of(answer, lambda session: (-session.created_s, session.name), size, token))
+    return answer
 
 
 def _queue_key(caller: Principal, transport: Transport) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memlm.api.datastores import CHECKS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
+from memlm.api.paging import MAX_PAGE, MAX_PAGE_SIZE
 from memlm.api.params import (
     MAX_EXCLUDED,
     MAX_NEIGHBORS,
@@ -284,8 +285,8 @@ DELETE = _object(
     },
     ("document_ids",),
 )
-LIST_OPERATIONS_QUERY: dict[str, Schema] = {
-    "page_size": _whole("At most this many.", 0, 1000),
+PAGE_QUERY: dict[str, Schema] = {
+    "page_size": _whole(f"At most this many; above {MAX_PAGE} means {MAX_PAGE}.", 0, MAX_PAGE_SIZE),
     "page_token": _text("next_page_token of the page before."),
 }
 GET_OPERATION_QUERY: dict[str, Schema] = {

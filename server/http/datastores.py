@@ -29,7 +29,7 @@ from memlm.server.http.bodies import (
     ADD_QUERY,
     DELETE,
     GET_OPERATION_QUERY,
-    LIST_OPERATIONS_QUERY,
+    PAGE_QUERY,
     REMEMBER,
     SEARCH,
     TRACE,
@@ -45,8 +45,9 @@ ID_DIGITS = 16
 
 async def list_datastores(service: Service, exchange: Exchange) -> None:
     async with service.admit("ListDatastores", exchange) as call:
-        stores = await service.answer(call, ListDatastoresRequest())
-        await exchange.reply_json({"object": "list", "data": [_datastore(store) for store in stores]})
+        page = await service.answer(call, ListDatastoresRequest(**exchange.query(PAGE_QUERY)))
+        data = [_datastore(store) for store in page.datastores]
+        await exchange.reply_json({"object": "list", "data": data, "next_page_token": page.next_page_token})
 
 
 async def get_datastore(service: Service, exchange: Exchange) -> None:
@@ -110,7 +111,7 @@ async def delete_document(service: Service, exchange: Exchange) -> None:
 
 async def list_operations(service: Service, exchange: Exchange) -> None:
     async with service.admit("ListOperations", exchange) as call:
-        page = await service.answer(call, ListOperationsRequest(**exchange.query(LIST_OPERATIONS_QUERY)))
+        page = await service.answer(call, ListOperationsRequest(**exchange.query(PAGE_QUERY)))
         data = [_operation(each) for each in page.operations]
         await exchange.reply_json({"object": "list", "data": data, "next_page_token": page.next_page_token})
 

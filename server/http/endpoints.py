@@ -56,7 +56,14 @@ ENDPOINTS = (
     Endpoint("POST", "/tokenize", models.tokenize, "The token ids of a text.", _TOKENS, bodies.TOKENIZE),
     Endpoint("POST", "/detokenize", models.detokenize, "The text of token ids.", _TOKENS, bodies.DETOKENIZE),
     Endpoint("GET", "/tokenizer_info", models.tokenizer_info, "The special tokens and the chat template.", _TOKENS),
-    Endpoint("GET", "/v1/datastores", datastores.list_datastores, "The loaded datastores.", _STORES),
+    Endpoint(
+        "GET",
+        "/v1/datastores",
+        datastores.list_datastores,
+        "The loaded datastores, by their names.",
+        _STORES,
+        query=bodies.PAGE_QUERY,
+    ),
     Endpoint("POST", "/v1/datastores/search", datastores.search, "Searches all datastores.", _STORES, bodies.SEARCH),
     Endpoint(
         "POST",
@@ -105,7 +112,7 @@ ENDPOINTS = (
         datastores.list_operations,
         "The caller's operations, latest first.",
         _JOBS,
-        query=bodies.LIST_OPERATIONS_QUERY,
+        query=bodies.PAGE_QUERY,
     ),
     Endpoint(
         "GET",

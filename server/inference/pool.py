@@ -95,9 +95,9 @@ class WorkerPool:
         error.
         """
         if isinstance(request, ListSessionsRequest):
-            lists = await self._gather_answers(request, time_left_s, **origin)
-            sessions = sorted(chain(*lists), key=lambda session: session.used_s, reverse=True)
-            return cast(R, tuple(sessions))
+            return cast(
+                R, tuple(chain(*await self._gather_answers(cast(Request[Any], request), time_left_s, **origin)))
+            )
         if isinstance(request, DeleteDocumentsRequest):
             return cast(R, await run_to_end(self._delete(request, time_left_s, **origin)))
         return await self._worker_for(request).answer(request, time_left_s, **origin)

@@ -23,9 +23,10 @@ from memlm.api.datastores import (
     check_store_name,
 )
 from memlm.api.operations import JobState, OperationInfo, OperationPage
+from memlm.api.paging import MAX_PAGE, page_of
 from memlm.base.files import is_under
 from memlm.data.corpus import check_glob
-from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, Overloaded, PermissionDenied
+from memlm.errors import AlreadyExists, Incompatible, NotFound, Overloaded, PermissionDenied
 from memlm.server.config import ServerConfig
 from memlm.server.inference.pool import WorkerPool, run_to_end
 from memlm.server.jobs.job import PREFIX, Job, Upload
@@ -37,7 +38,6 @@ from memlm.server.registry import DatastoreRegistry
 from memlm.server.telemetry.metrics import Metrics
 
 JOBS = "jobs"
-MAX_PAGE = 1000
 RETRY_AFTER_S = 5.0
 
 
@@ -154,13 +154,9 @@ class JobService:
 
     def list(self, owner: str, page_size: int, page_token: str) -> OperationPage:
         """The owner's operations, the latest first."""
-        owned = sorted((job for job in self._records if job.owner == owner), key=lambda job: -job.created_s)
-        begin = next((place for place, job in enumerate(owned) if job.id == page_token), 0) if page_token else 0
-        if page_token and (not owned or owned[begin].id != page_token):
-            raise InvalidInput("page_token is none that this server gave; begin anew", field="page_token")
-        end = begin + min(page_size or MAX_PAGE, MAX_PAGE)
-        options = tuple(job.info() for job in owned[begin:end])
-        return OperationPage(options, owned[end].id if end < len(owned) else "")
+        owned = [job for job in self._records if job.owner == owner]
+        jobs, token = page_of(owned, lambda job: (-job.created_s, job.id), page_size, page_token, default=MAX_PAGE)
+        return OperationPage(tuple(job.info() for job in jobs), token)
 
     async def wait(self, name: str, owner: str, timeout_s: float) -> OperationInfo:
         """Waits for the end of an operation, at most `timeout_s`, and returns its state."""

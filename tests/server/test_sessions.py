@@ -4,8 +4,10 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 from running import RunningServer, alike, family_of, wait_until
 from typer.testing import CliRunner
@@ -14,6 +16,7 @@ from memlm.cli.app import app
 from memlm.client import AsyncClient, Client
 from memlm.errors import InvalidInput, Locked, MemlmError, NotFound
 from memlm.language_model import LanguageModel
+from memlm.v1 import sessions_pb2, sessions_pb2_grpc
 
 TEXT = "the memory of a model can be read and edited"
 
@@ -26,6 +29,32 @@ def host(request, server: RunningServer, lm: LanguageModel) -> Iterator[Client |
         return
     with Client(server.address) as client:
         yield client
+
+
+def test_sessions_come_in_pages_the_last_created_first(server: RunningServer) -> None:
+    with Client(server.address) as client, ExitStack() as opened, grpc.insecure_channel(server.address) as channel:
+        sessions = [opened.enter_context(client.session()) for _ in range(5)]
+        sessions[1].append(TEXT)
+        names = [info.name for info in client.list_sessions()]
+        assert names[0] == sessions[1].name
+        stub = sessions_pb2_grpc.SessionsStub(channel)
+        whole = stub.ListSessions(sessions_pb2.ListSessionsRequest())  # as clients without pages ask
+        assert sorted(session.name for session in whole.sessions) == sorted(names)
+        assert whole.next_page_token == ""
+        assert [session.name for session in whole.sessions][:5] == [session.name for session in reversed(sessions)]
+        for page_size in (1, 2, len(names), 5000):
+            found, token = [], ""
+            while not found or token:
+                request = sessions_pb2.ListSessionsRequest(page_size=page_size, page_token=token)
+                page = stub.ListSessions(request)
+                assert len(page.sessions) <= page_size
+                found += page.sessions
+                token = page.next_page_token
+            assert [each.name for each in found] == [each.name for each in whole.sessions]
+        for bad in ({"page_size": -1}, {"page_token": "2"}):
+            with pytest.raises(grpc.RpcError, match=next(iter(bad))) as raised:
+                stub.ListSessions(sessions_pb2.ListSessionsRequest(**bad))
+            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_a_session_is_the_same_in_process_and_behind_a_server(host, lm: LanguageModel) -> None:

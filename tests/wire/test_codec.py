@@ -98,10 +98,10 @@ requests = st.one_of(
     st.builds(sessions.CreateSessionRequest, maybe(st.floats(1e-3, 1e6))),
     st.builds(sessions.AppendToSessionRequest, text, text, st.lists(int32, max_size=5).map(tuple)),
     st.builds(sessions.GetSessionRequest, text),
-    st.builds(sessions.ListSessionsRequest),
+    st.builds(sessions.ListSessionsRequest, st.integers(0, 2**31 - 1), text),
     st.builds(sessions.ForkSessionRequest, text),
     st.builds(sessions.DeleteSessionRequest, text),
-    st.builds(datastores.ListDatastoresRequest),
+    st.builds(datastores.ListDatastoresRequest, st.integers(0, 2**31 - 1), text),
     st.builds(
         datastores.SearchRequest,
         text,
@@ -304,7 +304,8 @@ def test_other_answers_come_out_as_they_went_in(
     deleted: datastores.DeleteReport,
     found: list[generation.Neighbor],
 ) -> None:
-    assert over_the_wire(datastores.ListDatastoresRequest(), stores) == tuple(stores)
+    page = datastores.DatastorePage(tuple(stores), "token")
+    assert over_the_wire(datastores.ListDatastoresRequest(), page) == page
     assert over_the_wire(server.GetModelRequest(), model) == model
     assert over_the_wire(datastores.DeleteDocumentsRequest(("a",)), deleted) == deleted
     assert over_the_wire(datastores.SearchRequest("text"), found) == tuple(found)

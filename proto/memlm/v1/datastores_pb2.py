@@ -26,7 +26,7 @@ from google.longrunning import operations_pb2 as google_dot_longrunning_dot_oper
 from memlm.v1 import generation_pb2 as memlm_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19memlm/v1/datastores.proto\x12\x08memlm.v1\x1a#google/longrunning/operations.proto\x1a\x19memlm/v1/generation.proto\"\x17\n\x15ListDatastoresRequest\"A\n\x16ListDatastoresResponse\x12\'\n\ndatastores\x18\x01 \x03(\x0b\x32\x13.memlm.v1.Datastore\"\x8f\x03\n\tDatastore\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x10\n\x08manifest\x18\x03 \x01(\x03\x12\x13\n\x0bnum_entries\x18\x04 \x01(\x03\x12\x15\n\rnum_documents\x18\x05 \x01(\x03\x12\x1d\n\x15num_deleted_documents\x18\x06 \x01(\x03\x12\x0b\n\x03\x64im\x18\x07 \x01(\x05\x12\r\n\x05index\x18\x08 \x01(\t\x12\x17\n\x0f\x62ytes_per_entry\x18\t \x01(\x01\x12\t\n\x01k\x18\n \x01(\x05\x12\x0b\n\x03lam\x18\x0b \x01(\x01\x12\x17\n\x0fknn_temperature\x18\x0c \x01(\x01\x12\x15\n\x08tuned_on\x18\r \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08store_id\x18\x0e \x01(\t\x12\x0f\n\x07problem\x18\x0f \x01(\t\x12\x13\n\x06recall\x18\x10 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x0bnats_change\x18\x11 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\nlam_adapts\x18\x12 \x01(\x08\x42\x0b\n\t_tuned_onB\t\n\x07_recallB\x0e\n\x0c_nats_change\"\xbf\x01\n\rSearchRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x12\n\x05store\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x01k\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x13\n\x06nprobe\x18\x04 \x01(\x05H\x02\x88\x01\x01\x12#\n\x02\x62y\x18\x05 \x01(\x0e\x32\x12.memlm.v1.SearchByH\x03\x88\x01\x01\x12\x11\n\tdocuments\x18\x06 \x03(\t\x12\r\n\x05where\x18\x07 \x03(\tB\x08\n\x06_storeB\x04\n\x02_kB\t\n\x07_nprobeB\x05\n\x03_by\"7\n\x0eSearchResponse\x12%\n\tneighbors\x18\x01 \x03(\x0b\x32\x12.memlm.v1.Neighbor\"L\n\x16\x44\x65leteDocumentsRequest\x12\x12\n\x05store\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x0c\x64ocument_ids\x18\x02 \x03(\tB\x08\n\x06_store\"f\n\x17\x44\x65leteDocumentsResponse\x12\r\n\x05store\x18\x01 \x01(\t\x12\x10\n\x08manifest\x18\x02 \x01(\x03\x12\x15\n\rnum_documents\x18\x03 \x01(\x03\x12\x13\n\x0bnum_entries\x18\x04 \x01(\x03\"3\n\x13GetDatastoreRequest\x12\x12\n\x05store\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_store\"\x9e\x03\n\x15\x42uildDatastoreRequest\x12\r\n\x05store\x18\x01 \x01(\t\x12\x0e\n\x06\x63orpus\x18\x02 \x03(\t\x12\x11\n\x04glob\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05index\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x06target\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\rmax_ram_bytes\x18\x06 \x01(\x03H\x03\x88\x01\x01\x12\x11\n\tdrop_keys\x18\x07 \x01(\x08\x12\x12\n\x05prune\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12\x13\n\x06stride\x18\t \x01(\x05H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x03H\x06\x88\x01\x01\x12\x0f\n\x07replace\x18\x0b \x01(\x08\x12\x12\n\nrequest_id\x18\x0c \x01(\t\x12\x0e\n\x06hidden\x18\r \x01(\x08\x12\x13\n\x06window\x18\x0e \x01(\x05H\x07\x88\x01\x01\x12\x12\n\x05\x63heck\x18\x0f \x01(\tH\x08\x88\x01\x01\x42\x07\n\x05_globB\x08\n\x06_indexB\t\n\x07_targetB\x10\n\x0e_max_ram_bytesB\x08\n\x06_pruneB\t\n\x07_strideB\x07\n\x05_seedB\t\n\x07_windowB\x08\n\x06_check\"\x9d\x01\n\x13\x41\x64\x64\x44ocumentsRequest\x12\x12\n\x05store\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x0f\n\x07replace\x18\x02 \x01(\x08\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12%\n\tdocuments\x18\x04 \x03(\x0b\x32\x12.memlm.v1.Document\x12\x12\n\x05\x63heck\x18\x05 \x01(\tH\x01\x88\x01\x01\x42\x08\n\x06_storeB\x08\n\x06_check\"X\n\x08\x44ocument\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\x10\n\x08metadata\x18\x04 \x01(\t\x12\x11\n\tcontinues\x18\x05 \x01(\x08\"x\n\x17\x43ompactDatastoreRequest\x12\x12\n\x05store\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05purge\x18\x03 \x01(\x08\x12\x12\n\x05\x63heck\x18\x04 \x01(\tH\x01\x88\x01\x01\x42\x08\n\x06_storeB\x08\n\x06_check\"S\n\x14LoadDatastoreRequest\x12\x12\n\x05store\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\x42\x08\n\x06_store\"\'\n\x16UnloadDatastoreRequest\x12\r\n\x05store\x18\x01 \x01(\t\"\xa6\x02\n\x0bJobMetadata\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05store\x18\x02 \x01(\t\x12!\n\x05state\x18\x03 \x01(\x0e\x32\x12.memlm.v1.JobState\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x0c\n\x04\x64one\x18\x05 \x01(\x03\x12\r\n\x05total\x18\x06 \x01(\x03\x12\r\n\x05per_s\x18\x07 \x01(\x01\x12\x13\n\x06left_s\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tcreated_s\x18\t \x01(\x01\x12\x16\n\tstarted_s\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x07\x65nded_s\x18\x0b \x01(\x01H\x02\x88\x01\x01\x12\x10\n\x08\x61ttempts\x18\x0c \x01(\x05\x12\x0f\n\x07skipped\x18\r \x01(\x03\x42\t\n\x07_left_sB\x0c\n\n_started_sB\n\n\x08_ended_s\"\xb0\x01\n\tJobReport\x12\r\n\x05store\x18\x01 \x01(\t\x12\x10\n\x08manifest\x18\x02 \x01(\x03\x12\x15\n\rnum_documents\x18\x03 \x01(\x03\x12\x13\n\x0bnum_entries\x18\x04 \x01(\x03\x12\r\n\x05index\x18\x05 \x01(\t\x12\x17\n\x0f\x62ytes_per_entry\x18\x06 \x01(\x01\x12\x0f\n\x07seconds\x18\x07 \x01(\x01\x12\x1d\n\x15num_deleted_documents\x18\x08 \x01(\x03*O\n\x08SearchBy\x12\x19\n\x15SEARCH_BY_UNSPECIFIED\x10\x00\x12\x13\n\x0fSEARCH_BY_STATE\x10\x01\x12\x13\n\x0fSEARCH_BY_WORDS\x10\x02*\x95\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x12\n\x0eJOB_STATE_DONE\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x05\x32\xc2\x05\n\nDatastores\x12S\n\x0eListDatastores\x12\x1f.memlm.v1.ListDatastoresRequest\x1a .memlm.v1.ListDatastoresResponse\x12\x42\n\x0cGetDatastore\x12\x1d.memlm.v1.GetDatastoreRequest\x1a\x13.memlm.v1.Datastore\x12;\n\x06Search\x12\x17.memlm.v1.SearchRequest\x1a\x18.memlm.v1.SearchResponse\x12V\n\x0f\x44\x65leteDocuments\x12 .memlm.v1.DeleteDocumentsRequest\x1a!.memlm.v1.DeleteDocumentsResponse\x12P\n\x0e\x42uildDatastore\x12\x1f.memlm.v1.BuildDatastoreRequest\x1a\x1d.google.longrunning.Operation\x12N\n\x0c\x41\x64\x64\x44ocuments\x12\x1d.memlm.v1.AddDocumentsRequest\x1a\x1d.google.longrunning.Operation(\x01\x12T\n\x10\x43ompactDatastore\x12!.memlm.v1.CompactDatastoreRequest\x1a\x1d.google.longrunning.Operation\x12\x44\n\rLoadDatastore\x12\x1e.memlm.v1.LoadDatastoreRequest\x1a\x13.memlm.v1.Datastore\x12H\n\x0fUnloadDatastore\x12 .memlm.v1.UnloadDatastoreRequest\x1a\x13.memlm.v1.DatastoreB-\n\x0c\x64\x65v.memlm.v1P\x01Z\x10memlm/v1;memlmv1\xaa\x02\x08Memlm.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19memlm/v1/datastores.proto\x12\x08memlm.v1\x1a#google/longrunning/operations.proto\x1a\x19memlm/v1/generation.proto\">\n\x15ListDatastoresRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Z\n\x16ListDatastoresResponse\x12\'\n\ndatastores\x18\x01 \x03(\x0b\x32\x13.memlm.v1.Datastore\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x8f\x03\n\tDatastore\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x10\n\x08manifest\x18\x03 \x01(\x03\x12\x13\n\x0bnum_entries\x18\x04 \x01(\x03\x12\x15\n\rnum_documents\x18\x05 \x01(\x03\x12\x1d\n\x15num_deleted_documents\x18\x06 \x01(\x03\x12\x0b\n\x03\x64im\x18\x07 \x01(\x05\x12\r\n\x05index\x18\x08 \x01(\t\x12\x17\n\x0f\x62ytes_per_entry\x18\t \x01(\x01\x12\t\n\x01k\x18\n \x01(\x05\x12\x0b\n\x03lam\x18\x0b \x01(\x01\x12\x17\n\x0fknn_temperature\x18\x0c \x01(\x01\x12\x15\n\x08tuned_on\x18\r \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08store_id\x18\x0e \x01(\t\x12\x0f\n\x07problem\x18\x0f \x01(\t\x12\x13\n\x06recall\x18\x10 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x0bnats_change\x18\x11 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\nlam_adapts\x18\x12 \x01(\x08\x42\x0b\n\t_tuned_onB\t\n\x07_recallB\x0e\n\x0c_nats_change\"\xbf\x01\n\rSearchRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x12\n\x05store\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x01k\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x13\n\x06nprobe\x18\x04 \x01(\x05H\x02\x88\x01\x01\x12#\n\x02\x62y\x18\x05 \x01(\x0e\x32\x12.memlm.v1.SearchByH\x03\x88\x01\x01\x12\x11\n\tdocuments\x18\x06 \x03(\t\x12\r\n\x05where\x18\x07 \x03(\tB\x08\n\x06_storeB\x04\n\x02_kB\t\n\x07_nprobeB\x05\n\x03_by\"7\n\x0eSearchResponse\x12%\n\tneighbors\x18\x01 \x03(\x0b\x32\x12.memlm.v1.Neighbor\"L\n\x16\x44\x65leteDocumentsRequest\x12\x12\n\x05store\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x14\n\x0c\x64ocument_ids\x18\x02 \x03(\tB\x08\n\x06_store\"f\n\x17\x44\x65leteDocumentsResponse\x12\r\n\x05store\x18\x01 \x01(\t\x12\x10\n\x08manifest\x18\x02 \x01(\x03\x12\x15\n\rnum_documents\x18\x03 \x01(\x03\x12\x13\n\x0bnum_entries\x18\x04 \x01(\x03\"3\n\x13GetDatastoreRequest\x12\x12\n\x05store\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_store\"\x9e\x03\n\x15\x42uildDatastoreRequest\x12\r\n\x05store\x18\x01 \x01(\t\x12\x0e\n\x06\x63orpus\x18\x02 \x03(\t\x12\x11\n\x04glob\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05index\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x06target\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\rmax_ram_bytes\x18\x06 \x01(\x03H\x03\x88\x01\x01\x12\x11\n\tdrop_keys\x18\x07 \x01(\x08\x12\x12\n\x05prune\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12\x13\n\x06stride\x18\t \x01(\x05H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x03H\x06\x88\x01\x01\x12\x0f\n\x07replace\x18\x0b \x01(\x08\x12\x12\n\nrequest_id\x18\x0c \x01(\t\x12\x0e\n\x06hidden\x18\r \x01(\x08\x12\x13\n\x06window\x18\x0e \x01(\x05H\x07\x88\x01\x01\x12\x12\n\x05\x63heck\x18\x0f \x01(\tH\x08\x88\x01\x01\x42\x07\n\x05_globB\x08\n\x06_indexB\t\n\x07_targetB\x10\n\x0e_max_ram_bytesB\x08\n\x06_pruneB\t\n\x07_strideB\x07\n\x05_seedB\t\n\x07_windowB\x08\n\x06_check\"\x9d\x01\n\x13\x41\x64\x64\x44ocumentsRequest\x12\x12\n\x05store\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x0f\n\x07replace\x18\x02 \x01(\x08\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12%\n\tdocuments\x18\x04 \x03(\x0b\x32\x12.memlm.v1.Document\x12\x12\n\x05\x63heck\x18\x05 \x01(\tH\x01\x88\x01\x01\x42\x08\n\x06_storeB\x08\n\x06_check\"X\n\x08\x44ocument\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\x10\n\x08metadata\x18\x04 \x01(\t\x12\x11\n\tcontinues\x18\x05 \x01(\x08\"x\n\x17\x43ompactDatastoreRequest\x12\x12\n\x05store\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05purge\x18\x03 \x01(\x08\x12\x12\n\x05\x63heck\x18\x04 \x01(\tH\x01\x88\x01\x01\x42\x08\n\x06_storeB\x08\n\x06_check\"S\n\x14LoadDatastoreRequest\x12\x12\n\x05store\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\x42\x08\n\x06_store\"\'\n\x16UnloadDatastoreRequest\x12\r\n\x05store\x18\x01 \x01(\t\"\xa6\x02\n\x0bJobMetadata\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05store\x18\x02 \x01(\t\x12!\n\x05state\x18\x03 \x01(\x0e\x32\x12.memlm.v1.JobState\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x0c\n\x04\x64one\x18\x05 \x01(\x03\x12\r\n\x05total\x18\x06 \x01(\x03\x12\r\n\x05per_s\x18\x07 \x01(\x01\x12\x13\n\x06left_s\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\tcreated_s\x18\t \x01(\x01\x12\x16\n\tstarted_s\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x07\x65nded_s\x18\x0b \x01(\x01H\x02\x88\x01\x01\x12\x10\n\x08\x61ttempts\x18\x0c \x01(\x05\x12\x0f\n\x07skipped\x18\r \x01(\x03\x42\t\n\x07_left_sB\x0c\n\n_started_sB\n\n\x08_ended_s\"\xb0\x01\n\tJobReport\x12\r\n\x05store\x18\x01 \x01(\t\x12\x10\n\x08manifest\x18\x02 \x01(\x03\x12\x15\n\rnum_documents\x18\x03 \x01(\x03\x12\x13\n\x0bnum_entries\x18\x04 \x01(\x03\x12\r\n\x05index\x18\x05 \x01(\t\x12\x17\n\x0f\x62ytes_per_entry\x18\x06 \x01(\x01\x12\x0f\n\x07seconds\x18\x07 \x01(\x01\x12\x1d\n\x15num_deleted_documents\x18\x08 \x01(\x03*O\n\x08SearchBy\x12\x19\n\x15SEARCH_BY_UNSPECIFIED\x10\x00\x12\x13\n\x0fSEARCH_BY_STATE\x10\x01\x12\x13\n\x0fSEARCH_BY_WORDS\x10\x02*\x95\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x12\n\x0eJOB_STATE_DONE\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x05\x32\xc2\x05\n\nDatastores\x12S\n\x0eListDatastores\x12\x1f.memlm.v1.ListDatastoresRequest\x1a .memlm.v1.ListDatastoresResponse\x12\x42\n\x0cGetDatastore\x12\x1d.memlm.v1.GetDatastoreRequest\x1a\x13.memlm.v1.Datastore\x12;\n\x06Search\x12\x17.memlm.v1.SearchRequest\x1a\x18.memlm.v1.SearchResponse\x12V\n\x0f\x44\x65leteDocuments\x12 .memlm.v1.DeleteDocumentsRequest\x1a!.memlm.v1.DeleteDocumentsResponse\x12P\n\x0e\x42uildDatastore\x12\x1f.memlm.v1.BuildDatastoreRequest\x1a\x1d.google.longrunning.Operation\x12N\n\x0c\x41\x64\x64\x44ocuments\x12\x1d.memlm.v1.AddDocumentsRequest\x1a\x1d.google.longrunning.Operation(\x01\x12T\n\x10\x43ompactDatastore\x12!.memlm.v1.CompactDatastoreRequest\x1a\x1d.google.longrunning.Operation\x12\x44\n\rLoadDatastore\x12\x1e.memlm.v1.LoadDatastoreRequest\x1a\x13.memlm.v1.Datastore\x12H\n\x0fUnloadDatastore\x12 .memlm.v1.UnloadDatastoreRequest\x1a\x13.memlm.v1.DatastoreB-\n\x0c\x64\x65v.memlm.v1P\x01Z\x10memlm/v1;memlmv1\xaa\x02\x08Memlm.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,42 +34,42 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'memlm.v1.datastores_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.memlm.v1P\001Z\020memlm/v1;memlmv1\252\002\010Memlm.V1'
-  _globals['_SEARCHBY']._serialized_start=2474
-  _globals['_SEARCHBY']._serialized_end=2553
-  _globals['_JOBSTATE']._serialized_start=2556
-  _globals['_JOBSTATE']._serialized_end=2705
+  _globals['_SEARCHBY']._serialized_start=2538
+  _globals['_SEARCHBY']._serialized_end=2617
+  _globals['_JOBSTATE']._serialized_start=2620
+  _globals['_JOBSTATE']._serialized_end=2769
   _globals['_LISTDATASTORESREQUEST']._serialized_start=103
-  _globals['_LISTDATASTORESREQUEST']._serialized_end=126
-  _globals['_LISTDATASTORESRESPONSE']._serialized_start=128
-  _globals['_LISTDATASTORESRESPONSE']._serialized_end=193
-  _globals['_DATASTORE']._serialized_start=196
-  _globals['_DATASTORE']._serialized_end=595
-  _globals['_SEARCHREQUEST']._serialized_start=598
-  _globals['_SEARCHREQUEST']._serialized_end=789
-  _globals['_SEARCHRESPONSE']._serialized_start=791
-  _globals['_SEARCHRESPONSE']._serialized_end=846
-  _globals['_DELETEDOCUMENTSREQUEST']._serialized_start=848
-  _globals['_DELETEDOCUMENTSREQUEST']._serialized_end=924
-  _globals['_DELETEDOCUMENTSRESPONSE']._serialized_start=926
-  _globals['_DELETEDOCUMENTSRESPONSE']._serialized_end=1028
-  _globals['_GETDATASTOREREQUEST']._serialized_start=1030
-  _globals['_GETDATASTOREREQUEST']._serialized_end=1081
-  _globals['_BUILDDATASTOREREQUEST']._serialized_start=1084
-  _globals['_BUILDDATASTOREREQUEST']._serialized_end=1498
-  _globals['_ADDDOCUMENTSREQUEST']._serialized_start=1501
-  _globals['_ADDDOCUMENTSREQUEST']._serialized_end=1658
-  _globals['_DOCUMENT']._serialized_start=1660
-  _globals['_DOCUMENT']._serialized_end=1748
-  _globals['_COMPACTDATASTOREREQUEST']._serialized_start=1750
-  _globals['_COMPACTDATASTOREREQUEST']._serialized_end=1870
-  _globals['_LOADDATASTOREREQUEST']._serialized_start=1872
-  _globals['_LOADDATASTOREREQUEST']._serialized_end=1955
-  _globals['_UNLOADDATASTOREREQUEST']._serialized_start=1957
-  _globals['_UNLOADDATASTOREREQUEST']._serialized_end=1996
-  _globals['_JOBMETADATA']._serialized_start=1999
-  _globals['_JOBMETADATA']._serialized_end=2293
-  _globals['_JOBREPORT']._serialized_start=2296
-  _globals['_JOBREPORT']._serialized_end=2472
-  _globals['_DATASTORES']._serialized_start=2708
-  _globals['_DATASTORES']._serialized_end=3414
+  _globals['_LISTDATASTORESREQUEST']._serialized_end=165
+  _globals['_LISTDATASTORESRESPONSE']._serialized_start=167
+  _globals['_LISTDATASTORESRESPONSE']._serialized_end=257
+  _globals['_DATASTORE']._serialized_start=260
+  _globals['_DATASTORE']._serialized_end=659
+  _globals['_SEARCHREQUEST']._serialized_start=662
+  _globals['_SEARCHREQUEST']._serialized_end=853
+  _globals['_SEARCHRESPONSE']._serialized_start=855
+  _globals['_SEARCHRESPONSE']._serialized_end=910
+  _globals['_DELETEDOCUMENTSREQUEST']._serialized_start=912
+  _globals['_DELETEDOCUMENTSREQUEST']._serialized_end=988
+  _globals['_DELETEDOCUMENTSRESPONSE']._serialized_start=990
+  _globals['_DELETEDOCUMENTSRESPONSE']._serialized_end=1092
+  _globals['_GETDATASTOREREQUEST']._serialized_start=1094
+  _globals['_GETDATASTOREREQUEST']._serialized_end=1145
+  _globals['_BUILDDATASTOREREQUEST']._serialized_start=1148
+  _globals['_BUILDDATASTOREREQUEST']._serialized_end=1562
+  _globals['_ADDDOCUMENTSREQUEST']._serialized_start=1565
+  _globals['_ADDDOCUMENTSREQUEST']._serialized_end=1722
+  _globals['_DOCUMENT']._serialized_start=1724
+  _globals['_DOCUMENT']._serialized_end=1812
+  _globals['_COMPACTDATASTOREREQUEST']._serialized_start=1814
+  _globals['_COMPACTDATASTOREREQUEST']._serialized_end=1934
+  _globals['_LOADDATASTOREREQUEST']._serialized_start=1936
+  _globals['_LOADDATASTOREREQUEST']._serialized_end=2019
+  _globals['_UNLOADDATASTOREREQUEST']._serialized_start=2021
+  _globals['_UNLOADDATASTOREREQUEST']._serialized_end=2060
+  _globals['_JOBMETADATA']._serialized_start=2063
+  _globals['_JOBMETADATA']._serialized_end=2357
+  _globals['_JOBREPORT']._serialized_start=2360
+  _globals['_JOBREPORT']._serialized_end=2536
+  _globals['_DATASTORES']._serialized_start=2772
+  _globals['_DATASTORES']._serialized_end=3478
 # @@protoc_insertion_point(module_scope)

@@ -34,14 +34,20 @@ JOB_STATE_FAILED: JobState
 JOB_STATE_CANCELLED: JobState
 
 class ListDatastoresRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListDatastoresResponse(_message.Message):
-    __slots__ = ("datastores",)
+    __slots__ = ("datastores", "next_page_token")
     DATASTORES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     datastores: _containers.RepeatedCompositeFieldContainer[Datastore]
-    def __init__(self, datastores: _Optional[_Iterable[_Union[Datastore, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, datastores: _Optional[_Iterable[_Union[Datastore, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Datastore(_message.Message):
     __slots__ = ("name", "path", "manifest", "num_entries", "num_documents", "num_deleted_documents", "dim", "index", "bytes_per_entry", "k", "lam", "knn_temperature", "tuned_on", "store_id", "problem", "recall", "nats_change", "lam_adapts")

@@ -1,5 +1,6 @@
 """Datastores and operations over HTTP: search, documents from JSON and from files, remembering, deletion."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,13 +159,36 @@ def test_operations_are_listed_cancelled_and_deleted(http: httpx.Client) -> None
     operation = ended(http, http.post("/v1/datastores/docs/documents", json={"documents": [document]}))
     page = http.get("/v1/operations", params={"page_size": 1}).json()
     assert [each["id"] for each in page["data"]] == [operation["id"]]
-    assert http.get("/v1/operations", params={"page_token": page["next_page_token"]}).json()["data"]
+    rest = http.get("/v1/operations", params={"page_token": page["next_page_token"]}).json()
+    assert rest["data"]
     assert http.post(f"/v1/operations/{operation['id']}/cancel").json() == {}  # has ended: without effect
     assert http.delete(f"/v1/operations/{operation['id']}").json() == {}
     assert http.get(f"/v1/operations/{operation['id']}").status_code == 404
+    assert http.get("/v1/operations", params={"page_token": page["next_page_token"], "page_size": 5000}).json() == rest
 
 
 def test_a_server_without_jobs_says_so(web: RunningServer) -> None:
     reply = httpx.post(f"{web.http_url}/v1/datastores/store/remember", json={"text": "a"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "Incompatible")
     assert "--store-dir" in reply.json()["error"]["message"]
+
+
+def test_datastores_come_in_pages_by_their_names(model_folder: Path, store_folder: Path, tmp_path: Path) -> None:
+    stores = [Path(shutil.copytree(store_folder, tmp_path / name)) for name in ("pears", "apples", "plums")]
+    options = ("--threads", "1", "--http-port", "0")
+    with (
+        RunningServer(tmp_path / "log", model_folder, *stores, options=options) as server,
+        httpx.Client(base_url=server.http_url) as http,
+        Client(server.address) as client,
+    ):
+        assert [store.name for store in client.datastores.list()] == ["apples", "pears", "plums"]
+        whole = http.get("/v1/datastores").json()
+        assert [store["id"] for store in whole["data"]] == ["apples", "pears", "plums"]
+        assert whole["next_page_token"] == ""
+        first = http.get("/v1/datastores", params={"page_size": 2}).json()
+        client.datastores.unload("pears")
+        then = http.get("/v1/datastores", params={"page_size": 2, "page_token": first["next_page_token"]}).json()
+        assert ([*first["data"], *then["data"]], then["next_page_token"]) == (whole["data"], "")
+        for query, field in ({"page_size": -1}, "page_size"), ({"page_token": "plums"}, "page_token"):
+            reply = http.get("/v1/datastores", params=query)
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, field)
