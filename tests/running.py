@@ -84,12 +84,12 @@ class RunningServer:
     @property
     def worker_pids(self) -> list[int]:
         """The inference workers, oldest first. Index workers have a higher niceness."""
-        return [pid for pid in forked_by(self.process.pid) if not gives_way(pid)]
+        return [pid for pid in forked_by(self.process.pid) if gives_way(pid) is False]
 
     @property
     def index_worker_pids(self) -> list[int]:
         """The oldest first."""
-        return [pid for pid in forked_by(self.process.pid) if gives_way(pid)]
+        return [pid for pid in forked_by(self.process.pid) if gives_way(pid) is True]
 
     @property
     def job_pids(self) -> list[int]:
@@ -221,9 +221,12 @@ def forked_by(server: int) -> list[int]:
     return children_of(forker_of(server))
 
 
-def gives_way(pid: int) -> bool:
-    """Whether a process has a lower priority than this one."""
-    return niceness_of(pid) > niceness_of(0) or os.sched_getscheduler(pid) == os.SCHED_IDLE
+def gives_way(pid: int) -> bool | None:
+    """Whether a process has a lower priority than this one. None of one that is gone."""
+    try:
+        return niceness_of(pid) > niceness_of(0) or os.sched_getscheduler(pid) == os.SCHED_IDLE
+    except ProcessLookupError:
+        return None
 
 
 def niceness_of(pid: int) -> int:

@@ -299,6 +299,8 @@ def test_an_index_worker_runs_at_the_priority_of_its_option(place: Place, nice: 
 
 
 def test_an_index_worker_that_keeps_dying_fails_its_job(place: Place) -> None:
+    # Of many seconds: no attempt is done before this process, on a busy machine, comes to kill it.
+    place.corpus = large(place.folder / "large", documents=400)
     with place.serve() as server, Client(server.address) as client:
         job = client.datastores.build("dying", str(place.corpus))
         killed = set[int]()
