@@ -37,7 +37,7 @@ from memlm.index.store.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """A copy: its folder, the manifest whose state it has, and what it holds. `num_linked` of its files are hard links.
+    """A copy: its folder, the manifest whose state it has, and its size. `num_linked` of its files are hard links.
     `deleted_documents` have been deleted, and their data is in the copy.
     """
 
@@ -105,8 +105,8 @@ class _Copied:
         make_folder(folder / SEGMENTS)
 
     def take(self, manifest: Manifest) -> None:
-        """Copies what the manifest names, and removes what only an earlier one named. Raises _OvertakenError if a later
-        commit has removed a file.
+        """Copies the files that the manifest names, and removes those that only an earlier one named. Raises
+        _OvertakenError if a later commit has removed a file.
         """
         wanted = {
             f"{record.folder}/{name}": file for record in manifest.segments for name, file in record.files.items()
@@ -192,7 +192,7 @@ def _check_destination(path: Path, destination: Path) -> None:
         raise AlreadyExists(f"{destination} is there already; choose a new folder for the copy")
     if destination.resolve().is_relative_to(path.resolve()):
         raise InvalidInput(
-            f"{destination} is inside the datastore {path}, which removes what is not its own; choose a folder outside",
+            f"{destination} is inside the datastore {path}, which removes foreign files; choose a folder outside",
             field="destination",
         )
 

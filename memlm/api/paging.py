@@ -1,6 +1,6 @@
 """Pages of a list, as AIP-158 has them: a token holds the place in the order behind which the next page begins.
 
-So a page stays right beside changes: what is in the list all the while comes once, whatever is added or removed.
+So an item that stays in the list comes exactly once, beside additions and removals between two pages.
 """
 
 from __future__ import annotations
