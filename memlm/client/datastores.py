@@ -37,13 +37,15 @@ from memlm.api.operations import (
     WaitOperationRequest,
 )
 from memlm.api.paging import MAX_PAGE
+from memlm.client.resume import DEFAULT_TIMEOUT_S
 from memlm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from memlm.client.transport import Transport
     from memlm.data.corpus import Document
 
-WAIT_SPARE_S = 10.0  # added to the wait for an operation's end, before the server counts as unreachable
+# Added to the wait for an operation's end, before the server counts as unreachable: as much as any other call gets.
+WAIT_SPARE_S = DEFAULT_TIMEOUT_S
 _OPTIONS = {field.name for field in fields(BuildDatastoreRequest)} - {"store", "corpus", "replace", "request_id"}
 
 

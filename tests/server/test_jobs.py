@@ -598,6 +598,19 @@ def test_pages_and_filters_of_the_standard_service(served) -> None:
         job.result(PATIENCE_S)
 
 
+@pytest.mark.slow
+def test_a_wait_outlasts_a_server_that_stands_still_for_a_while(place: Place) -> None:
+    """As a machine does that is busy with other work: no call gives up before a minute."""
+    with place.serve() as server, Client(server.address) as client:
+        job = client.datastores.build("docs", str(place.corpus))
+        os.kill(server.process.pid, signal.SIGSTOP)
+        going_on = threading.Timer(12, os.kill, (server.process.pid, signal.SIGCONT))
+        going_on.start()
+        job.progress(0.5)
+        assert not going_on.is_alive()
+        job.result(PATIENCE_S)
+
+
 def test_the_shell_does_it_all(served, tmp_path: Path) -> None:
     place, server, _ = served
     at = ["--target", server.address, "--json"]
