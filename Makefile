@@ -7,7 +7,7 @@ TYPED := build/typed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: client help demo test test-rest test-all test-shapes check lint types format proto docs constraints bench dist clean
+.PHONY: client native help demo test test-rest test-all test-shapes check lint types format proto docs constraints bench dist clean
 
 help:  ## say what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -57,6 +57,9 @@ OUT := proto
 proto: $(STAMP)  ## generate the code of proto/ with the oldest toolchain that the bounds allow
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(OUT) --pyi_out=$(OUT) --grpc_python_out=$(OUT) \
 		--include_imports --descriptor_set_out=$(OUT)/memlm.binpb proto/memlm/v1/*.proto
+
+native: $(STAMP)  ## build the native kernels, after a change of memlm/model/csrc
+	$(PIP) install --quiet --no-deps --editable .
 
 client: $(STAMP)  ## generate the synchronous client from the asynchronous one
 	$(BIN)/python tools/generate_sync.py
