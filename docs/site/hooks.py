@@ -22,7 +22,8 @@ PAGES = {
     "examples/README.md": "examples.md",
 }
 ONLY_IN_THE_REPOSITORY = (
-    r"\[([^]]*)\]\((?:\.\./)*(?:LICENSE|SECURITY\.md|benchmarks/[^)]*\.json|\w+\.py|clients/README\.md)\)"
+    r"\[([^]]*)\]\((?:\.\./)*"
+    r"(?:LICENSE|SECURITY\.md|Containerfile|compose\.yaml|ops/[\w.-]+|benchmarks/[^)]*\.json|\w+\.py|clients/README\.md)\)"
 )
 
 
