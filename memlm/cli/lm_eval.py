@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_module
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,8 +13,10 @@ from memlm.api.params import RetrievalParams
 from memlm.cli import options
 from memlm.cli.console import emit_json, out
 from memlm.cli.fields import Overrides, with_fields
-from memlm.data.tokenizer import SETTINGS_FILE, Tokenizer
 from memlm.errors import InvalidInput, Unavailable
+
+if TYPE_CHECKING:
+    from memlm.data.tokenizer import Tokenizer
 
 MISSING = "lm-evaluation-harness is not installed; install it with `pip install 'memlm[lm-eval]'`"
 
@@ -77,6 +79,8 @@ def _settings(text: str) -> dict[str, Any]:
 
 def _for_transformers(tokenizer: Tokenizer, folder: Path) -> str:
     """Writes a tokenizer as `transformers` reads it. Tasks that make their own texts measure these with it."""
+    from memlm.data.tokenizer import SETTINGS_FILE
+
     tokenizer.save(folder)
     (folder / SETTINGS_FILE).write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n', encoding="utf-8")
     return str(folder)

@@ -16,6 +16,7 @@ from memlm.retrieval.loop_guard import RUN, repeating_ids, without_repeats
 from memlm.retrieval.retriever import RetrievalResult
 
 STRONG = {"lam": 0.9, "k": 8, "knn_temperature": 0.1, "temperature": 0}
+ROUNDING = 5e-3  # of log-probabilities: such a temperature multiplies that of distances by ten
 
 
 def by_loops(context: list[int], run: int, window: int) -> set[int]:
@@ -146,9 +147,10 @@ def test_texts_are_the_same_alone_in_a_batch_and_in_parts(model_folder, circle):
         prompts = ["the memory\n\n", "the memory\n", "of a model\nof a model\n", "a"]
         alone = [list(lm.generate(prompt, max_tokens=20, **STRONG)) for prompt in prompts]
         together = lm.generate_batch(prompts, max_tokens=20, **STRONG)
-        assert all(alike(batched.tokens, tokens) for batched, tokens in zip(together, alone, strict=True))
+        pairs = zip(together, alone, strict=True)
+        assert all(alike(batched.tokens, tokens, ROUNDING) for batched, tokens in pairs)
         mixed = lm.generate_batch(prompts[:1] * 2, max_tokens=20, **STRONG)
-        assert alike(mixed[1].tokens, alone[0])
+        assert alike(mixed[1].tokens, alone[0], ROUNDING)
         for prompt, tokens in zip(prompts, alone, strict=True):
             with lm.session() as session:
                 session.append(prompt)

@@ -127,7 +127,7 @@ CALLS: dict[str, Callable[[Client, Ground, str], Any]] = {
     "AppendToSession": lambda client, ground, session: client.append_to_session(session, LONG_TEXT[:60_000]),
     "AddDocuments": lambda client, ground, session: client.datastores.add("docs", slow_documents()),
     "Search": lambda client, ground, session: [client.search("docs", LONG_TEXT, k=64) for _ in range(200)],
-    "Trace": lambda client, ground, session: [client.trace(LONG_TEXT, "docs") for _ in range(200)],
+    "Trace": lambda client, ground, session: [client.trace(LONG_TEXT, "docs") for _ in range(10)],
     "BuildDatastore": lambda client, ground, session: built_and_stopped(client, ground),
 }
 
