@@ -272,13 +272,13 @@ def wait_until_idle(pid: int, timeout_s: float = PATIENCE_S) -> None:
 LOGPROB_TOLERANCE = 1e-4  # float32: products of a batch add in another order than those of one row
 
 
-def alike(tokens: Iterable[Token], others: Iterable[Token], tolerance: float = LOGPROB_TOLERANCE) -> bool:
+def alike(tokens: Iterable[Token], others: Iterable[Token]) -> bool:
     """Whether tokens are equal, up to the rounding that other rows of a batch cause."""
     pairs = list(zip(tokens, others, strict=True))
     return all(
         (one.id, one.text, one.bytes, [n.document_id for n in one.neighbors])
         == (other.id, other.text, other.bytes, [n.document_id for n in other.neighbors])
-        and one.logprob == pytest.approx(other.logprob, abs=tolerance)
-        and one.lm_logprob == pytest.approx(other.lm_logprob, abs=tolerance)
+        and one.logprob == pytest.approx(other.logprob, abs=LOGPROB_TOLERANCE)
+        and one.lm_logprob == pytest.approx(other.lm_logprob, abs=LOGPROB_TOLERANCE)
         for one, other in pairs
     )
