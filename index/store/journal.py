@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from memlm.base.files import read_signed, remove, sign
+from memlm.base.files import TEMPORARY, read_signed, remove, sign
 from memlm.errors import Corrupt, Incompatible, MemlmError
-from memlm.index.store.lock import commit_lock, write_lock
-from memlm.index.store.manifest import JOURNAL, StoreSpec, check_unchanged, read_manifest, sweep
+from memlm.index.store.lock import COMMIT_LOCK, commit_lock, write_lock
+from memlm.index.store.manifest import (
+    CURRENT,
+    JOURNAL,
+    SEGMENTS,
+    StoreSpec,
+    check_unchanged,
+    manifests_in,
+    read_manifest,
+    sweep,
+)
 
 BUILDING = "building"
 BUILD, ADD, COMPACT = "build", "add", "compact"
@@ -41,6 +50,23 @@ class Journal:
                 f"{path} was written by another version of memlm ({error}); go on with that version, or remove {path}"
                 " to start the build anew"
             ) from error
+
+
+def is_datastore(folder: Path) -> bool:
+    """Whether a folder is a datastore, or becomes one: an unfinished build, or a copy in its temporary folder."""
+    if not (folder / SEGMENTS).is_dir():
+        return False
+    if TEMPORARY.fullmatch(folder.name) or any((folder / name).is_file() for name in (CURRENT, COMMIT_LOCK)):
+        return True
+    return any(_is_signed(file) for file in (folder / JOURNAL, *manifests_in(folder)))
+
+
+def _is_signed(file: Path) -> bool:
+    try:
+        read_signed(file.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def is_being_extended(path: Path) -> bool:

@@ -31,10 +31,7 @@ FIRST_MANIFEST = "manifest-000001.json"
 CURRENT = "CURRENT"
 SEGMENTS = "segments"
 JOURNAL = "building.json"
-WORDS, SUFFIXES = (
-    "words.sqlite",
-    "suffixes.bin",
-)  # in a segment's folder, derived from its tokens: no manifest names them
+WORDS, SUFFIXES = "words.sqlite", "suffixes.bin"  # beside a segment's files, from its tokens: no manifest names them
 RESTORE = "restore it from a copy, or build the store anew"
 
 T = TypeVar("T")
@@ -285,7 +282,7 @@ def lost_store(path: Path) -> str | None:
 
     A build that was killed at its first commit does not count, because the build resumes from its journal.
     """
-    manifests, segments = _manifests(path), _segment_folders(path)
+    manifests, segments = manifests_in(path), _segment_folders(path)
     if not (manifests or segments) or (is_unfinished_build(path) and manifests in ([], [path / FIRST_MANIFEST])):
         return None
     return " and ".join(
@@ -300,7 +297,7 @@ def is_unfinished_build(path: Path) -> bool:
     except OSError:
         return False
     except (ValueError, KeyError):
-        return not _manifests(path)
+        return not manifests_in(path)
 
 
 def newest_manifest(path: Path) -> Manifest:
@@ -308,13 +305,14 @@ def newest_manifest(path: Path) -> Manifest:
 
     Raises NotFound if there is none, and Corrupt if it is damaged.
     """
-    manifests = _manifests(path)
+    manifests = manifests_in(path)
     if not manifests:
         raise NotFound(f"no manifest in {path}; {RESTORE}", kind="datastore", name=str(path))
     return _decode(manifests[-1].read_bytes(), manifests[-1])
 
 
-def _manifests(path: Path) -> list[Path]:
+def manifests_in(path: Path) -> list[Path]:
+    """Returns the manifests in a folder, oldest first."""
     try:
         found = [file for file in path.iterdir() if MANIFEST.fullmatch(file.name)]
     except OSError:
@@ -392,7 +390,7 @@ def _no_store(path: Path) -> Exception:
 
 def _way_back(path: Path) -> str:
     """Describes how to recover a store that has a missing or wrong `CURRENT`."""
-    for file in reversed(_manifests(path)):
+    for file in reversed(manifests_in(path)):
         with suppress(MemlmError, OSError):
             manifest = _decode(file.read_bytes(), file)
             return (

@@ -33,6 +33,7 @@ from memlm.data.formats import (
 )
 from memlm.data.ignored import IgnoreRules
 from memlm.errors import InvalidInput, MemlmError, NotFound
+from memlm.index.store.journal import is_datastore
 
 SAMPLE_BYTES = 8000  # where git looks for a NUL
 SHOWN_NAMES = 3
@@ -81,7 +82,8 @@ class Corpus:
     """Documents under some paths, read anew at each iteration, or documents in memory.
 
     `Corpus(["docs/", "notes.jsonl"])` reads files; `Corpus([Document("a", "text")])` takes documents, after any files.
-    Of a folder, `IgnoreRules` leaves out hidden files, environments and what ignore files exclude, unless `hidden`.
+    Of a folder, `IgnoreRules` leaves out hidden files, environments and what ignore files exclude, unless `hidden`, and
+    always datastores.
     With `on_error="skip"` unusable documents are reported to `on_problem` and left out. With "fail" one raises
     `UnusableText`. Given `roots`, a file that lies under none of them, once links are followed, cannot be used.
     Raises NotFound for a path that is not there and InvalidInput where no document is found at all.
@@ -114,6 +116,9 @@ class Corpus:
     def __iter__(self) -> Iterator[Document]:
         """Yields the documents in order. Raises InvalidInput at the end if there was none."""
         empty, binary = True, list[Problem]()
+        datastores = [path for path in self._paths if is_datastore(path)]
+        for path in datastores:
+            self._report(Problem(str(path), "a datastore, and no text; left out"))
         for name, path in self._found():
             if not self._may_read(path):
                 self._report_link(name, path)
@@ -129,6 +134,11 @@ class Corpus:
         yield from self.documents
         if empty and not self.documents:
             places = one_line(", ".join(str(path) for path in self.paths))
+            if len(datastores) == len(self.paths):
+                raise InvalidInput(
+                    f"{places}: a datastore, and no text; name the files or folders whose text is to be read",
+                    field="corpus",
+                )
             raise InvalidInput(
                 f"no text was found under {places} with glob {self.glob!r}; nothing was built", field="corpus"
             )
@@ -142,10 +152,10 @@ class Corpus:
             if str(path) == STANDARD_INPUT:
                 yield standard_input_name(), PIPED_IN
             elif path.is_dir():
-                rules = IgnoreRules(path)
+                rules = IgnoreRules(path, hidden=self.hidden)
                 for file in sorted(file for file in path.glob(self.glob) if file.is_file()):
                     name = file.relative_to(path)
-                    if self.hidden or not rules.leaves_out(PurePosixPath(name)):
+                    if not rules.leaves_out(PurePosixPath(name)):
                         yield name.as_posix(), file
             else:
                 yield path.name, path

@@ -10,6 +10,8 @@ from pathlib import Path, PurePosixPath
 
 from pathspec import GitIgnoreSpec
 
+from memlm.index.store.journal import is_datastore
+
 IGNORE_FILES = (".gitignore", ".memlmignore")  # the later one decides
 IGNORED_FOLDERS = {"node_modules", "__pycache__", "site-packages"}
 ENVIRONMENT_FILE = "pyvenv.cfg"  # every Python virtual environment has one
@@ -18,14 +20,14 @@ MAX_IGNORE_BYTES = 1 << 20
 
 class IgnoreRules:
     """Which files below a folder are left out, by the rules of git: each folder may have ignore files of its own, a
-    deeper one decides, and nothing is brought back from a folder that is out.
+    deeper one decides, and nothing is brought back from a folder that is out. With `hidden`, only datastores are.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, hidden: bool = False) -> None:
+        self._folder, self._hidden = folder, hidden
         self._is_out = cache(self._find_out)
         self._specs = cache(self._read_specs)
-        self._is_datastore = _is_datastore(folder)
+        self._is_datastore = is_datastore(folder)
 
     def leaves_out(self, file: PurePosixPath) -> bool:
         """Whether a file, given by its path within the folder, is left out."""
@@ -34,12 +36,14 @@ class IgnoreRules:
         return any(self._is_out(parent, True) for parent in file.parents[-2::-1]) or self._is_out(file, False)
 
     def _find_out(self, path: PurePosixPath, is_folder: bool) -> bool:
+        folder = self._folder / path
+        if is_folder and is_datastore(folder):
+            return True
+        if self._hidden:
+            return False
         if path.name.startswith("."):
             return True
-        folder = self._folder / path
-        if is_folder and (
-            path.name in IGNORED_FOLDERS or (folder / ENVIRONMENT_FILE).is_file() or _is_datastore(folder)
-        ):
+        if is_folder and (path.name in IGNORED_FOLDERS or (folder / ENVIRONMENT_FILE).is_file()):
             return True
         is_out = False
         for parent in reversed(path.parents):
@@ -60,7 +64,3 @@ class IgnoreRules:
                 lines = [line.removesuffix("*") if line.endswith("/**") else line for line in lines]
                 specs.append(GitIgnoreSpec.from_lines(lines))
         return specs
-
-
-def _is_datastore(folder: Path) -> bool:
-    return (folder / "CURRENT").is_file() and (folder / "segments").is_dir()

@@ -6,8 +6,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import random_stores
+from crashes import calling_at
+from random_stores import IVF, add, build
 
 from memlm.data.corpus import Corpus, UnusableText
+from memlm.errors import InvalidInput
+from memlm.index.store.backup import copy_store
 
 
 def write(folder: Path, *names: str) -> None:
@@ -71,10 +76,42 @@ def test_binary_files_are_one_line(tmp_path):
 
 
 def test_a_datastore_is_no_text(tmp_path, store_folder):
-    shutil.copytree(store_folder, tmp_path / "docs" / "store")
-    (tmp_path / "docs" / "a.md").write_text("text")
+    store = tmp_path / "docs" / "store"
+    shutil.copytree(store_folder, store)
+    write(tmp_path, "docs/a.md")
+    for hidden in (False, True):
+        assert found(tmp_path / "docs", hidden=hidden) == ["a.md"]
+        assert found(store, hidden=hidden) == []
+    (store / "CURRENT").unlink()
+    (store / "commit.lock").unlink()
     assert found(tmp_path / "docs") == ["a.md"]
-    assert found(tmp_path / "docs" / "store") == []
+
+
+def test_no_step_of_a_build_an_addition_or_a_copy_is_text(tmp_path):
+    write(tmp_path, "note.md")
+    store, listings = tmp_path / "store", list[list[str]]()
+    with calling_at(1, lambda: listings.append(found(tmp_path, hidden=True))):
+        build(store, random_stores.Corpus(1), IVF).close()
+        add(store, random_stores.Corpus(2, prefix="more"))
+        copy_store(store, tmp_path / "snapshot")
+    assert len(listings) > 30
+    assert all(listing == ["note.md"] for listing in listings)
+
+
+def test_a_folder_with_the_names_of_a_datastore_is_text(tmp_path):
+    names = ["city/building.json", "city/segments/a.txt", "plan/CURRENT", "plan/segment/a.txt", "tmp/segments/b.txt"]
+    write(tmp_path, *names)
+    assert found(tmp_path) == names
+
+
+def test_a_datastore_that_is_named_is_reported_and_refused_alone(tmp_path, store_folder):
+    write(tmp_path, "a.md")
+    with pytest.raises(InvalidInput, match="a datastore, and no text; name the files or folders"):
+        list(Corpus([store_folder]))
+    problems: list[str] = []
+    documents = Corpus([tmp_path / "a.md", store_folder], on_problem=lambda problem: problems.append(str(problem)))
+    assert [document.id for document in documents] == ["a.md"]
+    assert problems == [f"{store_folder}: a datastore, and no text; left out"]
 
 
 RULES = [

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -517,3 +518,26 @@ def test_documents_in_memory_are_built_and_added_as_files_are(model_folder, corp
     assert np.array_equal(np.concatenate(stored), expected)
     with pytest.raises(InvalidInput, match="expected a list of files"):
         build_index(model_folder, str(corpus_folder), tmp_path / "other")
+
+
+def test_a_store_inside_its_corpus_holds_what_one_outside_holds(model_folder, corpus_folder, tmp_path):
+    notes = Path(shutil.copytree(corpus_folder, tmp_path / "notes"))
+    whole = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "outside")
+
+    def kill(phase: str, done: int, total: int | None, note: str = "") -> None:
+        if phase == "read" and done:
+            raise Killed
+
+    with pytest.raises(Killed):
+        build_index(model_folder, [notes], notes / "store", progress=kill)
+    assert (notes / "store" / "building.json").exists()
+    report = build_index(model_folder, [notes], notes / "store")
+    assert (report.documents, report.entries) == (whole.documents, whole.entries)
+    added = add_to_index(model_folder, Corpus([notes], hidden=True), notes / "store", replace=True)
+    assert (added.documents, added.entries) == (whole.documents, whole.entries)
+    with Datastore.open(notes / "store") as inside, Datastore.open(tmp_path / "outside") as outside:
+        stores = (inside.snapshot, outside.snapshot)
+        names = [[document.id for document in each.documents()] for each in stores]
+        assert names[0] == names[1]
+        for name in names[0]:
+            assert np.array_equal(*(each.tokens(name) for each in stores))
