@@ -101,7 +101,11 @@ def print_build(report: Any, *, json: bool) -> None:
     if report.resumed_entries:
         out.print(f"{report.resumed_entries:,} of them were there from the interrupted build")
     if report.check == "none":
-        out.print(f"nothing was checked (--check none); memlm index verify {report.path} --model MODEL does it")
+        done = "checked or tuned" if report.untuned else "checked"
+        out.print(
+            one_line(f"nothing was {done} (--check none); memlm index verify {report.path} --model MODEL does it"),
+            markup=False,
+        )
     elif quality is None and not report.keeps_keys:
         out.print("not measured against exact search: keys of earlier entries were not kept")
     elif quality is None:
@@ -134,6 +138,14 @@ def print_build(report: Any, *, json: bool) -> None:
             one_line(
                 f"the checks were cut after {report.check_seconds:.0f} s, so their results depend on the load of the"
                 f" machine; memlm index tune {report.path} HELDOUT --model MODEL sets the defaults anew"
+            ),
+            markup=False,
+        )
+    elif report.untuned and report.check != "none":
+        out.print(
+            one_line(
+                f"not tuned, because {report.untuned}; memlm index tune {report.path} HELDOUT --model MODEL sets the"
+                " defaults with held-out text"
             ),
             markup=False,
         )

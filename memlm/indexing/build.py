@@ -49,8 +49,8 @@ class BuildReport:
     An interrupted build had left `resumed_entries`. `tried` are the indexes tried on a sample, the chosen one last.
     `distances` is that of the `Datastore`. `pruned` is the share of entries that the index leaves out. `key_check` and
     `quality` are None if they were not checked. The latter is also None if the keys of earlier entries were not kept,
-    because there is no exact search then. `tuning` are the defaults of a store that was tuned on its own documents.
-    `check_was_cut` if the checks ended early, because they took too long.
+    because there is no exact search then. `tuning` are the defaults of a store that was tuned on its own documents, and
+    `untuned` is the reason if it was never tuned. `check_was_cut` if the checks took too long and ended early.
     """
 
     path: Path
@@ -71,6 +71,7 @@ class BuildReport:
     keeps_keys: bool
     tuning: SelfTuning | None
     check_was_cut: bool = False
+    untuned: str | None = None
 
 
 def build_index(
@@ -324,6 +325,7 @@ def _fill(
             keeps_keys=snapshot.has_keys,
             tuning=checked.tuning,
             check_was_cut=checked.was_cut,
+            untuned=checked.untuned,
         )
 
 

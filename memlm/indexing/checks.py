@@ -49,12 +49,15 @@ PRODUCTS_PER_S = 1e10
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The results of a store's checks. Each is None if it was not done. `was_cut` if time ended them early."""
+    """The results of a store's checks. Each is None if it was not done. `was_cut` if time ended them early. `untuned`
+    is the reason if the store was never tuned.
+    """
 
     keys: KeyCheck | None = None
     quality: Quality | None = None
     tuning: SelfTuning | None = None
     was_cut: bool = False
+    untuned: str | None = None
 
 
 def run_checks(
@@ -71,7 +74,7 @@ def run_checks(
     Tunes a store that was never tuned on its own documents.
     """
     if check == "none" or not datastore.snapshot.num_entries:
-        return Checked()
+        return Checked(untuned=_why_untuned(datastore, check))
     store, seed = ModelStore(datastore, checkpoint), datastore.manifest.spec.seed
     is_untuned = datastore.snapshot.defaults.tuned_on is None
     should_take_s = max(QUICK_SHARE * worked_s, QUICK_S)
@@ -92,7 +95,18 @@ def run_checks(
         prompts = sample_prompts(datastore.snapshot, checkpoint, most=most, limit=limit, seed=seed, progress=progress)
         tuning = tune_on_itself(store, passages, prompts)
     quality = _measure(store, checkpoint, passages, limit, should_take_s, progress)
-    return Checked(keys, quality, tuning, limit.was_reached)
+    untuned = _why_untuned(datastore, check, newest=newest, was_cut=limit.was_reached)
+    return Checked(keys, quality, tuning, limit.was_reached, untuned)
+
+
+def _why_untuned(datastore: Datastore, check: str, *, newest: bool = False, was_cut: bool = False) -> str | None:
+    if datastore.snapshot.defaults.tuned_on is not None:
+        return None
+    if check == "none":
+        return "nothing was checked"
+    if newest:
+        return "additions do not tune a datastore"
+    return "its checks were cut" if was_cut else "its documents are too few or too short"
 
 
 def _most_positions(snapshot: Snapshot, checkpoint: Checkpoint, check: str, *, newest: bool) -> int:

@@ -236,7 +236,7 @@ def test_a_build_without_checks_says_so(capsys, model_folder, corpus_folder, tmp
     build = ["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s", "--check", "none"]
     code, printed, problem = memlm(capsys, *build)
     assert code == 0, problem
-    assert f"nothing was checked (--check none); memlm index verify {tmp_path / 's'} --model" in printed
+    assert f"nothing was checked or tuned (--check none); memlm index verify {tmp_path / 's'} --model" in printed
     assert "positions read again" not in printed
     assert memlm(capsys, "index", "verify", tmp_path / "s", "--model", model_folder)[0] == 0
     facts = json.loads(memlm(capsys, "index", "info", tmp_path / "s", "--json")[1])

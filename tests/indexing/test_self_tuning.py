@@ -9,13 +9,15 @@ import torch
 from reference import decode_plainly
 from texts import make_text
 
+from memlm.cli.render_index import print_build
 from memlm.data.corpus import Corpus, Document
 from memlm.evaluation import evaluate
 from memlm.index.store.datastore import Datastore
-from memlm.indexing.build import build_index
+from memlm.indexing.build import add_to_index, build_index
 from memlm.indexing.checks import _of_a_large_model
 from memlm.indexing.passages import PROMPT_TOKENS, TimeLimit, sample_passages, sample_prompts
 from memlm.indexing.self_tuning import _neighbors_of_new_text
+from memlm.indexing.tune import tune
 from memlm.language_model import load
 from memlm.model.catalog import MODELS
 from memlm.model.checkpoint import load_checkpoint
@@ -173,3 +175,25 @@ def test_a_store_of_three_notes_continues_them_and_leaves_other_text_alone(tmp_p
         alone = evaluate(lm, foreign).total.figures
     assert right >= 0.7 * places
     assert with_store.token_perplexity <= 1.02 * alone.token_perplexity  # 1.017 when it was written
+
+
+def test_a_report_says_why_a_store_was_not_tuned_and_what_tunes_it(checkpoint, tmp_path, capsys):
+    def last_lines(report) -> str:
+        print_build(report, json=False)
+        return " ".join(capsys.readouterr().out.split("not tuned")[-1].split())
+
+    note, texts = (
+        [Document("note", "a memory of a model")],
+        [Document(str(each), make_text(each, 60)) for each in range(3)],
+    )
+    small = build_index(checkpoint, note, tmp_path / "small")
+    assert (small.tuning, _defaults(small.path).tuned_on) == (None, None)
+    command = f"memlm index tune {small.path} HELDOUT --model MODEL sets the defaults with held-out text"
+    end = f"The datastore is in {small.path}."
+    assert last_lines(small) == f", because its documents are too few or too short; {command} {end}"
+    added = add_to_index(checkpoint, texts, small.path)
+    assert last_lines(added) == f", because additions do not tune a datastore; {command} {end}"
+    tune(checkpoint, small.path, Corpus(texts))
+    assert add_to_index(checkpoint, [Document("more", "text")], small.path).untuned is None
+    assert build_index(checkpoint, texts, tmp_path / "large").untuned is None
+    assert build_index(checkpoint, texts, tmp_path / "unchecked", check="none").untuned == "nothing was checked"
