@@ -14,7 +14,19 @@ from memlm.base.printable import one_line
 from memlm.cli import options
 from memlm.cli.chat_memory import ChatMemory, LocalMemory, ServerMemory
 from memlm.cli.chat_shell import ChatShell, piped_lines, typed_lines
-from memlm.cli.client_connection import HERE, Target, Timeout, client_of, connect_with
+from memlm.cli.client_connection import (
+    HERE,
+    PANEL,
+    Authority,
+    Certificate,
+    PrivateKey,
+    Target,
+    Timeout,
+    Token,
+    UseTls,
+    client_of,
+    connect_with,
+)
 from memlm.cli.console import out
 from memlm.cli.conversation import Conversation
 from memlm.cli.fields import Overrides, with_fields
@@ -61,15 +73,17 @@ def chat(
             "--target",
             metavar="HOST:PORT",
             help="Chat with the model of this server instead.",
-            rich_help_panel="Connection",
+            rich_help_panel=PANEL,
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", help="Time limit of a call in seconds.", rich_help_panel="Connection")
+        float, typer.Option("--timeout", help="Time limit of a call in seconds.", rich_help_panel=PANEL)
     ] = 600.0,
-    token: Annotated[
-        str | None, typer.Option(envvar="MEMLM_TOKEN", help="Bearer token of the server.", rich_help_panel="Connection")
-    ] = None,
+    token: Token = None,
+    tls: UseTls = False,
+    ca: Authority = None,
+    cert: Certificate = None,
+    key: PrivateKey = None,
     system: System = "",
     *,
     temperature: Temperature = TEMPERATURE,
@@ -81,13 +95,15 @@ def chat(
     """Chat with a model, in this process or on a server. /help lists the commands."""
     if (model is None) == (target is None):
         raise typer.BadParameter("give either --model, or --target for a model that is served")
+    if target is None and (tls or ca or cert or key):
+        raise typer.BadParameter("--tls, --ca, --cert and --key are for a server; give --target HOST:PORT")
     if target is not None and store:
         raise typer.BadParameter("--store is a folder of this machine; a server has its own (--store-name)")
     if model is not None and not store and retrieval:
         raise typer.BadParameter(f"{', '.join(retrieval)} needs a datastore; give --store FOLDER")
     asked = {**sampling, **retrieval, "temperature": temperature, "max_tokens": max_tokens}
     if target is not None:
-        connect_with(token, None)
+        connect_with(token, tls=tls, ca=ca, cert=cert, key=key)
         _chat_with_server(target, timeout, asked, system, json=json)
     else:
         assert model is not None

@@ -16,7 +16,18 @@ from memlm.base.options import format_bytes
 from memlm.base.printable import one_line
 from memlm.cli import client_datastores, options
 from memlm.cli.chat import client_chat
-from memlm.cli.client_connection import HERE, Target, Timeout, client_of, connect_with
+from memlm.cli.client_connection import (
+    HERE,
+    Authority,
+    Certificate,
+    PrivateKey,
+    Target,
+    Timeout,
+    Token,
+    UseTls,
+    client_of,
+    connect_with,
+)
 from memlm.cli.console import cell, emit_json, out, print_table, table
 from memlm.cli.fields import Overrides, with_fields
 from memlm.cli.generate import print_continuation
@@ -33,14 +44,14 @@ SessionName = Annotated[str, typer.Argument(metavar="NAME", help="A session's na
 
 @app.callback(epilog="Example: memlm client --ca ca.pem --token SECRET generate 'def main(' --target host:50051")
 def connection(
-    token: Annotated[str | None, typer.Option(envvar="MEMLM_TOKEN", help="Bearer token.", show_envvar=True)] = None,
-    tls: Annotated[bool, typer.Option("--tls", help="Use TLS with the authorities of this system.")] = False,
-    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Use TLS with this authority.")] = None,
-    cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Client certificate.")] = None,
-    key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key.")] = None,
+    token: Token = None,
+    tls: UseTls = False,
+    ca: Authority = None,
+    cert: Certificate = None,
+    key: PrivateKey = None,
 ) -> None:
     """Call a running server."""
-    connect_with(token, (ca, cert, key) if tls or ca or cert else None)
+    connect_with(token, tls=tls, ca=ca, cert=cert, key=key)
 
 
 @app.command(epilog="Example: memlm client generate 'def main(' --target localhost:50051 --show-sources")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from memlm.api.generation import Accepted, GenerationEvent, ResumeGenerationRequest
 from memlm.api.params import StreamRequest
-from memlm.errors import MemlmError, NotFound, Unavailable
+from memlm.errors import InvalidInput, MemlmError, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,12 +22,16 @@ RESUME_PAUSE_S = 0.2
 class Tls:
     """TLS settings: the authority that signed the server (`ca`, default the system's), and the client's certificate.
 
-    `cert` and `key` are needed by a server with `tls_client_ca`. All are PEM files.
+    `cert` and `key` are needed by a server with `tls_client_ca`. All are PEM files. Raises InvalidInput for one alone.
     """
 
     ca: str | Path | None = None
     cert: str | Path | None = None
     key: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):  # which would abort the process in gRPC
+            raise InvalidInput("a client's certificate needs its key; give both cert and key, or neither", field="cert")
 
 
 class StreamResumer:

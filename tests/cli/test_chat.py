@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from chats import save_chat_model
 from running import PATIENCE_S, RunningServer, wait_until
 
 from memlm.cli import main
 from memlm.cli.conversation import Conversation
-from memlm.client import Client
+from memlm.client import Client, Tls
 from memlm.data.corpus import Document
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel, load
@@ -240,6 +241,32 @@ def test_a_server_is_talked_to_alike(piped, model, store, lm, tmp_path):
         assert out
         with Client(server.address) as client:
             assert client.list_sessions() == ()
+
+
+def test_a_server_with_tls_and_tokens_is_talked_to_alike(piped, model, lm, tmp_path):
+    authority, (ca, cert, key) = trustme.CA(), (tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem"))
+    authority.cert_pem.write_to_path(str(ca))
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(key))
+    cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    (tmp_path / "tokens.toml").write_text('[[token]]\nname = "ann"\nsecret = "ann\'s own secret 0"\n')
+    files = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-client-ca", str(ca))
+    options = ("--threads", "1", "--auth-file", str(tmp_path / "tokens.toml"), *files)
+    trust, proof, token = ("--ca", ca), ("--cert", cert, "--key", key), ("--token", "ann's own secret 0")
+    with RunningServer(tmp_path / "log", model, options=options) as server:
+        target = ("--target", f"localhost:{server.address.rpartition(':')[2]}")
+        with Client(target[1], token=token[1], tls=Tls(ca, cert, key)) as client:
+            client.wait_until_ready()
+        answered = piped.objects(("chat", *target, *trust, *proof, *token, *GREEDY), "the memory")
+        assert [each["text"] for each in answered] == answers_of(lm, "the memory", temperature=0, max_tokens=6)
+        for some, says in (((*trust, *proof), "token"), ((*trust, *token), ""), ((*proof, *token), "")):
+            code, out, err = piped(("chat", *target, *some, "--timeout", "3"), "the memory")
+            assert (code, out) == (1, ""), some
+            assert err.startswith("memlm: ")
+            assert says in err
+    code, _, err = piped(("chat", "--model", model, *trust))
+    assert code == 2
+    assert "give --target HOST:PORT" in " ".join(err.replace("│", " ").split())
 
 
 class Terminal:

@@ -88,7 +88,10 @@ def test_failure_exits_with_1_and_one_line(capsys, model_folder, store_folder, c
             "--target is 2",
         ),
         (["train", corpus_folder, "--out", "/proc/x"], "/proc/x cannot be used"),
-        (["index", "build", store_folder, "--model", model_folder, "--out", tmp_path / "s"], "no text was found"),
+        (
+            ["index", "build", store_folder, "--model", model_folder, "--out", tmp_path / "s"],
+            "a datastore, and no text",
+        ),
         (["index", "info", nowhere], "memlm index build"),
         (["index", "snapshot", store_folder, corpus_folder], "new folder"),
         (["index", "delete", store_folder, "nobody"], "nobody"),

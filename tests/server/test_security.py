@@ -228,3 +228,6 @@ def test_tls_both_ways_and_a_certificate_that_changes(model_folder: Path, tmp_pa
 def test_a_certificate_without_its_key_is_refused() -> None:
     with pytest.raises(InvalidInput, match="tls_cert and tls_key"):
         ServerConfig(model=Path("m"), tls_cert=Path("c"))
+    for one in ({"cert": "c"}, {"key": "k"}):
+        with pytest.raises(InvalidInput, match="both cert and key"):
+            Tls(**one)
