@@ -182,11 +182,9 @@ def load_checkpoint(
 
 
 def fingerprint_of(folder: Path) -> str:
-    """Returns a hash of configuration and weights."""
-    if is_gguf(folder):
-        return GgufFile(folder).fingerprint
+    """Returns a hash of configuration and weights, of a GGUF file that of the whole file."""
     digest = hashlib.sha256()
-    for path in (folder / CONFIG_FILE, *weight_paths(folder)):
+    for path in [folder] if is_gguf(folder) else [folder / CONFIG_FILE, *weight_paths(folder)]:
         with path.open("rb") as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)

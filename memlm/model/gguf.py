@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from memlm.errors import Corrupt, Incompatible, NotFound
+from memlm.model.gguf_blocks import UNPACKED
 from memlm.model.weight_files import MappedFile
 
 SUFFIX = ".gguf"
@@ -32,6 +33,7 @@ STRING, ARRAY = 8, 9
 TENSOR_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DEQUANTIZED_AT_ONCE = 1 << 14  # numbers; for larger arrays numpy asks the system for new memory at every call
+UNPACKED_AT_ONCE = 1 << 19  # numbers; torch's operations have a price at every call
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +178,18 @@ class GgufFile:
         info, numbers_N = self.tensors[name], out.view(-1)
         size, num_bytes = _block(info.kind)
         blocks_NB = self._blocks(info).reshape(-1, num_bytes)
-        step = max(1, DEQUANTIZED_AT_ONCE // size)
+        unpack = UNPACKED.get(info.kind)
+        step = max(1, (DEQUANTIZED_AT_ONCE if unpack is None else UNPACKED_AT_ONCE) // size)
         for begin in range(0, len(blocks_NB), step):
-            some_n = _dequantized(blocks_NB[begin : begin + step].reshape(1, -1), info.kind)[0]
-            numbers_N[begin * size : begin * size + len(some_n)] = some_n
+            some_nB = blocks_NB[begin : begin + step]
+            some_n = numbers_N[begin * size : (begin + len(some_nB)) * size]
+            if unpack is None:
+                some_n.copy_(_dequantized(some_nB.reshape(1, -1), info.kind)[0])
+                continue
+            unpacked_n = some_n if some_n.dtype == torch.float32 else torch.empty(len(some_n))
+            unpack(torch.from_numpy(some_nB), unpacked_n.view(-1, size))
+            if unpacked_n is not some_n:
+                some_n.copy_(unpacked_n)
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """Returns some rows of a matrix, in float32 where they lie in blocks."""

@@ -6,6 +6,8 @@ import resource
 import struct
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -19,6 +21,7 @@ from memlm.language_model import load
 from memlm.model.checkpoint import load_checkpoint
 from memlm.model.gguf import TENSOR_TYPES, GgufFile, companion
 from memlm.model.gguf_architectures import config_of
+from memlm.model.gguf_blocks import UNPACKED
 
 ATOL = 1e-4  # float32; measured: at most 2e-5, for logits of a standard deviation of 1.4
 TOKENIZER = {"model": "gpt2", "pre": "gpt-2", "tokens": [f"t{number}" for number in range(300)], "eos_token_id": 0}
@@ -81,6 +84,29 @@ def test_logits_of_every_block_format_equal_those_of_its_numbers(tmp_path, kind)
     sizes = sizes or {"hidden_size": 64, "intermediate_size": 96}
     model = make_model(transformers.LlamaConfig(**LLAMA | sizes))
     assert difference(write_gguf(tmp_path / "model.gguf", model, TOKENIZER, kind), tmp_path / "model.gguf") < ATOL
+
+
+@pytest.mark.parametrize("kind", sorted(UNPACKED))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_unpacked_blocks_are_the_numbers_of_the_gguf_package(tmp_path, monkeypatch, kind, dtype):
+    monkeypatch.setattr("memlm.model.gguf.UNPACKED_AT_ONCE", 32 * 7)
+    _, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    blocks_RB = np.random.default_rng(5).integers(0, 256, (40, 3 * num_bytes), dtype=np.uint8)
+    for place in range(0, blocks_RB.shape[1], num_bytes):  # scales that are numbers, tiny and negative ones among them
+        blocks_RB[:, [place + 1, place + 3]] &= 0xBF
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("t", blocks_RB, raw_dtype=gguf.GGMLQuantizationType[kind])
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+    out_RS = torch.empty(40, 96, dtype=dtype)
+    GgufFile(tmp_path / "m.gguf").copy("t", out_RS)
+    expected_RS = torch.from_numpy(gguf.dequantize(blocks_RB, gguf.GGMLQuantizationType[kind]))
+    assert torch.equal(out_RS, expected_RS.to(dtype))
 
 
 def test_a_file_describes_itself(llama):
