@@ -35,10 +35,10 @@ class Quota:
 
     def take(self, caller: str, amount: int = 1) -> None:
         """Adds to the amount that a caller holds. Raises Overloaded, and adds nothing, above a limit."""
-        while not self.has_room(caller, amount):
+        while not (has_room := self.has_room(caller, amount)):
             if not self.reclaim(caller, self._held[caller] + amount > self.per_caller):
                 break
-        if not self.has_room(caller, amount):
+        if not has_room:
             scope, limit = ("of one caller", self.per_caller) if self.taken + amount <= self.total else ("", self.total)
             raise Overloaded(
                 f"{limit:,} {self._noun}{' ' * bool(scope)}{scope} are all that this server takes; end some, or try"
@@ -49,10 +49,11 @@ class Quota:
         self.taken += amount
 
     def give(self, caller: str, amount: int = 1) -> None:
-        self._held[caller] -= amount
         self.taken -= amount
-        if not self._held[caller]:
-            del self._held[caller]
+        if held := self._held[caller] - amount:
+            self._held[caller] = held
+        else:
+            self._held.pop(caller, None)
 
     @contextmanager
     def hold(self, caller: str, amount: int = 0) -> Iterator[Holding]:

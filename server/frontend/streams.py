@@ -100,6 +100,9 @@ class GenerationStreams:
 
 def merge_tokens(answers: Sequence[Answer]) -> Iterator[WireEvent]:
     """Yields the events of some answers, with consecutive tokens merged. Raises the failure that ends them."""
+    if len(answers) == 1 and isinstance(answers[0], Events):
+        yield from answers[0].events  # nothing to merge
+        return
     tokens, size = list[bytes](), 0
     for answer in answers:
         for event in answer.events if isinstance(answer, Events) else ():

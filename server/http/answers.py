@@ -23,6 +23,7 @@ _REASONS = {
     FinishReason.LENGTH: "length",
     FinishReason.TIME: "length",
 }
+_quoted = json.encoder.encode_basestring_ascii  # what _to_json does to a text
 _to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # json.dumps would make one each time
 
 
@@ -43,11 +44,15 @@ class ChoiceAnswer:
     finish_reason: str | None = None
     _offset: int = 0
     _head: bytes = b""
+    _around: tuple[bytes, ...] = ()  # of the text, in an event that shows nothing else
     _has_echo: bool = False
 
     def __post_init__(self) -> None:
         self._head = f'data: {_to_json(self.form.head)[:-1]},"choices":['.encode()  # of every event
         self.clear()
+        if self.logprobs is None and self.memory is None:
+            content = {"delta": {"content": ""}} if self.form.is_chat else {"text": ""}
+            self._around = tuple(self._encoded(content).rsplit(b'""', 1))
 
     def clear(self) -> None:
         """Forgets what was sent."""
@@ -113,6 +118,10 @@ class ChoiceAnswer:
 
     def event(self, *, first: bool = False) -> bytes:
         """A server-sent event with what has come since the last one."""
+        if self._around and self.text and not first and self.finish_reason is None:
+            data = _quoted(self.text).encode().join(self._around)  # most events differ from the others in their text
+            self.text = ""
+            return data
         if self.form.is_chat:
             delta = (
                 {"role": "assistant", "content": self.text} if first else {"content": self.text} if self.text else {}
@@ -120,9 +129,12 @@ class ChoiceAnswer:
             content: dict[str, Any] = {"delta": delta}
         else:
             content = {"text": self.text}
-        data = self._head + _to_json(self._choice(content)).encode() + b"]}\n\n"
+        data = self._encoded(content)
         self.clear()
         return data
+
+    def _encoded(self, content: dict[str, Any]) -> bytes:
+        return self._head + _to_json(self._choice(content)).encode() + b"]}\n\n"
 
     @property
     def is_empty(self) -> bool:

@@ -69,7 +69,7 @@ class PendingRequest:
     def __init__(self, holding: Holding, max_bytes: int) -> None:
         self._holding, self._max_bytes = holding, max_bytes
         self._answers: list[Answer] = []
-        self._arrived = asyncio.Event()
+        self._arrived: asyncio.Future[None] | None = None  # what `take` waits for
 
     def put(self, answer: Answer) -> None:
         """Adds an answer. Raises Overloaded where too many bytes wait to be taken."""
@@ -80,12 +80,14 @@ class PendingRequest:
             )
         self._holding.take(size)
         self._answers.append(answer)
-        self._arrived.set()
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
     async def take(self) -> list[Answer]:
         """Returns the answers since the last call. Waits for at least one."""
-        await self._arrived.wait()
-        self._arrived.clear()
+        if not self._answers:
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
         taken, self._answers = self._answers, []
         self._holding.give(self._holding.amount)
         return taken
@@ -95,7 +97,7 @@ def _num_bytes(answer: Answer) -> int:
     """Bytes of the tokens in an answer. Other answers are small, or come alone."""
     if not isinstance(answer, Events):
         return 0
-    return sum(len(token) for event in answer.events if isinstance(event, tuple) for token in event)
+    return sum(sum(map(len, event)) for event in answer.events if isinstance(event, tuple))
 
 
 def event_quota(config: ServerConfig) -> Quota:
@@ -298,7 +300,9 @@ class WorkerHandle:
             self._on_message(message)
 
     def _on_message(self, message: FromWorker) -> None:
-        if isinstance(message, Heartbeat):
+        if isinstance(message, Events):
+            self._on_answer(message)
+        elif isinstance(message, Heartbeat):
             self.stats = message.stats
             self._on_store_stats(message.stores)
         elif isinstance(message, Loaded):
@@ -307,15 +311,21 @@ class WorkerHandle:
             self._resolve_start(message.error)
         elif isinstance(message, DocumentsDeleted):
             self._on_documents_deleted(message.store, message.document_ids)
-        elif pending := self._pending.get(message.id):
-            if _is_last(message):
-                del self._pending[message.id]
-                self._ended_s.append(self._heartbeat_s)
-            try:
-                pending.put(message)
-            except Overloaded as error:
-                pending.put(Failed(message.id, error))
-                self._cancel(message.id)
+        else:
+            self._on_answer(message)
+
+    def _on_answer(self, answer: Answer) -> None:
+        pending = self._pending.get(answer.id)
+        if pending is None:
+            return
+        if _is_last(answer):
+            del self._pending[answer.id]
+            self._ended_s.append(self._heartbeat_s)
+        try:
+            pending.put(answer)
+        except Overloaded as error:
+            pending.put(Failed(answer.id, error))
+            self._cancel(answer.id)
 
     def _on_loaded(self) -> None:
         if self._start_stores != self._stores():

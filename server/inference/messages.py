@@ -90,6 +90,9 @@ class Events:
     id: str
     events: tuple[WireEvent, ...]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Events, (self.id, self.events)  # a dataclass with slots would be read field by field
+
 
 @dataclass(frozen=True, slots=True)
 class Result:

@@ -1,10 +1,12 @@
 """What is kept of generations for their clients, and how much of it."""
 
 import asyncio
+import pickle
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from running import PATIENCE_S
 
 from memlm.api.generation import Accepted, Finished, FinishReason, Usage
 from memlm.api.params import GenerateRequest
@@ -12,7 +14,7 @@ from memlm.errors import Incompatible, NotFound, Overloaded
 from memlm.server.config import ServerConfig
 from memlm.server.frontend.streams import MAX_EVENT_BYTES, ResumableGeneration, ResumableGenerationRegistry
 from memlm.server.inference.deletions import Deletions
-from memlm.server.inference.handle import WorkerHandle
+from memlm.server.inference.handle import PendingRequest, WorkerHandle
 from memlm.server.inference.messages import Events, Failed
 from memlm.server.quota import Quota
 
@@ -119,6 +121,33 @@ async def test_what_piled_up_is_sent_in_events_of_bounded_size() -> None:
     sizes = [sum(map(len, event)) async for event in run.follow(0) if isinstance(event, tuple)]
     assert sum(sizes) == 10_000_000
     assert max(sizes) < MAX_EVENT_BYTES + 100_000
+
+
+async def test_answers_are_taken_together_in_order_and_give_back_their_bytes() -> None:
+    quota = Quota("bytes", 1_000, 1_000)
+    with quota.hold("ann") as holding:
+        call = PendingRequest(holding, 1_000)
+        ones, others = Events("a", ((TOKEN,),)), Events("a", ((TOKEN, TOKEN), FINISHED))
+        for answers in ([ones], [ones, others]):  # before somebody waits
+            for answer in answers:
+                call.put(answer)
+            assert quota.of("ann") == sum(len(TOKEN) * len(answer.events[0]) for answer in answers)
+            assert await asyncio.wait_for(call.take(), PATIENCE_S) == answers
+            assert quota.taken == 0
+        taking = asyncio.create_task(call.take())
+        await asyncio.sleep(0)
+        assert not taking.done()
+        call.put(ones)  # while somebody waits
+        call.put(others)
+        assert await asyncio.wait_for(taking, PATIENCE_S) == [ones, others]
+        leaving = asyncio.create_task(call.take())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        call.put(ones)  # after somebody has stopped to wait
+        assert await asyncio.wait_for(call.take(), PATIENCE_S) == [ones]
+        assert quota.taken == 0
+    assert pickle.loads(pickle.dumps(others)) == others
 
 
 async def test_a_generation_whose_client_does_not_read_ends(long_model: Path) -> None:

@@ -12,7 +12,7 @@ from running import LOGPROB_TOLERANCE, RunningServer
 from memlm.api.generation import Token
 from memlm.client import Client
 from memlm.language_model import LanguageModel
-from memlm.server.http.answers import ChoiceAnswer
+from memlm.server.http.answers import ChoiceAnswer, server_sent
 from memlm.server.http.openai import AnswerForm
 from memlm.v1 import generation_pb2
 
@@ -195,6 +195,19 @@ def test_the_chosen_seed_and_the_defaults_are_told(ai: openai.OpenAI) -> None:
     assert again.text == first.text
     assert (memory["store"], memory["lam"] > 0, memory["k"] > 0) == ("store", True, True)
     assert "memory" not in again.model_extra
+
+
+@pytest.mark.parametrize(("is_chat", "model"), [(False, ""), (True, '"" %b {}')])
+def test_an_event_with_nothing_but_text_is_the_same_json(is_chat: bool, model: str) -> None:
+    """It is put together from parts, which no text and no name of a model may disturb."""
+    form = AnswerForm(model, is_chat, is_stream=True)
+    for text in ("a", '""', "%b%s{}", '\\"\n\r\0\u2028é\U0001f9e0', "\ud800"):
+        answer = ChoiceAnswer(2, form)
+        answer.text = text
+        content = {"delta": {"content": text}} if is_chat else {"text": text}
+        choice = {"index": 2, **content, "logprobs": None, "finish_reason": None}
+        assert answer.event() == server_sent({**form.head, "choices": [choice]})
+        assert answer.is_empty
 
 
 def test_numbers_that_json_does_not_have_and_texts_that_are_equal() -> None:
