@@ -26,7 +26,7 @@ from memlm.model.checkpoint import Checkpoint
 
 BATCH_TOKENS = 1024  # what lies between two layers of a narrow model fits into a core's cache
 PASS_TOKENS = 1024  # of a longer window that takes turns with other work
-DEFAULT_WINDOW = 1024  # tokens: longer windows cost attention; their gain was not measured
+DEFAULT_WINDOW = 1024  # tokens; in longer ones short prompts find their text less often (docs/log, 2026-11-25-windows)
 LOGITS_ROWS = 1024  # positions with their log-probabilities over the vocabulary in RAM at once
 
 _T = TypeVar("_T")
@@ -257,8 +257,8 @@ def _encode_in_parallel(
     on_window: Callable[[int], None] = _ignore,
 ) -> Iterator[list[_T]]:
     """Encodes block by block, and the next block while the caller uses one. Runs as many batches at a time as torch has
-    threads, each on a core of its own, so that no batch waits for another one's share of a product (docs/log,
-    2026-11-22).
+    threads, each on a core of its own, so that no batch waits for another one's share of a product
+    (docs/log/archive.md, "windows on a core each").
     """
     num_threads, ahead = torch.get_num_threads(), deque[tuple[int, list[_Pending[_T]]]]()
 
