@@ -74,8 +74,8 @@ class ServerConfig:
     dtype: str = field(
         default="auto",
         metadata=option(
-            "Compute type. int8 rounds the weights. auto: bfloat16 where the device is fast at it, else float32.",
-            metavar="auto|float32|bfloat16|float16|int8",
+            "Compute type. auto: gguf for such files, bfloat16 where it is fast, else float32. int8, int4 round.",
+            metavar="auto|float32|bfloat16|float16|int8|int4|gguf",
             panel=MODEL,
         ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,17 @@ ARCHITECTURES = {"gpt_neox": "gptneox", "gemma3_text": "gemma3"}  # where the na
 K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")  # the package reads these, and does not write them
 
 
-def write_gguf(path: Path, model: PreTrainedModel, tokenizer: dict[str, Any], kind: str = "F32") -> PreTrainedModel:
-    """Writes a model with its matrices in blocks of a kind, and gives the model the weights that the file holds."""
+def write_gguf(
+    path: Path,
+    model: PreTrainedModel,
+    tokenizer: dict[str, Any],
+    kind: str = "F32",
+    other_kinds: Mapping[str, str] | None = None,
+) -> PreTrainedModel:
+    """Writes a model with its matrices in blocks of a kind, and gives the model the weights that the file holds.
+
+    `other_kinds` are those of the tensors whose names contain a key.
+    """
     config = model.config
     architecture = ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
@@ -32,11 +42,13 @@ def write_gguf(path: Path, model: PreTrainedModel, tokenizer: dict[str, Any], ki
         is_transposed = config.model_type == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
         rows = np.ascontiguousarray(tensor.float().T if is_transposed else tensor.float())
         rows = rows + _norm_offset(name, config)
-        blocks, exact = _blocks(rows, kind if rows.ndim == 2 else "F32")
+        kinds = [other for part, other in (other_kinds or {}).items() if part in name]
+        kind_here = (kinds or [kind])[0] if rows.ndim == 2 else "F32"
+        blocks, exact = _blocks(rows, kind_here)
         exact = exact - _norm_offset(name, config)
         weights[name] = torch.from_numpy(exact.T.copy() if is_transposed else exact)
         written = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        raw = gguf.GGMLQuantizationType[kind if rows.ndim == 2 else "F32"]
+        raw = gguf.GGMLQuantizationType[kind_here]
         writer.add_tensor(written, _reordered(name, blocks, config), raw_dtype=raw)
     if (factors := _rope_factors(config)) is not None:
         writer.add_tensor("rope_freqs.weight", factors)

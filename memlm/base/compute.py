@@ -5,8 +5,9 @@ from __future__ import annotations
 from memlm.errors import InvalidInput, check_choice
 
 AUTO = "auto"
-INT8 = "int8"  # of weights; the rest is computed in float32
-DTYPE_NAMES = (AUTO, "float32", "bfloat16", "float16", INT8)
+GGUF = "gguf"  # weights as they lie in a GGUF file
+BITS = {"int8": 8, "int4": 4}  # of weights. As with gguf, the rest is computed in float32
+DTYPE_NAMES = (AUTO, "float32", "bfloat16", "float16", *BITS, GGUF)
 
 
 def check_device(given: str) -> None:

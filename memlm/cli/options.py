@@ -57,8 +57,8 @@ Stores = Annotated[
 Dtype = Annotated[
     str,
     typer.Option(
-        metavar="auto|float32|bfloat16|float16|int8",
-        help="Compute type. int8 rounds the weights. auto: bfloat16 where the device is fast at it, else float32.",
+        metavar="auto|float32|bfloat16|float16|int8|int4|gguf",
+        help="Compute type. auto: gguf for such files, bfloat16 where it is fast, else float32. int8, int4 round.",
         rich_help_panel="Model",
     ),
 ]

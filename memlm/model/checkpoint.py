@@ -12,19 +12,18 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from math import prod
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
-import memlm.model.cpu as cpu
+import memlm.model.native as native
 from memlm.api.params import SamplingParams
-from memlm.base.compute import INT8
+from memlm.base.compute import AUTO, BITS, GGUF
 from memlm.base.files import move, sync_file
 from memlm.data.chat import ChatTemplate
 from memlm.data.gguf_tokenizer import tokenizer_of
@@ -35,12 +34,11 @@ from memlm.model.config import ModelConfig
 from memlm.model.cpu import is_emulated
 from memlm.model.decoder import Decoder
 from memlm.model.device import device_of, dtype_of
-from memlm.model.embedding import Embedding, FileTable
 from memlm.model.family import Family, Source
 from memlm.model.gguf import GgufFile, is_gguf
 from memlm.model.gguf_architectures import architecture_of, config_of
 from memlm.model.huggingface import family_of, read_config
-from memlm.model.linear import Linear
+from memlm.model.loader import Form, fill
 from memlm.model.weight_files import WEIGHTS_FILE, WeightFiles, Weights, weight_paths
 
 MODEL_TYPE = "memlm"
@@ -131,28 +129,16 @@ def load_checkpoint(
     """Reads a model: a folder, of memlm or in the Hugging Face layout, a GGUF file, or an id on the hub.
 
     With `trainable` the weights are plain ones of their own, in float32 and on the processor where nothing else is
-    asked. Otherwise they are packed for prediction where the machine can, and `auto` chooses what is fast
-    (`memlm.model.device`). Raises NotFound if there is no model, Incompatible for an unknown kind, Corrupt for files
-    that do not belong together, InvalidInput for a device that is not there.
+    asked. Otherwise they are packed for prediction where the machine can. `auto` chooses what is fast
+    (`memlm.model.device`), and keeps the blocks of a GGUF file where this processor has native kernels. Raises NotFound
+    if there is no model, Incompatible for an unknown kind, Corrupt for files that do not belong together, InvalidInput
+    for a device that is not there or a type that the model cannot have.
     """
     if trainable:
         dtype, device = "float32" if dtype == "auto" else dtype, "cpu" if device == "auto" else device
     device = device_of(device)
-    quantize = dtype == INT8
-    if quantize and (trainable or device.type != "cpu"):
-        raise InvalidInput(
-            f"dtype is int8, which predicts on the processor; got device {device}"
-            f"{' and weights to train' if trainable else ''}: choose another dtype, or device cpu",
-            field="dtype",
-        )
-    dtype = dtype_of(dtype, device)
-    if device.type == "cpu" and (dtype == torch.float16 or is_emulated(torch.empty(0, dtype=dtype))):
-        log.warning(
-            "dtype is %s, which this processor does not multiply: weights take half the memory of float32,"
-            " products longer; auto takes what is faster",
-            str(dtype).removeprefix("torch."),
-        )
     path = find_model(model)
+    form = _form(dtype, device, trainable=trainable, is_gguf=is_gguf(path))
     files: WeightFiles | GgufFile
     family: Family | None = None
     if is_gguf(path):
@@ -175,10 +161,32 @@ def load_checkpoint(
     with torch.device("meta"), _Undrawn():
         decoder = Decoder(config)
     sources = _sources(decoder, files, family)
-    _fill(decoder, files, sources, dtype, device, trainable=trainable, quantize=quantize)
+    fill(decoder, files, sources, form)
     if marks != _marks(path):
         raise Incompatible(f"the files of {path} changed while the model was loaded; load it again")
     return Checkpoint(path, decoder.eval(), tokenizer, marks)
+
+
+def _form(dtype: torch.dtype | str, device: torch.device, *, trainable: bool, is_gguf: bool) -> Form:
+    if dtype in (*BITS, GGUF) and (trainable or device.type != "cpu"):
+        raise InvalidInput(
+            f"dtype is {dtype}, which predicts on the processor; got device {device}"
+            f"{' and weights to train' if trainable else ''}: choose another dtype, or device cpu",
+            field="dtype",
+        )
+    if dtype == GGUF and not is_gguf:
+        raise InvalidInput("dtype is gguf, and the model is no GGUF file: choose another dtype", field="dtype")
+    bits = BITS.get(dtype) if isinstance(dtype, str) else None
+    is_fast = dtype == AUTO and is_gguf and not trainable and device.type == "cpu" and native.is_fast()
+    keeps_blocks = dtype == GGUF or is_fast
+    number_type = torch.float32 if keeps_blocks else dtype_of(dtype, device)
+    if device.type == "cpu" and (number_type == torch.float16 or is_emulated(torch.empty(0, dtype=number_type))):
+        log.warning(
+            "dtype is %s, which this processor does not multiply: weights take half the memory of float32,"
+            " products longer; auto takes what is faster",
+            str(number_type).removeprefix("torch."),
+        )
+    return Form(number_type, device, trainable, bits, keeps_blocks)
 
 
 def fingerprint_of(folder: Path) -> str:
@@ -284,125 +292,6 @@ def _stacked(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     if rest and not (all(shapes) and all(shape[1:] == first[1:] for shape in rest)):
         raise RuntimeError("the tensors do not fit together")
     return (sum(shape[0] for shape in shapes), *first[1:]) if rest else first
-
-
-def _fill(
-    decoder: Decoder,
-    files: Weights,
-    sources: dict[str, Source],
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    trainable: bool,
-    quantize: bool,
-) -> None:
-    """Sets the decoder's weights, a module at a time. What was read of the files is given back after each."""
-    loader = _Loader(decoder.config, files, sources, dtype, device, trainable=trainable, quantize=quantize)
-    modules = dict(decoder.named_modules())
-    by_module = _by_module(sources)
-    if decoder.config.tied_embeddings:
-        del by_module["embedding"]
-        loader.fill_tied(decoder)
-    for prefix, names in by_module.items():
-        loader.fill(modules[prefix], prefix, names)
-
-
-class _Loader:
-    """Reads tensors. Those that are packed for prediction pass through one buffer, because the system clears new
-    memory at every use. The others stay in the file where they have the type that is wanted, or are converted.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        files: Weights,
-        sources: dict[str, Source],
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        trainable: bool,
-        quantize: bool,
-    ) -> None:
-        self._config, self._files, self._sources, self._dtype = config, files, sources, dtype
-        self._device, self._trainable = device, trainable
-        self._quantize = quantize
-        self._packs = quantize or (not trainable and cpu.can_pack(torch.empty(0, dtype=dtype, device=device)))
-        self._buffer = torch.empty(0, dtype=dtype)
-
-    def fill(self, module: nn.Module, prefix: str, names: list[str]) -> None:
-        """Sets the weights of a module, and packs a linear one."""
-        for name in names:
-            full = f"{prefix}.{name}".lstrip(".")
-            if isinstance(module, Embedding) and self._may_stay(full):
-                self._leave(module, full)
-                continue
-            is_packed = isinstance(module, Linear) and name == "weight" and self._packs
-            tensor = self._read(full, transient=is_packed)
-            setattr(module, name, nn.Parameter(tensor.to(self._device), requires_grad=self._trainable))
-        if isinstance(module, Linear) and not self._trainable:
-            module.pack(quantize=self._quantize)
-        self._files.release()
-
-    def fill_tied(self, decoder: Decoder) -> None:
-        """Sets the table that embedding and head share. A packed head has a copy, the embedding then needs few rows."""
-        is_packed = self._packs and self._may_stay("embedding.weight")
-        table_VD = self._read("embedding.weight", transient=is_packed)
-        decoder.head.weight = nn.Parameter(table_VD.to(self._device), requires_grad=self._trainable)
-        if is_packed:
-            decoder.head.pack(quantize=self._quantize)
-            self._buffer = self._buffer.new_empty(0)  # no other tensor is as large
-            self._leave(decoder.embedding, "embedding.weight")
-        else:
-            decoder.embedding.weight = decoder.head.weight
-            if self._quantize:
-                decoder.head.pack(quantize=True)
-        self._files.release()
-
-    def _may_stay(self, name: str) -> bool:
-        """Whether rows of a table may be looked up in the file."""
-        source = self._sources[name]
-        on_host = self._device.type == "cpu"
-        return on_host and not self._trainable and len(source.names) == 1 and source.rearrange is None
-
-    def _leave(self, embedding: Embedding, name: str) -> None:
-        (part,) = self._sources[name].names
-        view = self._files.view(part)
-        if view is not None and view.dtype == self._dtype:
-            embedding.weight = nn.Parameter(view, requires_grad=False)
-        else:
-            table = FileTable(partial(self._files.rows, part), self._files.shape(part)[0])
-            embedding.leave_in_file(table, self._dtype)
-
-    def _read(self, name: str, *, transient: bool) -> Tensor:
-        """Returns a tensor in the wanted type. A transient one may be a part of the buffer, or of the file."""
-        source = self._sources[name]
-        view = self._files.view(source.names[0]) if len(source.names) == 1 else None
-        if view is not None and view.dtype == self._dtype:
-            tensor = view.clone() if self._trainable else view
-        else:
-            tensor = self._stacked(source.names, transient=transient)
-        return tensor if source.rearrange is None else source.rearrange(tensor, self._config)
-
-    def _stacked(self, names: tuple[str, ...], *, transient: bool) -> Tensor:
-        shapes = [self._files.shape(name) for name in names]
-        shape = sum(shape[0] for shape in shapes), *shapes[0][1:]
-        if transient and (size := prod(shape)) >= cpu.SMALL_WEIGHT:
-            if size > self._buffer.numel():
-                self._buffer = self._buffer.new_empty(size)
-            stacked = self._buffer[:size].view(shape)
-        else:
-            stacked = torch.empty(shape, dtype=self._dtype)
-        for name, out in zip(names, stacked.split([shape[0] for shape in shapes]), strict=True):
-            self._files.copy(name, out)
-        return stacked
-
-
-def _by_module(sources: dict[str, Source]) -> dict[str, list[str]]:
-    modules: dict[str, list[str]] = {}
-    for name in sources:
-        prefix, _, field = name.rpartition(".")
-        modules.setdefault(prefix, []).append(field)
-    return modules
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:

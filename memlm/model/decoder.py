@@ -14,6 +14,7 @@ Shapes: B batch, T time, D width, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -33,7 +34,7 @@ from memlm.model.mask import AttentionMask
 from memlm.model.native_step import NativeStep
 from memlm.model.norms import make_norm
 from memlm.model.positions import BIASES, RelativeBias, Rotary, sinusoids
-from memlm.model.quantized import Int8Weight
+from memlm.model.quantized import BlockWeight
 from memlm.model.segments import update_memories_at_boundary
 from memlm.model.state import Allocate, DecoderState, check_room, zeros
 
@@ -76,14 +77,22 @@ class Decoder(nn.Module):
     @cached_property
     def num_bytes(self) -> int:
         """Bytes of the parameters as loaded. An embedding in the model's file counts as part of the head."""
-        quantized = [m.packed for m in self.modules() if isinstance(m, Linear) and isinstance(m.packed, Int8Weight)]
-        rest = self.num_parameters - sum(weight.out_features * weight.in_features for weight in quantized)
-        return rest * self.dtype.itemsize + sum(weight.num_bytes for weight in quantized)
+        weights = self._block_weights
+        rest = self.num_parameters - sum(weight.out_features * weight.in_features for weight in weights)
+        return rest * self.dtype.itemsize + sum(weight.num_bytes for weight in weights)
 
     @property
     def dtype_name(self) -> str:
-        """How the weights are stored: as numbers of `dtype`, or int8."""
-        return "int8" if isinstance(self.head.packed, Int8Weight) else str(self.dtype).removeprefix("torch.")
+        """How most of the weights are stored: as numbers of `dtype`, as int8 or int4, or in blocks of a GGUF type."""
+        sizes = Counter[str]()
+        for weight in self._block_weights:
+            sizes[weight.kind] += weight.out_features * weight.in_features
+        return max(sizes, key=sizes.__getitem__) if sizes else str(self.dtype).removeprefix("torch.")
+
+    @property
+    def _block_weights(self) -> list[BlockWeight]:
+        packed = [module.packed for module in self.modules() if isinstance(module, Linear)]
+        return [weight for weight in packed if isinstance(weight, BlockWeight)]
 
     @cached_property
     def _native_step(self) -> NativeStep | None:
@@ -105,14 +114,14 @@ class Decoder(nn.Module):
             return self.embedding.table_VD
         return self.head.weight if self.head.packed is None else self.head.packed.to_dense()
 
-    def pack(self, *, quantize: bool = False) -> Decoder:
-        """Lays the weights out for prediction, which takes half the time then, or rounds them to 8 bits.
+    def pack(self, *, bits: int | None = None) -> Decoder:
+        """Lays the weights out for prediction, which takes half the time then, or rounds them to 8 or 4 bits.
 
         A packed decoder cannot learn.
         """
         for module in self.modules():
             if isinstance(module, Linear):
-                module.pack(quantize=quantize)
+                module.pack(bits=bits)
         return self
 
     def weights(self) -> dict[str, Tensor]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 
 import memlm.model.cpu as cpu
-from memlm.base.compute import AUTO, INT8, check_device, check_dtype
+from memlm.base.compute import AUTO, check_device, check_dtype
 from memlm.errors import InvalidInput
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, INT8: torch.float32}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def device_of(given: torch.device | str) -> torch.device:
@@ -44,7 +44,7 @@ def dtype_of(given: torch.dtype | str, device: torch.device) -> torch.dtype:
         return given
     check_dtype(given)
     if given != AUTO:
-        return DTYPES[given]
+        return DTYPES.get(given, torch.float32)
     return torch.bfloat16 if has_fast_bfloat16(device) else torch.float32
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from memlm.errors import Corrupt, Incompatible, NotFound
-from memlm.model.gguf_blocks import UNPACKED
+from memlm.model.gguf_blocks import blocks_of
 from memlm.model.weight_files import MappedFile
 
 SUFFIX = ".gguf"
@@ -32,7 +32,6 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 STRING, ARRAY = 8, 9
 TENSOR_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-DEQUANTIZED_AT_ONCE = 1 << 14  # numbers; for larger arrays numpy asks the system for new memory at every call
 UNPACKED_AT_ONCE = 1 << 19  # numbers; torch's operations have a price at every call
 
 
@@ -177,19 +176,11 @@ class GgufFile:
             return
         info, numbers_N = self.tensors[name], out.view(-1)
         size, num_bytes = _block(info.kind)
-        blocks_NB = self._blocks(info).reshape(-1, num_bytes)
-        unpack = UNPACKED.get(info.kind)
-        step = max(1, (DEQUANTIZED_AT_ONCE if unpack is None else UNPACKED_AT_ONCE) // size)
+        blocks_NB = torch.from_numpy(self._blocks(info).reshape(-1, num_bytes))
+        step = max(1, UNPACKED_AT_ONCE // size)
         for begin in range(0, len(blocks_NB), step):
-            some_nB = blocks_NB[begin : begin + step]
-            some_n = numbers_N[begin * size : (begin + len(some_nB)) * size]
-            if unpack is None:
-                some_n.copy_(_dequantized(some_nB.reshape(1, -1), info.kind)[0])
-                continue
-            unpacked_n = some_n if some_n.dtype == torch.float32 else torch.empty(len(some_n))
-            unpack(torch.from_numpy(some_nB), unpacked_n.view(-1, size))
-            if unpacked_n is not some_n:
-                some_n.copy_(unpacked_n)
+            some_n = blocks_of(blocks_NB[begin : begin + step].view(1, -1), info.kind).to_dense()[0]
+            numbers_N[begin * size : begin * size + len(some_n)] = some_n
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """Returns some rows of a matrix, in float32 where they lie in blocks."""
@@ -197,7 +188,13 @@ class GgufFile:
             return embedding(ids, view)
         info = self.tensors[name]
         blocks_VB = self._blocks(info).reshape(info.shape[0], -1)
-        return _dequantized(blocks_VB[ids.flatten().numpy()], info.kind).view(*ids.shape, -1)
+        some_NB = torch.from_numpy(blocks_VB[ids.flatten().numpy()])
+        return blocks_of(some_NB, info.kind).to_dense().view(*ids.shape, -1)
+
+    def rows_of_blocks(self, name: str) -> Tensor:
+        """Returns the bytes of each row of a matrix that lies in blocks."""
+        info = self.tensors[name]
+        return self._file.view(info.offset, (info.shape[0], info.num_bytes // info.shape[0]), torch.uint8)
 
     def release(self) -> None:
         """Gives back the RAM of all that was read."""
@@ -259,13 +256,6 @@ class GgufFile:
         if not isinstance(value, str):
             raise Corrupt(f"{self.path} lacks {key}; fetch the file again")
         return value
-
-
-def _dequantized(blocks: np.ndarray, kind: str) -> Tensor:
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    return torch.from_numpy(dequantize(blocks, GGMLQuantizationType[kind]))
 
 
 def _type_name(number: int) -> str:

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 import memlm.model.cpu as cpu
 from memlm.model.cpu import Activation
-from memlm.model.quantized import Int8Weight
+from memlm.model.quantized import BlockWeight
 
 
 class Linear(nn.Linear):
     """`nn.Linear` with a second, packed form. Call `pack` once the weights are final."""
 
-    packed: Tensor | Int8Weight | None = None
+    packed: Tensor | BlockWeight | None = None
 
-    def pack(self, *, quantize: bool = False) -> None:
-        """Lays the weight out for prediction where the processor has a product for it, or rounds it to 8 bits.
+    def pack(self, *, bits: int | None = None) -> None:
+        """Lays the weight out for prediction where the processor has a product for it, or rounds it to some bits.
 
         A large or a rounded plain weight is dropped then.
         """
-        self.packed = cpu.quantize(self.weight) if quantize else cpu.pack(self.weight)
-        if self.packed is None:
-            return
-        if quantize or self.weight.numel() >= cpu.SMALL_WEIGHT:
-            self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+        packed = cpu.pack(self.weight) if bits is None else cpu.quantize(self.weight, bits)
+        if packed is not None:
+            self.predict_from(packed)
+
+    def predict_from(self, packed: Tensor | BlockWeight) -> None:
+        """Takes a packed form of the weight. The layer cannot learn from then on."""
+        self.packed = packed
+        if isinstance(packed, BlockWeight) or self.weight.numel() >= cpu.SMALL_WEIGHT:
+            dtype = self.weight.dtype
+            self.weight = nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
         for parameter in self.parameters():
             parameter.requires_grad_(False)
 

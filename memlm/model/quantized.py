@@ -1,77 +1,155 @@
-"""Weights in 8 bits, in blocks of 32 inputs with a scale each, laid out for memlm/model/csrc/kernels.h.
+"""Weights in 4 or 8 bits, in blocks of 32 inputs, laid out for memlm/model/csrc/kernels.h.
 
-Shapes: O outputs, I inputs, P panels of 8 outputs, K blocks of 32 inputs, R rows.
+Shapes: O outputs, I inputs, P panels of 8 outputs, K blocks of 32 inputs, h halves of a block, R rows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Integer, UInt8
 from torch import Tensor
 
-BLOCK, OUTPUTS, GROUP = 32, 8, 4
-BLOCK_BYTES = 2 * OUTPUTS + OUTPUTS * BLOCK
+BLOCK, OUTPUTS, GROUP, HALVES = 32, 8, 4, 2
+GROUPS = BLOCK // HALVES // GROUP
 LARGEST = 127
 LARGEST_INPUT = 32_767  # inputs of a product have 16 bits: more than the weights need, in no more time
 
 
-@dataclass(frozen=True, slots=True)
-class Int8Weight:
-    """A matrix of a linear layer: for each panel and block 8 scales in float16, then 8 x 32 numbers of 8 bits.
+class Layout(Enum):
+    """How a block lies in memory: its scales, its minimums, its numbers. A weight is scale x number + minimum."""
 
-    The numbers of a block are ordered by groups of 4 inputs, then outputs, then inputs.
+    INT8 = 0, 8, torch.float16, 1, False
+    INT4 = 1, 4, torch.float16, 1, True
+    INT4_WIDE = 2, 4, torch.float32, 1, True
+    INT8_WIDE = 3, 8, torch.float32, HALVES, True  # holds every other one exactly
+
+    def __init__(self, number: int, bits: int, scale_dtype: torch.dtype, num_scales: int, has_minimums: bool) -> None:
+        self.number, self.bits = number, bits  # as native.cpp numbers them
+        self.scale_dtype, self.num_scales, self.has_minimums = scale_dtype, num_scales, has_minimums
+        self.num_headers = num_scales * (2 if has_minimums else 1)
+        self.header_bytes = self.num_headers * OUTPUTS * scale_dtype.itemsize
+        self.block_bytes = self.header_bytes + OUTPUTS * BLOCK * bits // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The numbers of some rows of a weight, and the scales and minimums of each block or of its halves."""
+
+    numbers_OKi: Integer[Tensor, "O K i"]  # of 0 to 15 in 4 bits
+    scales_OKh: Float[Tensor, "O K h"]
+    minimums_OKh: Float[Tensor, "O K h"] | None = None
+
+    @classmethod
+    def rounded(cls, weight_OI: Float[Tensor, "O I"], bits: int) -> Blocks:
+        """Rounds a weight. In 8 bits the largest number of each block becomes 127 or -127, in 4 bits the smallest and
+        the largest become 0 and 15.
+        """
+        padded_OKi = F.pad(weight_OI.detach().float(), (0, -weight_OI.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+        if bits == 8:
+            scales_OK1 = (padded_OKi.abs().amax(dim=2, keepdim=True) / LARGEST).half().float()
+            minimums_OK1, least, most = None, -LARGEST, LARGEST
+            offset_OKi = padded_OKi
+        else:
+            minimums_OK1 = padded_OKi.amin(dim=2, keepdim=True).half().float()
+            offset_OKi = padded_OKi - minimums_OK1
+            scales_OK1, least, most = (offset_OKi.amax(dim=2, keepdim=True) / 15).half().float(), 0, 15
+        divisors_OK1 = scales_OK1.masked_fill(scales_OK1 == 0, 1)
+        numbers_OKi = (offset_OKi / divisors_OK1).round().clamp(least, most).to(torch.int8)
+        return cls(numbers_OKi, scales_OK1, minimums_OK1)
+
+    def to_dense(self) -> Float[Tensor, "O I"]:
+        """Returns the numbers that the blocks stand for, in float32."""
+        dense_OKhi = self.numbers_OKi.unflatten(2, (self.scales_OKh.shape[2], -1)) * self.scales_OKh[..., None]
+        if self.minimums_OKh is not None:
+            dense_OKhi += self.minimums_OKh[..., None]
+        return dense_OKhi.flatten(1)
+
+    def widened(self) -> Blocks:
+        """The same with minimums, and with scales for each half of a block."""
+        scales_OKh = self.scales_OKh.expand(-1, -1, HALVES)
+        minimums_OKh = torch.zeros_like(scales_OKh) if self.minimums_OKh is None else self.minimums_OKh
+        return Blocks(self.numbers_OKi.to(torch.int8), scales_OKh, minimums_OKh.expand(-1, -1, HALVES))
+
+    def packed(self, layout: Layout) -> UInt8[Tensor, "P K B"]:
+        """Returns panels. The last one is filled up with zeros."""
+        missing = -len(self.numbers_OKi) % OUTPUTS
+        parts = [self.scales_OKh] if self.minimums_OKh is None else [self.scales_OKh, self.minimums_OKh]
+        if layout.has_minimums and self.minimums_OKh is None:
+            parts.append(torch.zeros_like(self.scales_OKh))
+        parts = [part.expand(-1, -1, layout.num_scales) for part in parts]
+        headers_PKho = F.pad(torch.cat(parts, dim=2), (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, OUTPUTS))
+        headers_PKho = headers_PKho.permute(0, 2, 3, 1).to(layout.scale_dtype).contiguous()
+        numbers = F.pad(self.numbers_OKi, (0, 0, 0, 0, 0, missing)).unflatten(2, (HALVES, GROUPS, GROUP))
+        grouped_PKhgoi = numbers.unflatten(0, (-1, OUTPUTS)).permute(0, 2, 3, 4, 1, 5)
+        if layout.bits == 4:
+            words_PKhoi = sum((grouped_PKhgoi[..., g, :, :].short() << (4 * g) for g in range(GROUPS)), start=0)
+            grouped_PKhgoi = words_PKhoi
+        header = headers_PKho.flatten(2).view(torch.uint8)
+        return torch.cat([header, grouped_PKhgoi.flatten(2).contiguous().view(torch.uint8)], dim=2)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeight:
+    """A matrix of a linear layer, in panels of 8 outputs and blocks of 32 inputs. `kind` names its source: int8, int4,
+    or a type of GGUF's.
     """
 
     panels_PKB: UInt8[Tensor, "P K B"]
+    layout: Layout
+    kind: str
     out_features: int
     in_features: int
 
     @classmethod
-    def empty(cls, out_features: int, in_features: int) -> Int8Weight:
+    def empty(cls, layout: Layout, kind: str, out_features: int, in_features: int) -> BlockWeight:
         """Returns a weight whose numbers are not set."""
-        shape = -(-out_features // OUTPUTS), -(-in_features // BLOCK), BLOCK_BYTES
-        return cls(torch.empty(shape, dtype=torch.uint8), out_features, in_features)
+        shape = -(-out_features // OUTPUTS), -(-in_features // BLOCK), layout.block_bytes
+        return cls(torch.empty(shape, dtype=torch.uint8), layout, kind, out_features, in_features)
 
     @classmethod
-    def of(cls, weight_OI: Float[Tensor, "O I"]) -> Int8Weight:
-        """Rounds a weight. The largest number of each block becomes 127 or -127."""
-        O, I = weight_OI.shape
-        padded = F.pad(weight_OI.detach().float(), (0, -I % BLOCK, 0, -O % OUTPUTS))
-        blocks_PoKi = padded.unflatten(0, (-1, OUTPUTS)).unflatten(2, (-1, BLOCK))
-        scales_PoK = (blocks_PoKi.abs().amax(dim=3) / LARGEST).half()
-        divisors = scales_PoK.float().masked_fill(scales_PoK == 0, 1)
-        rounded_PoKi = (blocks_PoKi / divisors[..., None]).round().clamp(-LARGEST, LARGEST).to(torch.int8)
-        grouped = rounded_PoKi.unflatten(3, (-1, GROUP)).permute(0, 2, 3, 1, 4)
-        scales_PKo = scales_PoK.transpose(1, 2).contiguous()
-        return cls(
-            torch.cat([scales_PKo.view(torch.uint8), grouped.flatten(2).contiguous().view(torch.uint8)], dim=2), O, I
-        )
+    def rounded(cls, weight_OI: Float[Tensor, "O I"], bits: int = 8) -> BlockWeight:
+        """Rounds a weight to 8 or 4 bits."""
+        layout = Layout.INT8 if bits == 8 else Layout.INT4
+        return cls(Blocks.rounded(weight_OI, bits).packed(layout), layout, f"int{bits}", *weight_OI.shape)
 
     @property
     def num_bytes(self) -> int:
         return self.panels_PKB.numel()
 
+    def blocks(self) -> Blocks:
+        """Returns the numbers, scales and minimums of all rows, those of the last panel's padding included."""
+        layout = self.layout
+        header, numbers = self.panels_PKB.split([layout.header_bytes, layout.block_bytes - layout.header_bytes], dim=2)
+        headers_PKho = header.contiguous().view(layout.scale_dtype).float().unflatten(2, (-1, OUTPUTS))
+        headers_OKh = headers_PKho.permute(0, 3, 1, 2).flatten(0, 1)
+        if layout.bits == 4:
+            words_PKhoi = numbers.contiguous().view(torch.int16).unflatten(2, (HALVES, OUTPUTS, GROUP))
+            grouped = torch.stack([words_PKhoi >> (4 * g) & 15 for g in range(GROUPS)], dim=3)
+        else:
+            grouped = numbers.contiguous().view(torch.int8).unflatten(2, (HALVES, GROUPS, OUTPUTS, GROUP))
+        numbers_OKi = grouped.permute(0, 4, 1, 2, 3, 5).flatten(0, 1).flatten(2)
+        scales_OKh, *minimums = headers_OKh.split(layout.num_scales, dim=2)
+        return Blocks(numbers_OKi, scales_OKh, *minimums)
+
     def to_dense(self) -> Float[Tensor, "O I"]:
-        """Returns the rounded weight in float32."""
-        scales_PKo, rounded_PKoi = self._parts()
-        blocks_PKoi = rounded_PKoi * scales_PKo.float()[..., None]
-        return blocks_PKoi.transpose(1, 2).flatten(2).flatten(0, 1)[: self.out_features, : self.in_features]
+        """Returns the weight in float32."""
+        return self.blocks().to_dense()[: self.out_features, : self.in_features]
 
     def multiply(self, x_RI: Float[Tensor, "R I"]) -> Float[Tensor, "R O"]:
         """Returns x W' as the native product computes it: `x` in blocks of 16 bits, sums of integers, then scales."""
-        values_RKi, scales_RK = quantize_rows(x_RI)
-        scales_PKo, rounded_PKoi = self._parts()
-        sums_RPKo = torch.einsum("rki,pkoi->rpko", values_RKi.double(), rounded_PKoi.double())
-        products = (sums_RPKo * scales_PKo.double() * scales_RK.double()[:, None, :, None]).sum(dim=2)
-        return products.flatten(1)[:, : self.out_features].float()
-
-    def _parts(self) -> tuple[Tensor, Int[Tensor, "P K o i"]]:
-        scales, numbers = self.panels_PKB.split([2 * OUTPUTS, OUTPUTS * BLOCK], dim=2)
-        grouped = numbers.contiguous().view(torch.int8).unflatten(2, (-1, OUTPUTS, GROUP))
-        return scales.contiguous().view(torch.float16), grouped.transpose(2, 3).flatten(3)
+        values_RKi, units_RK = quantize_rows(x_RI)
+        blocks = self.blocks()
+        values_RKhi = values_RKi.double().unflatten(2, (blocks.scales_OKh.shape[2], -1))
+        numbers_OKhi = blocks.numbers_OKi.double().unflatten(2, (blocks.scales_OKh.shape[2], -1))
+        products_ROKh = torch.einsum("rkhi,okhi->rokh", values_RKhi, numbers_OKhi) * blocks.scales_OKh.double()
+        if blocks.minimums_OKh is not None:
+            products_ROKh += values_RKhi.sum(dim=3)[:, None] * blocks.minimums_OKh.double()
+        products_RO = (products_ROKh.sum(dim=3) * units_RK.double()[:, None]).sum(dim=2)
+        return products_RO[:, : self.out_features].float()
 
 
 def quantize_rows(x_RI: Float[Tensor, "R I"]) -> tuple[Float[Tensor, "R K i"], Float[Tensor, "R K"]]:

@@ -11,18 +11,24 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from gguf.quants import dequantize
 from gguf_files import K_QUANTS, write_gguf
 from other_families import CONFIGS, GEMMA, LLAMA, ROPE
 from transformers import AutoModelForCausalLM
 
-from memlm.errors import Corrupt, Incompatible, MemlmError, NotFound
+from memlm.errors import Corrupt, Incompatible, InvalidInput, MemlmError, NotFound
 from memlm.generation.early_exit import RULE_FILE
 from memlm.language_model import load
+from memlm.model import native
 from memlm.model.checkpoint import load_checkpoint
+from memlm.model.device import dtype_of
 from memlm.model.gguf import TENSOR_TYPES, GgufFile, companion
 from memlm.model.gguf_architectures import config_of
-from memlm.model.gguf_blocks import UNPACKED
+from memlm.model.gguf_blocks import FORMATS, blocks_of, layout_of
+from memlm.model.quantized import BlockWeight, Layout
 
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}  # as the K formats need
+BLOCKS_ATOL = 5e-3  # inputs in 16 bits; measured: at most 1.6e-3
 ATOL = 1e-4  # float32; measured: at most 2e-5, for logits of a standard deviation of 1.4
 TOKENIZER = {"model": "gpt2", "pre": "gpt-2", "tokens": [f"t{number}" for number in range(300)], "eos_token_id": 0}
 LLAMA_3 = transformers.LlamaConfig(
@@ -57,10 +63,10 @@ def make_model(config: transformers.PretrainedConfig) -> transformers.PreTrained
     return model
 
 
-def difference(model: transformers.PreTrainedModel, path: Path) -> float:
+def difference(model: transformers.PreTrainedModel, path: Path, dtype: str = "float32") -> float:
     tokens_BT = torch.randint(300, (2, 40), generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
-        decoder = load_checkpoint(path).decoder
+        decoder = load_checkpoint(path, dtype=dtype).decoder
         expected_BTV, logits_BTV = model(tokens_BT).logits, decoder.logits(decoder(tokens_BT)[0])
     assert expected_BTV.std() > 0.1
     return float((expected_BTV - logits_BTV).abs().max() / expected_BTV.std())
@@ -80,17 +86,16 @@ def test_logits_equal_those_of_transformers(tmp_path, name):
 
 @pytest.mark.parametrize("kind", TENSOR_TYPES)
 def test_logits_of_every_block_format_equal_those_of_its_numbers(tmp_path, kind):
-    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2} if kind in K_QUANTS else {}
+    sizes = WIDE if kind in K_QUANTS else {}
     sizes = sizes or {"hidden_size": 64, "intermediate_size": 96}
     model = make_model(transformers.LlamaConfig(**LLAMA | sizes))
     assert difference(write_gguf(tmp_path / "model.gguf", model, TOKENIZER, kind), tmp_path / "model.gguf") < ATOL
 
 
-@pytest.mark.parametrize("kind", sorted(UNPACKED))
+@pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_unpacked_blocks_are_the_numbers_of_the_gguf_package(tmp_path, monkeypatch, kind, dtype):
-    monkeypatch.setattr("memlm.model.gguf.UNPACKED_AT_ONCE", 32 * 7)
-    _, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    size, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks_RB = np.random.default_rng(5).integers(0, 256, (40, 3 * num_bytes), dtype=np.uint8)
     for place in range(0, blocks_RB.shape[1], num_bytes):  # scales that are numbers, tiny and negative ones among them
         blocks_RB[:, [place + 1, place + 3]] &= 0xBF
@@ -107,6 +112,67 @@ def test_unpacked_blocks_are_the_numbers_of_the_gguf_package(tmp_path, monkeypat
     GgufFile(tmp_path / "m.gguf").copy("t", out_RS)
     expected_RS = torch.from_numpy(gguf.dequantize(blocks_RB, gguf.GGMLQuantizationType[kind]))
     assert torch.equal(out_RS, expected_RS.to(dtype))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_blocks_stand_for_the_numbers_that_the_package_reads(kind):
+    """Bit for bit, for 13 rows: the second panel is filled up."""
+    raw = gguf.GGMLQuantizationType[kind]
+    size, num_bytes = gguf.GGML_QUANT_SIZES[raw]
+    rows = np.random.default_rng(1).integers(0, 256, (13, 512 // size, num_bytes), dtype=np.uint8)
+    for at in {"Q6_K": (208,), "Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,)}.get(kind, (0, 2)):
+        rows[..., at + 1] &= 0b1011_1111  # scales below 2: all are finite
+    rows = rows.reshape(13, -1)
+    layout = layout_of([kind])
+    weight = BlockWeight(blocks_of(torch.from_numpy(rows), kind).packed(layout), layout, kind, 13, 512)
+    assert np.array_equal(weight.to_dense().numpy(), dequantize(rows, raw))
+    wide = BlockWeight(
+        blocks_of(torch.from_numpy(rows), kind).widened().packed(Layout.INT8_WIDE), Layout.INT8_WIDE, kind, 13, 512
+    )
+    assert torch.equal(wide.to_dense(), weight.to_dense())
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_model_that_keeps_its_blocks_predicts_as_its_numbers_do(tmp_path, kind):
+    path = tmp_path / "model.gguf"
+    model = write_gguf(path, make_model(transformers.LlamaConfig(**LLAMA | WIDE)), TOKENIZER, kind)
+    assert difference(model, path, "gguf") < BLOCKS_ATOL
+    kept, plain = (load_checkpoint(path, dtype=dtype).decoder for dtype in ("gguf", "float32"))
+    assert kept.dtype_name == kind
+    assert kept.num_parameters == plain.num_parameters
+    assert kept.num_bytes < 0.45 * plain.num_bytes
+    for name, weight in kept.weights().items():
+        assert torch.equal(weight, plain.state_dict()[name] if "norm" in name else plain.weights()[name]), name
+
+
+def test_rows_of_different_formats_share_a_layer(tmp_path):
+    """Files of the field keep values in six bits beside queries and keys in four."""
+    path, others = tmp_path / "model.gguf", {"v_proj": "Q6_K", "down_proj": "F16", "up_proj": "Q8_0"}
+    model = write_gguf(path, make_model(transformers.LlamaConfig(**LLAMA | WIDE)), TOKENIZER, "Q4_1", others)
+    assert difference(model, path, "gguf") < BLOCKS_ATOL
+    block = load_checkpoint(path, dtype="gguf").decoder.blocks[0]
+    kinds = {"qkv": block.attention.qkv.packed, "up": block.ff.gate_up.packed}
+    assert {name: (weight.kind, weight.layout) for name, weight in kinds.items()} == {
+        "qkv": ("Q4_1", Layout.INT8_WIDE), "up": ("Q4_1", Layout.INT8_WIDE)
+    }  # fmt: skip
+    assert not isinstance(block.ff.down.packed, BlockWeight)
+
+
+def test_auto_keeps_blocks_where_this_processor_has_kernels(tmp_path, monkeypatch):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, make_model(transformers.LlamaConfig(**LLAMA | WIDE)), TOKENIZER, "Q8_0")
+    for is_fast, expected in ((True, "Q8_0"), (False, str(dtype_of("auto", torch.device("cpu")))[6:])):
+        monkeypatch.setattr(native, "is_fast", lambda is_fast=is_fast: is_fast)
+        assert load_checkpoint(path).decoder.dtype_name == expected
+    monkeypatch.setattr(native, "is_fast", lambda: True)
+    assert load_checkpoint(path, trainable=True).decoder.dtype_name == "float32"
+    with pytest.raises(InvalidInput, match="gguf, which predicts on the processor"):
+        load_checkpoint(path, dtype="gguf", trainable=True)
+
+
+def test_only_a_gguf_file_keeps_its_blocks(model_folder):
+    with pytest.raises(InvalidInput, match="the model is no GGUF file"):
+        load_checkpoint(model_folder, dtype="gguf")
 
 
 def test_a_file_describes_itself(llama):

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from memlm.errors import InvalidInput
@@ -13,11 +14,11 @@ from memlm.model import Decoder, ModelConfig, native
 from memlm.model.checkpoint import load_checkpoint
 from memlm.model.config import RopeScaling
 from memlm.model.native_step import NativeStep
-from memlm.model.quantized import Int8Weight, quantize_rows
+from memlm.model.quantized import Blocks, BlockWeight, Layout, quantize_rows
 
 needs_library = pytest.mark.skipif(native.library() is None, reason="the kernels were not built: no C++ compiler")
 SIZES = [(8, 32), (13, 45), (40, 64), (96, 200)]
-ROWS = (1, 2, 3, 4, 5, 17)
+ROWS = (1, 2, 3, 4, 5, 17, 65)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -31,11 +32,48 @@ def whole_numbers(rows: int, columns: int) -> Tensor:
     return numbers
 
 
+def weight_in(layout: Layout, outputs: int, inputs: int) -> BlockWeight:
+    """A weight that uses all that a layout has: every number, and scales and minimums that differ everywhere."""
+    generator, K = torch.Generator().manual_seed(9), -(-inputs // 32)
+    least, most = (0, 16) if layout.bits == 4 else (-127, 128)
+    numbers = torch.randint(least, most, (outputs, K, 32), generator=generator).to(torch.int8)
+    numbers.flatten(1)[:, inputs:] = 0
+    scales, minimums = (
+        torch.randn(outputs, K, layout.num_scales, generator=generator).to(layout.scale_dtype).float() for _ in "ab"
+    )
+    blocks = Blocks(numbers, scales, minimums if layout.has_minimums else None)
+    return BlockWeight(blocks.packed(layout), layout, "test", outputs, inputs)
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_panels_hold_all_numbers_scales_and_minimums(layout, outputs, inputs):
+    weight = weight_in(layout, outputs, inputs)
+    again = weight.blocks().packed(layout)
+    assert torch.equal(again, weight.panels_PKB)
+    assert weight.panels_PKB.shape == (-(-outputs // 8), -(-inputs // 32), layout.block_bytes)
+    assert weight.to_dense().unique().numel() > 0.3 * outputs * inputs
+
+
+def test_four_bits_are_within_half_a_unit_of_each_block():
+    weight_OI = random(24, 70)
+    weight_OI[3, :64] = 0.25
+    rounded = BlockWeight.rounded(weight_OI, 4)
+    assert (rounded.layout, rounded.kind) == (Layout.INT4, "int4")
+    assert (rounded.to_dense()[3, :64] == 0.25).all()
+    for begin in (0, 32, 64):
+        block = weight_OI[:, begin : begin + 32]
+        ends = F.pad(block, (0, 32 - block.shape[1]))  # the last block is filled up with zeros
+        units = (ends.amax(dim=1) - ends.amin(dim=1)) / 15
+        off = (rounded.to_dense()[:, begin : begin + 32] - block).abs().amax(dim=1)
+        assert (off <= 0.5 * units * 1.02 + 2e-3).all()
+
+
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
 def test_a_rounded_weight_is_within_half_a_unit_of_each_block(outputs, inputs):
     weight_OI = random(outputs, inputs)
     weight_OI[3] = 0
-    rounded = Int8Weight.of(weight_OI)
+    rounded = BlockWeight.rounded(weight_OI)
     assert rounded.to_dense().shape == weight_OI.shape
     assert (rounded.to_dense()[3] == 0).all()
     for output in range(outputs):
@@ -52,21 +90,23 @@ def test_weights_are_rounded_as_torch_rounds_them(outputs, inputs, scale):
     """Scales below 6e-5 are subnormal in float16, and the smallest are zero."""
     weight_OI = random(outputs, inputs) * scale
     weight_OI[2] = 0
-    assert torch.equal(native.quantize(weight_OI).panels_PKB, Int8Weight.of(weight_OI).panels_PKB)
+    assert torch.equal(native.quantize(weight_OI).panels_PKB, BlockWeight.rounded(weight_OI).panels_PKB)
 
 
 @needs_library
 @pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
-def test_products_of_each_instruction_set_equal_those_of_torch(instructions, outputs, inputs):
-    weight, bias_O = Int8Weight.of(random(outputs, inputs)), random(outputs, seed=1)
+def test_products_of_each_instruction_set_equal_those_of_torch(instructions, layout, outputs, inputs):
+    weight, bias_O = weight_in(layout, outputs, inputs), random(outputs, seed=1)
     with native.using(instructions):
         for rows in ROWS:
             x_RI = whole_numbers(rows, inputs)
             expected_RO = x_RI.double() @ weight.to_dense().double().T
-            torch.testing.assert_close(weight.multiply(x_RI).double(), expected_RO, rtol=1e-5, atol=1)
+            atol_RO = 1e-6 * (x_RI.double().abs() @ weight.to_dense().double().abs().T)
             got_RO = native.multiply(x_RI, weight, None)
-            torch.testing.assert_close(got_RO.double(), expected_RO, rtol=1e-5, atol=1)
+            for product_RO in (weight.multiply(x_RI), got_RO):
+                assert ((product_RO - expected_RO).abs() <= atol_RO).all()
             torch.testing.assert_close(native.multiply(x_RI, weight, bias_O), got_RO + bias_O)
             row = native.multiply(x_RI[-1], weight, None)  # a row does not depend on those beside it
             assert torch.equal(row, got_RO[-1])
@@ -75,7 +115,7 @@ def test_products_of_each_instruction_set_equal_those_of_torch(instructions, out
 @needs_library
 @pytest.mark.parametrize("instructions", native.instruction_sets())
 def test_inputs_are_rounded_as_torch_rounds_them(instructions):
-    weight = Int8Weight.of(127 * torch.eye(96))  # its scale is 1
+    weight = BlockWeight.rounded(127 * torch.eye(96))  # its scale is 1
     x_RI = random(5, 96) * torch.tensor([[1e-3], [1.0], [1e4], [0.0], [1.0]])
     values_RKi, scales_RK = quantize_rows(x_RI)
     with native.using(instructions):
@@ -92,7 +132,7 @@ def test_inputs_are_rounded_as_torch_rounds_them(instructions):
 def test_a_row_with_a_number_that_is_not_finite_is_nan_and_no_other(instructions, bad):
     x_RI = whole_numbers(6, 64)
     x_RI[2, 40] = bad
-    weight = Int8Weight.of(random(24, 64))
+    weight = BlockWeight.rounded(random(24, 64))
     with native.using(instructions):
         for product_RO in (native.multiply(x_RI, weight, None), weight.multiply(x_RI)):
             assert product_RO.isnan().all(dim=1).tolist() == [number == 2 for number in range(6)]
@@ -100,7 +140,7 @@ def test_a_row_with_a_number_that_is_not_finite_is_nan_and_no_other(instructions
 
 @needs_library
 def test_threads_share_a_product_and_callers_do_not_disturb_each_other():
-    weight = Int8Weight.of(random(640, 640))
+    weight = BlockWeight.rounded(random(640, 640))
     inputs = [random(rows, 640, seed=rows) for rows in (1, 40, 3)]
     torch.set_num_threads(1)
     expected = [native.multiply(x_RI, weight, None) for x_RI in inputs]
@@ -124,7 +164,7 @@ def test_threads_share_a_product_and_callers_do_not_disturb_each_other():
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads as Linux lists them")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_has_threads_of_its_own():
-    weight, x_RI = Int8Weight.of(random(640, 640)), random(4, 640)
+    weight, x_RI = BlockWeight.rounded(random(640, 640)), random(4, 640)
     torch.set_num_threads(2)
     expected = native.multiply(x_RI, weight, None)
     child = os.fork()
@@ -154,21 +194,21 @@ CONFIGS = {
 }
 
 
-def make(name: str) -> Decoder:
+def make(name: str, bits: int = 8) -> Decoder:
     torch.manual_seed(3)
     decoder = Decoder(ModelConfig(**{**SHAPE, **CONFIGS[name]})).eval()
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.mul_(8) if parameter.dim() == 2 else parameter.add_(torch.randn_like(parameter) * 0.3)
-    return decoder.pack(quantize=True)
+    return decoder.pack(bits=bits)
 
 
 @needs_library
 @pytest.mark.parametrize("instructions", native.instruction_sets())
-@pytest.mark.parametrize("name", CONFIGS)
-def test_native_steps_equal_steps_in_torch(name, instructions):
+@pytest.mark.parametrize(("name", "bits"), [*((name, 8) for name in CONFIGS), ("llama", 4)])
+def test_native_steps_equal_steps_in_torch(name, bits, instructions):
     """Rows of different lengths, in one batch, one token at a time."""
-    decoder = make(name)
+    decoder = make(name, bits)
     assert decoder._native_step is not None
     prompts = [random(length, seed=length).abs().mul(20).long() % 60 for length in (9, 1, 17)]
     tokens_BT = torch.randint(60, (3, 24), generator=torch.Generator().manual_seed(5))
@@ -197,9 +237,9 @@ def test_native_steps_equal_steps_in_torch(name, instructions):
 def test_other_models_and_steps_stay_with_torch():
     windows = {"num_sinks": 2, "windows": (8, 8)}
     for changes in ({"positions": "alibi"}, {"norm_order": "post"}, windows, {"xl_length": 8}, {"head_dim": 12}):
-        assert NativeStep.of(Decoder(ModelConfig(**{**SHAPE, **changes})).pack(quantize=True)) is None, changes
+        assert NativeStep.of(Decoder(ModelConfig(**{**SHAPE, **changes})).pack(bits=8)) is None, changes
     assert NativeStep.of(Decoder(ModelConfig(**SHAPE))) is None  # in float32
-    assert NativeStep.of(Decoder(ModelConfig(**SHAPE)).pack(quantize=True)) is not None
+    assert NativeStep.of(Decoder(ModelConfig(**SHAPE)).pack(bits=8)) is not None
 
 
 def test_a_model_in_8_bits_predicts_nearly_as_in_float32(model_folder, monkeypatch):
@@ -226,6 +266,7 @@ def test_a_model_in_8_bits_generates_with_a_datastore(model_folder, store_folder
     assert any(token.knn_share > 0 for token in tokens)
 
 
-def test_int8_is_for_prediction_on_the_processor(model_folder):
-    with pytest.raises(InvalidInput, match="int8, which predicts on the processor"):
-        load_checkpoint(model_folder, dtype="int8", trainable=True)
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_rounded_weights_are_for_prediction_on_the_processor(model_folder, dtype):
+    with pytest.raises(InvalidInput, match=f"{dtype}, which predicts on the processor"):
+        load_checkpoint(model_folder, dtype=dtype, trainable=True)

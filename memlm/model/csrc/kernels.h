@@ -1,8 +1,7 @@
 // The arithmetic of a decoding step. native.cpp includes this file once for each instruction set, in a namespace.
 //
-// A weight is stored in panels of 8 outputs. A panel is a row of blocks, one for each 32 inputs: 8 scales in float16,
-// then 8 groups of 4 inputs, each with the 4 weights of output 0, those of output 1, and so on. Inputs are rounded
-// to 16 bits in blocks of 32: on these instruction sets that takes no longer than 8 bits, and loses nothing.
+// Inputs are rounded to 16 bits in blocks of 32: on these instruction sets that takes no longer than 8 bits, and loses
+// nothing. The layout of weights is described in native.cpp.
 
 typedef float Floats __attribute__((vector_size(32)));
 typedef int32_t Ints __attribute__((vector_size(32)));
@@ -27,7 +26,8 @@ static inline float sum(Floats v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v
 static inline Floats larger(Floats x, Floats y) { return x > y ? x : y; }
 
 // Rounds 32 numbers to 16 bits: the largest becomes 32767 or -32767. A number that is not finite makes the scale NaN.
-static inline float quantize_block(const float* x, int16_t* quantized) {
+// `sums` are those of both halves of the block, as they were rounded.
+static inline float quantize_block(const float* x, int16_t* quantized, float* sums) {
     Floats largest = all(0), probe = all(0);
     for (int i = 0; i < BLOCK; i += 8) {
         const Floats values = load(x + i);
@@ -36,26 +36,45 @@ static inline float quantize_block(const float* x, int16_t* quantized) {
     }
     float magnitude = 0;
     for (int i = 0; i < 8; i++) magnitude = largest[i] > magnitude ? largest[i] : magnitude;
+    const float scale = magnitude / LARGEST_INPUT + sum(probe);
     const Floats inverse = all(magnitude > 0 ? LARGEST_INPUT / magnitude : 0);
-    for (int i = 0; i < BLOCK; i += 8) {
-        const Floats rounded = load(x + i) * inverse + ROUNDING;
-        const Ints bits = (Ints)rounded - ROUNDING_BITS;
-        const Shorts shorts = __builtin_convertvector(bits, Shorts);
-        __builtin_memcpy(quantized + i, &shorts, sizeof shorts);
+    for (int half = 0; half < HALVES; half++) {
+        Floats wholes = all(0);
+        for (int i = half * BLOCK / HALVES; i < (half + 1) * BLOCK / HALVES; i += 8) {
+            const Floats rounded = load(x + i) * inverse + ROUNDING;
+            const Ints bits = (Ints)rounded - ROUNDING_BITS;
+            const Shorts shorts = __builtin_convertvector(bits, Shorts);
+            __builtin_memcpy(quantized + i, &shorts, sizeof shorts);
+            wholes += rounded - ROUNDING;
+        }
+        sums[half] = scale * sum(wholes);
     }
-    return magnitude / LARGEST_INPUT + sum(probe);
+    return scale;
 }
 
 // Quantizes a row in blocks. The last one is filled up with zeros.
-static void quantize(const float* x, int count, int16_t* quantized, float* scales) {
+static void quantize(const float* x, int count, int16_t* quantized, float* scales, float* sums) {
     const int whole = count / BLOCK;
     for (int block = 0; block < whole; block++)
-        scales[block] = quantize_block(x + block * BLOCK, quantized + block * BLOCK);
+        scales[block] = quantize_block(x + block * BLOCK, quantized + block * BLOCK, sums + block * HALVES);
     if (count % BLOCK) {
         float rest[BLOCK] = {};
         __builtin_memcpy(rest, x + whole * BLOCK, (count % BLOCK) * sizeof(float));
-        scales[whole] = quantize_block(rest, quantized + whole * BLOCK);
+        scales[whole] = quantize_block(rest, quantized + whole * BLOCK, sums + whole * HALVES);
     }
+}
+
+// Eight scales or minimums of a panel.
+static inline Floats load_scales(const float* from) { return load(from); }
+
+static inline Floats load_scales(const Half* from) {
+#if defined(MEMLM_AVX2)
+    return (Floats)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+    Floats values;
+    for (int i = 0; i < OUTPUTS; i++) values[i] = from_half(from[i]);
+    return values;
+#endif
 }
 
 #if defined(MEMLM_AVX2)
@@ -69,96 +88,155 @@ static inline __m256i add_products(__m256i sums, __m256i weights, __m256i inputs
 #endif
 }
 
+// The weights of 4 inputs for outputs 0 to 3 or 4 to 7 of a half block, in 16 bits.
+template <int BITS> struct Numbers;
+
+template <> struct Numbers<8> {
+    const uint8_t* at;
+    explicit Numbers(const uint8_t* half) : at(half) {}
+    __m256i get(int group, int part) const {
+        return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at) + group * 2 + part));
+    }
+};
+
+template <> struct Numbers<4> {
+    __m256i parts[2];
+    explicit Numbers(const uint8_t* half) {
+        for (int part = 0; part < 2; part++)
+            parts[part] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(half) + part);
+    }
+    __m256i get(int group, int part) const {
+        return _mm256_and_si256(_mm256_srli_epi16(parts[part], 4 * group), _mm256_set1_epi16(15));
+    }
+};
+
 // A panel's products with ROWS rows of inputs.
-template <int ROWS>
-static inline void multiply(const uint8_t* panel, int num_blocks, const int16_t* inputs, int64_t input_stride,
-                            const float* scales, int64_t scale_stride, Floats* results) {
-    __m256 totals[ROWS];
-    for (int row = 0; row < ROWS; row++) totals[row] = _mm256_setzero_ps();
-    for (int block = 0; block < num_blocks; block++, panel += BLOCK_BYTES) {
+template <typename Layout, int ROWS>
+static inline void multiply(const uint8_t* panel, const Quantized& x, int row, Floats* results) {
+    const int16_t* inputs = x.values + row * x.stride();
+    const float *scales = x.scales + row * x.num_blocks, *input_sums = x.sums + row * x.num_blocks * HALVES;
+    Floats totals[ROWS];
+    for (int i = 0; i < ROWS; i++) totals[i] = all(0);
+    for (int block = 0; block < x.num_blocks; block++, panel += Layout::BYTES) {
+        const auto* weight_scales = reinterpret_cast<const typename Layout::Scale*>(panel);
+        const auto* minimums = weight_scales + Layout::SCALES * OUTPUTS;
         __m256i low[ROWS], high[ROWS];  // of outputs 0 to 3 and 4 to 7, two sums each
-        for (int row = 0; row < ROWS; row++) low[row] = high[row] = _mm256_setzero_si256();
-        for (int group = 0; group < BLOCK / GROUP; group++) {
-            const __m128i* at = reinterpret_cast<const __m128i*>(panel + OUTPUTS * 2 + group * OUTPUTS * GROUP);
-            const __m256i first = _mm256_cvtepi8_epi16(_mm_loadu_si128(at));
-            const __m256i second = _mm256_cvtepi8_epi16(_mm_loadu_si128(at + 1));
-            for (int row = 0; row < ROWS; row++) {
-                int64_t four;
-                __builtin_memcpy(&four, inputs + row * input_stride + block * BLOCK + group * GROUP, sizeof four);
-                const __m256i x = _mm256_set1_epi64x(four);
-                low[row] = add_products(low[row], first, x);
-                high[row] = add_products(high[row], second, x);
+#pragma GCC unroll 2
+        for (int half = 0; half < HALVES; half++) {
+            if (half == 0 || Layout::SCALES == HALVES)
+                for (int i = 0; i < ROWS; i++) low[i] = high[i] = _mm256_setzero_si256();
+            const Numbers<Layout::BITS> numbers(panel + Layout::HEADER + half * Layout::HALF_BYTES);
+#pragma GCC unroll 4
+            for (int group = 0; group < GROUPS; group++) {
+                const __m256i first = numbers.get(group, 0), second = numbers.get(group, 1);
+                for (int i = 0; i < ROWS; i++) {
+                    int64_t four;
+                    __builtin_memcpy(&four, inputs + i * x.stride() + block * BLOCK + (half * GROUPS + group) * GROUP,
+                                     sizeof four);
+                    const __m256i each = _mm256_set1_epi64x(four);
+                    low[i] = add_products(low[i], first, each);
+                    high[i] = add_products(high[i], second, each);
+                }
+            }
+            if (half + 1 < HALVES && Layout::SCALES == 1) continue;
+            const int number = Layout::SCALES == 1 ? 0 : half;
+            const Floats weight_scale = load_scales(weight_scales + number * OUTPUTS);
+            for (int i = 0; i < ROWS; i++) {
+                // The sums of outputs 0, 1, 4, 5, 2, 3, 6, 7, then in order.
+                const __m256i mixed = _mm256_hadd_epi32(low[i], high[i]);
+                const Floats sums = (Floats)_mm256_cvtepi32_ps(_mm256_permute4x64_epi64(mixed, 0xD8));
+                totals[i] += sums * (weight_scale * all(scales[i * x.num_blocks + block]));
+            }
+            if constexpr (Layout::HAS_MINIMUMS) {
+                const Floats minimum = load_scales(minimums + number * OUTPUTS);
+                for (int i = 0; i < ROWS; i++) {
+                    const float* of_halves = input_sums + (i * x.num_blocks + block) * HALVES;
+                    totals[i] += minimum * all(Layout::SCALES == 1 ? of_halves[0] + of_halves[1] : of_halves[half]);
+                }
             }
         }
-        const __m256 weight_scales = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(panel)));
-        for (int row = 0; row < ROWS; row++) {
-            // The sums of outputs 0, 1, 4, 5, 2, 3, 6, 7, then in order.
-            const __m256i mixed = _mm256_hadd_epi32(low[row], high[row]);
-            const __m256i sums = _mm256_permute4x64_epi64(mixed, 0xD8);
-            const __m256 scale = _mm256_mul_ps(weight_scales, _mm256_set1_ps(scales[row * scale_stride + block]));
-            totals[row] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), scale, totals[row]);
-        }
     }
-    for (int row = 0; row < ROWS; row++) results[row] = reinterpret_cast<Floats&>(totals[row]);
+    for (int i = 0; i < ROWS; i++) results[i] = totals[i];
 }
 
 #else
 
-template <int ROWS>
-static inline void multiply(const uint8_t* panel, int num_blocks, const int16_t* inputs, int64_t input_stride,
-                            const float* scales, int64_t scale_stride, Floats* results) {
-    for (int row = 0; row < ROWS; row++) results[row] = all(0);
-    for (int block = 0; block < num_blocks; block++, panel += BLOCK_BYTES) {
-        Floats weight_scales;
-        for (int output = 0; output < OUTPUTS; output++) {
-            uint16_t half;
-            __builtin_memcpy(&half, panel + output * 2, sizeof half);
-            weight_scales[output] = from_half(half);
+// The 16 weights of each of 8 outputs of a half block: by groups of 4 inputs, then outputs, then inputs.
+template <int BITS> static inline void unpack(const uint8_t* half, int8_t* numbers) {
+    for (int group = 0; group < GROUPS; group++)
+        for (int i = 0; i < OUTPUTS * GROUP; i++) {
+            const int at = group * OUTPUTS * GROUP + i;
+            numbers[at] = BITS == 8 ? static_cast<int8_t>(half[at])
+                                    : static_cast<int8_t>(half[2 * i + group / 2] >> (group % 2 * 4) & 15);
         }
-        const int8_t* weights = reinterpret_cast<const int8_t*>(panel + OUTPUTS * 2);
-        for (int row = 0; row < ROWS; row++) {
-            const int16_t* x = inputs + row * input_stride + block * BLOCK;
-            int32_t sums[OUTPUTS] = {};
-            for (int group = 0; group < BLOCK / GROUP; group++)
-                for (int output = 0; output < OUTPUTS; output++)
-                    for (int i = 0; i < GROUP; i++)
-                        sums[output] += x[group * GROUP + i] * weights[(group * OUTPUTS + output) * GROUP + i];
-            Floats products;
-            for (int output = 0; output < OUTPUTS; output++) products[output] = static_cast<float>(sums[output]);
-            results[row] += products * weight_scales * all(scales[row * scale_stride + block]);
+}
+
+template <typename Layout, int ROWS>
+static inline void multiply(const uint8_t* panel, const Quantized& x, int row, Floats* results) {
+    for (int i = 0; i < ROWS; i++) results[i] = all(0);
+    for (int block = 0; block < x.num_blocks; block++, panel += Layout::BYTES) {
+        const auto* scales = reinterpret_cast<const typename Layout::Scale*>(panel);
+        for (int half = 0; half < HALVES; half++) {
+            const int number = Layout::SCALES == 1 ? 0 : half;
+            const Floats scale = load_scales(scales + number * OUTPUTS);
+            const Floats minimum =
+                Layout::HAS_MINIMUMS ? load_scales(scales + (Layout::SCALES + number) * OUTPUTS) : all(0);
+            int8_t numbers[GROUPS * OUTPUTS * GROUP];
+            unpack<Layout::BITS>(panel + Layout::HEADER + half * Layout::HALF_BYTES, numbers);
+            for (int i = 0; i < ROWS; i++) {
+                const int64_t at = static_cast<int64_t>(row + i) * x.num_blocks + block;
+                const int16_t* inputs = x.values + at * BLOCK + half * GROUPS * GROUP;
+                int32_t sums[OUTPUTS] = {};
+                for (int group = 0; group < GROUPS; group++)
+                    for (int output = 0; output < OUTPUTS; output++)
+                        for (int input = 0; input < GROUP; input++)
+                            sums[output] += inputs[group * GROUP + input] *
+                                            numbers[(group * OUTPUTS + output) * GROUP + input];
+                Floats products;
+                for (int output = 0; output < OUTPUTS; output++) products[output] = static_cast<float>(sums[output]);
+                results[i] += products * (scale * all(x.scales[at])) + minimum * all(x.sums[at * HALVES + half]);
+            }
         }
     }
 }
 
 #endif
 
-// y = x W' + b for some panels, or y += x W' + b.
-static void multiply_panels(const Matrix& matrix, int first, int last, const Quantized& x, float* y, int64_t stride,
-                            bool adds) {
-    const int num_blocks = (matrix.in_features + BLOCK - 1) / BLOCK;
-    for (int panel = first; panel < last; panel++) {
-        const uint8_t* weights = matrix.panels + static_cast<int64_t>(panel) * num_blocks * BLOCK_BYTES;
-        const int begin = panel * OUTPUTS;
-        const int size = matrix.out_features - begin < OUTPUTS ? matrix.out_features - begin : OUTPUTS;
-        for (int row = 0; row < x.num_rows;) {
-            Floats results[4];
-            const int left = x.num_rows - row, rows = left >= 4 ? 4 : left;
-            const int16_t* inputs = x.values + row * x.stride();
-            const float* scales = x.scales + row * x.num_blocks;
-            if (rows == 4) multiply<4>(weights, num_blocks, inputs, x.stride(), scales, x.num_blocks, results);
-            else if (rows == 3) multiply<3>(weights, num_blocks, inputs, x.stride(), scales, x.num_blocks, results);
-            else if (rows == 2) multiply<2>(weights, num_blocks, inputs, x.stride(), scales, x.num_blocks, results);
-            else multiply<1>(weights, num_blocks, inputs, x.stride(), scales, x.num_blocks, results);
-            for (int i = 0; i < rows; i++) {
-                float* to = y + (row + i) * stride + begin;
-                for (int output = 0; output < size; output++) {
-                    const float bias = matrix.bias ? matrix.bias[begin + output] : 0;
-                    to[output] = results[i][output] + bias + (adds ? to[output] : 0);
+// y = x W' + b for some panels, or y += x W' + b. Rows are taken in tiles that stay in the cache beside the panels.
+template <typename Layout>
+static void multiply_in(const Matrix& matrix, int first, int last, const Quantized& x, float* y, int64_t stride,
+                        bool adds) {
+    for (int tile = 0; tile < x.num_rows; tile += TILE) {
+        const int end = x.num_rows < tile + TILE ? x.num_rows : tile + TILE;
+        for (int panel = first; panel < last; panel++) {
+            const uint8_t* weights = matrix.panels + static_cast<int64_t>(panel) * x.num_blocks * Layout::BYTES;
+            const int begin = panel * OUTPUTS;
+            const int size = matrix.out_features - begin < OUTPUTS ? matrix.out_features - begin : OUTPUTS;
+            for (int row = tile; row < end;) {
+                Floats results[4];
+                const int rows = end - row >= 4 ? 4 : end - row;
+                if (rows == 4) multiply<Layout, 4>(weights, x, row, results);
+                else if (rows == 3) multiply<Layout, 3>(weights, x, row, results);
+                else if (rows == 2) multiply<Layout, 2>(weights, x, row, results);
+                else multiply<Layout, 1>(weights, x, row, results);
+                for (int i = 0; i < rows; i++) {
+                    float* to = y + (row + i) * stride + begin;
+                    for (int output = 0; output < size; output++) {
+                        const float bias = matrix.bias ? matrix.bias[begin + output] : 0;
+                        to[output] = results[i][output] + bias + (adds ? to[output] : 0);
+                    }
                 }
+                row += rows;
             }
-            row += rows;
         }
     }
+}
+
+static void multiply_panels(const Matrix& matrix, int first, int last, const Quantized& x, float* y, int64_t stride,
+                            bool adds) {
+    with_layout(matrix.layout, [&](auto layout) {
+        multiply_in<decltype(layout)>(matrix, first, last, x, y, stride, adds);
+    });
 }
 
 // e^x to some 2e-7, relative. x below -87 gives 1.6e-38.

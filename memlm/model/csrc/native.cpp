@@ -1,4 +1,4 @@
-// Decoding steps on the processor: products with weights in 8 bits, and whole steps of plain attention layers.
+// Decoding steps on the processor: products with weights in 4 or 8 bits, and whole steps of plain attention layers.
 //
 // memlm/model/native.py calls this by ctypes, and memlm/model/quantized.py has the same arithmetic in torch.
 
@@ -18,14 +18,41 @@ constexpr int BLOCK = 32;
 constexpr int OUTPUTS = 8;
 constexpr int GROUP = 4;
 constexpr float LARGEST_INPUT = 32767;
-constexpr int BLOCK_BYTES = OUTPUTS * 2 + OUTPUTS * BLOCK;
+constexpr int HALVES = 2;                               // of a block
+constexpr int GROUPS = BLOCK / HALVES / GROUP;          // of a half
+constexpr int TILE = 64;                                // rows of inputs that are multiplied together
+
+using Half = uint16_t;
+
+// A weight is stored in panels of 8 outputs. A panel is a row of blocks, one for each 32 inputs: scales of the 8
+// outputs, their minimums where there are some, and the numbers of both halves. A weight is scale x number + minimum.
+// In 8 bits, a half is 4 groups of 4 inputs, each with the 4 numbers of output 0, those of output 1, and so on. In 4
+// bits, the same numbers of the 4 groups share 16 bits, the first group in the lowest.
+template <typename SCALE, int BITS_, int SCALES_, bool HAS_MINIMUMS_> struct LayoutOf {
+    using Scale = SCALE;
+    static constexpr int BITS = BITS_, SCALES = SCALES_;  // SCALES: of a block and output, one or one for each half
+    static constexpr bool HAS_MINIMUMS = HAS_MINIMUMS_;
+    static constexpr int HEADER = SCALES * OUTPUTS * static_cast<int>(sizeof(SCALE)) * (HAS_MINIMUMS ? 2 : 1);
+    static constexpr int HALF_BYTES = OUTPUTS * BLOCK / HALVES * BITS / 8;
+    static constexpr int BYTES = HEADER + HALVES * HALF_BYTES;
+};
+
+// As memlm/model/quantized.py numbers them.
+template <typename Use> static inline auto with_layout(int number, Use&& use) {
+    switch (number) {
+        case 0: return use(LayoutOf<Half, 8, 1, false>());
+        case 1: return use(LayoutOf<Half, 4, 1, true>());
+        case 2: return use(LayoutOf<float, 4, 1, true>());
+        default: return use(LayoutOf<float, 8, HALVES, true>());
+    }
+}
 
 enum Activation : int32_t { SWIGLU, GEGLU, GELU, GELU_TANH, RELU };
 
 struct Matrix {
     const uint8_t* panels;
     const float* bias;  // or null
-    int32_t out_features, in_features;
+    int32_t out_features, in_features, layout;
 };
 
 struct Norm {
@@ -64,6 +91,7 @@ struct Step {
 struct Quantized {
     const int16_t* values;
     const float* scales;
+    const float* sums;  // of the numbers of each half block, times the scale
     int num_rows, num_blocks;
     int64_t stride() const { return static_cast<int64_t>(num_blocks) * BLOCK; }
 };
@@ -152,32 +180,37 @@ static const Kernels& kernels() {
 
 static int panels_of(const Matrix& matrix) { return (matrix.out_features + OUTPUTS - 1) / OUTPUTS; }
 static int blocks_of(int features) { return (features + BLOCK - 1) / BLOCK; }
+static int bytes_of_block(const Matrix& matrix) {
+    return with_layout(matrix.layout, [](auto layout) { return decltype(layout)::BYTES; });
+}
 
 // Rows in float32 and their quantized form, with memory of their own.
 struct Inputs {
     std::vector<int16_t> values;
-    std::vector<float> scales;
+    std::vector<float> scales, sums;
 
     Quantized quantize(Threads::Claim& claim, const float* x, int num_rows, int features) {
         const int num_blocks = blocks_of(features);
         values.resize(static_cast<size_t>(num_rows) * num_blocks * BLOCK);
         scales.resize(static_cast<size_t>(num_rows) * num_blocks);
+        sums.resize(static_cast<size_t>(num_rows) * num_blocks * HALVES);
         constexpr int FEW = 16;  // rows that cost less than waking a thread
         claim.loop((num_rows + FEW - 1) / FEW, [&](int chunk) {
             const int last = num_rows < (chunk + 1) * FEW ? num_rows : (chunk + 1) * FEW;
-            for (int row = chunk * FEW; row < last; row++)
-                kernels().quantize(x + static_cast<int64_t>(row) * features, features,
-                                   values.data() + static_cast<int64_t>(row) * num_blocks * BLOCK,
-                                   scales.data() + static_cast<int64_t>(row) * num_blocks);
+            for (int row = chunk * FEW; row < last; row++) {
+                const int64_t at = static_cast<int64_t>(row) * num_blocks;
+                kernels().quantize(x + static_cast<int64_t>(row) * features, features, values.data() + at * BLOCK,
+                                   scales.data() + at, sums.data() + at * HALVES);
+            }
         });
-        return {values.data(), scales.data(), num_rows, num_blocks};
+        return {values.data(), scales.data(), sums.data(), num_rows, num_blocks};
     }
 };
 
 // Chunks small enough that threads end together, and large enough that handing them out costs nothing.
 static void multiply(Threads::Claim& claim, const Matrix& matrix, const Quantized& x, float* y, bool adds) {
     const int panels = panels_of(matrix);
-    const int64_t bytes = static_cast<int64_t>(blocks_of(matrix.in_features)) * BLOCK_BYTES;
+    const int64_t bytes = static_cast<int64_t>(blocks_of(matrix.in_features)) * bytes_of_block(matrix);
     int size = static_cast<int>((48 << 10) / bytes);
     size = size < 1 ? 1 : size > panels / 8 + 1 ? panels / 8 + 1 : size;
     claim.loop((panels + size - 1) / size, [&](int chunk) {
@@ -196,11 +229,12 @@ static uint16_t to_half(float value) {
     return static_cast<uint16_t>((bits >> 13) - (112 << 10));
 }
 
-// Rounds a panel of a weight, each block to multiples of a 127th of its largest number.
+// Rounds a panel of a weight to 8 bits, each block to multiples of a 127th of its largest number.
 static void quantize_panel(const float* weight, const Matrix& shape, int panel, uint8_t* blocks) {
-    for (int begin = 0; begin < shape.in_features; begin += BLOCK, blocks += BLOCK_BYTES) {
-        int8_t* numbers = reinterpret_cast<int8_t*>(blocks + 2 * OUTPUTS);
-        std::memset(blocks, 0, BLOCK_BYTES);
+    using Layout = LayoutOf<Half, 8, 1, false>;
+    for (int begin = 0; begin < shape.in_features; begin += BLOCK, blocks += Layout::BYTES) {
+        int8_t* numbers = reinterpret_cast<int8_t*>(blocks + Layout::HEADER);
+        std::memset(blocks, 0, Layout::BYTES);
         const int size = shape.in_features - begin < BLOCK ? shape.in_features - begin : BLOCK;
         for (int i = 0; i < OUTPUTS && panel * OUTPUTS + i < shape.out_features; i++) {
             const float* row = weight + static_cast<int64_t>(panel * OUTPUTS + i) * shape.in_features + begin;
@@ -302,12 +336,12 @@ int32_t memlm_runs_here(int32_t number) { return memlm::runs_here(number); }
 // Uses the instruction set with this number; -1: the fastest.
 void memlm_choose(int32_t number) { memlm::chosen.store(number < 0 ? memlm::fastest() : number); }
 
-// Writes the panels of a weight with the shape of `matrix`.
+// Writes the panels of a weight with the shape of `matrix`, in 8 bits.
 void memlm_quantize(const float* weight, const memlm::Matrix* matrix, uint8_t* panels, int32_t num_threads) {
     memlm::Threads::Claim claim(memlm::Threads::of_process(), num_threads);
     constexpr int CHUNK = 16;
     const int count = memlm::panels_of(*matrix);
-    const int64_t size = static_cast<int64_t>(memlm::blocks_of(matrix->in_features)) * memlm::BLOCK_BYTES;
+    const int64_t size = static_cast<int64_t>(memlm::blocks_of(matrix->in_features)) * memlm::bytes_of_block(*matrix);
     claim.loop((count + CHUNK - 1) / CHUNK, [&](int chunk) {
         for (int panel = chunk * CHUNK; panel < count && panel < (chunk + 1) * CHUNK; panel++)
             memlm::quantize_panel(weight, *matrix, panel, panels + panel * size);
