@@ -40,10 +40,10 @@ def load(
     """Loads a model, by its folder or its id on the Hugging Face hub, and datastores that it built.
 
     `stores` are folders, or folders by name. Without a name, a datastore has its folder's. `device` is cpu, cuda,
-    cuda:N, mps, or auto for the first GPU or else the processor. `dtype` is float32, bfloat16, float16, or auto for
-    bfloat16 where the device multiplies it in hardware and float32 elsewhere. Raises NotFound where a folder is
-    missing, Incompatible for a datastore of another model, Corrupt for a damaged file, InvalidInput for a device that
-    is not there.
+    cuda:N, mps, or auto for the first GPU or else the processor. `dtype` is float32, bfloat16, float16, int8, int4,
+    gguf for the blocks of a GGUF file, or auto for what is fast on the device and changes nothing
+    (`memlm.model.device`). Raises NotFound where a folder is missing, Incompatible for a datastore of another model,
+    Corrupt for a damaged file, InvalidInput for a device that is not there.
     """
     return LanguageModel(load_checkpoint(model, dtype=dtype, device=device), stores)
 

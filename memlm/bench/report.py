@@ -40,7 +40,7 @@ SETTINGS = (
     "tokens",
 )  # fmt: skip
 ROW_WORDS = ("entries", "store", "way", "index")
-LIBRARIES = ("torch", "numpy", "faiss-cpu", "grpcio", "transformers")
+LIBRARIES = ("torch", "numpy", "faiss-cpu", "grpcio", "transformers", "llama-cpp-python")
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
 
 

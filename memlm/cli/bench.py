@@ -9,7 +9,7 @@ import typer
 
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, print_table, table
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, check_choice
 
 app = typer.Typer(help="Measure speed and RAM.", no_args_is_help=True)
 
@@ -78,14 +78,31 @@ def serve(model: SomeModel = None, repeats: Repeats = 7, json: options.Json = Fa
     _print_figures("bench serve", figures, repeats, json=json)
 
 
-@app.command(epilog="Example: memlm bench versus --json")
-def versus(repeats: Repeats = 5, json: options.Json = False) -> None:
-    """Tokens/s of a server relative to transformers' generate, on a checkpoint of GPT-2's shape."""
-    from memlm.bench.versus import bench_versus
-
+@app.command(epilog="Example: memlm bench versus llama.cpp --model smollm2 --json")
+def versus(
+    other: Annotated[str, typer.Argument(metavar="llama.cpp|transformers", help="The program to compare with.")],
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="MODEL", help="For llama.cpp: a GGUF file.")
+    ] = "smollm2",
+    store: Annotated[
+        Path | None,
+        typer.Option("--store", "-s", metavar="STORE", help="For llama.cpp: a datastore, to measure too."),
+    ] = None,
+    repeats: Repeats = 5,
+    json: options.Json = False,
+) -> None:
+    """Tokens/s relative to llama.cpp on a GGUF file, or of a server to transformers' generate on GPT-2's shape."""
+    check_choice("other", other, ("llama.cpp", "transformers"))
     with ConsoleProgress() as progress:
-        figures = bench_versus(repeats=repeats, progress=progress)
-    _print_figures("bench versus", figures, repeats, json=json)
+        if other == "transformers":
+            from memlm.bench.versus_transformers import bench_versus_transformers
+
+            figures = bench_versus_transformers(repeats=repeats, progress=progress)
+        else:
+            from memlm.bench.versus_llama_cpp import bench_versus_llama_cpp
+
+            figures = bench_versus_llama_cpp(model, store, repeats=repeats, progress=progress)
+    _print_figures(f"bench versus {other}", figures, repeats, json=json)
 
 
 @app.command(epilog="Example: memlm bench load --model model --store store --json")

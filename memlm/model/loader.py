@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import memlm.model.cpu as cpu
+import memlm.model.native as native
 from memlm.model.config import ModelConfig
 from memlm.model.decoder import Decoder
 from memlm.model.embedding import Embedding, FileTable
@@ -129,6 +130,8 @@ class _Loader:
     def _packed(self, rows_OB: Tensor, kind: str, in_features: int) -> BlockWeight:
         """Packs rows of one type, some panels at a time."""
         weight = BlockWeight.empty(layout_of([kind]), kind, len(rows_OB), in_features)
+        if native.pack(rows_OB, kind, weight):
+            return weight
         step = max(1, PACKED_AT_ONCE // in_features // OUTPUTS)
         for begin in range(0, len(weight.panels_PKB), step):
             some = rows_OB[begin * OUTPUTS : (begin + step) * OUTPUTS]

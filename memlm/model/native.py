@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from memlm.model.quantized import BlockWeight, Layout
 
 FASTEST = -1
+PACKED_KINDS = ("Q8_0", "Q4_0", "Q4_1")  # as native.cpp numbers them
 
 
 class Matrix(Structure):
@@ -49,6 +50,7 @@ def library() -> ctypes.CDLL | None:
             continue
         found.memlm_kernels_name.restype = c_char_p
         found.memlm_quantize.argtypes = [c_void_p, POINTER(Matrix), c_void_p, c_int32]
+        found.memlm_pack.argtypes = [c_int32, c_void_p, POINTER(Matrix), c_void_p, c_int32]
         found.memlm_multiply.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p, c_int32]
         return found
     return None
@@ -91,6 +93,16 @@ def quantize(weight_OI: Float[Tensor, "O I"]) -> BlockWeight | None:
     matrix = Matrix.of(rounded, None)
     kernels.memlm_quantize(dense_OI.data_ptr(), byref(matrix), rounded.panels_PKB.data_ptr(), torch.get_num_threads())
     return rounded
+
+
+def pack(rows_OB: UInt8[Tensor, "O B"], kind: str, weight: BlockWeight) -> bool:
+    """Writes a weight's panels from rows of a GGUF type, as `memlm.model.gguf_blocks` does. Returns whether it did."""
+    if (kernels := library()) is None or kind not in PACKED_KINDS:
+        return False
+    rows_OB = rows_OB.contiguous()
+    matrix, panels = Matrix.of(weight, None), weight.panels_PKB.data_ptr()
+    kernels.memlm_pack(PACKED_KINDS.index(kind), rows_OB.data_ptr(), byref(matrix), panels, torch.get_num_threads())
+    return True
 
 
 def multiply(x: Float[Tensor, "*P I"], weight: BlockWeight, bias_O: Float[Tensor, " O"] | None) -> Tensor | None:

@@ -126,6 +126,11 @@ def test_blocks_stand_for_the_numbers_that_the_package_reads(kind):
     layout = layout_of([kind])
     weight = BlockWeight(blocks_of(torch.from_numpy(rows), kind).packed(layout), layout, kind, 13, 512)
     assert np.array_equal(weight.to_dense().numpy(), dequantize(rows, raw))
+    packed = BlockWeight.empty(layout, kind, 13, 512)
+    if native.pack(torch.from_numpy(rows), kind, packed):
+        assert torch.equal(packed.panels_PKB, weight.panels_PKB)
+    else:
+        assert native.library() is None or kind not in native.PACKED_KINDS
     wide = BlockWeight(
         blocks_of(torch.from_numpy(rows), kind).widened().packed(Layout.INT8_WIDE), Layout.INT8_WIDE, kind, 13, 512
     )

@@ -220,13 +220,19 @@ static void multiply(Threads::Claim& claim, const Matrix& matrix, const Quantize
 }
 
 // A number that is not negative, in float16, rounded to the nearest one, ties to even.
-static uint16_t to_half(float value) {
+static Half to_half(float value) {
     if (value < 6.1035156e-5f) return static_cast<uint16_t>(__builtin_lrintf(value * 16777216.0f));  // subnormal
     if (!(value < 65520)) return value > 0 ? 0x7c00 : 0x7e00;
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     bits += 0xfff + (bits >> 13 & 1);
     return static_cast<uint16_t>((bits >> 13) - (112 << 10));
+}
+
+// The float16 number times -8. It is exact, or infinite.
+static Half times_minus_8(Half half) {
+    const float value = from_half(half) * -8;
+    return static_cast<Half>(to_half(__builtin_fabsf(value)) | (half & 0x8000 ? 0 : 0x8000));
 }
 
 // Rounds a panel of a weight to 8 bits, each block to multiples of a 127th of its largest number.
@@ -249,6 +255,53 @@ static void quantize_panel(const float* weight, const Matrix& shape, int panel, 
                 numbers[(j / GROUP * OUTPUTS + i) * GROUP + j % GROUP] = static_cast<int8_t>(kept);
             }
         }
+    }
+}
+
+// Writes a panel's block: for each output and input a number, in as many bits as the layout has.
+template <typename Layout> static void pack_numbers(const uint8_t (*numbers)[BLOCK], uint8_t* block) {
+    for (int half = 0; half < HALVES; half++) {
+        uint8_t* to = block + Layout::HEADER + half * Layout::HALF_BYTES;
+        for (int at = 0; at < OUTPUTS * GROUP; at++) {
+            const uint8_t* from = numbers[at / GROUP] + half * GROUPS * GROUP + at % GROUP;
+            if constexpr (Layout::BITS == 4) {
+                to[2 * at] = static_cast<uint8_t>(from[0] | from[GROUP] << 4);
+                to[2 * at + 1] = static_cast<uint8_t>(from[2 * GROUP] | from[3 * GROUP] << 4);
+            } else {
+                for (int group = 0; group < GROUPS; group++) to[group * OUTPUTS * GROUP + at] = from[group * GROUP];
+            }
+        }
+    }
+}
+
+// Blocks of GGUF that lie in rows, as memlm/model/gguf_blocks.py reads them.
+enum Kind : int32_t { Q8_0, Q4_0, Q4_1 };
+
+static int bytes_of(int kind) { return kind == Q8_0 ? 34 : kind == Q4_0 ? 18 : 20; }
+
+static void pack_panel(int kind, const uint8_t* rows, const Matrix& shape, int panel, uint8_t* blocks) {
+    const int num_blocks = shape.in_features / BLOCK, bytes = bytes_of(kind);
+    for (int block = 0; block < num_blocks; block++, blocks += bytes_of_block(shape)) {
+        uint8_t numbers[OUTPUTS][BLOCK] = {};
+        Half header[2][OUTPUTS] = {};
+        for (int i = 0; i < OUTPUTS && panel * OUTPUTS + i < shape.out_features; i++) {
+            const uint8_t* from = rows + (static_cast<int64_t>(panel * OUTPUTS + i) * num_blocks + block) * bytes;
+            std::memcpy(&header[0][i], from, sizeof(Half));
+            if (kind == Q8_0) {
+                std::memcpy(numbers[i], from + sizeof(Half), BLOCK);
+                continue;
+            }
+            if (kind == Q4_1) std::memcpy(&header[1][i], from + sizeof(Half), sizeof(Half));
+            else header[1][i] = times_minus_8(header[0][i]);
+            const uint8_t* nibbles = from + bytes - BLOCK / 2;
+            for (int j = 0; j < BLOCK / 2; j++) {
+                numbers[i][j] = nibbles[j] & 15;
+                numbers[i][j + BLOCK / 2] = nibbles[j] >> 4;
+            }
+        }
+        std::memcpy(blocks, header, kind == Q8_0 ? sizeof header[0] : sizeof header);
+        if (kind == Q8_0) pack_numbers<LayoutOf<Half, 8, 1, false>>(numbers, blocks);
+        else pack_numbers<LayoutOf<Half, 4, 1, true>>(numbers, blocks);
     }
 }
 
@@ -345,6 +398,18 @@ void memlm_quantize(const float* weight, const memlm::Matrix* matrix, uint8_t* p
     claim.loop((count + CHUNK - 1) / CHUNK, [&](int chunk) {
         for (int panel = chunk * CHUNK; panel < count && panel < (chunk + 1) * CHUNK; panel++)
             memlm::quantize_panel(weight, *matrix, panel, panels + panel * size);
+    });
+}
+
+// Writes the panels of a weight from the rows of a GGUF file.
+void memlm_pack(int32_t kind, const uint8_t* rows, const memlm::Matrix* matrix, uint8_t* panels, int32_t num_threads) {
+    memlm::Threads::Claim claim(memlm::Threads::of_process(), num_threads);
+    constexpr int CHUNK = 16;
+    const int count = memlm::panels_of(*matrix);
+    const int64_t size = static_cast<int64_t>(memlm::blocks_of(matrix->in_features)) * memlm::bytes_of_block(*matrix);
+    claim.loop((count + CHUNK - 1) / CHUNK, [&](int chunk) {
+        for (int panel = chunk * CHUNK; panel < count && panel < (chunk + 1) * CHUNK; panel++)
+            memlm::pack_panel(kind, rows, *matrix, panel, panels + panel * size);
     });
 }
 

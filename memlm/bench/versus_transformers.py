@@ -26,7 +26,7 @@ NEW_TOKENS = 64
 STREAMS = (1, 16)
 
 
-def bench_versus(*, repeats: int, progress: Progress) -> dict[str, Any]:
+def bench_versus_transformers(*, repeats: int, progress: Progress) -> dict[str, Any]:
     """`<dtype>_<streams>_over_transformers` is our tokens/s relative to theirs, prompts included, greedy on both sides.
 
     Theirs takes all prompts as one batch. `<dtype>_<streams>_over_one_by_one` is relative to theirs with one prompt at
@@ -34,7 +34,7 @@ def bench_versus(*, repeats: int, progress: Progress) -> dict[str, Any]:
     `transformers`.
     """
     if find_spec("transformers") is None:
-        raise InvalidInput("bench versus needs `transformers`; install it (pip install transformers)")
+        raise InvalidInput("bench versus transformers needs that package; install it (pip install transformers)")
     figures: dict[str, Any] = {}
     with workplace() as folder, asyncio.Runner() as runner:
         reference = _gpt2(folder)
