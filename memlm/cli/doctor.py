@@ -74,7 +74,7 @@ def examined() -> tuple[dict[str, Any], list[str]]:
         advice.append("The processor does not multiply bfloat16 in hardware, so models compute in float32.")
     if native.library() is None:
         advice.append(
-            "The native kernels are not built, so --dtype int8 is slow. Install a C++20 compiler, then memlm again."
+            "The native kernels are not built, so GGUF files compute in float32. Install a C++20 compiler, then memlm."
         )
     if load > BUSY * cores:
         advice.append(f"Other processes keep {min(load, cores):.1f} of {cores} cores busy, and slow generation down.")

