@@ -176,7 +176,7 @@ class GgufFile:
             return
         info, numbers_N = self.tensors[name], out.view(-1)
         size, num_bytes = _block(info.kind)
-        blocks_NB = torch.from_numpy(self._blocks(info).reshape(-1, num_bytes))
+        blocks_NB = self.rows_of_blocks(name).view(-1, num_bytes)
         step = max(1, UNPACKED_AT_ONCE // size)
         for begin in range(0, len(blocks_NB), step):
             some_n = blocks_of(blocks_NB[begin : begin + step].view(1, -1), info.kind).to_dense()[0]
@@ -187,8 +187,7 @@ class GgufFile:
         if (view := self.view(name)) is not None:
             return embedding(ids, view)
         info = self.tensors[name]
-        blocks_VB = self._blocks(info).reshape(info.shape[0], -1)
-        some_NB = torch.from_numpy(blocks_VB[ids.flatten().numpy()])
+        some_NB = embedding(ids.flatten(), self.rows_of_blocks(name))
         return blocks_of(some_NB, info.kind).to_dense().view(*ids.shape, -1)
 
     def rows_of_blocks(self, name: str) -> Tensor:
@@ -199,9 +198,6 @@ class GgufFile:
     def release(self) -> None:
         """Gives back the RAM of all that was read."""
         self._file.release()
-
-    def _blocks(self, info: TensorInfo) -> np.ndarray:
-        return np.frombuffer(self._file.bytes, np.uint8, info.num_bytes, info.offset)
 
     def _begin(self, header: Header) -> tuple[int, int]:
         if bytes(header.take(4)) != MAGIC:

@@ -92,10 +92,11 @@ def test_logits_of_every_block_format_equal_those_of_its_numbers(tmp_path, kind)
     assert difference(write_gguf(tmp_path / "model.gguf", model, TOKENIZER, kind), tmp_path / "model.gguf") < ATOL
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_unpacked_blocks_are_the_numbers_of_the_gguf_package(tmp_path, monkeypatch, kind, dtype):
-    size, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    monkeypatch.setattr("memlm.model.gguf.UNPACKED_AT_ONCE", 32 * 7)
+    _, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks_RB = np.random.default_rng(5).integers(0, 256, (40, 3 * num_bytes), dtype=np.uint8)
     for place in range(0, blocks_RB.shape[1], num_bytes):  # scales that are numbers, tiny and negative ones among them
         blocks_RB[:, [place + 1, place + 3]] &= 0xBF
