@@ -1,46 +1,45 @@
 // The tab that holds a conversation.
 
+import { Comparison, followSources } from "./comparison.js";
 import { byId, el } from "./dom.js";
-import { Pane } from "./pane.js";
 import { Settings } from "./settings.js";
 
 /** @param {import("./main.js").App} app */
 export function setUpChat(app) {
   const [form, message, send, anew, talk] = ["chat-form", "message", "send", "anew", "talk"].map(byId);
-  /** @type {{role: string, content?: string, pane?: Pane}[]} */
+  /** @type {{role: string, content?: string, reply?: Comparison}[]} */
   let turns = [];
-  /** @type {Pane | null} */
-  let shown = null;
 
-  const current = () => turns.at(-1)?.pane;
+  const replies = () => turns.map((turn) => turn.reply).filter(Boolean);
+  const isRunning = () => replies().some((each) => each.isRunning);
 
-  function show(pane) {
-    shown = pane;
-    app.sources.show(pane);
-    app.sources.render();
-  }
+  /** The text of a turn: of a reply the first one, whatever stands beside it. */
+  const textOf = (turn) => (turn.reply ? turn.reply.panes[0].text : turn.content);
 
   async function ask(content) {
     turns.push({ role: "user", content });
     talk.append(el("p", { class: "said" }, el("span", { class: "unseen" }, "You: "), content));
-    const messages = turns.map((turn) => ({ role: turn.role, content: turn.pane ? turn.pane.text : turn.content }));
-    const pane = new Pane("Reply", { isChat: true });
-    turns.push({ role: "assistant", pane });
-    talk.append(pane.element);
-    pane.addEventListener("change", () => app.sources.pane === pane && app.sources.refresh());
-    pane.addEventListener("pin", () => show(pane));
-    pane.addEventListener("end", () => (send.textContent = "Send"));
-    show(pane);
-    send.textContent = "Stop";
+    const messages = turns.map((turn) => ({ role: turn.role, content: textOf(turn) }));
+    const reply = new Comparison(app, el("div"), true);
+    reply.addEventListener("run", () => (send.textContent = isRunning() ? "Stop" : "Send"));
+    reply.addEventListener("close", () => message.focus());
+    turns.push({ role: "assistant", reply });
+    talk.append(reply.element);
+    const pane = reply.add("Reply");
+    app.sources.show(pane);
     anew.hidden = false;
     const room = byId("max-tokens").value ? { max_completion_tokens: app.settings.maxTokens } : {};
-    await pane.run({ model: app.model.id, messages, ...room, ...Settings.logprobs(true), ...app.settings.read() });
+    await reply.run(pane, { model: app.model.id, messages, ...room, ...Settings.logprobs(true), ...app.settings.read() });
+  }
+
+  function stop() {
+    for (const reply of replies()) reply.stop();
   }
 
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (current()?.isRunning) {
-      current().stop();
+    if (isRunning()) {
+      stop();
       return;
     }
     const content = message.value.trim();
@@ -51,22 +50,23 @@ export function setUpChat(app) {
   message.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
-      if (!current()?.isRunning) form.requestSubmit();
+      if (!isRunning()) form.requestSubmit();
     }
   });
   anew.addEventListener("click", () => {
-    current()?.stop();
+    stop();
     turns = [];
     talk.replaceChildren();
     anew.hidden = true;
-    show(null);
+    app.sources.show(null);
     message.focus();
   });
+  followSources(app, replies);
 
   return {
     /** The text that the side panel shows when the tab is opened. */
     get pane() {
-      return shown;
+      return replies().at(-1)?.panes[0] ?? null;
     },
   };
 }

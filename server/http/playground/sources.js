@@ -124,7 +124,7 @@ export class SourcesPanel extends EventTarget {
   }
 
   #without(source) {
-    if (!this.abilities.canExclude || this.pane.isChat) return null;
+    if (!this.abilities.canExclude) return null;
     return button("Without this document", () => this.dispatchEvent(new CustomEvent("without", { detail: source })));
   }
 

@@ -325,16 +325,38 @@ def test_markup_of_a_text_stays_text(page: Page, web: RunningServer) -> None:
 
 def test_a_chat_is_shaded_too(page: Page, web: RunningServer) -> None:
     page.open(web.http_url, "chat")
-    for name, value in {"temperature": 0, "max-tokens": 8, "lam": 0.5}.items():
+    for name, value in {"temperature": 0, "max-tokens": 5, "lam": 0.5}.items():
         page.set(f"#{name}", value)
     page.one("#message").send_keys("the memory\ue007")  # Enter
     page.until_ended()
     with Client(web.address) as client:
-        reply = client.chat([{"role": "user", "content": "the memory"}], max_tokens=8, temperature=0, lam=0.5).result()
+        reply = client.chat([{"role": "user", "content": "the memory"}], max_tokens=5, temperature=0, lam=0.5).result()
     assert "".join(page.texts("#talk .token")) == reply.text
     assert page.texts(".documents .document")
     page.one("#message").send_keys("again\ue007")
     page.until_ended(2)
+    # The first reply without a document stands beside it, and the second one stays as it was.
+    before = page.texts("#talk .token")
+    page.click("#talk .token")
+    page.click(".documents .document")
+    name = page.texts('.documents [aria-pressed="true"]')[0]
+    page.button("Without this document").click()
+    page.until_ended(3)
+    assert page.texts(".pane-title") == [f"Without {name}"]
+    options = {"max_tokens": 5, "temperature": 0, "lam": 0.5, "neighbors": 8, "exclude_documents": [name]}
+    with Client(web.address) as client:
+        without = list(client.chat([{"role": "user", "content": "the memory"}], **options))
+    second = "#talk .pane:nth-child(2)"
+    assert page.texts(f"{second} .token") == [token.text for token in without if token.text]
+    assert page.texts("#talk .pane:first-child .token") == before
+    assert page.texts(f"{second} .is-different")
+    assert "unlike “Reply”" in page.texts(f"{second} .status")[0]
+    assert len(page.all("#talk .is-comparison")) == 1
+    assert page.texts("#send") == ["Send"]
+    page.click(f"{second} .pane-head button")
+    assert page.texts("#talk .token") == before
+    assert not page.all(".is-different, .is-comparison")
+    assert page.driver.switch_to.active_element.get_attribute("id") == "message"
     page.button("New conversation").click()
     assert not page.all("#talk > *")
 
