@@ -57,7 +57,8 @@ class ServerConfig:
 
     Datastores that clients build are kept in `store_dir`. `index_workers` processes of `index_threads` threads (0: all
     cores) build them at the niceness `index_nice`, or with "idle" in the scheduler's idle class. After a job, a process
-    waits `index_idle_s` for the next, with the model in its RAM. At most `max_jobs` run or wait. Texts come from
+    waits `index_idle_s` for the next, with the model in its RAM. With `index_ahead` one waits from the start on, for
+    any time. At most `max_jobs` run or wait. Texts come from
     folders under `corpus_roots`, or from uploads of at most `max_upload_bytes` and `max_upload_documents`.
 
     Prometheus reads metrics at `metrics_port` over HTTP. At `log_level` info each call is logged in a line, with its
@@ -209,6 +210,12 @@ class ServerConfig:
             panel=DATASTORES,
         ),
     )
+    index_ahead: bool = field(
+        default=False,
+        metadata=option(
+            "Always keep one with its model, from the start on: the first job is short, too.", panel=DATASTORES
+        ),
+    )
     max_jobs: int = field(default=64, metadata=option("Jobs that run or wait.", panel=DATASTORES))
     max_upload_bytes: int = field(
         default=4 << 30,
@@ -249,6 +256,12 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
+        if self.index_ahead and not (self.store_dir and self.index_workers and self.index_idle_s):
+            raise InvalidInput(
+                "index_ahead needs store_dir, index_workers and index_idle_s above 0, without which no index worker"
+                " waits for a job",
+                field="index_ahead",
+            )
         for name, least, most in (
             ("port", 0, 65_535),
             ("num_workers", 1, 256),

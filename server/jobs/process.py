@@ -163,7 +163,10 @@ class IndexWorkers:
 
     def _retire(self, worker: IndexWorker) -> None:
         self._idle.pop(worker).cancel()
-        self._close(worker)
+        if self._config.index_ahead and self._keeps and not self._idle:
+            self._keep(worker)
+        else:
+            self._close(worker)
 
     def _close(self, worker: IndexWorker) -> asyncio.Task[None]:
         closing = asyncio.create_task(worker.close())

@@ -50,6 +50,7 @@ class JobRunner:
     def start(self) -> None:
         """Starts to run jobs, as many at a time as there are index workers."""
         self._runners = [asyncio.create_task(self._work()) for _ in range(self._config.index_workers)]
+        self._prepare_ahead()
 
     async def stop(self) -> None:
         """Kills the index workers. The next server continues their jobs."""
@@ -61,6 +62,11 @@ class JobRunner:
     def prepare(self) -> None:
         """Loads the model for a job that is to come."""
         self._index_workers.prepare()
+
+    def _prepare_ahead(self) -> None:
+        """Replaces a worker that ended, after the job at which it did: a job whose workers die must come to an end."""
+        if self._config.index_ahead:
+            self.prepare()
 
     def drain(self) -> None:
         """Ends idle index workers, and keeps none from now on."""
@@ -89,6 +95,7 @@ class JobRunner:
                 log.exception("%s failed", job.name)
                 bug = InternalError(f"a bug in the server; its log has the details under {job.name}")
                 await self.end(job, JobState.FAILED, error=bug)
+            self._prepare_ahead()
             self.wake()  # for a job that waits for this datastore
 
     def _next(self) -> Job | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -92,6 +93,24 @@ def test_an_idle_worker_ends_in_time(idle_s: str, tmp_path: Path, model_folder: 
         for name in ("first", "second"):
             assert add(client, document(name)) == 1
             wait_until(lambda: not server.index_worker_pids)
+
+
+def test_a_worker_ahead_waits_from_the_start_and_is_replaced(
+    tmp_path: Path, model_folder: Path, own_store: Path
+) -> None:
+    options = ("--index-ahead", "--index-idle", "0.3")
+    with serving(tmp_path, model_folder, own_store, *options) as server, Client(server.address) as client:
+        wait_until(lambda: server.index_worker_pids)
+        pid = kept_pid(server)
+        time.sleep(1)  # three times as long as a worker is kept without the option
+        assert add(client, document("first")) == 1
+        assert kept_pid(server) == pid
+        os.kill(pid, signal.SIGKILL)
+        client.datastores.compact("store", check="none").result(PATIENCE_S)  # in a worker that does not stay
+        wait_until(lambda: server.index_worker_pids not in ([], [pid]))
+        pid = kept_pid(server)
+        assert add(client, document("second")) == 1
+        assert kept_pid(server) == pid
 
 
 def test_a_worker_that_is_killed_while_idle_costs_no_attempt(

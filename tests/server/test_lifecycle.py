@@ -340,6 +340,7 @@ def test_a_signal_while_loading_ends_it(tmp_path: Path, long_model: Path) -> Non
     [
         ("index_nice", 20),
         ("index_idle_s", -1),
+        ("index_ahead", True),
         ("index_nice", "low"),
         ("port", 70_000),
         ("port", -1),
