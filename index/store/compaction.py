@@ -25,7 +25,8 @@ class CompactionResult:
     """The result of a compaction, which does nothing to a store with one segment at most and no deleted document.
 
     `left_documents` were deleted during the copy and still take room. `rolled_back_addition` is true if a purge removed
-    the documents of an interrupted addition.
+    the documents of an interrupted addition. `linked_files` counts the removed files with deleted documents that
+    another hard link keeps, as in a copy of the store.
     """
 
     segments_before: int
@@ -35,6 +36,7 @@ class CompactionResult:
     bytes_after: int
     left_documents: int = 0
     rolled_back_addition: bool = False
+    linked_files: int = 0
 
 
 def compact(path: str | Path, progress: Progress = silent, *, purge: bool = False) -> CompactionResult:
@@ -56,9 +58,11 @@ def compact(path: str | Path, progress: Progress = silent, *, purge: bool = Fals
     while purge and done.left_documents:
         again = _compacted(path, progress)
         deleted = done.deleted_documents + again.deleted_documents
+        linked = done.linked_files + again.linked_files
         done = replace(
-            again, segments_before=done.segments_before, deleted_documents=deleted, bytes_before=done.bytes_before
-        )
+            again, segments_before=done.segments_before, deleted_documents=deleted, bytes_before=done.bytes_before,
+            linked_files=linked,
+        )  # fmt: skip
     return replace(done, rolled_back_addition=rolled_back_addition)
 
 
@@ -70,6 +74,7 @@ def _compacted(path: Path, progress: Progress) -> CompactionResult:
         if segments <= 1 and not deleted:
             writer.discard()
             return CompactionResult(segments, 0, before.num_entries, size, size)
+        linked = sum(_num_linked(path, segment) for segment in before.segments)
         if before.num_entries:
             done = 0
             for segment in before.segments:
@@ -80,7 +85,15 @@ def _compacted(path: Path, progress: Progress) -> CompactionResult:
         with committed:
             after = committed.snapshot
             left = after.num_deleted_documents
-            return CompactionResult(segments, deleted, after.num_entries, size, after.bytes_on_disk, left)
+            result = CompactionResult(segments, deleted, after.num_entries, size, after.bytes_on_disk, left)
+            return replace(result, linked_files=linked)
+
+
+def _num_linked(path: Path, segment: Segment) -> int:
+    """The files of a segment with deleted documents that have more than one hard link."""
+    if not segment.deleted_mask.any():
+        return 0
+    return sum(file.stat().st_nlink > 1 for file in (path / segment.record.folder).iterdir() if file.is_file())
 
 
 def _copy(segment: Segment, writer: StoreWriter, done: int, total: int, progress: Progress) -> int:

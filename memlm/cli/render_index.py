@@ -157,6 +157,12 @@ def print_compaction(done: Any, *, json: bool) -> None:
     if json:
         emit_json(done)
         return
+    if done.linked_files:
+        err.print(
+            f"warning: {done.linked_files} files with deleted documents live on under other names, as in a copy by"
+            " `memlm index snapshot`: run `memlm index compact COPY --purge` on every copy, or remove it",
+            markup=False,
+        )
     if done.rolled_back_addition:
         out.print("The interrupted addition was given up: its documents are removed.")
     if done.segments_before <= 1 and not done.deleted_documents:

@@ -237,6 +237,8 @@ def _run(task: Task, reporter: _ProgressReporter, checkpoint: Checkpoint | None 
         done = compact_index(task.path, model, purge=task.purge, **common)
         if done.rolled_back_addition:
             log.warning("the purge of %s gave up an interrupted addition", task.store)
+        if done.linked_files:
+            log.warning("%d files with deleted documents of %s live on in copies of it", done.linked_files, task.store)
     elif task.kind == DELETE:
         _delete(task)
     else:

@@ -426,6 +426,16 @@ def test_documents_are_deleted_by_metadata_and_compaction_wins_room_back(capsys,
     assert (facts["documents"], facts["deleted_documents"], facts["segments"]) == (3, 0, 1)
 
 
+def test_a_purge_warns_of_copies_that_still_hold_what_was_deleted(capsys, own_store, tmp_path):
+    assert memlm(capsys, "index", "delete", own_store, "doc-0.txt")[0] == 0
+    assert memlm(capsys, "index", "snapshot", own_store, tmp_path / "copy")[0] == 0
+    code, printed, told = memlm(capsys, "index", "compact", own_store, "--purge")
+    assert (code, "1 deleted documents are gone" in printed) == (0, True)
+    assert re.search(r"warning: \d+ files with deleted", told)
+    assert "compact COPY --purge" in " ".join(told.split())
+    assert memlm(capsys, "index", "compact", tmp_path / "copy", "--purge")[2] == ""
+
+
 def test_every_command_takes_a_store_that_was_emptied(capsys, model_folder, corpus_folder, own_store):
     names = [path.name for path in corpus_folder.iterdir()]
     assert memlm(capsys, "index", "delete", own_store, *names)[0] == 0
@@ -507,3 +517,18 @@ def test_printed_settings_hold_no_password(endpoint, shown):
     done = CliRunner().invoke(app, ["serve", "--model", "m", "--otlp", endpoint, "--print-config"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["otlp"] == shown
+
+
+def test_excluded_documents_are_left_out_as_by_the_library(capsys, model_folder, corpus_folder, store_folder, lm):
+    ask = ("--model", model_folder, "--store", store_folder, "--lam", 0.7)
+    gone = ("--exclude-document", "doc-1.txt", "--exclude-document", "doc-[67].txt")
+    options = {"max_tokens": 8, "temperature": 0, "lam": 0.7}
+    words = ("generate", "the memory", *ask, "--max-tokens", 8, "--temperature", 0)
+    printed = [memlm(capsys, *words, *each)[1].strip() for each in ((), gone)]
+    excluded = lm.generate("the memory", exclude_documents=["doc-1.txt", "doc-[67].txt"], **options).result().text
+    whole = lm.generate("the memory", **options).result().text
+    assert whole != excluded
+    assert [excluded.strip() in printed[1], whole.strip() in printed[0]] == [True, True]
+    assert printed[0] != printed[1]
+    code, _, told = memlm(capsys, *words, "--exclude-document", "nobody")
+    assert (code, "no document 'nobody' to exclude" in " ".join(told.split())) == (1, True)

@@ -135,14 +135,18 @@ def test_a_purge_of_the_store_leaves_deleted_text_in_the_copy_until_that_is_purg
     with Datastore.open(path) as store:
         store.delete(["secret-plan-2"])
     assert copy_store(path, copy).deleted_documents == 1
-    compact(path, purge=True)
+    assert compact(path, purge=True).linked_files > 0
 
     def is_left(folder: Path) -> bool:
         return any(b"secret-plan-2" in content for content in whole(folder).values())
 
     assert (is_left(path), is_left(copy)) == (False, True)
-    compact(copy, purge=True)
+    assert compact(copy, purge=True).linked_files == 0
     assert not is_left(copy)
+    # A copy without anything deleted shares files too, which hold nothing that was to go.
+    copy_store(path, tmp_path / "later")
+    add(path, Corpus(2, prefix="more"))
+    assert compact(path, purge=True).linked_files == 0
 
 
 @pytest.mark.crash

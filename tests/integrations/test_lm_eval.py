@@ -85,6 +85,18 @@ def test_generation_ends_at_a_stop_string(wrapped, lm):
     assert cut == whole.partition(" a")[0]
 
 
+def test_generation_samples_where_it_is_asked_to(wrapped, lm):
+    """A harness's tasks carry a temperature beside do_sample: false, and then it is not used."""
+    options = {"max_gen_toks": 12, "temperature": 2.0, "top_k": 50}
+    asking = [("the memory", {**options, "do_sample": do_sample}) for do_sample in (True,) * 4 + (False,) * 2]
+    *sampled, one, other = wrapped.generate_until(asked("generate_until", *asking), disable_tqdm=True)
+    greedy = lm.generate("the memory", max_tokens=12, temperature=0, **RETRIEVAL).result().text
+    assert one == other == greedy
+    assert len({*sampled, greedy}) > 2
+    (unsaid,) = wrapped.generate_until(asked("generate_until", ("the memory", options)), disable_tqdm=True)
+    assert unsaid == greedy
+
+
 def test_a_chat_keeps_its_special_tokens(tmp_path, tokenizer: Tokenizer):
     config = ModelConfig(vocab_size=tokenizer.vocab_size, **{**SHAPE, "context_length": 256})
     save_checkpoint(tmp_path, Decoder(config), tokenizer)
