@@ -1,7 +1,9 @@
 """Datastores and operations over HTTP: search, documents from JSON and from files, remembering, deletion."""
 
+import math
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from running import PATIENCE_S, RunningServer
 from texts import make_text
 
 from memlm.client import Client
+from memlm.server.http.records import object_of
 
 
 @pytest.fixture(scope="module")
@@ -192,3 +195,13 @@ def test_datastores_come_in_pages_by_their_names(model_folder: Path, store_folde
         for query, field in ({"page_size": -1}, "page_size"), ({"page_token": "plums"}, "page_token"):
             reply = http.get("/v1/datastores", params=query)
             assert (reply.status_code, reply.json()["error"]["param"]) == (400, field)
+
+
+def test_numbers_that_json_does_not_have_are_null_in_every_record() -> None:
+    @dataclass
+    class Figures:
+        loss: float
+        others: dict[str, tuple[float, ...]]
+
+    shown = object_of(Figures(math.nan, {"recall": (math.inf, 0.5, -math.inf)}))
+    assert shown == {"loss": None, "others": {"recall": [None, 0.5, None]}}

@@ -167,6 +167,8 @@ def test_unknown_paths_and_methods_are_refused_in_the_same_shape(http: httpx.Cli
 def test_a_body_above_the_limit_is_refused_before_it_is_read(web: RunningServer, http: httpx.Client) -> None:
     reply = http.post("/v1/completions", json={**PROMPT, "prompt": "a" * (5 << 20)})
     refused(reply, 413, None, "4,194,304 bytes")
+    assert reply.headers["connection"] == "close"  # else the unread body would be the next request
+    assert "connection" not in http.post("/v1/completions", json={**PROMPT, "n": 0}).headers
 
     def endless() -> Iterator[bytes]:
         while True:
