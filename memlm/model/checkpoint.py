@@ -33,7 +33,7 @@ from memlm.model.catalog import find_model
 from memlm.model.config import ModelConfig
 from memlm.model.cpu import is_emulated
 from memlm.model.decoder import Decoder
-from memlm.model.device import device_of, dtype_of
+from memlm.model.device import device_of, dtype_of, has_fast_bfloat16
 from memlm.model.family import Family, Source
 from memlm.model.gguf import GgufFile, is_gguf
 from memlm.model.gguf_architectures import architecture_of, config_of
@@ -177,8 +177,8 @@ def _form(dtype: torch.dtype | str, device: torch.device, *, trainable: bool, is
     if dtype == GGUF and not is_gguf:
         raise InvalidInput("dtype is gguf, and the model is no GGUF file: choose another dtype", field="dtype")
     bits = BITS.get(dtype) if isinstance(dtype, str) else None
-    is_fast = dtype == AUTO and is_gguf and not trainable and device.type == "cpu" and native.is_fast()
-    keeps_blocks = dtype == GGUF or is_fast
+    is_native = dtype == AUTO and not trainable and device.type == "cpu" and native.is_fast()
+    keeps_blocks = dtype == GGUF or (is_native and (is_gguf or not has_fast_bfloat16(device)))
     number_type = torch.float32 if keeps_blocks else dtype_of(dtype, device)
     if device.type == "cpu" and (number_type == torch.float16 or is_emulated(torch.empty(0, dtype=number_type))):
         log.warning(

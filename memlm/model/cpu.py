@@ -22,7 +22,7 @@ from torch import Tensor
 
 import memlm.model.native as native
 from memlm.model.mask import AttentionMask
-from memlm.model.quantized import BlockWeight
+from memlm.model.quantized import BlockWeight, PanelWeight
 
 UPCAST_BYTES = 8 << 20  # what stays in a processor's cache
 QUERY_BLOCK = 256
@@ -49,11 +49,11 @@ def linear(
     bias_O: Float[Tensor, " O"] | None,
     activation: Activation | None = None,
     *,
-    packed: Tensor | BlockWeight | None = None,
+    packed: Tensor | PanelWeight | None = None,
 ) -> Float[Tensor, "*P O"]:
     """Returns activation(x W' + b). `packed` is the result of `pack`; `weight_OI` is then empty if it is large."""
-    if isinstance(packed, BlockWeight):
-        return block_linear(x, packed, bias_O, activation)
+    if isinstance(packed, PanelWeight):
+        return panel_linear(x, packed, bias_O, activation)
     if packed is not None and (x.numel() >= FEW_ROWS * x.shape[-1] or not weight_OI.numel()):
         return _packed_linear(x, packed, bias_O, activation)
     if is_emulated(weight_OI) and x.numel() >= MANY_ROWS * x.shape[-1] and not torch.is_grad_enabled():
@@ -74,13 +74,13 @@ def quantize(weight_OI: Float[Tensor, "O I"], bits: int) -> BlockWeight:
     return (native.quantize(weight_OI) if bits == 8 else None) or BlockWeight.rounded(weight_OI, bits)
 
 
-def block_linear(
+def panel_linear(
     x: Float[Tensor, "*P I"],
-    weight: BlockWeight,
+    weight: PanelWeight,
     bias_O: Float[Tensor, " O"] | None,
     activation: Activation | None,
 ) -> Float[Tensor, "*P O"]:
-    """Returns activation(x W' + b) for a weight in blocks. Where there are no native kernels, `x` is not rounded."""
+    """Returns activation(x W' + b) for a weight in panels. Where there are no native kernels, `x` is not rounded."""
     y = native.multiply(x, weight, bias_O)
     if y is None:
         return plain_linear(x, weight.to_dense().to(x.dtype), bias_O, activation)

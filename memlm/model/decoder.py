@@ -34,7 +34,7 @@ from memlm.model.mask import AttentionMask
 from memlm.model.native_step import NativeStep
 from memlm.model.norms import make_norm
 from memlm.model.positions import BIASES, RelativeBias, Rotary, sinusoids
-from memlm.model.quantized import BlockWeight
+from memlm.model.quantized import PanelWeight
 from memlm.model.segments import update_memories_at_boundary
 from memlm.model.state import Allocate, DecoderState, check_room, zeros
 
@@ -77,22 +77,22 @@ class Decoder(nn.Module):
     @cached_property
     def num_bytes(self) -> int:
         """Bytes of the parameters as loaded. An embedding in the model's file counts as part of the head."""
-        weights = self._block_weights
+        weights = self._panel_weights
         rest = self.num_parameters - sum(weight.out_features * weight.in_features for weight in weights)
         return rest * self.dtype.itemsize + sum(weight.num_bytes for weight in weights)
 
     @property
     def dtype_name(self) -> str:
-        """How most of the weights are stored: as numbers of `dtype`, as int8 or int4, or in blocks of a GGUF type."""
+        """How most of the weights are stored: as numbers of `dtype`, as int8 or int4, or as the types of the file."""
         sizes = Counter[str]()
-        for weight in self._block_weights:
+        for weight in self._panel_weights:
             sizes[weight.kind] += weight.out_features * weight.in_features
         return max(sizes, key=sizes.__getitem__) if sizes else str(self.dtype).removeprefix("torch.")
 
     @property
-    def _block_weights(self) -> list[BlockWeight]:
+    def _panel_weights(self) -> list[PanelWeight]:
         packed = [module.packed for module in self.modules() if isinstance(module, Linear)]
-        return [weight for weight in packed if isinstance(weight, BlockWeight)]
+        return [weight for weight in packed if isinstance(weight, PanelWeight)]
 
     @cached_property
     def _native_step(self) -> NativeStep | None:

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 import memlm.model.cpu as cpu
 from memlm.model.cpu import Activation
-from memlm.model.quantized import BlockWeight
+from memlm.model.quantized import PanelWeight
 
 
 class Linear(nn.Linear):
     """`nn.Linear` with a second, packed form. Call `pack` once the weights are final."""
 
-    packed: Tensor | BlockWeight | None = None
+    packed: Tensor | PanelWeight | None = None
 
     def pack(self, *, bits: int | None = None) -> None:
         """Lays the weight out for prediction where the processor has a product for it, or rounds it to some bits.
@@ -25,10 +25,10 @@ class Linear(nn.Linear):
         if packed is not None:
             self.predict_from(packed)
 
-    def predict_from(self, packed: Tensor | BlockWeight) -> None:
+    def predict_from(self, packed: Tensor | PanelWeight) -> None:
         """Takes a packed form of the weight. The layer cannot learn from then on."""
         self.packed = packed
-        if isinstance(packed, BlockWeight) or self.weight.numel() >= cpu.SMALL_WEIGHT:
+        if isinstance(packed, PanelWeight) or self.weight.numel() >= cpu.SMALL_WEIGHT:
             dtype = self.weight.dtype
             self.weight = nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
         for parameter in self.parameters():

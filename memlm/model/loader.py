@@ -19,7 +19,7 @@ from memlm.model.family import Source
 from memlm.model.gguf import GgufFile
 from memlm.model.gguf_blocks import FORMATS, blocks_of, layout_of
 from memlm.model.linear import Linear
-from memlm.model.quantized import OUTPUTS, Blocks, BlockWeight
+from memlm.model.quantized import OUTPUTS, PLAIN_DTYPES, Blocks, BlockWeight, PanelWeight, PlainWeight
 from memlm.model.weight_files import Weights
 
 PACKED_AT_ONCE = 1 << 20  # numbers of a weight, whose copies stay in the processor's cache
@@ -30,7 +30,8 @@ class Form:
     """How a decoder's weights are kept.
 
     `dtype` and `device` are those of the computation. With `trainable` the weights are plain and its own. Otherwise
-    they are packed for prediction: rounded to some `bits`, or with `keeps_blocks` in the blocks of a GGUF file.
+    they are packed for prediction: rounded to some `bits`, or with `keeps_blocks` in the blocks of a GGUF file, and in
+    float16 and bfloat16 as they are there.
     """
 
     dtype: torch.dtype
@@ -77,7 +78,7 @@ class _Loader:
                 self._leave(module, full)
                 continue
             is_weight = isinstance(module, Linear) and name == "weight"
-            if is_weight and (blocks := self._blocks(full)) is not None:
+            if is_weight and (blocks := self._panels(full)) is not None:
                 continue
             tensor = self._read(full, transient=is_weight and self._packs)
             self._set(module, name, tensor)
@@ -89,7 +90,7 @@ class _Loader:
         """Sets the table that embedding and head share. A packed head has a copy, the embedding then needs few rows."""
         name = "embedding.weight"
         stays = self._may_stay(name)
-        blocks = self._blocks(name) if stays else None
+        blocks = self._panels(name) if stays else None
         is_packed = blocks is not None or (self._packs and stays)
         if blocks is None:
             self._set(decoder.head, "weight", self._read(name, transient=is_packed))
@@ -106,18 +107,25 @@ class _Loader:
         parameter = nn.Parameter(tensor.to(self._form.device), requires_grad=self._form.trainable)
         setattr(module, name, parameter)
 
-    def _pack(self, linear: Linear, blocks: BlockWeight | None) -> None:
+    def _pack(self, linear: Linear, blocks: PanelWeight | None) -> None:
         if blocks is not None:
             linear.weight = nn.Parameter(torch.empty(0, dtype=self._form.dtype), requires_grad=False)
             linear.predict_from(blocks)
         elif not self._form.trainable:
             linear.pack(bits=self._form.bits)
 
-    def _blocks(self, name: str) -> BlockWeight | None:
-        """Returns a weight in the file's own blocks, or None where it has others, or is to have another form."""
-        if not self._form.keeps_blocks or not isinstance(self._files, GgufFile):
+    def _panels(self, name: str) -> PanelWeight | None:
+        """Returns a weight in the file's own numbers, or None where it has others, or is to have another form."""
+        if not self._form.keeps_blocks:
             return None
         names = self._sources[name].names
+        views = [view for part in names if (view := self._files.view(part)) is not None]
+        if views and len(views) == len(names) and views[0].dtype in PLAIN_DTYPES:
+            if any(view.dtype != views[0].dtype for view in views):
+                return None
+            return PlainWeight.of(self._rearranged(name, views[0] if len(views) == 1 else torch.cat(views)))
+        if not isinstance(self._files, GgufFile):
+            return None
         kinds = [self._files.tensors[part].kind for part in names]
         if not all(kind in FORMATS for kind in kinds):
             return None
@@ -149,10 +157,10 @@ class _Loader:
         O, I = numbers.shape
         K = parts[0].numbers_OKi.shape[1]
         blocks = Blocks(numbers.view(O, K, -1), scales.view(O, K, -1), minimums.view(O, K, -1))
-        return BlockWeight(blocks.packed(layout), layout, max(kinds, key=kinds.count), O, I)
+        return BlockWeight(blocks.packed(layout), max(kinds, key=kinds.count), O, I, layout)
 
     def _rearranged(self, name: str, tensor: Tensor) -> Tensor:
-        """The rearrangements of GGUF's families move whole rows."""
+        """Rearranges numbers, or blocks: the families of GGUF files move whole rows."""
         rearrange = self._sources[name].rearrange
         return tensor if rearrange is None else rearrange(tensor, self._config)
 

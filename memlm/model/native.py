@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from memlm.model.quantized import BlockWeight, Layout
+from memlm.model.quantized import BlockWeight, Layout, PanelWeight
 
 FASTEST = -1
 PACKED_KINDS = ("Q8_0", "Q4_0", "Q4_1")  # as native.cpp numbers them
@@ -35,9 +35,9 @@ class Matrix(Structure):
     ]
 
     @classmethod
-    def of(cls, weight: BlockWeight, bias_O: Float[Tensor, " O"] | None) -> Matrix:
+    def of(cls, weight: PanelWeight, bias_O: Float[Tensor, " O"] | None) -> Matrix:
         bias = None if bias_O is None else bias_O.data_ptr()
-        return cls(weight.panels_PKB.data_ptr(), bias, weight.out_features, weight.in_features, weight.layout.number)
+        return cls(weight.panels_PKB.data_ptr(), bias, weight.out_features, weight.in_features, weight.layout_number)
 
 
 @cache
@@ -105,8 +105,10 @@ def pack(rows_OB: UInt8[Tensor, "O B"], kind: str, weight: BlockWeight) -> bool:
     return True
 
 
-def multiply(x: Float[Tensor, "*P I"], weight: BlockWeight, bias_O: Float[Tensor, " O"] | None) -> Tensor | None:
-    """Returns x W' + b in the type of `x`, or None without the library. `x` is rounded to 16 bits in blocks of 32."""
+def multiply(x: Float[Tensor, "*P I"], weight: PanelWeight, bias_O: Float[Tensor, " O"] | None) -> Tensor | None:
+    """Returns x W' + b in the type of `x`, or None without the library. Beside a weight in blocks, `x` is rounded to 16
+    bits in blocks of 32.
+    """
     if (kernels := library()) is None:
         return None
     rows_RI = x.reshape(-1, weight.in_features).float().contiguous()

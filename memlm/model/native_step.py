@@ -1,7 +1,7 @@
 """A decoding step in one native call: one new token of each row through all layers of plain attention.
 
 It covers rotary, learned, sinusoidal or no positions, norms before the sub-layers, sliding windows, and weights in
-blocks. The decoder computes every other step and every other model in torch, to the same results up to rounding.
+panels. The decoder computes every other step and every other model in torch, to the same results up to rounding.
 
 Shapes: B batch, D width, r rotated numbers of a head.
 """
@@ -22,7 +22,7 @@ from memlm.model.linear import Linear
 from memlm.model.native import Matrix, library
 from memlm.model.norms import OffsetRMSNorm
 from memlm.model.positions import Angles
-from memlm.model.quantized import BlockWeight
+from memlm.model.quantized import PanelWeight
 
 if TYPE_CHECKING:
     from memlm.model.decoder import Decoder
@@ -110,7 +110,7 @@ class NativeStep:
             and config.head_dim % VECTOR == 0
         )
         linears = [module for module in decoder.blocks.modules() if isinstance(module, Linear)]  # type: ignore[attr-defined]
-        is_quantized = all(isinstance(linear.packed, BlockWeight) for linear in linears)
+        is_quantized = all(isinstance(linear.packed, PanelWeight) for linear in linears)
         return cls(decoder) if has_plain_layers and is_quantized and library() is not None else None
 
     def takes(self, context: ForwardContext) -> bool:
@@ -179,12 +179,12 @@ class NativeStep:
         )
 
     def _matrix(self, linear: Linear) -> Matrix:
-        assert isinstance(linear.packed, BlockWeight)
+        assert isinstance(linear.packed, PanelWeight)
         bias: Any = linear.bias
         self._kept.append(linear.packed.panels_PKB)
         return Matrix(
             linear.packed.panels_PKB.data_ptr(), None if bias is None else self._pointer(bias),
-            linear.packed.out_features, linear.packed.in_features, linear.packed.layout.number,
+            linear.packed.out_features, linear.packed.in_features, linear.packed.layout_number,
         )  # fmt: skip
 
     def _pointer(self, tensor: Tensor) -> int:

@@ -1,10 +1,11 @@
-"""Weights in 4 or 8 bits, in blocks of 32 inputs, laid out for memlm/model/csrc/kernels.h.
+"""Weights in panels for memlm/model/csrc/kernels.h: in blocks of 4 or 8 bits, or as plain numbers of 16 bits.
 
 Shapes: O outputs, I inputs, P panels of 8 outputs, K blocks of 32 inputs, h halves of a block, R rows.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 BLOCK, OUTPUTS, GROUP, HALVES = 32, 8, 4, 2
 GROUPS = BLOCK // HALVES // GROUP
+PLAIN_DTYPES = (torch.float16, torch.bfloat16)  # as native.cpp numbers them, after the layouts of blocks
 LARGEST = 127
 LARGEST_INPUT = 32_767  # inputs of a product have 16 bits: more than the weights need, in no more time
 
@@ -93,32 +95,78 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockWeight:
-    """A matrix of a linear layer, in panels of 8 outputs and blocks of 32 inputs. `kind` names its source: int8, int4,
-    or a type of GGUF's.
+class PanelWeight(ABC):
+    """A matrix of a linear layer, in panels of 8 outputs and blocks of 32 inputs. `kind` names its numbers: int8, int4,
+    float16, bfloat16, or a type of GGUF's.
     """
 
     panels_PKB: UInt8[Tensor, "P K B"]
-    layout: Layout
     kind: str
     out_features: int
     in_features: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.panels_PKB.numel()
+
+    @property
+    @abstractmethod
+    def layout_number(self) -> int:
+        """The layout, as native.cpp numbers them."""
+
+    @abstractmethod
+    def to_dense(self) -> Float[Tensor, "O I"]:
+        """Returns the weight in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeight(PanelWeight):
+    """A matrix in float16 or bfloat16, for products in float32. A block has the 8 outputs of each of its 32 inputs."""
+
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, weight_OI: Tensor) -> PlainWeight:
+        """Lays a weight out, as exact as it is. The last panel and the last block are filled up with zeros."""
+        O, I = weight_OI.shape
+        padded = F.pad(weight_OI.detach(), (0, -I % BLOCK, 0, -O % OUTPUTS))
+        panels = padded.unflatten(0, (-1, OUTPUTS)).unflatten(2, (-1, BLOCK)).permute(0, 2, 3, 1).flatten(2)
+        return cls(
+            panels.contiguous().view(torch.uint8), str(weight_OI.dtype).removeprefix("torch."), O, I, weight_OI.dtype
+        )
+
+    @property
+    def layout_number(self) -> int:
+        return len(Layout) + PLAIN_DTYPES.index(self.dtype)
+
+    def to_dense(self) -> Float[Tensor, "O I"]:
+        """Returns the weight in float32."""
+        blocks_PKio = self.panels_PKB.view(self.dtype).unflatten(2, (BLOCK, OUTPUTS))
+        return blocks_PKio.permute(0, 3, 1, 2).flatten(0, 1).flatten(1)[: self.out_features, : self.in_features].float()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeight(PanelWeight):
+    """A matrix whose blocks have scales, and minimums in some layouts."""
+
+    layout: Layout
 
     @classmethod
     def empty(cls, layout: Layout, kind: str, out_features: int, in_features: int) -> BlockWeight:
         """Returns a weight whose numbers are not set."""
         shape = -(-out_features // OUTPUTS), -(-in_features // BLOCK), layout.block_bytes
-        return cls(torch.empty(shape, dtype=torch.uint8), layout, kind, out_features, in_features)
+        return cls(torch.empty(shape, dtype=torch.uint8), kind, out_features, in_features, layout)
 
     @classmethod
     def rounded(cls, weight_OI: Float[Tensor, "O I"], bits: int = 8) -> BlockWeight:
         """Rounds a weight to 8 or 4 bits."""
         layout = Layout.INT8 if bits == 8 else Layout.INT4
-        return cls(Blocks.rounded(weight_OI, bits).packed(layout), layout, f"int{bits}", *weight_OI.shape)
+        O, I = weight_OI.shape
+        return cls(Blocks.rounded(weight_OI, bits).packed(layout), f"int{bits}", O, I, layout)
 
     @property
-    def num_bytes(self) -> int:
-        return self.panels_PKB.numel()
+    def layout_number(self) -> int:
+        return self.layout.number
 
     def blocks(self) -> Blocks:
         """Returns the numbers, scales and minimums of all rows, those of the last panel's padding included."""

@@ -125,7 +125,7 @@ def test_blocks_stand_for_the_numbers_that_the_package_reads(kind):
         rows[..., at + 1] &= 0b1011_1111  # scales below 2: all are finite
     rows = rows.reshape(13, -1)
     layout = layout_of([kind])
-    weight = BlockWeight(blocks_of(torch.from_numpy(rows), kind).packed(layout), layout, kind, 13, 512)
+    weight = BlockWeight(blocks_of(torch.from_numpy(rows), kind).packed(layout), kind, 13, 512, layout)
     assert np.array_equal(weight.to_dense().numpy(), dequantize(rows, raw))
     packed = BlockWeight.empty(layout, kind, 13, 512)
     if native.pack(torch.from_numpy(rows), kind, packed):
@@ -133,7 +133,7 @@ def test_blocks_stand_for_the_numbers_that_the_package_reads(kind):
     else:
         assert native.library() is None or kind not in native.PACKED_KINDS
     wide = BlockWeight(
-        blocks_of(torch.from_numpy(rows), kind).widened().packed(Layout.INT8_WIDE), Layout.INT8_WIDE, kind, 13, 512
+        blocks_of(torch.from_numpy(rows), kind).widened().packed(Layout.INT8_WIDE), kind, 13, 512, Layout.INT8_WIDE
     )
     assert torch.equal(wide.to_dense(), weight.to_dense())
 

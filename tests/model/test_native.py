@@ -11,10 +11,11 @@ from torch import Tensor
 from memlm.errors import InvalidInput
 from memlm.language_model import load
 from memlm.model import Decoder, ModelConfig, native
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.checkpoint import load_checkpoint, save_checkpoint
 from memlm.model.config import RopeScaling
+from memlm.model.linear import Linear
 from memlm.model.native_step import NativeStep
-from memlm.model.quantized import Blocks, BlockWeight, Layout, quantize_rows
+from memlm.model.quantized import PLAIN_DTYPES, Blocks, BlockWeight, Layout, PlainWeight, quantize_rows
 
 needs_library = pytest.mark.skipif(native.library() is None, reason="the kernels were not built: no C++ compiler")
 SIZES = [(8, 32), (13, 45), (40, 64), (96, 200)]
@@ -42,7 +43,7 @@ def weight_in(layout: Layout, outputs: int, inputs: int) -> BlockWeight:
         torch.randn(outputs, K, layout.num_scales, generator=generator).to(layout.scale_dtype).float() for _ in "ab"
     )
     blocks = Blocks(numbers, scales, minimums if layout.has_minimums else None)
-    return BlockWeight(blocks.packed(layout), layout, "test", outputs, inputs)
+    return BlockWeight(blocks.packed(layout), "test", outputs, inputs, layout)
 
 
 @pytest.mark.parametrize("layout", Layout)
@@ -53,6 +54,20 @@ def test_panels_hold_all_numbers_scales_and_minimums(layout, outputs, inputs):
     assert torch.equal(again, weight.panels_PKB)
     assert weight.panels_PKB.shape == (-(-outputs // 8), -(-inputs // 32), layout.block_bytes)
     assert weight.to_dense().unique().numel() > 0.3 * outputs * inputs
+
+
+def plain_weight(dtype: torch.dtype, outputs: int, inputs: int) -> Tensor:
+    """Numbers of all magnitudes, those below the normal ones included."""
+    return (random(outputs, inputs, seed=4) * torch.logspace(-7, 2, inputs)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", PLAIN_DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_plain_panels_hold_every_number(dtype, outputs, inputs):
+    weight_OI = plain_weight(dtype, outputs, inputs)
+    weight = PlainWeight.of(weight_OI)
+    assert torch.equal(weight.to_dense(), weight_OI.float())
+    assert (weight.kind, weight.num_bytes) == (str(dtype)[6:], 2 * (-(-outputs // 8) * 8) * (-(-inputs // 32) * 32))
 
 
 def test_four_bits_are_within_half_a_unit_of_each_block():
@@ -95,17 +110,19 @@ def test_weights_are_rounded_as_torch_rounds_them(outputs, inputs, scale):
 
 @needs_library
 @pytest.mark.parametrize("instructions", native.instruction_sets())
-@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("kind", [*Layout, *PLAIN_DTYPES])
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
-def test_products_of_each_instruction_set_equal_those_of_torch(instructions, layout, outputs, inputs):
-    weight, bias_O = weight_in(layout, outputs, inputs), random(outputs, seed=1)
+def test_products_of_each_instruction_set_equal_those_of_torch(instructions, kind, outputs, inputs):
+    is_plain = isinstance(kind, torch.dtype)
+    weight = PlainWeight.of(plain_weight(kind, outputs, inputs)) if is_plain else weight_in(kind, outputs, inputs)
+    bias_O = random(outputs, seed=1)
     with native.using(instructions):
         for rows in ROWS:
             x_RI = whole_numbers(rows, inputs)
             expected_RO = x_RI.double() @ weight.to_dense().double().T
             atol_RO = 1e-6 * (x_RI.double().abs() @ weight.to_dense().double().abs().T)
             got_RO = native.multiply(x_RI, weight, None)
-            for product_RO in (weight.multiply(x_RI), got_RO):
+            for product_RO in (got_RO,) if is_plain else (weight.multiply(x_RI), got_RO):
                 assert ((product_RO - expected_RO).abs() <= atol_RO).all()
             torch.testing.assert_close(native.multiply(x_RI, weight, bias_O), got_RO + bias_O)
             row = native.multiply(x_RI[-1], weight, None)  # a row does not depend on those beside it
@@ -194,21 +211,28 @@ CONFIGS = {
 }
 
 
-def make(name: str, bits: int = 8) -> Decoder:
+def make(name: str, kind: int | torch.dtype = 8) -> Decoder:
     torch.manual_seed(3)
     decoder = Decoder(ModelConfig(**{**SHAPE, **CONFIGS[name]})).eval()
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.mul_(8) if parameter.dim() == 2 else parameter.add_(torch.randn_like(parameter) * 0.3)
-    return decoder.pack(bits=bits)
+    if isinstance(kind, int):
+        return decoder.pack(bits=kind)
+    for module in decoder.modules():
+        if isinstance(module, Linear):
+            module.predict_from(PlainWeight.of(module.weight.to(kind)))
+    return decoder
 
 
 @needs_library
 @pytest.mark.parametrize("instructions", native.instruction_sets())
-@pytest.mark.parametrize(("name", "bits"), [*((name, 8) for name in CONFIGS), ("llama", 4)])
-def test_native_steps_equal_steps_in_torch(name, bits, instructions):
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, 8) for name in CONFIGS), *(("llama", kind) for kind in (4, *PLAIN_DTYPES))]
+)
+def test_native_steps_equal_steps_in_torch(name, kind, instructions):
     """Rows of different lengths, in one batch, one token at a time."""
-    decoder = make(name, bits)
+    decoder = make(name, kind)
     assert decoder._native_step is not None
     prompts = [random(length, seed=length).abs().mul(20).long() % 60 for length in (9, 1, 17)]
     tokens_BT = torch.randint(60, (3, 24), generator=torch.Generator().manual_seed(5))
@@ -270,3 +294,22 @@ def test_a_model_in_8_bits_generates_with_a_datastore(model_folder, store_folder
 def test_rounded_weights_are_for_prediction_on_the_processor(model_folder, dtype):
     with pytest.raises(InvalidInput, match=f"{dtype}, which predicts on the processor"):
         load_checkpoint(model_folder, dtype=dtype, trainable=True)
+
+
+@pytest.mark.parametrize("dtype", PLAIN_DTYPES)
+def test_a_file_of_16_bits_keeps_its_numbers_and_computes_in_float32(model_folder, tmp_path, monkeypatch, dtype):
+    given = load_checkpoint(model_folder, trainable=True)
+    save_checkpoint(tmp_path / "narrow", given.decoder.to(dtype), given.tokenizer)
+    plain = load_checkpoint(tmp_path / "narrow", dtype="float32").decoder
+    tokens_BT = torch.arange(30)[None] * 7 % 300
+    for is_fast, has_bfloat16 in ((True, False), (False, False), (True, True)):
+        monkeypatch.setattr(native, "is_fast", lambda is_fast=is_fast: is_fast)
+        monkeypatch.setattr("memlm.model.checkpoint.has_fast_bfloat16", lambda _, has=has_bfloat16: has)
+        monkeypatch.setattr("memlm.model.device.has_fast_bfloat16", lambda _: False)
+        kept = load_checkpoint(tmp_path / "narrow").decoder
+        keeps = is_fast and not has_bfloat16
+        assert kept.dtype_name == (str(dtype)[6:] if keeps else "float32")
+        assert kept.num_bytes == pytest.approx(plain.num_bytes * (0.5 if keeps else 1), rel=0.1)
+        with torch.inference_mode():
+            expected, got = (decoder.logits(decoder(tokens_BT)[0]) for decoder in (plain, kept))
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

@@ -112,7 +112,7 @@ template <> struct Numbers<4> {
 
 // A panel's products with ROWS rows of inputs.
 template <typename Layout, int ROWS>
-static inline void multiply(const uint8_t* panel, const Quantized& x, int row, Floats* results) {
+static inline void multiply(const uint8_t* panel, const Rows& x, int row, Floats* results) {
     const int16_t* inputs = x.values + row * x.stride();
     const float *scales = x.scales + row * x.num_blocks, *input_sums = x.sums + row * x.num_blocks * HALVES;
     Floats totals[ROWS];
@@ -172,7 +172,7 @@ template <int BITS> static inline void unpack(const uint8_t* half, int8_t* numbe
 }
 
 template <typename Layout, int ROWS>
-static inline void multiply(const uint8_t* panel, const Quantized& x, int row, Floats* results) {
+static inline void multiply(const uint8_t* panel, const Rows& x, int row, Floats* results) {
     for (int i = 0; i < ROWS; i++) results[i] = all(0);
     for (int block = 0; block < x.num_blocks; block++, panel += Layout::BYTES) {
         const auto* scales = reinterpret_cast<const typename Layout::Scale*>(panel);
@@ -202,40 +202,119 @@ static inline void multiply(const uint8_t* panel, const Quantized& x, int row, F
 
 #endif
 
+static inline Floats load_weights(const Half* from) { return load_scales(from); }
+
+static inline Floats load_weights(const Brain* from) {
+#if defined(MEMLM_AVX2)
+    const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    return (Floats)_mm256_slli_epi32(words, 16);
+#else
+    Floats values;
+    for (int i = 0; i < OUTPUTS; i++) {
+        const uint32_t bits = static_cast<uint32_t>(from[i].bits) << 16;
+        float value;
+        __builtin_memcpy(&value, &bits, sizeof value);
+        values[i] = value;
+    }
+    return values;
+#endif
+}
+
+// Products of PANELS panels of plain weights with ROWS rows. Each sum adds the inputs in order, whatever is beside it.
+template <typename Layout, int PANELS, int ROWS>
+static inline void multiply_plain(const uint8_t* panel, const Rows& x, int row, Floats (*results)[ROWS_AT_ONCE]) {
+    const auto* weights = reinterpret_cast<const typename Layout::Number*>(panel);
+    const int64_t next_panel = static_cast<int64_t>(x.num_blocks) * BLOCK * OUTPUTS;
+    const float* inputs = x.plain + static_cast<int64_t>(row) * x.features;
+    Floats totals[PANELS][ROWS];
+    for (int p = 0; p < PANELS; p++)
+        for (int i = 0; i < ROWS; i++) totals[p][i] = all(0);
+    for (int input = 0; input < x.features; input++, weights += OUTPUTS) {
+        Floats each[PANELS];
+        for (int p = 0; p < PANELS; p++) each[p] = load_weights(weights + p * next_panel);
+        for (int i = 0; i < ROWS; i++) {
+            const Floats value = all(inputs[static_cast<int64_t>(i) * x.features + input]);
+            for (int p = 0; p < PANELS; p++) totals[p][i] += each[p] * value;
+        }
+    }
+    for (int p = 0; p < PANELS; p++)
+        for (int i = 0; i < ROWS; i++) results[p][i] = totals[p][i];
+}
+
+template <typename Layout, int PANELS>
+static inline void multiply_some(const uint8_t* panel, const Rows& x, int row, int rows, Floats (*results)[ROWS_AT_ONCE]) {
+    switch (rows) {
+        case 1: return multiply_plain<Layout, PANELS, 1>(panel, x, row, results);
+        case 2: return multiply_plain<Layout, PANELS, 2>(panel, x, row, results);
+        case 3: return multiply_plain<Layout, PANELS, 3>(panel, x, row, results);
+        default: return multiply_plain<Layout, PANELS, 4>(panel, x, row, results);
+    }
+}
+
+// Writes or adds a panel's products with a row.
+static inline void put(const Matrix& matrix, int panel, Floats products, float* row, bool adds) {
+    const int begin = panel * OUTPUTS;
+    const int size = matrix.out_features - begin < OUTPUTS ? matrix.out_features - begin : OUTPUTS;
+    if (size == OUTPUTS) {
+        if (matrix.bias) products += load(matrix.bias + begin);
+        if (adds) products += load(row + begin);
+        store(row + begin, products);
+        return;
+    }
+    for (int output = 0; output < size; output++) {
+        const float bias = matrix.bias ? matrix.bias[begin + output] : 0;
+        row[begin + output] = products[output] + bias + (adds ? row[begin + output] : 0);
+    }
+}
+
+template <typename Layout>
+static void multiply_plain_in(const Matrix& matrix, int first, int last, const Rows& x, float* y, int64_t stride,
+                              bool adds) {
+    for (int tile = 0; tile < x.num_rows; tile += TILE) {
+        const int end = x.num_rows < tile + TILE ? x.num_rows : tile + TILE;
+        for (int panel = first; panel < last; panel += 2) {
+            const uint8_t* weights = matrix.panels + static_cast<int64_t>(panel) * x.num_blocks * Layout::BYTES;
+            const int panels = last - panel >= 2 ? 2 : 1;
+            for (int row = tile; row < end; row += ROWS_AT_ONCE) {
+                Floats results[2][ROWS_AT_ONCE];
+                const int rows = end - row < ROWS_AT_ONCE ? end - row : ROWS_AT_ONCE;
+                if (panels == 2) multiply_some<Layout, 2>(weights, x, row, rows, results);
+                else multiply_some<Layout, 1>(weights, x, row, rows, results);
+                for (int p = 0; p < panels; p++)
+                    for (int i = 0; i < rows; i++) put(matrix, panel + p, results[p][i], y + (row + i) * stride, adds);
+            }
+        }
+    }
+}
+
 // y = x W' + b for some panels, or y += x W' + b. Rows are taken in tiles that stay in the cache beside the panels.
 template <typename Layout>
-static void multiply_in(const Matrix& matrix, int first, int last, const Quantized& x, float* y, int64_t stride,
+static void multiply_in(const Matrix& matrix, int first, int last, const Rows& x, float* y, int64_t stride,
                         bool adds) {
     for (int tile = 0; tile < x.num_rows; tile += TILE) {
         const int end = x.num_rows < tile + TILE ? x.num_rows : tile + TILE;
         for (int panel = first; panel < last; panel++) {
             const uint8_t* weights = matrix.panels + static_cast<int64_t>(panel) * x.num_blocks * Layout::BYTES;
-            const int begin = panel * OUTPUTS;
-            const int size = matrix.out_features - begin < OUTPUTS ? matrix.out_features - begin : OUTPUTS;
             for (int row = tile; row < end;) {
-                Floats results[4];
+                Floats results[ROWS_AT_ONCE];
                 const int rows = end - row >= 4 ? 4 : end - row;
                 if (rows == 4) multiply<Layout, 4>(weights, x, row, results);
                 else if (rows == 3) multiply<Layout, 3>(weights, x, row, results);
                 else if (rows == 2) multiply<Layout, 2>(weights, x, row, results);
                 else multiply<Layout, 1>(weights, x, row, results);
-                for (int i = 0; i < rows; i++) {
-                    float* to = y + (row + i) * stride + begin;
-                    for (int output = 0; output < size; output++) {
-                        const float bias = matrix.bias ? matrix.bias[begin + output] : 0;
-                        to[output] = results[i][output] + bias + (adds ? to[output] : 0);
-                    }
-                }
+                for (int i = 0; i < rows; i++) put(matrix, panel, results[i], y + (row + i) * stride, adds);
                 row += rows;
             }
         }
     }
 }
 
-static void multiply_panels(const Matrix& matrix, int first, int last, const Quantized& x, float* y, int64_t stride,
+static void multiply_panels(const Matrix& matrix, int first, int last, const Rows& x, float* y, int64_t stride,
                             bool adds) {
     with_layout(matrix.layout, [&](auto layout) {
-        multiply_in<decltype(layout)>(matrix, first, last, x, y, stride, adds);
+        using Layout = decltype(layout);
+        if constexpr (Layout::IS_PLAIN) multiply_plain_in<Layout>(matrix, first, last, x, y, stride, adds);
+        else multiply_in<Layout>(matrix, first, last, x, y, stride, adds);
     });
 }
 

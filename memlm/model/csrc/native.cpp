@@ -1,4 +1,4 @@
-// Decoding steps on the processor: products with weights in 4 or 8 bits, and whole steps of plain attention layers.
+// Decoding steps on the processor: products with weights in 4, 8 or 16 bits, and whole steps of plain attention layers.
 //
 // memlm/model/native.py calls this by ctypes, and memlm/model/quantized.py has the same arithmetic in torch.
 
@@ -20,9 +20,11 @@ constexpr int GROUP = 4;
 constexpr float LARGEST_INPUT = 32767;
 constexpr int HALVES = 2;                               // of a block
 constexpr int GROUPS = BLOCK / HALVES / GROUP;          // of a half
-constexpr int TILE = 64;                                // rows of inputs that are multiplied together
+constexpr int ROWS_AT_ONCE = 4;                         // as many as have their sums in registers
+constexpr int TILE = 48;                                // rows of inputs that stay in the cache beside some panels
 
 using Half = uint16_t;
+struct Brain { uint16_t bits; };  // bfloat16
 
 // A weight is stored in panels of 8 outputs. A panel is a row of blocks, one for each 32 inputs: scales of the 8
 // outputs, their minimums where there are some, and the numbers of both halves. A weight is scale x number + minimum.
@@ -35,6 +37,14 @@ template <typename SCALE, int BITS_, int SCALES_, bool HAS_MINIMUMS_> struct Lay
     static constexpr int HEADER = SCALES * OUTPUTS * static_cast<int>(sizeof(SCALE)) * (HAS_MINIMUMS ? 2 : 1);
     static constexpr int HALF_BYTES = OUTPUTS * BLOCK / HALVES * BITS / 8;
     static constexpr int BYTES = HEADER + HALVES * HALF_BYTES;
+    static constexpr bool IS_PLAIN = false;
+};
+
+// Or a block is 32 inputs, each with the weights of 8 outputs. Its inputs are not rounded.
+template <typename NUMBER> struct PlainLayout {
+    using Number = NUMBER;
+    static constexpr int BYTES = BLOCK * OUTPUTS * static_cast<int>(sizeof(NUMBER));
+    static constexpr bool IS_PLAIN = true;
 };
 
 // As memlm/model/quantized.py numbers them.
@@ -43,7 +53,9 @@ template <typename Use> static inline auto with_layout(int number, Use&& use) {
         case 0: return use(LayoutOf<Half, 8, 1, false>());
         case 1: return use(LayoutOf<Half, 4, 1, true>());
         case 2: return use(LayoutOf<float, 4, 1, true>());
-        default: return use(LayoutOf<float, 8, HALVES, true>());
+        case 3: return use(LayoutOf<float, 8, HALVES, true>());
+        case 4: return use(PlainLayout<Half>());
+        default: return use(PlainLayout<Brain>());
     }
 }
 
@@ -87,20 +99,21 @@ struct Step {
     int32_t num_rows, num_threads;
 };
 
-// Rows of inputs, quantized in blocks.
-struct Quantized {
+// Rows of inputs, quantized in blocks, or plain.
+struct Rows {
+    const float* plain;
     const int16_t* values;
     const float* scales;
     const float* sums;  // of the numbers of each half block, times the scale
-    int num_rows, num_blocks;
+    int num_rows, num_blocks, features;
     int64_t stride() const { return static_cast<int64_t>(num_blocks) * BLOCK; }
 };
 
-// A number in float16 that is finite.
+// A number in float16.
 static inline float from_half(uint16_t half) {
     const uint32_t sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31, fraction = half & 1023;
     if (exponent == 0) return (sign ? -1.0f : 1.0f) * static_cast<float>(fraction) * 5.9604645e-8f;  // 2^-24
-    const uint32_t bits = sign | (exponent + 112) << 23 | fraction << 13;
+    const uint32_t bits = sign | (exponent == 31 ? 255 : exponent + 112) << 23 | fraction << 13;
     float value;
     __builtin_memcpy(&value, &bits, sizeof value);
     return value;
@@ -184,13 +197,15 @@ static int bytes_of_block(const Matrix& matrix) {
     return with_layout(matrix.layout, [](auto layout) { return decltype(layout)::BYTES; });
 }
 
-// Rows in float32 and their quantized form, with memory of their own.
+// The form of rows that a product takes, with memory of its own.
 struct Inputs {
     std::vector<int16_t> values;
     std::vector<float> scales, sums;
 
-    Quantized quantize(Threads::Claim& claim, const float* x, int num_rows, int features) {
-        const int num_blocks = blocks_of(features);
+    Rows of(Threads::Claim& claim, const Matrix& matrix, const float* x, int num_rows) {
+        const int features = matrix.in_features, num_blocks = blocks_of(features);
+        if (with_layout(matrix.layout, [](auto layout) { return decltype(layout)::IS_PLAIN; }))
+            return {x, nullptr, nullptr, nullptr, num_rows, num_blocks, features};
         values.resize(static_cast<size_t>(num_rows) * num_blocks * BLOCK);
         scales.resize(static_cast<size_t>(num_rows) * num_blocks);
         sums.resize(static_cast<size_t>(num_rows) * num_blocks * HALVES);
@@ -203,12 +218,12 @@ struct Inputs {
                                    scales.data() + at, sums.data() + at * HALVES);
             }
         });
-        return {values.data(), scales.data(), sums.data(), num_rows, num_blocks};
+        return {nullptr, values.data(), scales.data(), sums.data(), num_rows, num_blocks, features};
     }
 };
 
 // Chunks small enough that threads end together, and large enough that handing them out costs nothing.
-static void multiply(Threads::Claim& claim, const Matrix& matrix, const Quantized& x, float* y, bool adds) {
+static void multiply(Threads::Claim& claim, const Matrix& matrix, const Rows& x, float* y, bool adds) {
     const int panels = panels_of(matrix);
     const int64_t bytes = static_cast<int64_t>(blocks_of(matrix.in_features)) * bytes_of_block(matrix);
     int size = static_cast<int>((48 << 10) / bytes);
@@ -361,18 +376,17 @@ static void run(const Model& model, const Step& step) {
         const bool is_last = number == model.num_layers - 1;
         float* key = is_last ? step.keys : scratch.normed.data();
         norm(layer.attention_norm, scratch.normed.data());
-        multiply(claim, layer.qkv, scratch.inputs.quantize(claim, scratch.normed.data(), rows, D), scratch.qkv.data(), false);
+        multiply(claim, layer.qkv, scratch.inputs.of(claim, layer.qkv, scratch.normed.data(), rows), scratch.qkv.data(), false);
         attend(claim, model, layer, number, step, scratch);
         if (model.is_parallel) norm(layer.ff_norm, key);
-        multiply(claim, layer.out, scratch.inputs.quantize(claim, scratch.mixed.data(), rows, heads), step.hidden, true);
+        multiply(claim, layer.out, scratch.inputs.of(claim, layer.out, scratch.mixed.data(), rows), step.hidden, true);
         if (!model.is_parallel) norm(layer.ff_norm, key);
         if (is_last) return;
-        multiply(claim, layer.up, scratch.inputs.quantize(claim, key, rows, D), scratch.inner.data(), false);
+        multiply(claim, layer.up, scratch.inputs.of(claim, layer.up, key, rows), scratch.inner.data(), false);
         for (int row = 0; row < rows; row++)
             kernels().activate(model.activation, scratch.inner.data() + static_cast<int64_t>(row) * inner, model.ff_dim,
                                scratch.activated.data() + static_cast<int64_t>(row) * model.ff_dim);
-        multiply(claim, layer.down, scratch.inputs.quantize(claim, scratch.activated.data(), rows, model.ff_dim),
-                 step.hidden, true);
+        multiply(claim, layer.down, scratch.inputs.of(claim, layer.down, scratch.activated.data(), rows), step.hidden, true);
     }
 }
 
@@ -416,7 +430,7 @@ void memlm_pack(int32_t kind, const uint8_t* rows, const memlm::Matrix* matrix, 
 void memlm_multiply(const memlm::Matrix* matrix, const float* x, int32_t num_rows, float* y, int32_t num_threads) {
     memlm::Threads::Claim claim(memlm::Threads::of_process(), num_threads);
     static thread_local memlm::Inputs inputs;
-    memlm::multiply(claim, *matrix, inputs.quantize(claim, x, num_rows, matrix->in_features), y, false);
+    memlm::multiply(claim, *matrix, inputs.of(claim, *matrix, x, num_rows), y, false);
 }
 
 void memlm_step(const memlm::Model* model, const memlm::Step* step) { memlm::run(*model, *step); }
