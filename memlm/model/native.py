@@ -6,6 +6,7 @@ Without it, torch computes the same, slower.
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import POINTER, Structure, byref, c_char_p, c_int32, c_void_p
@@ -19,8 +20,11 @@ from torch import Tensor
 
 from memlm.model.quantized import BlockWeight, Layout, PanelWeight
 
+VERSION = 2  # of the calls and structures in native.cpp
 FASTEST = -1
 PACKED_KINDS = ("Q8_0", "Q4_0", "Q4_1")  # as native.cpp numbers them
+
+log = logging.getLogger("memlm.native")
 
 
 class Matrix(Structure):
@@ -42,11 +46,18 @@ class Matrix(Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The kernels, or None where they were not built or do not load."""
+    """The kernels, or None where they were not built, do not load, or were built from other sources than these."""
     for path in Path(__file__).parent.glob("_native*.so"):
         try:
             found = ctypes.CDLL(str(path))
         except OSError:  # of another system
+            continue
+        if not hasattr(found, "memlm_version") or found.memlm_version() != VERSION:
+            log.warning(
+                "%s was built from another version of its sources and is not used, so models are slow; install memlm"
+                " again",
+                path,
+            )
             continue
         found.memlm_kernels_name.restype = c_char_p
         found.memlm_quantize.argtypes = [c_void_p, POINTER(Matrix), c_void_p, c_int32]

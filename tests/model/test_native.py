@@ -258,6 +258,14 @@ def test_native_steps_equal_steps_in_torch(name, kind, instructions):
 
 
 @needs_library
+def test_a_library_of_other_sources_is_not_used(monkeypatch, caplog):
+    """An editable install whose sources were pulled, and not built again."""
+    monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
+    assert native.library.__wrapped__() is None
+    assert "install memlm again" in caplog.text
+
+
+@needs_library
 def test_other_models_and_steps_stay_with_torch():
     windows = {"num_sinks": 2, "windows": (8, 8)}
     for changes in ({"positions": "alibi"}, {"norm_order": "post"}, windows, {"xl_length": 8}, {"head_dim": 12}):

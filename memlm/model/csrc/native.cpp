@@ -394,6 +394,9 @@ static void run(const Model& model, const Step& step) {
 
 extern "C" {
 
+// Raised with every change of these calls and structures, with VERSION in memlm/model/native.py.
+int32_t memlm_version() { return 2; }
+
 int32_t memlm_num_kernels() { return memlm::NUM_KERNELS; }
 
 const char* memlm_kernels_name(int32_t number) { return memlm::ALL_KERNELS[number].name; }

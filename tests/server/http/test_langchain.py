@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,8 +11,10 @@ from running import RunningServer
 from texts import make_text
 
 from memlm.client import AsyncClient, Client
+from memlm.data.corpus import Corpus, Document
 from memlm.errors import InvalidInput, NotFound
-from memlm.language_model import LanguageModel
+from memlm.indexing.build import build_index
+from memlm.language_model import LanguageModel, load
 
 pytest.importorskip("langchain_core", reason="langchain-core is not installed: pip install 'memlm[langchain]'")
 
@@ -49,6 +52,15 @@ def test_passages_are_those_of_search(client: Client, lm: LanguageModel, query: 
             assert each.metadata["distance"] == pytest.approx(place.distance, rel=1e-3, abs=1e-3)
             assert each.metadata["score"] == pytest.approx(place.weight, abs=1e-3)
         assert len({each.id for each in found}) == len(found)
+
+
+def test_a_passage_has_the_metadata_of_its_document(model_folder: Path, tmp_path: Path) -> None:
+    """The names of the place win over a document's own."""
+    given = Document("a", "The gateway listens on port 9000.", metadata={"author": "Ada", "line": "none"})
+    build_index(model_folder, Corpus([given]), tmp_path / "notes", check="none")
+    with load(model_folder, [tmp_path / "notes"]) as notes:
+        for found in MemlmRetriever(notes, k=2).invoke("The gateway"):
+            assert (found.metadata["author"], found.metadata["line"]) == ("Ada", 1)
 
 
 async def test_passages_can_be_awaited_from_every_source(web: RunningServer, client: Client, lm: LanguageModel) -> None:
