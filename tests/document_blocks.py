@@ -73,6 +73,7 @@ class Reader:
         return "".join(map(self._run_part, self._parts(code)))
 
     def __enter__(self) -> Reader:
+        (self.folder / ".curlrc").write_text("fail-with-body\nsilent\n")  # an answer with an error ends the block
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -94,7 +95,7 @@ class Reader:
 
     @property
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, "PATH": self.forker.path, "COLUMNS": "100"}
+        return {**os.environ, "PATH": self.forker.path, "COLUMNS": "100", "CURL_HOME": str(self.folder)}
 
     def _call(self, command: list[str]) -> str:
         done = subprocess.run(

@@ -30,8 +30,7 @@ PAGES = [
     README,
     TUTORIAL,
     *sorted((ROOT / "docs/howto").glob("*.md")),
-    ROOT / "docs/concepts.md",
-    ROOT / "docs/production.md",
+    *(ROOT / f"docs/{name}.md" for name in ("concepts", "http", "integrations", "operation", "production", "service")),
 ]
 NOTES = ROOT / "examples/notes"
 
