@@ -19,13 +19,13 @@ from memlm.index.arrays import RowSubset, rows_of
 from memlm.index.exact import exact_neighbors
 from memlm.index.factory import FLAT
 from memlm.index.ivf import (
-    FLAT_BELOW,
     PROBES,
     VALUE_BITS,
     Ivf,
     add,
     code_bytes,
     is_lossless,
+    is_searched_exactly,
     lists_for,
     nlist_of,
     train_ivf,
@@ -193,7 +193,7 @@ def select_index(
     Raises InvalidInput, with the smallest sufficient size, if no index fits.
     """
     entries, dim = keys_ND.shape
-    if entries < FLAT_BELOW and entries * 4 * dim <= max_ram_bytes:
+    if is_searched_exactly(entries, dim) and entries * 4 * dim <= max_ram_bytes:
         return FLAT, []
     rows = np.sort(np.random.default_rng(seed).choice(entries, min(SAMPLE_ROWS, entries), replace=False))
     sample_ND, sample_N = np.asarray(keys_ND[rows]), np.asarray(values_N[rows])
@@ -221,7 +221,7 @@ def codes_within(max_ram_bytes: int, entries: int, dim: int) -> list[str]:
     lists = lists_for(entries)
     codes = sorted(_codes(dim), key=lambda code: code_bytes(f"IVF1,{code}", dim))
     fitting = [code for code in codes if _memory(f"IVF{lists},{code}", entries, dim) <= max_ram_bytes]
-    if not fitting and not (entries < FLAT_BELOW and entries * 4 * dim <= max_ram_bytes):
+    if not fitting and not (is_searched_exactly(entries, dim) and entries * 4 * dim <= max_ram_bytes):
         least = _memory(f"IVF{lists},{codes[0]}", entries, dim)
         raise InvalidInput(
             f"max_ram_bytes is {max_ram_bytes:,}; the smallest index of {entries:,} entries takes {least:,}: give that,"

@@ -71,7 +71,7 @@ def _build_index(
                 f"prune is {spec.prune}, and the model gives every token that much; give more", field="prune"
             )
     trials: list[IndexTrial] = []
-    factory = with_lists_for(resolve_index(spec.index, len(keys_ND)), len(keys_ND))
+    factory = with_lists_for(resolve_index(spec.index, len(keys_ND), spec.dim), len(keys_ND))
     if spec.index == "auto" and spec.max_ram_bytes is not None:
         factory, trials = select_index(
             keys_ND, values_N, starts, target=spec.target, max_ram_bytes=spec.max_ram_bytes, keep_keys=spec.keep_keys,

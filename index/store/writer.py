@@ -94,7 +94,7 @@ class StoreWriter:
         Incompatible if the interrupted build differs, and Locked while another process writes.
         """
         path = Path(path)
-        resolve_index(spec.index, 0)
+        resolve_index(spec.index, 0, spec.dim)
         if (path / CURRENT).exists():
             manifest = read_manifest(path)
             unmeasured = manifest.quality is None and all(KEYS in record.files for record in manifest.segments)

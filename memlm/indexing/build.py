@@ -128,7 +128,7 @@ def build_index(
         prune=prune,
     )
     if not (Path(out) / JOURNAL).exists():  # an interrupted build was checked when it began
-        resolve_index(index, 0)
+        resolve_index(index, 0, 1)
         estimate = estimate_build(checkpoint, corpus, out, index=index, size=size, measure=False)
         estimate.check(out)
         if max_ram_bytes is not None and index == "auto":

@@ -76,7 +76,8 @@ def estimate_build(
     if not sampled:
         raise InvalidInput("there is no token to store; the corpus has no text", field="corpus")
     entries = round(sampled * max(1.0, corpus.num_bytes / max(1, read)))
-    dim, factory = checkpoint.decoder.config.dim, resolve_index(index, entries)
+    dim = checkpoint.decoder.config.dim
+    factory = resolve_index(index, entries, dim)
     if factory != FLAT:
         Factory.parse(factory).check_lists(entries)
     documents = round(len(texts) * entries / sampled)

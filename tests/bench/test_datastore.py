@@ -52,4 +52,4 @@ def test_the_command_shows_a_table(model_folder, corpus_folder, tmp_path):
 
 def test_what_is_compared_can_be_built():
     for kind in default_kinds(192):
-        resolve_index(kind.removeprefix("codes:").replace("*", "64"), 10)
+        resolve_index(kind.removeprefix("codes:").replace("*", "64"), 10, 64)

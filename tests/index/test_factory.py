@@ -41,7 +41,7 @@ FINE = {
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_string_outside_of_the_grammar_or_its_bounds_is_refused(text: str) -> None:
-    for refuses in (check_factory, lambda text: resolve_index(text, 6), lambda text: create_index(text, DIM)):
+    for refuses in (check_factory, lambda text: resolve_index(text, 6, 8), lambda text: create_index(text, DIM)):
         with pytest.raises(InvalidInput, match="expected") as refused:
             refuses(text)
         assert refused.value.field == "index"
@@ -57,7 +57,7 @@ def test_a_string_that_does_not_fit_the_keys_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", FINE)
 def test_what_is_supported_is_made(text: str) -> None:
-    assert resolve_index(text, 6) == text
+    assert resolve_index(text, 6, 8) == text
     assert create_index(text, DIM).d == DIM
     assert Factory.parse(text).lists == FINE[text]
 

@@ -128,13 +128,14 @@ def test_samples_are_live_entries_without_repetition(make, corpus):
 
 
 def test_the_index_is_chosen_by_size():
-    assert resolve_index("auto", 99_999) == "Flat"
-    assert resolve_index("auto", 100_000) == "IVF632,SQfp16"
-    assert resolve_index("auto", 1_000_000) == "IVF2000,SQfp16"
-    assert resolve_index("IVF64,PQ8", 10) == "IVF64,PQ8"
+    assert resolve_index("auto", 1 << 17, 64) == "Flat"
+    assert resolve_index("auto", (1 << 17) + 1, 64) == "IVF724,SQfp16"
+    assert resolve_index("auto", 14_563, 576) == "Flat"
+    assert resolve_index("auto", 14_564, 576) == "IVF241,SQfp16"
+    assert resolve_index("IVF64,PQ8", 10, 64) == "IVF64,PQ8"
     for bad in ("HNSW32", "mystery", "IVFx,Flat"):
         with pytest.raises(InvalidInput, match="expected auto, Flat, or IVF"):
-            resolve_index(bad, 10)
+            resolve_index(bad, 10, 64)
 
 
 def test_an_index_that_faiss_does_not_make_is_refused_with_what_is_supported(make, corpus):

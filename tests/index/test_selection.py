@@ -117,7 +117,7 @@ def test_what_cannot_find_enough_is_passed_over_and_nothing_else(factory, monkey
 
 @pytest.fixture
 def many(monkeypatch):
-    monkeypatch.setattr(selection, "FLAT_BELOW", 100)
+    monkeypatch.setattr("memlm.index.ivf.FLAT_NUMBERS", 100)
     monkeypatch.setattr(selection, "_codes", lambda dim: ["SQfp16", "SQ8", "SQ4", "PQ6x4", "PQ3x4"])
 
 
@@ -188,8 +188,7 @@ def test_a_store_knows_what_its_distances_are_of(tmp_path, factory, keep_keys):
             assert again.snapshot.verify() == []
 
 
-def test_a_build_within_a_memory_says_what_it_tried(many, tmp_path, monkeypatch):
-    monkeypatch.setattr("memlm.index.ivf.FLAT_BELOW", 100)
+def test_a_build_within_a_memory_says_what_it_tried(many, tmp_path):
     with StoreWriter.create(tmp_path / "s", spec(max_ram_bytes=10**9, target=0.6)) as writer:
         fill(writer, LARGE)
         store = writer.commit(defaults=DEFAULTS)
