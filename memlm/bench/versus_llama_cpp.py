@@ -29,7 +29,7 @@ import time; begin = time.perf_counter()
 from memlm import load
 imported = time.perf_counter()
 lm = load(PATH)
-lm.generate("The", max_tokens=1, temperature=0).join()
+lm.generate("The", max_tokens=1, temperature=0).result()
 """,
     """
 import time; begin = time.perf_counter()
