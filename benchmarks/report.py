@@ -36,6 +36,34 @@ class Family:
 
 
 FAMILIES = {
+    "llama_cpp": Family(
+        "Library against llama.cpp",
+        "`smollm2` (SmolLM2-135M, Q4_1), as it is and as llama.cpp converts it, greedy, on as many threads as cores. "
+        "Tokens per second over those of llama.cpp, and times over its times.",
+        (
+            ("Q8_0_1_over_llama_cpp", "1 stream, Q8_0", "ratio"),
+            ("Q8_0_4_over_llama_cpp", "4 streams, Q8_0", "ratio"),
+            ("Q8_0_16_over_llama_cpp", "16 streams, Q8_0", "ratio"),
+            ("Q8_0_prompt_over_llama_cpp", "prompt of 512 tokens, Q8_0", "ratio"),
+            ("Q8_0_first_token_over_llama_cpp", "time from the file to the first token, Q8_0", "ratio"),
+            ("source_1_over_llama_cpp", "1 stream, Q4_1", "ratio"),
+            ("source_4_over_llama_cpp", "4 streams, Q4_1", "ratio"),
+            ("source_16_over_llama_cpp", "16 streams, Q4_1", "ratio"),
+            ("source_prompt_over_llama_cpp", "prompt of 512 tokens, Q4_1", "ratio"),
+            ("source_first_token_over_llama_cpp", "time from the file to the first token, Q4_1", "ratio"),
+            ("F16_1_over_llama_cpp", "1 stream, F16", "ratio"),
+            ("F16_4_over_llama_cpp", "4 streams, F16", "ratio"),
+            ("F16_16_over_llama_cpp", "16 streams, F16", "ratio"),
+            ("F16_prompt_over_llama_cpp", "prompt of 512 tokens, F16", "ratio"),
+            ("F16_first_token_over_llama_cpp", "time from the file to the first token, F16", "ratio"),
+            ("Q8_0_1_tokens_per_s", "1 stream, Q8_0", "tokens/s"),
+            ("Q8_0_16_tokens_per_s", "16 streams, Q8_0", "tokens/s"),
+            ("source_1_tokens_per_s", "1 stream, Q4_1", "tokens/s"),
+            ("source_16_tokens_per_s", "16 streams, Q4_1", "tokens/s"),
+            ("F16_1_tokens_per_s", "1 stream, F16", "tokens/s"),
+            ("F16_16_tokens_per_s", "16 streams, F16", "tokens/s"),
+        ),
+    ),
     "versus": Family(
         "Server against transformers",
         "Tokens per second of a server over those of `generate` of `transformers`, with equal prompts.",
