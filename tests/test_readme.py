@@ -26,11 +26,24 @@ from memlm.model.checkpoint import save_checkpoint
 
 ROOT = Path(__file__).parents[1]
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs/tutorial.md"
+RUNNING = "concepts datastore http integrations operation playground production service"
 PAGES = [
     README,
     TUTORIAL,
     *sorted((ROOT / "docs/howto").glob("*.md")),
-    *(ROOT / f"docs/{name}.md" for name in ("concepts", "http", "integrations", "operation", "production", "service")),
+    *(
+        ROOT / f"docs/{name}.md"
+        for name in (
+            "concepts",
+            "datastore",
+            "http",
+            "integrations",
+            "operation",
+            "playground",
+            "production",
+            "service",
+        )
+    ),
 ]
 NOTES = ROOT / "examples/notes"
 
