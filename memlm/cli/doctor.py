@@ -16,7 +16,7 @@ EXTRAS = {"http": "uvicorn", "parquet": "pyarrow", "lm-eval": "lm_eval", "tensor
 SLOW_BANDWIDTH = 15.0  # gigabytes a second: of one channel of DDR4
 BUSY = 0.5  # of the cores, by other processes
 SMALL_RAM = 4 << 30
-SMOLLM2_BYTES = 540e6  # of its weights in float32, which one token reads
+SMOLLM2_BYTES = {"its 4-bit blocks": 96_576_768, "float32": 538_060_032}  # of the weights
 
 
 def doctor(json: options.Json = False) -> None:
@@ -48,6 +48,9 @@ def examined() -> tuple[dict[str, Any], list[str]]:
     missing = [name for name, module in EXTRAS.items() if not _is_installed(module)]
     models = [name for name, model in MODELS.items() if model.path is not None]
     cores, bandwidth = measured["cores"], measured["gigabytes_per_s"]
+    keeps_blocks = device.type == "cpu" and native.is_fast()
+    kept = "its 4-bit blocks" if keeps_blocks else "float32"
+    most = bandwidth * 1e9 / SMOLLM2_BYTES[kept]
     facts = {
         "versions": ", ".join(f"{name} {number}" for name, number in versions().items()),
         "processor": measured["processor"],
@@ -55,14 +58,15 @@ def examined() -> tuple[dict[str, Any], list[str]]:
         "native kernels": ", ".join(native.instruction_sets()) or "not built",
         "cores": f"{cores}, of which torch uses {torch.get_num_threads()}; load {load:.1f}",
         "RAM": file_size(ram_bytes()),
-        "bandwidth": f"{bandwidth} GB/s: at most {bandwidth * 1e9 / SMOLLM2_BYTES:.0f} tokens/s of smollm2 in float32",
+        "bandwidth": f"{bandwidth} GB/s: at most {most:.0f} tokens/s of smollm2 in {kept}",
         "products": ", ".join(
             f"{measured[f'gigaflops_{name}']:.0f} GFLOP/s in {name}"
             for name in ("float32", "bfloat16")
             if f"gigaflops_{name}" in measured
         ),
         "device": f"--device auto is {device}",
-        "dtype": f"--dtype auto is {str(dtype_of('auto', device)).removeprefix('torch.')}",
+        "dtype": f"--dtype auto is {str(dtype_of('auto', device)).removeprefix('torch.')}"
+        + (", and for GGUF files their own blocks" if keeps_blocks else ""),
         "faiss": faiss.get_compile_options().strip(),
         "models": ", ".join(models) or "none installed",
         "extras": ", ".join(name for name in EXTRAS if name not in missing) or "none installed",
