@@ -209,6 +209,15 @@ class Segment:
         """The document row of each entry row."""
         return np.searchsorted(self.starts, rows, side="right") - 1
 
+    def values_around(
+        self, rows: Int64[np.ndarray, " N"], steps_C: Int64[np.ndarray, " C"]
+    ) -> Int64[np.ndarray, "N C"]:
+        """The values at some steps from each entry row. -1 outside its document."""
+        documents, positions_NC = self.document_at(rows), rows[:, None] + steps_C
+        is_inside_NC = positions_NC >= self.starts[documents][:, None]
+        is_inside_NC &= positions_NC < self.starts[documents + 1][:, None]
+        return np.where(is_inside_NC, self.values_N[np.where(is_inside_NC, positions_NC, 0)].astype(np.int64), -1)
+
     def is_live(self, rows: Int64[np.ndarray, "*S"]) -> Bool[np.ndarray, "*S"]:
         """Whether rows are not pruned, and of documents that are not deleted."""
         rows = np.maximum(rows, 0)

@@ -225,13 +225,17 @@ class Snapshot:
 
     def tokens_before(self, ids: Int64[np.ndarray, " N"], count: int) -> Int64[np.ndarray, "N C"]:
         """The values of the `count` entries before each entry in its document. -1 before the first."""
-        before_NC = np.full((len(ids), count), -1)
+        return self._tokens_around(ids, np.arange(-count, 0))
+
+    def tokens_after(self, ids: Int64[np.ndarray, " N"], count: int) -> Int64[np.ndarray, "N C"]:
+        """The values of the `count` entries after each entry in its document. -1 past the last, and for missing ids."""
+        return self._tokens_around(ids, np.arange(1, count + 1))
+
+    def _tokens_around(self, ids: Int64[np.ndarray, " N"], steps_C: Int64[np.ndarray, " C"]) -> np.ndarray:
+        around_NC = np.full((len(ids), len(steps_C)), -1)
         for segment, mask in self._group_by_segment(ids):
-            rows = ids[mask] - segment.base_id
-            positions_NC = rows[:, None] - np.arange(count, 0, -1)
-            is_inside_NC = positions_NC >= segment.starts[segment.document_at(rows)][:, None]
-            before_NC[mask] = np.where(is_inside_NC, segment.values_N[np.maximum(positions_NC, 0)].astype(np.int64), -1)
-        return before_NC
+            around_NC[mask] = segment.values_around(ids[mask] - segment.base_id, steps_C)
+        return around_NC
 
     def document_of(self, ids: Int64[np.ndarray, "*S"]) -> Int64[np.ndarray, "*S"]:
         """A number for each entry's document, unique in the store. -1 for missing ids."""

@@ -8,9 +8,9 @@ one store with all the documents.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
@@ -30,6 +30,9 @@ from memlm.retrieval.pointers import Pointers, check_pointers
 from memlm.retrieval.policy import RetrievalPolicy, Shortcut
 from memlm.retrieval.skipping import SkipConfident
 from memlm.retrieval.store import ModelStore
+
+# Takes a snapshot, the ids of N entries and a count C. Returns C tokens beside each entry, (N, C).
+TokensAround: TypeAlias = Callable[[Snapshot, np.ndarray, int], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +238,22 @@ class Retriever:
         self, ids_E: Int64[np.ndarray, " E"], stores_E: Int64[np.ndarray, " E"], count: int
     ) -> Int64[np.ndarray, "E C"]:
         """The tokens before each of E entries in its document, given the number of its store. -1 before the first."""
-        before_EC = np.full((len(ids_E), count), -1)
+        return self._around(Snapshot.tokens_before, ids_E, stores_E, count)
+
+    def tokens_after(
+        self, ids_E: Int64[np.ndarray, " E"], stores_E: Int64[np.ndarray, " E"], count: int
+    ) -> Int64[np.ndarray, "E C"]:
+        """The tokens after each of E entries in its document, given the number of its store. -1 past the last."""
+        return self._around(Snapshot.tokens_after, ids_E, stores_E, count)
+
+    def _around(
+        self, tokens_around: TokensAround, ids_E: Int64[np.ndarray, " E"], stores_E: Int64[np.ndarray, " E"], count: int
+    ) -> Int64[np.ndarray, "E C"]:
+        around_EC = np.full((len(ids_E), count), -1)
         for number, store in enumerate(self.stores):
-            before_EC[stores_E == number] = store.snapshot.tokens_before(ids_E[stores_E == number], count)
-        return before_EC
+            if (mask_E := stores_E == number).any():
+                around_EC[mask_E] = tokens_around(store.snapshot, ids_E[mask_E], count)
+        return around_EC
 
     def describe(self, result: RetrievalResult, count: int) -> tuple[Neighbor, ...]:
         """Describes the first `count` neighbors of a result of one key: document, line, and the text around each."""

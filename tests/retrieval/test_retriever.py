@@ -56,6 +56,19 @@ def test_two_stores_are_one_store_of_all_their_documents(lm, model_folder, halve
         assert stores["doc-6.txt"] == "second"
 
 
+def test_the_tokens_around_neighbors_are_those_of_their_stores(model_folder, halves):
+    with load(model_folder, [halves / "first", halves / "second"]) as both:
+        retriever = Retriever.of(both.engine.stores.model_stores(["first", "second"]), RetrievalParams(**{**ASK, "k": 60}))
+        found = retriever.search(np.random.default_rng(0).normal(size=(3, 32)).astype(np.float32))
+        ids_E, stores_E = found.neighbors.ids_QK.ravel(), found.stores_QK.ravel()
+        around = retriever.tokens_before(ids_E, stores_E, 5), retriever.tokens_after(ids_E, stores_E, 5)
+        for entry_id, number, before, after in zip(ids_E, stores_E, *around, strict=True):
+            snapshot = retriever.stores[number].snapshot
+            assert before.tolist() == snapshot.tokens_before(np.array([entry_id]), 5)[0].tolist()
+            assert after.tolist() == snapshot.tokens_after(np.array([entry_id]), 5)[0].tolist()
+        assert set(stores_E.tolist()) == {0, 1}
+
+
 def test_a_weight_of_two_is_the_store_twice(model_folder, halves, tmp_path):
     shutil.copytree(halves / "second", tmp_path / "again")
     everything = {"k": 4000, "lam": 0.5, "knn_temperature": 3.0, "temperature": 0, "max_tokens": 6}
