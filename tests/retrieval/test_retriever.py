@@ -58,7 +58,8 @@ def test_two_stores_are_one_store_of_all_their_documents(lm, model_folder, halve
 
 def test_the_tokens_around_neighbors_are_those_of_their_stores(model_folder, halves):
     with load(model_folder, [halves / "first", halves / "second"]) as both:
-        retriever = Retriever.of(both.engine.stores.model_stores(["first", "second"]), RetrievalParams(**{**ASK, "k": 60}))
+        stores = both.engine.stores.model_stores(["first", "second"])
+        retriever = Retriever.of(stores, RetrievalParams(**{**ASK, "k": 60}))
         found = retriever.search(np.random.default_rng(0).normal(size=(3, 32)).astype(np.float32))
         ids_E, stores_E = found.neighbors.ids_QK.ravel(), found.stores_QK.ravel()
         around = retriever.tokens_before(ids_E, stores_E, 5), retriever.tokens_after(ids_E, stores_E, 5)
