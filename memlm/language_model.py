@@ -15,7 +15,8 @@ from memlm.api.datastores import DeleteReport, SearchRequest, StoreInfo
 from memlm.api.generation import Completion, Neighbor
 from memlm.api.handles import Session, TokenStream
 from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, TraceOptions
-from memlm.api.params import GenerateRequest, RetrievalParams, batch_requests, is_batch, token_ids_of
+from memlm.api.params import GenerateRequest, RetrievalParams, batch_requests
+from memlm.api.prompts import is_batch, token_ids_of
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo
 from memlm.api.sessions import SessionInfo

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from memlm.api.params import StreamRequest, approximate_tokens, check_text, stream_fields
+from memlm.api.params import StreamRequest, stream_fields
+from memlm.api.prompts import approximate_tokens, check_text
 from memlm.errors import InvalidInput
 
 MAX_MESSAGES = 4096

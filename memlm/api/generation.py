@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from memlm.api.html import completion_html
-from memlm.api.params import check_num_ids
+from memlm.api.prompts import check_num_ids
 from memlm.api.request import Request
 from memlm.errors import check_range
 
@@ -87,12 +87,26 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class DraftUsage:
+    """How many tokens one source drafted for a request, and how many of them the answer took.
+
+    `source` is "request" (the caller's draft), "text" (runs of the prompt and the answer), "neighbors" (continuations
+    of the neighbors that named a token) or "datastore" (documents of the searched datastores).
+    """
+
+    source: str
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Cost of a request.
 
     `searches` counts the tokens for which an index was searched. `lam` is the mean over the generated tokens. Times
     are milliseconds of wall clock. `retrieval_ms` is part of prefill and decode, and includes searches that several
-    requests share.
+    requests share. `steps` counts the forward passes that named tokens: `generated_tokens / steps` is above 1 where
+    drafts were accepted. `drafts` has an entry for each source that drafted anything.
     """
 
     prompt_tokens: int = 0
@@ -104,6 +118,8 @@ class Usage:
     decode_ms: float = 0.0
     retrieval_ms: float = 0.0
     lam: float = 0.0
+    steps: int = 0
+    drafts: tuple[DraftUsage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,8 @@ class AnswerOptions(SamplingOptions, RetrievalOptions, total=False):
     neighbors: int
     top_logprobs: int
     early_exit: bool
+    drafts: int | None
+    draft: str
     resume_s: float | None
 
 

@@ -7,12 +7,12 @@ gRPC. The metadata of a field is its command-line option.
 from __future__ import annotations
 
 import difflib
-import operator
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from memlm.api.prompts import approximate_tokens, check_num_ids, check_text, split_prompt
 from memlm.api.request import Request
 from memlm.base.options import option
 from memlm.errors import InvalidInput, check_range
@@ -23,18 +23,19 @@ MAX_TOP_LOGPROBS = 64
 MAX_STOP_STRINGS = 16
 MAX_STORES = 16
 MAX_EXCLUDED = 100  # names in one request
-MAX_TOKEN_IDS = 1 << 20  # in one request
 MAX_SEED = 1 << 53  # larger whole numbers are rounded by most readers of JSON
 
 # What other libraries call some options.
 OTHER_WORDS = {
     "max_new_tokens": "max_tokens", "max_length": "max_tokens", "num_predict": "max_tokens", "logprobs": "top_logprobs",
     "lambda_": "lam", "stop_sequences": "stop", "num_neighbors": "neighbors", "datastore": "store",
+    "num_speculative_tokens": "drafts", "prediction": "draft",
 }  # fmt: skip
 
 MAX_TTL_S = 30 * 86_400.0
+MAX_DRAFTS = 64  # tokens in one step
 
-SAMPLING, RETRIEVAL, OUTPUT, CONNECTION = "Sampling", "Retrieval", "Output", "Connection"
+SAMPLING, RETRIEVAL, DRAFTS, OUTPUT, CONNECTION = "Sampling", "Retrieval", "Drafts", "Output", "Connection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,17 @@ class StoreWeight:
             raise InvalidInput(
                 f"--store-name is {text!r}; expected NAME or NAME=WEIGHT, as code=0.5", field="stores"
             ) from None
+
+
+def parse_drafts(text: str) -> int | None:
+    """Parses auto (None), off (0), or the most tokens of a step. Raises InvalidInput."""
+    if text in ("auto", "off"):
+        return None if text == "auto" else 0
+    if not text.isdecimal():
+        raise InvalidInput(
+            f"drafts is {text!r}; expected auto, off, or a number of tokens up to {MAX_DRAFTS}", field="drafts"
+        )
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +225,10 @@ class StreamRequest(Request[Any]):
     `neighbors` and `top_logprobs` are how many of each a token reports. `early_exit` skips later layers by the rule of
     `memlm calibrate`, and excludes a datastore. With a `session`, the prompt continues from its context cache. With
     `resume_s`, a generation survives a broken connection for that long, and the client resumes it by itself.
+
+    `drafts` is the most tokens that one step drafts ahead: None chooses by measured cost, 0 drafts nothing. `draft` is
+    a text that the caller expects the answer to resemble: it is only a source of drafts. The answer is the same with
+    and without drafts (speculative decoding, arXiv 2211.17192). `early_exit` drafts nothing, and excludes both.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -220,6 +236,17 @@ class StreamRequest(Request[Any]):
     neighbors: int = 0
     top_logprobs: int = 0
     early_exit: bool = field(default=False, metadata=option("Skip later layers by the calibrated rule.", panel="Model"))
+    drafts: int | None = field(
+        default=None,
+        metadata=option(
+            "Draft this many tokens ahead in one step. The text stays the same. auto: chosen by measured cost.",
+            metavar="auto|off|N", panel=DRAFTS, parse=parse_drafts, default="auto",
+        ),
+    )  # fmt: skip
+    draft: str = field(
+        default="",
+        metadata=option("Draft from this text, which the answer may resemble.", metavar="TEXT", panel=DRAFTS),
+    )
     session: str | None = field(
         default=None, metadata=option("Continue this session's context.", metavar="NAME", panel=CONNECTION)
     )
@@ -233,6 +260,11 @@ class StreamRequest(Request[Any]):
         check_range("neighbors", self.neighbors, least=0, most=MAX_NEIGHBORS, whole=True)
         check_range("top_logprobs", self.top_logprobs, least=0, most=MAX_TOP_LOGPROBS, whole=True)
         check_range("resume_s", self.resume_s, above=0, most=MAX_RESUME_S)
+        check_range("drafts", self.drafts, least=0, most=MAX_DRAFTS, whole=True)
+        check_text("draft", self.draft, field="draft")
+        if self.early_exit and (self.drafts or self.draft):
+            name = "drafts" if self.drafts else "draft"
+            raise InvalidInput(f"{name} and early_exit exclude each other; leave out one of them", field=name)
 
     @property
     def shown_prompt(self) -> str:
@@ -313,24 +345,6 @@ _RETRIEVAL = frozenset(f.name for f in fields(RetrievalParams))
 _REQUEST = frozenset(f.name for f in fields(StreamRequest)) - {"sampling", "retrieval"}
 
 
-def approximate_tokens(text: str) -> int:
-    """About how many tokens a text has: at most one a byte, and mostly one for three bytes."""
-    return len(text.encode(errors="replace")) // 3
-
-
-def check_text(what: str, text: object, *, field: str) -> None:
-    """Raises InvalidInput for what is no text, and for a text with a NUL."""
-    if not isinstance(text, str):
-        raise InvalidInput(f"{what} is of the type {type(text).__name__}; expected a text", field=field)
-    if (place := text.find("\0")) >= 0:
-        raise InvalidInput(f"{what} has a NUL at character {place}; send text", field=field)
-
-
-def is_batch(prompt: object) -> bool:
-    """Whether a prompt is a list of prompts."""
-    return isinstance(prompt, list | tuple) and any(isinstance(each, str | list | tuple) for each in prompt)
-
-
 def batch_requests(prompts: object, options: Mapping[str, Any]) -> list[GenerateRequest]:
     """A request for each of several prompts. Given a seed, prompt n has seed + n.
 
@@ -347,39 +361,6 @@ def batch_requests(prompts: object, options: Mapping[str, Any]) -> list[Generate
         GenerateRequest.of(prompt, options if seed is None else {**options, "seed": seed + number})
         for number, prompt in enumerate(prompts)
     ]
-
-
-def split_prompt(prompt: object, ids: object = None, *, name: str = "prompt") -> tuple[str, tuple[int, ...]]:
-    """The text and the token ids of a prompt that is one of the two; `ids` is the keyword for the latter.
-
-    Raises InvalidInput for anything else.
-    """
-    if ids is None:
-        return (prompt, ()) if isinstance(prompt, str) else ("", token_ids_of(name, prompt))
-    if not (isinstance(prompt, str) and prompt == ""):
-        raise InvalidInput("give either a prompt or prompt_token_ids, not both", field="prompt_token_ids")
-    return "", token_ids_of("prompt_token_ids", ids)
-
-
-def token_ids_of(name: str, given: object) -> tuple[int, ...]:
-    """Token ids from a list, a tuple or an array of whole numbers. Raises InvalidInput, naming the argument."""
-    try:
-        if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-            raise TypeError
-        ids = tuple(map(operator.index, given))
-    except TypeError:
-        raise InvalidInput(
-            f"{name} is {reprlib.repr(given)}; expected a text, or token ids in a list", field=name
-        ) from None
-    if not ids:
-        raise InvalidInput(f"{name} holds no token ids; give at least one, or a text", field=name)
-    return ids
-
-
-def check_num_ids(name: str, token_ids: Sequence[int]) -> None:
-    """Raises InvalidInput for more than MAX_TOKEN_IDS."""
-    if len(token_ids) > MAX_TOKEN_IDS:
-        raise InvalidInput(f"{name} has {len(token_ids):,} ids; at most {MAX_TOKEN_IDS:,} in one call", field=name)
 
 
 def _part_of(name: str) -> str:

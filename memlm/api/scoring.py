@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memlm.api.generation import Alternative
-from memlm.api.params import MAX_TOP_LOGPROBS, RetrievalParams, check_num_ids, split_prompt
+from memlm.api.params import MAX_TOP_LOGPROBS, RetrievalParams
+from memlm.api.prompts import check_num_ids, split_prompt
 from memlm.api.request import Request
 from memlm.errors import InvalidInput, check_range
 

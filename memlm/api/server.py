@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memlm.api.params import MAX_NEIGHBORS, MAX_STOP_STRINGS, MAX_STORES, MAX_TOKEN_IDS, MAX_TOP_LOGPROBS
+from memlm.api.params import MAX_NEIGHBORS, MAX_STOP_STRINGS, MAX_STORES, MAX_TOP_LOGPROBS
+from memlm.api.prompts import MAX_TOKEN_IDS
 from memlm.api.request import Request
 
 

@@ -23,7 +23,8 @@ from memlm.api.generation import Completion, DetokenizeRequest, Neighbor, Tokeni
 from memlm.api.handles import Session, TokenStream
 from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, TraceOptions
 from memlm.api.paging import MAX_PAGE
-from memlm.api.params import GenerateRequest, batch_requests, is_batch
+from memlm.api.params import GenerateRequest, batch_requests
+from memlm.api.prompts import is_batch
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import GetModelRequest, GetServerInfoRequest, ModelInfo, ServerInfo
 from memlm.api.sessions import (

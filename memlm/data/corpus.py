@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Any
 
-from memlm.api.params import check_text
+from memlm.api.prompts import check_text
 from memlm.base.files import is_under
 from memlm.base.printable import one_line
 from memlm.base.storable import is_utf8, problem_in

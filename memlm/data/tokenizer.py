@@ -25,7 +25,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from memlm.api.params import MAX_TOKEN_IDS
+from memlm.api.prompts import MAX_TOKEN_IDS
 from memlm.base.steps import Offload, Outcome, Steps
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from memlm.api.params import MAX_TOKEN_IDS
+from memlm.api.prompts import MAX_TOKEN_IDS
 from memlm.errors import InvalidInput
 
 MAX_FIELDS = 1 << 16  # in one message, those of the messages in it included; packed numbers count as one field

@@ -12,9 +12,9 @@ from memlm.api.params import (
     MAX_SEED,
     MAX_STOP_STRINGS,
     MAX_STORES,
-    MAX_TOKEN_IDS,
     MAX_TOP_LOGPROBS,
 )
+from memlm.api.prompts import MAX_TOKEN_IDS
 from memlm.api.tracing import MAX_MIN_TOKENS, MAX_SPAN_DOCUMENTS, RankBy
 from memlm.server.http.schema import INT32, Schema
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from memlm.api import options
-from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams, StreamRequest
+from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams, StreamRequest, parse_drafts
 from memlm.api.tracing import TraceRequest
 from memlm.errors import InvalidInput
 from memlm.language_model import load
@@ -43,6 +43,13 @@ def test_the_typed_options_are_the_fields_of_the_requests():
         ({"stop": [5]}, "stop is (5,); expected strings"),
         ({"stores": "yp"}, "stores is 'yp'; expected names in a list"),
         ({"stores": 5}, "stores is 5; expected names in a list"),
+        ({"drafts": 65}, "drafts is 65; expected between 0 and 64"),
+        ({"drafts": "auto"}, "drafts is 'auto'; expected a whole number"),
+        ({"draft": ["a"]}, "draft is of the type list; expected a text"),
+        ({"draft": "a\0"}, "draft has a NUL at character 1"),
+        ({"draft": "a", "early_exit": True}, "draft and early_exit exclude each other"),
+        ({"drafts": 4, "early_exit": True}, "drafts and early_exit exclude each other"),
+        ({"num_speculative_tokens": 5}, "did you mean drafts?"),
         ({"max_new_tokens": 5}, "did you mean max_tokens?"),
         ({"temprature": 5}, "did you mean temperature?"),
         ({"xyzzy": 5}, "unknown option 'xyzzy'; the options are"),
@@ -53,6 +60,23 @@ def test_a_wrong_option_is_named_with_what_was_expected(given, says):
         GenerateRequest.of("a", given)
     assert says in str(caught.value)
     assert caught.value.field == next(iter(given))
+
+
+def test_early_exit_goes_with_drafts_that_are_left_open_or_off():
+    for given in ({}, {"drafts": None}, {"drafts": 0}, {"draft": ""}):
+        assert GenerateRequest.of("a", {"early_exit": True, **given}).early_exit
+
+
+@pytest.mark.parametrize(("said", "drafts"), [("auto", None), ("off", 0), ("0", 0), ("12", 12)])
+def test_drafts_are_auto_off_or_a_number_on_the_command_line(said, drafts):
+    assert parse_drafts(said) == drafts
+
+
+@pytest.mark.parametrize("said", ["", "on", "-1", "1.5"])
+def test_another_word_for_drafts_is_refused(said):
+    with pytest.raises(InvalidInput, match="expected auto, off, or a number of tokens up to 64") as caught:
+        parse_drafts(said)
+    assert caught.value.field == "drafts"
 
 
 def test_numbers_of_other_libraries_and_none_are_options():

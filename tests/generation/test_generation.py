@@ -4,7 +4,8 @@ import torch
 from reference import decode_plainly, generate_uncached
 
 from memlm.api.generation import FinishReason
-from memlm.api.params import MAX_TOKEN_IDS, GenerateRequest, SamplingParams
+from memlm.api.params import GenerateRequest, SamplingParams
+from memlm.api.prompts import MAX_TOKEN_IDS
 from memlm.base.steps import run_steps
 from memlm.errors import InvalidInput
 from memlm.generation.batch import stream

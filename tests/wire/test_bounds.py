@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 
 from memlm.api.datastores import MAX_DOCUMENT_IDS
 from memlm.api.generation import DetokenizeRequest, TokenizeRequest
-from memlm.api.params import MAX_TOKEN_IDS
+from memlm.api.prompts import MAX_TOKEN_IDS
 from memlm.errors import InvalidInput
 from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
 from memlm.wire import codec

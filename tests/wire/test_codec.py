@@ -63,6 +63,8 @@ generate = st.builds(
     resume_s=maybe(st.floats(1e-3, params.MAX_RESUME_S)),
     neighbors=st.integers(0, params.MAX_NEIGHBORS),
     top_logprobs=st.integers(0, params.MAX_TOP_LOGPROBS),
+    drafts=maybe(st.integers(0, params.MAX_DRAFTS)),
+    draft=prompts,
 )
 store_name = st.from_regex(datastores.STORE_NAME, fullmatch=True)
 share = st.floats(1e-6, 1, exclude_max=True)
@@ -85,6 +87,8 @@ requests = st.one_of(
         session=maybe(text),
         resume_s=maybe(st.floats(1e-3, params.MAX_RESUME_S)),
         neighbors=st.integers(0, params.MAX_NEIGHBORS),
+        drafts=maybe(st.integers(0, params.MAX_DRAFTS)),
+        draft=prompts,
     ),
     st.builds(scoring.ScoreRequest, text, retrieval, st.booleans()),
     st.builds(
@@ -172,7 +176,12 @@ token = st.builds(
     neighbors=st.lists(neighbor, max_size=2).map(tuple),
     top_logprobs=st.lists(st.builds(generation.Alternative, int32, text, number), max_size=2).map(tuple),
 )
-usage = st.builds(generation.Usage, int32, int32, int32, int32, number, number, number, number, number)
+draft_usage = st.builds(generation.DraftUsage, st.sampled_from(["request", "text"]), int32, int32)
+usage = st.builds(
+    generation.Usage,
+    *(int32, int32, int32, int32, number, number, number, number, number, int32),
+    st.lists(draft_usage, max_size=2).map(tuple),
+)
 told_events = st.one_of(
     st.builds(generation.Accepted, text, st.integers(0, 2**63 - 1), maybe(text), int32, number, number),
     st.lists(token, min_size=1, max_size=3).map(tuple),
@@ -336,6 +345,8 @@ def test_not_set_and_zero_differ() -> None:
     zero = generation_pb2.SamplingParams(temperature=0, min_p=0, seed=0)
     assert codec.from_wire(zero) == params.SamplingParams(temperature=0, min_p=0, seed=0)
     assert codec.from_wire(generation_pb2.RetrievalParams(lam=0)) == params.RetrievalParams(lam=0.0)
+    assert nothing.drafts is None
+    assert codec.from_wire(generation_pb2.GenerateRequest(prompt="a", drafts=0)).drafts == 0
 
 
 def test_no_field_is_forgotten() -> None:
