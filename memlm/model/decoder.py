@@ -98,6 +98,15 @@ class Decoder(nn.Module):
     def _native_step(self) -> NativeStep | None:
         return NativeStep.of(self)
 
+    @property
+    def reads_alike(self) -> bool:
+        """Whether a token's hidden state, key and log-probabilities have the same bits however many tokens a pass
+        reads, beside it or before it: up to 32 of a row, without gradients.
+
+        Elsewhere they are equal up to rounding, so that two tokens of nearly equal probability may change places.
+        """
+        return self._native_step is not None and isinstance(self.head.packed, PanelWeight)
+
     @cached_property
     def num_parameters(self) -> int:
         """Learned numbers. The tied embedding counts once, packed weights as if unpacked."""
@@ -163,12 +172,11 @@ class Decoder(nn.Module):
         tokens of each row that are text. The others are padding behind them. Raises InvalidInput if the tokens do not
         fit behind those in the state.
         """
-        attended_BTD, keys_BTD = self._read(tokens_BT, state, starts_BT, new_B)
-        return self.norm(self.blocks[-1].finish(attended_BTD, keys_BTD)), keys_BTD
+        return self._read(tokens_BT, state, starts_BT, new_B)
 
     def keys(self, tokens_BT: Int[Tensor, "B T"], state: DecoderState | None = None) -> Float[Tensor, "B T D"]:
         """Returns only the keys, without computing the last feed-forward."""
-        return self._read(tokens_BT, state, None, None)[1]
+        return self._read(tokens_BT, state, None, None, finishes=False)[1]
 
     def logits(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
         """Returns scores of the next token, in the type of the parameters."""
@@ -184,32 +192,36 @@ class Decoder(nn.Module):
         state: DecoderState | None,
         starts_BT: Bool[Tensor, "B T"] | None,
         new_B: list[int] | None,
+        *,
+        finishes: bool = True,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
-        """Returns the residual stream before the last feed-forward, and the input of that feed-forward."""
+        """Returns the final hidden states and the keys. Without `finishes`, the first are those before the last
+        feed-forward.
+        """
         tokens_BT = tokens_BT.to(self.device)
         B, T = tokens_BT.shape
         new_B = [T] * B if new_B is None else new_B
         if state is None:
             if not self.config.is_segmented and starts_BT is None:
-                return self._read_at_once(tokens_BT)
+                return self._read_at_once(tokens_BT, finishes)
             state = self.new_state(batch_size=B, capacity=T)
         check_room(state, max(new_B))
-        attended, keys, begin = [], [], 0
+        hidden, keys, begin = [], [], 0
         while begin < T:
             end = begin + state.next_piece(T - begin)
             piece = slice(begin, end)
             new_b = [min(max(new - begin, 0), end - begin) for new in new_B]
             parts = self._read_piece(
-                tokens_BT[:, piece], state, None if starts_BT is None else starts_BT[:, piece], new_b
+                tokens_BT[:, piece], state, None if starts_BT is None else starts_BT[:, piece], new_b, finishes
             )
-            attended.append(parts[0])
+            hidden.append(parts[0])
             keys.append(parts[1])
             begin = end
         if len(keys) == 1:
-            return attended[0], keys[0]
-        return torch.cat(attended, dim=1), torch.cat(keys, dim=1)
+            return hidden[0], keys[0]
+        return torch.cat(hidden, dim=1), torch.cat(keys, dim=1)
 
-    def _read_at_once(self, tokens_BT: Int[Tensor, "B T"]) -> tuple[Tensor, Tensor]:
+    def _read_at_once(self, tokens_BT: Int[Tensor, "B T"], finishes: bool) -> tuple[Tensor, Tensor]:
         """Reads a whole text without a state."""
         T = tokens_BT.shape[1]
         if self.config.max_length is not None and self.config.max_length < T:
@@ -224,12 +236,12 @@ class Decoder(nn.Module):
             floor_R=zero,
             num_front=min(sinks, T), sink_cap=sinks + max(windows) - 1 if sinks else 0, causal_only=not sinks,
         )  # fmt: skip
-        return self._through_layers(
-            tokens_BT, ForwardContext(mask, [T] * tokens_BT.shape[0], self.dtype, None, self.rotary, self.relative_bias)
-        )
+        new_B = [T] * tokens_BT.shape[0]
+        context = ForwardContext(mask, new_B, self.dtype, None, self.rotary, self.relative_bias)
+        return self._through_layers(tokens_BT, context, finishes)
 
     def _read_piece(
-        self, tokens_BT: Tensor, state: DecoderState, starts_BT: Tensor | None, new_B: list[int]
+        self, tokens_BT: Tensor, state: DecoderState, starts_BT: Tensor | None, new_B: list[int], finishes: bool
     ) -> tuple[Tensor, Tensor]:
         """Reads a piece that crosses no segment boundary, and updates the memories if it ends at one."""
         T = tokens_BT.shape[1]
@@ -237,7 +249,7 @@ class Decoder(nn.Module):
         document_BT = None if starts_BT is None or not bool(starts_BT.any()) else _documents(state, starts_BT)
         mask = state.attention_mask(new_B, T, document_BT)
         context = ForwardContext(mask, new_B, self.dtype, state, self.rotary, self.relative_bias)
-        read = self._through_layers(tokens_BT, context)
+        read = self._through_layers(tokens_BT, context, finishes)
         state.advance(new_B)
         if document_BT is not None:
             last_B = zip(document_BT[:, -1].tolist(), state.rows, strict=True)
@@ -246,13 +258,16 @@ class Decoder(nn.Module):
             update_memories_at_boundary(list(self.blocks), self.rotary, state)
         return read
 
-    def _through_layers(self, tokens_BT: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor]:
+    def _through_layers(self, tokens_BT: Tensor, context: ForwardContext, finishes: bool) -> tuple[Tensor, Tensor]:
         hidden_BTD = self.embed(tokens_BT, context.mask)
         if self._native_step is not None and self._native_step.takes(context):
-            return self._native_step(hidden_BTD, context)
+            return self._native_step(hidden_BTD, context, finishes=finishes)
         for block in self.blocks[:-1]:
             hidden_BTD = block.finish(*block.attend(hidden_BTD, context))
-        return self.blocks[-1].attend(hidden_BTD, context)
+        attended_BTD, keys_BTD = self.blocks[-1].attend(hidden_BTD, context)
+        if not finishes:
+            return attended_BTD, keys_BTD
+        return self.norm(self.blocks[-1].finish(attended_BTD, keys_BTD)), keys_BTD
 
     def embed(self, tokens_BT: Tensor, mask: AttentionMask) -> Float[Tensor, "B T D"]:
         """Returns embeddings, plus positions for the models that add them.

@@ -1,9 +1,13 @@
-"""A decoding step in one native call: one new token of each row through all layers of plain attention.
+"""A pass of a few new tokens of each row in one native call, through all layers of plain attention.
 
 It covers rotary, learned, sinusoidal or no positions, norms before the sub-layers, sliding windows, and weights in
-panels. The decoder computes every other step and every other model in torch, to the same results up to rounding.
+panels. The decoder computes every other pass and every other model in torch, to the same results up to rounding.
 
-Shapes: B batch, D width, r rotated numbers of a head.
+The call has a row for each new token. A token's results have the same bits whatever other tokens the pass reads,
+earlier ones of its own sequence included: each row adds in an order of its own, and the attention of a layer begins
+when all of its keys and values are written.
+
+Shapes: B batch, T new tokens of a row at most, N new tokens of all rows, D width, r rotated numbers of a head.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu")  # as native.cpp numbers them
 POSITIONS = ("rotary", "learned", "sinusoidal", "none")
 VECTOR = 8  # heads are a multiple of this wide
+MOST_TOKENS = 32  # of a row in a pass: for more, torch's attention is faster
 
 
 class _Norm(Structure):
@@ -53,6 +58,7 @@ class _Layer(Structure):
 class _Model(Structure):
     _fields_: ClassVar[Sequence[tuple[str, type]]] = [
         ("layers", POINTER(_Layer)),
+        ("norm", _Norm),
         *(
             (name, c_int32)
             for name in (
@@ -67,11 +73,10 @@ class _Model(Structure):
 class _Step(Structure):
     _fields_: ClassVar[Sequence[tuple[str, type]]] = [
         *((name, c_void_p) for name in ("hidden", "keys", "cache")),
-        *((name, c_int64) for name in ("layer_stride", "value_stride", "row_stride", "head_stride")),
-        *((name, c_void_p) for name in ("places", "firsts")),
+        *((name, c_int64) for name in ("layer_stride", "value_stride", "sequence_stride", "head_stride")),
+        *((name, c_void_p) for name in ("sequences", "places", "firsts")),
         ("ropes", c_void_p * 2),
-        ("num_rows", c_int32),
-        ("num_threads", c_int32),
+        *((name, c_int32) for name in ("num_rows", "num_threads", "finishes")),
     ]
 
 
@@ -92,9 +97,9 @@ class NativeStep:
             layer.up, layer.down = self._matrix(block.ff.inner), self._matrix(block.ff.down)
             layer.window, layer.rope = attention.window, self._rope(decoder, number)
         self._model = _Model(
-            self._layers, config.num_layers, config.dim, config.num_heads, config.num_kv_heads, config.head_dim,
-            config.ff_dim, config.rotary_dim, ACTIVATIONS.index(config.activation),
-            config.activation in ("swiglu", "geglu"), config.parallel_residual,
+            self._layers, self._norm(decoder.norm), config.num_layers, config.dim, config.num_heads,
+            config.num_kv_heads, config.head_dim, config.ff_dim, config.rotary_dim,
+            ACTIVATIONS.index(config.activation), config.activation in ("swiglu", "geglu"), config.parallel_residual,
             config.query_scale / math.sqrt(config.head_dim),
         )  # fmt: skip
 
@@ -114,47 +119,56 @@ class NativeStep:
         return cls(decoder) if has_plain_layers and is_quantized and library() is not None else None
 
     def takes(self, context: ForwardContext) -> bool:
-        """Whether this computes a step: one token of each row, none of which begins a document."""
+        """Whether this computes a pass: few tokens of each row, none of which begins a document."""
         state = context.state
         return (
             state is not None
-            and context.mask.num_new == 1
+            and context.mask.num_new <= MOST_TOKENS
             and context.mask.continues_RT is None
-            and 0 not in context.new_B
             and state.dtype == torch.float32
             and not state.training
             and not torch.is_grad_enabled()
         )
 
     def __call__(
-        self, hidden_B1D: Float[Tensor, "B 1 D"], context: ForwardContext
-    ) -> tuple[Float[Tensor, "B 1 D"], Float[Tensor, "B 1 D"]]:
-        """Returns the residual stream before the last feed-forward, and the input of that feed-forward. Writes keys and
-        values of the tokens to the state.
+        self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext, *, finishes: bool
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
+        """Returns the final hidden states, or without `finishes` the residual stream before the last feed-forward, and
+        the inputs of the last feed-forward. Both are zero where `context.new_B` has padding, which takes no time.
+
+        Writes keys and values of the tokens to the state.
         """
         state, kernels = context.state, library()
         assert state is not None
         assert kernels is not None
-        hidden_B1D = hidden_B1D.clone(memory_format=torch.contiguous_format)
-        keys_B1D = torch.empty_like(hidden_B1D)
-        cache = state.cache_L2BGSd
-        places_B = state.places_B()
+        B, T, D = hidden_BTD.shape
+        numbers = [(row, new) for row, count in enumerate(context.new_B) for new in range(count)]
+        tokens_N = torch.tensor([row * T + new for row, new in numbers], dtype=torch.int64)
+        hidden_ND = hidden_BTD.reshape(-1, D)[tokens_N]
+        keys_ND = torch.empty_like(hidden_ND)
+        places_B, cache = state.places_B(), state.cache_L2BGSd
         firsts_B = [max(row.floor, row.start, row.base) - row.base for row in state.rows]
-        ropes = [self._cosines_and_sines(context, layer, len(places_B)) for layer in self._rope_layers]
-        numbers = c_int32 * len(places_B)
-        places, firsts = numbers(*places_B), numbers(*firsts_B)
+        ropes = [self._cosines_and_sines(context, layer, B)[tokens_N] for layer in self._rope_layers]
+        integers = c_int32 * len(numbers)
+        sequences, firsts = integers(*(row for row, _ in numbers)), integers(*(firsts_B[row] for row, _ in numbers))
+        places = integers(*(places_B[row] + new for row, new in numbers))
         step = _Step(
-            hidden_B1D.data_ptr(), keys_B1D.data_ptr(), cache.data_ptr(), *cache.stride()[:4],
-            addressof(places), addressof(firsts),
-            (c_void_p * 2)(*(rope.data_ptr() for rope in ropes)), len(places_B), torch.get_num_threads(),
+            hidden_ND.data_ptr(), keys_ND.data_ptr(), cache.data_ptr(), *cache.stride()[:4],
+            addressof(sequences), addressof(places), addressof(firsts),
+            (c_void_p * 2)(*(rope.data_ptr() for rope in ropes)), len(numbers), torch.get_num_threads(), finishes,
         )  # fmt: skip
         kernels.memlm_step(byref(self._model), byref(step))
-        return hidden_B1D, keys_B1D
+        if len(numbers) == B * T:
+            return hidden_ND.view(B, T, D), keys_ND.view(B, T, D)
+        padded = (hidden_BTD.new_zeros(B * T, D).index_copy_(0, tokens_N, part) for part in (hidden_ND, keys_ND))
+        hidden_BTD, keys_BTD = (part.view(B, T, D) for part in padded)
+        return hidden_BTD, keys_BTD
 
-    def _cosines_and_sines(self, context: ForwardContext, layer: int, num_rows: int) -> Float[Tensor, "B 2 r"]:
+    def _cosines_and_sines(self, context: ForwardContext, layer: int, batch_size: int) -> Float[Tensor, "B*T 2 r"]:
         rope = context.query_rope(layer)
         assert rope is not None
-        return rope.reshape(2, -1, rope.shape[-1]).transpose(0, 1).expand(num_rows, -1, -1).contiguous()
+        T, r = rope.shape[-2:]
+        return rope.reshape(2, -1, T, r).permute(1, 2, 0, 3).expand(batch_size, -1, -1, -1).reshape(-1, 2, r)
 
     def _rope(self, decoder: Decoder, layer: int) -> int:
         angles = None if decoder.rotary is None else decoder.rotary.of_layer(layer)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memlm.base.cpu import threads
 from memlm.errors import InvalidInput
 from memlm.language_model import load
 from memlm.model import Decoder, ModelConfig, native
@@ -15,7 +16,7 @@ from memlm.model.checkpoint import load_checkpoint, save_checkpoint
 from memlm.model.config import RopeScaling
 from memlm.model.linear import Linear
 from memlm.model.native_step import NativeStep
-from memlm.model.quantized import PLAIN_DTYPES, Blocks, BlockWeight, Layout, PlainWeight, quantize_rows
+from memlm.model.quantized import PLAIN_DTYPES, Blocks, BlockWeight, Layout, PanelWeight, PlainWeight, quantize_rows
 
 needs_library = pytest.mark.skipif(native.library() is None, reason="the kernels were not built: no C++ compiler")
 SIZES = [(8, 32), (13, 45), (40, 64), (96, 200)]
@@ -211,7 +212,7 @@ CONFIGS = {
 }
 
 
-def make(name: str, kind: int | torch.dtype = 8) -> Decoder:
+def make(name: str, kind: int | torch.dtype | Layout = 8) -> Decoder:
     torch.manual_seed(3)
     decoder = Decoder(ModelConfig(**{**SHAPE, **CONFIGS[name]})).eval()
     with torch.no_grad():
@@ -221,8 +222,16 @@ def make(name: str, kind: int | torch.dtype = 8) -> Decoder:
         return decoder.pack(bits=kind)
     for module in decoder.modules():
         if isinstance(module, Linear):
-            module.predict_from(PlainWeight.of(module.weight.to(kind)))
+            module.predict_from(packed(module.weight, kind))
     return decoder
+
+
+def packed(weight_OI: Tensor, kind: torch.dtype | Layout) -> PanelWeight:
+    if isinstance(kind, torch.dtype):
+        return PlainWeight.of(weight_OI.to(kind))
+    blocks = Blocks.rounded(weight_OI, kind.bits)
+    blocks = blocks.widened() if kind is Layout.INT8_WIDE else blocks
+    return BlockWeight(blocks.packed(kind), "test", *weight_OI.shape, kind)
 
 
 @needs_library
@@ -257,6 +266,52 @@ def test_native_steps_equal_steps_in_torch(name, kind, instructions):
     assert states[0].rows == states[1].rows
 
 
+# New tokens of three rows
+PASSES = [(1, 9, 17), (5, 0, 1), (2, 16, 3), (0, 1, 8), (4, 4, 4), (1, 1, 1), (16, 7, 2), (1, 2, 0), (0, 0, 0)]
+
+
+@needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, 8) for name in CONFIGS), *(("llama", kind) for kind in (*Layout, *PLAIN_DTYPES))]
+)
+def test_a_token_has_the_same_bits_however_many_are_read_with_it(name, kind, instructions):
+    """Its hidden state, key and log-probabilities, and its places in the cache: by itself, and in ragged passes."""
+    decoder = make(name, kind)
+    assert decoder.reads_alike
+    totals = [sum(new_B) for new_B in zip(*PASSES, strict=True)]
+    texts = [torch.randint(60, (total,), generator=torch.Generator().manual_seed(total)) for total in totals]
+    with torch.inference_mode(), native.using(instructions), threads(2):
+        batch = decoder.new_state(batch_size=3, capacity=64)
+        got, done_B = [[], [], []], [0, 0, 0]
+        for new_B in PASSES:
+            tokens_BT = torch.full((3, max(*new_B, 1)), 59)
+            for row, new in enumerate(new_B):
+                tokens_BT[row, :new] = texts[row][done_B[row] : done_B[row] + new]
+            hidden_BTD, keys_BTD = decoder(tokens_BT, batch, new_B=list(new_B))
+            outputs = torch.cat([hidden_BTD, keys_BTD, decoder.logprobs(hidden_BTD)], dim=2)
+            for row, new in enumerate(new_B):
+                got[row].append(outputs[row, :new])
+                assert (hidden_BTD[row, new:] == 0).all()
+                done_B[row] += new
+    with torch.inference_mode(), native.using(instructions), threads(1):
+        for row, text in enumerate(texts):
+            alone = decoder.new_state(capacity=64)
+            expected = []
+            for token in text:
+                hidden_11D, keys_11D = decoder(token.view(1, 1), alone)
+                expected.append(torch.cat([hidden_11D, keys_11D, decoder.logprobs(hidden_11D)], dim=2)[0])
+            assert torch.equal(torch.cat(got[row]), torch.cat(expected))
+            # A window moves at another time. What both hold is from the later base on.
+            base = max(batch.rows[row].base, alone.rows[0].base)
+            caches = [
+                state.cache_L2BGSd[:, :, at, :, base - state.rows[at].base : len(text) - state.rows[at].base]
+                for state, at in ((batch, row), (alone, 0))
+            ]
+            assert caches[0].shape[3] >= 8
+            assert torch.equal(*caches)
+
+
 @needs_library
 def test_a_library_of_other_sources_is_not_used(monkeypatch, caplog):
     """An editable install whose sources were pulled, and not built again."""
@@ -272,6 +327,7 @@ def test_other_models_and_steps_stay_with_torch():
         assert NativeStep.of(Decoder(ModelConfig(**{**SHAPE, **changes})).pack(bits=8)) is None, changes
     assert NativeStep.of(Decoder(ModelConfig(**SHAPE))) is None  # in float32
     assert NativeStep.of(Decoder(ModelConfig(**SHAPE)).pack(bits=8)) is not None
+    assert [Decoder(ModelConfig(**SHAPE)).reads_alike, Decoder(ModelConfig(**SHAPE)).pack(bits=8).reads_alike] == [0, 1]
 
 
 def test_a_model_in_8_bits_predicts_nearly_as_in_float32(model_folder, monkeypatch):

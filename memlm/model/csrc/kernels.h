@@ -1,4 +1,4 @@
-// The arithmetic of a decoding step. native.cpp includes this file once for each instruction set, in a namespace.
+// The arithmetic of a pass. native.cpp includes this file once for each instruction set, in a namespace.
 //
 // Inputs are rounded to 16 bits in blocks of 32: on these instruction sets that takes no longer than 8 bits, and loses
 // nothing. The layout of weights is described in native.cpp.
@@ -407,11 +407,11 @@ static void attend(const float* query, const float* keys, const float* values, i
 }
 
 // Turns the first `size` numbers of a head by the cosines and sines of its position (memlm/model/positions.py).
-static void rotate(float* head, const float* cosines, const float* sines, int size, float* scratch) {
-    for (int i = 0; i < size; i++) scratch[i] = head[i];
+static void rotate(float* head, const float* cosines, const float* sines, int size) {
     const int half = size / 2;
     for (int i = 0; i < half; i++) {
-        head[i] = scratch[i] * cosines[i] + scratch[half + i] * sines[i];
-        head[half + i] = scratch[half + i] * cosines[half + i] + scratch[i] * sines[half + i];
+        const float first = head[i], second = head[half + i];
+        head[i] = first * cosines[i] + second * sines[i];
+        head[half + i] = second * cosines[half + i] + first * sines[half + i];
     }
 }

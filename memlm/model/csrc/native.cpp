@@ -1,4 +1,4 @@
-// Decoding steps on the processor: products with weights in 4, 8 or 16 bits, and whole steps of plain attention layers.
+// Prediction on the processor: products with weights in 4, 8 or 16 bits, and whole passes through plain attention layers.
 //
 // memlm/model/native.py calls this by ctypes, and memlm/model/quantized.py has the same arithmetic in torch.
 
@@ -83,20 +83,22 @@ struct Layer {
 
 struct Model {
     const Layer* layers;
+    Norm norm;  // of the final hidden states
     int32_t num_layers, dim, num_heads, num_kv_heads, head_dim, ff_dim, rotary_dim, activation, is_gated, is_parallel;
     float query_scale;
 };
 
-// One new token of each row. Strides count numbers.
+// New tokens: each row has one, those of a sequence in order. Strides count numbers.
 struct Step {
-    float* hidden;   // rows x dim, the residual stream; after the step, the one before the last feed-forward
+    float* hidden;   // rows x dim: embeddings, then final hidden states, or what precedes the last feed-forward
     float* keys;     // rows x dim, the inputs of the last feed-forward
-    float* cache;    // the keys of the first layer, row and head
-    int64_t layer_stride, value_stride, row_stride, head_stride;
-    const int32_t* places;   // of each row: where its new token is written
-    const int32_t* firsts;   // the first place that it sees in layers without a window
-    const float* ropes[2];   // rows x 2 x rotary_dim: cosines and sines of its position
-    int32_t num_rows, num_threads;
+    float* cache;    // the keys of the first layer, sequence and head
+    int64_t layer_stride, value_stride, sequence_stride, head_stride;
+    const int32_t* sequences;  // of each row: its sequence in the cache
+    const int32_t* places;     // where its token is written
+    const int32_t* firsts;     // the first place that it sees in layers without a window
+    const float* ropes[2];     // rows x 2 x rotary_dim: cosines and sines of its position
+    int32_t num_rows, num_threads, finishes;  // finishes: through the last feed-forward and norm
 };
 
 // Rows of inputs, quantized in blocks, or plain.
@@ -197,6 +199,14 @@ static int bytes_of_block(const Matrix& matrix) {
     return with_layout(matrix.layout, [](auto layout) { return decltype(layout)::BYTES; });
 }
 
+// Calls body(row) for each row. Some rows cost less than waking a thread.
+template <typename Body> static void for_rows(Threads::Claim& claim, int num_rows, Body&& body) {
+    constexpr int FEW = 16;
+    claim.loop((num_rows + FEW - 1) / FEW, [&](int chunk) {
+        for (int row = chunk * FEW; row < num_rows && row < (chunk + 1) * FEW; row++) body(row);
+    });
+}
+
 // The form of rows that a product takes, with memory of its own.
 struct Inputs {
     std::vector<int16_t> values;
@@ -209,14 +219,10 @@ struct Inputs {
         values.resize(static_cast<size_t>(num_rows) * num_blocks * BLOCK);
         scales.resize(static_cast<size_t>(num_rows) * num_blocks);
         sums.resize(static_cast<size_t>(num_rows) * num_blocks * HALVES);
-        constexpr int FEW = 16;  // rows that cost less than waking a thread
-        claim.loop((num_rows + FEW - 1) / FEW, [&](int chunk) {
-            const int last = num_rows < (chunk + 1) * FEW ? num_rows : (chunk + 1) * FEW;
-            for (int row = chunk * FEW; row < last; row++) {
-                const int64_t at = static_cast<int64_t>(row) * num_blocks;
-                kernels().quantize(x + static_cast<int64_t>(row) * features, features, values.data() + at * BLOCK,
-                                   scales.data() + at, sums.data() + at * HALVES);
-            }
+        for_rows(claim, num_rows, [&](int row) {
+            const int64_t at = static_cast<int64_t>(row) * num_blocks;
+            kernels().quantize(x + static_cast<int64_t>(row) * features, features, values.data() + at * BLOCK,
+                               scales.data() + at, sums.data() + at * HALVES);
         });
         return {nullptr, values.data(), scales.data(), sums.data(), num_rows, num_blocks, features};
     }
@@ -325,69 +331,87 @@ struct Scratch {
     Inputs inputs;
 };
 
-static void attend(Threads::Claim& claim, const Model& model, const Layer& layer, int number, const Step& step,
-                   Scratch& scratch) {
-    const int H = model.num_heads, G = model.num_kv_heads, d = model.head_dim, rows = step.num_rows;
-    const int width = (H + 2 * G) * d;
-    float* cache = step.cache + number * step.layer_stride;
-    for (int row = 0; row < rows; row++) {
-        float* heads = scratch.qkv.data() + static_cast<int64_t>(row) * width;
-        const float* cosines = layer.rope < 0 ? nullptr : step.ropes[layer.rope] + row * 2 * model.rotary_dim;
+// Norms and turns queries and keys, and writes keys and values to the cache.
+static void write(Threads::Claim& claim, const Model& model, const Layer& layer, float* cache, const Step& step,
+                  Scratch& scratch) {
+    const int H = model.num_heads, G = model.num_kv_heads, d = model.head_dim;
+    for_rows(claim, step.num_rows, [&](int row) {
+        float* heads = scratch.qkv.data() + static_cast<int64_t>(row) * (H + 2 * G) * d;
+        const float* cosines =
+            layer.rope < 0 ? nullptr : step.ropes[layer.rope] + static_cast<int64_t>(row) * 2 * model.rotary_dim;
         for (int head = 0; head < H + G; head++) {
             float* at = heads + head * d;
             const Norm& norm = head < H ? layer.query_norm : layer.key_norm;
             if (norm.weight) kernels().normalize(norm, at, d, at);
-            if (cosines) kernels().rotate(at, cosines, cosines + model.rotary_dim, model.rotary_dim, scratch.inner.data());
+            if (cosines) kernels().rotate(at, cosines, cosines + model.rotary_dim, model.rotary_dim);
             if (head < H) for (int i = 0; i < d; i++) at[i] *= model.query_scale;
         }
-        for (int head = 0; head < G; head++) {
-            float* key = cache + row * step.row_stride + head * step.head_stride + static_cast<int64_t>(step.places[row]) * d;
+        float* key = cache + step.sequences[row] * step.sequence_stride + static_cast<int64_t>(step.places[row]) * d;
+        for (int head = 0; head < G; head++, key += step.head_stride) {
             std::memcpy(key, heads + (H + head) * d, d * sizeof(float));
             std::memcpy(key + step.value_stride, heads + (H + G + head) * d, d * sizeof(float));
         }
-    }
-    claim.loop(rows * H, [&](int chunk) {
+    });
+}
+
+static void attend(Threads::Claim& claim, const Model& model, const Layer& layer, const float* cache, const Step& step,
+                   Scratch& scratch) {
+    const int H = model.num_heads, G = model.num_kv_heads, d = model.head_dim;
+    claim.loop(step.num_rows * H, [&](int chunk) {
         static thread_local std::vector<float> scores;
         const int row = chunk / H, head = chunk % H, end = step.places[row] + 1;
         int first = step.firsts[row];
         if (layer.window && end - layer.window > first) first = end - layer.window;
         if (scores.size() < static_cast<size_t>(end - first)) scores.resize(2 * (end - first));
-        const float* keys = cache + row * step.row_stride + (head / (H / G)) * step.head_stride + static_cast<int64_t>(first) * d;
-        kernels().attend(scratch.qkv.data() + static_cast<int64_t>(row) * width + head * d, keys, keys + step.value_stride,
-                         end - first, d, scores.data(), scratch.mixed.data() + (static_cast<int64_t>(row) * H + head) * d);
+        const float* keys = cache + step.sequences[row] * step.sequence_stride + (head / (H / G)) * step.head_stride +
+                            static_cast<int64_t>(first) * d;
+        kernels().attend(scratch.qkv.data() + (static_cast<int64_t>(row) * (H + 2 * G) + head) * d, keys,
+                         keys + step.value_stride, end - first, d, scores.data(),
+                         scratch.mixed.data() + (static_cast<int64_t>(row) * H + head) * d);
     });
 }
 
+// All keys and values of a layer are written before its attention begins, so rows of one sequence see those before them.
 static void run(const Model& model, const Step& step) {
     Threads::Claim claim(Threads::of_process(), step.num_threads);
-    static thread_local Scratch scratch;
-    const int rows = step.num_rows, D = model.dim, width = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
+    static thread_local Scratch own;
+    Scratch& scratch = own;  // loops capture the caller's, not that of each thread
+    const int rows = step.num_rows, D = model.dim;
     const int inner = model.ff_dim * (model.is_gated ? 2 : 1), heads = model.num_heads * model.head_dim;
     scratch.normed.resize(static_cast<size_t>(rows) * D);
-    scratch.qkv.resize(static_cast<size_t>(rows) * width);
+    scratch.qkv.resize(static_cast<size_t>(rows) * (heads + 2 * model.num_kv_heads * model.head_dim));
     scratch.mixed.resize(static_cast<size_t>(rows) * heads);
-    scratch.inner.resize(static_cast<size_t>(rows) * (inner > model.head_dim ? inner : model.head_dim));
+    scratch.inner.resize(static_cast<size_t>(rows) * inner);
     scratch.activated.resize(static_cast<size_t>(rows) * model.ff_dim);
     const auto norm = [&](const Norm& with, float* to) {
-        for (int row = 0; row < rows; row++) kernels().normalize(with, step.hidden + row * D, D, to + row * D);
+        for_rows(claim, rows, [&](int row) {
+            const int64_t at = static_cast<int64_t>(row) * D;
+            kernels().normalize(with, step.hidden + at, D, to + at);
+        });
+    };
+    const auto product = [&](const Matrix& matrix, const float* x, float* y, bool adds) {
+        multiply(claim, matrix, scratch.inputs.of(claim, matrix, x, rows), y, adds);
     };
     for (int number = 0; number < model.num_layers; number++) {
         const Layer& layer = model.layers[number];
         const bool is_last = number == model.num_layers - 1;
-        float* key = is_last ? step.keys : scratch.normed.data();
+        float *key = is_last ? step.keys : scratch.normed.data(), *cache = step.cache + number * step.layer_stride;
         norm(layer.attention_norm, scratch.normed.data());
-        multiply(claim, layer.qkv, scratch.inputs.of(claim, layer.qkv, scratch.normed.data(), rows), scratch.qkv.data(), false);
-        attend(claim, model, layer, number, step, scratch);
+        product(layer.qkv, scratch.normed.data(), scratch.qkv.data(), false);
+        write(claim, model, layer, cache, step, scratch);
+        attend(claim, model, layer, cache, step, scratch);
         if (model.is_parallel) norm(layer.ff_norm, key);
-        multiply(claim, layer.out, scratch.inputs.of(claim, layer.out, scratch.mixed.data(), rows), step.hidden, true);
+        product(layer.out, scratch.mixed.data(), step.hidden, true);
         if (!model.is_parallel) norm(layer.ff_norm, key);
-        if (is_last) return;
-        multiply(claim, layer.up, scratch.inputs.of(claim, layer.up, key, rows), scratch.inner.data(), false);
-        for (int row = 0; row < rows; row++)
+        if (is_last && !step.finishes) return;
+        product(layer.up, key, scratch.inner.data(), false);
+        for_rows(claim, rows, [&](int row) {
             kernels().activate(model.activation, scratch.inner.data() + static_cast<int64_t>(row) * inner, model.ff_dim,
                                scratch.activated.data() + static_cast<int64_t>(row) * model.ff_dim);
-        multiply(claim, layer.down, scratch.inputs.of(claim, layer.down, scratch.activated.data(), rows), step.hidden, true);
+        });
+        product(layer.down, scratch.activated.data(), step.hidden, true);
     }
+    norm(model.norm, step.hidden);
 }
 
 }  // namespace memlm
@@ -395,7 +419,7 @@ static void run(const Model& model, const Step& step) {
 extern "C" {
 
 // Raised with every change of these calls and structures, with VERSION in memlm/model/native.py.
-int32_t memlm_version() { return 2; }
+int32_t memlm_version() { return 3; }
 
 int32_t memlm_num_kernels() { return memlm::NUM_KERNELS; }
 
