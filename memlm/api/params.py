@@ -126,9 +126,7 @@ def parse_drafts(text: str) -> int | None:
     if text in ("auto", "off"):
         return None if text == "auto" else 0
     if not text.isdecimal():
-        raise InvalidInput(
-            f"drafts is {text!r}; expected auto, off, or a number of tokens up to {MAX_DRAFTS}", field="drafts"
-        )
+        raise InvalidInput(f"{text!r} is no number of tokens; expected auto, off, or 0 to {MAX_DRAFTS}", field="drafts")
     return int(text)
 
 
@@ -239,7 +237,7 @@ class StreamRequest(Request[Any]):
     drafts: int | None = field(
         default=None,
         metadata=option(
-            "Draft this many tokens ahead in one step. The text stays the same. auto: chosen by measured cost.",
+            "Most tokens to draft ahead in one step. The text stays the same. auto: chosen by cost.",
             metavar="auto|off|N", panel=DRAFTS, parse=parse_drafts, default="auto",
         ),
     )  # fmt: skip
@@ -264,7 +262,7 @@ class StreamRequest(Request[Any]):
         check_text("draft", self.draft, field="draft")
         if self.early_exit and (self.drafts or self.draft):
             name = "drafts" if self.drafts else "draft"
-            raise InvalidInput(f"{name} and early_exit exclude each other; leave out one of them", field=name)
+            raise InvalidInput(f"{name} is given with early_exit, which drafts nothing; leave out one", field=name)
 
     @property
     def shown_prompt(self) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from memlm.api.datastores import StoreInfo
-from memlm.api.params import SAMPLING, RetrievalParams, SamplingParams
+from memlm.api.params import SAMPLING, RetrievalParams, StreamRequest
 from memlm.base.printable import one_line
 from memlm.cli import options
 from memlm.cli.chat_memory import ChatMemory, LocalMemory, ServerMemory
@@ -45,9 +46,12 @@ MaxTokens = Annotated[
 ]
 System = Annotated[str, typer.Option("--system", metavar="TEXT", help="System message.", show_default=False)]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.", rich_help_panel="Output")]
+Answers: TypeAlias = Annotated[dict[str, Any], Overrides(StreamRequest)]
+# Options that have defaults here, or that no conversation needs.
+NOT_OF_ANSWERS = ("temperature", "max_tokens", "early_exit", "session", "resume_s")
 
 
-@with_fields(leave_out=("temperature", "max_tokens"))
+@with_fields(leave_out=NOT_OF_ANSWERS)
 def chat(
     model: Annotated[
         Path | None,
@@ -88,8 +92,7 @@ def chat(
     *,
     temperature: Temperature = TEMPERATURE,
     max_tokens: MaxTokens = MAX_TOKENS,
-    sampling: Annotated[dict[str, Any], Overrides(SamplingParams)],
-    retrieval: Annotated[dict[str, Any], Overrides(RetrievalParams)],
+    answers: Answers,
     json: JsonLines = False,
 ) -> None:
     """Chat with a model, in this process or on a server. /help lists the commands."""
@@ -99,9 +102,10 @@ def chat(
         raise typer.BadParameter("--tls, --ca, --cert and --key are for a server; give --target HOST:PORT")
     if target is not None and store:
         raise typer.BadParameter("--store is a folder of this machine; a server has its own (--store-name)")
+    retrieval = [field.name for field in fields(RetrievalParams) if field.name in answers]
     if model is not None and not store and retrieval:
         raise typer.BadParameter(f"{', '.join(retrieval)} needs a datastore; give --store FOLDER")
-    asked = {**sampling, **retrieval, "temperature": temperature, "max_tokens": max_tokens}
+    asked = {**answers, "temperature": temperature, "max_tokens": max_tokens}
     if target is not None:
         connect_with(token, tls=tls, ca=ca, cert=cert, key=key)
         _chat_with_server(target, timeout, asked, system, json=json)
@@ -110,10 +114,9 @@ def chat(
         _chat_in_process(model, store or [], dtype, device, asked, system, json=json)
 
 
-@with_fields(leave_out=("temperature", "max_tokens"))
+@with_fields(leave_out=NOT_OF_ANSWERS)
 def client_chat(
-    sampling: Annotated[dict[str, Any], Overrides(SamplingParams)],
-    retrieval: Annotated[dict[str, Any], Overrides(RetrievalParams)],
+    answers: Answers,
     target: Target = HERE,
     timeout: Timeout = 600.0,
     system: System = "",
@@ -122,7 +125,7 @@ def client_chat(
     json: JsonLines = False,
 ) -> None:
     """Chat with the model of a server. /help lists the commands."""
-    asked = {**sampling, **retrieval, "temperature": temperature, "max_tokens": max_tokens}
+    asked = {**answers, "temperature": temperature, "max_tokens": max_tokens}
     _chat_with_server(target, timeout, asked, system, json=json)
 
 

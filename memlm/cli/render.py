@@ -111,10 +111,13 @@ def probability_by_document(tokens: Iterable[Token]) -> Counter[str]:
 
 
 def summary(tokens: Sequence[Token], usage: Usage | None) -> str:
-    """One line: number of tokens, speed, and the share of p_kNN where it was retrieved."""
+    """One line: number of tokens, speed, what came of drafts, and the share of p_kNN where it was retrieved."""
     parts = [f"{len(tokens):,} token{'s' * (len(tokens) != 1)}"]
     if usage is not None and usage.decode_ms > 0 and usage.generated_tokens > 1:
         parts.append(f"{1000 * (usage.generated_tokens - 1) / usage.decode_ms:,.1f} tokens/s")
+    if usage is not None and usage.drafts and usage.steps:
+        accepted, drafted = (sum(getattr(each, name) for each in usage.drafts) for name in ("accepted", "drafted"))
+        parts.append(f"{usage.generated_tokens / usage.steps:.1f} tokens a step ({accepted:,} of {drafted:,} drafted)")
     if any(token.knn_logprob is not None for token in tokens):
         parts.append(f"{mean_share(tokens):.0%} from memory")
     return " · ".join(parts)

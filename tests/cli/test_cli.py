@@ -64,7 +64,7 @@ def test_wrong_use_exits_with_2(capsys):
     for words in (
         ["index", "build"], ["index", "delete", "s"], ["index", "delete", "s", "id", "--where", "a=b"],
         ["index", "delete", "s", "--where", "license"], ["train", "x", "--out", "m", "--steps", "many"],
-        ["mystery"], ["--mystery"],
+        ["mystery"], ["--mystery"], ["generate", "x", "--model", "m", "--drafts", "on"],
     ):  # fmt: skip
         assert memlm(capsys, *words)[0] == 2
 
@@ -98,6 +98,11 @@ def test_failure_exits_with_1_and_one_line(capsys, model_folder, store_folder, c
         (["index", "search", store_folder, "", "--model", model_folder, "--k", "0"], "--k is 0"),
         (["eval", empty, "--model", model_folder], "no text was found"),
         (["generate", "x", "--model", model_folder, "--top-p", "2"], "--top-p is 2.0"),
+        (["generate", "x", "--model", model_folder, "--drafts", "65"], "--drafts is 65; expected between 0 and 64"),
+        (
+            ["generate", "x", "--model", model_folder, "--draft", "y", "--early-exit"],
+            "--draft is given with early_exit",
+        ),
         (["generate", "word " * 200, "--model", model_folder], "shorten the prompt"),
         (["generate", "x", "--model", model_folder, "--lam", "0.3"], "--lam is set, but no datastore"),
         (

@@ -44,6 +44,12 @@ def test_options_fill_a_dataclass_and_those_in_it() -> None:
     )
 
 
+@pytest.mark.parametrize(("word", "drafts"), [("auto", None), ("off", 0), ("8", 8)])
+def test_drafts_are_a_word_or_a_number(word: str, drafts: int | None) -> None:
+    found = parsed(GenerateRequest, "def", "--drafts", word, "--draft", "def main")
+    assert found == GenerateRequest("def", drafts=drafts, draft="def main")
+
+
 def test_bytes_are_parsed() -> None:
     config = ServerConfig(Path("m"))
     assert parsed(ServerConfig, "-m", "m", "--message-bytes", "2MiB") == replace(config, max_message_bytes=2 << 20)

@@ -10,7 +10,7 @@ from rich.color import Color
 from rich.console import Console
 from rich.style import Style
 
-from memlm.api.generation import Neighbor, Token, Usage
+from memlm.api.generation import DraftUsage, Neighbor, Token, Usage
 from memlm.cli import render
 from memlm.cli.console import cell, print_table, table
 
@@ -95,6 +95,13 @@ def test_a_summary_counts_speed_and_memory():
     usage = Usage(generated_tokens=5, decode_ms=200.0)
     assert render.summary(TEXT, usage) == "4 tokens · 20.0 tokens/s · 39% from memory"
     assert render.summary([Token(1, "a", b"a", 0.0, 0.0)], None) == "1 token"
+
+
+def test_a_summary_tells_what_came_of_drafts():
+    drafts = (DraftUsage("text", 50, 40), DraftUsage("neighbors", 10, 1))
+    usage = Usage(generated_tokens=69, steps=30, drafts=drafts)
+    assert "2.3 tokens a step (41 of 60 drafted)" in render.summary(TEXT, usage)
+    assert "drafted" not in render.summary(TEXT, Usage(generated_tokens=69, steps=69))
 
 
 def test_an_interrupt_leaves_what_was_printed():
