@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from memlm.api.generation import Accepted, Finished, FinishReason
+from memlm.api.generation import Accepted, Finished, FinishReason, Usage
 from memlm.api.scoring import TokenScore
 from memlm.server.http.openai import AnswerForm
 from memlm.v1 import generation_pb2
@@ -150,13 +151,45 @@ class ChoiceAnswer:
         return choice if self.memory is None else {**choice, "memory": self.memory}
 
 
-def usage_of(prompt_tokens: int, generated_tokens: int) -> dict[str, int]:
-    """The usage of an answer."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": generated_tokens,
-        "total_tokens": prompt_tokens + generated_tokens,
-    }
+@dataclass(slots=True)
+class AnswerUsage:
+    """The usage of an answer, of all its choices together."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+    drafted: Counter[str] = field(default_factory=Counter)  # by source
+    accepted: Counter[str] = field(default_factory=Counter)
+
+    def add(self, usage: Usage, *, counts_prompt: bool) -> None:
+        """Adds the usage of one choice."""
+        self.prompt_tokens += usage.prompt_tokens * counts_prompt
+        self.generated_tokens += usage.generated_tokens
+        self.steps += usage.steps
+        for each in usage.drafts:
+            self.drafted[each.source] += each.drafted
+            self.accepted[each.source] += each.accepted
+
+    def shown(self, *, has_prediction: bool) -> dict[str, Any]:
+        """The object `usage`. What came of a prediction is in OpenAI's words, and of all drafts in those of `Usage`."""
+        shown: dict[str, Any] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.generated_tokens,
+            "total_tokens": self.prompt_tokens + self.generated_tokens,
+        }
+        if has_prediction:
+            accepted = self.accepted["request"]
+            shown["completion_tokens_details"] = {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": self.drafted["request"] - accepted,
+            }
+        if self.drafted:
+            shown["steps"] = self.steps
+            shown["drafts"] = [
+                {"source": source, "drafted": drafted, "accepted": self.accepted[source]}
+                for source, drafted in self.drafted.items()
+            ]
+        return shown
 
 
 def server_sent(value: Any) -> bytes:

@@ -7,6 +7,7 @@ from typing import Any
 from memlm.api.datastores import CHECKS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
 from memlm.api.paging import MAX_PAGE, MAX_PAGE_SIZE
 from memlm.api.params import (
+    MAX_DRAFTS,
     MAX_EXCLUDED,
     MAX_NEIGHBORS,
     MAX_SEED,
@@ -53,6 +54,18 @@ def _unsupported(neutral: Schema, description: str = "Not supported.") -> Schema
 
 
 TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32}, "minItems": 1}
+
+TEXT_OR_PARTS: Schema = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": _object({"type": {"type": "string", "enum": ["text"]}, "text": _text("")}, ("type", "text")),
+        },
+    ],
+    "x-expected": "a text, or parts of the type text",
+    "description": "A text, or parts of the type text.",
+}
 
 MEMORY = _object(
     {
@@ -112,6 +125,12 @@ _COMMON: dict[str, Schema] = {
     ),
     "user": _text("Accepted, and without effect."),
     "memory": MEMORY,
+    "drafts": _whole("Most tokens to draft ahead in one step. 0: none. Left out: chosen by cost.", 0, MAX_DRAFTS),
+    "prediction": _object(
+        {"type": {"type": "string", "enum": ["content"]}, "content": TEXT_OR_PARTS},
+        ("type", "content"),
+        "A text that the answer may resemble, a source of drafts.",
+    ),
     "frequency_penalty": _unsupported({"type": "number", "enum": [0]}),
     "presence_penalty": _unsupported({"type": "number", "enum": [0]}),
     "logit_bias": _unsupported({"type": "object", "maxProperties": 0}),
@@ -142,19 +161,7 @@ COMPLETION = _object(
 _MESSAGE = _object(
     {
         "role": _text("system, user, assistant, or another role that the model's template knows."),
-        "content": {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "array",
-                    "items": _object(
-                        {"type": {"type": "string", "enum": ["text"]}, "text": _text("")}, ("type", "text")
-                    ),
-                },
-            ],
-            "x-expected": "a text, or parts of the type text",
-            "description": "A text, or parts of the type text.",
-        },
+        "content": TEXT_OR_PARTS,
         "name": _unsupported({"type": "string", "enum": [""]}),
         "refusal": _unsupported({"type": "string", "enum": [""]}),
         "tool_calls": _unsupported({"type": "array", "maxItems": 0}),
@@ -181,7 +188,6 @@ CHAT = _object(
         ),
         "modalities": _unsupported({"type": "array", "items": {"type": "string", "enum": ["text"]}}, "Only text."),
         "audio": _unsupported({"type": "object", "maxProperties": 0}),
-        "prediction": _unsupported({"type": "object", "maxProperties": 0}),
         "reasoning_effort": _unsupported({"type": "string", "enum": ["none"]}),
         "verbosity": _unsupported({"type": "string", "enum": ["medium"]}),
         "service_tier": _unsupported({"type": "string", "enum": ["auto", "default"]}),

@@ -11,7 +11,7 @@ from memlm.api.generation import Accepted, DetokenizeRequest, Finished
 from memlm.api.scoring import Score
 from memlm.errors import MemlmError
 from memlm.server.frontend.service import AdmittedCall, Service
-from memlm.server.http.answers import ChoiceAnswer, server_sent, tokens_in, usage_of
+from memlm.server.http.answers import AnswerUsage, ChoiceAnswer, server_sent, tokens_in
 from memlm.server.http.bodies import CHAT, COMPLETION
 from memlm.server.http.errors import body_of
 from memlm.server.http.exchange import EVENTS, Exchange
@@ -50,7 +50,7 @@ class _Answer:
     def __init__(self, service: Service, call: AdmittedCall, exchange: Exchange, form: AnswerForm) -> None:
         self._service, self._call, self._exchange, self._form = service, call, exchange, form
         self._running = asyncio.Semaphore(service.config.max_running)
-        self._prompt_tokens = self._generated_tokens = 0
+        self._usage = AnswerUsage()
 
     async def whole(self, choices: list[Choice]) -> None:
         answers = [ChoiceAnswer(choice.index, self._form) for choice in choices]
@@ -62,7 +62,7 @@ class _Answer:
 
         await run_all(map(run, choices))
         shown = [answer.whole() for answer in answers]
-        await self._exchange.reply_json({**self._form.head, "choices": shown, "usage": self._usage()})
+        await self._exchange.reply_json({**self._form.head, "choices": shown, "usage": self._shown_usage()})
 
     async def stream(self, choices: list[Choice]) -> None:
         """Sends each choice's events as they come. What comes while an event waits for the client is sent together."""
@@ -85,11 +85,11 @@ class _Answer:
             await self._exchange.write(server_sent(body_of(error)), more=False)
             raise
         if self._form.shows_usage:
-            await self._exchange.write(server_sent({**self._form.head, "choices": [], "usage": self._usage()}))
+            await self._exchange.write(server_sent({**self._form.head, "choices": [], "usage": self._shown_usage()}))
         await self._exchange.write(DONE, more=False)
 
-    def _usage(self) -> dict[str, int]:
-        return usage_of(self._prompt_tokens, self._generated_tokens)
+    def _shown_usage(self) -> dict[str, Any]:
+        return self._usage.shown(has_prediction=self._form.has_prediction)
 
     async def _progress(self, choice: Choice, answer: ChoiceAnswer) -> AsyncGenerator[None, None]:
         """Adds what comes to an answer, and yields after each addition."""
@@ -112,8 +112,7 @@ class _Answer:
 
     def _finish(self, choice: Choice, answer: ChoiceAnswer, finished: Finished) -> None:
         answer.add_finished(finished)
-        self._prompt_tokens += finished.usage.prompt_tokens * choice.counts_prompt
-        self._generated_tokens += finished.usage.generated_tokens
+        self._usage.add(finished.usage, counts_prompt=choice.counts_prompt)
 
     @asynccontextmanager
     async def _admitted(self, choice: Choice) -> AsyncIterator[AdmittedCall]:
@@ -139,7 +138,7 @@ class _Answer:
         assert scored is None or isinstance(scored, Score)
         answer.add_echo(text, () if scored is None else scored.token_scores, first)
         if choice.request is None and choice.counts_prompt:
-            self._prompt_tokens += (0 if scored is None else scored.tokens) + (first is not None)
+            self._usage.prompt_tokens += (0 if scored is None else scored.tokens) + (first is not None)
 
     async def _ask(self, name: str, request: Any) -> Any:
         async with self._service.admit(name, self._exchange) as call:

@@ -10,6 +10,7 @@ from typing import Any
 
 from memlm.api.chat import ChatRequest, Message
 from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams
+from memlm.api.prompts import check_text
 from memlm.api.scoring import ScoreRequest
 from memlm.errors import InvalidInput, NotFound
 from memlm.server.http.bodies import DEFAULT_MAX_TOKENS, MAX_PROMPTS
@@ -27,6 +28,7 @@ class AnswerForm:
     num_logprobs: int | None = None
     shows_memory: bool = False
     shows_usage: bool = True
+    has_prediction: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = field(default_factory=lambda: token_hex(12))
 
@@ -104,7 +106,9 @@ def answer_form(body: Mapping[str, Any], served: tuple[str, ...], *, is_chat: bo
     asked = body.get("logprobs")
     num_logprobs = (body.get("top_logprobs", 0) if asked else None) if is_chat else asked
     shows_usage = not is_stream or body.get("stream_options", {}).get("include_usage", False)
-    return AnswerForm(body["model"], is_chat, is_stream, num_logprobs, "memory" in body, shows_usage)
+    return AnswerForm(
+        body["model"], is_chat, is_stream, num_logprobs, "memory" in body, shows_usage, "prediction" in body
+    )
 
 
 def _prompts(prompt: Any) -> list[str | list[int]]:
@@ -133,7 +137,16 @@ def _options(body: Mapping[str, Any], max_tokens: int | None, form: AnswerForm) 
         "retrieval": _retrieval(memory),
         "neighbors": neighbors,
         "top_logprobs": form.num_logprobs or 0,
+        "drafts": body.get("drafts"),
+        "draft": _draft(body.get("prediction")),
     }
+
+
+def _draft(prediction: Mapping[str, Any] | None) -> str:
+    """The text of a prediction, "" without one. Raises InvalidInput, naming the parameter, for a NUL."""
+    text = "" if prediction is None else _content(prediction["content"])
+    check_text("prediction", text, field="prediction.content")
+    return text
 
 
 def _retrieval(memory: dict[str, Any]) -> RetrievalParams:

@@ -9,11 +9,13 @@ import openai
 import pytest
 from running import LOGPROB_TOLERANCE, RunningServer
 
-from memlm.api.generation import Token
+from memlm.api.generation import DraftUsage, Token, Usage
 from memlm.client import Client
 from memlm.language_model import LanguageModel
-from memlm.server.http.answers import ChoiceAnswer, server_sent
-from memlm.server.http.openai import AnswerForm
+from memlm.server.http.answers import AnswerUsage, ChoiceAnswer, server_sent
+from memlm.server.http.bodies import CHAT, COMPLETION
+from memlm.server.http.openai import AnswerForm, chat_choices, completion_choices
+from memlm.server.http.schema import parse_json
 from memlm.v1 import generation_pb2
 
 PROMPT = "the memory of"
@@ -186,6 +188,48 @@ def test_usage_comes_last_on_request(ai: openai.OpenAI) -> None:
     assert last.choices == []
     assert last.usage.completion_tokens == 8
     assert {event.usage for event in [*events, *ai.completions.create(**options)]} == {None}
+
+
+def test_a_prediction_is_a_draft_of_each_choice() -> None:
+    form, prediction = AnswerForm("tiny", is_chat=False), {"type": "content", "content": "the memory"}
+    asked = {"model": "tiny", "prompt": ["a", "b"], "drafts": 4, "prediction": prediction}
+    choices = completion_choices(parse_json(json.dumps(asked).encode(), COMPLETION), form)
+    assert [(choice.request.draft, choice.request.drafts) for choice in choices] == [("the memory", 4)] * 2
+    parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "memory"}]
+    asked = {"model": "tiny", "messages": TALK, "n": 2, "prediction": {"type": "content", "content": parts}}
+    choices = chat_choices(parse_json(json.dumps(asked).encode(), CHAT), form)
+    assert [(choice.request.draft, choice.request.drafts) for choice in choices] == [("the memory", None)] * 2
+
+
+def test_usage_tells_what_came_of_drafts_in_the_words_of_openai_and_ours() -> None:
+    usage = AnswerUsage()
+    usage.add(Usage(3, 10, steps=4, drafts=(DraftUsage("request", 9, 6), DraftUsage("text", 2, 0))), counts_prompt=True)
+    usage.add(Usage(3, 10, steps=9, drafts=(DraftUsage("request", 4, 1),)), counts_prompt=False)
+    counts = {"prompt_tokens": 3, "completion_tokens": 20, "total_tokens": 23}
+    request = {"source": "request", "drafted": 13, "accepted": 7}
+    ours = {"steps": 13, "drafts": [request, {"source": "text", "drafted": 2, "accepted": 0}]}
+    assert usage.shown(has_prediction=False) == {**counts, **ours}
+    details = {"accepted_prediction_tokens": 7, "rejected_prediction_tokens": 6}
+    assert usage.shown(has_prediction=True) == {**counts, "completion_tokens_details": details, **ours}
+    none = AnswerUsage(3, 20).shown(has_prediction=True)
+    assert none == {**counts, "completion_tokens_details": dict.fromkeys(details, 0)}
+
+
+def test_an_answer_with_a_prediction_is_the_answer_without(ai: openai.OpenAI) -> None:
+    wanted = ai.completions.create(model="tiny", prompt=PROMPT, **GREEDY)
+    for text in (wanted.choices[0].text, "nothing of it"):
+        extra = {"prediction": {"type": "content", "content": text}}
+        answer = ai.completions.create(model="tiny", prompt=PROMPT, extra_body=extra, **GREEDY)
+        assert answer.choices[0].text == wanted.choices[0].text
+        assert answer.usage.completion_tokens == wanted.usage.completion_tokens
+        assert answer.usage.completion_tokens_details.accepted_prediction_tokens >= 0
+    said = ai.chat.completions.create(model="tiny", messages=TALK, **GREEDY).choices[0].message.content
+    prediction = {"type": "content", "content": said}
+    answer = ai.chat.completions.create(model="tiny", messages=TALK, prediction=prediction, **GREEDY)
+    assert answer.choices[0].message.content == said
+    options = {"model": "tiny", "messages": TALK, "stream": True, **GREEDY}
+    *_, last = ai.chat.completions.create(prediction=prediction, stream_options={"include_usage": True}, **options)
+    assert last.usage.completion_tokens_details.rejected_prediction_tokens >= 0
 
 
 def test_the_chosen_seed_and_the_defaults_are_told(ai: openai.OpenAI) -> None:

@@ -74,7 +74,8 @@ def test_what_chats_lack_is_refused_by_name(http: httpx.Client, name: str) -> No
 
 
 def test_values_that_ask_for_nothing_are_accepted(http: httpx.Client) -> None:
-    neutral = {"best_of": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "suffix": None}
+    neutral = {"best_of": 1, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "suffix": None,
+               "prediction": None, "drafts": None}  # fmt: skip
     reply = http.post("/v1/completions", json={**PROMPT, **neutral, "user": "me", "max_tokens": 1, "stop": None})
     assert reply.status_code == 200, reply.text
     neutral = {"tools": [], "response_format": {"type": "text"}, "store": False, "parallel_tool_calls": True}
@@ -109,6 +110,13 @@ def test_values_that_ask_for_nothing_are_accepted(http: httpx.Client) -> None:
         ({"logprobs": 65}, "logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"chunks": 1}}, "stream_options.chunks"),
+        ({"drafts": 65}, "drafts"),
+        ({"drafts": "auto"}, "drafts"),
+        ({"prediction": "the"}, "prediction"),
+        ({"prediction": {}}, "prediction.type"),
+        ({"prediction": {"type": "text", "content": "the"}}, "prediction.type"),
+        ({"prediction": {"type": "content", "content": ["the"]}}, "prediction.content[0]"),
+        ({"prediction": {"type": "content", "content": "the\0"}}, "prediction.content"),
         ({"memory": {"lam": 2}}, "memory.lam"),
         ({"memory": {"knn_temperature": 0}}, "memory.knn_temperature"),
         ({"memory": {"lambda": 1}}, "memory.lambda"),
