@@ -86,6 +86,9 @@ class FinishReason(StrEnum):
     TIME = "time"  # time_limit_s ran out
 
 
+DRAFT_SOURCES = ("request", "text", "neighbors", "datastore")  # of DraftUsage
+
+
 @dataclass(frozen=True, slots=True)
 class DraftUsage:
     """How many tokens one source drafted for a request, and how many of them the answer took.

@@ -132,6 +132,10 @@ class CallRecord:
             self.has_finished, usage = True, event.usage
             self.fields |= {"reason": event.reason.value}
             self.fields |= {name: getattr(usage, name) for name in ("prompt_tokens", "generated_tokens", "searches")}
+            if usage.drafts:
+                self.fields |= {
+                    name: sum(getattr(each, name) for each in usage.drafts) for name in ("drafted", "accepted")
+                }
             for name in ("queue_ms", "prefill_ms", "decode_ms", "retrieval_ms"):
                 self.fields[name] = round(getattr(usage, name), 3)
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 
-from memlm.api.generation import Finished
+from memlm.api.generation import DRAFT_SOURCES, Finished, Usage
 from memlm.api.operations import JobState, OperationInfo
 from memlm.api.server import ModelInfo
 from memlm.base.version import __version__
@@ -51,6 +51,7 @@ class Metrics:
         self._tokens = Counter(
             "memlm_tokens", "Tokens read from prompts, and tokens generated.", ["kind"], registry=registry
         )
+        self._drafts = DraftMetrics(registry)
         self._searches = Counter("memlm_searches", "Tokens for which a datastore was searched.", registry=registry)
         self._retrieval = Histogram(
             "memlm_retrieval_seconds", "Mean time of a generation's searches.", buckets=SECONDS, registry=registry
@@ -113,6 +114,28 @@ class Metrics:
         return GenerationTimes(self)
 
 
+class DraftMetrics:
+    """Steps, and what came of drafts by their source. The names of the latter are vLLM's."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._steps = Counter("memlm_steps", "Forward passes that named tokens, of all generations.", registry=registry)
+        drafted = "memlm_spec_decode_num_draft_tokens", "Drafted tokens."
+        accepted = "memlm_spec_decode_num_accepted_tokens", "Drafted tokens that the texts took."
+        self._drafted, self._accepted = (
+            Counter(name, about, ["source"], registry=registry) for name, about in (drafted, accepted)
+        )
+        for source in DRAFT_SOURCES:  # so that each counter begins at 0
+            self._drafted.labels(source)
+            self._accepted.labels(source)
+
+    def observe(self, usage: Usage) -> None:
+        """Adds a generation that has ended."""
+        self._steps.inc(usage.steps)
+        for each in usage.drafts:
+            self._drafted.labels(each.source).inc(each.drafted)
+            self._accepted.labels(each.source).inc(each.accepted)
+
+
 def _stat(stats: Callable[[], Stats], name: str) -> float:
     return float(getattr(stats(), name))
 
@@ -139,6 +162,7 @@ class GenerationTimes:
             usage = event.usage
             self._metrics._tokens.labels("prompt").inc(usage.prompt_tokens)
             self._metrics._tokens.labels("generated").inc(usage.generated_tokens)
+            self._metrics._drafts.observe(usage)
             self._metrics._searches.inc(usage.searches)
             if usage.searches:
                 self._metrics._retrieval.observe(usage.retrieval_ms / usage.searches / 1000)

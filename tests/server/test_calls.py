@@ -15,7 +15,7 @@ from grpc._cython import cygrpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from running import RunningServer, wait_until
 
-from memlm.api.generation import Accepted, Finished, FinishReason, Usage
+from memlm.api.generation import Accepted, DraftUsage, Finished, FinishReason, Usage
 from memlm.client import Client
 from memlm.errors import InvalidInput, NotFound
 from memlm.server.config import ServerConfig
@@ -107,6 +107,18 @@ def test_who_leaves_after_the_last_event_had_all_of_it(caplog: pytest.LogCapture
             call.record_event(event, metrics)
             raise asyncio.CancelledError
     assert [record.fields["code"] for record in caplog.records] == ["CANCELLED", "OK"]
+
+
+def test_a_line_has_what_came_of_drafts_where_there_were_any(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    metrics = Metrics()
+    calls = CallLogger(metrics, None)
+    for drafts in ((), (DraftUsage("text", 8, 5), DraftUsage("request", 2, 0))):
+        with calls.watch("Generate", Nobody()) as call:
+            call.record_event(Finished(FinishReason.LENGTH, None, Usage(drafts=drafts)), metrics)
+    none, some = (record.fields for record in caplog.records)
+    assert not {"drafted", "accepted"} & set(none)
+    assert (some["drafted"], some["accepted"]) == (10, 5)
 
 
 class Nobody:

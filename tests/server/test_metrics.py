@@ -16,10 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from running import RunningServer, figures_at, free_port, wait_until
 
 import memlm
+from memlm.api.generation import DRAFT_SOURCES, DraftUsage, Finished, FinishReason, Usage
 from memlm.api.handles import TokenStream
 from memlm.client import Client
 from memlm.errors import InvalidInput
 from memlm.index.store.datastore import Datastore
+from memlm.server.telemetry.metrics import Metrics
 
 
 def test_calls_tokens_sessions_and_the_heartbeat_are_counted(
@@ -172,6 +174,25 @@ def test_the_info_metric_names_version_model_dtype_and_device(model_folder: Path
     with RunningServer(tmp_path / "log", model_folder, options=options):
         labels = f'device="cpu",dtype="bfloat16",model="{model_folder.name}",version="{memlm.__version__}"'
         assert figures_at(port)[f"memlm_info{{{labels}}}"] == 1
+
+
+def test_drafts_are_counted_by_their_source() -> None:
+    metrics = Metrics()
+    usage = Usage(generated_tokens=9, steps=4, drafts=(DraftUsage("text", 8, 5), DraftUsage("request", 2, 0)))
+    for _ in range(2):
+        metrics.generation_times().event(Finished(FinishReason.LENGTH, None, usage))
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
+    assert value("memlm_steps_total") == 8
+    drafted, accepted = (f"memlm_spec_decode_num_{name}_tokens_total" for name in ("draft", "accepted"))
+    assert {source: value(drafted, source=source) for source in DRAFT_SOURCES} == {
+        "request": 4, "text": 16, "neighbors": 0, "datastore": 0,
+    }  # fmt: skip
+    assert {source: value(accepted, source=source) for source in DRAFT_SOURCES} == {
+        "request": 0, "text": 10, "neighbors": 0, "datastore": 0,
+    }  # fmt: skip
 
 
 ADDED_BY_PROMETHEUS = {"instance", "job"}
