@@ -10,12 +10,15 @@ import { stream } from "./api.js";
  */
 
 /**
- * Yields what comes: tokens, then the reason of the end. `isChat` says which of the two calls a body is for.
+ * Yields what comes: tokens, then the reason of the end, then the usage. `isChat` says which of the two calls a body is
+ * for.
  * @param {boolean} isChat @param {object} body @param {AbortSignal} signal
- * @returns {AsyncGenerator<{tokens: Token[], memory: any, reason: string | null}>}
+ * @returns {AsyncGenerator<{tokens: Token[], memory: any, reason: string | null, usage?: any}>}
  */
 export async function* generate(isChat, body, signal) {
-  for await (const event of stream(isChat ? "/v1/chat/completions" : "/v1/completions", body, signal)) {
+  const asked = { ...body, stream_options: { include_usage: true } };
+  for await (const event of stream(isChat ? "/v1/chat/completions" : "/v1/completions", asked, signal)) {
+    if (event.usage) yield { tokens: [], memory: {}, reason: null, usage: event.usage };
     for (const choice of event.choices) {
       const memory = choice.memory ?? { tokens: [] };
       const tops = isChat ? chatTops(choice.logprobs) : completionTops(choice.logprobs);

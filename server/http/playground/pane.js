@@ -56,6 +56,7 @@ export class Pane extends EventTarget {
 
   async #run(body) {
     this.body = body;
+    this.usage = {};
     this.isRunning = true;
     this.controller = new AbortController();
     this.element.setAttribute("aria-busy", "true");
@@ -67,6 +68,7 @@ export class Pane extends EventTarget {
         const { tokens: _, ...figures } = part.memory;
         this.memory = { ...this.memory, ...figures };
         this.view.add(part.tokens);
+        if (part.usage) this.usage = part.usage;
         if (part.reason) ending = REASONS[part.reason] ?? part.reason;
         this.#changed();
       }
@@ -136,6 +138,8 @@ export class Pane extends EventTarget {
     const parts = [plural(count, "token"), `${percent(meanShare(this.tokens))} from memory`, ending];
     if (this.seed !== undefined) parts.push(`seed ${this.seed}`);
     if (count > 1 && seconds > 0) parts.push(`${figure(count / seconds, count / seconds < 10 ? 1 : 0)} tokens/s`);
+    const { drafts, steps, completion_tokens: generated } = this.usage;
+    if (drafts && steps) parts.push(`${figure(generated / steps, 1)} tokens a step`);
     this.status.textContent = parts.join(" · ");
     announce(`${this.title}: ${parts.slice(0, 3).join(", ")}`);
     this.chart.draw(this.tokens);

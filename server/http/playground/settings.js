@@ -49,6 +49,7 @@ export class Settings {
     const memory = { neighbors: NEIGHBORS, stores: Object.fromEntries(chosen.map((each) => [each.name, Number(each.weight.value) || 1])) };
     if (!this.isTuned.checked) memory.lam = Number(this.lam.value);
     const body = { memory: chosen.length ? memory : ALONE };
+    if (!byId("drafts").checked) body.drafts = 0;
     for (const name of ["temperature", "seed"]) {
       if (byId(name).value !== "") body[name] = Number(byId(name).value);
     }
