@@ -99,8 +99,9 @@ class LanguageModel:
         """Continues a prompt, a text or token ids, token by token. A list of prompts is a `generate_batch`.
 
         Ids (also given as `prompt_token_ids`) are read as they are, special tokens included. The options are the fields
-        of `SamplingParams` and `RetrievalParams`, and `neighbors`, `top_logprobs`, `session` and `early_exit`. Raises
-        InvalidInput for a prompt that does not fit the context, for an unknown option, and for a value out of range.
+        of `SamplingParams` and `RetrievalParams`, and `neighbors`, `top_logprobs`, `session`, `early_exit`, `drafts`
+        and `draft`. Raises InvalidInput for a prompt that does not fit the context, for an unknown option, and for a
+        value out of range.
         """
         if is_batch(prompt):
             return self.generate_batch(cast("Sequence[str]", prompt), **options)
