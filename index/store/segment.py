@@ -61,7 +61,7 @@ class Segment:
         self.deleted_mask: Bool[np.ndarray, " docs"] = np.zeros(record.documents, bool)
         if record.deleted:
             self.deleted_mask[np.load(self._folder / record.deleted)] = True
-        self._any_deleted = bool(self.deleted_mask.any())
+        self.any_deleted = bool(self.deleted_mask.any())
         if (self.keys_ND is not None and self.keys_ND.shape != (record.entries, dim)) or len(
             self.starts
         ) != record.documents + 1:
@@ -159,7 +159,7 @@ class Segment:
                 wanted_RK[mine_R] = ~view.deleted_mask[documents_RK[mine_R]]
             return wanted_RK
 
-        is_filtered_Q = np.array([view._any_deleted for view in views])[number_Q]
+        is_filtered_Q = np.array([view.any_deleted for view in views])[number_Q]
         whole_R, filtered_R = np.flatnonzero(~is_filtered_Q), np.flatnonzero(is_filtered_Q)
         if len(whole_R):
             found.put(whole_R, self._live(self._by_index(nprobe), queries_QD[whole_R], k, None))
@@ -243,7 +243,7 @@ class Segment:
             self._resident  # noqa: B018 - made once, for all that share it
         view = copy(self)
         vars(view).pop("num_live_entries", None)
-        view.deleted_mask, view._any_deleted = self.deleted_mask | documents, True
+        view.deleted_mask, view.any_deleted = self.deleted_mask | documents, True
         return view
 
     def successors(self, rows: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
@@ -267,7 +267,7 @@ class Segment:
     @property
     def _is_live(self) -> Wanted | None:
         """Whether documents are not deleted. None if none is."""
-        return (lambda documents_RK, _: ~self.deleted_mask[documents_RK]) if self._any_deleted else None
+        return (lambda documents_RK, _: ~self.deleted_mask[documents_RK]) if self.any_deleted else None
 
     def _live(
         self, search: RawSearch, queries_QD: Float32[np.ndarray, "Q D"], k: int, wanted: Wanted | None

@@ -1,4 +1,6 @@
-"""Completes the files of a new segment: builds its index, syncs every file, and records sizes and checksums."""
+"""Completes the files of a new segment: builds its index, syncs every file, records sizes and checksums, and sorts its
+passages.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,7 @@ from memlm.index.ivf_writer import write_ivf
 from memlm.index.selection import IndexTrial, TrialQueries, select_index
 from memlm.index.store.manifest import FileRecord, SegmentRecord, StoreSpec
 from memlm.index.store.segment import DOCUMENTS, INDEX, KEYS, PRUNED, STARTS, VALUES
+from memlm.index.store.suffixes import write_suffixes
 
 
 def finish_segment(
@@ -54,6 +57,7 @@ def finish_segment(
         for done, (name, found) in enumerate(zip(names, checksums, strict=True), start=1):
             files[name] = FileRecord((folder / name).stat().st_size, found)
             progress("check files", done, len(names))
+    write_suffixes(folder, files[VALUES], starts, progress)
     return SegmentRecord(number, int(starts[-1]), len(starts) - 1, files=files, **index_fields), scale
 
 

@@ -1,4 +1,7 @@
-"""The suffix array of a segment, in a file of 4 bytes a token that is made when it is first wanted."""
+"""The suffix array of a segment, in a file of 4 bytes a token.
+
+A new segment is committed with its file. Where that is missing, as in a copy, it is made when it is first wanted.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,14 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from memlm.base.files import create, storage, sync
+from memlm.base.progress import Progress
 from memlm.errors import MemlmError
 from memlm.index.store.derived import DerivedFile
-from memlm.index.store.manifest import SUFFIXES
+from memlm.index.store.manifest import SUFFIXES, FileRecord
 from memlm.index.store.segment import VALUES, Segment
 from memlm.index.suffix_array import DEPTH, PIECE_TOKENS, Order, SuffixArray, sorted_piece
+from memlm.index.suffix_lookup import SuffixLookup
 
 FORMAT, HEADER_BYTES = 1, 128
 
@@ -27,9 +33,8 @@ class SegmentSuffixes:
 
     def __init__(self, store: Path, segment: Segment) -> None:
         self._segment, self._file = segment, DerivedFile(store, segment, SUFFIXES)
-        identity = f"{FORMAT} {segment.record.files[VALUES].checksum} {PIECE_TOKENS} {DEPTH}"
-        self._header = identity.encode().ljust(HEADER_BYTES)
-        self._num_pieces = -(-segment.record.entries // PIECE_TOKENS)
+        self._header = _header(segment.record.files[VALUES])
+        self._num_pieces = _num_pieces(segment.record.entries)
         self._lock, self._is_written = threading.Lock(), True
         self._counts = np.zeros(0, bool), np.zeros(0, np.int64)
         self._orders = self._opened()
@@ -40,6 +45,11 @@ class SegmentSuffixes:
         """The complete array."""
         assert self.is_complete
         return SuffixArray(self._segment.values_N, self._segment.starts, self._orders)
+
+    @cached_property
+    def lookup(self) -> SuffixLookup:
+        """The search of the complete array for one text at a time."""
+        return SuffixLookup(self.array)
 
     def token_counts(self, deleted: Bool[np.ndarray, " docs"]) -> Int64[np.ndarray, " vocab"]:
         """How often each token stands in documents that are not deleted. Ends with the highest token that does."""
@@ -94,3 +104,24 @@ class SegmentSuffixes:
         except (MemlmError, OSError):
             self._is_written = False
             self._file.discard()
+
+
+def write_suffixes(folder: Path, values: FileRecord, starts: Int64[np.ndarray, " docs+1"], progress: Progress) -> None:
+    """Writes the complete file of a new segment beside its values, synced. Raises StorageFull."""
+    values_N = np.load(folder / VALUES, mmap_mode="r")
+    with storage(folder / SUFFIXES), create(folder / SUFFIXES) as file:
+        file.write(_header(values))
+        for piece in range(num_pieces := _num_pieces(len(values_N))):
+            file.write(sorted_piece(values_N, starts, piece).astype("<u4").data)
+            progress("sort passages", piece + 1, num_pieces)
+        file.flush()
+        sync(file.fileno())
+
+
+def _header(values: FileRecord) -> bytes:
+    """Names the tokens that are sorted, and how."""
+    return f"{FORMAT} {values.checksum} {PIECE_TOKENS} {DEPTH}".encode().ljust(HEADER_BYTES)
+
+
+def _num_pieces(num_tokens: int) -> int:
+    return -(-num_tokens // PIECE_TOKENS)

@@ -23,7 +23,7 @@ from memlm.retrieval.encoder import Encoder, document_windows, window_size
 
 SAMPLE_DOCUMENTS, SAMPLE_BYTES = 64, 400_000
 MEASURED_S, MEASURED_INPUTS, MEASURED_KEYS = 1.5, 256, 2048
-VALUE_BYTES, ID_BYTES, DOCUMENT_BYTES = 4, 8, 300
+VALUE_BYTES, PLACE_BYTES, ID_BYTES, DOCUMENT_BYTES = 4, 4, 8, 300  # a place in the order of passages
 BASE_BYTES = 300 << 20  # Python, torch and Faiss themselves
 
 
@@ -84,7 +84,8 @@ def estimate_build(
     code = 0 if factory == FLAT else code_bytes(factory, dim) + ID_BYTES
     beside = 0 if factory == FLAT else beside_bytes(factory, dim)
     lists = 0 if factory == FLAT else nlist_of(factory)
-    disk = entries * (2 * dim + VALUE_BYTES + code + beside) + documents * DOCUMENT_BYTES + 4 * dim * lists
+    entry = 2 * dim + VALUE_BYTES + PLACE_BYTES + code + beside
+    disk = entries * entry + documents * DOCUMENT_BYTES + 4 * dim * lists
     trained = min(entries, max(lists * POINTS_PER_LIST, 0 if is_lossless(factory) else POINTS_FOR_CODES))
     working = 4 * dim * trained + min(entries, GROUP_ROWS) * (6 * dim + code)
     place = next(folder for folder in (Path(out), *Path(out).absolute().parents) if folder.is_dir())

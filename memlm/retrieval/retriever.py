@@ -26,6 +26,7 @@ from memlm.index.store.snapshot import Snapshot
 from memlm.retrieval.adaptive import AdaptiveLam, features_of
 from memlm.retrieval.gate import SpalmGate, load_gate
 from memlm.retrieval.interpolation import neighbor_logweights
+from memlm.retrieval.passages import SHORTEST_PASSAGE, Passage
 from memlm.retrieval.pointers import Pointers, check_pointers
 from memlm.retrieval.policy import RetrievalPolicy, Shortcut
 from memlm.retrieval.skipping import SkipConfident
@@ -254,6 +255,23 @@ class Retriever:
             if (mask_E := stores_E == number).any():
                 around_EC[mask_E] = tokens_around(store.snapshot, ids_E[mask_E], count)
         return around_EC
+
+    def passage_after(self, text: Sequence[int]) -> Passage | None:
+        """Finds the longest end of a text, of 3 to 16 tokens, that stands in a document of the views and goes on there.
+        The first of several as long ones counts. Needs some 0.1 ms for each 4 million tokens.
+        """
+        best: Passage | None = None
+        for store, view in zip(self.stores, self.views, strict=True):
+            least = SHORTEST_PASSAGE if best is None else best.length + 1
+            best = store.passage_after(view, text, least) or best
+        return best
+
+    def follow(self, passage: Passage, tokens: Sequence[int]) -> Passage | None:
+        """The passage behind further tokens of the text, without a search. None if its document goes on with others, or
+        was deleted meanwhile.
+        """
+        is_there = any(passage.segment is segment for view in self.views for segment in view.segments)
+        return passage.after(tokens) if is_there else None
 
     def describe(self, result: RetrievalResult, count: int) -> tuple[Neighbor, ...]:
         """Describes the first `count` neighbors of a result of one key: document, line, and the text around each."""

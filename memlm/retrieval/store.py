@@ -17,7 +17,7 @@ from jaxtyping import Float32, Int64
 from memlm.api.datastores import StoreInfo
 from memlm.api.generation import Neighbor
 from memlm.base.search_counts import SearchCounter
-from memlm.base.steps import Steps
+from memlm.base.steps import Offload, Steps
 from memlm.errors import Incompatible
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
@@ -28,6 +28,7 @@ from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Place, Snapshot
 from memlm.index.store.suffixes import SegmentSuffixes
 from memlm.model.checkpoint import Checkpoint
+from memlm.retrieval.passages import Passage
 from memlm.retrieval.phrases import Phrases
 
 # Takes a datastore's name and the documents that it lost in a switch to another snapshot (None: unknown).
@@ -142,6 +143,26 @@ class ModelStore:
         suffixes = known.get(segment.core) or SegmentSuffixes(self.snapshot.path, segment)
         self._suffixes = known | {segment.core: suffixes}
         return suffixes
+
+    def whole_suffixes_of(self, segment: Segment) -> Steps[SegmentSuffixes]:
+        """The complete suffix array of a segment. One that is missing is made, one piece a step."""
+        suffixes: SegmentSuffixes = yield Offload(partial(self.suffixes_of, segment))
+        while not suffixes.is_complete:
+            yield Offload(suffixes.build, is_long=True)
+        return suffixes
+
+    def passage_after(self, view: Snapshot, text: Sequence[int], least: int) -> Passage | None:
+        """Finds the longest end of a text that stands in a document of a view and goes on there, of at least `least`
+        and at most 16 tokens. None if there is none, or in segments whose suffix array is not made yet.
+        """
+        best: Passage | None = None
+        for segment in view.segments:
+            suffixes = self._suffixes.get(segment.core) or self.suffixes_of(segment)
+            if suffixes.is_complete:
+                deleted = segment.deleted_mask if segment.any_deleted else None
+                if match := suffixes.lookup.longest(text, least, deleted):
+                    best, least = Passage.of(segment, match), match.length + 1
+        return best
 
     def describe(
         self,

@@ -1,7 +1,7 @@
 """A text -> its longest passages that stand word for word in datastores (OLMoTrace, arXiv 2504.07096, section 3).
 
-Passages are found by suffix arrays of the datastores' tokens, which the first trace makes. Not as in the paper, a span
-may have line ends and full stops within, and ends where words end.
+Passages are found by suffix arrays of the datastores' tokens. A trace makes those that are missing. Not as in the
+paper, a span may have line ends and full stops within, and ends where words end.
 """
 
 from __future__ import annotations
@@ -73,9 +73,7 @@ def _trace(
     sources = list[_Source]()
     for store, snapshot in zip(stores, snapshots, strict=True):
         for segment in snapshot.segments:
-            suffixes = yield Offload(partial(store.suffixes_of, segment))
-            while not suffixes.is_complete:
-                yield Offload(suffixes.build, is_long=True)
+            suffixes = yield from store.whole_suffixes_of(segment)
             wanted = yield Offload(partial(_wanted, segment, request))
             if wanted.any():
                 sources.append(_Source(store, segment, suffixes, wanted))

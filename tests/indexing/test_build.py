@@ -114,8 +114,8 @@ def test_a_build_tells_how_far_it_is_until_all_is_checked(model_folder, corpus_f
         model_folder, Corpus([corpus_folder]), tmp_path / "s", index="IVF16,SQfp16", check="full", progress=tell
     )
     assert list(result) == [
-        "load", "read", "train index", "assign to lists", "add to index", "evaluate index", "check files", "check",
-        "check keys", "tune", "measure quality",
+        "load", "read", "train index", "assign to lists", "add to index", "evaluate index", "check files",
+        "sort passages", "check", "check keys", "tune", "measure quality",
     ]  # fmt: skip
     for steps in result.values():
         assert steps == sorted(steps)
