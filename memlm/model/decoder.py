@@ -101,7 +101,7 @@ class Decoder(nn.Module):
     @property
     def reads_alike(self) -> bool:
         """Whether a token's hidden state, key and log-probabilities have the same bits however many tokens a pass
-        reads, beside it or before it: up to 32 of a row, without gradients.
+        reads, beside it or before it. Holds for passes with a state, without gradients and without `starts_BT`.
 
         Elsewhere they are equal up to rounding, so that two tokens of nearly equal probability may change places.
         """

@@ -1,4 +1,4 @@
-"""A pass of a few new tokens of each row in one native call, through all layers of plain attention.
+"""A pass of new tokens of each row in one native call, through all layers of plain attention.
 
 It covers rotary, learned, sinusoidal or no positions, norms before the sub-layers, sliding windows, and weights in
 panels. The decoder computes every other pass and every other model in torch, to the same results up to rounding.
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu")  # as native.cpp numbers them
 POSITIONS = ("rotary", "learned", "sinusoidal", "none")
 VECTOR = 8  # heads are a multiple of this wide
-MOST_TOKENS = 32  # of a row in a pass: for more, torch's attention is faster
 
 
 class _Norm(Structure):
@@ -119,11 +118,10 @@ class NativeStep:
         return cls(decoder) if has_plain_layers and is_quantized and library() is not None else None
 
     def takes(self, context: ForwardContext) -> bool:
-        """Whether this computes a pass: few tokens of each row, none of which begins a document."""
+        """Whether this computes a pass: behind the tokens of a state, without gradients, and no document begins."""
         state = context.state
         return (
             state is not None
-            and context.mask.num_new <= MOST_TOKENS
             and context.mask.continues_RT is None
             and state.dtype == torch.float32
             and not state.training

@@ -240,20 +240,23 @@ def packed(weight_OI: Tensor, kind: torch.dtype | Layout) -> PanelWeight:
     ("name", "kind"), [*((name, 8) for name in CONFIGS), *(("llama", kind) for kind in (4, *PLAIN_DTYPES))]
 )
 def test_native_steps_equal_steps_in_torch(name, kind, instructions):
-    """Rows of different lengths, in one batch, one token at a time."""
+    """Rows of different lengths: their prompts at once, then one token at a time in one batch."""
     decoder = make(name, kind)
     assert decoder._native_step is not None
     prompts = [random(length, seed=length).abs().mul(20).long() % 60 for length in (9, 1, 17)]
     tokens_BT = torch.randint(60, (3, 24), generator=torch.Generator().manual_seed(5))
     with torch.inference_mode(), native.using(instructions):
         states = []
-        for _ in range(2):
+        for is_native in (True, False):
+            native_step = decoder._native_step
+            decoder.__dict__["_native_step"] = native_step if is_native else None
             state = decoder.new_state(batch_size=3, capacity=64)
             for row, prompt in enumerate(prompts):
                 single = decoder.new_state(capacity=64)
                 decoder(prompt[None], single)
                 state.copy_row(row, single, 0)
             states.append(state)
+            decoder.__dict__["_native_step"] = native_step
         for step in range(24):
             token_B1 = tokens_BT[:, step : step + 1]
             native_step = decoder._native_step
@@ -310,6 +313,24 @@ def test_a_token_has_the_same_bits_however_many_are_read_with_it(name, kind, ins
             ]
             assert caches[0].shape[3] >= 8
             assert torch.equal(*caches)
+
+
+@needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize("head_dim", [8, 40, 64, 104])
+def test_a_prompt_has_the_bits_of_its_tokens(head_dim, instructions):
+    """More rows than go through the layers together, tiles of queries, windows that begin within blocks of places."""
+    shape = {**SHAPE, "context_length": 300, "head_dim": head_dim, "windows": (37, 0), "local_rope_theta": 100.0}
+    decoder = Decoder(ModelConfig(**shape)).pack(bits=8)
+    tokens_BT = torch.randint(60, (2, 300), generator=torch.Generator().manual_seed(7))
+    with torch.inference_mode(), native.using(instructions):
+        at_once, one_by_one = (decoder.new_state(batch_size=2) for _ in range(2))
+        got_BTD = torch.cat(decoder(tokens_BT, at_once), dim=2)
+        parts = [torch.cat(decoder(token_B1, one_by_one), dim=2) for token_B1 in tokens_BT.split(1, dim=1)]
+        assert torch.equal(got_BTD, torch.cat(parts, dim=1))
+        assert torch.equal(at_once.cache_L2BGSd, one_by_one.cache_L2BGSd)
+        expected_BTD = torch.cat(decoder(tokens_BT), dim=2)  # without a state: by torch
+        torch.testing.assert_close(got_BTD, expected_BTD, rtol=1e-3, atol=1e-3 * float(expected_BTD.abs().max()))
 
 
 @needs_library

@@ -84,7 +84,9 @@ static inline __m256i add_products(__m256i sums, __m256i weights, __m256i inputs
 #if defined(MEMLM_VNNI)
     return _mm256_dpwssd_epi32(sums, weights, inputs);
 #else
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(weights, inputs));
+    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(weights, inputs));
+    asm("" : "+x"(sums));  // or GCC computes all products of a block before it adds them, and puts them on the stack
+    return sums;
 #endif
 }
 
@@ -378,31 +380,106 @@ static void normalize(const Norm& norm, const float* x, int size, float* y) {
     for (int i = 0; i < size; i++) y[i] = y[i] * factor * norm.weight[i] + (norm.bias ? norm.bias[i] : 0);
 }
 
-// softmax(q k) v over `count` places. `scores` has room for them. Places and heads are 8n numbers wide.
-static void attend(const float* query, const float* keys, const float* values, int count, int size, float* scores,
-                   float* mixed) {
-    float largest = -__builtin_inff(), total = 0;
-    for (int place = 0; place < count; place++) {
-        scores[place] = dot(query, keys + static_cast<int64_t>(place) * size, size);
-        largest = scores[place] > largest ? scores[place] : largest;
-    }
-    for (int place = 0; place < count; place++) scores[place] = exponential(scores[place] - largest);
-    for (int place = 0; place < count; place++) total += scores[place];
-    const Floats factor = all(1 / total);
-    for (int begin = 0; begin < size; begin += 32) {
-        const int vectors = size - begin < 32 ? (size - begin) / 8 : 4;
-        Floats sums[4] = {all(0), all(0), all(0), all(0)};
-        const float* at = values + begin;
-        if (vectors == 4) {
-            for (int place = 0; place < count; place++, at += size) {
-                const Floats weight = all(scores[place]);
-                for (int i = 0; i < 4; i++) sums[i] += weight * load(at + 8 * i);
-            }
-        } else {
-            for (int place = 0; place < count; place++, at += size)
-                for (int i = 0; i < vectors; i++) sums[i] += all(scores[place]) * load(at + 8 * i);
+// The sums of 8 vectors, each added in the order of sum().
+static inline Floats sums(const Floats* v) {
+#if defined(MEMLM_AVX2)
+    const auto halves = [](Floats x, Floats y) {
+        return (Floats)_mm256_permute2f128_ps((__m256)x, (__m256)y, 0x20) +
+               (Floats)_mm256_permute2f128_ps((__m256)x, (__m256)y, 0x31);
+    };
+    const auto quarters = [](Floats x, Floats y) {
+        return (Floats)_mm256_shuffle_ps((__m256)x, (__m256)y, 0x44) +
+               (Floats)_mm256_shuffle_ps((__m256)x, (__m256)y, 0xEE);
+    };
+    const Floats even = quarters(halves(v[0], v[4]), halves(v[1], v[5]));  // of 0, 1, 4 and 5, two numbers each
+    const Floats odd = quarters(halves(v[2], v[6]), halves(v[3], v[7]));
+    return (Floats)_mm256_shuffle_ps((__m256)even, (__m256)odd, 0x88) +
+           (Floats)_mm256_shuffle_ps((__m256)even, (__m256)odd, 0xDD);
+#else
+    return Floats{sum(v[0]), sum(v[1]), sum(v[2]), sum(v[3]), sum(v[4]), sum(v[5]), sum(v[6]), sum(v[7])};
+#endif
+}
+
+// The products of a query and `count` keys. Each has the bits of dot(), whatever keys are beside it.
+static inline void score(const float* query, const float* keys, int count, int size, float* scores) {
+    int place = 0;
+    for (; place + 8 <= count; place += 8, keys += 8 * size) {
+        Floats totals[8];
+        for (int i = 0; i < 8; i++) totals[i] = all(0);
+        for (int at = 0; at < size; at += 8) {
+            const Floats numbers = load(query + at);
+            for (int i = 0; i < 8; i++) totals[i] += numbers * load(keys + i * size + at);
         }
-        for (int i = 0; i < vectors; i++) store(mixed + begin + 8 * i, sums[i] * factor);
+        store(scores + place, sums(totals));
+    }
+    for (; place < count; place++, keys += size) scores[place] = dot(query, keys, size);
+}
+
+// Replaces scores by their exponentials, relative to the largest, and returns 1 / their sum.
+static inline float exponentiate(float* scores, int count) {
+    Floats largest_of = all(-__builtin_inff()), totals = all(0);
+    const int whole = count / 8 * 8;
+    for (int i = 0; i < whole; i += 8) largest_of = larger(load(scores + i), largest_of);
+    float largest = -__builtin_inff();
+    for (int i = 0; i < 8; i++) largest = largest_of[i] > largest ? largest_of[i] : largest;
+    for (int i = whole; i < count; i++) largest = scores[i] > largest ? scores[i] : largest;
+    for (int i = 0; i < count; i++) scores[i] = exponential(scores[i] - largest);
+    for (int i = 0; i < whole; i += 8) totals += load(scores + i);
+    float total = sum(totals);
+    for (int i = whole; i < count; i++) total += scores[i];
+    return 1 / total;
+}
+
+// Adds weighted values to VECTORS vectors of the mixture, the places in order.
+template <int VECTORS>
+static inline void mix(const float* weights, const float* values, int count, int size, float* mixed) {
+    Floats totals[VECTORS];
+    for (int i = 0; i < VECTORS; i++) totals[i] = load(mixed + 8 * i);
+    for (int place = 0; place < count; place++, values += size) {
+        const Floats weight = all(weights[place]);
+        for (int i = 0; i < VECTORS; i++) totals[i] += weight * load(values + 8 * i);
+    }
+    for (int i = 0; i < VECTORS; i++) store(mixed + 8 * i, totals[i]);
+}
+
+// softmax(q k) v of some queries of a sequence, one for each row. The queries share a block of keys, and then of values,
+// while it is in the cache. Each adds in an order of its own, so that its result does not depend on those beside it.
+// Heads are 8n numbers wide. `scores` has room for queries x stride numbers.
+static void attend(const Queries& queries, const float* keys, const float* values, int size, float* scores,
+                   int64_t stride) {
+    constexpr int PLACES = 32;  // of a block
+    int least = queries.firsts[0], most = 0;
+    for (int i = 0; i < queries.count; i++) {
+        least = queries.firsts[i] < least ? queries.firsts[i] : least;
+        most = queries.ends[i] > most ? queries.ends[i] : most;
+        for (int at = 0; at < size; at += 8) store(queries.mixed + i * queries.mixed_stride + at, all(0));
+    }
+    // Calls body(query, first place, number of places, score of the first place) for each block.
+    const auto for_blocks = [&](auto&& body) {
+        for (int block = least; block < most; block += PLACES)
+            for (int i = 0; i < queries.count; i++) {
+                const int first = block > queries.firsts[i] ? block : queries.firsts[i];
+                const int end = block + PLACES < queries.ends[i] ? block + PLACES : queries.ends[i];
+                if (first < end) body(i, first, end - first, scores + i * stride + first - queries.firsts[i]);
+            }
+    };
+    for_blocks([&](int i, int first, int count, float* at) {
+        score(queries.heads + i * queries.stride, keys + static_cast<int64_t>(first) * size, count, size, at);
+    });
+    float factors[QUERIES];
+    for (int i = 0; i < queries.count; i++)
+        factors[i] = exponentiate(scores + i * stride, queries.ends[i] - queries.firsts[i]);
+    for_blocks([&](int i, int first, int count, const float* weights) {
+        const float* from = values + static_cast<int64_t>(first) * size;
+        float* to = queries.mixed + i * queries.mixed_stride;
+        int at = 0;
+        for (; at + 64 <= size; at += 64) mix<8>(weights, from + at, count, size, to + at);
+        for (; at + 32 <= size; at += 32) mix<4>(weights, from + at, count, size, to + at);
+        for (; at < size; at += 8) mix<1>(weights, from + at, count, size, to + at);
+    });
+    for (int i = 0; i < queries.count; i++) {
+        float* to = queries.mixed + i * queries.mixed_stride;
+        for (int at = 0; at < size; at += 8) store(to + at, load(to + at) * factors[i]);
     }
 }
 

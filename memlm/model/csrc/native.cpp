@@ -22,6 +22,8 @@ constexpr int HALVES = 2;                               // of a block
 constexpr int GROUPS = BLOCK / HALVES / GROUP;          // of a half
 constexpr int ROWS_AT_ONCE = 4;                         // as many as have their sums in registers
 constexpr int TILE = 48;                                // rows of inputs that stay in the cache beside some panels
+constexpr int QUERIES = 16;                             // that read keys and values together
+constexpr int MOST_ROWS = 512;                          // that go through the layers together
 
 using Half = uint16_t;
 struct Brain { uint16_t bits; };  // bfloat16
@@ -109,6 +111,15 @@ struct Rows {
     const float* sums;  // of the numbers of each half block, times the scale
     int num_rows, num_blocks, features;
     int64_t stride() const { return static_cast<int64_t>(num_blocks) * BLOCK; }
+};
+
+// Queries of a head, and the places from `firsts` to before `ends` that each of them sees.
+struct Queries {
+    const float* heads;
+    float* mixed;
+    int64_t stride, mixed_stride;  // from one query to the next
+    int count;
+    int firsts[QUERIES], ends[QUERIES];
 };
 
 // A number in float16.
@@ -233,7 +244,8 @@ static void multiply(Threads::Claim& claim, const Matrix& matrix, const Rows& x,
     const int panels = panels_of(matrix);
     const int64_t bytes = static_cast<int64_t>(blocks_of(matrix.in_features)) * bytes_of_block(matrix);
     int size = static_cast<int>((48 << 10) / bytes);
-    size = size < 1 ? 1 : size > panels / 8 + 1 ? panels / 8 + 1 : size;
+    size = size > panels / 8 ? panels / 8 : size;
+    size = size < 2 ? 2 : size / 2 * 2;  // plain panels are multiplied in pairs
     claim.loop((panels + size - 1) / size, [&](int chunk) {
         const int last = panels < (chunk + 1) * size ? panels : (chunk + 1) * size;
         kernels().multiply_panels(matrix, chunk * size, last, x, y, matrix.out_features, adds);
@@ -326,8 +338,14 @@ static void pack_panel(int kind, const uint8_t* rows, const Matrix& shape, int p
     }
 }
 
+// Rows of one sequence that read keys and values together.
+struct Tile {
+    int first, count;
+};
+
 struct Scratch {
     std::vector<float> normed, qkv, mixed, inner, activated;
+    std::vector<Tile> tiles;
     Inputs inputs;
 };
 
@@ -357,23 +375,28 @@ static void write(Threads::Claim& claim, const Model& model, const Layer& layer,
 static void attend(Threads::Claim& claim, const Model& model, const Layer& layer, const float* cache, const Step& step,
                    Scratch& scratch) {
     const int H = model.num_heads, G = model.num_kv_heads, d = model.head_dim;
-    claim.loop(step.num_rows * H, [&](int chunk) {
+    claim.loop(static_cast<int>(scratch.tiles.size()) * H, [&](int chunk) {
         static thread_local std::vector<float> scores;
-        const int row = chunk / H, head = chunk % H, end = step.places[row] + 1;
-        int first = step.firsts[row];
-        if (layer.window && end - layer.window > first) first = end - layer.window;
-        if (scores.size() < static_cast<size_t>(end - first)) scores.resize(2 * (end - first));
-        const float* keys = cache + step.sequences[row] * step.sequence_stride + (head / (H / G)) * step.head_stride +
-                            static_cast<int64_t>(first) * d;
-        kernels().attend(scratch.qkv.data() + (static_cast<int64_t>(row) * (H + 2 * G) + head) * d, keys,
-                         keys + step.value_stride, end - first, d, scores.data(),
-                         scratch.mixed.data() + (static_cast<int64_t>(row) * H + head) * d);
+        const auto [begin, count] = scratch.tiles[chunk / H];
+        const int head = chunk % H;
+        Queries queries{scratch.qkv.data() + (static_cast<int64_t>(begin) * (H + 2 * G) + head) * d,
+                        scratch.mixed.data() + (static_cast<int64_t>(begin) * H + head) * d,
+                        static_cast<int64_t>(H + 2 * G) * d, static_cast<int64_t>(H) * d, count, {}, {}};
+        int most = 0;
+        for (int i = 0; i < count; i++) {
+            const int end = step.places[begin + i] + 1, since = end - layer.window, first = step.firsts[begin + i];
+            queries.ends[i] = end;
+            queries.firsts[i] = layer.window && since > first ? since : first;
+            most = end - queries.firsts[i] > most ? end - queries.firsts[i] : most;
+        }
+        if (scores.size() < static_cast<size_t>(count) * most) scores.resize(2 * static_cast<size_t>(count) * most);
+        const float* keys = cache + step.sequences[begin] * step.sequence_stride + (head / (H / G)) * step.head_stride;
+        kernels().attend(queries, keys, keys + step.value_stride, d, scores.data(), most);
     });
 }
 
 // All keys and values of a layer are written before its attention begins, so rows of one sequence see those before them.
-static void run(const Model& model, const Step& step) {
-    Threads::Claim claim(Threads::of_process(), step.num_threads);
+static void run_rows(Threads::Claim& claim, const Model& model, const Step& step) {
     static thread_local Scratch own;
     Scratch& scratch = own;  // loops capture the caller's, not that of each thread
     const int rows = step.num_rows, D = model.dim;
@@ -383,6 +406,12 @@ static void run(const Model& model, const Step& step) {
     scratch.mixed.resize(static_cast<size_t>(rows) * heads);
     scratch.inner.resize(static_cast<size_t>(rows) * inner);
     scratch.activated.resize(static_cast<size_t>(rows) * model.ff_dim);
+    scratch.tiles.clear();
+    for (int row = 0; row < rows; row++) {
+        const bool goes_on = row && step.sequences[row] == step.sequences[row - 1];
+        if (goes_on && scratch.tiles.back().count < QUERIES) scratch.tiles.back().count++;
+        else scratch.tiles.push_back({row, 1});
+    }
     const auto norm = [&](const Norm& with, float* to) {
         for_rows(claim, rows, [&](int row) {
             const int64_t at = static_cast<int64_t>(row) * D;
@@ -412,6 +441,22 @@ static void run(const Model& model, const Step& step) {
         product(layer.down, scratch.activated.data(), step.hidden, true);
     }
     norm(model.norm, step.hidden);
+}
+
+// Many rows go through all layers in parts, so that what they need besides the weights stays small.
+static void run(const Model& model, const Step& step) {
+    Threads::Claim claim(Threads::of_process(), step.num_threads);
+    for (int64_t begin = 0; begin < step.num_rows; begin += MOST_ROWS) {
+        Step part = step;
+        part.num_rows = step.num_rows - begin < MOST_ROWS ? static_cast<int>(step.num_rows - begin) : MOST_ROWS;
+        part.hidden += begin * model.dim;
+        part.keys += begin * model.dim;
+        part.sequences += begin;
+        part.places += begin;
+        part.firsts += begin;
+        for (const float*& rope : part.ropes) if (rope) rope += begin * 2 * model.rotary_dim;
+        run_rows(claim, model, part);
+    }
 }
 
 }  // namespace memlm
