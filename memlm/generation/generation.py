@@ -155,12 +155,11 @@ class Generation:
 
         `result` has this sequence's one row. `begin_s` (perf_counter) is the start of the forward pass.
         """
-        knn_logprobs_V, lam = None, 0.0
+        knn, lam = None, 0.0
         if result is not None:
-            vocab_size = self._decoder.config.vocab_size
-            knn_logprobs_V = knn_logprobs(result.logweights_QK[0], result.neighbors.values_QK[0], vocab_size)
-            lam = 0.0 if knn_logprobs_V is None else float(result.lams_Q[0])
-        logprobs_V = mix(lm_logprobs_V, knn_logprobs_V, lam)
+            knn = knn_logprobs(result.logweights_QK[0], result.neighbors.values_QK[0])
+            lam = 0.0 if knn is None else float(result.lams_Q[0])
+        logprobs_V = mix(lm_logprobs_V, knn, lam)
         token_id = sample(logprobs_V, self._sampling, self._context_ids, self._rng)
         self.pending_ids = [token_id]
         self._context_ids.append(token_id)
@@ -179,7 +178,7 @@ class Generation:
                 bytes=self._bytes_of(token_id),
                 logprob=float(logprobs_V[token_id]),
                 lm_logprob=float(lm_logprobs_V[token_id]),
-                knn_logprob=None if knn_logprobs_V is None else float(knn_logprobs_V[token_id]),
+                knn_logprob=None if knn is None else knn.of(token_id),
                 lam=lam,
                 neighbors=neighbors,
                 top_logprobs=self._top_logprobs(logprobs_V),

@@ -62,12 +62,11 @@ def loglikelihood(
                 lm_logprobs_NV = decoder.logprobs(mixed_ND.to(decoder.dtype))
         total, is_greedy = 0.0, True
         for row, token_id in enumerate(new_ids):
-            knn_logprobs_V, lam = None, 0.0
+            knn, lam = None, 0.0
             if found is not None:
-                values_K = found.neighbors.values_QK[row]
-                knn_logprobs_V = knn_logprobs(found.logweights_QK[row], values_K, decoder.config.vocab_size)
-                lam = 0.0 if knn_logprobs_V is None else float(found.lams_Q[row])
-            logprobs_V = mix(lm_logprobs_NV[row], knn_logprobs_V, lam)
+                knn = knn_logprobs(found.logweights_QK[row], found.neighbors.values_QK[row])
+                lam = 0.0 if knn is None else float(found.lams_Q[row])
+            logprobs_V = mix(lm_logprobs_NV[row], knn, lam)
             total += float(logprobs_V[token_id])
             is_greedy = is_greedy and int(logprobs_V.argmax()) == token_id
     return total, is_greedy

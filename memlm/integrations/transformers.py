@@ -51,13 +51,13 @@ class DatastoreProcessor(LogitsProcessor):
         if self._keys_BD is None or len(self._keys_BD) != len(scores):
             raise Incompatible("the model did not compute these scores; give `generate` of the model with the hook")
         lm_logprobs_BV = torch.log_softmax(scores.float(), dim=-1).cpu()
-        keys_BD, vocab_size = self._keys_BD.float().cpu().numpy(), lm_logprobs_BV.shape[1]
+        keys_BD = self._keys_BD.float().cpu().numpy()
         found = self._retriever.search(keys_BD, lm_logprobs_BV.amax(dim=1).numpy())
         for row, (logweights_K, values_K) in enumerate(
             zip(found.logweights_QK, found.neighbors.values_QK.astype(np.int64), strict=True)
         ):
-            knn_logprobs_V = knn_logprobs(logweights_K, values_K, vocab_size)
-            lm_logprobs_BV[row] = mix(lm_logprobs_BV[row], knn_logprobs_V, float(found.lams_Q[row]))
+            knn = knn_logprobs(logweights_K, values_K)
+            lm_logprobs_BV[row] = mix(lm_logprobs_BV[row], knn, float(found.lams_Q[row]))
         return lm_logprobs_BV.to(scores)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ neighbors, give the model's own log-probabilities bit for bit. λ = 1 gives p_kN
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,29 +35,46 @@ def target_logprobs(
         return np.log(agreeing_QK.sum(axis=1)).astype(np.float32)
 
 
-def knn_logprobs(
-    logweights_K: Float32[np.ndarray, " K"], values_K: Int64[np.ndarray, " K"], vocab_size: int
-) -> Float[Tensor, " V"] | None:
-    """Log p_kNN of the whole vocabulary for one query, or None without a neighbor."""
+class KnnLogprobs(NamedTuple):
+    """Log p_kNN of the U tokens that neighbors have, in ascending order. All others have a probability of 0."""
+
+    ids_U: Int64[np.ndarray, " U"]
+    logprobs_U: Float32[np.ndarray, " U"]
+
+    def of(self, token_id: int) -> float:
+        """Log p_kNN of a token, -inf if no neighbor has it."""
+        place = int(self.ids_U.searchsorted(token_id))
+        found = place < len(self.ids_U) and self.ids_U[place] == token_id
+        return float(self.logprobs_U[place]) if found else -math.inf
+
+    def to_dense(self, vocab_size: int) -> Float[Tensor, " V"]:
+        """Log p_kNN of the whole vocabulary."""
+        logprobs_V = np.full(vocab_size, -np.inf, np.float32)
+        logprobs_V[self.ids_U] = self.logprobs_U
+        return torch.from_numpy(logprobs_V)
+
+
+def knn_logprobs(logweights_K: Float32[np.ndarray, " K"], values_K: Int64[np.ndarray, " K"]) -> KnnLogprobs | None:
+    """Log p_kNN for one query, or None without a neighbor."""
     if not len(values_K) or values_K[0] < 0:
         return None
     num_found = len(values_K) if values_K[-1] >= 0 else int((values_K >= 0).sum())  # missing places stand last
-    ids_K, weights_K = values_K[:num_found], np.exp(logweights_K[:num_found].astype(np.float64))
-    logprobs_V = np.full(vocab_size, -np.inf, np.float32)
+    ids_U, places_K = np.unique(values_K[:num_found], return_inverse=True)
+    weights_U = np.bincount(places_K, np.exp(logweights_K[:num_found].astype(np.float64)))
     with np.errstate(divide="ignore"):  # weights so small that they are none
-        logprobs_V[ids_K] = np.log(np.bincount(ids_K, weights_K, minlength=vocab_size)[ids_K])
-    return torch.from_numpy(logprobs_V)
+        return KnnLogprobs(ids_U, np.log(weights_U).astype(np.float32))
 
 
-def mix(
-    lm_logprobs_V: Float[Tensor, "*P V"], knn_logprobs_V: Float[Tensor, "*P V"] | None, lam: float
-) -> Float[Tensor, "*P V"]:
+def mix(lm_logprobs_V: Float[Tensor, " V"], knn: KnnLogprobs | None, lam: float) -> Float[Tensor, " V"]:
     """Returns log(λ p_kNN + (1 - λ) p_LM)."""
-    if lam == 0.0 or knn_logprobs_V is None:
+    if lam == 0.0 or knn is None:
         return lm_logprobs_V
     if lam == 1.0:
-        return knn_logprobs_V
-    return torch.logaddexp(knn_logprobs_V + math.log(lam), lm_logprobs_V + math.log1p(-lam))
+        return knn.to_dense(len(lm_logprobs_V))
+    mixed_V = lm_logprobs_V + math.log1p(-lam)  # of the tokens that no neighbor has
+    ids_U, knn_U = torch.from_numpy(knn.ids_U), torch.from_numpy(knn.logprobs_U)
+    mixed_V[ids_U] = torch.logaddexp(knn_U + math.log(lam), mixed_V[ids_U])
+    return mixed_V
 
 
 def mix_targets(

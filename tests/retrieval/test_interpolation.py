@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import log_softmax, mix_plainly
 
-from memlm.retrieval.interpolation import knn_logprobs, mix, mix_targets, neighbor_logweights, target_logprobs
+from memlm.retrieval.interpolation import (
+    KnnLogprobs,
+    knn_logprobs,
+    mix,
+    mix_targets,
+    neighbor_logweights,
+    target_logprobs,
+)
 
 VOCAB = 11
 NEIGHBORS = st.lists(st.tuples(st.floats(0, 1e4, width=32), st.integers(0, VOCAB - 1)), min_size=1, max_size=20)
@@ -25,8 +32,8 @@ def test_the_mixture_equals_its_plain_twin(neighbors, temperature, lam, seed, mi
     lm = lm_of(seed)
     expected = mix_plainly(lm, distances, values, temperature, lam)
     logweights_K = neighbor_logweights(np.array([distances], np.float32), temperature)[0]
-    knn_V = knn_logprobs(logweights_K, np.array(values), VOCAB)
-    mixed_V = mix(torch.from_numpy(np.log(lm)).float(), knn_V, lam)
+    knn = knn_logprobs(logweights_K, np.array(values))
+    mixed_V = mix(torch.from_numpy(np.log(lm)).float(), knn, lam)
     np.testing.assert_allclose(mixed_V.double().exp().numpy(), expected, atol=2e-6)
 
     targets = np.arange(VOCAB)
@@ -37,9 +44,15 @@ def test_the_mixture_equals_its_plain_twin(neighbors, temperature, lam, seed, mi
 
 
 def test_lam_0_is_the_model_bit_for_bit_and_lam_1_the_memory_alone():
-    lm_V, knn_V = torch.log(torch.from_numpy(lm_of(0)).float()), torch.log(torch.from_numpy(lm_of(1)).float())
-    assert torch.equal(mix(lm_V, knn_V, 0.0), lm_V)
-    assert torch.equal(mix(lm_V, knn_V, 1.0), knn_V)
+    lm_V, knn = (
+        torch.log(torch.from_numpy(lm_of(0)).float()),
+        KnnLogprobs(np.array([1, 3]), np.array([-0.5, -1.0], "f4")),
+    )
+    assert torch.equal(mix(lm_V, knn, 0.0), lm_V)
+    alone_V = mix(lm_V, knn, 1.0)
+    assert alone_V[[1, 3]].tolist() == [-0.5, -1.0]
+    assert alone_V[[0, 2]].tolist() == [-math.inf, -math.inf]
+    assert [knn.of(token_id) for token_id in range(5)] == [-math.inf, -0.5, -math.inf, -1.0, -math.inf]
 
 
 @pytest.mark.parametrize("lam", [5e-324, 1e-300, 1e-9, 1 - 2.9e-8, 1 - 1e-12, math.nextafter(1, 0)])
@@ -49,7 +62,8 @@ def test_lam_near_0_or_1_leaves_the_less_likely_side_its_share(lam):
     expected_Q = np.array([np.logaddexp(*sides) for sides in one_side])
     assert np.isfinite(expected_Q).all()
     np.testing.assert_allclose(mix_targets(lm_Q, knn_Q, np.ones(3, bool), lam), expected_Q, rtol=1e-6)
-    np.testing.assert_allclose(mix(torch.from_numpy(lm_Q), torch.from_numpy(knn_Q), lam), expected_Q, rtol=1e-6)
+    knn = KnnLogprobs(np.array([1, 2]), knn_Q[1:])
+    np.testing.assert_allclose(mix(torch.from_numpy(lm_Q), knn, lam), expected_Q, rtol=1e-6)
 
 
 @given(NEIGHBORS, st.floats(5e-324, 1e308))
@@ -63,7 +77,7 @@ def test_weights_are_finite_or_none_at_any_temperature(neighbors, temperature):
 def test_no_neighbor_at_all_is_the_model_again():
     logweights_QK = neighbor_logweights(np.full((1, 3), np.inf, np.float32), 1.0)
     assert np.isneginf(logweights_QK).all()
-    assert knn_logprobs(logweights_QK[0], np.full(3, -1), VOCAB) is None
+    assert knn_logprobs(logweights_QK[0], np.full(3, -1)) is None
     lm_V = torch.log(torch.from_numpy(lm_of(0)).float())
     assert torch.equal(mix(lm_V, None, 1.0), lm_V)
     lm_Q = np.array([-1.0, -2.0], np.float32)
