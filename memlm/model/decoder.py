@@ -206,6 +206,7 @@ class Decoder(nn.Module):
                 return self._read_at_once(tokens_BT, finishes)
             state = self.new_state(batch_size=B, capacity=T)
         check_room(state, max(new_B))
+        state.begin_pass()
         hidden, keys, begin = [], [], 0
         while begin < T:
             end = begin + state.next_piece(T - begin)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,23 +26,13 @@ from memlm.model.config import ModelConfig
 from memlm.model.knn_memory import KnnCache
 from memlm.model.mask import AttentionMask
 from memlm.model.pages import LAZY_BYTES
+from memlm.model.rows import LastPass, Row
 from memlm.model.state_size import local_places
 from memlm.model.tensor_bytes import safetensors_pieces
 
 FORMAT = 2
 # Makes a tensor of zeros, given its shape, type, device and the axis of the batch's rows.
 Allocate: TypeAlias = Callable[[Sequence[int], torch.dtype, torch.device, int], Tensor]
-
-
-@dataclass(slots=True)
-class Row:
-    """How far one row of a batch has read. Positions count from the row's last reset."""
-
-    base: int  # position of the token at the first local place
-    length: int = 0  # tokens read
-    start: int = 0  # where the current document began
-    floor: int = 0  # memory has taken over all tokens before
-    compressed: int = 0  # compressed memories in use, right before the local places
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device, row_axis: int = 0) -> Tensor:
@@ -92,6 +82,7 @@ class DecoderState:
             layer: [] for layer in (config.memorizing.layers if config.memorizing else ())
         }
         self.compression_loss: Tensor | None = None
+        self._last_pass = LastPass()
         self.use_rows(batch_size)
 
     def use_rows(self, count: int) -> None:
@@ -182,6 +173,28 @@ class DecoderState:
         if self.config.max_length is not None:
             limits.append(self.config.max_length)
         return min(limits) - self.length if limits else None
+
+    def draft_room_B(self) -> list[int]:
+        """How many tokens of each row one pass may read so that `crop` can take them back: none that fills a segment,
+        for which memories would change, and no more than one piece.
+        """
+        room = self.room()
+        piece = self.next_piece(self.num_local if room is None else room)
+        if not self.config.is_segmented:
+            return [piece] * self.batch_size
+        L = self.config.context_length
+        return [min(piece, L - 1 - row.length % L) for row in self.rows]
+
+    def begin_pass(self) -> None:
+        """Begins a pass, whose tokens `crop` can take back."""
+        self._last_pass.begin(self.rows)
+
+    def crop(self, length_B: Sequence[int]) -> None:
+        """Takes back the tokens of each row from a length on, as if they had never been read.
+
+        They must be of the last pass, which read no more than `draft_room_B` of them. Raises ValueError for others.
+        """
+        self._last_pass.crop(self.rows, length_B)
 
     def next_piece(self, num_tokens: int) -> int:
         """How many of the next tokens to read in one step, so that none crosses a segment's boundary."""
@@ -285,10 +298,14 @@ class DecoderState:
 
     def count_use(self, layer: int, weights_BHTS: Float[Tensor, "B H T S"], new_B: list[int]) -> None:
         """Adds up the attention that each place received. Compression keeps the most used."""
-        if self.usage_LBS is not None:
-            S = weights_BHTS.shape[3]
-            for row, count in enumerate(new_B):
-                self.usage_LBS[layer, row, :S] += weights_BHTS[row, :, :count].detach().float().sum(dim=(0, 1))
+        if self.usage_LBS is None:
+            return
+        for row, count in enumerate(new_B):
+            used_S = self.usage_LBS[layer, row, : weights_BHTS.shape[3]]
+            weights_TS = weights_BHTS[row, :, :count].detach().float().sum(dim=0)
+            if count and not self.training:
+                self._last_pass.count_use(row, self.rows[row].length, used_S, weights_TS)
+            used_S += weights_TS.sum(dim=0)
 
     def save(self) -> bytes:
         """Returns the state as bytes for `restore` with an equal config."""

@@ -17,8 +17,8 @@ from memlm.model.knn_attention import unit
 from memlm.model.knn_memory import FAISS_FROM, KnnCache
 from memlm.model.mask import AttentionMask
 from memlm.model.positions import SCORES, T5Bias
+from memlm.model.rows import Row
 from memlm.model.segments import reconstruction_loss
-from memlm.model.state import Row
 
 RELATIVE = ["rotary", "alibi", "transformer_xl", "shaw", "t5", "distance", "none"]
 MEMORIZING = replace(SHAPE, memorizing=MEMORY)

@@ -15,7 +15,7 @@ from memlm.errors import Corrupt, Incompatible, InvalidInput
 from memlm.model import Compression, Decoder, DecoderState, Memorizing, ModelConfig, RopeScaling, cpu
 from memlm.model.cpu import upcast_buffer
 from memlm.model.mask import AttentionMask
-from memlm.model.state import Row
+from memlm.model.rows import Row
 
 PIECES = ([1] * 33, [6] * 5 + [3], [12, 1, 12, 8], [1, 32], [7, 19, 7])
 
@@ -148,6 +148,49 @@ def test_forks_go_their_own_ways_and_saved_states_come_back_bit_equal(decoder):
     logits(decoder, tokens_of(9, 7), fork.fork())
     assert torch.equal(logits(decoder, tokens_of(15, 2), fork), expected)
     assert torch.equal(logits(decoder, tokens_of(15, 2), restored), expected)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+@pytest.mark.parametrize("read", [2, 9, 21])
+def test_tokens_that_were_taken_back_were_never_read(decoder, read, kept):
+    rows, drafts = (
+        [tokens_of(read + row, row) for row in range(3)],
+        torch.tensor([tokens_of(5, 10 + n) for n in range(3)]),
+    )
+    after = torch.tensor([tokens_of(12, 20 + row) for row in range(3)])
+    with torch.inference_mode():
+        state = decoder.new_state(batch_size=3)
+        for t in range(read + 2):
+            new_B = [int(t < len(tokens)) for tokens in rows]
+            decoder(torch.tensor([[*tokens, 0, 0, 0][t : t + 1] for tokens in rows]), state, new_B=new_B)
+        twin, lengths = state.fork(), [row.length for row in state.rows]
+        room_B = state.draft_room_B()
+        new_B, kept_B = [min(5, room) for room in room_B], [min(kept, room) for room in room_B]
+        if max(new_B):
+            decoder(drafts[:, : max(new_B)], state, new_B=new_B)
+        state.crop([length + count for length, count in zip(lengths, kept_B, strict=True)])
+        if max(kept_B):
+            decoder(drafts[:, : max(kept_B)], twin, new_B=kept_B)
+        expected, found = (
+            torch.cat([decoder.logits(decoder(after[:, t : t + 1], each)[0]) for t in range(12)], dim=1)
+            for each in (twin, state)
+        )
+    if kept:
+        torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+    else:
+        assert torch.equal(found, expected)
+
+
+def test_tokens_that_memory_took_over_or_of_an_earlier_pass_are_not_taken_back(memorious):
+    state, end = memorious.new_state(), memorious.config.context_length
+    while state.rows[0].floor == 0:
+        logits(memorious, tokens_of(end - 2), state)
+        logits(memorious, tokens_of(1), state)
+        with pytest.raises(ValueError, match="cannot go back to"):
+            state.crop([state.length - 2])
+        logits(memorious, tokens_of(1), state)
+    with pytest.raises(ValueError, match="cannot go back to"):
+        state.crop([state.length - 1])
 
 
 def test_a_saved_state_is_refused_by_another_model_and_when_it_is_broken(memorious):
