@@ -1,5 +1,7 @@
 """Sequences decoded together: a step reads the weights once for all of them.
 
+A step reads each sequence's last token and its draft, searches once for all of these positions, and samples.
+
 Sequences are added and removed between any two steps. A prompt is read in pieces, one a step, so that a long one delays
 others by one piece at most. The sequences of a retriever share a search.
 
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from memlm.api.generation import Completion, GenerationEvent, Token
 from memlm.base.steps import Steps, run_steps
+from memlm.generation.draft_budget import DraftBudget, allot
 from memlm.generation.generation import Generation
 from memlm.index.store.snapshot import Snapshot
 from memlm.model import DecoderState, decoding_threads
@@ -73,11 +76,19 @@ class _Prefill:
 
 
 class _Decoded(NamedTuple):
-    """A sequence with the final hidden state and the key of its last token."""
+    """A sequence with the final hidden states and the keys of its last token and of its draft."""
 
     sequence: RunningSequence
-    hidden_D: Tensor
-    key_D: Tensor
+    hidden_ND: Tensor
+    keys_ND: Tensor
+
+
+class _Joining(NamedTuple):
+    """A sequence that is through its prompt, and the row of a state that has read it."""
+
+    sequence: RunningSequence
+    state: DecoderState
+    row: int
 
 
 class Batch:
@@ -102,6 +113,8 @@ class Batch:
         self._prompts: deque[_Prefill] = deque()
         self._rows: list[RunningSequence] = []
         self._apart: dict[RunningSequence, DecoderState] = {}
+        self._joining = list[_Joining]()
+        self._budget = DraftBudget.of(checkpoint.decoder)
         weights = checkpoint.decoder.num_bytes
         self._apart_bytes = max(APART_BYTES, weights // APART_SHARE)
 
@@ -142,15 +155,23 @@ class Batch:
             self._pool.shrink()
 
     def step(self) -> list[RunningSequence]:
-        """Generates one token for each sequence that is through its prompt, and returns these sequences. Those that are
-        done have been removed.
+        """Generates a token or more for each sequence that is through its prompt, and returns these sequences. Those
+        that are done have been removed.
         """
         with torch.inference_mode():
-            decoded = [*self._decode_rows(), *self._decode_apart(), *self._prefill()]
-            if decoded:
-                with decoding_threads(self._decoder, len(decoded)):
-                    self._sample(decoded)
-        for sequence, _, _ in decoded:
+            begin_s = time.perf_counter()
+            decoded = [*self._decode_rows(), *self._decode_apart()]
+            num_passes, prefilled = bool(self._rows) + len(self._apart), self._prefill()
+            if decoded or prefilled:
+                num_rows = sum(len(each.hidden_ND) for each in decoded)
+                with decoding_threads(self._decoder, num_rows + len(prefilled)):
+                    logprobs_RV, results = self._search([*decoded, *prefilled])
+                if num_passes == 1 and not prefilled:
+                    self._budget.cost.add(num_rows, time.perf_counter() - begin_s)
+                self._sample([*decoded, *prefilled], logprobs_RV, results)
+            self._join()
+        sequences = [each.sequence for each in (*decoded, *prefilled)]
+        for sequence in sequences:
             if sequence.generation.finished and sequence.generation.has_session:
                 try:
                     sequence.state = self._apart.get(sequence)
@@ -160,31 +181,48 @@ class Batch:
                     sequence.failure = error
             if sequence.is_done:
                 self.remove(sequence)
-        return [sequence for sequence, _, _ in decoded]
+        return sequences
 
     def _decode_rows(self) -> list[_Decoded]:
-        """Reads the last token of every row of the pool."""
+        """Reads the last token and the draft of every row of the pool."""
         if not self._rows:
             return []
-        with decoding_threads(self._decoder, len(self._rows)):
-            tokens_R1 = torch.tensor([sequence.generation.pending_ids for sequence in self._rows])
-            hidden_R1D, keys_R1D = self._decoder(tokens_R1, self._pool.state)
+        ids_R, new_R = self._draft(self._rows, self._pool.state)
+        with decoding_threads(self._decoder, sum(new_R)):
+            hidden_RTD, keys_RTD = self._decoder(_padded(ids_R), self._pool.state, new_B=new_R)
         self._pool.settle()
-        return list(map(_Decoded, self._rows, hidden_R1D[:, 0], keys_R1D[:, 0]))
+        parts = zip(self._rows, hidden_RTD, keys_RTD, new_R, strict=True)
+        return [_Decoded(sequence, hidden_TD[:new], keys_TD[:new]) for sequence, hidden_TD, keys_TD, new in parts]
 
     def _decode_apart(self) -> list[_Decoded]:
-        """Reads the last token of each sequence that is apart, with its own decoder where it has one."""
+        """Reads the last token and the draft of each sequence that is apart, with its own decoder where it has one."""
         decoded = list[_Decoded]()
         for sequence, state in self._apart.items():
+            ids_1, (num_new,) = self._draft([sequence], state)
             own_decoder = sequence.generation.own_decoder
-            with decoding_threads(self._decoder, 1):
-                token_11 = torch.tensor([sequence.generation.pending_ids])
+            with decoding_threads(self._decoder, num_new):
                 if own_decoder is None:
-                    hidden_11D, keys_11D = self._decoder(token_11, state)
+                    hidden_1TD, keys_1TD = self._decoder(torch.tensor(ids_1), state)
                 else:
-                    hidden_11D = keys_11D = own_decoder(token_11, state)  # no keys: such a sequence searches nothing
-            decoded.append(_Decoded(sequence, hidden_11D[0, 0], keys_11D[0, 0]))
+                    hidden_1TD = keys_1TD = own_decoder(torch.tensor(ids_1), state)  # it searches nothing
+            decoded.append(_Decoded(sequence, hidden_1TD[0], keys_1TD[0]))
         return decoded
+
+    def _draft(self, sequences: Sequence[RunningSequence], state: DecoderState) -> tuple[list[list[int]], list[int]]:
+        """Chooses the drafts of one pass. Returns the tokens that it reads of each sequence, and their numbers."""
+        generations = [sequence.generation for sequence in sequences]
+        chances, num_forced = list[list[float]](), list[int]()
+        for generation, room in zip(generations, state.draft_room_B(), strict=True):
+            expected, is_forced = generation.propose(room - 1)
+            chances.append([] if is_forced else expected)
+            num_forced.append(len(expected) if is_forced else 0)
+        if any(chances):
+            seconds = self._budget.cost.seconds
+            lengths = allot(chances, lambda num_rows: seconds(num_rows + sum(num_forced)))
+            for generation, length, forced in zip(generations, lengths, num_forced, strict=True):
+                generation.shorten_draft(forced or length)
+        ids = [generation.ids_to_read for generation in generations]
+        return ids, list(map(len, ids))
 
     def _prefill(self) -> list[_Decoded]:
         """Reads a piece of the prompts, the oldest first. After its last piece a sequence gets its first token."""
@@ -198,16 +236,9 @@ class Batch:
                 state = self._decoder.new_state(batch_size=len(group), capacity=capacity)
                 if len(group) == 1:
                     group[0].state = state
-            padded_BT = torch.tensor([[*piece, *[0] * (size - len(piece))] for piece in pieces])
             with decoding_threads(self._decoder, len(group) * size):
-                hidden_BTD, keys_BTD = self._decoder(padded_BT, state, new_B=[len(piece) for piece in pieces])
+                hidden_BTD, keys_BTD = self._decoder(_padded(pieces), state, new_B=[len(piece) for piece in pieces])
             room -= len(group) * size
-            new_rows = [
-                prompt.sequence.generation.max_positions
-                for prompt in group
-                if prompt.num_pending <= size and not prompt.apart
-            ]
-            self._pool.grow(len(new_rows), max(new_rows, default=0))
             for row, (prompt, piece) in enumerate(zip(group, pieces, strict=True)):
                 prompt.done += len(piece)
                 if prompt.num_pending:
@@ -216,11 +247,22 @@ class Batch:
                 if prompt.apart:
                     self._apart[prompt.sequence] = state
                 else:
-                    self._pool.add_row(state, row)
-                    self._rows.append(prompt.sequence)
-                last = len(piece) - 1
+                    self._joining.append(_Joining(prompt.sequence, state, row))
+                last = slice(len(piece) - 1, len(piece))
                 decoded.append(_Decoded(prompt.sequence, hidden_BTD[row, last], keys_BTD[row, last]))
         return decoded
+
+    def _join(self) -> None:
+        """Gives rows of the pool to the sequences that are through their prompts.
+
+        They wait until drafts have been taken back, because a pool that grows is another state.
+        """
+        most_positions = max((each.sequence.generation.max_positions for each in self._joining), default=0)
+        self._pool.grow(len(self._joining), most_positions)
+        for sequence, state, row in self._joining:
+            self._pool.add_row(state, row)
+            self._rows.append(sequence)
+        self._joining.clear()
 
     def _next_group(self, room: int) -> list[_Prefill]:
         """Returns the oldest prompt, with those behind it that are cheaper to read along than by themselves.
@@ -243,13 +285,18 @@ class Batch:
         """A window that moves must have as many places as the rows of the pool that it will be one of."""
         return self._capacity if self._decoder.config.is_windowed else num_tokens
 
-    def _sample(self, decoded: Sequence[_Decoded]) -> None:
-        """Searches once for each retriever, also where sequences exclude documents, and samples a token for each."""
-        hidden_RD = torch.stack([hidden_D for _, hidden_D, _ in decoded])
+    def _search(self, decoded: Sequence[_Decoded]) -> tuple[Tensor, list[list[RetrievalResult | None]]]:
+        """Searches once for each retriever, also where sequences exclude documents.
+
+        Returns the log-probabilities of all positions (R, V), and the result for each position of each sequence.
+        """
+        positions = [(number, place) for number, each in enumerate(decoded) for place in range(len(each.hidden_ND))]
+        hidden_RD = torch.cat([each.hidden_ND for each in decoded])
         logprobs_RV = self._decoder.logprobs(hidden_RD).cpu()
         rows_of: dict[Retriever, list[int]] = {}
         views: dict[int, tuple[Snapshot, ...]] = {}
-        for row, (sequence, _, _) in enumerate(decoded):
+        for row, (number, _) in enumerate(positions):
+            sequence = decoded[number].sequence
             if (retriever := sequence.generation.retriever) is not None and sequence.generation.needs_retrieval:
                 try:
                     views[row] = retriever.views
@@ -257,32 +304,48 @@ class Batch:
                     sequence.failure = error
                 else:
                     rows_of.setdefault(retriever.shared, []).append(row)
-        results: dict[int, RetrievalResult] = {}
-        keys_RD = torch.stack([key_D for _, _, key_D in decoded]).float().cpu().numpy() if rows_of else None
+        results: list[list[RetrievalResult | None]] = [[None] * len(each.hidden_ND) for each in decoded]
+        keys_RD = torch.cat([each.keys_ND for each in decoded]).float().cpu().numpy() if rows_of else None
         for retriever, rows in rows_of.items():
+            generations = [(decoded[positions[row][0]].sequence.generation, positions[row][1]) for row in rows]
             try:
                 assert keys_RD is not None
                 max_logprobs_Q = logprobs_RV[rows].amax(dim=1).numpy() if retriever.needs_max_logprob else None
-                policies = [decoded[row].sequence.generation.policy for row in rows]
+                policies = [generation.policy for generation, _ in generations]
                 result = retriever.search(keys_RD[rows], max_logprobs_Q, policies, [views[row] for row in rows])
-                texts = [decoded[row].sequence.generation.guarded_ids for row in rows]
+                texts = [generation.guarded_ids(place) for generation, place in generations]
                 result = without_repeats(result, texts, retriever.tokens_before)
                 if retriever.gate is not None:
                     gated_QD = gated(self._decoder, retriever.gate, hidden_RD[rows], result.neighbors)
                     logprobs_RV[rows] = self._decoder.logprobs(gated_QD).cpu()
-                results |= {row: result.row(place) for place, row in enumerate(rows)}
+                for query, row in enumerate(rows):
+                    number, place = positions[row]
+                    results[number][place] = result.row(query)
             except Exception as error:
                 for row in rows:
-                    decoded[row].sequence.failure = error
-        for row, (sequence, _, _) in enumerate(decoded):
+                    decoded[positions[row][0]].sequence.failure = error
+        return logprobs_RV, results
+
+    def _sample(
+        self, decoded: Sequence[_Decoded], logprobs_RV: Tensor, results: Sequence[Sequence[RetrievalResult | None]]
+    ) -> None:
+        """Samples tokens for each sequence, and takes back the tokens of its draft that are not part of its text."""
+        num_wrong: dict[RunningSequence, int] = {}
+        each_NV = logprobs_RV.split([len(each.hidden_ND) for each in decoded])
+        for (sequence, hidden_ND, _), logprobs_NV, results_N in zip(decoded, each_NV, results, strict=True):
             if sequence.failure is None:
                 try:
-                    sequence.tokens = sequence.generation.sample_next(
-                        logprobs_RV[row], results.get(row), sequence.since_s
-                    )
+                    sequence.tokens, num_read = sequence.generation.sample_run(logprobs_NV, results_N, sequence.since_s)
+                    num_wrong[sequence] = len(hidden_ND) - 1 - num_read
                 except Exception as error:
                     sequence.failure = error
             sequence.since_s = time.perf_counter()
+        for sequence, state in self._apart.items():
+            if num_wrong.get(sequence):
+                state.crop([state.length - num_wrong[sequence]])
+        if any(num_wrong.get(sequence) for sequence in self._rows):
+            rows = zip(self._rows, self._pool.state.rows, strict=True)
+            self._pool.state.crop([row.length - num_wrong.get(sequence, 0) for sequence, row in rows])
 
 
 def stream(checkpoint: Checkpoint, generation: Generation) -> Generator[GenerationEvent, None, None]:
@@ -332,3 +395,9 @@ def _steps_of(checkpoint: Checkpoint, generations: Sequence[Generation]) -> Iter
                 run_steps(sequence.generation.commit_to_session(sequence.state))
             yield sequence
             sequence.since_s = time.perf_counter()  # decoding does not include the consumer's time
+
+
+def _padded(ids: Sequence[Sequence[int]]) -> Tensor:
+    """Token ids of several rows (B, T), with zeros behind the shorter ones."""
+    longest = max(map(len, ids))
+    return torch.tensor([[*each, *[0] * (longest - len(each))] for each in ids])

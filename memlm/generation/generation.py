@@ -1,7 +1,8 @@
 """One text being continued: the state that a sequence has of its own.
 
-`Batch` decodes sequences together. After each forward pass it gives every sequence its log-probabilities and neighbors.
-`Generation.sample_next` mixes them, samples one token, and returns the tokens that may be shown.
+`Batch` decodes sequences together. After each forward pass it gives every sequence its log-probabilities and neighbors,
+for its last token and for each token of its draft. `Generation.sample_run` mixes them, samples token after token while
+the samples are those of the draft, and returns the tokens that may be shown.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from memlm.api.chat import ChatRequest
-from memlm.api.generation import Accepted, Alternative, Finished, FinishReason, Neighbor, Token, Usage
+from memlm.api.generation import Accepted, Alternative, DraftUsage, Finished, FinishReason, Neighbor, Token, Usage
 from memlm.api.params import MAX_SEED, GenerateRequest, StreamRequest
 from memlm.base.steps import Steps
 from memlm.errors import InvalidInput
 from memlm.generation.detokenizer import Detokenizer
+from memlm.generation.draft_budget import DraftBudget, Survival
+from memlm.generation.drafting import LONGEST_DRAFT, Draft, Drafter, Source
 from memlm.generation.early_exit import EarlyExitDecoder, load_rule
 from memlm.generation.prompts import prompt_steps, too_long
 from memlm.generation.sampling import sample
@@ -38,8 +41,9 @@ from memlm.retrieval.retriever import RetrievalResult, Retriever
 class Generation:
     """A sequence of a batch: its request, its session, and the text generated so far.
 
-    `pending_ids` are the tokens that the model reads next: at first the prompt, then the last token. After the last
-    token `finished` is set. Raises InvalidInput for a prompt or a length that the model does not take.
+    `pending_ids` are the tokens that the model reads next: at first the prompt, then the last token. `draft` is read
+    behind them. After the last token `finished` is set. Raises InvalidInput for a prompt or a length that the model
+    does not take.
     """
 
     def __init__(
@@ -51,8 +55,12 @@ class Generation:
         *,
         request_id: str = "",
         lease: Lease | None = None,
+        expected_ids: Sequence[int] = (),
     ) -> None:
-        """`prompt_ids` is the request's prompt, encoded. With a `lease`, the session's text comes before it."""
+        """`prompt_ids` is the request's prompt, encoded, and `expected_ids` its draft.
+
+        With a `lease`, the session's text comes before the prompt.
+        """
         self._decoder, self._tokenizer = checkpoint.decoder, checkpoint.tokenizer
         self._request, self._begun_s = request, time.perf_counter()
         self.retriever, self.policy = retriever, retriever.new_policy() if retriever else RetrievalPolicy()
@@ -96,6 +104,15 @@ class Generation:
         )
         self.usage = Usage(prompt_tokens=len(prompt_ids))
         self.finished: Finished | None = None
+        self.draft: Draft | None = None
+        self._drafter: Drafter | None = None
+        # By default, drafts come only where they change not even the last bits of a probability.
+        wants_drafts = self._decoder.reads_alike if request.drafts is None else request.drafts > 0
+        if wants_drafts and self.own_decoder is None and not self.policy.is_sequential:
+            drafts_from = self.retriever if self.needs_retrieval else None
+            self._drafter = Drafter(self._context_ids, expected_ids, drafts_from)
+        self._survival = Survival(DraftBudget.of(checkpoint.decoder).survival)
+        self._draft_counts: dict[Source, tuple[int, int]] = {}
 
     @classmethod
     def start(
@@ -110,19 +127,30 @@ class Generation:
         """Encodes the prompt and makes the generation. An error ends the lease."""
         try:
             prompt_ids = yield from prompt_steps(checkpoint, request, lease.state if lease else SessionState())
-            return cls(checkpoint, request, prompt_ids, retriever, request_id=request_id, lease=lease)
+            expected_ids = yield from checkpoint.tokenizer.encode_steps(request.draft)
+            return cls(
+                checkpoint, request, prompt_ids, retriever,
+                request_id=request_id, lease=lease, expected_ids=expected_ids,
+            )  # fmt: skip
         except BaseException:
             if lease is not None:
                 lease.end(None)
             raise
 
     @property
-    def guarded_ids(self) -> list[int]:
-        """The last tokens, of which memory may repeat no run. Empty without the guard against loops."""
+    def ids_to_read(self) -> list[int]:
+        """The tokens of the next pass: those that are pending, and the draft."""
+        return self.pending_ids if self.draft is None else [*self.pending_ids, *self.draft.token_ids]
+
+    def guarded_ids(self, place: int = 0) -> list[int]:
+        """The last tokens, up to a place of the draft, of which memory may repeat no run. Empty without the guard
+        against loops.
+        """
         changes_output = self.retriever is not None and self.retriever.changes_output
         if not changes_output or self._request.retrieval.loop_guard is False:
             return []
-        return self._context_ids[-WINDOW:]
+        drafted = [] if self.draft is None else self.draft.token_ids[:place]
+        return [*self._context_ids[-WINDOW:], *drafted][-WINDOW:]
 
     @property
     def needs_retrieval(self) -> bool:
@@ -148,12 +176,61 @@ class Generation:
         copy = partial(self._session.cache.extract_row, 0, capacity=capacity)
         return (yield from copied_aside(copy, self._session.num_bytes))
 
-    def sample_next(
-        self, lm_logprobs_V: Float[Tensor, " V"], result: RetrievalResult | None, begin_s: float
-    ) -> tuple[Token, ...]:
-        """Mixes p_kNN into the model's distribution, samples one token, and returns the tokens that may be shown.
+    def propose(self, room: int) -> tuple[list[float], bool]:
+        """Sets the best draft of at most `room` tokens. Returns how likely each token is to be accepted along with all
+        before it, and whether all of them are to be read, whatever they cost.
+        """
+        self.draft, chances = None, list[float]()
+        longest = self._request.drafts or LONGEST_DRAFT
+        count = min(room, longest, self._max_tokens - self.usage.generated_tokens - 1)
+        if self._drafter is not None and count > 0:
+            for draft in self._drafter.drafts(count):
+                expected = self._survival.chances(draft)
+                if sum(expected) > sum(chances):
+                    self.draft, chances = draft, expected
+        return chances, self._request.drafts is not None
 
-        `result` has this sequence's one row. `begin_s` (perf_counter) is the start of the forward pass.
+    def shorten_draft(self, length: int) -> None:
+        """Keeps the first tokens of the draft."""
+        if self.draft is not None:
+            self.draft = self.draft._replace(token_ids=self.draft.token_ids[:length]) if length else None
+
+    def sample_run(
+        self, lm_logprobs_NV: Float[Tensor, "N V"], results: Sequence[RetrievalResult | None], begin_s: float
+    ) -> tuple[tuple[Token, ...], int]:
+        """Samples a token for each of N positions, while it is the draft's, so that the next position was read rightly.
+
+        Returns the tokens that may be shown, and how many tokens of the draft are part of the text. `results` have one
+        row each. `begin_s` (perf_counter) is the start of the forward pass.
+        """
+        draft, tokens, reason, num_accepted = self.draft, list[Token](), None, 0
+        self.draft = None
+        for place, lm_logprobs_V in enumerate(lm_logprobs_NV):
+            shown, reason = self._sample_next(lm_logprobs_V, results[place], begin_s, is_first=place == 0)
+            tokens += shown
+            is_accepted = draft is not None and self.pending_ids == [*draft.token_ids[place : place + 1]]
+            num_accepted += is_accepted
+            if reason is not None or not is_accepted:
+                break
+            begin_s = time.perf_counter()
+        if draft is not None:
+            self._survival.add(draft, num_accepted)
+            drafted, accepted = self._draft_counts.get(draft.source, (0, 0))
+            self._draft_counts[draft.source] = drafted + len(draft.token_ids), accepted + num_accepted
+        num_read = min(place, num_accepted)
+        if reason is not None:
+            counts = sorted(self._draft_counts.items())
+            drafts = tuple(DraftUsage(source.value, *count) for source, count in counts)
+            self.usage = replace(self.usage, drafts=drafts)
+            self.finished = Finished(reason, self._detokenizer.stopped_by, self.usage)
+        return tuple(tokens), num_read
+
+    def _sample_next(
+        self, lm_logprobs_V: Float[Tensor, " V"], result: RetrievalResult | None, begin_s: float, *, is_first: bool
+    ) -> tuple[list[Token], FinishReason | None]:
+        """Mixes p_kNN into the model's distribution, and samples one token.
+
+        Returns the tokens that may be shown, and the reason if it is the last.
         """
         knn, lam = None, 0.0
         if result is not None:
@@ -165,6 +242,8 @@ class Generation:
         self._context_ids.append(token_id)
         if result is not None:
             self.policy.observe(result.neighbors, token_id)
+        if self._drafter is not None:
+            self._drafter.append(token_id, result)
         token, tokens, reason = None, list[Token](), None
         if token_id in self._end_ids:
             reason = FinishReason.END
@@ -192,10 +271,8 @@ class Generation:
                 reason = FinishReason.TIME
         if reason is not None and reason is not FinishReason.STOP:
             tokens += self._detokenizer.finish()
-        self._count(token, result, 1000 * (time.perf_counter() - begin_s))
-        if reason is not None:
-            self.finished = Finished(reason, self._detokenizer.stopped_by, self.usage)
-        return tuple(tokens)
+        self._count(token, result, 1000 * (time.perf_counter() - begin_s), is_first=is_first)
+        return tokens, reason
 
     def commit_to_session(self, state: DecoderState) -> Steps[None]:
         """After the last token, gives the session its new context cache, and writes it where sessions are kept. A large
@@ -230,18 +307,20 @@ class Generation:
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return tuple(Alternative(token_id, self._tokenizer.decode([token_id]), logprob) for token_id, logprob in pairs)
 
-    def _count(self, token: Token | None, result: RetrievalResult | None, elapsed_ms: float) -> None:
+    def _count(self, token: Token | None, result: RetrievalResult | None, elapsed_ms: float, *, is_first: bool) -> None:
+        """Counts a token. The first one of a pass has the time of its search."""
         before, count = self.usage, self.usage.generated_tokens + (token is not None)
         is_prefill = before.generated_tokens == 0
         self.usage = replace(
             before,
             generated_tokens=count,
+            steps=before.steps + is_first,
             retrieved_neighbors=before.retrieved_neighbors
             + (0 if result is None else int((result.neighbors.ids_QK >= 0).sum())),
             searches=before.searches + (result is not None and bool(result.searched_Q[0])),
             prefill_ms=before.prefill_ms + elapsed_ms * is_prefill,
             decode_ms=before.decode_ms + elapsed_ms * (not is_prefill),
-            retrieval_ms=before.retrieval_ms + (0.0 if result is None else result.took_ms),
+            retrieval_ms=before.retrieval_ms + (result.took_ms if result is not None and is_first else 0.0),
             lam=before.lam if token is None else before.lam + (token.lam - before.lam) / count,
         )
 

@@ -129,7 +129,7 @@ def test_one_that_fails_harms_no_other(checkpoint, monkeypatch):
     def fail(*_: object) -> None:
         raise InternalError("broken")
 
-    monkeypatch.setattr(bad.generation, "sample_next", fail)
+    monkeypatch.setattr(bad.generation, "sample_run", fail)
     while len(batch):
         for sequence in batch.step():
             tokens_seen += sequence.tokens if sequence is good else ()
