@@ -197,6 +197,42 @@ def loops(
     _print_figures("bench loops", figures, None, json=json)
 
 
+@app.command(epilog="Example: memlm bench drafts held-out/ --model smollm2 --store store --json")
+def drafts(
+    texts: options.Texts,
+    model: options.Model,
+    store: Annotated[Path, typer.Option("--store", "-s", metavar="STORE", help="Datastore folder.")],
+    prompts: Annotated[int, typer.Option(help="Prompts of each kind.")] = 16,
+    streams: Annotated[
+        list[int] | None, typer.Option(help="Prompts continued side by side (default: 1 and 16). Repeatable.")
+    ] = None,
+    dtype: options.Dtype = "auto",
+    repeats: Repeats = 5,
+    json: options.Json = False,
+) -> None:
+    """Tokens/s with drafts relative to without, by kind of prompt. TEXT is not in the datastore."""
+    from memlm.bench.drafts import bench_drafts
+    from memlm.data.corpus import Corpus
+
+    with ConsoleProgress() as progress:
+        figures = bench_drafts(
+            model, store, Corpus(texts), prompts=prompts, streams=streams or (1, 16), dtype=dtype, repeats=repeats,
+            progress=progress,
+        )  # fmt: skip
+    if json:
+        _print_report(figures, repeats)
+        return
+    shown = table("prompts", "streams", "over none", "with memory over alone", "tokens a step", "accepted", "same text")
+    for row in figures["rows"]:
+        sources = (f"{name} {each['accepted']}/{each['drafted']}" for name, each in row["accepted"].items())
+        shown.add_row(
+            row["prompts"], str(row["streams"]), f"{row['drafts_over_none']:.2f}",
+            f"{row['with_store_and_drafts_over_alone']:.2f}", f"{row['tokens_a_step']:.2f}", ", ".join(sources),
+            f"{row['identical']:.0%}",
+        )  # fmt: skip
+    print_table(shown)
+
+
 @app.command(epilog="Example: memlm bench past held-out/ --model model --json")
 def past(
     texts: options.Texts,

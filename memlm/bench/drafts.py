@@ -1,0 +1,127 @@
+"""Drafts: how much faster text comes with them, by kind of prompt, with a datastore and without."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memlm.api.generation import Completion
+from memlm.api.params import RetrievalParams
+from memlm.base.progress import Progress
+from memlm.bench.texts import alternately, median_ratio
+from memlm.data.corpus import Corpus
+from memlm.language_model import LanguageModel
+from memlm.model.checkpoint import load_checkpoint
+
+PROMPT_CHARACTERS, TOKENS = 600, 96
+COPIED_CHARACTERS, STARTED_CHARACTERS = 500, 100  # of a text that is to be repeated, and of its begun repetition
+KEYS_AT_ONCE = 5
+SAMPLED = {"temperature": 0.8}
+# Nothing in a text of such a temperature repeats, so that no draft is right.
+RANDOM = {"temperature": 3.0}
+
+
+def bench_drafts(
+    model: Path,
+    store: Path,
+    held_out: Corpus,
+    *,
+    prompts: int,
+    streams: Sequence[int],
+    repeats: int,
+    dtype: str,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Each row has a kind of prompt, a number of streams, and ratios of tokens/s: with drafts over without, both with
+    the datastore, and with datastore and drafts over the model alone without drafts. `identical` is the share of texts
+    that drafts did not change.
+    """
+    with LanguageModel(load_checkpoint(model, dtype=dtype), [store]) as lm:
+        texts = [document.text for document in held_out if len(document.text) > 2 * PROMPT_CHARACTERS][:prompts]
+        middles = [text[len(text) // 2 :] for text in texts]
+        continued = [text[:PROMPT_CHARACTERS] for text in middles]
+        copied = [f"{text[:COPIED_CHARACTERS]}\n\n{text[:STARTED_CHARACTERS]}" for text in middles]
+        kinds = {
+            "in domain, greedy": (continued, {"temperature": 0}),
+            "in domain, sampled": (continued, SAMPLED),
+            "repeated, greedy": (copied, {"temperature": 0}),
+            "no match": (continued, RANDOM),
+        }
+        rows = []
+        for number, (name, (asked, options)) in enumerate(kinds.items()):
+            for count in streams:
+                progress("kinds of prompts", number * len(streams), len(kinds) * len(streams))
+                groups = [asked[begin : begin + count] for begin in range(0, len(asked) - count + 1, count)]
+                rows.append({"prompts": name, "streams": count, **_compared(lm, groups, options, repeats)})
+        return {"rows": rows, "keys_at_once_over_one": _search_ratio(lm, repeats), "model": lm.info.name}
+
+
+def _compared(
+    lm: LanguageModel, groups: Sequence[Sequence[str]], options: dict[str, Any], repeats: int
+) -> dict[str, Any]:
+    """Speeds of the three ways over groups of prompts that are continued side by side."""
+    drafted, plain, alone = list[float](), list[float](), list[float]()
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    identical = steps = tokens = 0
+    for group in groups:
+        pair = dict[str, tuple[Completion, ...]]()
+
+        def run(name: str, group: Sequence[str] = group, pair: dict[str, Any] = pair, **more: Any) -> float:
+            pair[name] = lm.generate_batch(group, max_tokens=TOKENS, seed=1, **options, **more)
+            return _tokens_per_s(pair[name])
+
+        times = alternately(
+            repeats, lambda run=run: run("drafted"), lambda run=run: run("plain", drafts=0),
+            lambda run=run: run("alone", drafts=0, use_store=False),
+        )  # fmt: skip
+        for speeds, each in zip((drafted, plain, alone), times, strict=True):
+            speeds.append(statistics.median(each))
+        for found, expected in zip(pair["drafted"], pair["plain"], strict=True):
+            identical += found.text == expected.text
+            usage = found.finished.usage
+            steps, tokens = steps + usage.steps, tokens + usage.generated_tokens
+            for source in usage.drafts:
+                counts[source.source][0] += source.drafted
+                counts[source.source][1] += source.accepted
+    over_plain, over_alone = median_ratio(drafted, plain), median_ratio(drafted, alone)
+    return {
+        "drafts_over_none": over_plain[0],
+        "drafts_over_none_least": over_plain[1],
+        "drafts_over_none_most": over_plain[2],
+        "with_store_and_drafts_over_alone": over_alone[0],
+        "tokens_per_s": statistics.median(drafted),
+        "tokens_a_step": tokens / steps,
+        "identical": identical / sum(map(len, groups)),
+        "accepted": {
+            source: {"drafted": drafted, "accepted": accepted} for source, (drafted, accepted) in sorted(counts.items())
+        },
+    }
+
+
+def _tokens_per_s(completions: Sequence[Completion]) -> float:
+    """Tokens after the first one of each, a second."""
+    usages = [completion.finished.usage for completion in completions]
+    return 1000 * sum(usage.generated_tokens - 1 for usage in usages) / max(usage.decode_ms for usage in usages)
+
+
+def _search_ratio(lm: LanguageModel, repeats: int) -> float:
+    """The time of a search of several keys over that of a search of one."""
+    retriever = lm.engine.stores.retriever(RetrievalParams())
+    assert retriever is not None
+    snapshot = retriever.stores[0].snapshot
+    keys_ND = snapshot.keys(snapshot.sample(KEYS_AT_ONCE * 50, 1))
+
+    def seconds(size: int) -> float:
+        begin = time.perf_counter()
+        for first in range(0, len(keys_ND) - size + 1, KEYS_AT_ONCE):
+            retriever.search(keys_ND[first : first + size])
+        return time.perf_counter() - begin
+
+    many, one = alternately(repeats, lambda: seconds(KEYS_AT_ONCE), lambda: seconds(1))
+    return float(np.median(many) / np.median(one))
