@@ -6,6 +6,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from memlm.model.checkpoint import load_checkpoint
 PROMPT_CHARACTERS, TOKENS = 600, 96
 COPIED_CHARACTERS, STARTED_CHARACTERS = 500, 100  # of a text that is to be repeated, and of its begun repetition
 KEYS_AT_ONCE = 5
+# With the datastore and drafts, with the datastore alone, and the model by itself.
+WAYS: dict[str, dict[str, Any]] = {"drafts": {}, "none": {"drafts": 0}, "alone": {"drafts": 0, "use_store": False}}
 SAMPLED = {"temperature": 0.8}
 # Nothing in a text of such a temperature repeats, so that no draft is right.
 RANDOM = {"temperature": 3.0}
@@ -47,7 +50,7 @@ def bench_drafts(
         middles = [text[len(text) // 2 :] for text in texts]
         continued = [text[:PROMPT_CHARACTERS] for text in middles]
         copied = [f"{text[:COPIED_CHARACTERS]}\n\n{text[:STARTED_CHARACTERS]}" for text in middles]
-        kinds = {
+        kinds: dict[str, tuple[list[str], dict[str, Any]]] = {
             "in domain, greedy": (continued, {"temperature": 0}),
             "in domain, sampled": (continued, SAMPLED),
             "repeated, greedy": (copied, {"temperature": 0}),
@@ -66,36 +69,33 @@ def _compared(
     lm: LanguageModel, groups: Sequence[Sequence[str]], options: dict[str, Any], repeats: int
 ) -> dict[str, Any]:
     """Speeds of the three ways over groups of prompts that are continued side by side."""
-    drafted, plain, alone = list[float](), list[float](), list[float]()
+    speeds: dict[str, list[float]] = {way: [] for way in WAYS}
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     identical = steps = tokens = 0
     for group in groups:
-        pair = dict[str, tuple[Completion, ...]]()
+        completed: dict[str, tuple[Completion, ...]] = {}
 
-        def run(name: str, group: Sequence[str] = group, pair: dict[str, Any] = pair, **more: Any) -> float:
-            pair[name] = lm.generate_batch(group, max_tokens=TOKENS, seed=1, **options, **more)
-            return _tokens_per_s(pair[name])
+        def tokens_per_s(way: str, group: Sequence[str], completed: dict[str, tuple[Completion, ...]]) -> float:
+            completed[way] = lm.generate_batch(group, max_tokens=TOKENS, seed=1, **options, **WAYS[way])
+            return _tokens_per_s(completed[way])
 
-        times = alternately(
-            repeats, lambda run=run: run("drafted"), lambda run=run: run("plain", drafts=0),
-            lambda run=run: run("alone", drafts=0, use_store=False),
-        )  # fmt: skip
-        for speeds, each in zip((drafted, plain, alone), times, strict=True):
-            speeds.append(statistics.median(each))
-        for found, expected in zip(pair["drafted"], pair["plain"], strict=True):
+        runs = alternately(repeats, *(partial(tokens_per_s, way, group, completed) for way in WAYS))
+        for way, run in zip(WAYS, runs, strict=True):
+            speeds[way].append(statistics.median(run))
+        for found, expected in zip(completed["drafts"], completed["none"], strict=True):
             identical += found.text == expected.text
             usage = found.finished.usage
             steps, tokens = steps + usage.steps, tokens + usage.generated_tokens
             for source in usage.drafts:
                 counts[source.source][0] += source.drafted
                 counts[source.source][1] += source.accepted
-    over_plain, over_alone = median_ratio(drafted, plain), median_ratio(drafted, alone)
+    over_none, least, most = median_ratio(speeds["drafts"], speeds["none"])
     return {
-        "drafts_over_none": over_plain[0],
-        "drafts_over_none_least": over_plain[1],
-        "drafts_over_none_most": over_plain[2],
-        "with_store_and_drafts_over_alone": over_alone[0],
-        "tokens_per_s": statistics.median(drafted),
+        "drafts_over_none": over_none,
+        "drafts_over_none_least": least,
+        "drafts_over_none_most": most,
+        "with_store_and_drafts_over_alone": median_ratio(speeds["drafts"], speeds["alone"])[0],
+        "tokens_per_s": statistics.median(speeds["drafts"]),
         "tokens_a_step": tokens / steps,
         "identical": identical / sum(map(len, groups)),
         "accepted": {

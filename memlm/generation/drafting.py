@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memlm.index.store.snapshot import Snapshot
+from memlm.retrieval.passages import Passage
 from memlm.retrieval.retriever import RetrievalResult, Retriever
 
 LONGEST_DRAFT = 16
@@ -123,10 +125,14 @@ class Drafter:
         self._index: RunIndex | None = None
         self._expected = ExpectedText(expected_ids) if expected_ids else None
         self._result: RetrievalResult | None = None
+        self._views: tuple[Snapshot, ...] = ()  # that the neighbors were found in
+        self._passage: Passage | None = None
+        self._since_passage = list[int]()
 
     def append(self, token_id: int, result: RetrievalResult | None) -> None:
         """Follows the text by its last token, which was sampled with these neighbors."""
-        self._result = result
+        self._result, self._views = result, () if self._retriever is None else self._retriever.views
+        self._since_passage.append(token_id)
         if self._index is not None:
             self._index.append(token_id)
         if self._expected is not None:
@@ -153,8 +159,14 @@ class Drafter:
         retriever = self._retriever
         if retriever is None:
             return
-        if self._result is not None:
+        if self._result is not None and self._views == retriever.views:  # no document was deleted meanwhile
             yield neighbors_draft(self._result, self._context_ids[-1], retriever, count)
+        passage = None if self._passage is None else retriever.follow(self._passage, self._since_passage)
+        self._passage = passage or retriever.passage_after(self._context_ids[-COMPARED:])
+        self._since_passage.clear()
+        if self._passage is not None:
+            length = min(self._passage.length, COMPARED)
+            yield Draft(self._passage.tokens(count), Source.DATASTORE, _closeness(length))
 
 
 def neighbors_draft(result: RetrievalResult, token_id: int, retriever: Retriever, count: int) -> Draft:

@@ -1,0 +1,29 @@
+"""What `memlm bench drafts` compares, on a store."""
+
+import pytest
+from reports import figures_of
+from typer.testing import CliRunner
+
+from memlm.bench import drafts as bench
+from memlm.cli.app import app
+
+pytestmark = pytest.mark.exhaustive
+
+
+def test_the_command_compares_texts_with_drafts_and_without(model_folder, store_folder, corpus_folder, monkeypatch):
+    sizes = {"PROMPT_CHARACTERS": 20, "TOKENS": 12, "COPIED_CHARACTERS": 20, "STARTED_CHARACTERS": 5}
+    for name, size in sizes.items():
+        monkeypatch.setattr(bench, name, size)
+    words = ["bench", "drafts", str(corpus_folder), "--model", str(model_folder), "--store", str(store_folder)]
+    settings = ["--prompts", "4", "--streams", "1", "--streams", "2", "--dtype", "int8", "--repeats", "1"]
+    shown = CliRunner().invoke(app, [*words, *settings])
+    assert shown.exit_code == 0, shown.output
+    assert "repeated, greedy" in shown.stdout
+    result = CliRunner().invoke(app, [*words, *settings, "--json"])
+    figures = figures_of(result.stdout)
+    assert [row["streams"] for row in figures["rows"]] == [1, 2] * 4
+    for row in figures["rows"]:
+        assert row["identical"] == 1
+        assert row["tokens_a_step"] >= 1
+        assert row["drafts_over_none"] > 0
+    assert any(row["accepted"] for row in figures["rows"])
