@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from memlm.api.generation import Completion, GenerationEvent, Token
+from memlm.base.cpu import threads
 from memlm.base.steps import Steps, run_steps
 from memlm.generation.draft_budget import DraftBudget, allot
 from memlm.generation.generation import Generation
@@ -332,14 +333,15 @@ class Batch:
         """Samples tokens for each sequence, and takes back the tokens of its draft that are not part of its text."""
         num_wrong: dict[RunningSequence, int] = {}
         each_NV = logprobs_RV.split([len(each.hidden_ND) for each in decoded])
-        for (sequence, hidden_ND, _), logprobs_NV, results_N in zip(decoded, each_NV, results, strict=True):
-            if sequence.failure is None:
-                try:
-                    sequence.tokens, num_read = sequence.generation.sample_run(logprobs_NV, results_N, sequence.since_s)
-                    num_wrong[sequence] = len(hidden_ND) - 1 - num_read
-                except Exception as error:
-                    sequence.failure = error
-            sequence.since_s = time.perf_counter()
+        with threads(1):  # a vocabulary is too little to wait for a second thread
+            for (sequence, hidden_ND, _), logprobs_NV, results_N in zip(decoded, each_NV, results, strict=True):
+                if sequence.failure is None:
+                    try:
+                        tokens, num_read = sequence.generation.sample_run(logprobs_NV, results_N, sequence.since_s)
+                        sequence.tokens, num_wrong[sequence] = tokens, len(hidden_ND) - 1 - num_read
+                    except Exception as error:
+                        sequence.failure = error
+                sequence.since_s = time.perf_counter()
         for sequence, state in self._apart.items():
             if num_wrong.get(sequence):
                 state.crop([state.length - num_wrong[sequence]])
