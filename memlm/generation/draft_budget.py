@@ -1,4 +1,4 @@
-"""How many tokens to draft: as many as make tokens come fastest, by what drafts and passes were measured to do.
+"""How many tokens to draft: those that make tokens come fastest, by the measured success of drafts and time of passes.
 
 `Survival` says how likely each drafted token is to be accepted, `PassCost` how long a pass over some rows takes, and
 `allot` divides the rows among the sequences of a pass.
@@ -22,7 +22,7 @@ FORGETTING = 0.97  # of the weight of earlier trials, at each one
 
 PRIOR_ROW_COST = 0.06  # of the first row's time, which a further row takes until it was measured
 NEW_SHARE, PULL = 0.2, 0.02
-LONGEST_SPIKE = 3.0  # times what was expected; a longer pass waited for something else
+LONGEST_SPIKE = 3.0  # times the expected time; a longer pass waited for something else
 
 
 @dataclass(slots=True)

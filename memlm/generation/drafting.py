@@ -1,8 +1,8 @@
 """Drafts: guesses of the next tokens that one pass of the model can check (speculative decoding, arXiv 2211.17192).
 
 A pass over a token and its draft costs little more than one over the token. Each position is sampled from the mixture
-as without drafts, and the next one counts only where the sample is the drafted token. So drafts change how fast a text
-comes, and never what it says.
+as without drafts, and the next one counts only where the sample is the drafted token. So drafts change the speed of a
+text, and never its words.
 
 The sources are cheap and need no second model. They copy the text's own past (prompt lookup), the caller's draft, the
 continuations of the neighbors that have the sampled token (REST, arXiv 2311.08252), and documents that hold the last
@@ -74,7 +74,7 @@ class RunIndex:
         return 0, 0
 
     def continuation(self, place: int, count: int) -> list[int]:
-        """The tokens from a place on. Behind the end of the text they repeat what they began with, as a loop does."""
+        """The tokens from a place on. Behind the end of the text they begin again, as a loop does."""
         found = self.token_ids[place : place + count]
         while 0 < len(found) < count:
             found += found[: count - len(found)]

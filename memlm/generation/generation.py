@@ -178,7 +178,7 @@ class Generation:
 
     def propose(self, room: int) -> tuple[list[float], bool]:
         """Sets the best draft of at most `room` tokens. Returns how likely each token is to be accepted along with all
-        before it, and whether all of them are to be read, whatever they cost.
+        before it, and whether all of them are to be read at any cost.
         """
         self.draft, chances = None, list[float]()
         longest = self._request.drafts or LONGEST_DRAFT

@@ -32,7 +32,7 @@ class Row:
 
 
 class _Use(NamedTuple):
-    """The attention that a row's places received from tokens from a position on, beside what they had before."""
+    """The attention that a row's places received from tokens from a position on, beside their earlier one."""
 
     row: int
     position: int

@@ -1,4 +1,4 @@
-"""Drafts change how fast a text comes, and never the text, whatever they say."""
+"""Drafts change the speed of a text, and never the text, be they right or wrong."""
 
 import itertools
 import random
