@@ -98,9 +98,8 @@ def _compared(
         "tokens_per_s": statistics.median(speeds["drafts"]),
         "tokens_a_step": tokens / steps,
         "identical": identical / sum(map(len, groups)),
-        "accepted": {
-            source: {"drafted": drafted, "accepted": accepted} for source, (drafted, accepted) in sorted(counts.items())
-        },
+        **{f"drafted_from_{source}": drafted for source, (drafted, _) in sorted(counts.items())},
+        **{f"accepted_from_{source}": accepted for source, (_, accepted) in sorted(counts.items())},
     }
 
 

@@ -211,6 +211,7 @@ def drafts(
     json: options.Json = False,
 ) -> None:
     """Tokens/s with drafts relative to without, by kind of prompt. TEXT is not in the datastore."""
+    from memlm.api.generation import DRAFT_SOURCES
     from memlm.bench.drafts import bench_drafts
     from memlm.data.corpus import Corpus
 
@@ -224,7 +225,11 @@ def drafts(
         return
     shown = table("prompts", "streams", "over none", "with memory over alone", "tokens a step", "accepted", "same text")
     for row in figures["rows"]:
-        sources = (f"{name} {each['accepted']}/{each['drafted']}" for name, each in row["accepted"].items())
+        sources = (
+            f"{name} {row[f'accepted_from_{name}']}/{row[f'drafted_from_{name}']}"
+            for name in DRAFT_SOURCES
+            if f"drafted_from_{name}" in row
+        )
         shown.add_row(
             row["prompts"], str(row["streams"]), f"{row['drafts_over_none']:.2f}",
             f"{row['with_store_and_drafts_over_alone']:.2f}", f"{row['tokens_a_step']:.2f}", ", ".join(sources),

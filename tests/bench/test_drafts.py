@@ -21,9 +21,9 @@ def test_the_command_compares_texts_with_drafts_and_without(model_folder, store_
     assert "greedy" in shown.stdout
     result = CliRunner().invoke(app, [*words, *settings, "--json"])
     figures = figures_of(result.stdout)
-    assert [row["streams"] for row in figures["rows"]] == [1, 2] * 4
-    for row in figures["rows"]:
-        assert row["identical"] == 1
-        assert row["tokens_a_step"] >= 1
-        assert row["drafts_over_none"] > 0
-    assert any(row["accepted"] for row in figures["rows"])
+    kinds = ("in domain, greedy", "in domain, sampled", "repeated, greedy", "no match")
+    for words in (f"[prompts={kind},streams={streams}]" for kind in kinds for streams in (1, 2)):
+        assert figures[f"identical{words}"] == 1
+        assert figures[f"tokens_a_step{words}"] >= 1
+        assert figures[f"drafts_over_none{words}"] > 0
+    assert any(name.startswith("accepted_from_") for name in figures)
