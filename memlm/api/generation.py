@@ -86,7 +86,13 @@ class FinishReason(StrEnum):
     TIME = "time"  # time_limit_s ran out
 
 
-DRAFT_SOURCES = ("request", "text", "neighbors", "datastore")  # of DraftUsage
+class DraftSource(StrEnum):
+    """The place that a draft was copied from."""
+
+    REQUEST = "request"  # the caller's draft
+    TEXT = "text"  # the prompt and the output
+    NEIGHBORS = "neighbors"  # the neighbors that have the sampled token
+    DATASTORE = "datastore"  # a document of a datastore that holds the last tokens
 
 
 @dataclass(frozen=True, slots=True)

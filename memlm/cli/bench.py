@@ -211,7 +211,7 @@ def drafts(
     json: options.Json = False,
 ) -> None:
     """Tokens/s with drafts relative to without, by kind of prompt. TEXT is not in the datastore."""
-    from memlm.api.generation import DRAFT_SOURCES
+    from memlm.api.generation import DraftSource
     from memlm.bench.drafts import bench_drafts
     from memlm.data.corpus import Corpus
 
@@ -227,7 +227,7 @@ def drafts(
     for row in figures["rows"]:
         sources = (
             f"{name} {row[f'accepted_from_{name}']}/{row[f'drafted_from_{name}']}"
-            for name in DRAFT_SOURCES
+            for name in DraftSource
             if f"drafted_from_{name}" in row
         )
         shown.add_row(

@@ -11,12 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from memlm.generation.drafting import Draft, Source
+from memlm.api.generation import DraftSource
+from memlm.generation.drafting import Draft
 from memlm.model import Decoder
 
 MOST_ROWS = 64  # drafted tokens of all sequences in one pass
 
-PRIOR_CHANCE = {Source.REQUEST: 0.7, Source.TEXT: 0.5, Source.NEIGHBORS: 0.25, Source.DATASTORE: 0.5}
+PRIOR_CHANCE = {
+    DraftSource.REQUEST: 0.7,
+    DraftSource.TEXT: 0.5,
+    DraftSource.NEIGHBORS: 0.25,
+    DraftSource.DATASTORE: 0.5,
+}
 PRIOR_TRIALS = 4.0  # how many trials a prior counts as
 FORGETTING = 0.97  # of the weight of earlier trials, at each one
 
@@ -43,7 +49,7 @@ class Survival:
 
     def __init__(self, prior: Survival | None = None) -> None:
         self._prior = prior
-        self._trials: dict[tuple[Source, int, bool], _Trials] = {}
+        self._trials: dict[tuple[DraftSource, int, bool], _Trials] = {}
 
     def chances(self, draft: Draft) -> list[float]:
         """How likely each token of a draft is to be accepted along with all before it."""

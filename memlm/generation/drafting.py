@@ -12,11 +12,11 @@ tokens of the text (SAM decoding, arXiv 2411.10666).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
 
+from memlm.api.generation import DraftSource
 from memlm.index.store.snapshot import Snapshot
 from memlm.retrieval.passages import Passage
 from memlm.retrieval.retriever import RetrievalResult, Retriever
@@ -27,22 +27,13 @@ COMPARED = 16  # tokens before a match that tell how alike two texts are
 INDEXED = 1 << 16  # the latest tokens of a text that are indexed, in some 40 ms
 
 
-class Source(StrEnum):
-    """Where a draft comes from."""
-
-    REQUEST = "request"  # the caller's draft
-    TEXT = "text"  # the prompt and the output
-    NEIGHBORS = "neighbors"  # the neighbors that have the sampled token
-    DATASTORE = "datastore"  # a document of a datastore that holds the last tokens
-
-
 class Draft(NamedTuple):
     """Tokens that may come next, with their source. `closeness` is a small number: drafts of a source with equal ones
     are about as good.
     """
 
     token_ids: Sequence[int]
-    source: Source
+    source: DraftSource
     closeness: int
 
 
@@ -112,7 +103,7 @@ class ExpectedText:
     def draft(self, count: int) -> Draft:
         """The next tokens, none behind the end."""
         ids = self._index.token_ids[self._place : self._place + count]
-        return Draft(ids, Source.REQUEST, _closeness(self._num_equal))
+        return Draft(ids, DraftSource.REQUEST, _closeness(self._num_equal))
 
 
 class Drafter:
@@ -153,7 +144,7 @@ class Drafter:
         place, num_equal = self._index.find(self._context_ids[-COMPARED:])
         if not num_equal:
             return None
-        return Draft(self._index.continuation(place, count), Source.TEXT, _closeness(num_equal))
+        return Draft(self._index.continuation(place, count), DraftSource.TEXT, _closeness(num_equal))
 
     def _from_memory(self, count: int) -> Iterator[Draft]:
         retriever = self._retriever
@@ -166,7 +157,7 @@ class Drafter:
         self._since_passage.clear()
         if self._passage is not None:
             length = min(self._passage.length, COMPARED)
-            yield Draft(self._passage.tokens(count), Source.DATASTORE, _closeness(length))
+            yield Draft(self._passage.tokens(count), DraftSource.DATASTORE, _closeness(length))
 
 
 def neighbors_draft(result: RetrievalResult, token_id: int, retriever: Retriever, count: int) -> Draft:
@@ -175,7 +166,7 @@ def neighbors_draft(result: RetrievalResult, token_id: int, retriever: Retriever
     """
     (columns,) = np.nonzero(result.neighbors.values_QK[0] == token_id)
     if not len(columns):
-        return Draft((), Source.NEIGHBORS, 0)
+        return Draft((), DraftSource.NEIGHBORS, 0)
     weights_E = np.exp(result.logweights_QK[0, columns].astype(np.float64))
     closeness = min(3, int(4 * weights_E.sum()))
     after_EC = retriever.tokens_after(result.neighbors.ids_QK[0, columns], result.stores_QK[0, columns], count)
@@ -189,7 +180,7 @@ def neighbors_draft(result: RetrievalResult, token_id: int, retriever: Retriever
             break
         chain.append(best)
         weights_E = np.where(after_E == best, weights_E, 0.0)
-    return Draft(chain, Source.NEIGHBORS, closeness)
+    return Draft(chain, DraftSource.NEIGHBORS, closeness)
 
 
 def _closeness(num_equal: int) -> int:

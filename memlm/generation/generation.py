@@ -18,13 +18,23 @@ from jaxtyping import Float
 from torch import Tensor
 
 from memlm.api.chat import ChatRequest
-from memlm.api.generation import Accepted, Alternative, DraftUsage, Finished, FinishReason, Neighbor, Token, Usage
+from memlm.api.generation import (
+    Accepted,
+    Alternative,
+    DraftSource,
+    DraftUsage,
+    Finished,
+    FinishReason,
+    Neighbor,
+    Token,
+    Usage,
+)
 from memlm.api.params import MAX_SEED, GenerateRequest, StreamRequest
 from memlm.base.steps import Steps
 from memlm.errors import InvalidInput
 from memlm.generation.detokenizer import Detokenizer
 from memlm.generation.draft_budget import DraftBudget, Survival
-from memlm.generation.drafting import LONGEST_DRAFT, Draft, Drafter, Source
+from memlm.generation.drafting import LONGEST_DRAFT, Draft, Drafter
 from memlm.generation.early_exit import EarlyExitDecoder, load_rule
 from memlm.generation.prompts import prompt_steps, too_long
 from memlm.generation.sampling import sample
@@ -112,7 +122,7 @@ class Generation:
             drafts_from = self.retriever if self.needs_retrieval else None
             self._drafter = Drafter(self._context_ids, expected_ids, drafts_from)
         self._survival = Survival(DraftBudget.of(checkpoint.decoder).survival)
-        self._draft_counts: dict[Source, tuple[int, int]] = {}
+        self._draft_counts: dict[DraftSource, tuple[int, int]] = {}
 
     @classmethod
     def start(

@@ -10,7 +10,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 
-from memlm.api.generation import DRAFT_SOURCES, Finished, Usage
+from memlm.api.generation import DraftSource, Finished, Usage
 from memlm.api.operations import JobState, OperationInfo
 from memlm.api.server import ModelInfo
 from memlm.base.version import __version__
@@ -124,7 +124,7 @@ class DraftMetrics:
         self._drafted, self._accepted = (
             Counter(name, about, ["source"], registry=registry) for name, about in (drafted, accepted)
         )
-        for source in DRAFT_SOURCES:  # so that each counter begins at 0
+        for source in DraftSource:  # so that each counter begins at 0
             self._drafted.labels(source)
             self._accepted.labels(source)
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running import alike
 
-from memlm.api.generation import Token
+from memlm.api.generation import DraftSource, Token
 from memlm.api.params import GenerateRequest
 from memlm.base.steps import run_steps
 from memlm.errors import InvalidInput
@@ -27,7 +27,6 @@ from memlm.generation.drafting import (
     Draft,
     ExpectedText,
     RunIndex,
-    Source,
     neighbors_draft,
 )
 from memlm.generation.generation import Generation
@@ -191,7 +190,7 @@ def test_an_expected_text_is_followed_through_changes():
             expected.append(token_id, context)
         return expected.draft(3)
 
-    assert expected.draft(2) == Draft([10, 11], Source.REQUEST, 0)
+    assert expected.draft(2) == Draft([10, 11], DraftSource.REQUEST, 0)
     assert say(10, 11).token_ids == [12, 13, 14]
     assert say(99).token_ids == [13, 14, 15]  # in place of 12
     assert say(13).closeness == 1
@@ -255,7 +254,7 @@ def test_rows_go_where_they_give_most_tokens_a_second(chances, times):
 def test_survival_counts_only_tokens_that_were_tried():
     everyone = Survival()
     own = Survival(everyone)
-    draft = Draft([1, 2, 3, 4], Source.TEXT, 2)
+    draft = Draft([1, 2, 3, 4], DraftSource.TEXT, 2)
     before = own.chances(draft)
     for _ in range(40):
         own.add(draft, 1)  # the first is always right, the second always wrong

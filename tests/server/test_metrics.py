@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from running import RunningServer, figures_at, free_port, wait_until
 
 import memlm
-from memlm.api.generation import DRAFT_SOURCES, DraftUsage, Finished, FinishReason, Usage
+from memlm.api.generation import DraftSource, DraftUsage, Finished, FinishReason, Usage
 from memlm.api.handles import TokenStream
 from memlm.client import Client
 from memlm.errors import InvalidInput
@@ -187,10 +187,10 @@ def test_drafts_are_counted_by_their_source() -> None:
 
     assert value("memlm_steps_total") == 8
     drafted, accepted = (f"memlm_spec_decode_num_{name}_tokens_total" for name in ("draft", "accepted"))
-    assert {source: value(drafted, source=source) for source in DRAFT_SOURCES} == {
+    assert {source: value(drafted, source=source) for source in DraftSource} == {
         "request": 4, "text": 16, "neighbors": 0, "datastore": 0,
     }  # fmt: skip
-    assert {source: value(accepted, source=source) for source in DRAFT_SOURCES} == {
+    assert {source: value(accepted, source=source) for source in DraftSource} == {
         "request": 0, "text": 10, "neighbors": 0, "datastore": 0,
     }  # fmt: skip
 
