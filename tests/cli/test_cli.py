@@ -298,6 +298,19 @@ def test_generate_prints_the_text_and_its_sources(capsys, model_folder, store_fo
     assert "doc-" in out
 
 
+def test_generate_drafts_from_a_text_and_reports_it(capsys, model_folder):
+    words = ["generate", "the memory", "--model", model_folder, "-t", "0", "-n", "12", "--json"]
+    plain = json.loads(memlm(capsys, *words, "--drafts", "off")[1])
+    usage = plain["finished"]["usage"]
+    assert (usage["steps"], usage["drafts"]) == (12, [])
+    drafted = json.loads(memlm(capsys, *words, "--drafts", "4", "--draft", plain["text"])[1])
+    usage = drafted["finished"]["usage"]
+    assert drafted["text"] == plain["text"]
+    assert usage["steps"] < usage["generated_tokens"] == 12
+    assert "request" in {each["source"] for each in usage["drafts"]}
+    assert sum(each["accepted"] for each in usage["drafts"]) > 0
+
+
 def test_trace_prints_each_span_with_its_documents(capsys, model_folder, store_folder, corpus_folder):
     document = corpus_folder / "doc-7.txt"
     passage = document.read_text(encoding="utf-8")[200:300]

@@ -176,6 +176,27 @@ def test_the_info_metric_names_version_model_dtype_and_device(model_folder: Path
         assert figures_at(port)[f"memlm_info{{{labels}}}"] == 1
 
 
+def test_the_drafts_of_calls_are_counted(model_folder: Path, tmp_path: Path) -> None:
+    port = free_port()
+    options = ("--threads", "1", "--metrics-port", str(port))
+    with (
+        RunningServer(tmp_path / "log", model_folder, options=options) as server,
+        Client(server.address) as client,
+    ):
+        plain = client.generate("the memory", temperature=0, max_tokens=12, drafts=0).result()
+        figures = figures_at(port)
+        assert figures["memlm_steps_total"] == plain.finished.usage.steps == 12
+        drafted = client.generate("the memory", temperature=0, max_tokens=12, drafts=4, draft=plain.text).result()
+        assert drafted.text == plain.text
+        usage, figures = drafted.finished.usage, figures_at(port)
+        assert figures["memlm_steps_total"] == 12 + usage.steps < 24
+        for each in usage.drafts:
+            label = f'{{source="{each.source}"}}'
+            assert figures[f"memlm_spec_decode_num_draft_tokens_total{label}"] == each.drafted > 0
+            assert figures[f"memlm_spec_decode_num_accepted_tokens_total{label}"] == each.accepted
+        assert sum(each.accepted for each in usage.drafts) > 0
+
+
 def test_drafts_are_counted_by_their_source() -> None:
     metrics = Metrics()
     usage = Usage(generated_tokens=9, steps=4, drafts=(DraftUsage("text", 8, 5), DraftUsage("request", 2, 0)))

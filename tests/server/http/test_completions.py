@@ -215,21 +215,35 @@ def test_usage_tells_what_came_of_drafts_in_the_words_of_openai_and_ours() -> No
     assert none == {**counts, "completion_tokens_details": dict.fromkeys(details, 0)}
 
 
-def test_an_answer_with_a_prediction_is_the_answer_without(ai: openai.OpenAI) -> None:
-    wanted = ai.completions.create(model="tiny", prompt=PROMPT, **GREEDY)
-    for text in (wanted.choices[0].text, "nothing of it"):
-        extra = {"prediction": {"type": "content", "content": text}}
-        answer = ai.completions.create(model="tiny", prompt=PROMPT, extra_body=extra, **GREEDY)
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED])
+def test_an_answer_with_a_prediction_is_the_answer_without_in_fewer_steps(ai: openai.OpenAI, options: dict) -> None:
+    wanted = ai.completions.create(model="tiny", prompt=PROMPT, extra_body={"drafts": 0}, **options)
+    assert "drafts" not in wanted.usage.model_extra
+    for text, is_right in ((wanted.choices[0].text, True), ("zebra " * 9, False)):
+        extra = {"prediction": {"type": "content", "content": text}, "drafts": 4}
+        answer = ai.completions.create(model="tiny", prompt=PROMPT, extra_body=extra, **options)
         assert answer.choices[0].text == wanted.choices[0].text
         assert answer.usage.completion_tokens == wanted.usage.completion_tokens
-        assert answer.usage.completion_tokens_details.accepted_prediction_tokens >= 0
-    said = ai.chat.completions.create(model="tiny", messages=TALK, **GREEDY).choices[0].message.content
-    prediction = {"type": "content", "content": said}
-    answer = ai.chat.completions.create(model="tiny", messages=TALK, prediction=prediction, **GREEDY)
+        details, drafts = answer.usage.completion_tokens_details, answer.usage.model_extra["drafts"]
+        of_request = next(each for each in drafts if each["source"] == "request")
+        assert details.accepted_prediction_tokens == of_request["accepted"]
+        assert details.rejected_prediction_tokens == of_request["drafted"] - of_request["accepted"]
+        if is_right:
+            assert details.accepted_prediction_tokens > 0
+            assert answer.usage.model_extra["steps"] < answer.usage.completion_tokens
+
+
+def test_a_chat_takes_a_prediction_too_whole_and_streamed(ai: openai.OpenAI) -> None:
+    options = {"model": "tiny", "messages": TALK, **GREEDY}
+    said = ai.chat.completions.create(**options, extra_body={"drafts": 0}).choices[0].message.content
+    options |= {"prediction": {"type": "content", "content": said}, "extra_body": {"drafts": 4}}
+    answer = ai.chat.completions.create(**options)
+    *events, last = ai.chat.completions.create(stream=True, stream_options={"include_usage": True}, **options)
     assert answer.choices[0].message.content == said
-    options = {"model": "tiny", "messages": TALK, "stream": True, **GREEDY}
-    *_, last = ai.chat.completions.create(prediction=prediction, stream_options={"include_usage": True}, **options)
-    assert last.usage.completion_tokens_details.rejected_prediction_tokens >= 0
+    assert "".join(choice.delta.content or "" for event in events for choice in event.choices) == said
+    for usage in (answer.usage, last.usage):
+        assert usage.completion_tokens_details.accepted_prediction_tokens > 0
+        assert usage.model_extra["steps"] < usage.completion_tokens
 
 
 def test_the_chosen_seed_and_the_defaults_are_told(ai: openai.OpenAI) -> None:

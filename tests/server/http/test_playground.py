@@ -116,6 +116,25 @@ def test_tokens_come_before_the_end(page: Page, narrow_web: RunningServer) -> No
     assert "stopped" in page.texts(".status")[0]
 
 
+def test_the_tokens_a_step_are_shown_unless_drafts_are_off(page: Page, web: RunningServer) -> None:
+    """Where the page leaves `drafts` open, the server may choose none, so the test sets 4 in place."""
+    page.open(web.http_url)
+    page.js("""
+        const send = window.fetch;
+        window.fetch = (path, options) => {
+          if (options.body) window.sent = JSON.parse(options.body);
+          return send(path, options.body ? {...options, body: JSON.stringify({drafts: 4, ...window.sent})} : options);
+        };
+    """)
+    page.complete()
+    assert page.js("return window.sent.drafts") is None
+    assert "tokens a step" in page.texts(".status")[0]
+    page.click("#drafts")
+    page.complete()
+    assert page.js("return window.sent.drafts") == 0
+    assert "tokens a step" not in page.texts(".status")[0]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_shades_are_monotone_in_lightness_and_legible(page: Page, web: RunningServer, scheme: str) -> None:
     page.resize(WIDE, scheme)
