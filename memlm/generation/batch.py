@@ -311,7 +311,7 @@ class Batch:
             generations = [(decoded[positions[row][0]].sequence.generation, positions[row][1]) for row in rows]
             try:
                 assert keys_RD is not None
-                max_logprobs_Q = logprobs_RV[rows].amax(dim=1).numpy() if retriever.needs_max_logprob else None
+                max_logprobs_Q = logprobs_RV.numpy()[rows].max(axis=1) if retriever.needs_max_logprob else None
                 policies = [generation.policy for generation, _ in generations]
                 result = retriever.search(keys_RD[rows], max_logprobs_Q, policies, [views[row] for row in rows])
                 texts = [generation.guarded_ids(place) for generation, place in generations]

@@ -40,6 +40,7 @@ from memlm.model.state import Allocate, DecoderState, check_room, zeros
 
 FEW_TOKENS = 4
 ONE_THREAD_BYTES = 64 << 20
+ONE_THREAD_NUMBERS = 1 << 20
 INTO_RESIDUAL = ("out.weight", "down.weight")
 
 
@@ -184,7 +185,11 @@ class Decoder(nn.Module):
 
     def logprobs(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
         """Returns log-probabilities of the next token, in float32."""
-        return torch.log_softmax(self.logits(hidden).float(), dim=-1)
+        logits = self.logits(hidden).float()
+        # torch's threads spin for a while after their work, and would take a core from the native step that follows.
+        alone = isinstance(self.head.packed, PanelWeight) and logits.numel() <= ONE_THREAD_NUMBERS
+        with threads(1) if alone else nullcontext():
+            return torch.log_softmax(logits, dim=-1)
 
     def _read(
         self,
