@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running import alike
 
-from memlm.api.generation import DraftSource, Token
+from memlm.api.generation import DraftSource, FinishReason, Token
 from memlm.api.params import GenerateRequest
 from memlm.base.steps import run_steps
 from memlm.errors import InvalidInput
@@ -123,7 +123,10 @@ def test_a_text_with_memory_is_the_same_with_drafts(model_folder, store_folder, 
 def test_sequences_that_draft_share_a_batch_with_others(kind):
     rng, batch = random.Random(1), Batch(kind, max_sequences=5)
     waiting = list(range(12))
-    options = [{"seed": number, "drafts": number % 4 * 3, "max_tokens": 5 + number} for number in waiting]
+    options = [
+        {"seed": number, "drafts": number % 4 * 3, "draft": "zebra crossing " * 9, "max_tokens": 5 + number}
+        for number in waiting
+    ]
     seen: dict[Any, list[Token]] = {}
     numbers: dict[Any, int] = {}
     while waiting or len(batch):
@@ -134,7 +137,8 @@ def test_sequences_that_draft_share_a_batch_with_others(kind):
             assert sequence.failure is None
             seen[sequence] += sequence.tokens
     for sequence, number in numbers.items():
-        assert alike(seen[sequence], complete(kind, **{**options[number], "drafts": 0}).tokens)
+        assert alike(seen[sequence], complete(kind, **{**options[number], "drafts": 0, "draft": ""}).tokens)
+    assert any(sequence.generation.usage.drafts for sequence in numbers)
 
 
 def test_a_session_goes_on_as_if_nothing_had_been_drafted(model_folder):
@@ -145,6 +149,21 @@ def test_a_session_goes_on_as_if_nothing_had_been_drafted(model_folder):
             parts += [session.generate(" and", max_tokens=6, seed=n, drafts=drafts).result() for n in range(2)]
             texts.append([part.tokens for part in parts])
     assert texts[0] == texts[1]
+
+
+def test_a_session_that_ends_within_a_draft_has_read_no_more_than_its_text(model_folder):
+    checkpoint = load_checkpoint(model_folder, dtype="int8")
+    options = {"max_tokens": 14, "seed": 1, "temperature": 0}
+    text = complete(checkpoint, drafts=0, **options).text
+    outcomes = []
+    for drafts in (0, 7):
+        with LanguageModel(checkpoint) as lm, lm.session() as session:
+            draft = {"drafts": drafts, "draft": text if drafts else "", "stop": text[len(text) // 2 :][:3]}
+            first = session.generate(PROMPT, **draft, **options).result()
+            assert first.finished.reason == FinishReason.STOP
+            second = session.generate(" and", drafts=0, max_tokens=5, seed=2).result()
+            outcomes.append((first.tokens, second.tokens, lm.get_session(session.name).num_tokens))
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.parametrize("field", [{"drafts": -1}, {"drafts": 1000}, {"drafts": 1.5}, {"draft": 3}])
