@@ -28,6 +28,7 @@ FORGETTING = 0.97  # of the weight of earlier trials, at each one
 
 PRIOR_ROW_COST = 0.06  # of the first row's time, which a further row takes until it was measured
 NEW_SHARE, PULL = 0.2, 0.02
+EACH_SIZE = 8
 LONGEST_SPIKE = 3.0  # times the expected time; a longer pass waited for something else
 
 
@@ -70,45 +71,47 @@ class Survival:
         return (trials.accepted + PRIOR_TRIALS * prior) / (trials.all + PRIOR_TRIALS)
 
 
+@dataclass(slots=True)
+class _Pass:
+    num_rows: float
+    seconds: float
+
+
 class PassCost:
     """The time of a pass by its number of rows, learned from the passes themselves.
 
-    What was measured for other numbers of rows is drawn a little towards the newest pass, so that a number that looked
-    slow once is tried again.
+    Passes of about as many rows count as one point, and times lie on straight lines between the points. The other
+    points are drawn a little towards the newest pass, so that a size that looked slow once is tried again.
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}  # by `_size_of` rows
+        self._points: dict[int, _Pass] = {}  # by `_size_of` rows
 
     def add(self, num_rows: int, seconds: float) -> None:
         """Records a pass."""
-        size, shape = _size_of(num_rows), _prior_shape(num_rows)
-        if self._seconds:
+        size = _size_of(num_rows)
+        if self._points:
             seconds = min(seconds, LONGEST_SPIKE * self.seconds(num_rows))
-        before = self._seconds.get(size, seconds)
-        self._seconds[size] = before + NEW_SHARE * (seconds - before)
-        for other, known in self._seconds.items():
-            if other != size:
-                likely = seconds * _prior_shape(_rows_of(other)) / shape
-                self._seconds[other] = known + PULL * (likely - known)
+        point = self._points.setdefault(size, _Pass(num_rows, seconds))
+        point.num_rows += NEW_SHARE * (num_rows - point.num_rows)
+        point.seconds += NEW_SHARE * (seconds - point.seconds)
+        for other in self._points.values():
+            if other is not point:
+                likely = seconds * _prior_shape(other.num_rows) / _prior_shape(num_rows)
+                other.seconds += PULL * (likely - other.seconds)
 
     def seconds(self, num_rows: int) -> float:
-        """The expected time of a pass. Between measured sizes it is a straight line. Before the first pass it has no
-        unit.
-        """
-        if not self._seconds:
-            return _prior_shape(num_rows)
-        size = _size_of(num_rows)
-        if (known := self._seconds.get(size)) is not None:
-            return known
-        below = max((other for other in self._seconds if other < size), default=None)
-        above = min((other for other in self._seconds if other > size), default=None)
+        """The expected time of a pass. Before the first pass it has no unit."""
+        points = sorted(self._points.values(), key=lambda point: point.num_rows)
+        below = next((point for point in reversed(points) if point.num_rows <= num_rows), None)
+        above = next((point for point in points if point.num_rows > num_rows), None)
         if below is not None and above is not None:
-            share = (num_rows - _rows_of(below)) / (_rows_of(above) - _rows_of(below))
-            return self._seconds[below] + share * (self._seconds[above] - self._seconds[below])
-        nearest = below if above is None else above
-        assert nearest is not None
-        return self._seconds[nearest] * _prior_shape(num_rows) / _prior_shape(_rows_of(nearest))
+            share = (num_rows - below.num_rows) / (above.num_rows - below.num_rows)
+            return below.seconds + share * (above.seconds - below.seconds)
+        nearest = below or above
+        if nearest is None:
+            return _prior_shape(num_rows)
+        return nearest.seconds * _prior_shape(num_rows) / _prior_shape(nearest.num_rows)
 
 
 class DraftBudget:
@@ -153,9 +156,5 @@ def _prior_shape(num_rows: float) -> float:
 
 
 def _size_of(num_rows: int) -> int:
-    """Numbers of rows that take about as long: every one up to 4, then two of each doubling."""
-    return round(2 * math.log2(num_rows))
-
-
-def _rows_of(size: int) -> float:
-    return 2 ** (size / 2)
+    """Numbers of rows that take about as long: each one up to 8, then four of each doubling."""
+    return num_rows if num_rows <= EACH_SIZE else EACH_SIZE + round(4 * math.log2(num_rows / EACH_SIZE))

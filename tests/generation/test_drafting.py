@@ -285,6 +285,16 @@ def test_survival_counts_only_tokens_that_were_tried():
     assert own.chances(draft._replace(closeness=1)) == pytest.approx(before)
 
 
+def test_each_further_row_has_its_price_however_many_there_are():
+    cost = PassCost()
+    for step in range(200):
+        num_rows = 16 + step % 8
+        cost.add(num_rows, 0.001 * num_rows)
+    prices = [cost.seconds(num_rows + 1) - cost.seconds(num_rows) for num_rows in range(16, 23)]
+    assert min(prices) > 0.0005
+    assert max(prices) < 0.002
+
+
 def test_the_time_of_a_pass_is_learned_and_one_that_waited_is_not_believed():
     cost = PassCost()
     for _ in range(30):
