@@ -213,8 +213,12 @@ class Batch:
         """Chooses the drafts of one pass. Returns the tokens that it reads of each sequence, and their numbers."""
         generations = [sequence.generation for sequence in sequences]
         chances, num_forced = list[list[float]](), list[int]()
-        for generation, room in zip(generations, state.draft_room_B(), strict=True):
-            expected, is_forced = generation.propose(room - 1)
+        for sequence, room in zip(sequences, state.draft_room_B(), strict=True):
+            expected, is_forced = list[float](), False
+            try:
+                expected, is_forced = sequence.generation.propose(room - 1)
+            except Exception as error:
+                sequence.failure = error
             chances.append([] if is_forced else expected)
             num_forced.append(len(expected) if is_forced else 0)
         if any(chances):

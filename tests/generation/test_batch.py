@@ -120,7 +120,8 @@ def test_one_stream_of_a_small_model_takes_one_thread(checkpoint):
     assert set(threads) == {1}
 
 
-def test_one_that_fails_harms_no_other(checkpoint, monkeypatch):
+@pytest.mark.parametrize("work", ["propose", "sample_run"])
+def test_one_that_fails_harms_no_other(checkpoint, monkeypatch, work):
     batch = Batch(checkpoint, max_sequences=4)
     good, bad = (add(batch, started(checkpoint, "the memory", seed)) for seed in (1, 2))
     batch.step()
@@ -129,7 +130,7 @@ def test_one_that_fails_harms_no_other(checkpoint, monkeypatch):
     def fail(*_: object) -> None:
         raise InternalError("broken")
 
-    monkeypatch.setattr(bad.generation, "sample_run", fail)
+    monkeypatch.setattr(bad.generation, work, fail)
     while len(batch):
         for sequence in batch.step():
             tokens_seen += sequence.tokens if sequence is good else ()
