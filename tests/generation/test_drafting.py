@@ -282,7 +282,9 @@ def test_survival_counts_only_tokens_that_were_tried():
     assert second < 0.1
     assert third < second
     assert Survival(everyone).chances(draft)[0] > 0.8  # a new sequence begins with the experience of others
-    assert own.chances(draft._replace(closeness=1)) == pytest.approx(before)
+    other = draft._replace(closeness=1)
+    assert own.chances(other) == pytest.approx(Survival().chances(other))
+    assert own.chances(other)[0] < before[0]  # fewer equal tokens before it
 
 
 def test_each_further_row_has_its_price_however_many_there_are():
