@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,14 +26,17 @@ from memlm.generation.drafting import (
     LONG_RUN,
     SHORT_RUN,
     Draft,
+    Drafter,
     ExpectedText,
     RunIndex,
     neighbors_draft,
 )
 from memlm.generation.generation import Generation
+from memlm.index.store.snapshot import Snapshot
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig
 from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from memlm.retrieval.retriever import RetrievalResult, Retriever
 
 PROMPT = "a model can be read, a model can"
 SAMPLINGS = {
@@ -219,39 +223,78 @@ def test_an_expected_text_is_followed_through_changes():
     assert say(5).token_ids == []
 
 
+def chain_slowly(result: RetrievalResult, token_id: int, snapshot: Snapshot, count: int) -> list[int]:
+    weights = np.exp(result.logweights_QK[0].astype(np.float64)).tolist()
+    alive = [n for n, value in enumerate(result.neighbors.values_QK[0].tolist()) if value == token_id]
+    following = {n: snapshot.tokens_after(result.neighbors.ids_QK[0, n : n + 1], count)[0].tolist() for n in alive}
+    chain: list[int] = []
+    for depth in range(count):
+        totals: dict[int, float] = {}
+        for n in alive:
+            totals[following[n][depth]] = totals.get(following[n][depth], 0.0) + weights[n]
+        best = max(totals, key=totals.__getitem__)
+        if best < 0:
+            break
+        chain.append(best)
+        alive = [n for n in alive if following[n][depth] == best]
+    return chain
+
+
 def test_a_chain_follows_the_heaviest_neighbors(lm):
     retriever = lm.engine.stores.retriever(lm_retrieval())
-    (store,) = retriever.stores
-    keys = store.snapshot.keys(store.snapshot.sample(6, 0))
-    checked = 0
+    snapshot, checked = retriever.stores[0].snapshot, 0
+    keys = snapshot.keys(snapshot.sample(6, 0))
     for row in range(len(keys)):
         result = retriever.search(keys[row : row + 1])
-        for token_id in set(result.neighbors.values_QK[0].tolist()):
-            draft = neighbors_draft(result, token_id, retriever, 4)
-            weights = np.exp(result.logweights_QK[0].astype(np.float64))
-            alive = [n for n, value in enumerate(result.neighbors.values_QK[0].tolist()) if value == token_id]
-            chain = []
-            for depth in range(4):
-                totals: dict[int, float] = {}
-                for n in alive:
-                    (after,) = store.snapshot.tokens_after(result.neighbors.ids_QK[0, n : n + 1], 4)
-                    totals[int(after[depth])] = totals.get(int(after[depth]), 0.0) + weights[n]
-                best = max(totals, key=totals.__getitem__)
-                if best < 0:
-                    break
-                chain.append(best)
-                alive = [
-                    n
-                    for n in alive
-                    if store.snapshot.tokens_after(result.neighbors.ids_QK[0, n : n + 1], 4)[0, depth] == best
-                ]
-            assert draft.token_ids == chain
-            checked += len(chain)
-    assert checked > 10
+        for token_id in set(result.neighbors.values_QK[0].tolist()) - {-1}:
+            draft = neighbors_draft(result, token_id, retriever, 8)
+            assert draft.token_ids == chain_slowly(result, token_id, snapshot, 8)
+            checked += len(draft.token_ids)
+    assert checked > 100
+
+
+def test_a_drafter_follows_the_text():
+    context = [7, 8, 9]
+    drafter = Drafter(context)
+    assert list(drafter.drafts(3)) == []
+    for token_id in (4, 5, 6, 7, 8, 9):
+        context.append(token_id)
+        drafter.append(token_id, None)
+    assert list(drafter.drafts(3)) == [Draft([4, 5, 6], DraftSource.TEXT, 2)]
+
+
+def test_a_drafter_follows_a_passage_and_forgets_deleted_documents(model_folder, store_folder, tmp_path, monkeypatch):
+    shutil.copytree(store_folder, tmp_path / "store")
+    searched, search = list[int](), Retriever.passage_after
+
+    def counted(self: Retriever, text: Sequence[int]) -> Any:
+        searched.append(len(text))
+        return search(self, text)
+
+    monkeypatch.setattr(Retriever, "passage_after", counted)
+    with LanguageModel(load_checkpoint(model_folder), [tmp_path / "store"]) as lm:
+        retriever = lm.engine.stores.retriever(lm_retrieval())
+        snapshot = retriever.stores[0].snapshot
+        document = snapshot.tokens("doc-7.txt").tolist()
+        result = retriever.search(snapshot.keys(snapshot.sample(1, 0)))
+        context = [document[20]]
+        drafter = Drafter(context, retriever=retriever)
+        for token_id in document[21:40]:
+            context.append(token_id)
+            drafter.append(token_id, result)
+            drafts = {draft.source: draft for draft in drafter.drafts(4)}
+        assert len(searched) < 10  # of 19: a passage that the text goes on with is not searched again
+        assert drafts[DraftSource.DATASTORE] == Draft(document[40:44], DraftSource.DATASTORE, 5)
+        token_id = int(result.neighbors.values_QK[0, 0])
+        context.append(token_id)
+        drafter.append(token_id, result)
+        assert DraftSource.NEIGHBORS in {draft.source for draft in drafter.drafts(4)}
+        lm.delete_documents([document.id for document in snapshot.documents()])
+        assert {draft.source for draft in drafter.drafts(4)} <= {DraftSource.TEXT}
 
 
 def lm_retrieval() -> Any:
-    return GenerateRequest.of("a", {"k": 12}).retrieval
+    return GenerateRequest.of("a", {"k": 200}).retrieval
 
 
 @given(
