@@ -16,7 +16,7 @@ from random_stores import IVF, Corpus, build, fill, spec
 
 from memlm.errors import Corrupt, MemlmError, NotFound
 from memlm.index.store.datastore import Datastore
-from memlm.index.store.manifest import JOURNAL
+from memlm.index.store.manifest import JOURNAL, SUFFIXES
 from memlm.index.store.writer import StoreWriter
 
 
@@ -155,7 +155,11 @@ def test_files_that_lost_their_unsynced_end_are_found_and_named(tmp_path):
         whole = file.read_bytes()
         for kept in (0, 1, len(whole) // 2, len(whole) - 2):
             file.write_bytes(whole[:kept])
-            assert file.name in trouble(path, queries_QD, sound) or file.name == "CURRENT"
+            found = trouble(path, queries_QD, sound)
+            if file.name == SUFFIXES:  # derived: a short one counts as missing, and no answer changes
+                assert not found
+            else:
+                assert file.name in found or file.name == "CURRENT"
         file.write_bytes(whole)
     assert answers(path, queries_QD) == sound
 
