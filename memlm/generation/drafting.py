@@ -24,7 +24,7 @@ from memlm.retrieval.retriever import RetrievalResult, Retriever
 LONGEST_DRAFT = 16
 LONG_RUN, SHORT_RUN = 5, 2  # a run of tokens is looked up by its last 5 tokens, or its last 2
 COMPARED = 16  # tokens before a match that tell how alike two texts are
-INDEXED = 1 << 16  # the latest tokens of a text that are indexed, in some 40 ms
+INDEXED = 1 << 16  # the latest tokens of a text, and the first of an expected one, that are indexed, in some 40 ms
 
 
 class Draft(NamedTuple):
@@ -114,7 +114,7 @@ class Drafter:
     ) -> None:
         self._context_ids, self._retriever = context_ids, retriever
         self._index: RunIndex | None = None
-        self._expected = ExpectedText(expected_ids) if expected_ids else None
+        self._expected = ExpectedText(expected_ids[:INDEXED]) if expected_ids else None
         self._result: RetrievalResult | None = None
         self._views: tuple[Snapshot, ...] = ()  # that the neighbors were found in
         self._passage: Passage | None = None

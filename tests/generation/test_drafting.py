@@ -19,6 +19,7 @@ from memlm.api.generation import DraftSource, FinishReason, Token
 from memlm.api.params import GenerateRequest
 from memlm.base.steps import run_steps
 from memlm.errors import InvalidInput
+from memlm.generation import drafting
 from memlm.generation.batch import Batch, complete_all
 from memlm.generation.draft_budget import PassCost, Survival, allot
 from memlm.generation.drafting import (
@@ -251,6 +252,12 @@ def test_a_chain_follows_the_heaviest_neighbors(lm):
             assert draft.token_ids == chain_slowly(result, token_id, snapshot, 8)
             checked += len(draft.token_ids)
     assert checked > 100
+
+
+def test_a_very_long_expected_text_is_cut(monkeypatch):
+    monkeypatch.setattr(drafting, "INDEXED", 5)
+    drafter = Drafter([1], range(100, 200))
+    assert [each.token_ids for each in drafter.drafts(9)] == [[100, 101, 102, 103, 104]]
 
 
 def test_a_drafter_follows_the_text():
