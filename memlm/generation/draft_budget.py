@@ -17,7 +17,7 @@ from memlm.model import Decoder
 
 MOST_ROWS = 64  # drafted tokens of all sequences in one pass
 
-# By closeness, as measured on Isabelle theories with smollm2.
+# By closeness. Those of the text are near a few measured prompts (Isabelle, smollm2), the others are guesses.
 PRIOR_CHANCE = {
     DraftSource.REQUEST: (0.5, 0.7, 0.8, 0.9, 0.9, 0.95),
     DraftSource.TEXT: (0.3, 0.4, 0.5, 0.7, 0.8, 0.95),
