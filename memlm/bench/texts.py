@@ -78,7 +78,7 @@ def time_per_token(generate: Callable[..., TokenStream], seed: int, **options: A
     """Milliseconds per token after the first one, over at least `TOKENS` tokens of one or more texts."""
     seconds, drawn = 0.0, 0
     while drawn < TOKENS:
-        with generate(PROMPT, max_tokens=TOKENS, seed=seed, **options) as stream:
+        with generate(PROMPT, max_tokens=TOKENS, seed=seed, drafts=0, **options) as stream:
             next(stream)
             begin = time.perf_counter()
             drawn += sum(1 for _ in stream)
