@@ -63,9 +63,10 @@ def bench_versus_llama_cpp(
         files = {"source": path} | {kind: convert(path, kind, folder / f"{kind}.gguf") for kind in ("Q8_0", "F16")}
         for number, (kind, file) in enumerate(files.items()):
             progress("compare", number, len(files), kind)
-            with _both(file, store) as (ours, theirs):
+            searched = store if file is path else None  # other types of weights give other keys
+            with _both(file, searched) as (ours, theirs):
                 figures |= _compared(kind, ours, theirs, repeats)
-                if store is not None:
+                if searched is not None:
                     figures |= _with_store(kind, ours, repeats)
             figures |= _first_tokens(kind, file, repeats)
         progress("compare", len(files), len(files))
