@@ -131,7 +131,7 @@ class LanguageModel:
         return complete_all(self.checkpoint, generations) if generations else ()
 
     def session(self, *, ttl_s: float | None = None) -> Session:
-        """Creates a session. Its text is read once: later requests continue from its context cache."""
+        """Creates a session. Its text is read once: later requests continue from its KV cache."""
         return Session(self, run_steps(self.engine.sessions.create(ttl_s=ttl_s)).name)
 
     def append_to_session(self, name: str, text: str = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:

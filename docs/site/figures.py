@@ -94,8 +94,8 @@ def knn_lm() -> Figure:
 
 
 def context_cache() -> Figure:
-    figure = Figure("context-cache", "Context cache and Transformer-XL memory along a text", 720, 220)
-    figure.text(20, 32, "context cache of one segment: attention reads its earlier tokens", "bold")
+    figure = Figure("kv-cache", "KV cache and Transformer-XL memory along a text", 720, 220)
+    figure.text(20, 32, "KV cache of one segment: attention reads its earlier tokens", "bold")
     for number in range(8):
         figure.box(20 + 34 * number, 44, 30, 26, kind="box" if number < 7 else "new")
     figure.text(304, 61, "the new token reads the 7 keys and values before it", "small")

@@ -221,7 +221,7 @@ class StreamRequest(Request[Any]):
     """What the requests for a stream of tokens have in common: sampling, retrieval and details of each token.
 
     `neighbors` and `top_logprobs` are how many of each a token reports. `early_exit` skips later layers by the rule of
-    `memlm calibrate`, and excludes a datastore. With a `session`, the prompt continues from its context cache. With
+    `memlm calibrate`, and excludes a datastore. With a `session`, the prompt continues from its KV cache. With
     `resume_s`, a generation survives a broken connection for that long, and the client resumes it by itself.
 
     `drafts` is the most tokens that one step drafts ahead: None chooses by measured cost, 0 drafts nothing. `draft` is

@@ -37,7 +37,7 @@ from memlm.cli.trace import client_trace
 app = typer.Typer(help="Call a running server.", no_args_is_help=True)
 app.add_typer(client_datastores.datastore, name="datastore")
 app.add_typer(client_datastores.operation, name="operation")
-session = typer.Typer(help="Server-side context caches that requests continue.", no_args_is_help=True)
+session = typer.Typer(help="Server-side KV caches that requests continue.", no_args_is_help=True)
 app.add_typer(session, name="session")
 SessionName = Annotated[str, typer.Argument(metavar="NAME", help="A session's name.")]
 

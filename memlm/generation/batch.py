@@ -44,7 +44,7 @@ PADDING_TOKENS = 16  # computing so many takes as long as reading the weights (d
 @dataclass(eq=False, slots=True)
 class RunningSequence:
     """A generation in the batch, with its tokens of the last step, or its failure. After the last step, `state` is the
-    context cache for its session, if it has one. `since_s` (perf_counter) is the end of its last step.
+    KV cache for its session, if it has one. `since_s` (perf_counter) is the end of its last step.
     """
 
     generation: Generation
@@ -61,7 +61,7 @@ class RunningSequence:
 
 @dataclass(slots=True)
 class _Prefill:
-    """A sequence before its first token: its context cache, and how much of the prompt is in it. One that is `apart`
+    """A sequence before its first token: its KV cache, and how much of the prompt is in it. One that is `apart`
     keeps this cache to its end.
     """
 
@@ -96,7 +96,7 @@ class Batch:
     """Up to `max_sequences` generations of one model, decoded together. A step reads at most `prefill_tokens` of
     prompts. Each generation has room for `capacity` tokens, by default for as many as the model reads.
 
-    Most sequences share the rows of a pool. A sequence is decoded apart, in a context cache of its own, if it is the
+    Most sequences share the rows of a pool. A sequence is decoded apart, in a KV cache of its own, if it is the
     only one, if its session's cache is large, or if it has a decoder of its own.
     """
 
@@ -123,7 +123,7 @@ class Batch:
         return len(self._prompts) + len(self._rows) + len(self._apart)
 
     def add(self, generation: Generation) -> Steps[RunningSequence]:
-        """Adds a generation from the next step on. A large context cache of its session is copied outside the loop.
+        """Adds a generation from the next step on. A large KV cache of its session is copied outside the loop.
 
         A very large one stays apart: copying it into a row and out again would delay all other sequences.
         """

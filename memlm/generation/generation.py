@@ -169,16 +169,16 @@ class Generation:
 
     @property
     def continues(self) -> bool:
-        """Whether its session has a context cache."""
+        """Whether its session has a KV cache."""
         return self._session.cache is not None
 
     @property
     def has_session(self) -> bool:
-        """Whether its context cache goes back to a session."""
+        """Whether its KV cache goes back to a session."""
         return self._lease is not None
 
     def initial_state(self, capacity: int) -> Steps[DecoderState]:
-        """Returns the context cache to start from, with room for `capacity` tokens. A session's large one is copied
+        """Returns the KV cache to start from, with room for `capacity` tokens. A session's large one is copied
         outside the loop.
         """
         if self._session.cache is None:
@@ -285,7 +285,7 @@ class Generation:
         return tokens, reason
 
     def commit_to_session(self, state: DecoderState) -> Steps[None]:
-        """After the last token, gives the session its new context cache, and writes it where sessions are kept. A large
+        """After the last token, gives the session its new KV cache, and writes it where sessions are kept. A large
         cache is trimmed to the tokens read, outside the loop.
         """
         if self._lease is None or self.finished is None:

@@ -27,7 +27,7 @@ SUFFIX = ".session"
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """The context cache (None: empty), the tokens that are not in it yet, and all tokens of the session's text.
+    """The KV cache (None: empty), the tokens that are not in it yet, and all tokens of the session's text.
 
     After a conversation, the text `ends_in_answer`, without the end of the assistant's turn.
     """
@@ -39,17 +39,17 @@ class SessionState:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of text, in the context cache or not."""
+        """Tokens of text, in the KV cache or not."""
         return len(self.context_ids)
 
     @property
     def num_read(self) -> int:
-        """Tokens in the context cache."""
+        """Tokens in the KV cache."""
         return 0 if self.cache is None else self.cache.length
 
     @property
     def num_bytes(self) -> int:
-        """RAM of the context cache, in bytes."""
+        """RAM of the KV cache, in bytes."""
         return 0 if self.cache is None else self.cache.num_bytes
 
 

@@ -1,4 +1,4 @@
-"""Sessions: context caches that later requests continue, each with a name, an owner and a time to live.
+"""Sessions: KV caches that later requests continue, each with a name, an owner and a time to live.
 
 A session holds all appended text and every token of its finished generations, without the model's end of text. A
 cancelled generation or append leaves it unchanged. One call at a time uses a session, and the next is refused. The

@@ -1,4 +1,4 @@
-"""How far the rows of a context cache have read, and the last pass over them, whose tokens can be taken back.
+"""How far the rows of a KV cache have read, and the last pass over them, whose tokens can be taken back.
 
 Keys and values behind a row's length are never read, so a shorter length takes them back. The use of compressible
 places is a sum. It is computed again without the tokens.

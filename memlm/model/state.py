@@ -1,4 +1,4 @@
-"""The context cache of the sequences in a batch.
+"""The KV cache of the sequences in a batch.
 
 Each layer has *local* places for the keys and values of the latest tokens. Before them are attention sinks or
 compressed memories. Memorizing layers also have a kNN cache of the document's past. Rows are independent of each other.
@@ -48,7 +48,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device, row_ax
 
 
 class DecoderState:
-    """The context cache of a batch: attention keys and values of the latest tokens, and the memories of the layers.
+    """The KV cache of a batch: attention keys and values of the latest tokens, and the memories of the layers.
 
     `capacity` is the number of tokens per row, for configs that do not bound it. In training, the inputs of the layers
     are kept too, so that the Transformer-XL memory is projected anew at every segment and the projections learn from

@@ -1,4 +1,4 @@
-"""The context caches of sequences that come and go, side by side in one state.
+"""The KV caches of sequences that come and go, side by side in one state.
 
 Rows are appended, and the last row fills a gap. Twice as many rows, or places in each, are reserved whenever they run
 out. All rows have the places of the longest, but a row takes RAM only for the places that it has written

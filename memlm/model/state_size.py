@@ -1,4 +1,4 @@
-"""How many places and bytes a row of the context cache takes."""
+"""How many places and bytes a row of the KV cache takes."""
 
 from __future__ import annotations
 

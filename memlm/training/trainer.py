@@ -1,4 +1,4 @@
-"""The training loop of a decoder, with its optimizers, its context caches and its checkpoints.
+"""The training loop of a decoder, with its optimizers, its KV caches and its checkpoints.
 
 Matrix products are in bfloat16 where the processor has instructions for it. A resumed run reaches the same losses as
 one that was not interrupted.
@@ -136,7 +136,7 @@ class Trainer:
     def save(self, work: Path) -> None:
         """Writes a checkpoint, under temporary names first.
 
-        The context caches of each process are in a file of their own, which counts once the checkpoint names its step.
+        The KV caches of each process are in a file of their own, which counts once the checkpoint names its step.
         """
         step = len(self.records)
         states = [None if state is None else state.save() for state in self.states]
@@ -178,7 +178,7 @@ class Trainer:
             ) from error
 
     def _loss(self, number: int, part: int) -> Tensor:
-        """Returns the loss of one batch. A model with memory continues with its rows' context caches."""
+        """Returns the loss of one batch. A model with memory continues with its rows' KV caches."""
         size = self.config.batch_size
         rows = self.group.shard(range(part * size, (part + 1) * size))
         batch = _on(self.data.at(number, rows), self.decoder.device)
