@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from memlm.api.generation import Completion, GenerationEvent, Token
 from memlm.base.cpu import threads
 from memlm.base.steps import Steps, run_steps
-from memlm.generation.draft_budget import DraftBudget, allot
+from memlm.generation.draft_budget import DraftBudget, PassCost, allot
 from memlm.generation.generation import Generation
 from memlm.index.store.snapshot import Snapshot
 from memlm.model import DecoderState, decoding_threads
@@ -168,7 +168,7 @@ class Batch:
                 with decoding_threads(self._decoder, num_rows + len(prefilled)):
                     logprobs_RV, results = self._search([*decoded, *prefilled])
                 if num_passes == 1 and not prefilled:
-                    self._budget.cost.add(num_rows, time.perf_counter() - begin_s)
+                    self._cost(each.sequence for each in decoded).add(num_rows, time.perf_counter() - begin_s)
                 self._sample([*decoded, *prefilled], logprobs_RV, results)
             self._join()
         sequences = [each.sequence for each in (*decoded, *prefilled)]
@@ -222,12 +222,17 @@ class Batch:
             chances.append([] if is_forced else expected)
             num_forced.append(len(expected) if is_forced else 0)
         if any(chances):
-            seconds = self._budget.cost.seconds
+            seconds = self._cost(sequences).seconds
             lengths = allot(chances, lambda num_rows: seconds(num_rows + sum(num_forced)))
             for generation, length, forced in zip(generations, lengths, num_forced, strict=True):
                 generation.shorten_draft(forced or length)
         ids = [generation.ids_to_read for generation in generations]
         return ids, list(map(len, ids))
+
+    def _cost(self, sequences: Iterable[RunningSequence]) -> PassCost:
+        """The times of passes that search all datastores of these sequences."""
+        stores = (store for sequence in sequences for store in sequence.generation.stores)
+        return self._budget.experience(stores).cost
 
     def _prefill(self) -> list[_Decoded]:
         """Reads a piece of the prompts, the oldest first. After its last piece a sequence gets its first token."""

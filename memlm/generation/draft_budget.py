@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary, ref
 
 from memlm.api.generation import DraftSource
 from memlm.generation.drafting import Draft
 from memlm.model import Decoder
+from memlm.retrieval.store import ModelStore
 
 MOST_ROWS = 64  # drafted tokens of all sequences in one pass
 
@@ -31,6 +32,8 @@ PRIOR_ROW_COST = 0.06  # of the first row's time, which a further row takes unti
 NEW_SHARE, PULL = 0.2, 0.02
 EACH_SIZE = 8
 LONGEST_SPIKE = 3.0  # times the expected time; a longer pass waited for something else
+
+MOST_SETS = 256  # of datastores with an experience, of some kilobytes each
 
 
 @dataclass(slots=True)
@@ -119,16 +122,40 @@ class PassCost:
         return nearest.seconds * _prior_shape(num_rows) / _prior_shape(nearest.num_rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """What the sequences that search the same datastores have learned about drafts."""
+
+    survival: Survival = field(default_factory=Survival)
+    cost: PassCost = field(default_factory=PassCost)
+
+
 class DraftBudget:
-    """What all sequences of a decoder have learned about drafts."""
+    """What all sequences of a decoder have learned about drafts, apart for each set of datastores that they search.
+
+    The datastores of a text decide which of its drafts are right, also of those from the text itself, and the searches
+    of a pass are part of its time. If the sequences of all sets shared an experience, the times of an answer would tell
+    its caller about datastores that this caller may not read.
+    """
 
     def __init__(self) -> None:
-        self.survival, self.cost = Survival(), PassCost()
+        self._experiences: dict[frozenset[ref[ModelStore]], Experience] = {}  # the last used last
 
     @classmethod
     def of(cls, decoder: Decoder) -> DraftBudget:
         """Returns the one of a decoder, which lives as long as the decoder."""
         return _BUDGETS.setdefault(decoder, cls())
+
+    def experience(self, stores: Iterable[ModelStore]) -> Experience:
+        """Returns that of the sequences that search these datastores and no others. It is forgotten with a store, and
+        where MOST_SETS others were used since.
+        """
+        key = frozenset(map(ref, stores))  # no later store equals one that is gone
+        experience = self._experiences.pop(key, None) or Experience()
+        self._experiences[key] = experience
+        if len(self._experiences) > MOST_SETS:
+            del self._experiences[next(iter(self._experiences))]
+        return experience
 
 
 _BUDGETS: WeakKeyDictionary[Decoder, DraftBudget] = WeakKeyDictionary()

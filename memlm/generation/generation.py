@@ -46,6 +46,7 @@ from memlm.retrieval.interpolation import knn_logprobs, mix
 from memlm.retrieval.loop_guard import WINDOW
 from memlm.retrieval.policy import RetrievalPolicy
 from memlm.retrieval.retriever import RetrievalResult, Retriever
+from memlm.retrieval.store import ModelStore
 
 
 class Generation:
@@ -121,7 +122,7 @@ class Generation:
         if wants_drafts and self.own_decoder is None and not self.policy.is_sequential:
             drafts_from = self.retriever if self.needs_retrieval else None
             self._drafter = Drafter(self._context_ids, expected_ids, drafts_from)
-        self._survival = Survival(DraftBudget.of(checkpoint.decoder).survival)
+        self._survival = Survival(DraftBudget.of(checkpoint.decoder).experience(self.stores).survival)
         self._draft_counts: dict[DraftSource, tuple[int, int]] = {}
 
     @classmethod
@@ -166,6 +167,11 @@ class Generation:
     def needs_retrieval(self) -> bool:
         """Whether neighbors can change the distribution, or are part of the answer."""
         return self.retriever is not None and (self.retriever.changes_output or bool(self._request.neighbors))
+
+    @property
+    def stores(self) -> tuple[ModelStore, ...]:
+        """The datastores that the text and its drafts depend on."""
+        return () if self.retriever is None else self.retriever.stores
 
     @property
     def continues(self) -> bool:
