@@ -55,6 +55,7 @@ FAMILIES = {
             ("F16_4_over_llama_cpp", "4 streams, F16", "ratio"),
             ("F16_16_over_llama_cpp", "16 streams, F16", "ratio"),
             ("F16_prompt_over_llama_cpp", "prompt of 512 tokens, F16", "ratio"),
+            ("source_1_with_store_over_without", "1 stream with a datastore over without, Q4_1", "ratio"),
             ("F16_first_token_over_llama_cpp", "time from the file to the first token, F16", "ratio"),
             ("Q8_0_1_tokens_per_s", "1 stream, Q8_0", "tokens/s"),
             ("Q8_0_16_tokens_per_s", "16 streams, Q8_0", "tokens/s"),
