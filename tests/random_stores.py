@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from memlm.index.factory import NO_INDEX
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import KnnDefaults, StoreSpec
 from memlm.index.store.writer import StoreWriter
@@ -14,7 +15,8 @@ DEFAULTS = KnnDefaults(k=8, lam=0.25, temperature=1.0, tuned_on=None)
 
 
 def spec(index: str = "auto", **changes) -> StoreSpec:
-    return StoreSpec(**{"dim": DIM, "model_fingerprint": "m", "tokenizer_fingerprint": "t", "context": 8, "stride": 4,
+    dim = 0 if index == NO_INDEX else DIM
+    return StoreSpec(**{"dim": dim, "model_fingerprint": "m", "tokenizer_fingerprint": "t", "context": 8, "stride": 4,
                         "index": index, **changes})  # fmt: skip
 
 
@@ -47,7 +49,7 @@ def fill(writer: StoreWriter, corpus: Corpus, *, stop_after: int | None = None) 
         if writer.is_resumed(len(values_N)):
             writer.verify_resumed(values_N)
         else:
-            writer.append(keys_ND, values_N)
+            writer.append(None if writer.spec.drafts_only else keys_ND, values_N)
             writer.checkpoint()
 
 

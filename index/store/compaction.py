@@ -110,7 +110,8 @@ def _copy(segment: Segment, writer: StoreWriter, done: int, total: int, progress
                 writer.verify_resumed(values_N)
             else:
                 pruned_N = None if segment.pruned_N is None else np.array(segment.pruned_N[begin:end])
-                writer.append(segment.stored_keys()[begin:end], values_N, pruned_N)
+                keys_ND = None if writer.spec.drafts_only else segment.stored_keys()[begin:end]
+                writer.append(keys_ND, values_N, pruned_N)
                 if done // CHECKPOINT_ROWS < (done + end - begin) // CHECKPOINT_ROWS:
                     writer.checkpoint()
             done += end - begin

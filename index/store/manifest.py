@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from memlm.base.files import checksum_of, read_signed, remove, sign, write_atomic
 from memlm.errors import Corrupt, Incompatible, Locked, MemlmError, NotFound
+from memlm.index.factory import NO_INDEX
 from memlm.index.store.lock import StoreLock
 
 FORMAT_VERSION = 2  # 1 had no id of the store
@@ -44,10 +45,10 @@ class StoreSpec:
     `context` and `stride` count tokens. The model reads `start_id` before each document, and before a prompt that is
     continued with the store; None stands for the tokenizer's own.
 
-    `index` is "auto" or a Faiss factory string. `target` is the share of the softmax mass that an index should find,
-    `max_ram_bytes` the bytes that searching it may want in RAM. Without `keep_keys`, the keys are deleted once the
-    index is built and measured. With `prune`, entries whose token the model alone gives that probability or more are
-    left out of the index.
+    `index` is "auto", a Faiss factory string, or "none" for a store without keys, whose `dim` is 0. `target` is the
+    share of the softmax mass that an index should find, `max_ram_bytes` the bytes that searching it may want in RAM.
+    Without `keep_keys`, the keys are deleted once the index is built and measured. With `prune`, entries whose token
+    the model alone gives that probability or more are left out of the index.
     """
 
     dim: int
@@ -63,6 +64,11 @@ class StoreSpec:
     prune: float | None = None
     start_id: int | None = None
     model: str | None = None  # a name to show, which need not be the same
+
+    @property
+    def drafts_only(self) -> bool:
+        """Whether the store has no keys: its texts give drafts, and are never searched for neighbors."""
+        return self.index == NO_INDEX
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from memlm.base.files import checksum
 from memlm.errors import Corrupt, Incompatible
 from memlm.index.arrays import RowSubset
 from memlm.index.exact import FlatIndex, exact_neighbors
-from memlm.index.factory import FLAT
 from memlm.index.ivf import Ivf, is_lossless, open_index
 from memlm.index.neighbors import Neighbors, RawSearch, deeper, search_filtered
 from memlm.index.store.documents import DocumentTable
@@ -56,7 +55,7 @@ class Segment:
             self.pruned_N = np.load(self._folder / PRUNED, mmap_mode="r")
         self.documents = DocumentTable(self._folder / DOCUMENTS)
         self._index: Ivf | None = None
-        if record.index != FLAT:
+        if INDEX in record.files:
             self._index = Ivf(open_index(self._folder / INDEX, self.num_indexed, dim), record.index, self.keys_ND)
         self.deleted_mask: Bool[np.ndarray, " docs"] = np.zeros(record.documents, bool)
         if record.deleted:
@@ -109,7 +108,7 @@ class Segment:
 
     @property
     def has_keys(self) -> bool:
-        """Whether its keys were kept."""
+        """Whether its keys are there."""
         return self.keys_ND is not None
 
     @property
@@ -197,7 +196,7 @@ class Segment:
         return self._live(some, queries_QD, k, self._is_live)
 
     def stored_keys(self) -> Float16[np.ndarray, "N D"]:
-        """The keys. Raises Incompatible where they were not kept."""
+        """The keys. Raises Incompatible where there are none."""
         if self.keys_ND is None:
             raise Incompatible(
                 f"{self._folder} was built without keeping its keys, which this needs; build the store anew with them"
@@ -239,7 +238,7 @@ class Segment:
         """The segment as it is with some documents deleted too. It shares all but the mask of deleted documents."""
         if not (documents & ~self.deleted_mask).any():
             return self
-        if self._index is None:
+        if self._index is None and self.has_keys:
             self._resident  # noqa: B018 - made once, for all that share it
         view = copy(self)
         vars(view).pop("num_live_entries", None)

@@ -18,11 +18,11 @@ from memlm.base.files import checksum, remove, sync_file, sync_folder
 from memlm.base.progress import Progress
 from memlm.errors import InvalidInput
 from memlm.index.arrays import GrowingArray, RowSubset
-from memlm.index.factory import FLAT, with_lists_for
+from memlm.index.factory import FLAT, NO_INDEX, with_lists_for
 from memlm.index.ivf import Ivf, open_index, resolve_index, train_ivf
 from memlm.index.ivf_writer import write_ivf
 from memlm.index.selection import IndexTrial, TrialQueries, select_index
-from memlm.index.store.manifest import FileRecord, SegmentRecord, StoreSpec
+from memlm.index.store.manifest import SUFFIXES, FileRecord, SegmentRecord, StoreSpec
 from memlm.index.store.segment import DOCUMENTS, INDEX, KEYS, PRUNED, STARTS, VALUES
 from memlm.index.store.suffixes import write_suffixes
 
@@ -39,14 +39,18 @@ def finish_segment(
     """Completes a folder with synced keys, values, pruned marks and a written document table. `starts` has the first
     row of each document, and the number of all rows. Returns the segment's record, and a temperature of the keys' scale
     if the segment `is_first` in its store.
+
+    A store for drafts only has no keys and no index. There the order of passages is one of the recorded files.
     """
     sync_file(folder / DOCUMENTS)
     with closing(GrowingArray(folder / STARTS, "<i8", None)) as array:
         array.append(starts)
         array.sync()
-    index_fields, scale = _build_index(folder, spec, starts, is_first=is_first, progress=progress)
-    names = [KEYS, VALUES, STARTS, DOCUMENTS]
-    names += [INDEX] * (index_fields["index"] != FLAT) + [PRUNED] * (spec.prune is not None)
+    index_fields: dict[str, Any] = {"index": NO_INDEX, "nprobe": 0}
+    scale, names = 1.0, [VALUES, STARTS, DOCUMENTS]
+    if not spec.drafts_only:
+        index_fields, scale = _build_index(folder, spec, starts, is_first=is_first, progress=progress)
+        names += [KEYS] + [INDEX] * (index_fields["index"] != FLAT) + [PRUNED] * (spec.prune is not None)
     for file in list(folder.iterdir()):
         if file.name not in names:
             remove(file)
@@ -58,6 +62,8 @@ def finish_segment(
             files[name] = FileRecord((folder / name).stat().st_size, found)
             progress("check files", done, len(names))
     write_suffixes(folder, files[VALUES], starts, progress)
+    if spec.drafts_only:  # nothing but this order gives drafts, so a copy has it, and a damaged one is found
+        files[SUFFIXES] = FileRecord((folder / SUFFIXES).stat().st_size, checksum(folder / SUFFIXES))
     return SegmentRecord(number, int(starts[-1]), len(starts) - 1, files=files, **index_fields), scale
 
 

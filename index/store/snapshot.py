@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
-from memlm.errors import Corrupt, InvalidInput, NotFound, check_range
+from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound, check_range
 from memlm.index.exact import exact_distances
-from memlm.index.factory import FLAT
+from memlm.index.factory import FLAT, NO_INDEX
 from memlm.index.ivf import nlist_of
 from memlm.index.neighbors import Neighbors, merge_nearest
 from memlm.index.store.documents import DocumentRow
@@ -79,8 +79,13 @@ class Snapshot:
 
     @property
     def dim(self) -> int:
-        """Width of a key."""
+        """Width of a key. 0 in a store without keys."""
         return self.manifest.spec.dim
+
+    @property
+    def drafts_only(self) -> bool:
+        """Whether the store has no keys by design, and gives drafts only."""
+        return self.manifest.spec.drafts_only
 
     @property
     def defaults(self) -> KnnDefaults:
@@ -109,8 +114,11 @@ class Snapshot:
 
     @property
     def index_kind(self) -> str:
-        """The Faiss factory strings of the segments, each once. Flat for a store without segments."""
-        return " + ".join(dict.fromkeys(segment.record.index for segment in self.segments)) or FLAT
+        """The Faiss factory strings of the segments, each once. Flat for a store without segments, none for one without
+        keys.
+        """
+        kinds = " + ".join(dict.fromkeys(segment.record.index for segment in self.segments))
+        return kinds or (NO_INDEX if self.drafts_only else FLAT)
 
     @property
     def nlist(self) -> int:
@@ -119,9 +127,11 @@ class Snapshot:
 
     @property
     def distances(self) -> str:
-        """The precision of distances: "exact" (float16 keys), "re-ranked" (found by codes, ranked by float16 keys), or
-        "approximate" (codes alone).
+        """The precision of distances: "exact" (float16 keys), "re-ranked" (found by codes, ranked by float16 keys),
+        "approximate" (codes alone), or "none" (no keys).
         """
+        if self.drafts_only:
+            return "none"
         kinds = {segment.distances for segment in self.segments}
         return next((kind for kind in ("approximate", "re-ranked") if kind in kinds), "exact")
 
@@ -186,8 +196,16 @@ class Snapshot:
 
     @property
     def has_keys(self) -> bool:
-        """Whether the keys were kept."""
-        return all(segment.has_keys for segment in self.segments)
+        """Whether the keys are there: they were kept, and the store is not for drafts only."""
+        return not self.drafts_only and all(segment.has_keys for segment in self.segments)
+
+    def check_searchable(self, name: str = "") -> None:
+        """Raises Incompatible for a store without keys, under its name, or else its path."""
+        if self.drafts_only:
+            raise Incompatible(
+                f"the datastore {name or str(self.path)!r} gives drafts only: it was built without keys (index none),"
+                " and this needs some; use another datastore, or build one with an index"
+            )
 
     def successors(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
         """The next entries in their documents. The last entry of a document has none."""
@@ -312,7 +330,10 @@ class Snapshot:
         return lost
 
     def keys(self, ids: Int64[np.ndarray, " N"]) -> Float32[np.ndarray, "N D"]:
-        """The stored keys of entries. Raises NotFound, with the id, for an entry of another store."""
+        """The stored keys of entries. Raises NotFound, with the id, for an entry of another store, and Incompatible for
+        a store without keys.
+        """
+        self.check_searchable()
         keys_ND = np.empty((len(ids), self.dim), np.float32)
         for segment, mask in self._group_by_segment(ids, every=True):
             keys_ND[mask] = segment.stored_keys()[ids[mask] - segment.base_id]
@@ -363,7 +384,8 @@ class Snapshot:
         return NotFound(f"no entry {entry_id} in {self.path}", kind="entry", name=str(entry_id))
 
     def rounded(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Float32[np.ndarray, "Q D"]:
-        """Rounds queries to float16, as the keys were."""
+        """Rounds queries to float16, as the keys were. Raises Incompatible for a store without keys."""
+        self.check_searchable()
         check_range("k", k, least=1)
         if queries_QD.ndim != 2 or queries_QD.shape[1] != self.dim:
             raise InvalidInput(f"queries of shape {queries_QD.shape}; expected (Q, {self.dim})", field="queries")

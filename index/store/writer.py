@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Float16, Int64
 
 from memlm.base.files import make_folder, move, remove, storage, sync_folder, write_atomic
 from memlm.base.progress import Progress, silent
@@ -74,7 +74,9 @@ class StoreWriter:
         with storage(path):
             make_folder(self._work)
         rows = self.num_resumed_entries
-        self._keys = held.enter_context(closing(GrowingArray(self._work / KEYS, "<f2", spec.dim, rows=rows)))
+        self._keys: GrowingArray | None = None
+        if not spec.drafts_only:
+            self._keys = held.enter_context(closing(GrowingArray(self._work / KEYS, "<f2", spec.dim, rows=rows)))
         self._values = held.enter_context(closing(GrowingArray(self._work / VALUES, "<u4", None, rows=rows)))
         self._pruned: GrowingArray | None = None
         if spec.prune is not None:
@@ -178,23 +180,18 @@ class StoreWriter:
 
     def append(
         self,
-        keys_ND: Float[np.ndarray, "N D"],
+        keys_ND: Float[np.ndarray, "N D"] | None,
         values_N: Int64[np.ndarray, " N"],
         pruned_N: Bool[np.ndarray, " N"] | None = None,
     ) -> None:
         """Appends entries to the current document. Searches never find the pruned ones. Keys are rounded to float16.
-        Raises InvalidInput for keys that float16 cannot hold.
+        None stands for the keys of a store for drafts only. Raises InvalidInput for keys that float16 cannot hold.
         """
         self._check(keys_ND, values_N)
         if (pruned_N is None) != (self._pruned is None):
             raise InvalidInput("pruned_N goes with a store that is pruned (prune), and only with one", field="pruned_N")
-        with np.errstate(over="ignore"):
-            stored_ND = np.ascontiguousarray(keys_ND, "<f2")
-        if not np.isfinite(stored_ND).all():
-            raise InvalidInput(
-                "a key is not finite in float16; the model's states are too large to be stored", field="keys"
-            )
-        self._keys.append(stored_ND)
+        if self._keys and keys_ND is not None:
+            self._keys.append(_rounded(keys_ND))
         self._values.append(values_N)
         if self._pruned and pruned_N is not None:
             self._pruned.append(pruned_N)
@@ -203,12 +200,13 @@ class StoreWriter:
     def checkpoint(self) -> None:
         """Syncs the appended entries, so that they survive a kill. Raises Locked if the folder was replaced."""
         self._lock.check()
-        self._keys.sync()
+        if self._keys:
+            self._keys.sync()
         self._values.sync()
         if self._pruned:
             self._pruned.sync()
         sync_folder(self._work)
-        write_atomic(self.path / JOURNAL, Journal(self._task, self._number, self._keys.rows, self.spec).encode())
+        write_atomic(self.path / JOURNAL, Journal(self._task, self._number, self._values.rows, self.spec).encode())
 
     def commit(self, progress: Progress = silent, *, defaults: KnnDefaults | None = None) -> Datastore:
         """Builds the index and commits the segment. Returns the store, open.
@@ -217,7 +215,7 @@ class StoreWriter:
         keeps its defaults, and all commits of other processes since the start. Raises InvalidInput if there is no
         entry, and Incompatible if a resumed corpus ended early.
         """
-        if not self._entries or self._entries < self._keys.rows:
+        if not self._entries or self._entries < self._values.rows:
             raise self._nothing_to_commit()
         self.checkpoint()
         starts = np.array([*self._starts, self._entries])
@@ -294,9 +292,12 @@ class StoreWriter:
             move(moved, self._work)
         if not self._work.exists():
             return 0
-        for name, row_bytes in ((KEYS, 2 * self.spec.dim), (VALUES, 4), (PRUNED, 1)):
-            if name == PRUNED and self.spec.prune is None:
-                continue
+        row_bytes_of = {VALUES: 4}
+        if not self.spec.drafts_only:
+            row_bytes_of[KEYS] = 2 * self.spec.dim
+        if self.spec.prune is not None:
+            row_bytes_of[PRUNED] = 1
+        for name, row_bytes in row_bytes_of.items():
             size, expected = (self._work / name).stat().st_size, HEADER_BYTES + left.entries * row_bytes
             if left.entries and size < expected:
                 raise Corrupt(
@@ -324,7 +325,8 @@ class StoreWriter:
     ) -> Manifest:
         """The manifest that follows that of `now`. `scale` is the temperature of a new store's untuned defaults."""
         if self.base is None or now is None:
-            untuned = KnnDefaults(k=UNTUNED_K, lam=UNTUNED_LAM, temperature=scale, tuned_on=None)
+            k, lam = (0, 0.0) if self.spec.drafts_only else (UNTUNED_K, UNTUNED_LAM)
+            untuned = KnnDefaults(k=k, lam=lam, temperature=scale, tuned_on=None)
             return Manifest(1, self.spec, (record,), defaults or untuned)
         number = now.manifest.number + 1
         if self._task == ADD:
@@ -337,12 +339,14 @@ class StoreWriter:
             segments = write_tombstones(self.path, [merged], copies, number)
         return now.manifest.next(segments=segments, quality=None)
 
-    def _check(self, keys_ND: np.ndarray, values_N: np.ndarray) -> None:
+    def _check(self, keys_ND: np.ndarray | None, values_N: np.ndarray) -> None:
         if not self._starts:
             raise InvalidInput("an entry before the first document; call begin_document first", field="values")
-        if self._entries != self._keys.rows:
+        if self._entries != self._values.rows:
             raise InvalidInput("entries were left out of a resumed build; replay them first", field="values")
-        if keys_ND.shape != (len(values_N), self.spec.dim):
+        if (keys_ND is None) != self.spec.drafts_only:
+            raise InvalidInput("keys_ND goes with every store but one for drafts only", field="keys_ND")
+        if keys_ND is not None and keys_ND.shape != (len(values_N), self.spec.dim):
             raise InvalidInput(
                 f"keys of shape {keys_ND.shape}; expected ({len(values_N)}, {self.spec.dim}), one row a value",
                 field="keys",
@@ -351,12 +355,22 @@ class StoreWriter:
             raise InvalidInput(f"a value is outside 0 to {(1 << VALUE_BITS) - 1}", field="values")
 
     def _nothing_to_commit(self) -> Exception:
-        if not self._entries and not self._keys.rows:
+        if not self._entries and not self._values.rows:
             return InvalidInput("there is no entry to commit; the corpus has no token", field="corpus")
         return Incompatible(
             f"the corpus ended before the entries that the interrupted build left in {self.path};"
             f" give the same corpus, or remove {self._work} to start anew"
         )
+
+
+def _rounded(keys_ND: Float[np.ndarray, "N D"]) -> Float16[np.ndarray, "N D"]:
+    with np.errstate(over="ignore"):
+        stored_ND = np.ascontiguousarray(keys_ND, "<f2")
+    if not np.isfinite(stored_ND).all():
+        raise InvalidInput(
+            "a key is not finite in float16; the model's states are too large to be stored", field="keys"
+        )
+    return stored_ND
 
 
 def next_segment(manifest: Manifest) -> int:

@@ -229,7 +229,10 @@ class BuildDatastoreRequest(Request[OperationInfo]):
         default=False, metadata=option("Also read hidden files, environments, and files that .gitignore excludes.")
     )
     index: str | None = field(
-        default=None, metadata=option("Index type.", default="auto", metavar="auto|FACTORY", panel=INDEX)
+        default=None,
+        metadata=option(
+            "Index type, or none: no keys, for drafts only.", default="auto", metavar="auto|none|FACTORY", panel=INDEX
+        ),
     )
     target: float | None = field(
         default=None, metadata=option("Share of the softmax mass to find.", "--share", default="0.95", panel=INDEX)

@@ -43,7 +43,12 @@ def build(
     corpus: options.Corpora,
     model: options.Model,
     out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="STORE", help="The datastore's new folder.")],
-    index: Annotated[str, typer.Option(metavar="auto|FACTORY", help="auto, or a Faiss factory string.")] = "auto",
+    index: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|none|FACTORY", help="auto, a Faiss factory string, or none: no keys, for drafts only."
+        ),
+    ] = "auto",
     target: Annotated[
         float | None,
         typer.Option(help="Share of the softmax mass to find (default: 0.95; with --max-ram 0.99)."),

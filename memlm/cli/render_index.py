@@ -15,6 +15,7 @@ from memlm.api.generation import Neighbor
 from memlm.base.phrases import phrase_places, words_of
 from memlm.base.printable import one_line
 from memlm.cli.console import cell, emit_json, err, jsonable, out, print_table, table
+from memlm.index.factory import NO_INDEX
 
 SHOWN_FILES = 100
 
@@ -100,7 +101,9 @@ def print_build(report: Any, *, json: bool) -> None:
     )
     if report.resumed_entries:
         out.print(f"{report.resumed_entries:,} of them were there from the interrupted build")
-    if report.check == "none":
+    if report.index == NO_INDEX:
+        out.print("it has no keys: it gives drafts only, and nothing searches it")
+    elif report.check == "none":
         done = "checked or tuned" if report.untuned else "checked"
         out.print(
             one_line(f"nothing was {done} (--check none); memlm index verify {report.path} --model MODEL does it"),
@@ -308,16 +311,24 @@ def info_lines(snapshot: Any) -> list[tuple[str, str]]:
             "" if defaults.gain is None else f", {defaults.gain:.4f} ± {defaults.gain_error or 0:.4f} nats a token less"
         )
         tuned = f"on {defaults.tuned_on}{gain}"
-    return [
-        ("content", f"{snapshot.num_entries:,} entries of {snapshot.num_documents:,} documents{pruned}{deleted}"),
-        ("on disk", f"{file_size(snapshot.bytes_on_disk)} in {segments}"),
-        ("changed", f"{committed:%Y-%m-%d %H:%M}, manifest {manifest.number}, id {manifest.store_id or 'none'}"),
+    about_keys = [
         ("model", f"{spec.model or 'unnamed'}, keys of {snapshot.dim} numbers, fingerprint {spec.model_fingerprint}"),
         ("windows", f"{spec.context:,} tokens, a new one every {spec.stride:,}"),
         ("index", f"{snapshot.index_kind}, {snapshot.distances} distances"),
         ("quality", _quality(manifest.quality)),
         ("defaults", settings),
         ("tuned", tuned),
+    ]
+    if snapshot.drafts_only:
+        about_keys = [
+            ("tokenizer", f"that of {spec.model or 'unnamed'}, fingerprint {spec.tokenizer_fingerprint}"),
+            ("index", "none: it has no keys, and gives drafts only"),
+        ]
+    return [
+        ("content", f"{snapshot.num_entries:,} entries of {snapshot.num_documents:,} documents{pruned}{deleted}"),
+        ("on disk", f"{file_size(snapshot.bytes_on_disk)} in {segments}"),
+        ("changed", f"{committed:%Y-%m-%d %H:%M}, manifest {manifest.number}, id {manifest.store_id or 'none'}"),
+        *about_keys,
     ]
 
 

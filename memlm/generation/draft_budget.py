@@ -124,14 +124,14 @@ class PassCost:
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """What the sequences that search the same datastores have learned about drafts."""
+    """What the sequences that use the same datastores have learned about drafts."""
 
     survival: Survival = field(default_factory=Survival)
     cost: PassCost = field(default_factory=PassCost)
 
 
 class DraftBudget:
-    """What all sequences of a decoder have learned about drafts, apart for each set of datastores that they search.
+    """What all sequences of a decoder have learned about drafts, apart for each set of datastores that they use.
 
     The datastores of a text decide which of its drafts are right, also of those from the text itself, and the searches
     of a pass are part of its time. If the sequences of all sets shared an experience, the times of an answer would tell
@@ -147,7 +147,7 @@ class DraftBudget:
         return _BUDGETS.setdefault(decoder, cls())
 
     def experience(self, stores: Iterable[ModelStore]) -> Experience:
-        """Returns that of the sequences that search these datastores and no others. It is forgotten with a store, and
+        """Returns that of the sequences that use these datastores and no others. It is forgotten with a store, and
         where MOST_SETS others were used since.
         """
         key = frozenset(map(ref, stores))  # no later store equals one that is gone

@@ -98,19 +98,23 @@ class Engine:
     def score(self, request: ScoreRequest) -> Steps[Score]:
         """Scores a text, a few windows a step. Raises InvalidInput for an empty one."""
         retriever = yield from self._retriever(request.retrieval)
-        return (yield from score_text(self.checkpoint, request, retriever))
+        searches = retriever is not None and retriever.stores
+        return (yield from score_text(self.checkpoint, request, retriever if searches else None))
 
     def search(self, request: SearchRequest) -> Steps[tuple[Neighbor, ...]]:
         """Finds places in datastores. A long text is read in several steps, and words are indexed in several.
 
-        Raises InvalidInput if no datastore is loaded.
+        Raises InvalidInput if no datastore is loaded, and Incompatible for one without keys, unless words are searched.
         """
         if request.by is SearchBy.WORDS:
             return (yield from self._search_words(request))
-        if request.store is None and not len(self.stores):
+        stores = self.stores.model_stores([] if request.store is None else [request.store])
+        if not stores:
             raise InvalidInput(NO_STORE, field="store")
+        if all(store.snapshot.drafts_only for store in stores):
+            stores[0].snapshot.check_searchable(stores[0].name)
         retriever = self.stores.retriever(RetrievalParams(store=request.store, k=request.k, nprobe=request.nprobe))
-        assert retriever is not None  # there is a datastore
+        assert retriever is not None  # there is a datastore with keys
         key_1D = yield from key_after(self.checkpoint, request.text, retriever.window_size.window)
         if not request.only:
             return retriever.describe(retriever.search(key_1D), request.k)

@@ -108,7 +108,7 @@ class Generation:
         self.accepted = Accepted(
             request_id=request_id or secrets.token_hex(8),
             seed=seed,
-            store=retriever.name if retriever else None,
+            store=retriever.name or None if retriever else None,
             k=retriever.k if retriever else 0,
             lam=retriever.lam if retriever else 0.0,
             knn_temperature=retriever.temperature if retriever else 0.0,
@@ -120,7 +120,8 @@ class Generation:
         # By default, drafts come only where they change not even the last bits of a probability.
         wants_drafts = self._decoder.reads_alike if request.drafts is None else request.drafts > 0
         if wants_drafts and self.own_decoder is None and not self.policy.is_sequential:
-            drafts_from = self.retriever if self.needs_retrieval else None
+            gives_drafts = self.needs_retrieval or (retriever is not None and retriever.draft_stores)
+            drafts_from = self.retriever if gives_drafts else None
             self._drafter = Drafter(self._context_ids, expected_ids, drafts_from)
         self._survival = Survival(DraftBudget.of(checkpoint.decoder).experience(self.stores).survival)
         self._draft_counts: dict[DraftSource, tuple[int, int]] = {}
@@ -166,12 +167,15 @@ class Generation:
     @property
     def needs_retrieval(self) -> bool:
         """Whether neighbors can change the distribution, or are part of the answer."""
-        return self.retriever is not None and (self.retriever.changes_output or bool(self._request.neighbors))
+        retriever = self.retriever
+        return retriever is not None and (
+            retriever.changes_output or bool(retriever.stores and self._request.neighbors)
+        )
 
     @property
     def stores(self) -> tuple[ModelStore, ...]:
         """The datastores that the text and its drafts depend on."""
-        return () if self.retriever is None else self.retriever.stores
+        return () if self.retriever is None else self.retriever.all_stores
 
     @property
     def continues(self) -> bool:

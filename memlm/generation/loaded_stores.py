@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -244,15 +244,18 @@ class LoadedStores:
         return PendingRefresh((*switches, partial(self._recovered, store)))
 
     def retriever(self, params: RetrievalParams) -> Retriever | None:
-        """Returns the retriever of a request, or None if it uses no datastore or none is loaded.
+        """Returns the retriever of a request, or None if it searches no datastore.
 
         Raises as `model_stores`, and NotFound for a name in `exclude_documents` that stands for no document.
         """
         retriever = self.shared_retriever(params)
-        return None if retriever is None else retriever.excluding(params.exclude_documents)
+        if retriever is None or not retriever.stores:
+            return None
+        return retriever.excluding(params.exclude_documents)
 
     def shared_retriever(self, params: RetrievalParams) -> Retriever | None:
-        """Returns the retriever of a request that excludes no documents yet.
+        """Returns the retriever of a request that excludes no documents yet, or None if it uses no datastore or none is
+        loaded. One with datastores for drafts only searches nothing.
 
         Requests with the same settings get the same object while one of them runs, so that a batch searches for all of
         them at once.
@@ -262,6 +265,8 @@ class LoadedStores:
             check_unused(params)
             return None
         retriever = Retriever.of(self.model_stores(names), params)
+        if not retriever.stores:
+            check_unused(replace(params, exclude_documents=()))
         return self._retrievers.setdefault(retriever.settings, retriever)
 
     def close(self) -> None:
@@ -352,7 +357,7 @@ def check_unused(params: RetrievalParams) -> None:
     for name in ("k", "lam", "knn_temperature", "nprobe", "min_pointers", "spalm", "exclude_documents"):
         if getattr(params, name) not in (None, False, ()):
             raise InvalidInput(
-                f"{name} is set, but no datastore is searched; give a datastore, or leave it out", field=name
+                f"{name} is set, but no datastore is searched; give one with keys, or leave it out", field=name
             )
 
 

@@ -20,7 +20,8 @@ from memlm.api.datastores import CHECKS
 from memlm.base.progress import LOADING, Progress, silent
 from memlm.data.corpus import Corpus, Document, corpus_of
 from memlm.data.windows import Window, WindowSize, blocks_of
-from memlm.errors import check_choice, check_range
+from memlm.errors import InvalidInput, check_choice, check_range
+from memlm.index.factory import NO_INDEX
 from memlm.index.ivf import resolve_index
 from memlm.index.selection import codes_within
 from memlm.index.store.compaction import CompactionResult, compact
@@ -37,6 +38,7 @@ from memlm.retrieval.encoder import Encoder, document_windows, window_size
 from memlm.retrieval.store import ModelStore
 
 CHECKPOINT_WINDOWS, CHECKPOINT_TOKENS = 128, 32_768  # of a block, at most
+UNREAD_WINDOWS = 2048  # of a block that no model reads: a disk takes longer to sync fewer than they take to be written
 TOKENIZED_DOCUMENTS, TOKENIZED_CHARACTERS = 64, 1 << 18
 TARGET, TARGET_IN_MEMORY = 0.95, 0.99
 
@@ -94,8 +96,9 @@ def build_index(
 ) -> BuildReport:
     """Builds a datastore with one entry per token of the corpus, or resumes an interrupted build of it.
 
-    `index` is "auto" or a Faiss factory string. `target` is the share of the softmax mass that the index should find,
-    by default 0.95: beyond it searches cost more and nats hardly change. With `max_ram_bytes`, the RAM for searching in
+    `index` is "auto", a Faiss factory string, or "none": a store for drafts only, without keys, which is built without
+    the model and which nothing searches. `target` is the share of the softmax mass that the index should find, by
+    default 0.95: beyond it searches cost more and nats hardly change. With `max_ram_bytes`, the RAM for searching in
     bytes, "auto" takes the smallest codes that find the target, by default 0.99. Without `keep_keys`, keys are removed
     once the index is built, which saves half the disk or more, and rules out re-ranking, exact search and compaction.
 
@@ -105,15 +108,21 @@ def build_index(
 
     `check` is "quick", "full" or "none" (see `memlm.indexing.checks`). Unless it is "none", the store is tuned on its
     own documents, each of which is left out of the search for its neighbors. `dtype` is the data type of a model that
-    is given by its path. Raises AlreadyExists if `out` holds a store, StorageFull if the disk will not hold it.
+    is given by its path. Raises AlreadyExists if `out` holds a store, StorageFull if the disk will not hold it, and
+    InvalidInput for an option of keys beside an index of "none".
     """
     checkpoint, corpus = _loaded(model, dtype, device, progress), corpus_of(corpus)
     check_prune(prune)
     check_choice("check", check, CHECKS)
     check_range("target", target, above=0, most=1)
+    if index == NO_INDEX:
+        _check_no_keys(
+            target=target, max_ram_bytes=max_ram_bytes, keep_keys=None if keep_keys else False, prune=prune,
+            window=window, stride=stride,
+        )  # fmt: skip
     size = window_size(checkpoint.decoder, window, stride)
     spec = StoreSpec(
-        dim=checkpoint.decoder.config.dim,
+        dim=0 if index == NO_INDEX else checkpoint.decoder.config.dim,
         model_fingerprint=checkpoint.fingerprint,
         tokenizer_fingerprint=checkpoint.tokenizer.fingerprint,
         start_id=checkpoint.tokenizer.start_id,
@@ -215,6 +224,17 @@ def finish_build(
         return datastore.manifest.number > begun
 
 
+def _check_no_keys(**options: object) -> None:
+    """Raises InvalidInput for an option that has no effect in a store without keys."""
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidInput(
+                f"{name} is {value!r}, and a store with the index 'none' has no keys; leave {name} out, or give another"
+                " index",
+                field=name,
+            )
+
+
 def _loaded(model: str | Path | Checkpoint, dtype: str, device: str, progress: Progress) -> Checkpoint:
     if isinstance(model, Checkpoint):
         return model
@@ -279,9 +299,10 @@ def _fill(
     begin_s, resumed = time.perf_counter(), writer.num_resumed_entries
     reading = _Reading(corpus.num_bytes, progress)
     # The encoder reads ahead in its own copy of the blocks.
-    blocks, ahead = itertools.tee(blocks_of(_windows(checkpoint, corpus, spec), windows_at_once(spec.context)))
+    at_once = UNREAD_WINDOWS if spec.drafts_only else windows_at_once(spec.context)
+    blocks, ahead = itertools.tee(blocks_of(_windows(checkpoint, corpus, spec), at_once))
     encoder = Encoder(checkpoint.decoder)
-    with closing(_encode(encoder, ahead, resumed, spec.prune, reading.on_window)) as encoded_blocks:
+    with closing(_encode(encoder, ahead, resumed, spec, reading.on_window)) as encoded_blocks:
         for block in blocks:
             reading.begin(block)
             encoded = next(encoded_blocks)
@@ -355,10 +376,12 @@ def _encode(
     encoder: Encoder,
     blocks: Iterator[list[_CorpusWindow]],
     num_resumed_entries: int,
-    prune: float | None,
+    spec: StoreSpec,
     on_window: Callable[[int], None],
 ) -> Generator[list[EncodedWindow] | list[None], None, None]:
-    """Encodes block by block. Yields None for each window that an interrupted build has written."""
+    """Encodes block by block, unless there are no keys. Yields None for each window that an interrupted build has
+    written.
+    """
     entries = 0
     for block in blocks:
         entries += sum(len(each.window.targets_N) for each in block)
@@ -368,8 +391,10 @@ def _encode(
         encoder.skip([each.window for each in block])
         yield [None] * len(block)
     windows = ([each.window for each in block] for block in blocks)
-    if prune is None:
+    if spec.drafts_only:
+        yield from ([EncodedWindow(None)] * len(block) for block in windows)
+    elif spec.prune is None:
         for keys in encoder.keys_of_blocks(windows, on_window):
             yield [EncodedWindow(keys_ND) for keys_ND in keys]
     else:
-        yield from encode_and_prune(encoder, windows, prune, on_window)
+        yield from encode_and_prune(encoder, windows, spec.prune, on_window)

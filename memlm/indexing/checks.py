@@ -71,8 +71,10 @@ def run_checks(
     progress: Progress,
 ) -> Checked:
     """Checks a store, or its `newest` segment, after work of `worked_s` seconds, and commits the quality of its index.
-    Tunes a store that was never tuned on its own documents.
+    Tunes a store that was never tuned on its own documents. Of a store for drafts only there is nothing to check.
     """
+    if datastore.snapshot.drafts_only:
+        return Checked()
     if check == "none" or not datastore.snapshot.num_entries:
         return Checked(untuned=_why_untuned(datastore, check))
     store, seed = ModelStore(datastore, checkpoint), datastore.manifest.spec.seed

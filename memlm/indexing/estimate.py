@@ -14,7 +14,7 @@ import torch
 from memlm.data.corpus import Corpus
 from memlm.data.windows import Window, WindowSize, blocks_of
 from memlm.errors import InvalidInput, StorageFull
-from memlm.index.factory import FLAT, Factory
+from memlm.index.factory import FLAT, NO_INDEX, Factory
 from memlm.index.ivf import POINTS_FOR_CODES, POINTS_PER_LIST, code_bytes, is_lossless, nlist_of, resolve_index
 from memlm.index.ivf_writer import GROUP_ROWS, beside_bytes
 from memlm.index.threads import faiss_threads
@@ -62,8 +62,8 @@ def estimate_build(
     size: WindowSize | None = None,
     measure: bool = True,
 ) -> Estimate:
-    """Reads some documents, measures for at most two seconds, and extrapolates to the whole corpus. Raises InvalidInput
-    if there is no text.
+    """Reads some documents, measures for at most two seconds, and extrapolates to the whole corpus. The speed of a
+    build without keys is not measured. Raises InvalidInput if there is no text.
     """
     texts, read = [], 0
     for document in replace(corpus, on_problem=lambda problem: None):  # the build itself reports problems
@@ -76,20 +76,22 @@ def estimate_build(
     if not sampled:
         raise InvalidInput("there is no token to store; the corpus has no text", field="corpus")
     entries = round(sampled * max(1.0, corpus.num_bytes / max(1, read)))
-    dim = checkpoint.decoder.config.dim
+    has_keys = index != NO_INDEX
+    dim = checkpoint.decoder.config.dim if has_keys else 0
     factory = resolve_index(index, entries, dim)
-    if factory != FLAT:
+    has_lists = factory not in (FLAT, NO_INDEX)
+    if has_lists:
         Factory.parse(factory).check_lists(entries)
     documents = round(len(texts) * entries / sampled)
-    code = 0 if factory == FLAT else code_bytes(factory, dim) + ID_BYTES
-    beside = 0 if factory == FLAT else beside_bytes(factory, dim)
-    lists = 0 if factory == FLAT else nlist_of(factory)
+    code = code_bytes(factory, dim) + ID_BYTES if has_lists else 0
+    beside = beside_bytes(factory, dim) if has_lists else 0
+    lists = nlist_of(factory)
     entry = 2 * dim + VALUE_BYTES + PLACE_BYTES + code + beside
     disk = entries * entry + documents * DOCUMENT_BYTES + 4 * dim * lists
     trained = min(entries, max(lists * POINTS_PER_LIST, 0 if is_lossless(factory) else POINTS_FOR_CODES))
     working = 4 * dim * trained + min(entries, GROUP_ROWS) * (6 * dim + code)
     place = next(folder for folder in (Path(out), *Path(out).absolute().parents) if folder.is_dir())
-    pace = _tokens_per_s(checkpoint, tokens, size or window_size(checkpoint.decoder)) if measure else None
+    pace = _tokens_per_s(checkpoint, tokens, size or window_size(checkpoint.decoder)) if measure and has_keys else None
     return Estimate(
         documents_read=len(texts),
         entries=entries,

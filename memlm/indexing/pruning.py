@@ -21,9 +21,9 @@ PART_WINDOWS = 16  # encoded between two reports of progress
 
 
 class EncodedWindow(NamedTuple):
-    """The keys of a window's new positions, and a mask of those that are pruned, if any are to be."""
+    """The keys of a window's new positions, and a mask of those that are pruned. Each is None if there is none."""
 
-    keys_ND: Float[np.ndarray, "N D"]
+    keys_ND: Float[np.ndarray, "N D"] | None
     pruned_N: Bool[np.ndarray, " N"] | None = None
 
 

@@ -83,6 +83,7 @@ def train_spalm(
     """
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     with ModelStore.open(store, checkpoint).datastore as datastore:
+        datastore.snapshot.check_searchable()
         retriever = Retriever.of([ModelStore(datastore, checkpoint)], RetrievalParams(k=k))
         evidence = _gather(checkpoint, retriever, texts, max_tokens, progress)
     count = len(evidence.targets_N)

@@ -93,11 +93,13 @@ def tune(
     Reads at most `max_tokens` tokens, and pieces of the store's documents. Keeps an adaptive λ if it costs these tokens
     at most half a percent over the model alone, and 3 % over one λ. With `skip_loss`, keeps a threshold above which
     nothing is searched, and with `pointer_loss` a number of pointers that replace a search, if each costs at most so
-    many nats per token. Raises InvalidInput for texts without a token and for a store without entries.
+    many nats per token. Raises InvalidInput for texts without a token and for a store without entries, and
+    Incompatible for one without keys.
     """
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     with Datastore.open(store) as datastore:
         model_store = ModelStore(datastore, checkpoint)
+        datastore.snapshot.check_searchable()
         if not datastore.snapshot.num_entries:
             raise InvalidInput(
                 f"every document of {store} is deleted, so there is nothing to tune; add documents first", field="store"

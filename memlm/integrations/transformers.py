@@ -39,7 +39,9 @@ class DatastoreProcessor(LogitsProcessor):
         """Takes the fields of `RetrievalParams`."""
         retriever = lm.engine.stores.retriever(RetrievalParams.of(**options))
         if retriever is None:
-            raise InvalidInput("no datastore is loaded, and this needs one; give stores to memlm.load", field="store")
+            raise InvalidInput(
+                "no datastore with keys is loaded, and this needs one; give stores to memlm.load", field="store"
+            )
         if retriever.gate is not None:
             raise InvalidInput("spalm is not supported here; leave it out", field="spalm")
         self._retriever, self._dim = retriever, lm.info.dim

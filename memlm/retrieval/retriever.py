@@ -2,7 +2,7 @@
 
 A retriever searches one datastore or several at once. The neighbors of several stores share one softmax, in which a
 store of weight w counts as if each of its entries were stored w times. With all weights 1, the result equals that of
-one store with all the documents.
+one store with all the documents. Datastores without keys are not searched: they give drafts only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams
 from memlm.data.windows import WindowSize
-from memlm.errors import NotFound
+from memlm.errors import InvalidInput, NotFound
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.exclusion import Exclusion
 from memlm.index.store.filters import DocumentFilter
@@ -78,6 +78,9 @@ class Retriever:
     Retrievers are compared by identity: sequences of one batch that share a retriever share a search. `settings` are
     equal for two that would give equal results. `new_policy` gives a sequence its own state.
 
+    `draft_stores` have no keys: they give passages and never neighbors. Without other `stores`, nothing is retrieved.
+    `views` are those of `stores`, and behind them those of `draft_stores`.
+
     One that is `excluding` documents sees the stores as if these were deleted. It is `shared` with all others that
     differ in nothing else: one search with `views` finds the neighbors of all.
     """
@@ -92,19 +95,29 @@ class Retriever:
     adaptive: AdaptiveLam | None = None
     skip_retrieval_above: float | None = None
     min_pointers: int | None = None
+    draft_stores: tuple[ModelStore, ...] = ()
     exclusion: Exclusion | None = None
     unrestricted: Retriever | None = None  # the one that this one is with an exclusion
 
     @classmethod
     def of(cls, stores: Sequence[ModelStore], params: RetrievalParams) -> Retriever:
-        """Settings that the request leaves open come from the first store's defaults. Adaptive λ, skipping and pointers
-        apply only to a request that searches one store and sets none of k, λ and temperature.
+        """Settings that the request leaves open come from the defaults of the first store with keys. Adaptive λ,
+        skipping and pointers apply only to a request that searches one store and sets none of k, λ and temperature.
 
         Documents are excluded by `excluding`. Raises InvalidInput for `min_pointers` with several stores, or with one
-        that was built without keeping its keys.
+        that was built without keeping its keys, and for a weight of a store without keys.
         """
-        first, defaults = stores[0], stores[0].snapshot.defaults
         weight_of = {each.name: each.weight for each in params.stores}
+        draft_stores = tuple(store for store in stores if store.snapshot.drafts_only)
+        for store in draft_stores:
+            if weight_of.get(store.name, 1.0) != 1.0:
+                raise InvalidInput(
+                    f"the datastore {store.name!r} gives drafts only, so it has no weight; leave its weight out",
+                    field="stores",
+                )
+        if not (stores := [store for store in stores if store not in draft_stores]):
+            return cls((), (), k=0, lam=0.0, temperature=0.0, nprobe=None, draft_stores=draft_stores)
+        first, defaults = stores[0], stores[0].snapshot.defaults
         lam = 0.0 if params.spalm else defaults.lam  # the gate already mixes: interpolation comes only when asked for
         as_tuned = len(stores) == 1 and not params.spalm and params.lam is params.k is params.knn_temperature is None
         adaptive = AdaptiveLam.of(defaults.adaptive) if as_tuned and defaults.adaptive is not None else None
@@ -124,6 +137,7 @@ class Retriever:
             adaptive=adaptive,
             skip_retrieval_above=defaults.skip_retrieval_above if as_tuned else None,
             min_pointers=min_pointers,
+            draft_stores=draft_stores,
         )
 
     def excluding(self, names: Sequence[str]) -> Retriever:
@@ -134,10 +148,10 @@ class Retriever:
         if not names:
             return self
         exclusion = Exclusion(names)
-        for store in self.stores:
+        for store in self.all_stores:
             exclusion.view_of(store.snapshot)
         if exclusion.unknown:
-            name, stores = exclusion.unknown[0], " and ".join(repr(store.name) for store in self.stores)
+            name, stores = exclusion.unknown[0], " and ".join(repr(store.name) for store in self.all_stores)
             raise NotFound(
                 f"no document {name!r} to exclude in the datastore {stores}; expected an id, a folder of ids or a glob"
                 " (`memlm index search` shows ids)",
@@ -152,9 +166,14 @@ class Retriever:
         return self.unrestricted or self
 
     @property
+    def all_stores(self) -> tuple[ModelStore, ...]:
+        """The stores that are searched, and behind them those that give drafts only."""
+        return self.stores + self.draft_stores
+
+    @property
     def views(self) -> tuple[Snapshot, ...]:
         """The snapshots in use of all stores, without the excluded documents."""
-        snapshots = tuple(store.snapshot for store in self.stores)
+        snapshots = tuple(store.snapshot for store in self.all_stores)
         return snapshots if self.exclusion is None else tuple(map(self.exclusion.view_of, snapshots))
 
     @property
@@ -164,13 +183,13 @@ class Retriever:
 
     @property
     def window_size(self) -> WindowSize:
-        """The windows that the first store's documents were cut into, and that a text is read in to be scored."""
+        """The windows of the first searched store, which a text is read in to be scored."""
         spec = self.stores[0].snapshot.manifest.spec
         return WindowSize(spec.context, spec.stride)
 
     @property
     def name(self) -> str:
-        """The stores' names."""
+        """The names of the stores that are searched."""
         return " + ".join(store.name for store in self.stores)
 
     @property
@@ -261,7 +280,7 @@ class Retriever:
         The first of several as long ones counts. Needs some 0.1 ms for each 4 million tokens.
         """
         best: Passage | None = None
-        for store, view in zip(self.stores, self.views, strict=True):
+        for store, view in zip(self.all_stores, self.views, strict=True):
             least = SHORTEST_PASSAGE if best is None else best.length + 1
             best = store.passage_after(view, text, least) or best
         return best

@@ -40,7 +40,9 @@ MARKED_DOCUMENTS = 1024
 
 
 class ModelStore:
-    """One loaded datastore. Raises Incompatible for a store that another model or tokenizer built."""
+    """One loaded datastore. Raises Incompatible for a store that another model or tokenizer built. A store for drafts
+    only serves every model of its tokenizer.
+    """
 
     def __init__(self, datastore: Datastore, checkpoint: Checkpoint, name: str = "") -> None:
         """Takes an open datastore, which from now on switches to no store of another model. Its default name is that of
@@ -232,13 +234,17 @@ class ModelStore:
 
 
 def check_fingerprints(manifest: Manifest, *, path: Path, checkpoint: Checkpoint) -> None:
-    """Raises Incompatible, naming the difference, unless the store was built by this model and tokenizer."""
+    """Raises Incompatible, naming the difference, unless the store was built by this model and tokenizer. Of a store
+    for drafts only, the tokenizer alone counts.
+    """
     spec = manifest.spec
     if spec.tokenizer_fingerprint != checkpoint.tokenizer.fingerprint:
         raise Incompatible(
             f"the datastore {path} was built with another tokenizer than {checkpoint.path} has; build it anew with this"
             " model, or load the model it was built with"
         )
+    if spec.drafts_only:
+        return
     if spec.start_id not in (None, checkpoint.tokenizer.start_id):
         raise Incompatible(
             f"the documents of the datastore {path} begin with the token {spec.start_id}, texts of {checkpoint.path}"

@@ -271,16 +271,16 @@ def _run(task: Task, reporter: _ProgressReporter, checkpoint: Checkpoint | None 
 
 
 def _delete(task: Task) -> None:
-    """Deletes those documents of a task that its datastore has, and purges them from its files if it has keys."""
+    """Deletes those documents of a task that its datastore has, and purges them unless its keys were dropped."""
     from memlm.index.store.compaction import compact
     from memlm.index.store.datastore import Datastore
 
     with Datastore.open(task.path) as store:
-        has_keys = store.snapshot.has_keys
+        can_compact = store.snapshot.has_keys or store.snapshot.drafts_only
         present = [id_ for id_ in task.document_ids if store.snapshot.has_document(id_)]
         if present:
             store.delete(present)
-    if present and has_keys:
+    if present and can_compact:
         compact(task.path, purge=True)
 
 

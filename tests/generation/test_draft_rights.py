@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from memlm.api.generation import DraftUsage
+from memlm.data.corpus import Corpus
 from memlm.generation import draft_budget
 from memlm.generation.draft_budget import DraftBudget, PassCost
 from memlm.index.store.snapshot import Snapshot
+from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
 from memlm.model.checkpoint import load_checkpoint
 from memlm.retrieval.store import ModelStore
@@ -21,11 +23,15 @@ MEMORY = {"k": 40, "lam": 0.7}
 
 
 @pytest.fixture(scope="module")
-def stores(store_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """An open and a secret datastore of equal contents."""
+def stores(
+    store_folder: Path, model_folder: Path, corpus_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> list[Path]:
+    """An open and a secret datastore of equal contents, and a secret one without keys."""
     folders = [tmp_path_factory.mktemp("rights") / name for name in ("open", "secret")]
     for folder in folders:
         shutil.copytree(store_folder, folder)
+    folders.append(tmp_path_factory.mktemp("rights") / "keyless")
+    build_index(model_folder, Corpus([corpus_folder]), folders[-1], index="none")
     return folders
 
 
@@ -64,15 +70,16 @@ def use_much(lm: LanguageModel, **options: Any) -> None:
 @pytest.mark.parametrize("own", [{"use_store": False}, {"store": "open", **MEMORY}])
 def test_what_a_caller_sees_does_not_depend_on_a_datastore_of_others(model_folder, stores, sizes, own):
     secrets: list[dict[str, Any]] = [{"store": "secret", **MEMORY}, {"stores": ["open", "secret"], **MEMORY}]
+    secrets.append({"store": "keyless"})
     with open_all(model_folder, stores[:1]) as lm:
         expected = seen_by_a_caller(lm, sizes, **own)
     assert any(drafts for _, drafts in expected)
     with open_all(model_folder, stores) as lm:
         assert seen_by_a_caller(lm, sizes, **own) == expected
-    with open_all(model_folder, stores) as lm:
-        for options in secrets:
+    for options in secrets:
+        with open_all(model_folder, stores) as lm:
             use_much(lm, **options)
-        assert seen_by_a_caller(lm, sizes, **own) == expected
+            assert seen_by_a_caller(lm, sizes, **own) == expected, options
     with open_all(model_folder, stores) as lm:  # so many trials of the caller's own would be seen
         use_much(lm, **own)
         assert seen_by_a_caller(lm, sizes, **own) != expected

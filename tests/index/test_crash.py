@@ -14,6 +14,7 @@ from random_stores import DEFAULTS, IVF, Corpus, build, fill, spec
 from memlm.base import files as base_files
 from memlm.errors import Incompatible, StorageFull
 from memlm.index import arrays
+from memlm.index.factory import NO_INDEX
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import KnnDefaults
 from memlm.index.store.writer import StoreWriter
@@ -25,19 +26,23 @@ def finish(path: Path, corpus: Corpus, index: str = IVF) -> Datastore:
         return writer.commit(defaults=DEFAULTS)
 
 
-def content_of(store: Datastore) -> tuple[bytes, bytes, list]:
+def content_of(store: Datastore) -> tuple[list[bytes], list]:
     folder = store.path / "segments" / "000001"
-    return (folder / "keys.npy").read_bytes(), (folder / "values.npy").read_bytes(), list(store.snapshot.documents())
+    names = ("keys.npy", "values.npy", "suffixes.bin")
+    return [(folder / name).read_bytes() for name in names if (folder / name).exists()], list(
+        store.snapshot.documents()
+    )
 
 
+@pytest.mark.parametrize("index", [IVF, NO_INDEX])
 @pytest.mark.parametrize("stop_after", [0, 1, 5, 12])
-def test_a_resumed_build_equals_an_uninterrupted_one_entry_for_entry(corpus, tmp_path, stop_after):
-    whole = build(tmp_path / "whole", corpus, IVF)
-    with StoreWriter.create(tmp_path / "cut", spec(IVF)) as writer:
+def test_a_resumed_build_equals_an_uninterrupted_one_entry_for_entry(corpus, tmp_path, stop_after, index):
+    whole = build(tmp_path / "whole", corpus, index)
+    with StoreWriter.create(tmp_path / "cut", spec(index)) as writer:
         fill(writer, corpus, stop_after=stop_after)
         writer.begin_document("not checkpointed")
-        writer.append(np.ones((3, 12), np.float32), np.arange(3))
-    with StoreWriter.create(tmp_path / "cut", spec(IVF)) as writer:
+        writer.append(None if index == NO_INDEX else np.ones((3, 12), np.float32), np.arange(3))
+    with StoreWriter.create(tmp_path / "cut", spec(index)) as writer:
         assert writer.num_resumed_entries == corpus.sizes[:stop_after].sum()
         fill(writer, corpus)
         resumed = writer.commit(defaults=DEFAULTS)
@@ -72,11 +77,12 @@ def test_a_changed_corpus_is_refused_on_resume(corpus, tmp_path):
 
 
 @pytest.mark.crash
-def test_a_crash_at_every_step_of_a_build_leaves_it_resumable(corpus, tmp_path):
-    whole = content_of(build(tmp_path / "whole", corpus, IVF))
+@pytest.mark.parametrize("index", [IVF, NO_INDEX])
+def test_a_crash_at_every_step_of_a_build_leaves_it_resumable(corpus, tmp_path, index):
+    whole = content_of(build(tmp_path / "whole", corpus, index))
     step = 0
-    for step, path in crash_at_every_step(lambda path: finish(path, corpus).close(), None, tmp_path):
-        store = Datastore.open(path) if (path / "CURRENT").exists() else finish(path, corpus)
+    for step, path in crash_at_every_step(lambda path: finish(path, corpus, index).close(), None, tmp_path):
+        store = Datastore.open(path) if (path / "CURRENT").exists() else finish(path, corpus, index)
         assert content_of(store) == whole, f"step {step}"
         store.delete(["doc-0"])
         store.close()
@@ -105,15 +111,16 @@ def test_a_crash_at_every_step_of_a_change_leaves_the_old_state_or_the_new(corpu
 
 
 @pytest.mark.crash
-def test_a_crash_at_every_step_of_adding_leaves_the_old_documents_or_all(corpus, tmp_path):
+@pytest.mark.parametrize("index", ["auto", NO_INDEX])
+def test_a_crash_at_every_step_of_adding_leaves_the_old_documents_or_all(corpus, tmp_path, index):
     more = Corpus(2, num_documents=3, prefix="more")
 
     def add(path: Path) -> None:
-        with StoreWriter.extend(path, spec()) as writer:
+        with StoreWriter.extend(path, spec(index)) as writer:
             fill(writer, more)
             writer.commit(defaults=DEFAULTS).close()
 
-    build(tmp_path / "built", corpus).close()
+    build(tmp_path / "built", corpus, index).close()
     for _, path in crash_at_every_step(add, tmp_path / "built", tmp_path):
         with Datastore.open(path) as store:
             added = store.snapshot.num_documents > len(corpus.names)
