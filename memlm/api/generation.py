@@ -97,7 +97,7 @@ class DraftSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DraftUsage:
-    """How many tokens one source drafted for a request, and how many of them the answer took.
+    """How many tokens one source drafted for a request, how many of them the answer took, and in how many drafts.
 
     `source` is "request" (the caller's draft), "text" (runs of the prompt and the answer), "neighbors" (continuations
     of the neighbors that named a token) or "datastore" (documents of the searched datastores).
@@ -106,6 +106,7 @@ class DraftUsage:
     source: str
     drafted: int
     accepted: int
+    drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

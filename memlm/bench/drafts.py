@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress
 from memlm.bench.texts import alternately, median_ratio
 from memlm.data.corpus import Corpus
+from memlm.generation.draft_budget import DraftBudget
 from memlm.language_model import LanguageModel
 from memlm.model.checkpoint import load_checkpoint
 
@@ -43,7 +44,8 @@ def bench_drafts(
 ) -> dict[str, Any]:
     """Each row has a kind of prompt, a number of streams, and ratios of tokens/s: with drafts over without, both with
     the datastore, and with datastore and drafts over the model alone without drafts. `identical` is the share of texts
-    that drafts did not change.
+    that drafts did not change. `tried_from_text_at_2` counts the second tokens of drafts from the text whose first one
+    was accepted, and `taken_from_text_at_2` those of them that were accepted too.
     """
     with LanguageModel(load_checkpoint(model, dtype=dtype), [store]) as lm:
         texts = [document.text for document in held_out if len(document.text) > 2 * PROMPT_CHARACTERS][:prompts]
@@ -72,6 +74,7 @@ def _compared(
     speeds: dict[str, list[float]] = {way: [] for way in WAYS}
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     identical = steps = tokens = 0
+    seen = _places(lm)
     for group in groups:
         completed: dict[str, tuple[Completion, ...]] = {}
 
@@ -100,7 +103,22 @@ def _compared(
         "identical": identical / sum(map(len, groups)),
         **{f"drafted_from_{source}": drafted for source, (drafted, _) in sorted(counts.items())},
         **{f"accepted_from_{source}": accepted for source, (_, accepted) in sorted(counts.items())},
+        **{name: count - seen[name] for name, count in _places(lm).items() if count > seen[name]},
     }
+
+
+def _places(lm: LanguageModel) -> Counter[str]:
+    """How often the token at each place of a draft was tried, and accepted, by source, in all repeats until now."""
+    retriever = lm.engine.stores.retriever(RetrievalParams())
+    assert retriever is not None
+    survival = DraftBudget.of(lm.checkpoint.decoder).experience(retriever.stores).survival
+    return Counter(
+        {
+            f"{name}_from_{source}_at_{place + 1}": count
+            for name, counts in (("tried", survival.tried), ("taken", survival.accepted))
+            for (source, place), count in sorted(counts.items())
+        }
+    )
 
 
 def _tokens_per_s(completions: Sequence[Completion]) -> float:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary, ref
@@ -49,11 +50,13 @@ class _Trials:
 class Survival:
     """How often drafted tokens were accepted, by source, closeness, and whether they came first.
 
-    That of one sequence begins with the `prior` of all.
+    That of one sequence begins with the `prior` of all. `tried` and `accepted` count tokens by source and place in the
+    draft.
     """
 
     def __init__(self, prior: Survival | None = None) -> None:
         self._prior = prior
+        self.tried, self.accepted = Counter[tuple[DraftSource, int]](), Counter[tuple[DraftSource, int]]()
         self._trials: dict[tuple[DraftSource, int, bool], _Trials] = {}
 
     def chances(self, draft: Draft) -> list[float]:
@@ -66,6 +69,8 @@ class Survival:
         for place in range(min(num_accepted + 1, len(draft.token_ids))):
             key = draft.source, draft.closeness, place == 0
             self._trials.setdefault(key, _Trials()).add(place < num_accepted)
+            self.tried[draft.source, place] += 1
+            self.accepted[draft.source, place] += place < num_accepted
         if self._prior is not None:
             self._prior.add(draft, num_accepted)
 

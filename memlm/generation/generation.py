@@ -124,7 +124,7 @@ class Generation:
             drafts_from = self.retriever if gives_drafts else None
             self._drafter = Drafter(self._context_ids, expected_ids, drafts_from)
         self._survival = Survival(DraftBudget.of(checkpoint.decoder).experience(self.stores).survival)
-        self._draft_counts: dict[DraftSource, tuple[int, int]] = {}
+        self._draft_counts: dict[DraftSource, tuple[int, int, int]] = {}
 
     @classmethod
     def start(
@@ -235,13 +235,13 @@ class Generation:
             begin_s = time.perf_counter()
         if draft is not None:
             self._survival.add(draft, num_accepted)
-            drafted, accepted = self._draft_counts.get(draft.source, (0, 0))
-            self._draft_counts[draft.source] = drafted + len(draft.token_ids), accepted + num_accepted
+            drafted, accepted, drafts = self._draft_counts.get(draft.source, (0, 0, 0))
+            counts = drafted + len(draft.token_ids), accepted + num_accepted, drafts + 1
+            self._draft_counts[draft.source] = counts
         num_read = min(place, num_accepted)
         if reason is not None:
-            counts = sorted(self._draft_counts.items())
-            drafts = tuple(DraftUsage(source.value, *count) for source, count in counts)
-            self.usage = replace(self.usage, drafts=drafts)
+            usages = (DraftUsage(source.value, *counts) for source, counts in sorted(self._draft_counts.items()))
+            self.usage = replace(self.usage, drafts=tuple(usages))
             self.finished = Finished(reason, self._detokenizer.stopped_by, self.usage)
         return tuple(tokens), num_read
 

@@ -160,6 +160,7 @@ class AnswerUsage:
     steps: int = 0
     drafted: Counter[str] = field(default_factory=Counter)  # by source
     accepted: Counter[str] = field(default_factory=Counter)
+    drafts: Counter[str] = field(default_factory=Counter)
 
     def add(self, usage: Usage, *, counts_prompt: bool) -> None:
         """Adds the usage of one choice."""
@@ -169,6 +170,7 @@ class AnswerUsage:
         for each in usage.drafts:
             self.drafted[each.source] += each.drafted
             self.accepted[each.source] += each.accepted
+            self.drafts[each.source] += each.drafts
 
     def shown(self, *, has_prediction: bool) -> dict[str, Any]:
         """The object `usage`. What came of a prediction is in OpenAI's words, and of all drafts in those of `Usage`."""
@@ -186,7 +188,12 @@ class AnswerUsage:
         if self.drafted:
             shown["steps"] = self.steps
             shown["drafts"] = [
-                {"source": source, "drafted": drafted, "accepted": self.accepted[source]}
+                {
+                    "source": source,
+                    "drafted": drafted,
+                    "accepted": self.accepted[source],
+                    "drafts": self.drafts[source],
+                }
                 for source, drafted in self.drafted.items()
             ]
         return shown

@@ -121,12 +121,13 @@ class DraftMetrics:
         self._steps = Counter("memlm_steps", "Forward passes that named tokens, of all generations.", registry=registry)
         drafted = "memlm_spec_decode_num_draft_tokens", "Drafted tokens."
         accepted = "memlm_spec_decode_num_accepted_tokens", "Drafted tokens that the texts took."
-        self._drafted, self._accepted = (
-            Counter(name, about, ["source"], registry=registry) for name, about in (drafted, accepted)
+        drafts = "memlm_spec_decode_num_drafts", "Drafts: forward passes of a text that had one."
+        self._drafted, self._accepted, self._drafts = (
+            Counter(name, about, ["source"], registry=registry) for name, about in (drafted, accepted, drafts)
         )
         for source in DraftSource:  # so that each counter begins at 0
-            self._drafted.labels(source)
-            self._accepted.labels(source)
+            for counter in (self._drafted, self._accepted, self._drafts):
+                counter.labels(source)
 
     def observe(self, usage: Usage) -> None:
         """Adds a generation that has ended."""
@@ -134,6 +135,7 @@ class DraftMetrics:
         for each in usage.drafts:
             self._drafted.labels(each.source).inc(each.drafted)
             self._accepted.labels(each.source).inc(each.accepted)
+            self._drafts.labels(each.source).inc(each.drafts)
 
 
 def _stat(stats: Callable[[], Stats], name: str) -> float:

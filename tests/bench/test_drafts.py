@@ -27,3 +27,8 @@ def test_the_command_compares_texts_with_drafts_and_without(model_folder, store_
         assert figures[f"tokens_a_step{words}"] >= 1
         assert figures[f"drafts_over_none{words}"] > 0
     assert any(name.startswith("accepted_from_") for name in figures)
+    words = "[prompts=in domain, greedy,streams=2]"
+    places = {name: value for name, value in figures.items() if "_at_" in name and name.endswith(words)}
+    assert any(name.startswith("tried_from_text_at_1") for name in places)
+    for name, taken in places.items():
+        assert not name.startswith("taken") or 0 < taken <= places[name.replace("taken", "tried")]

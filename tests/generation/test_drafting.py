@@ -99,6 +99,8 @@ def test_a_right_draft_takes_fewer_steps_and_a_wrong_one_no_more(quantized):
     num_drafted, num_accepted = drafted(right)["request"]
     assert num_accepted > 0.7 * num_drafted
     assert right.finished.usage.steps < 0.5 * expected.finished.usage.steps
+    (usage,) = (each for each in right.finished.usage.drafts if each.source == "request")
+    assert usage.drafts == -(-usage.drafted // 4) <= right.finished.usage.steps
     wrong = complete(quantized, drafts=4, draft="zebra crossing " * 9, temperature=0)
     assert wrong.finished.usage.steps <= expected.finished.usage.steps
 
@@ -331,6 +333,9 @@ def test_survival_counts_only_tokens_that_were_tried():
     assert first > 0.9 > before[0]
     assert second < 0.1
     assert third < second
+    for survival in (own, everyone):
+        assert survival.tried == {(DraftSource.TEXT, 0): 40, (DraftSource.TEXT, 1): 40}
+        assert survival.accepted == {(DraftSource.TEXT, 0): 40, (DraftSource.TEXT, 1): 0}
     assert Survival(everyone).chances(draft)[0] > 0.8  # a new sequence begins with the experience of others
     other = draft._replace(closeness=1)
     assert own.chances(other) == pytest.approx(Survival().chances(other))

@@ -194,12 +194,13 @@ def test_the_drafts_of_calls_are_counted(model_folder: Path, tmp_path: Path) -> 
             label = f'{{source="{each.source}"}}'
             assert figures[f"memlm_spec_decode_num_draft_tokens_total{label}"] == each.drafted > 0
             assert figures[f"memlm_spec_decode_num_accepted_tokens_total{label}"] == each.accepted
+            assert figures[f"memlm_spec_decode_num_drafts_total{label}"] == each.drafts > 0
         assert sum(each.accepted for each in usage.drafts) > 0
 
 
 def test_drafts_are_counted_by_their_source() -> None:
     metrics = Metrics()
-    usage = Usage(generated_tokens=9, steps=4, drafts=(DraftUsage("text", 8, 5), DraftUsage("request", 2, 0)))
+    usage = Usage(generated_tokens=9, steps=4, drafts=(DraftUsage("text", 8, 5, 3), DraftUsage("request", 2, 0, 1)))
     for _ in range(2):
         metrics.generation_times().event(Finished(FinishReason.LENGTH, None, usage))
 
@@ -213,6 +214,9 @@ def test_drafts_are_counted_by_their_source() -> None:
     }  # fmt: skip
     assert {source: value(accepted, source=source) for source in DraftSource} == {
         "request": 0, "text": 10, "neighbors": 0, "datastore": 0,
+    }  # fmt: skip
+    assert {source: value("memlm_spec_decode_num_drafts_total", source=source) for source in DraftSource} == {
+        "request": 2, "text": 6, "neighbors": 0, "datastore": 0,
     }  # fmt: skip
 
 

@@ -176,7 +176,7 @@ token = st.builds(
     neighbors=st.lists(neighbor, max_size=2).map(tuple),
     top_logprobs=st.lists(st.builds(generation.Alternative, int32, text, number), max_size=2).map(tuple),
 )
-draft_usage = st.builds(generation.DraftUsage, st.sampled_from(["request", "text"]), int32, int32)
+draft_usage = st.builds(generation.DraftUsage, st.sampled_from(["request", "text"]), int32, int32, int32)
 usage = st.builds(
     generation.Usage,
     *(int32, int32, int32, int32, number, number, number, number, number, int32),

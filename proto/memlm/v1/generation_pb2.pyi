@@ -287,14 +287,16 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., retrieved_neighbors: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., searches: _Optional[int] = ..., retrieval_ms: _Optional[float] = ..., lam: _Optional[float] = ..., steps: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftUsage, _Mapping]]] = ...) -> None: ...
 
 class DraftUsage(_message.Message):
-    __slots__ = ("source", "drafted", "accepted")
+    __slots__ = ("source", "drafted", "accepted", "drafts")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     source: str
     drafted: int
     accepted: int
-    def __init__(self, source: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
+    drafts: int
+    def __init__(self, source: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., drafts: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("text", "retrieval", "token_scores", "token_ids", "top_logprobs")

@@ -203,11 +203,13 @@ def test_a_prediction_is_a_draft_of_each_choice() -> None:
 
 def test_usage_tells_what_came_of_drafts_in_the_words_of_openai_and_ours() -> None:
     usage = AnswerUsage()
-    usage.add(Usage(3, 10, steps=4, drafts=(DraftUsage("request", 9, 6), DraftUsage("text", 2, 0))), counts_prompt=True)
-    usage.add(Usage(3, 10, steps=9, drafts=(DraftUsage("request", 4, 1),)), counts_prompt=False)
+    usage.add(
+        Usage(3, 10, steps=4, drafts=(DraftUsage("request", 9, 6, 3), DraftUsage("text", 2, 0, 1))), counts_prompt=True
+    )
+    usage.add(Usage(3, 10, steps=9, drafts=(DraftUsage("request", 4, 1, 2),)), counts_prompt=False)
     counts = {"prompt_tokens": 3, "completion_tokens": 20, "total_tokens": 23}
-    request = {"source": "request", "drafted": 13, "accepted": 7}
-    ours = {"steps": 13, "drafts": [request, {"source": "text", "drafted": 2, "accepted": 0}]}
+    request = {"source": "request", "drafted": 13, "accepted": 7, "drafts": 5}
+    ours = {"steps": 13, "drafts": [request, {"source": "text", "drafted": 2, "accepted": 0, "drafts": 1}]}
     assert usage.shown(has_prediction=False) == {**counts, **ours}
     details = {"accepted_prediction_tokens": 7, "rejected_prediction_tokens": 6}
     assert usage.shown(has_prediction=True) == {**counts, "completion_tokens_details": details, **ours}
