@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from memlm.api.params import MAX_NEIGHBORS
+from memlm.api.params import MAX_DRAFTS, MAX_NEIGHBORS, parse_drafts
 from memlm.base.compute import check_device, check_dtype
 from memlm.base.machine import ram_bytes
 from memlm.base.options import option, parse_bytes
@@ -47,10 +47,10 @@ class ServerConfig:
     appends `max_unfinished_bytes`.
 
     A message has at most `max_message_bytes`. `max_receiving` messages are read at a time, each within
-    `message_timeout_s`. A token reports at most `max_neighbors`. Of one generation at most `max_stream_bytes` of events
-    wait for its client or are kept for resuming, of all together `max_event_bytes`. At most `max_connections` are open,
-    each with `max_streams` calls, and an idle one closes after `connection_idle_s`. A caller has at most
-    `max_caller_calls` open.
+    `message_timeout_s`. A token reports at most `max_neighbors`. `drafts` is that of requests that set none. Of one
+    generation at most `max_stream_bytes` of events wait for its client or are kept for resuming, of all together
+    `max_event_bytes`. At most `max_connections` are open, each with `max_streams` calls, and an idle one closes after
+    `connection_idle_s`. A caller has at most `max_caller_calls` open.
 
     With `tls_cert` and `tls_key` the server uses TLS, and with `tls_client_ca` it accepts only clients with a
     certificate of that authority. The tokens of an `auth_file` restrict callers.
@@ -137,6 +137,16 @@ class ServerConfig:
         default=64, metadata=option("Messages received at a time, a fourth of them from one caller.", panel=NETWORK)
     )
     max_neighbors: int = field(default=64, metadata=option("Neighbors reported with each token.", panel=LIMITS))
+    drafts: int | None = field(
+        default=None,
+        metadata=option(
+            "Drafts of requests that leave them open, which an operator turns off to save lookups.",
+            metavar="auto|off|N",
+            parse=parse_drafts,
+            default="auto",
+            panel=MODEL,
+        ),
+    )
     max_stream_bytes: int = field(
         default=32 << 20,
         metadata=option(
@@ -278,6 +288,7 @@ class ServerConfig:
             ("max_caller_calls", 1, 1 << 20),
             ("max_receiving", 1, 1 << 20),
             ("max_neighbors", 0, MAX_NEIGHBORS),
+            ("drafts", 0, MAX_DRAFTS),
             ("max_stream_bytes", 1 << 10, 1 << 40),
             ("max_event_bytes", 1 << 10, 1 << 40),
             ("message_timeout_s", 0.1, 86_400),

@@ -121,8 +121,11 @@ class StoreWeight:
             ) from None
 
 
-def parse_drafts(text: str) -> int | None:
-    """Parses auto (None), off (0), or the most tokens of a step. Raises InvalidInput."""
+def parse_drafts(text: str | int) -> int | None:
+    """Parses auto (None), off (0), or the most tokens of a step. A file of settings may hold a number. Raises
+    InvalidInput.
+    """
+    text = str(text)
     if text in ("auto", "off"):
         return None if text == "auto" else 0
     if not text.isdecimal():

@@ -248,6 +248,7 @@ class Service:
         left_s = call.transport.time_remaining()
         request = self._rights.authorize(call.record.name, call.caller, request)
         self._check_neighbors(request)
+        request = self._with_drafts(request)
         call.record.record_request(request, prompts=self.config.log_prompts)
         async with aclosing(self._streams.events(request, left_s, **call.origin)) as events:
             async for event in events:
@@ -321,6 +322,13 @@ class Service:
                 f"neighbors is {request.neighbors}; this server reports at most {most} for each token",
                 field="neighbors",
             )
+
+    def _with_drafts(self, request: Any) -> Any:
+        """The request, with the server's `drafts` where it leaves them open. An early exit drafts nothing."""
+        drafts = self.config.drafts
+        if drafts is None or not isinstance(request, StreamRequest) or request.early_exit:
+            return request
+        return request if request.drafts is not None else replace(request, drafts=drafts)
 
     def _check_draining(self) -> None:
         if self.is_draining:

@@ -507,6 +507,7 @@ def test_settings_of_the_server_come_from_options_environment_and_file(tmp_path,
     file = tmp_path / "server.toml"
     file.write_text(
         'model = "m"\nstore = ["a", "b"]\nport = 1234\nmax_running = 7\nsession_bytes = "1GiB"\ncache_bytes = "2GiB"\n'
+        "drafts = 4\n"
     )
     monkeypatch.setenv("MEMLM_SERVE_MAX_RUNNING", "9")
     monkeypatch.setenv("MEMLM_SERVE_DRAIN", "3")
@@ -515,7 +516,7 @@ def test_settings_of_the_server_come_from_options_environment_and_file(tmp_path,
     printed = json.loads(done.stdout)
     assert (printed["port"], printed["max_running"], printed["drain_s"]) == (99, 9, 3.0)
     assert (printed["model"], printed["stores"], printed["max_session_bytes"]) == ("m", ["a", "b"], 1 << 30)
-    assert printed["max_cache_bytes"] == 2 << 30
+    assert (printed["max_cache_bytes"], printed["drafts"]) == (2 << 30, 4)
     for bad, says in (("prot = 3\n", "prot"), ("port = [\n", "TOML"), ("port = 99999999\n", "port")):
         file.write_text('model = "m"\n' + bad)
         done = CliRunner().invoke(app, ["serve", "--config", str(file), "--print-config"])

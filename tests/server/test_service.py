@@ -388,3 +388,21 @@ with Client({server.address!r}, timeout_s=20) as client:
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("default", "drafted_by"), [("4", {"open", "asks"}), ("off", {"asks"})])
+def test_the_servers_drafts_are_those_of_requests_that_leave_them_open(model_folder, tmp_path, default, drafted_by):
+    options = ("--threads", "1", "--dtype", "int8", "--drafts", default)
+    with RunningServer(tmp_path / "log", model_folder, options=options) as server, Client(server.address) as client:
+        greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
+        plain = client.generate(PROMPT, drafts=0, **greedy).result()
+        assert not plain.finished.usage.drafts
+        asked = {"open": {}, "asks": {"drafts": 2}}
+        found = {
+            name: client.generate(PROMPT, draft=plain.text, **given, **greedy).result() for name, given in asked.items()
+        }
+        assert {completion.text for completion in found.values()} == {plain.text}
+        assert {name for name, each in found.items() if each.finished.usage.drafts} == drafted_by
+        with pytest.raises(MemlmError) as raised:  # an early exit, for which this model has no rule, drafts nothing
+            client.generate(PROMPT, early_exit=True, **greedy).result()
+        assert "drafts" not in str(raised.value)
