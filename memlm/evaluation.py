@@ -25,13 +25,15 @@ class Evaluation:
 
 def evaluate(lm: LanguageModel, texts: Corpus, *, progress: Progress = silent, **retrieval: Any) -> Evaluation:
     """Scores every text of a corpus, one at a time. `retrieval` are the fields of `RetrievalParams`."""
-    retriever = lm.engine.stores.retriever(RetrievalParams.of(**retrieval))
+    params = RetrievalParams.of(**retrieval)
+    retriever = lm.engine.stores.retriever(params)
     size = retriever.window_size if retriever else None
     scores: dict[str, Score] = {}
     total, num_bytes = ScoreAccumulator(), texts.num_bytes
     for document in texts:
         accumulator = ScoreAccumulator()
-        for scored in score_windows(lm.checkpoint, text_windows(lm.checkpoint, document.text, size), retriever):
+        windows, past = text_windows(lm.checkpoint, document.text, size), lm.engine.own_past(params)
+        for scored in score_windows(lm.checkpoint, windows, retriever, past):
             accumulator.add(scored)
             total.add(scored)
         for each in (accumulator, total):

@@ -39,6 +39,7 @@ class RetrievalOptions(TypedDict, total=False):
     min_pointers: int | None
     loop_guard: bool | None
     exclude_documents: str | Sequence[str] | None
+    context_cache: int | None
 
 
 class TraceOptions(TypedDict, total=False):

@@ -34,6 +34,7 @@ OTHER_WORDS = {
 
 MAX_TTL_S = 30 * 86_400.0
 MAX_DRAFTS = 64  # tokens in one step
+MAX_CONTEXT_CACHE = 1 << 24  # positions of one text
 
 SAMPLING, RETRIEVAL, DRAFTS, OUTPUT, CONNECTION = "Sampling", "Retrieval", "Drafts", "Output", "Connection"
 
@@ -143,7 +144,9 @@ class RetrievalParams:
     instead of `lam`, or along with `lam` if that is given. `min_pointers` is how many pointers from the last neighbors
     replace a search (arXiv 2201.12431). 0 always searches. `loop_guard` keeps memory from repeating a run of the last
     tokens: None is on in generation. Scoring has none. `exclude_documents` are ids, folders of ids, or globs: the
-    answer is that of datastores from which these documents were deleted.
+    answer is that of datastores from which these documents were deleted. `context_cache` is how many of the last
+    positions of the text itself are searched too. None is all of them, where `memlm tune-context` found that this helps
+    the model. 0 is none.
     """
 
     store: str | None = None
@@ -185,6 +188,12 @@ class RetrievalParams:
             metavar="ID|FOLDER|GLOB", panel=RETRIEVAL,
         ),
     )  # fmt: skip
+    context_cache: int | None = field(
+        default=None,
+        metadata=option(
+            "Positions of the text's own past to search. 0 searches none.", default="as tuned", panel=RETRIEVAL
+        ),
+    )
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
@@ -193,6 +202,7 @@ class RetrievalParams:
         check_range("knn_temperature", self.knn_temperature, above=0)
         check_range("nprobe", self.nprobe, least=1, whole=True)
         check_range("min_pointers", self.min_pointers, least=0, whole=True)
+        check_range("context_cache", self.context_cache, least=0, most=MAX_CONTEXT_CACHE, whole=True)
         names = [store.name for store in self.stores]
         _require(len(names) <= MAX_STORES, "stores", len(names), f"at most {MAX_STORES}")
         _require(len(set(names)) == len(names), "stores", ", ".join(names), "each store once")

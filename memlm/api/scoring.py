@@ -54,7 +54,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Log-probability of a text under the model alone (`base`) and the mixture (`knn`, None without a datastore).
+    """Log-probability of a text under the model alone (`base`) and the mixture (`knn`, None without a memory).
 
     `words` counts whitespace-separated words plus one for each newline, which compares across tokenizers.
     """

@@ -83,7 +83,7 @@ def bench_past(
     }
     for name, nats_NS in zip(gaps, nats, strict=True):
         best = int(nats_NS[::2].sum(axis=0).argmin())
-        less, error = _mean(alone[measured] - nats_NS[measured, best], sizes[measured])
+        less, error = per_token(alone[measured] - nats_NS[measured, best], sizes[measured])
         figures |= {f"nats_less_{name}": less, f"nats_less_{name}_error": error}
         figures |= {f"{name}_temperature": SETTINGS[best][0] * scale, f"{name}_lam": SETTINGS[best][1]}
     return figures
@@ -145,8 +145,8 @@ def _median_distance(keys_ND: Float32[np.ndarray, "N D"]) -> float:
     return float(distances_NN[~torch.eye(len(some_ND), dtype=torch.bool)].median())
 
 
-def _mean(some_N: Float[np.ndarray, " N"], sizes_N: Float[np.ndarray, " N"]) -> tuple[float, float]:
-    """Per token, and its standard error over documents."""
+def per_token(some_N: Float[np.ndarray, " N"], sizes_N: Float[np.ndarray, " N"]) -> tuple[float, float]:
+    """Returns a figure per token, and its standard error over documents."""
     mean = some_N.sum() / sizes_N.sum()
     spread = ((some_N - mean * sizes_N) ** 2).sum() * len(sizes_N) / max(1, len(sizes_N) - 1)
     return float(mean), sqrt(spread) / float(sizes_N.sum())

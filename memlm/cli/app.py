@@ -20,6 +20,7 @@ from memlm.cli.lm_eval import lm_eval
 from memlm.cli.serve import serve as serve_command
 from memlm.cli.trace import trace
 from memlm.cli.train import train as train_command
+from memlm.cli.tune_context import tune_context
 
 app = typer.Typer(
     cls=InterruptibleGroup,
@@ -60,6 +61,7 @@ app.command("lm-eval", epilog="Example: memlm lm-eval --model smollm2 --store st
 app.command(epilog="Example: memlm generate 'def main(' --model model --store store --show-sources")(generate)
 app.command(epilog="Example: memlm chat --model smollm2 --store notes")(chat)
 app.command(epilog="Example: memlm trace --file answer.txt --model smollm2 --store notes")(trace)
+app.command("tune-context", epilog="Example: memlm tune-context heldout/ --model smollm2")(tune_context)
 app.command(epilog="Example: memlm calibrate heldout/ --model model --delta 0.1")(calibrate)
 app.command(
     epilog="Example: memlm serve --model model --store store --port 50051",

@@ -238,6 +238,29 @@ def drafts(
     print_table(shown)
 
 
+@app.command(epilog="Example: memlm bench context held-out/ --model smollm2 --store store --json")
+def context(
+    texts: options.Texts,
+    model: options.Model,
+    store: Annotated[Path | None, typer.Option("--store", "-s", metavar="STORE", help="Datastore folder.")] = None,
+    window: Annotated[int, typer.Option(help="Tokens that the model reads at once.")] = 512,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to read.")] = 60_000,
+    document_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of one document.", min=2)] = 8192,
+    repeats: Repeats = 5,
+    json: options.Json = False,
+) -> None:
+    """Gain and cost of a context cache, beside those of a datastore. TEXT is not in the datastore."""
+    from memlm.bench.context import bench_context
+    from memlm.data.corpus import Corpus
+
+    with ConsoleProgress() as progress:
+        figures = bench_context(
+            model, Corpus(texts), store, window=window, max_tokens=max_tokens, document_tokens=document_tokens,
+            repeats=repeats, progress=progress,
+        )  # fmt: skip
+    _print_figures("bench context", figures, repeats, json=json)
+
+
 @app.command(epilog="Example: memlm bench past held-out/ --model model --json")
 def past(
     texts: options.Texts,

@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Build, change, check and search a datastore.", no_args_is_help=True)
 
-Window = Annotated[
-    int | None,
-    typer.Option(help="Tokens that the model reads at once (default: its context, at most 1024)."),
-]
-Stride = Annotated[int | None, typer.Option(help="Tokens that each window adds (default: half the window).")]
-
 
 @app.command(epilog="Example: memlm index build docs/ --model model --out store")
 def build(
@@ -61,8 +55,8 @@ def build(
         float | None,
         typer.Option(metavar="P", help="Leave out entries that the model predicts with this probability."),
     ] = None,
-    window: Window = None,
-    stride: Stride = None,
+    window: options.Window = None,
+    stride: options.Stride = None,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal indexes.")] = 0,
     check: options.Check = "quick",
     dtype: options.Dtype = "auto",

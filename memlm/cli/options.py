@@ -18,6 +18,11 @@ Corpora = Annotated[
     typer.Argument(metavar="CORPUS...", help="Files or folders: text, JSON Lines, Parquet, .gz, .zst. - is stdin."),
 ]
 Texts = Annotated[list[str], typer.Argument(metavar="TEXT...", help="Held-out files or folders.")]
+Window = Annotated[
+    int | None,
+    typer.Option(help="Tokens that the model reads at once (default: its context, at most 1024)."),
+]
+Stride = Annotated[int | None, typer.Option(help="Tokens that each window adds (default: half the window).")]
 Glob = Annotated[str, typer.Option(help="Files to read in folders.")]
 Hidden = Annotated[
     bool,

@@ -25,38 +25,18 @@ from memlm.base.cpu import threads
 from memlm.base.steps import Steps, run_steps
 from memlm.generation.draft_budget import DraftBudget, PassCost, allot
 from memlm.generation.generation import Generation
-from memlm.index.store.snapshot import Snapshot
+from memlm.generation.step_search import Decoded, RunningSequence, as_numpy, search_memories
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.checkpoint import Checkpoint
 from memlm.model.state_pool import UNBOUNDED, StatePool
 from memlm.model.state_size import row_bytes
-from memlm.retrieval.gate import gated
-from memlm.retrieval.loop_guard import without_repeats
-from memlm.retrieval.retriever import RetrievalResult, Retriever
+from memlm.retrieval.retriever import RetrievalResult
 
 PREFILL_TOKENS = 256
 # A session's state is read apart from the others' where reading it takes a quarter of the time of reading the weights.
 # Copying a smaller one into a row, and out of it, takes about as long as a step.
 APART_BYTES, APART_SHARE = 8 << 20, 4
 PADDING_TOKENS = 16  # computing so many takes as long as reading the weights (docs/log, 2026-11-21)
-
-
-@dataclass(eq=False, slots=True)
-class RunningSequence:
-    """A generation in the batch, with its tokens of the last step, or its failure. After the last step, `state` is the
-    KV cache for its session, if it has one. `since_s` (perf_counter) is the end of its last step.
-    """
-
-    generation: Generation
-    tokens: tuple[Token, ...] = ()
-    failure: Exception | None = None
-    since_s: float = 0.0
-    state: DecoderState | None = None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has failed or generated its last token."""
-        return self.failure is not None or self.generation.finished is not None
 
 
 @dataclass(slots=True)
@@ -74,14 +54,6 @@ class _Prefill:
     def num_pending(self) -> int:
         """Tokens left to read."""
         return len(self.sequence.generation.pending_ids) - self.done
-
-
-class _Decoded(NamedTuple):
-    """A sequence with the final hidden states and the keys of its last token and of its draft."""
-
-    sequence: RunningSequence
-    hidden_ND: Tensor
-    keys_ND: Tensor
 
 
 class _Joining(NamedTuple):
@@ -162,14 +134,17 @@ class Batch:
         with torch.inference_mode():
             begin_s = time.perf_counter()
             decoded = [*self._decode_rows(), *self._decode_apart()]
+            for each in decoded:
+                if (past := each.sequence.generation.past) is not None:
+                    past.read(each.sequence.generation.ids_to_read, as_numpy(each.keys_ND))
             num_passes, prefilled = bool(self._rows) + len(self._apart), self._prefill()
             if decoded or prefilled:
                 num_rows = sum(len(each.hidden_ND) for each in decoded)
                 with decoding_threads(self._decoder, num_rows + len(prefilled)):
-                    logprobs_RV, results = self._search([*decoded, *prefilled])
+                    logprobs_RV, results, pasts = search_memories(self._decoder, [*decoded, *prefilled])
                 if num_passes == 1 and not prefilled:
                     self._cost(each.sequence for each in decoded).add(num_rows, time.perf_counter() - begin_s)
-                self._sample([*decoded, *prefilled], logprobs_RV, results)
+                self._sample([*decoded, *prefilled], logprobs_RV, results, pasts)
             self._join()
         sequences = [each.sequence for each in (*decoded, *prefilled)]
         for sequence in sequences:
@@ -184,7 +159,7 @@ class Batch:
                 self.remove(sequence)
         return sequences
 
-    def _decode_rows(self) -> list[_Decoded]:
+    def _decode_rows(self) -> list[Decoded]:
         """Reads the last token and the draft of every row of the pool."""
         if not self._rows:
             return []
@@ -193,11 +168,11 @@ class Batch:
             hidden_RTD, keys_RTD = self._decoder(_padded(ids_R), self._pool.state, new_B=new_R)
         self._pool.settle()
         parts = zip(self._rows, hidden_RTD, keys_RTD, new_R, strict=True)
-        return [_Decoded(sequence, hidden_TD[:new], keys_TD[:new]) for sequence, hidden_TD, keys_TD, new in parts]
+        return [Decoded(sequence, hidden_TD[:new], keys_TD[:new]) for sequence, hidden_TD, keys_TD, new in parts]
 
-    def _decode_apart(self) -> list[_Decoded]:
+    def _decode_apart(self) -> list[Decoded]:
         """Reads the last token and the draft of each sequence that is apart, with its own decoder where it has one."""
-        decoded = list[_Decoded]()
+        decoded = list[Decoded]()
         for sequence, state in self._apart.items():
             ids_1, (num_new,) = self._draft([sequence], state)
             own_decoder = sequence.generation.own_decoder
@@ -206,7 +181,7 @@ class Batch:
                     hidden_1TD, keys_1TD = self._decoder(torch.tensor(ids_1), state)
                 else:
                     hidden_1TD = keys_1TD = own_decoder(torch.tensor(ids_1), state)  # it searches nothing
-            decoded.append(_Decoded(sequence, hidden_1TD[0], keys_1TD[0]))
+            decoded.append(Decoded(sequence, hidden_1TD[0], keys_1TD[0]))
         return decoded
 
     def _draft(self, sequences: Sequence[RunningSequence], state: DecoderState) -> tuple[list[list[int]], list[int]]:
@@ -234,9 +209,9 @@ class Batch:
         stores = (store for sequence in sequences for store in sequence.generation.stores)
         return self._budget.experience(stores).cost
 
-    def _prefill(self) -> list[_Decoded]:
+    def _prefill(self) -> list[Decoded]:
         """Reads a piece of the prompts, the oldest first. After its last piece a sequence gets its first token."""
-        room, decoded = self._prefill_tokens, list[_Decoded]()
+        room, decoded = self._prefill_tokens, list[Decoded]()
         while self._prompts and room > 0:
             group = self._next_group(room)
             size = min(room, max(prompt.num_pending for prompt in group))
@@ -251,6 +226,8 @@ class Batch:
             room -= len(group) * size
             for row, (prompt, piece) in enumerate(zip(group, pieces, strict=True)):
                 prompt.done += len(piece)
+                if (past := prompt.sequence.generation.past) is not None:
+                    past.read(piece, as_numpy(keys_BTD[row, : len(piece)]))
                 if prompt.num_pending:
                     continue
                 self._prompts.popleft()
@@ -259,7 +236,7 @@ class Batch:
                 else:
                     self._joining.append(_Joining(prompt.sequence, state, row))
                 last = slice(len(piece) - 1, len(piece))
-                decoded.append(_Decoded(prompt.sequence, hidden_BTD[row, last], keys_BTD[row, last]))
+                decoded.append(Decoded(prompt.sequence, hidden_BTD[row, last], keys_BTD[row, last]))
         return decoded
 
     def _join(self) -> None:
@@ -295,58 +272,25 @@ class Batch:
         """A window that moves must have as many places as the rows of the pool that it will be one of."""
         return self._capacity if self._decoder.config.is_windowed else num_tokens
 
-    def _search(self, decoded: Sequence[_Decoded]) -> tuple[Tensor, list[list[RetrievalResult | None]]]:
-        """Searches once for each retriever, also where sequences exclude documents.
-
-        Returns the log-probabilities of all positions (R, V), and the result for each position of each sequence.
-        """
-        positions = [(number, place) for number, each in enumerate(decoded) for place in range(len(each.hidden_ND))]
-        hidden_RD = torch.cat([each.hidden_ND for each in decoded])
-        logprobs_RV = self._decoder.logprobs(hidden_RD).cpu()
-        rows_of: dict[Retriever, list[int]] = {}
-        views: dict[int, tuple[Snapshot, ...]] = {}
-        for row, (number, _) in enumerate(positions):
-            sequence = decoded[number].sequence
-            if (retriever := sequence.generation.retriever) is not None and sequence.generation.needs_retrieval:
-                try:
-                    views[row] = retriever.views
-                except Exception as error:
-                    sequence.failure = error
-                else:
-                    rows_of.setdefault(retriever.shared, []).append(row)
-        results: list[list[RetrievalResult | None]] = [[None] * len(each.hidden_ND) for each in decoded]
-        keys_RD = torch.cat([each.keys_ND for each in decoded]).float().cpu().numpy() if rows_of else None
-        for retriever, rows in rows_of.items():
-            generations = [(decoded[positions[row][0]].sequence.generation, positions[row][1]) for row in rows]
-            try:
-                assert keys_RD is not None
-                max_logprobs_Q = logprobs_RV.numpy()[rows].max(axis=1) if retriever.needs_max_logprob else None
-                policies = [generation.policy for generation, _ in generations]
-                result = retriever.search(keys_RD[rows], max_logprobs_Q, policies, [views[row] for row in rows])
-                texts = [generation.guarded_ids(place) for generation, place in generations]
-                result = without_repeats(result, texts, retriever.tokens_before)
-                if retriever.gate is not None:
-                    gated_QD = gated(self._decoder, retriever.gate, hidden_RD[rows], result.neighbors)
-                    logprobs_RV[rows] = self._decoder.logprobs(gated_QD).cpu()
-                for query, row in enumerate(rows):
-                    number, place = positions[row]
-                    results[number][place] = result.row(query)
-            except Exception as error:
-                for row in rows:
-                    decoded[positions[row][0]].sequence.failure = error
-        return logprobs_RV, results
-
     def _sample(
-        self, decoded: Sequence[_Decoded], logprobs_RV: Tensor, results: Sequence[Sequence[RetrievalResult | None]]
+        self,
+        decoded: Sequence[Decoded],
+        logprobs_RV: Tensor,
+        results: Sequence[Sequence[RetrievalResult | None]],
+        pasts: Sequence[RetrievalResult | None],
     ) -> None:
         """Samples tokens for each sequence, and takes back the tokens of its draft that are not part of its text."""
         num_wrong: dict[RunningSequence, int] = {}
         each_NV = logprobs_RV.split([len(each.hidden_ND) for each in decoded])
         with threads(1):  # a vocabulary is too little to wait for a second thread
-            for (sequence, hidden_ND, _), logprobs_NV, results_N in zip(decoded, each_NV, results, strict=True):
+            for (sequence, hidden_ND, _), logprobs_NV, results_N, past in zip(
+                decoded, each_NV, results, pasts, strict=True
+            ):
                 if sequence.failure is None:
                     try:
-                        tokens, num_read = sequence.generation.sample_run(logprobs_NV, results_N, sequence.since_s)
+                        tokens, num_read = sequence.generation.sample_run(
+                            logprobs_NV, results_N, sequence.since_s, past
+                        )
                         sequence.tokens, num_wrong[sequence] = tokens, len(hidden_ND) - 1 - num_read
                     except Exception as error:
                         sequence.failure = error

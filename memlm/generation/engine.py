@@ -21,9 +21,12 @@ from memlm.errors import Incompatible, InvalidInput, NotFound
 from memlm.generation.generation import Generation
 from memlm.generation.loaded_stores import LoadedStores
 from memlm.generation.scoring import score_text
+from memlm.generation.session_files import SessionState
 from memlm.generation.sessions import Sessions
 from memlm.model.checkpoint import Checkpoint
+from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.encoder import key_after
+from memlm.retrieval.own_past import OwnPast
 from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import OnLost
 from memlm.retrieval.tracing import trace
@@ -92,14 +95,37 @@ class Engine:
         """Makes a generation for a `Batch`, to be closed at its end. `owner` is the owner of its session."""
         retriever = yield from self._retriever(request.retrieval)
         lease = None if request.session is None else self.sessions.lease(request.session, owner=owner)
-        started = Generation.start(self.checkpoint, request, retriever, request_id=request_id, lease=lease)
+        past = self.own_past(request.retrieval, None if lease is None else lease.state)
+        started = Generation.start(self.checkpoint, request, retriever, past, request_id=request_id, lease=lease)
         return (yield from started)
 
     def score(self, request: ScoreRequest) -> Steps[Score]:
         """Scores a text, a few windows a step. Raises InvalidInput for an empty one."""
         retriever = yield from self._retriever(request.retrieval)
-        searches = retriever is not None and retriever.stores
-        return (yield from score_text(self.checkpoint, request, retriever if searches else None))
+        searched = retriever if retriever is not None and retriever.stores else None
+        return (yield from score_text(self.checkpoint, request, searched, self.own_past(request.retrieval)))
+
+    def own_past(self, params: RetrievalParams, session: SessionState | None = None) -> OwnPast | None:
+        """The past of a text as a memory, None for a request that does not use it. A session keeps its past for later
+        requests all the same.
+
+        Raises InvalidInput for a model that was not tuned for it, if the request names a number of positions.
+        """
+        settings, most = self.sessions.context_settings, params.context_cache
+        if settings is None and most:
+            raise InvalidInput(
+                f"context_cache is {most}, but {self.checkpoint.path.name} was not tuned for it; run `memlm"
+                " tune-context` on held-out text, or leave context_cache out",
+                field="context_cache",
+            )
+        if params.spalm and most:
+            raise InvalidInput("a trained gate mixes datastores alone; leave out context_cache or spalm", field="spalm")
+        if most is None and (params.spalm or not params.use_store):
+            most = 0
+        if settings is None or (most == 0 and session is None):
+            return None
+        cache = None if session is None else session.past_to_extend()
+        return OwnPast(settings, cache or ContextCache(self.checkpoint.decoder.config.dim), most)
 
     def search(self, request: SearchRequest) -> Steps[tuple[Neighbor, ...]]:
         """Finds places in datastores. A long text is read in several steps, and words are indexed in several.

@@ -44,6 +44,7 @@ from memlm.model import DecoderState
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.interpolation import knn_logprobs, mix
 from memlm.retrieval.loop_guard import WINDOW
+from memlm.retrieval.own_past import OwnPast, describe_past, with_past
 from memlm.retrieval.policy import RetrievalPolicy
 from memlm.retrieval.retriever import RetrievalResult, Retriever
 from memlm.retrieval.store import ModelStore
@@ -63,6 +64,7 @@ class Generation:
         request: StreamRequest,
         prompt_ids: Sequence[int],
         retriever: Retriever | None,
+        past: OwnPast | None = None,
         *,
         request_id: str = "",
         lease: Lease | None = None,
@@ -76,7 +78,7 @@ class Generation:
         self._request, self._begun_s = request, time.perf_counter()
         self.retriever, self.policy = retriever, retriever.new_policy() if retriever else RetrievalPolicy()
         self._sampling = request.sampling.or_else(checkpoint.sampling)
-        self._lease, self._session = lease, lease.state if lease else SessionState()
+        self._lease, self._session, self.past = lease, lease.state if lease else SessionState(), past
         self._is_chat = isinstance(request, ChatRequest)
         self._end_ids = checkpoint.chat_end_ids if self._is_chat else self._tokenizer.end_ids
         is_text = isinstance(request, GenerateRequest) and not request.prompt_token_ids
@@ -91,6 +93,10 @@ class Generation:
             raise InvalidInput("the session's text has ended; give a prompt to go on with", field="prompt")
         self._context_ids = [*self._session.context_ids, *prompt_ids]
         self.prompt_positions = self._session.num_read + len(self.pending_ids)
+        # Where the token that follows the first position of the past stands in the text.
+        self._first_place = len(self._context_ids) - self.prompt_positions + 1
+        if past is not None:
+            self._first_place += self._session.num_read - len(past.cache)
         self._max_tokens = _room_for(checkpoint, self.prompt_positions, self._sampling.max_tokens)
         self.max_positions = self.prompt_positions + self._max_tokens - 1
         # A decoder that is not shared with the batch: the number of layers differs from token to token.
@@ -102,6 +108,7 @@ class Generation:
                     " datastore, or without early_exit",
                     field="early_exit",
                 )
+            self.past = None  # it has no keys either
             self.own_decoder = EarlyExitDecoder(checkpoint.decoder, load_rule(checkpoint.path))
         seed = secrets.randbelow(MAX_SEED) if self._sampling.seed is None else self._sampling.seed
         self._rng, self._detokenizer = np.random.default_rng(seed), Detokenizer(self._sampling.stop)
@@ -132,6 +139,7 @@ class Generation:
         checkpoint: Checkpoint,
         request: StreamRequest,
         retriever: Retriever | None,
+        past: OwnPast | None = None,
         *,
         request_id: str = "",
         lease: Lease | None = None,
@@ -141,7 +149,7 @@ class Generation:
             prompt_ids = yield from prompt_steps(checkpoint, request, lease.state if lease else SessionState())
             expected_ids = yield from checkpoint.tokenizer.encode_steps(request.draft)
             return cls(
-                checkpoint, request, prompt_ids, retriever,
+                checkpoint, request, prompt_ids, retriever, past,
                 request_id=request_id, lease=lease, expected_ids=expected_ids,
             )  # fmt: skip
         except BaseException:
@@ -159,6 +167,8 @@ class Generation:
         against loops.
         """
         changes_output = self.retriever is not None and self.retriever.changes_output
+        if self.past is not None:
+            changes_output |= self.past.is_searched
         if not changes_output or self._request.retrieval.loop_guard is False:
             return []
         drafted = [] if self.draft is None else self.draft.token_ids[:place]
@@ -216,17 +226,23 @@ class Generation:
             self.draft = self.draft._replace(token_ids=self.draft.token_ids[:length]) if length else None
 
     def sample_run(
-        self, lm_logprobs_NV: Float[Tensor, "N V"], results: Sequence[RetrievalResult | None], begin_s: float
+        self,
+        lm_logprobs_NV: Float[Tensor, "N V"],
+        results: Sequence[RetrievalResult | None],
+        begin_s: float,
+        past: RetrievalResult | None = None,
     ) -> tuple[tuple[Token, ...], int]:
         """Samples a token for each of N positions, while it is the draft's, so that the next position was read rightly.
 
         Returns the tokens that may be shown, and how many tokens of the draft are part of the text. `results` have one
-        row each. `begin_s` (perf_counter) is the start of the forward pass.
+        row each. `begin_s` (perf_counter) is the start of the forward pass. `past` has the neighbors of the
+        positions in the text's own past.
         """
         draft, tokens, reason, num_accepted = self.draft, list[Token](), None, 0
         self.draft = None
         for place, lm_logprobs_V in enumerate(lm_logprobs_NV):
-            shown, reason = self._sample_next(lm_logprobs_V, results[place], begin_s, is_first=place == 0)
+            own = None if past is None else past.row(place)
+            shown, reason = self._sample_next(lm_logprobs_V, results[place], own, begin_s, is_first=place == 0)
             tokens += shown
             is_accepted = draft is not None and self.pending_ids == [*draft.token_ids[place : place + 1]]
             num_accepted += is_accepted
@@ -239,6 +255,8 @@ class Generation:
             counts = drafted + len(draft.token_ids), accepted + num_accepted, drafts + 1
             self._draft_counts[draft.source] = counts
         num_read = min(place, num_accepted)
+        if self.past is not None:
+            self.past.cache.crop(len(self.past.cache) - len(lm_logprobs_NV) + 1 + num_read)
         if reason is not None:
             usages = (DraftUsage(source.value, *counts) for source, counts in sorted(self._draft_counts.items()))
             self.usage = replace(self.usage, drafts=tuple(usages))
@@ -246,16 +264,23 @@ class Generation:
         return tuple(tokens), num_read
 
     def _sample_next(
-        self, lm_logprobs_V: Float[Tensor, " V"], result: RetrievalResult | None, begin_s: float, *, is_first: bool
+        self,
+        lm_logprobs_V: Float[Tensor, " V"],
+        result: RetrievalResult | None,
+        past: RetrievalResult | None,
+        begin_s: float,
+        *,
+        is_first: bool,
     ) -> tuple[list[Token], FinishReason | None]:
-        """Mixes p_kNN into the model's distribution, and samples one token.
+        """Mixes p_kNN of datastores and past into the model's distribution, and samples one token.
 
         Returns the tokens that may be shown, and the reason if it is the last.
         """
         knn, lam = None, 0.0
-        if result is not None:
-            knn = knn_logprobs(result.logweights_QK[0], result.neighbors.values_QK[0])
-            lam = 0.0 if knn is None else float(result.lams_Q[0])
+        memory = result if past is None else with_past(result, past)
+        if memory is not None:
+            knn = knn_logprobs(memory.logweights_QK[0], memory.neighbors.values_QK[0])
+            lam = 0.0 if knn is None else float(memory.lams_Q[0])
         logprobs_V = mix(lm_logprobs_V, knn, lam)
         token_id = sample(logprobs_V, self._sampling, self._context_ids, self._rng)
         self.pending_ids = [token_id]
@@ -268,9 +293,7 @@ class Generation:
         if token_id in self._end_ids:
             reason = FinishReason.END
         else:
-            neighbors: tuple[Neighbor, ...] = ()
-            if result is not None and self.retriever is not None and self._request.neighbors:
-                neighbors = self.retriever.describe(result, self._request.neighbors)
+            neighbors = () if memory is None else self._described(memory)
             token = Token(
                 id=token_id,
                 text="",
@@ -294,6 +317,15 @@ class Generation:
         self._count(token, result, 1000 * (time.perf_counter() - begin_s), is_first=is_first)
         return tokens, reason
 
+    def _described(self, memory: RetrievalResult) -> tuple[Neighbor, ...]:
+        """The neighbors that are part of the answer."""
+        if not (count := self._request.neighbors):
+            return ()
+        found = describe_past(memory, count, self._context_ids, self._first_place, self._tokenizer)
+        if self.retriever is not None:
+            found |= self.retriever.describe_columns(memory, count)
+        return tuple(found[column] for column in sorted(found))
+
     def commit_to_session(self, state: DecoderState) -> Steps[None]:
         """After the last token, gives the session its new KV cache, and writes it where sessions are kept. A large
         cache is trimmed to the tokens read, outside the loop.
@@ -306,7 +338,11 @@ class Generation:
         ended = self.finished.reason is FinishReason.END  # the model's end of text is no part of the session's
         context_ids = self._context_ids[:-1] if ended else self._context_ids
         pending_ids = () if ended else tuple(self.pending_ids)
-        yield from self._lease.keep(SessionState(state, pending_ids, tuple(context_ids), ends_in_answer=self._is_chat))
+        past = None if self.past is None else self.past.cache
+        kept = SessionState(
+            state, pending_ids, tuple(context_ids), self._is_chat, past, 0 if past is None else len(past)
+        )
+        yield from self._lease.keep(kept)
 
     def close(self) -> None:
         """Gives the session back, if there is one: unchanged, unless `commit_to_session` has ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from memlm.retrieval.encoder import BLOCK_WINDOWS, Encoder, Prediction
 from memlm.retrieval.encoder import document_windows as windows_for
 from memlm.retrieval.gate import SpalmGate, gated
 from memlm.retrieval.interpolation import mix_targets, target_logprobs
+from memlm.retrieval.own_past import OwnPast, with_past
 from memlm.retrieval.retriever import RetrievalResult, Retriever
 
 COUNTED_CHARACTERS = 1 << 16
@@ -39,10 +40,15 @@ class Scored(NamedTuple):
 
 
 def score_windows(
-    checkpoint: Checkpoint, windows: Iterator[Window], retriever: Retriever | None, *, at_once: int = BLOCK_WINDOWS
+    checkpoint: Checkpoint,
+    windows: Iterator[Window],
+    retriever: Retriever | None,
+    past: OwnPast | None = None,
+    *,
+    at_once: int = BLOCK_WINDOWS,
 ) -> Iterator[Scored]:
     """Scores the windows of one document as they come, `at_once` of them in a block."""
-    for scored in score_parts(checkpoint, windows, retriever, at_once=at_once):
+    for scored in score_parts(checkpoint, windows, retriever, past, at_once=at_once):
         if scored is not None:
             yield scored
 
@@ -51,11 +57,14 @@ def score_parts(
     checkpoint: Checkpoint,
     windows: Iterator[Window],
     retriever: Retriever | None,
+    past: OwnPast | None = None,
     *,
     at_once: int,
     top_logprobs: int = 0,
 ) -> Iterator[Scored | None]:
-    """Scores the windows of one document. Yields None after a piece of work without a result."""
+    """Scores the windows of one document, with the datastores of a retriever and the document's own `past`, which is
+    empty at first. Yields None after a piece of work without a result.
+    """
     encoder, gate = Encoder(checkpoint.decoder), retriever.gate if retriever else None
     policy = retriever.new_policy() if retriever else None
     for block in blocks_of(windows, at_once):
@@ -64,12 +73,18 @@ def score_parts(
                 yield None
                 continue
             targets_N, read = part
-            if retriever is None or policy is None:
+            found, lm_logprobs_N = None, read.logprobs_N
+            if retriever is not None and policy is not None:
+                found = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, targets_N, policy)
+                if gate is not None:
+                    lm_logprobs_N = _gated_logprobs(checkpoint, gate, read, found, targets_N)
+            if past is not None:
+                past.cache.append(read.keys_ND, targets_N)
+                found = with_past(found, past.search(read.keys_ND, read.max_logprobs_N))
+            if found is None:
                 top = _likeliest(checkpoint, None, read, None, top_logprobs)
                 yield Scored(targets_N, read.logprobs_N, None, None, top)
                 continue
-            found = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, targets_N, policy)
-            lm_logprobs_N = _gated_logprobs(checkpoint, gate, read, found, targets_N) if gate else read.logprobs_N
             knn_N = target_logprobs(found.logweights_QK, found.neighbors.values_QK, targets_N)
             found_N = (found.neighbors.ids_QK >= 0).any(axis=1)
             mixed_N = mix_targets(lm_logprobs_N, knn_N, found_N, found.lams_Q)
@@ -107,7 +122,9 @@ def _gated_logprobs(
         return logprobs_NV.gather(1, targets_N1)[:, 0].cpu().numpy()
 
 
-def score_text(checkpoint: Checkpoint, request: ScoreRequest, retriever: Retriever | None) -> Steps[Score]:
+def score_text(
+    checkpoint: Checkpoint, request: ScoreRequest, retriever: Retriever | None, past: OwnPast | None = None
+) -> Steps[Score]:
     """Scores one text, a few windows or a piece of a long one a step. Raises InvalidInput for an empty text."""
     tokenizer, text = checkpoint.tokenizer, request.text
     if request.token_ids:
@@ -123,7 +140,8 @@ def score_text(checkpoint: Checkpoint, request: ScoreRequest, retriever: Retriev
     size = retriever.window_size if retriever else None
     windows = windows_for(checkpoint.decoder, np.asarray(ids, dtype=np.int64), start_id, size)
     yield None  # from here on it needs the model
-    for scored in score_parts(checkpoint, windows, retriever, at_once=STEP_WINDOWS, top_logprobs=request.top_logprobs):
+    parts = score_parts(checkpoint, windows, retriever, past, at_once=STEP_WINDOWS, top_logprobs=request.top_logprobs)
+    for scored in parts:
         if scored is not None:
             accumulator.add(scored)
             details.extend(_details(scored, checkpoint) if request.token_scores else ())
@@ -141,12 +159,14 @@ class ScoreAccumulator:
     num_bytes: int = 0
     base_nll: float = 0.0
     knn_nll: float = 0.0
+    has_memory: bool = False
 
     def add(self, scored: Scored) -> None:
         """Adds tokens."""
         self.tokens += len(scored.targets_N)
         self.base_nll -= float(scored.lm_logprobs_N.sum(dtype=np.float64))
         if scored.logprobs_N is not None:
+            self.has_memory = True
             self.knn_nll -= float(scored.logprobs_N.sum(dtype=np.float64))
 
     def add_text(self, text: str) -> Steps[None]:
@@ -166,12 +186,13 @@ class ScoreAccumulator:
         """Returns the figures of all that was added."""
         counts = {"tokens": self.tokens, "words": self.words, "num_bytes": self.num_bytes}
         base = Figures.of(self.base_nll, **counts)
-        parts = {"tokens": self.tokens, "words": self.words, "bytes": self.num_bytes, "base": base}
+        parts: dict[str, Any] = {"tokens": self.tokens, "words": self.words, "bytes": self.num_bytes, "base": base}
+        if self.has_memory:
+            parts["knn"] = Figures.of(self.knn_nll, **counts)
         if retriever is None:
-            return Score(**parts, token_scores=token_scores)  # type: ignore[arg-type]
+            return Score(**parts, token_scores=token_scores)
         return Score(
-            **parts,  # type: ignore[arg-type]
-            knn=Figures.of(self.knn_nll, **counts),
+            **parts,
             store=retriever.name,
             k=retriever.k,
             lam=retriever.lam,

@@ -1,8 +1,9 @@
 """Sessions on the disk: one file each, signed, checksummed and bound to its model.
 
-A file is the magic line, a signed line of JSON, the tokens as 32-bit integers, and the decoder's cache in safetensors
-form. It is written whole under a temporary name, so a kill or a full disk leaves the file of before. Any thread may
-write: the large parts are hashed and written with the interpreter unlocked, so other threads run meanwhile.
+A file is the magic line, a signed line of JSON, the tokens as 32-bit integers, the past (keys, and the tokens that
+follow them) if the session has one, and the decoder's cache in safetensors form. It is written whole under a temporary
+name, so a kill or a full disk leaves the file of before. Any thread may write: the large parts are hashed and written
+with the interpreter unlocked, so other threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from memlm.base.files import checksum_of, read_signed, remove, sign, sync_folder
 from memlm.errors import Corrupt, Incompatible
 from memlm.model import DecoderState
 from memlm.model.checkpoint import Checkpoint
+from memlm.retrieval.context_cache import ContextCache
 
 MAGIC = b"memlm session 3\n"
 TOKEN_TYPE = "i"
@@ -29,13 +31,16 @@ SUFFIX = ".session"
 class SessionState:
     """The KV cache (None: empty), the tokens that are not in it yet, and all tokens of the session's text.
 
-    After a conversation, the text `ends_in_answer`, without the end of the assistant's turn.
+    After a conversation, the text `ends_in_answer`, without the end of the assistant's turn. `past` has the keys of the
+    tokens read, and possibly of more behind the first `past_size`: a cancelled request leaves these.
     """
 
     cache: DecoderState | None = None
     pending_ids: tuple[int, ...] = ()
     context_ids: tuple[int, ...] = ()
     ends_in_answer: bool = False
+    past: ContextCache | None = None
+    past_size: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -49,8 +54,14 @@ class SessionState:
 
     @property
     def num_bytes(self) -> int:
-        """RAM of the KV cache, in bytes."""
-        return 0 if self.cache is None else self.cache.num_bytes
+        """RAM of the KV cache and the past, in bytes."""
+        return sum(0 if each is None else each.num_bytes for each in (self.cache, self.past))
+
+    def past_to_extend(self) -> ContextCache | None:
+        """The past, as it is in this state. The next request appends to it in place."""
+        if self.past is not None:
+            self.past.crop(self.past_size)
+        return self.past
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +88,17 @@ class SessionFiles:
         """Writes a session's file. Once this returns, the session survives a crash."""
         state = record.state
         tokens = memoryview(array(TOKEN_TYPE, state.context_ids)).cast("B")
-        pieces = [tokens, *(() if state.cache is None else state.cache.pieces())]
+        past = None if state.past is None else state.past.save(state.past_size)
+        pieces = [tokens, *(past or ()), *(() if state.cache is None else state.cache.pieces())]
         digest = hashlib.blake2b(digest_size=16)
         for piece in pieces:
             digest.update(piece)
         header: dict[str, Any] = {
             "name": record.name, "owner": record.owner, "ttl_s": record.ttl_s, "created_s": record.created_s,
             "used_s": record.used_s, "used": record.used, "pending_ids": state.pending_ids, "token_bytes": len(tokens),
-            "ends_in_answer": state.ends_in_answer, "cache": digest.hexdigest(), "model": self._checkpoint.fingerprint,
-            "tokenizer": self._checkpoint.tokenizer.fingerprint,
+            "ends_in_answer": state.ends_in_answer,
+            "past_size": None if past is None else state.past_size, "cache": digest.hexdigest(),
+            "model": self._checkpoint.fingerprint, "tokenizer": self._checkpoint.tokenizer.fingerprint,
         }  # fmt: skip
         write_atomic(self._file(record.name), MAGIC, sign(header), b"\n", *pieces)
 
@@ -131,12 +144,15 @@ class SessionFiles:
                 f"{path} is a session of another model; serve that one, or remove the file to go on without it"
             )
         context_ids, data = array(TOKEN_TYPE, data[: header["token_bytes"]]), data[header["token_bytes"] :]
-        decoder, cache = self._checkpoint.decoder, None
+        decoder, cache, past = self._checkpoint.decoder, None, None
+        if (past_size := header.get("past_size")) is not None:
+            past, data = ContextCache.restore(data, past_size, decoder.config.dim)
         if data:
             cache = DecoderState.restore(data, decoder.config, dtype=decoder.dtype, device=decoder.device)
         state = SessionState(
-            cache, tuple(header["pending_ids"]), tuple(context_ids), header.get("ends_in_answer", False)
-        )
+            cache, tuple(header["pending_ids"]), tuple(context_ids), header.get("ends_in_answer", False),
+            past, past_size or 0,
+        )  # fmt: skip
         used = (str(header["used"][0]), float(header["used"][1]))
         return SessionRecord(
             header["name"], header["owner"], header["ttl_s"], header["created_s"], header["used_s"], used, state

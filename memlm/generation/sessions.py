@@ -17,9 +17,10 @@ import secrets
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -31,6 +32,8 @@ from memlm.generation.session_files import SessionFiles, SessionRecord, SessionS
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.checkpoint import Checkpoint
 from memlm.model.state_pool import UNBOUNDED
+from memlm.retrieval.context_cache import ContextCache
+from memlm.retrieval.own_past import ContextSettings, OwnPast
 
 APPEND_TOKENS = 512
 LARGE_BYTES = 1 << 20  # a cache from here on is copied outside the loop
@@ -40,6 +43,8 @@ DEFAULT_MAX_BYTES = 4 << 30
 EXPIRED_AT_ONCE = 64
 GONE_KEPT = 1024
 RETRY_AFTER_S = 60.0
+
+_Copied = TypeVar("_Copied")
 
 
 @dataclass(eq=False, slots=True)
@@ -107,6 +112,7 @@ class Sessions:
         Corrupt for a damaged one. If several processes share the folder, `is_ours` selects the names of this process.
         """
         self._checkpoint, self._ttl_s, self._max_bytes, self._is_ours = checkpoint, ttl_s, max_bytes, is_ours
+        self.context_settings = ContextSettings.load(checkpoint.path)
         self._max_sessions, self._max_per_owner, self._clock = max_sessions, max_per_owner, clock or Clock()
         self._files = None if folder is None else SessionFiles(Path(folder), checkpoint)
         self._sessions: OrderedDict[str, _Session] = OrderedDict()  # the least recently used first
@@ -147,13 +153,21 @@ class Sessions:
         return tuple(self._info(session) for session in sorted(sessions, key=lambda session: -session.used_s))
 
     def fork(self, name: str, *, owner: str = "") -> Steps[SessionInfo]:
-        """Copies a session. Caches are never changed in place, so the copy shares that of the first.
+        """Copies a session. KV caches are never changed in place, so the copy shares that of the first.
 
         Raises Locked while the session is used, Overloaded as `create`.
         """
         source = self._idle(name, owner)
         self._check_room(owner)
-        return (yield from self._begin(owner, source.ttl_s, source.state))
+        state = source.state
+        if state.past is not None:  # is extended in place
+            source.busy = True
+            try:
+                past = yield from copied_aside(partial(state.past.copy, state.past_size), state.past.num_bytes)
+            finally:
+                source.busy = False
+            state = replace(state, past=past)
+        return (yield from self._begin(owner, source.ttl_s, state))
 
     def delete(self, name: str, *, owner: str = "") -> Steps[SessionInfo]:
         """Deletes a session and returns its last description. Raises Locked while it is used."""
@@ -190,8 +204,13 @@ class Sessions:
             cache = yield from self._room_for(
                 state, UNBOUNDED if longest is None else state.num_read + len(pending_ids)
             )
-            yield from self._read(session, pending_ids, cache)
-            yield from self._give_back(session, SessionState(cache, (pending_ids[-1],), (*state.context_ids, *new)))
+            past = self._past_of(state)
+            yield from self._read(session, pending_ids, cache, past)
+            context_ids = (*state.context_ids, *new)
+            extended = SessionState(cache, (pending_ids[-1],), context_ids)
+            if past is not None:
+                extended = replace(extended, past=past.cache, past_size=len(past.cache))
+            yield from self._give_back(session, extended)
         finally:
             session.busy, session.reading = False, 0
         return self._info(session)
@@ -263,13 +282,25 @@ class Sessions:
             return decoder.new_state(capacity=capacity)
         return (yield from copied_aside(partial(state.cache.extract_row, 0, capacity=capacity), state.num_bytes))
 
-    def _read(self, session: _Session, pending_ids: Sequence[int], cache: DecoderState) -> Steps[None]:
+    def _past_of(self, state: SessionState) -> OwnPast | None:
+        """The past of a session that reads on, for a model that was tuned for it."""
+        if self.context_settings is None:
+            return None
+        return OwnPast(
+            self.context_settings, state.past_to_extend() or ContextCache(self._checkpoint.decoder.config.dim)
+        )
+
+    def _read(
+        self, session: _Session, pending_ids: Sequence[int], cache: DecoderState, past: OwnPast | None
+    ) -> Steps[None]:
         """Reads all but the last token into a cache, one piece a step."""
         decoder = self._checkpoint.decoder
         for begin in range(0, len(pending_ids) - 1, APPEND_TOKENS):
             piece = pending_ids[begin : min(begin + APPEND_TOKENS, len(pending_ids) - 1)]
             with torch.inference_mode(), decoding_threads(decoder, len(piece)):
-                decoder.keys(torch.tensor([piece]), cache)
+                keys_1TD = decoder.keys(torch.tensor([piece]), cache)
+            if past is not None:
+                past.read(piece, keys_1TD[0].float().cpu().numpy())
             session.reading_done = begin + len(piece)
             yield None
 
@@ -383,9 +414,9 @@ class Sessions:
         )
 
 
-def copied_aside(copy: Callable[[], DecoderState], num_bytes: int) -> Steps[DecoderState]:
+def copied_aside(copy: Callable[[], _Copied], num_bytes: int) -> Steps[_Copied]:
     """Copies a cache of `num_bytes`: outside the loop where it is large."""
     if num_bytes < LARGE_BYTES:
         return copy()
-    cache: DecoderState = yield Offload(copy)
+    cache: _Copied = yield Offload(copy)
     return cache

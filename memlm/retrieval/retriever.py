@@ -294,6 +294,11 @@ class Retriever:
 
     def describe(self, result: RetrievalResult, count: int) -> tuple[Neighbor, ...]:
         """Describes the first `count` neighbors of a result of one key: document, line, and the text around each."""
+        described = self.describe_columns(result, count)
+        return tuple(described[column] for column in sorted(described))
+
+    def describe_columns(self, result: RetrievalResult, count: int) -> dict[int, Neighbor]:
+        """Describes those of the first `count` neighbors of a key that come from datastores, by their columns."""
         near = result.neighbors
         parts = (near.ids_QK, near.distances_QK, result.logweights_QK, near.values_QK)
         ids_K, distances_K, logweights_K, values_K = (part_QK[0, :count] for part_QK in parts)
@@ -302,7 +307,7 @@ class Retriever:
             columns = np.flatnonzero((result.stores_QK[0, :count] == number) & (ids_K >= 0))
             neighbors = store.describe(ids_K[columns], distances_K[columns], logweights_K[columns], values_K[columns])
             described |= dict(zip(columns.tolist(), neighbors, strict=True))
-        return tuple(described[column] for column in sorted(described))
+        return described
 
     def _search_one(
         self,

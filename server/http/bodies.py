@@ -7,6 +7,7 @@ from typing import Any
 from memlm.api.datastores import CHECKS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
 from memlm.api.paging import MAX_PAGE, MAX_PAGE_SIZE
 from memlm.api.params import (
+    MAX_CONTEXT_CACHE,
     MAX_DRAFTS,
     MAX_EXCLUDED,
     MAX_NEIGHBORS,
@@ -90,6 +91,9 @@ MEMORY = _object(
             "maxItems": MAX_EXCLUDED,
             "description": "Answer as if these documents were deleted: ids, folders of ids, or globs.",
         },
+        "context_cache": _whole(
+            "The last positions of the text itself to search too. 0: none. Left out: as tuned.", 0, MAX_CONTEXT_CACHE
+        ),
         "neighbors": _whole("Nearest neighbors reported with each token.", 0, MAX_NEIGHBORS),
     },
     description="The memory's share in the answer. With this object, {} too, the answer reports its figures.",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memlm.base.steps import Steps
-from memlm.generation.batch import RunningSequence
 from memlm.generation.generation import Generation
+from memlm.generation.step_search import RunningSequence
 from memlm.server.inference.messages import Submission
 
 

@@ -11,8 +11,9 @@ from running import alike
 from memlm.api.params import GenerateRequest
 from memlm.base.steps import run_steps
 from memlm.errors import InternalError
-from memlm.generation.batch import Batch, RunningSequence, stream
+from memlm.generation.batch import Batch, stream
 from memlm.generation.generation import Generation
+from memlm.generation.step_search import RunningSequence
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig, forward, pages, state_pool
 from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint

@@ -1,0 +1,123 @@
+"""A step's positions -> their log-probabilities and neighbors: of datastores, and of each text's own past."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+from memlm.api.generation import Token
+from memlm.generation.generation import Generation
+from memlm.index.store.snapshot import Snapshot
+from memlm.model import Decoder, DecoderState
+from memlm.retrieval.gate import gated
+from memlm.retrieval.loop_guard import without_repeats
+from memlm.retrieval.own_past import nothing_before
+from memlm.retrieval.retriever import RetrievalResult, Retriever
+
+
+@dataclass(eq=False, slots=True)
+class RunningSequence:
+    """A generation in the batch, with its tokens of the last step, or its failure. After the last step, `state` is the
+    KV cache for its session, if it has one. `since_s` (perf_counter) is the end of its last step.
+    """
+
+    generation: Generation
+    tokens: tuple[Token, ...] = ()
+    failure: Exception | None = None
+    since_s: float = 0.0
+    state: DecoderState | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has failed or generated its last token."""
+        return self.failure is not None or self.generation.finished is not None
+
+
+class Decoded(NamedTuple):
+    """A sequence with the final hidden states and the keys of its last token and of its draft."""
+
+    sequence: RunningSequence
+    hidden_ND: Tensor
+    keys_ND: Tensor
+
+
+def search_memories(
+    decoder: Decoder, decoded: Sequence[Decoded]
+) -> tuple[Float[Tensor, "R V"], list[list[RetrievalResult | None]], list[RetrievalResult | None]]:
+    """Searches the memories of all positions of a step.
+
+    Returns the log-probabilities of all positions, the neighbors in datastores for each position of each sequence, and
+    for each sequence those in its own past.
+    """
+    hidden_RD = torch.cat([each.hidden_ND for each in decoded])
+    logprobs_RV = decoder.logprobs(hidden_RD).cpu()
+    results = _search_stores(decoder, decoded, hidden_RD, logprobs_RV)
+    each_NV = logprobs_RV.split([len(each.hidden_ND) for each in decoded])
+    return logprobs_RV, results, list(map(_search_past, decoded, each_NV))
+
+
+def _search_stores(
+    decoder: Decoder, decoded: Sequence[Decoded], hidden_RD: Float[Tensor, "R D"], logprobs_RV: Float[Tensor, "R V"]
+) -> list[list[RetrievalResult | None]]:
+    """Searches once for each retriever, also where sequences exclude documents.
+
+    A gate changes the log-probabilities.
+    """
+    positions = [(number, place) for number, each in enumerate(decoded) for place in range(len(each.hidden_ND))]
+    rows_of: dict[Retriever, list[int]] = {}
+    views: dict[int, tuple[Snapshot, ...]] = {}
+    for row, (number, _) in enumerate(positions):
+        sequence = decoded[number].sequence
+        if (retriever := sequence.generation.retriever) is not None and sequence.generation.needs_retrieval:
+            try:
+                views[row] = retriever.views
+            except Exception as error:
+                sequence.failure = error
+            else:
+                rows_of.setdefault(retriever.shared, []).append(row)
+    results: list[list[RetrievalResult | None]] = [[None] * len(each.hidden_ND) for each in decoded]
+    keys_RD = as_numpy(torch.cat([each.keys_ND for each in decoded])) if rows_of else None
+    for retriever, rows in rows_of.items():
+        generations = [(decoded[positions[row][0]].sequence.generation, positions[row][1]) for row in rows]
+        try:
+            assert keys_RD is not None
+            max_logprobs_Q = logprobs_RV.numpy()[rows].max(axis=1) if retriever.needs_max_logprob else None
+            policies = [generation.policy for generation, _ in generations]
+            result = retriever.search(keys_RD[rows], max_logprobs_Q, policies, [views[row] for row in rows])
+            texts = [generation.guarded_ids(place) for generation, place in generations]
+            result = without_repeats(result, texts, retriever.tokens_before)
+            if retriever.gate is not None:
+                gated_QD = gated(decoder, retriever.gate, hidden_RD[rows], result.neighbors)
+                logprobs_RV[rows] = decoder.logprobs(gated_QD).cpu()
+            for query, row in enumerate(rows):
+                number, place = positions[row]
+                results[number][place] = result.row(query)
+        except Exception as error:
+            for row in rows:
+                decoded[positions[row][0]].sequence.failure = error
+    return results
+
+
+def _search_past(each: Decoded, logprobs_NV: Float[Tensor, "N V"]) -> RetrievalResult | None:
+    """Searches the past of one text for its positions of the step, each among those before it."""
+    generation = each.sequence.generation
+    if each.sequence.failure is not None or generation.past is None or not generation.past.is_searched:
+        return None
+    try:
+        found = generation.past.search(as_numpy(each.keys_ND), logprobs_NV.numpy().max(axis=1))
+        return without_repeats(found, list(map(generation.guarded_ids, range(len(logprobs_NV)))), nothing_before)
+    except Exception as error:
+        each.sequence.failure = error
+        return None
+
+
+def as_numpy(keys_ND: Float[Tensor, "N D"]) -> Float32[np.ndarray, "N D"]:
+    """Keys for a search."""
+    keys: np.ndarray = keys_ND.float().cpu().numpy()
+    return keys

@@ -1,0 +1,140 @@
+"""A text's own past as a memory: the keys of the positions that were read, each with the token that follows it.
+
+A continuous cache (arXiv 1612.04426, equations 2 and 3) without a bound (1711.02604), by the distances of kNN-LM
+(1911.00172). It needs no training and no datastore, and reaches beyond the model's context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, Float32, Int64
+
+from memlm.index.exact import SPARE, exact_distances, to_float32
+from memlm.index.neighbors import Neighbors
+
+ROWS = 1024  # that the arrays begin with
+SCORES_AT_ONCE = 1 << 22  # of queries times positions, 16 MB
+
+
+class ContextCache:
+    """The positions of one text. Position n has the key after n + 1 tokens, and the value is the token that follows.
+
+    Keys are rounded to float16, as those of a datastore, and held in float32, which spares each search the conversion.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._keys_ND = np.empty((ROWS, width), np.float32)
+        self._norms_N = np.empty(ROWS, np.float32)  # infinite where a position was forgotten
+        self._values_N = np.empty(ROWS, np.int32)
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def num_bytes(self) -> int:
+        """RAM in bytes."""
+        return self._keys_ND.nbytes + self._norms_N.nbytes + self._values_N.nbytes
+
+    def append(self, keys_ND: Float[np.ndarray, "N D"], next_ids_N: Int64[np.ndarray, " N"]) -> None:
+        """Adds the next N positions of the text."""
+        end = self._size + len(keys_ND)
+        if end > len(self._values_N):
+            self._grow(end)
+        new = slice(self._size, end)
+        self._keys_ND[new] = rounded = to_float32(np.asarray(keys_ND, np.float16))
+        self._norms_N[new] = np.einsum("nd,nd->n", rounded, rounded)
+        self._values_N[new] = next_ids_N
+        self._size = end
+
+    def follow(self, token_ids: Sequence[int]) -> None:
+        """Sets the token that follows the last position: the first of some, if there is any."""
+        if self._size and len(token_ids):
+            self._values_N[self._size - 1] = token_ids[0]
+
+    def crop(self, size: int) -> None:
+        """Keeps the first positions alone."""
+        self._size = min(self._size, size)
+
+    def forget(self, start: int, stop: int) -> None:
+        """Erases the positions from `start` up to `stop`. No search finds them again."""
+        gone = slice(start, min(stop, self._size))
+        self._keys_ND[gone], self._norms_N[gone], self._values_N[gone] = 0.0, np.inf, -1
+
+    def copy(self, size: int | None = None) -> ContextCache:
+        """A cache of its own with the first positions, by default with all."""
+        copy, size = ContextCache(self._keys_ND.shape[1]), self._size if size is None else size
+        copy._grow(size)
+        for name in ("_keys_ND", "_norms_N", "_values_N"):
+            getattr(copy, name)[:size] = getattr(self, name)[:size]
+        copy._size = size
+        return copy
+
+    def save(self, size: int) -> tuple[memoryview, memoryview]:
+        """The bytes of the first positions: keys in float16, and values. The last one's value is left to be read."""
+        values_N = self._values_N[:size].copy()
+        values_N[-1:] = -1
+        keys_ND = self._keys_ND[:size].astype(np.float16)
+        return keys_ND.view(np.uint8).data.cast("B"), values_N.view(np.uint8).data.cast("B")
+
+    @classmethod
+    def restore(cls, data: bytes, size: int, width: int) -> tuple[ContextCache, bytes]:
+        """Reads a cache from the bytes of `save`, and returns those behind it."""
+        end = 2 * size * width
+        keys_ND = np.frombuffer(data[:end], np.float16).reshape(size, width)
+        cache = cls(width)
+        values_N = np.frombuffer(data[end : end + 4 * size], np.int32)
+        cache.append(keys_ND, values_N)
+        cache._norms_N[:size][(values_N < 0) & ~keys_ND.any(axis=1)] = np.inf  # forgotten
+        return cache, data[end + 4 * size :]
+
+    def search(
+        self, queries_QD: Float[np.ndarray, "Q D"], k: int, sizes_Q: Int64[np.ndarray, " Q"], most: int | None = None
+    ) -> Neighbors:
+        """Finds the k nearest of the first `sizes_Q` positions to each query, or of the last `most` of these. Ids are
+        positions.
+
+        Distances are sums of squared differences of float16-rounded keys. They do not depend on the other queries.
+        """
+        queries_QD = to_float32(np.asarray(queries_QD, np.float16))
+        found, starts_Q = Neighbors.none(len(queries_QD), k), np.maximum(0, sizes_Q - (most or len(self)))
+        num_scores = len(queries_QD) * int(sizes_Q.max(initial=0))
+        for rows_R in np.array_split(np.arange(len(queries_QD)), 1 + num_scores // SCORES_AT_ONCE):
+            if (starts_Q[rows_R] < sizes_Q[rows_R]).any():
+                found.put(rows_R, self._nearest(queries_QD[rows_R], k, starts_Q[rows_R], sizes_Q[rows_R]))
+        return found
+
+    def _nearest(
+        self,
+        queries_RD: Float32[np.ndarray, "R D"],
+        k: int,
+        starts_R: Int64[np.ndarray, " R"],
+        sizes_R: Int64[np.ndarray, " R"],
+    ) -> Neighbors:
+        """Takes more than k candidates by products, which round, and orders them by their distances."""
+        first, end = int(starts_R.min()), int(sizes_R.max())
+        scores_RN = self._norms_N[first:end] - 2 * (queries_RD @ self._keys_ND[first:end].T)
+        places_N = np.arange(first, end)
+        scores_RN[(places_N < starts_R[:, None]) | (places_N >= sizes_R[:, None])] = np.inf
+        count = min(k + SPARE, len(places_N))
+        ids_RC = np.argpartition(scores_RN, count - 1, axis=1)[:, :count]
+        ids_RC.sort(axis=1)  # of equal distances the earlier position stands first
+        is_missing_RC = np.isinf(np.take_along_axis(scores_RN, ids_RC, axis=1))
+        ids_RC += first
+        distances_RC = exact_distances(queries_RD, self._keys_ND, ids_RC)
+        distances_RC[is_missing_RC] = np.inf
+        order_RK = np.argsort(distances_RC, axis=1, kind="stable")[:, :k]
+        distances_RK, ids_RK = (np.take_along_axis(each, order_RK, axis=1) for each in (distances_RC, ids_RC))
+        is_found_RK = np.isfinite(distances_RK)
+        values_RK = np.where(is_found_RK, self._values_N[ids_RK], -1).astype(np.int64)
+        return Neighbors(distances_RK, np.where(is_found_RK, ids_RK, -1), values_RK)
+
+    def _grow(self, size: int) -> None:
+        places = max(ROWS, 1 << (size - 1).bit_length()) if size else ROWS
+        for name in ("_keys_ND", "_norms_N", "_values_N"):
+            old = getattr(self, name)
+            new = np.empty((places, *old.shape[1:]), old.dtype)
+            new[: self._size] = old[: self._size]
+            setattr(self, name, new)

@@ -1,0 +1,97 @@
+"""The context cache finds what a plain loop finds, whatever was appended, cropped or forgotten before."""
+
+import numpy as np
+import pytest
+
+from memlm.retrieval.context_cache import ContextCache
+
+WIDTH = 6
+
+
+def nearest(keys_ND, values_N, query_D, k, size):
+    """The obvious search: all distances of float16-rounded keys in float64, nearest first, the earlier one of a tie."""
+    rounded_ND, rounded_D = (np.asarray(each, np.float16).astype(np.float64) for each in (keys_ND, query_D))
+    distances = [((rounded_ND[n] - rounded_D) ** 2).sum() if values_N[n] >= 0 else np.inf for n in range(size)]
+    order = [n for n in sorted(range(size), key=lambda n: (np.float32(distances[n]), n)) if distances[n] < np.inf][:k]
+    missing = k - len(order)
+    return (
+        [distances[n] for n in order] + [np.inf] * missing,
+        order + [-1] * missing,
+        [int(values_N[n]) for n in order] + [-1] * missing,
+    )
+
+
+def check(cache, keys_ND, values_N, rng, k=5):
+    queries_QD = np.concatenate([rng.normal(size=(6, WIDTH)), keys_ND[:2]]).astype(np.float32)
+    sizes_Q = rng.integers(0, len(keys_ND) + 1, len(queries_QD))
+    found = cache.search(queries_QD, k, sizes_Q)
+    for row, (query_D, size) in enumerate(zip(queries_QD, sizes_Q, strict=True)):
+        distances, ids, values = nearest(keys_ND, values_N, query_D, k, size)
+        assert found.ids_QK[row].tolist() == ids
+        assert found.values_QK[row].tolist() == values
+        np.testing.assert_allclose(found.distances_QK[row], np.array(distances), rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_nearest_earlier_positions_are_found(seed):
+    rng = np.random.default_rng(seed)
+    cache, keys_ND, values_N = ContextCache(WIDTH), np.empty((0, WIDTH), np.float32), np.empty(0, np.int64)
+    for _ in range(12):
+        count = int(rng.choice([1, 7, 40, 700]))
+        new_ND = rng.normal(size=(count, WIDTH)).astype(np.float32).round(1 if seed % 2 else 8)  # some are equal
+        new_N = rng.integers(0, 50, count)
+        cache.append(new_ND, new_N)
+        keys_ND, values_N = np.concatenate([keys_ND, new_ND]), np.concatenate([values_N, new_N])
+        action = rng.choice(["crop", "forget", "copy", "nothing"])
+        if action == "crop":
+            size = int(rng.integers(len(keys_ND) + 1))
+            cache.crop(size)
+            keys_ND, values_N = keys_ND[:size], values_N[:size]
+        elif action == "forget" and len(keys_ND):
+            start, stop = sorted(rng.integers(0, len(keys_ND) + 1, 2).tolist())
+            cache.forget(start, stop)
+            values_N[start:stop] = -1
+        elif action == "copy":
+            kept, cache = cache, cache.copy()
+            kept.append(keys_ND[:1], values_N[:1])  # is not seen by the copy
+        assert len(cache) == len(keys_ND)
+        if len(keys_ND) > 2:
+            check(cache, keys_ND, values_N, rng)
+
+
+def test_a_distance_does_not_depend_on_the_other_queries():
+    rng = np.random.default_rng(0)
+    cache = ContextCache(WIDTH)
+    cache.append(rng.normal(size=(3000, WIDTH)), np.arange(3000))
+    queries_QD, sizes_Q = rng.normal(size=(40, WIDTH)), rng.integers(1, 3000, 40)
+    together = cache.search(queries_QD, 7, sizes_Q)
+    for row in range(40):
+        alone = cache.search(queries_QD[row : row + 1], 7, sizes_Q[row : row + 1])
+        assert np.array_equal(alone.distances_QK[0], together.distances_QK[row])
+        assert np.array_equal(alone.ids_QK[0], together.ids_QK[row])
+
+
+def test_what_was_forgotten_is_erased():
+    cache = ContextCache(WIDTH)
+    cache.append(np.ones((4, WIDTH)), np.arange(4))
+    cache.forget(1, 3)
+    found = cache.search(np.ones((1, WIDTH)), 4, np.array([4]))
+    assert found.ids_QK.tolist() == [[0, 3, -1, -1]]
+    assert not cache._keys_ND[1:3].any()
+
+
+def test_many_queries_are_searched_in_parts(monkeypatch):
+    rng = np.random.default_rng(1)
+    cache = ContextCache(WIDTH)
+    cache.append(rng.normal(size=(500, WIDTH)), np.arange(500))
+    queries_QD, sizes_Q = rng.normal(size=(300, WIDTH)), rng.integers(0, 500, 300)
+    whole = cache.search(queries_QD, 5, sizes_Q)
+    monkeypatch.setattr("memlm.retrieval.context_cache.SCORES_AT_ONCE", 1000)
+    parts = cache.search(queries_QD, 5, sizes_Q)
+    assert np.array_equal(whole.ids_QK, parts.ids_QK)
+    assert np.array_equal(whole.distances_QK, parts.distances_QK)
+
+
+def test_nothing_is_found_before_the_first_position():
+    cache = ContextCache(WIDTH)
+    assert (cache.search(np.ones((2, WIDTH)), 3, np.zeros(2, np.int64)).ids_QK == -1).all()
