@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from memlm.api.params import SamplingParams
 from memlm.errors import Corrupt, InvalidInput
+from memlm.generation import sampling
 from memlm.generation.sampling import keep_min_p, keep_top_k, keep_top_p, penalize_repetition, sample
 
 PROBS = torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03])
@@ -56,6 +57,30 @@ def test_top_k(k, expected):
 )
 def test_top_p_keeps_the_smallest_set_that_holds_the_mass(p, expected):
     assert kept(keep_top_p(PROBS.log(), p)) == expected
+
+
+def top_p_by_sorting(logprobs_V, top_p):
+    """All tokens in order, in float64, until those before hold the mass; and all that tie with the last one."""
+    ordered = sorted(logprobs_V.double().tolist(), reverse=True)
+    masses = np.exp(np.array(ordered) - float(logprobs_V.logsumexp(dim=0)))
+    last = max(number for number in range(len(ordered)) if number == 0 or masses[:number].sum() < top_p)
+    return [token for token, logprob in enumerate(logprobs_V.double().tolist()) if logprob >= ordered[last]]
+
+
+@pytest.mark.parametrize("top_p", [1e-39, 1e-6, 0.1, 0.5, 0.9, 0.97, 0.9999])
+@pytest.mark.parametrize("spread", [0.0, 0.3, 2.0, 9.0])
+@pytest.mark.parametrize("kind", ["plain", "ties", "few"])
+def test_top_p_is_that_of_a_whole_sort(kind, spread, top_p, monkeypatch):
+    monkeypatch.setattr(sampling, "LIKELY", 20)
+    generator = torch.Generator().manual_seed(int(10 * spread))
+    logits_V = spread * torch.randn(300, generator=generator)
+    if kind == "ties":
+        logits_V = logits_V.round()
+    elif kind == "few":
+        logits_V[torch.randperm(300, generator=generator)[:290]] = -torch.inf
+    logprobs_V = logits_V.log_softmax(dim=0)
+    expected = [token for token in top_p_by_sorting(logprobs_V, top_p) if logprobs_V[token] > -torch.inf]
+    assert kept(keep_top_p(logprobs_V, top_p)) == expected
 
 
 @pytest.mark.parametrize(("p", "expected"), [(0.0, [0, 1, 2, 3, 4]), (0.1, [0, 1, 2, 3]), (0.4, [0, 1]), (1.0, [0])])
