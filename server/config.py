@@ -72,6 +72,14 @@ class ServerConfig:
     stores: tuple[Path, ...] = field(
         default=(), metadata=option("Datastore folder. Repeatable.", "--store", "-s", metavar="FOLDER", panel=MODEL)
     )
+    attention_window: int | None = field(
+        default=None,
+        metadata=option(
+            "Latest tokens that a token sees, beside the first four. Texts then have any length.",
+            metavar="TOKENS",
+            panel=MODEL,
+        ),
+    )
     dtype: str = field(
         default="auto",
         metadata=option(

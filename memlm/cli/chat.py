@@ -71,6 +71,7 @@ def chat(
     ] = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    attention_window: options.AttentionWindow = None,
     target: Annotated[
         str | None,
         typer.Option(
@@ -102,7 +103,8 @@ def chat(
         raise typer.BadParameter("--tls, --ca, --cert and --key are for a server; give --target HOST:PORT")
     if target is not None and store:
         raise typer.BadParameter("--store is a folder of this machine; a server has its own (--store-name)")
-    retrieval = [field.name for field in fields(RetrievalParams) if field.name in answers]
+    of_stores = [field.name for field in fields(RetrievalParams) if field.name != "context_cache"]
+    retrieval = [name for name in of_stores if name in answers]
     if model is not None and not store and retrieval:
         raise typer.BadParameter(f"{', '.join(retrieval)} needs a datastore; give --store FOLDER")
     asked = {**answers, "temperature": temperature, "max_tokens": max_tokens}
@@ -111,7 +113,8 @@ def chat(
         _chat_with_server(target, timeout, asked, system, json=json)
     else:
         assert model is not None
-        _chat_in_process(model, store or [], dtype, device, asked, system, json=json)
+        loading = {"dtype": dtype, "device": device, "attention_window": attention_window}
+        _chat_in_process(model, store or [], loading, asked, system, json=json)
 
 
 @with_fields(leave_out=NOT_OF_ANSWERS)
@@ -138,12 +141,12 @@ def _chat_with_server(target: str, timeout: float, asked: dict[str, Any], system
 
 
 def _chat_in_process(
-    model: Path, stores: list[Path], dtype: str, device: str, asked: dict[str, Any], system: str, *, json: bool
+    model: Path, stores: list[Path], loading: dict[str, Any], asked: dict[str, Any], system: str, *, json: bool
 ) -> None:
     from memlm.language_model import load
 
     new = stores[:1] if stores and not stores[0].exists() else []
-    with load(model, [store for store in stores if store not in new], dtype=dtype, device=device) as lm:
+    with load(model, [store for store in stores if store not in new], **loading) as lm:
         lm.checkpoint.chat_template  # noqa: B018 - raises where there is none, before anything is typed
         memory = LocalMemory(lm, stores[0] if stores else None)
         note = f"; {new[0]} will be made by /remember or /add" if new else ""

@@ -28,6 +28,7 @@ def generate(
     store: options.Stores = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    attention_window: options.AttentionWindow = None,
     show_sources: options.ShowSources = False,
     json: options.Json = False,
 ) -> None:
@@ -37,7 +38,7 @@ def generate(
         raise typer.BadParameter("--show-sources needs a datastore; give --store FOLDER")
     from memlm.language_model import load
 
-    with load(model, store or (), dtype=dtype, device=device) as lm:
+    with load(model, store or (), dtype=dtype, device=device, attention_window=attention_window) as lm:
         print_continuation(lm, request, show_sources=show_sources, json=json)
 
 

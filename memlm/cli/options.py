@@ -67,6 +67,14 @@ Dtype = Annotated[
         rich_help_panel="Model",
     ),
 ]
+AttentionWindow = Annotated[
+    int | None,
+    typer.Option(
+        metavar="TOKENS",
+        help="Latest tokens that a token sees, beside the first four. Texts then have any length.",
+        rich_help_panel="Model",
+    ),
+]
 Device = Annotated[
     str,
     typer.Option(

@@ -124,9 +124,12 @@ def load_checkpoint(
     *,
     dtype: torch.dtype | str = "auto",
     device: torch.device | str = "auto",
+    attention_window: int | None = None,
     trainable: bool = False,
 ) -> Checkpoint:
     """Reads a model: a folder, of memlm or in the Hugging Face layout, a GGUF file, or an id on the hub.
+
+    With an `attention_window`, a token sees so many of the latest tokens and the first few, and texts have any length.
 
     With `trainable` the weights are plain ones of their own, in float32 and on the processor where nothing else is
     asked. Otherwise they are packed for prediction where the machine can. `auto` chooses what is fast
@@ -158,6 +161,8 @@ def load_checkpoint(
         raise Corrupt(
             f"{path}: {tokenizer.vocab_size} tokens in the tokenizer, {config.vocab_size} in the model; restore them"
         )
+    if attention_window is not None:
+        config = config.with_attention_window(attention_window)
     with torch.device("meta"), _Undrawn():
         decoder = Decoder(config)
     sources = _sources(decoder, files, family)

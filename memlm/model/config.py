@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from memlm.errors import InvalidInput, check_choice, check_range
@@ -100,6 +100,9 @@ class Memorizing:
         check_choice("memorizing.normalize", self.normalize, ("both", "memory"))
         check_choice("memorizing.search", self.search, ("exact", "faiss"))
         check_choice("memorizing.storage", self.storage, ("float16", "model"))
+
+
+NUM_SINKS = 4  # first tokens of a text that stay visible beside a window that moves (arXiv 2309.17453, table 2)
 
 
 @dataclass(frozen=True)
@@ -226,6 +229,33 @@ class ModelConfig:
                 f"memorizing.layers are {self.memorizing.layers}; the model has the layers 0 to {self.num_layers - 1}",
                 field="memorizing.layers",
             )
+
+    def with_attention_window(self, window: int, num_sinks: int = NUM_SINKS) -> ModelConfig:
+        """The same decoder with a window that moves in every layer, so that it reads texts of any length (StreamingLLM,
+        arXiv 2309.17453). Layers with a smaller window keep it.
+
+        Raises InvalidInput for a model with memory, for positions that end, and for a window beyond the context.
+        """
+        most = self.context_length - num_sinks
+        if self.is_segmented:
+            raise InvalidInput(
+                "the model has a memory, which reads texts of any length; leave attention_window out",
+                field="attention_window",
+            )
+        if not 1 <= window <= most:
+            raise InvalidInput(
+                f"attention_window is {window}; expected 1 to {most:,}: the model's context of {self.context_length:,},"
+                f" less {num_sinks} sinks",
+                field="attention_window",
+            )
+        if self.local_rope_theta and not self.is_windowed:
+            raise InvalidInput(
+                "layers with a window turn otherwise in this model, so that its other layers can have none; leave"
+                " attention_window out",
+                field="attention_window",
+            )
+        windows = tuple(min(own or window, window) for own in self.windows or (0,) * self.num_layers)
+        return replace(self, windows=windows, num_sinks=num_sinks)
 
     @property
     def is_segmented(self) -> bool:

@@ -103,7 +103,9 @@ def run_worker(
 def _load_model(
     config: ServerConfig, stores: Mapping[str, Path], number: int, *, may_fail: Collection[str], on_lost: OnLost
 ) -> Engine:
-    checkpoint = load_checkpoint(config.model, dtype=config.dtype, device=config.device)
+    checkpoint = load_checkpoint(
+        config.model, dtype=config.dtype, device=config.device, attention_window=config.attention_window
+    )
     sessions = Sessions(
         checkpoint,
         folder=config.session_dir,
