@@ -147,9 +147,11 @@ FAMILIES = {
         ),
     ),
 }
-IN_REPORTS = {  # families with a row for each index or method
+IN_REPORTS = {  # families whose tables are in a report
     "datastore": ("Index types", "../docs/reports/datastore.md"),
     "retrieval": ("Retrieval methods", "../docs/reports/retrieval.md"),
+    "drafts": ("Drafts", "../docs/reports/drafts.md"),
+    "context": ("Context cache", "../docs/reports/context.md"),
 }
 
 

@@ -23,7 +23,7 @@ from memlm.indexing.tune_context import LEAST_DOCUMENTS, fit_past, read_past
 from memlm.language_model import LanguageModel
 from memlm.model.checkpoint import load_checkpoint
 from memlm.retrieval.context_cache import ContextCache
-from memlm.retrieval.encoder import text_windows, window_size
+from memlm.retrieval.encoder import Encoder, text_windows, window_size
 from memlm.retrieval.own_past import ContextSettings, OwnPast
 from memlm.retrieval.retriever import Retriever
 
@@ -66,7 +66,7 @@ def bench_context(
         settings = fit_past(evidence, texts.label).settings
         figures = _nats(lm, documents[1::2], settings, size, document_tokens, progress)
         figures |= {"k": settings.k, "temperature": settings.temperature, "lam": settings.lam}
-        return figures | _times(lm, settings, repeats)
+        return figures | times_of(lm, documents[:2], settings, repeats)
 
 
 def _documents(lm: LanguageModel, texts: Corpus, max_tokens: int, document_tokens: int) -> Iterator[Document]:
@@ -113,19 +113,26 @@ def _nats(
     return figures
 
 
-def _times(lm: LanguageModel, settings: ContextSettings, repeats: int) -> dict[str, float]:
-    """The time of a search in pasts of several lengths, beside that of a token without."""
+def times_of(
+    lm: LanguageModel, documents: Sequence[Document], settings: ContextSettings, repeats: int
+) -> dict[str, float]:
+    """The time of a search in pasts of several lengths, beside that of a token without. A past is made of the keys of
+    documents, again and again with a tenth of their spread as noise.
+    """
     token_ms = median(time_per_token(lm.generate, seed, use_store=False) for seed in range(repeats))
-    figures = {"token_ms": token_ms}
-    width, generator = lm.checkpoint.decoder.config.dim, np.random.default_rng(0)
+    figures, generator = {"token_ms": token_ms}, np.random.default_rng(0)
+    windows = [window for each in documents for window in text_windows(lm.checkpoint, each.text, None)]
+    keys_ND = np.concatenate(Encoder(lm.checkpoint.decoder).keys(windows)).astype(np.float32)
+    noise = 0.1 * keys_ND.std()
     for size in SIZES:
-        cache = ContextCache(width)
-        cache.append(generator.standard_normal((size, width), np.float32), np.zeros(size, np.int64))
-        past, keys_1D = OwnPast(settings, cache), generator.standard_normal((1, width), np.float32)
-        times: list[float] = []
-        for _ in range(SEARCHES):
+        cache = ContextCache(keys_ND.shape[1])
+        while len(cache) < size:
+            near_ND = keys_ND + noise * generator.standard_normal(keys_ND.shape, np.float32)
+            cache.append(near_ND[: size - len(cache)], np.zeros(min(len(keys_ND), size - len(cache)), np.int64))
+        past, times = OwnPast(settings, cache), list[float]()
+        for key_1D in keys_ND[:: max(1, len(keys_ND) // SEARCHES), None]:
             begin = perf_counter()
-            past.search(keys_1D, np.zeros(1, np.float32))
+            past.search(key_1D, np.zeros(1, np.float32))
             times.append(1000 * (perf_counter() - begin))
         figures |= {f"search_ms_{size}": median(times), f"time_a_token_{size}_over_none": 1 + median(times) / token_ms}
     return figures

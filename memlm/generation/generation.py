@@ -123,13 +123,7 @@ class Generation:
         self.usage = Usage(prompt_tokens=len(prompt_ids))
         self.finished: Finished | None = None
         self.draft: Draft | None = None
-        self._drafter: Drafter | None = None
-        # By default, drafts come only where they change not even the last bits of a probability.
-        wants_drafts = self._decoder.reads_alike if request.drafts is None else request.drafts > 0
-        if wants_drafts and self.own_decoder is None and not self.policy.is_sequential:
-            gives_drafts = self.needs_retrieval or (retriever is not None and retriever.draft_stores)
-            drafts_from = self.retriever if gives_drafts else None
-            self._drafter = Drafter(self._context_ids, expected_ids, drafts_from)
+        self._drafter = self._new_drafter(expected_ids)
         self._survival = Survival(DraftBudget.of(checkpoint.decoder).experience(self.stores).survival)
         self._draft_counts: dict[DraftSource, tuple[int, int, int]] = {}
 
@@ -156,6 +150,16 @@ class Generation:
             if lease is not None:
                 lease.end(None)
             raise
+
+    def _new_drafter(self, expected_ids: Sequence[int]) -> Drafter | None:
+        """By default, drafts come only where they change not even the last bits of a probability."""
+        asked = self._request.drafts
+        wants_drafts = self._decoder.reads_alike if asked is None else asked > 0
+        if not wants_drafts or self.own_decoder is not None or self.policy.is_sequential:
+            return None
+        retriever = self.retriever
+        gives_drafts = self.needs_retrieval or (retriever is not None and retriever.draft_stores)
+        return Drafter(self._context_ids, expected_ids, retriever if gives_drafts else None)
 
     @property
     def ids_to_read(self) -> list[int]:

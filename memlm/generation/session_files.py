@@ -1,9 +1,9 @@
 """Sessions on the disk: one file each, signed, checksummed and bound to its model.
 
-A file is the magic line, a signed line of JSON, the tokens as 32-bit integers, the past (keys, and the tokens that
-follow them) if the session has one, and the decoder's cache in safetensors form. It is written whole under a temporary
-name, so a kill or a full disk leaves the file of before. Any thread may write: the large parts are hashed and written
-with the interpreter unlocked, so other threads run meanwhile.
+A file is the magic line, a signed line of JSON, the tokens as 32-bit integers, the past if the session has one, and the
+decoder's cache. The last two are in safetensors form. It is written whole under a temporary name, so a kill or a full
+disk leaves the file of before. Any thread may write: the large parts are hashed and written with the interpreter
+unlocked, so other threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from safetensors.numpy import load, save
 
 from memlm.base.clock import Stamp
 from memlm.base.files import checksum_of, read_signed, remove, sign, sync_folder, write_atomic
@@ -88,8 +90,8 @@ class SessionFiles:
         """Writes a session's file. Once this returns, the session survives a crash."""
         state = record.state
         tokens = memoryview(array(TOKEN_TYPE, state.context_ids)).cast("B")
-        past = None if state.past is None else state.past.save(state.past_size)
-        pieces = [tokens, *(past or ()), *(() if state.cache is None else state.cache.pieces())]
+        past = b"" if state.past is None else save(state.past.save(state.past_size))
+        pieces = [tokens, past, *(() if state.cache is None else state.cache.pieces())]
         digest = hashlib.blake2b(digest_size=16)
         for piece in pieces:
             digest.update(piece)
@@ -97,7 +99,7 @@ class SessionFiles:
             "name": record.name, "owner": record.owner, "ttl_s": record.ttl_s, "created_s": record.created_s,
             "used_s": record.used_s, "used": record.used, "pending_ids": state.pending_ids, "token_bytes": len(tokens),
             "ends_in_answer": state.ends_in_answer,
-            "past_size": None if past is None else state.past_size, "cache": digest.hexdigest(),
+            "past_bytes": len(past), "cache": digest.hexdigest(),
             "model": self._checkpoint.fingerprint, "tokenizer": self._checkpoint.tokenizer.fingerprint,
         }  # fmt: skip
         write_atomic(self._file(record.name), MAGIC, sign(header), b"\n", *pieces)
@@ -145,13 +147,13 @@ class SessionFiles:
             )
         context_ids, data = array(TOKEN_TYPE, data[: header["token_bytes"]]), data[header["token_bytes"] :]
         decoder, cache, past = self._checkpoint.decoder, None, None
-        if (past_size := header.get("past_size")) is not None:
-            past, data = ContextCache.restore(data, past_size, decoder.config.dim)
+        if past_bytes := header.get("past_bytes", 0):
+            past, data = ContextCache.restored(load(data[:past_bytes])), data[past_bytes:]
         if data:
             cache = DecoderState.restore(data, decoder.config, dtype=decoder.dtype, device=decoder.device)
         state = SessionState(
             cache, tuple(header["pending_ids"]), tuple(context_ids), header.get("ends_in_answer", False),
-            past, past_size or 0,
+            past, 0 if past is None else len(past),
         )  # fmt: skip
         used = (str(header["used"][0]), float(header["used"][1]))
         return SessionRecord(

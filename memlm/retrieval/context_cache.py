@@ -1,18 +1,20 @@
 """A text's own past as a memory: the keys of the positions that were read, each with the token that follows it.
 
 A continuous cache (arXiv 1612.04426, equations 2 and 3) without a bound (1711.02604), by the distances of kNN-LM
-(1911.00172). It needs no training and no datastore, and reaches beyond the model's context.
+(1911.00172). It needs no training and no datastore, and reaches beyond the model's context. Up to 4,096 positions are
+searched exactly, more by an inverted file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Float32, Int64
 
 from memlm.index.exact import SPARE, exact_distances, to_float32
 from memlm.index.neighbors import Neighbors
+from memlm.retrieval.position_lists import FIRST_SIZE, GROWTH, PositionLists
 
 ROWS = 1024  # that the arrays begin with
 SCORES_AT_ONCE = 1 << 22  # of queries times positions, 16 MB
@@ -29,6 +31,7 @@ class ContextCache:
         self._norms_N = np.empty(ROWS, np.float32)  # infinite where a position was forgotten
         self._values_N = np.empty(ROWS, np.int32)
         self._size = 0
+        self._lists: list[PositionLists] = []  # the latest, and those before, which serve earlier positions
 
     def __len__(self) -> int:
         return self._size
@@ -36,7 +39,8 @@ class ContextCache:
     @property
     def num_bytes(self) -> int:
         """RAM in bytes."""
-        return self._keys_ND.nbytes + self._norms_N.nbytes + self._values_N.nbytes
+        arrays = self._keys_ND.nbytes + self._norms_N.nbytes + self._values_N.nbytes
+        return arrays + sum(lists.num_bytes for lists in self._lists)
 
     def append(self, keys_ND: Float[np.ndarray, "N D"], next_ids_N: Int64[np.ndarray, " N"]) -> None:
         """Adds the next N positions of the text."""
@@ -48,6 +52,7 @@ class ContextCache:
         self._norms_N[new] = np.einsum("nd,nd->n", rounded, rounded)
         self._values_N[new] = next_ids_N
         self._size = end
+        self._fill_lists()
 
     def follow(self, token_ids: Sequence[int]) -> None:
         """Sets the token that follows the last position: the first of some, if there is any."""
@@ -57,6 +62,9 @@ class ContextCache:
     def crop(self, size: int) -> None:
         """Keeps the first positions alone."""
         self._size = min(self._size, size)
+        self._lists = [lists for lists in self._lists if lists.made_at <= size]
+        for lists in self._lists:
+            lists.crop(size)
 
     def forget(self, start: int, stop: int) -> None:
         """Erases the positions from `start` up to `stop`. No search finds them again."""
@@ -70,25 +78,31 @@ class ContextCache:
         for name in ("_keys_ND", "_norms_N", "_values_N"):
             getattr(copy, name)[:size] = getattr(self, name)[:size]
         copy._size = size
+        copy._lists = [lists.copy(size) for lists in self._lists if lists.made_at <= size]
         return copy
 
-    def save(self, size: int) -> tuple[memoryview, memoryview]:
-        """The bytes of the first positions: keys in float16, and values. The last one's value is left to be read."""
+    def save(self, size: int) -> dict[str, np.ndarray]:
+        """The first positions as arrays by name, to be restored. The last value is left to be read."""
         values_N = self._values_N[:size].copy()
         values_N[-1:] = -1
-        keys_ND = self._keys_ND[:size].astype(np.float16)
-        return keys_ND.view(np.uint8).data.cast("B"), values_N.view(np.uint8).data.cast("B")
+        arrays: dict[str, np.ndarray] = {"keys": self._keys_ND[:size].astype(np.float16), "values": values_N}
+        if (lists := self._lists_for(size)) is not None:
+            made_at = np.array([lists.made_at])
+            arrays |= {"centroids": lists.centroids_CD, "made_at": made_at, "list_of": lists.list_of(size)}
+        return arrays
 
     @classmethod
-    def restore(cls, data: bytes, size: int, width: int) -> tuple[ContextCache, bytes]:
-        """Reads a cache from the bytes of `save`, and returns those behind it."""
-        end = 2 * size * width
-        keys_ND = np.frombuffer(data[:end], np.float16).reshape(size, width)
+    def restored(cls, arrays: Mapping[str, np.ndarray]) -> ContextCache:
+        """The positions that `save` gave."""
+        keys_ND, values_N = arrays["keys"], arrays["values"]
+        size, width = keys_ND.shape
         cache = cls(width)
-        values_N = np.frombuffer(data[end : end + 4 * size], np.int32)
+        if "centroids" in arrays:
+            made_at = int(arrays["made_at"][0])
+            cache._lists = [PositionLists.restored(arrays["centroids"], made_at, arrays["list_of"])]
         cache.append(keys_ND, values_N)
         cache._norms_N[:size][(values_N < 0) & ~keys_ND.any(axis=1)] = np.inf  # forgotten
-        return cache, data[end + 4 * size :]
+        return cache
 
     def search(
         self, queries_QD: Float[np.ndarray, "Q D"], k: int, sizes_Q: Int64[np.ndarray, " Q"], most: int | None = None
@@ -100,11 +114,21 @@ class ContextCache:
         """
         queries_QD = to_float32(np.asarray(queries_QD, np.float16))
         found, starts_Q = Neighbors.none(len(queries_QD), k), np.maximum(0, sizes_Q - (most or len(self)))
-        num_scores = len(queries_QD) * int(sizes_Q.max(initial=0))
-        for rows_R in np.array_split(np.arange(len(queries_QD)), 1 + num_scores // SCORES_AT_ONCE):
+        exactly = list[int]()
+        for row, size in enumerate(sizes_Q.tolist()):
+            if (lists := self._lists_for(size)) is None:
+                exactly.append(row)
+            else:
+                found.put(np.array([row]), self._nearest_listed(lists, queries_QD[row], k, int(starts_Q[row]), size))
+        num_scores = len(exactly) * int(sizes_Q[exactly].max(initial=0))
+        for rows_R in np.array_split(np.array(exactly, np.int64), 1 + num_scores // SCORES_AT_ONCE):
             if (starts_Q[rows_R] < sizes_Q[rows_R]).any():
                 found.put(rows_R, self._nearest(queries_QD[rows_R], k, starts_Q[rows_R], sizes_Q[rows_R]))
         return found
+
+    def _lists_for(self, size: int) -> PositionLists | None:
+        """The lists for a key after so many positions. None where all of them are compared."""
+        return next((lists for lists in reversed(self._lists) if lists.made_at <= size), None)
 
     def _nearest(
         self,
@@ -113,23 +137,57 @@ class ContextCache:
         starts_R: Int64[np.ndarray, " R"],
         sizes_R: Int64[np.ndarray, " R"],
     ) -> Neighbors:
-        """Takes more than k candidates by products, which round, and orders them by their distances."""
+        """Compares all positions."""
         first, end = int(starts_R.min()), int(sizes_R.max())
         scores_RN = self._norms_N[first:end] - 2 * (queries_RD @ self._keys_ND[first:end].T)
         places_N = np.arange(first, end)
-        scores_RN[(places_N < starts_R[:, None]) | (places_N >= sizes_R[:, None])] = np.inf
+        if len(starts_R) > 1:
+            scores_RN[(places_N < starts_R[:, None]) | (places_N >= sizes_R[:, None])] = np.inf
+        return self._ranked(queries_RD, k, places_N, scores_RN)
+
+    def _nearest_listed(
+        self, lists: PositionLists, query_D: Float32[np.ndarray, " D"], k: int, start: int, size: int
+    ) -> Neighbors:
+        """Compares the positions in the nearest lists."""
+        places_N = lists.rows_near(query_D)
+        places_N = places_N[slice(*np.searchsorted(places_N, (start, size)))]
+        if not len(places_N):
+            return Neighbors.none(1, k)
+        scores_N = self._norms_N[places_N] - 2 * (self._keys_ND[places_N] @ query_D)
+        return self._ranked(query_D[None], k, places_N, scores_N[None])
+
+    def _ranked(
+        self,
+        queries_RD: Float32[np.ndarray, "R D"],
+        k: int,
+        places_N: Int64[np.ndarray, " N"],
+        scores_RN: Float32[np.ndarray, "R N"],
+    ) -> Neighbors:
+        """Takes more than k positions of the least scores, which products have rounded, and orders them by their
+        distances. Of equal ones, the earlier position stands first. An infinite score is no position.
+        """
         count = min(k + SPARE, len(places_N))
-        ids_RC = np.argpartition(scores_RN, count - 1, axis=1)[:, :count]
-        ids_RC.sort(axis=1)  # of equal distances the earlier position stands first
-        is_missing_RC = np.isinf(np.take_along_axis(scores_RN, ids_RC, axis=1))
-        ids_RC += first
+        columns_RC = np.argpartition(scores_RN, count - 1, axis=1)[:, :count]
+        columns_RC.sort(axis=1)
+        ids_RC = places_N[columns_RC]
         distances_RC = exact_distances(queries_RD, self._keys_ND, ids_RC)
-        distances_RC[is_missing_RC] = np.inf
+        distances_RC[np.isinf(np.take_along_axis(scores_RN, columns_RC, axis=1))] = np.inf
         order_RK = np.argsort(distances_RC, axis=1, kind="stable")[:, :k]
         distances_RK, ids_RK = (np.take_along_axis(each, order_RK, axis=1) for each in (distances_RC, ids_RC))
         is_found_RK = np.isfinite(distances_RK)
         values_RK = np.where(is_found_RK, self._values_N[ids_RK], -1).astype(np.int64)
         return Neighbors(distances_RK, np.where(is_found_RK, ids_RK, -1), values_RK)
+
+    def _fill_lists(self) -> None:
+        """Adds new positions to the lists, and makes new lists where it is time."""
+        made_at = GROWTH * self._lists[-1].made_at if self._lists else FIRST_SIZE
+        while made_at <= self._size:
+            for lists in self._lists[-1:]:
+                lists.add(self._keys_ND[len(lists) : made_at])
+            self._lists = [*self._lists[-1:], PositionLists.made_of(self._keys_ND[:made_at])]
+            made_at *= GROWTH
+        for lists in self._lists[-1:]:
+            lists.add(self._keys_ND[len(lists) : self._size])
 
     def _grow(self, size: int) -> None:
         places = max(ROWS, 1 << (size - 1).bit_length()) if size else ROWS

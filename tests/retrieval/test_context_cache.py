@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from memlm.retrieval import context_cache, position_lists
 from memlm.retrieval.context_cache import ContextCache
 
 WIDTH = 6
@@ -32,8 +33,16 @@ def check(cache, keys_ND, values_N, rng, k=5):
         np.testing.assert_allclose(found.distances_QK[row], np.array(distances), rtol=1e-5)
 
 
+@pytest.fixture(params=["exact", "all lists"])
+def way(request, monkeypatch):
+    """Exact search, and lists from 64 positions on, all of which are read."""
+    if request.param == "all lists":
+        monkeypatch.setattr(context_cache, "FIRST_SIZE", 64)
+        monkeypatch.setattr(position_lists, "ROWS_READ", 1_000_000)
+
+
 @pytest.mark.parametrize("seed", range(8))
-def test_the_nearest_earlier_positions_are_found(seed):
+def test_the_nearest_earlier_positions_are_found(seed, way):
     rng = np.random.default_rng(seed)
     cache, keys_ND, values_N = ContextCache(WIDTH), np.empty((0, WIDTH), np.float32), np.empty(0, np.int64)
     for _ in range(12):
@@ -42,7 +51,7 @@ def test_the_nearest_earlier_positions_are_found(seed):
         new_N = rng.integers(0, 50, count)
         cache.append(new_ND, new_N)
         keys_ND, values_N = np.concatenate([keys_ND, new_ND]), np.concatenate([values_N, new_N])
-        action = rng.choice(["crop", "forget", "copy", "nothing"])
+        action = rng.choice(["crop", "forget", "copy", "save", "nothing"])
         if action == "crop":
             size = int(rng.integers(len(keys_ND) + 1))
             cache.crop(size)
@@ -54,6 +63,9 @@ def test_the_nearest_earlier_positions_are_found(seed):
         elif action == "copy":
             kept, cache = cache, cache.copy()
             kept.append(keys_ND[:1], values_N[:1])  # is not seen by the copy
+        elif action == "save":
+            cache = ContextCache.restored(cache.save(len(cache)))
+            cache.follow([int(values_N[-1])]) if len(values_N) and values_N[-1] >= 0 else None
         assert len(cache) == len(keys_ND)
         if len(keys_ND) > 2:
             check(cache, keys_ND, values_N, rng)
@@ -95,3 +107,70 @@ def test_many_queries_are_searched_in_parts(monkeypatch):
 def test_nothing_is_found_before_the_first_position():
     cache = ContextCache(WIDTH)
     assert (cache.search(np.ones((2, WIDTH)), 3, np.zeros(2, np.int64)).ids_QK == -1).all()
+
+
+LISTED = 300  # positions of a text with lists from 64 on, made anew at 256
+
+
+@pytest.fixture
+def listed(monkeypatch):
+    """Keys of a text around 20 topics, and lists of which few are read."""
+    monkeypatch.setattr(context_cache, "FIRST_SIZE", 64)
+    monkeypatch.setattr(position_lists, "ROWS_READ", 30)
+    rng = np.random.default_rng(3)
+    topics_TD = 4 * rng.normal(size=(20, WIDTH))
+    return (topics_TD[rng.integers(0, 20, LISTED)] + rng.normal(size=(LISTED, WIDTH))).astype(np.float32)
+
+
+def read(keys_ND, pieces):
+    cache = ContextCache(WIDTH)
+    for piece in np.split(keys_ND, pieces):
+        cache.append(piece, np.arange(len(cache), len(cache) + len(piece)))
+    return cache
+
+
+def found_at(cache, keys_ND, sizes):
+    found = cache.search(keys_ND[list(sizes)], 5, np.array(list(sizes)))
+    return found.ids_QK.tolist(), found.distances_QK.tolist()
+
+
+def test_few_lists_find_nearly_all(listed):
+    exact, cache = ContextCache(WIDTH), read(listed, [])
+    sizes = range(100, LISTED)
+    expected = [nearest(listed, np.arange(LISTED), listed[size], 5, size)[1] for size in sizes]
+    ids, _ = found_at(cache, listed, sizes)
+    hits = sum(len(set(one) & set(other)) for one, other in zip(ids, expected, strict=True))
+    assert hits > 0.9 * 5 * len(sizes)
+    assert hits < 5 * len(sizes)  # few lists were read
+    assert cache.num_bytes > exact.num_bytes
+
+
+def test_neighbors_do_not_depend_on_the_pieces_of_a_text(listed):
+    sizes = [40, 63, 64, 65, 200, 255, 256, 257, 299]
+    whole = found_at(read(listed, []), listed, sizes)
+    assert found_at(read(listed, range(1, LISTED)), listed, sizes[-1:]) == tuple(part[-1:] for part in whole)
+    for cut in (64, 200, 256, 280):
+        later = [size for size in sizes if size >= cut]
+        assert found_at(read(listed, [cut]), listed, later) == tuple(part[-len(later) :] for part in whole)
+
+
+@pytest.mark.parametrize("end", [60, 64, 200, 255, 256, 290])
+def test_drafts_that_were_taken_back_leave_no_trace(listed, end):
+    other_ND = np.random.default_rng(9).normal(size=(60, WIDTH)).astype(np.float32)
+    plain, drafted = read(listed[:end], []), read(np.concatenate([listed[:end], other_ND]), [])
+    drafted.crop(end)
+    for cache in (plain, drafted):
+        cache.append(listed[end:], np.arange(end, LISTED))
+    sizes = range(end, LISTED)
+    assert found_at(plain, listed, sizes) == found_at(drafted, listed, sizes)
+
+
+@pytest.mark.parametrize("size", [50, 64, 257, LISTED])
+def test_a_restored_cache_finds_the_same(listed, size):
+    cache = read(listed, [])
+    cache.crop(size)
+    restored = ContextCache.restored(cache.save(size))
+    for each in (cache, restored):
+        each.append(listed[size:], np.arange(size, LISTED))
+    sizes = range(size, LISTED)
+    assert found_at(cache, listed, sizes) == found_at(restored, listed, sizes)
