@@ -69,7 +69,8 @@ def draw(rows: list[dict[str, Any]]) -> None:
                 panel.plot(*zip(*points, strict=True), marker="o", markersize=3, color=color, label=source)
         panel.set(title=row["prompts"], xlabel="place in the draft", ylim=(0, 1))
         panel.grid(alpha=0.3)
-        panel.legend(fontsize=7)
+        if panel.lines:
+            panel.legend(fontsize=7)
     axes[0].set_ylabel("accepted share of tried tokens")
     figure.tight_layout()
     figure.savefig(PICTURE, metadata={"Date": None})

@@ -28,4 +28,6 @@ def test_the_command_tells_gains_and_times(model_folder, store_folder, tmp_path,
     assert figures["nats_less_both"] > figures["nats_less_datastore"]
     assert 1 < figures["time_a_token_100_over_none"] < 1 + 3 * figures["search_ms_9000"] / figures["token_ms"]
     with pytest.raises(InvalidInput, match="8 of held-out text"):
-        bench.bench_context(model_folder, Corpus([tmp_path], "[0-3].txt"), None, repeats=1, progress=lambda *_: None)
+        bench.bench_context(
+            model_folder, Corpus([tmp_path], "[0-3].txt"), None, window=40, repeats=1, progress=lambda *_: None
+        )
