@@ -34,6 +34,11 @@ def places_of(row: Mapping[str, Any]) -> dict[str, dict[int, tuple[int, int]]]:
     return found
 
 
+def points_of(places: Mapping[int, tuple[int, int]]) -> list[tuple[int, float]]:
+    """Places with the share of tokens that were taken, where enough were tried."""
+    return [(place, taken / tried) for place, (tried, taken) in sorted(places.items()) if tried >= LEAST_TRIED]
+
+
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Markdown: a line for each kind of prompt and source. An empty cell has fewer than LEAST_TRIED tokens."""
     names = [f"{first}" if first == last else f"{first} to {last}" for first, last in SPANS]
@@ -57,20 +62,16 @@ def draw(rows: list[dict[str, Any]]) -> None:
     import matplotlib.pyplot as plt
 
     plt.rcParams.update({"svg.hashsalt": "memlm", "font.size": 9, "svg.fonttype": "none"})
-    figure, axes = plt.subplots(1, len(rows), figsize=(2.4 * len(rows), 2.8), sharey=True)
-    colors: dict[str, str] = {}
+    rows = [row for row in rows if any(map(points_of, places_of(row).values()))]
+    figure, axes = plt.subplots(1, len(rows), figsize=(2.8 * len(rows), 2.8), sharex=True, sharey=True)
+    colors = {source: f"C{number}" for number, source in enumerate(("text", "datastore", "neighbors", "request"))}
     for panel, row in zip(axes, rows, strict=True):
         for source, places in places_of(row).items():
-            points = [
-                (place, taken / tried) for place, (tried, taken) in sorted(places.items()) if tried >= LEAST_TRIED
-            ]
-            color = colors.setdefault(source, f"C{len(colors)}")
-            if points:
-                panel.plot(*zip(*points, strict=True), marker="o", markersize=3, color=color, label=source)
-        panel.set(title=row["prompts"], xlabel="place in the draft", ylim=(0, 1))
+            if points := points_of(places):
+                panel.plot(*zip(*points, strict=True), marker="o", markersize=3, color=colors[source], label=source)
+        panel.set(title=row["prompts"], xlabel="place in the draft", ylim=(0, 1.02))
         panel.grid(alpha=0.3)
-        if panel.lines:
-            panel.legend(fontsize=7)
+    axes[0].legend(fontsize=8, loc="lower right")
     axes[0].set_ylabel("accepted share of tried tokens")
     figure.tight_layout()
     figure.savefig(PICTURE, metadata={"Date": None})
