@@ -25,7 +25,7 @@ from memlm.base.cpu import threads
 from memlm.base.steps import Steps, run_steps
 from memlm.generation.draft_budget import DraftBudget, PassCost, allot
 from memlm.generation.generation import Generation
-from memlm.generation.step_search import Decoded, RunningSequence, as_numpy, search_memories
+from memlm.generation.step_search import Decoded, RunningSequence, remember, search_memories
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.checkpoint import Checkpoint
 from memlm.model.state_pool import UNBOUNDED, StatePool
@@ -135,8 +135,7 @@ class Batch:
             begin_s = time.perf_counter()
             decoded = [*self._decode_rows(), *self._decode_apart()]
             for each in decoded:
-                if (past := each.sequence.generation.past) is not None:
-                    past.read(each.sequence.generation.ids_to_read, as_numpy(each.keys_ND))
+                remember(each.sequence, each.sequence.generation.ids_to_read, each.keys_ND)
             num_passes, prefilled = bool(self._rows) + len(self._apart), self._prefill()
             if decoded or prefilled:
                 num_rows = sum(len(each.hidden_ND) for each in decoded)
@@ -226,8 +225,7 @@ class Batch:
             room -= len(group) * size
             for row, (prompt, piece) in enumerate(zip(group, pieces, strict=True)):
                 prompt.done += len(piece)
-                if (past := prompt.sequence.generation.past) is not None:
-                    past.read(piece, as_numpy(keys_BTD[row, : len(piece)]))
+                remember(prompt.sequence, piece, keys_BTD[row, : len(piece)])
                 if prompt.num_pending:
                     continue
                 self._prompts.popleft()

@@ -57,7 +57,8 @@ class SessionState:
     @property
     def num_bytes(self) -> int:
         """RAM of the KV cache and the past, in bytes."""
-        return sum(0 if each is None else each.num_bytes for each in (self.cache, self.past))
+        cache_bytes = 0 if self.cache is None else self.cache.num_bytes
+        return cache_bytes + (0 if self.past is None else self.past.num_bytes(self.past_size))
 
     def past_to_extend(self) -> ContextCache | None:
         """The past, as it is in this state. The next request appends to it in place."""

@@ -163,7 +163,7 @@ class Sessions:
         if state.past is not None:  # is extended in place
             source.busy = True
             try:
-                past = yield from copied_aside(partial(state.past.copy, state.past_size), state.past.num_bytes)
+                past = yield from copied_aside(partial(state.past.copy, state.past_size), state.num_bytes)
             finally:
                 source.busy = False
             state = replace(state, past=past)

@@ -82,7 +82,7 @@ def _search_stores(
             else:
                 rows_of.setdefault(retriever.shared, []).append(row)
     results: list[list[RetrievalResult | None]] = [[None] * len(each.hidden_ND) for each in decoded]
-    keys_RD = as_numpy(torch.cat([each.keys_ND for each in decoded])) if rows_of else None
+    keys_RD = _as_numpy(torch.cat([each.keys_ND for each in decoded])) if rows_of else None
     for retriever, rows in rows_of.items():
         generations = [(decoded[positions[row][0]].sequence.generation, positions[row][1]) for row in rows]
         try:
@@ -110,14 +110,23 @@ def _search_past(each: Decoded, logprobs_NV: Float[Tensor, "N V"]) -> RetrievalR
     if each.sequence.failure is not None or generation.past is None or not generation.past.is_searched:
         return None
     try:
-        found = generation.past.search(as_numpy(each.keys_ND), logprobs_NV.numpy().max(axis=1))
+        found = generation.past.search(_as_numpy(each.keys_ND), logprobs_NV.numpy().max(axis=1))
         return without_repeats(found, list(map(generation.guarded_ids, range(len(logprobs_NV)))), nothing_before)
     except Exception as error:
         each.sequence.failure = error
         return None
 
 
-def as_numpy(keys_ND: Float[Tensor, "N D"]) -> Float32[np.ndarray, "N D"]:
+def remember(sequence: RunningSequence, token_ids: Sequence[int], keys_ND: Float[Tensor, "N D"]) -> None:
+    """Adds tokens that the model has read to the past of their text, if it has one."""
+    if (past := sequence.generation.past) is not None and sequence.failure is None:
+        try:
+            past.read(token_ids, _as_numpy(keys_ND))
+        except Exception as error:
+            sequence.failure = error
+
+
+def _as_numpy(keys_ND: Float[Tensor, "N D"]) -> Float32[np.ndarray, "N D"]:
     """Keys for a search."""
     keys: np.ndarray = keys_ND.float().cpu().numpy()
     return keys

@@ -18,6 +18,7 @@ from memlm.retrieval.position_lists import FIRST_SIZE, GROWTH, PositionLists
 
 ROWS = 1024  # that the arrays begin with
 SCORES_AT_ONCE = 1 << 22  # of queries times positions, 16 MB
+POSITION_BYTES = 4 + 4 + 12  # of a position beside its key: norm, value, place in a list
 
 
 class ContextCache:
@@ -36,11 +37,9 @@ class ContextCache:
     def __len__(self) -> int:
         return self._size
 
-    @property
-    def num_bytes(self) -> int:
-        """RAM in bytes."""
-        arrays = self._keys_ND.nbytes + self._norms_N.nbytes + self._values_N.nbytes
-        return arrays + sum(lists.num_bytes for lists in self._lists)
+    def num_bytes(self, size: int) -> int:
+        """RAM in bytes of so many positions, but for the centroids of lists."""
+        return (4 * self._keys_ND.shape[1] + POSITION_BYTES) * _places_for(size)
 
     def append(self, keys_ND: Float[np.ndarray, "N D"], next_ids_N: Int64[np.ndarray, " N"]) -> None:
         """Adds the next N positions of the text."""
@@ -190,9 +189,13 @@ class ContextCache:
             lists.add(self._keys_ND[len(lists) : self._size])
 
     def _grow(self, size: int) -> None:
-        places = max(ROWS, 1 << (size - 1).bit_length()) if size else ROWS
+        places = _places_for(size)
         for name in ("_keys_ND", "_norms_N", "_values_N"):
             old = getattr(self, name)
             new = np.empty((places, *old.shape[1:]), old.dtype)
             new[: self._size] = old[: self._size]
             setattr(self, name, new)
+
+
+def _places_for(size: int) -> int:
+    return max(ROWS, 1 << max(0, size - 1).bit_length())

@@ -114,9 +114,13 @@ def describe_past(
     """
     near, described = result.neighbors, dict[int, Neighbor]()
     columns = np.flatnonzero((result.stores_QK[0, :count] == OWN_PAST) & (near.ids_QK[0, :count] >= 0))
+    if not len(columns):
+        return described
+    ids_n = np.asarray(text_ids)
+    characters_n, line_ends_n = (np.cumsum(counts[ids_n]) for counts in (tokenizer.characters, tokenizer.newlines))
     for column in columns.tolist():
         place = first + int(near.ids_QK[0, column])
-        before = tokenizer.decode(text_ids[:place])
+        characters, line_ends = (int(each_n[place - 1]) if place else 0 for each_n in (characters_n, line_ends_n))
         around = slice(max(0, place - SNIPPET_TOKENS), place + SNIPPET_TOKENS)
         token_id = int(near.values_QK[0, column])
         described[column] = Neighbor(
@@ -124,8 +128,8 @@ def describe_past(
             document_id=THIS_TEXT,
             title="",
             token_offset=place,
-            char_offset=len(before),
-            line=1 + before.count("\n"),
+            char_offset=max(0, characters - tokenizer.prepends_space),
+            line=1 + line_ends,
             token_id=token_id,
             token_text=tokenizer.decode((token_id,)),
             distance=float(near.distances_QK[0, column]),

@@ -51,11 +51,6 @@ class PositionLists:
     def __len__(self) -> int:
         return len(self._list_of)
 
-    @property
-    def num_bytes(self) -> int:
-        """RAM in bytes, about."""
-        return self.centroids_CD.nbytes + 12 * len(self._list_of)
-
     def list_of(self, size: int) -> Int32[np.ndarray, " N"]:
         """The list of each of the first positions."""
         return np.array(self._list_of[:size], np.int32)

@@ -71,6 +71,7 @@ def test_the_past_changes_the_text_and_its_share_is_told(model):
             assert (neighbor.store, neighbor.document_id) == ("context", "this text")
             assert text_ids[neighbor.token_offset] == neighbor.token_id
             assert neighbor.token_offset < len(model.tokenize(PROMPT)) + number
+            assert neighbor.char_offset == len(model.tokenizer.decode(text_ids[: neighbor.token_offset]))
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
@@ -144,6 +145,25 @@ def test_a_session_on_the_disk_has_its_past(tuned, tmp_path):
         assert one.tobytes() == two.tobytes()
     one, two = (list(each.generate("", session=kept.name, temperature=0, max_tokens=8)) for each in (model, restarted))
     assert one == two
+
+
+def test_the_ram_of_sessions_is_counted_in_and_out(model, monkeypatch):
+    monkeypatch.setattr("memlm.retrieval.context_cache.ROWS", 4)  # so that the past of a short text grows
+    sessions = model.engine.sessions
+    with model.session() as session:
+        session.append(token_ids=model.tokenize(PROMPT))
+        kept = sessions.num_bytes
+        stream = session.generate(" and", temperature=0, max_tokens=20)
+        for _ in range(15):
+            next(stream)
+        stream.close()
+        assert sessions.num_bytes == kept
+        (one,) = sessions._sessions.values()
+        assert kept == one.num_bytes > one.state.past.num_bytes(0)
+        list(session.generate(temperature=0, max_tokens=4))
+        with session.fork():
+            assert sessions.num_bytes == sum(each.num_bytes for each in sessions._sessions.values())
+    assert sessions.num_bytes == 0
 
 
 def test_a_model_that_was_not_tuned_refuses_a_number(lm):

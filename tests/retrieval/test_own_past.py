@@ -7,8 +7,9 @@ import torch
 from memlm.errors import Corrupt
 from memlm.index.neighbors import Neighbors
 from memlm.retrieval.adaptive import AdaptiveLam
+from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.interpolation import knn_logprobs, mix
-from memlm.retrieval.own_past import OWN_PAST, SETTINGS_FILE, ContextSettings, with_past
+from memlm.retrieval.own_past import OWN_PAST, SETTINGS_FILE, ContextSettings, OwnPast, with_past
 from memlm.retrieval.retriever import RetrievalResult
 
 VOCABULARY = 12
@@ -77,6 +78,17 @@ def test_a_damaged_file_names_the_command_that_mends_it(tmp_path):
     (tmp_path / SETTINGS_FILE).write_text('{"k": 3}')
     with pytest.raises(Corrupt, match="tune-context"):
         ContextSettings.load(tmp_path)
+
+
+def test_each_position_is_compared_with_all_before_it():
+    keys_ND = np.arange(12, dtype=np.float32).reshape(6, 2) ** 2
+    past = OwnPast(ContextSettings(8, 1.0, 0.25), ContextCache(2))
+    past.read([10, 11, 12], keys_ND[:3])
+    past.read([13, 14, 15], keys_ND[3:])
+    found = past.search(keys_ND[3:], np.zeros(3, np.float32)).neighbors
+    assert [sorted(ids[ids >= 0].tolist()) for ids in found.ids_QK] == [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
+    for ids, values in zip(found.ids_QK, found.values_QK, strict=True):
+        assert values[ids >= 0].tolist() == (ids[ids >= 0] + 11).tolist()  # the token that follows each
 
 
 def test_lam_adapts_to_what_was_found():
