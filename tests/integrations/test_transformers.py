@@ -85,7 +85,7 @@ def test_beams_and_sampling_run_and_the_hook_goes(lm, theirs):
 
 
 def test_what_cannot_be_mixed_is_refused(lm, theirs, folder):
-    with load(folder) as alone, pytest.raises(InvalidInput, match="no datastore is loaded"):
+    with load(folder) as alone, pytest.raises(InvalidInput, match="no datastore with keys is loaded"):
         DatastoreProcessor(theirs, alone)
     with pytest.raises(Incompatible, match="0 lists of blocks"):
         DatastoreProcessor(torch.nn.Linear(2, 2), lm)
