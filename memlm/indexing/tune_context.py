@@ -79,7 +79,8 @@ def fit_past(evidence: Evidence, label: str) -> ContextTuning:
             field="texts",
         )
     nearest_Q = evidence.found.distances_QK[:, 0]
-    scale = float(np.median(nearest_Q[np.isfinite(nearest_Q)]))
+    apart = nearest_Q[np.isfinite(nearest_Q) & (nearest_Q > 0)]
+    scale = float(np.median(apart)) if len(apart) else 1.0  # a text of one token has equal keys
     k, temperature, lam = grid_search(evidence, scale)
     trial = Trial.of(evidence, k, temperature)
     fitted = fit_lam(trial, None, lam)

@@ -21,7 +21,7 @@ from jaxtyping import Float, Float32, Int64
 from memlm.api.generation import Neighbor
 from memlm.base.files import write_atomic
 from memlm.data.tokenizer import Tokenizer
-from memlm.errors import Corrupt
+from memlm.errors import Corrupt, InvalidInput, check_range
 from memlm.index.neighbors import Neighbors
 from memlm.model.gguf import companion
 from memlm.retrieval.adaptive import AdaptiveLam, features_of
@@ -50,6 +50,12 @@ class ContextSettings:
     gain: float = 0.0
     gain_error: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Raises InvalidInput, naming the field."""
+        check_range("k", self.k, least=1, whole=True)
+        check_range("temperature", self.temperature, above=0)
+        check_range("lam", self.lam, least=0, most=1)
+
     @classmethod
     def load(cls, model: Path) -> ContextSettings | None:
         """Returns those that `memlm tune-context` saved with a model, None without any. Raises Corrupt."""
@@ -58,7 +64,7 @@ class ContextSettings:
             return None
         try:
             return cls._of(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, InvalidInput) as error:
             raise Corrupt(f"{path} holds no settings ({error}); run `memlm tune-context` again") from error
 
     def save(self, model: Path) -> None:

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from texts import make_text
 
 from memlm.api.scoring import ScoreRequest
@@ -185,3 +186,15 @@ def test_tuning_saves_what_helps_and_nothing_else(model_folder, tmp_path):
     with pytest.raises(InvalidInput, match="documents to tune on"):
         tune_context(folder, Corpus([tmp_path / "0.txt"]))
     assert not (folder / SETTINGS_FILE).exists()
+
+
+def test_texts_without_a_distance_between_their_keys_can_be_tuned_on(model_folder, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_text("the memory of a model " * 20)
+    checkpoint = load_checkpoint(folder)
+    with torch.no_grad():
+        for parameter in checkpoint.decoder.parameters():
+            parameter.zero_()
+    assert tune_context(checkpoint, Corpus([tmp_path], "*.txt"), max_tokens=5000).settings.temperature > 0

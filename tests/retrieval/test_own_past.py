@@ -1,5 +1,7 @@
 """A text's own past, mixed after the datastores, and the settings that are saved with a model."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -74,8 +76,15 @@ def test_settings_are_those_that_were_saved(tmp_path, adaptive):
     assert ContextSettings.load(tmp_path) == settings
 
 
-def test_a_damaged_file_names_the_command_that_mends_it(tmp_path):
-    (tmp_path / SETTINGS_FILE).write_text('{"k": 3}')
+WHOLE = {"k": 3, "temperature": 1.0, "lam": 0.5, "adaptive": None}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"k": 3}, [], None, {**WHOLE, "k": 0}, {**WHOLE, "k": "many"}, {**WHOLE, "temperature": 0}, {**WHOLE, "lam": 2}],
+)
+def test_a_damaged_file_names_the_command_that_mends_it(tmp_path, content):
+    (tmp_path / SETTINGS_FILE).write_text(json.dumps(content))
     with pytest.raises(Corrupt, match="tune-context"):
         ContextSettings.load(tmp_path)
 
