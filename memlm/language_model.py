@@ -149,6 +149,10 @@ class LanguageModel:
         """Describes all sessions, the most recently used first."""
         return self.engine.sessions.list()
 
+    def forget_in_session(self, name: str, start: int, stop: int) -> SessionInfo:
+        """Forgets the tokens of a session from `start` up to `stop`, as `Session.forget`."""
+        return run_steps(self.engine.sessions.forget(name, start, stop))
+
     def fork_session(self, name: str) -> SessionInfo:
         """Copies a session."""
         return run_steps(self.engine.sessions.fork(name))

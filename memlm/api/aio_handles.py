@@ -111,6 +111,9 @@ class AsyncSessionHost(Protocol):
     async def get_session(self, name: str) -> SessionInfo:
         """Describes a session."""
 
+    async def forget_in_session(self, name: str, start: int, stop: int) -> SessionInfo:
+        """Forgets the tokens from `start` up to `stop`."""
+
     async def fork_session(self, name: str) -> SessionInfo:
         """Copies a session."""
 
@@ -134,6 +137,15 @@ class AsyncSession:
     async def append(self, text: Text = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:
         """Appends a text (a string, an open file, or pieces) or tokens: all of it, or nothing on an error."""
         return await self._host.append_to_session(self.name, join(text), token_ids=token_ids)
+
+    async def forget(self, start: int, stop: int) -> SessionInfo:
+        """Forgets the tokens from `start` up to `stop`, counted from 0, as if they had never been appended.
+
+        `info().num_tokens` before and after an append is the span of what was appended. The tokens behind the span are
+        read again, or all that are left, if the model's window or memory has moved past `start`. Forks keep the span.
+        Raises InvalidInput for a span without tokens or beyond the session's, Locked while the session is used.
+        """
+        return await self._host.forget_in_session(self.name, start, stop)
 
     async def generate(self, prompt: str | Sequence[int] = "", **options: Unpack[ContinueOptions]) -> AsyncTokenStream:
         """Generates from the session's context. At the end of the stream the session holds prompt and tokens too."""

@@ -112,6 +112,9 @@ class SessionHost(Protocol):
     def get_session(self, name: str) -> SessionInfo:
         """Describes a session."""
 
+    def forget_in_session(self, name: str, start: int, stop: int) -> SessionInfo:
+        """Forgets the tokens from `start` up to `stop`."""
+
     def fork_session(self, name: str) -> SessionInfo:
         """Copies a session."""
 
@@ -135,6 +138,15 @@ class Session:
     def append(self, text: Text = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:
         """Appends a text (a string, an open file, or pieces) or tokens: all of it, or nothing on an error."""
         return self._host.append_to_session(self.name, join(text), token_ids=token_ids)
+
+    def forget(self, start: int, stop: int) -> SessionInfo:
+        """Forgets the tokens from `start` up to `stop`, counted from 0, as if they had never been appended.
+
+        `info().num_tokens` before and after an append is the span of what was appended. The tokens behind the span are
+        read again, or all that are left, if the model's window or memory has moved past `start`. Forks keep the span.
+        Raises InvalidInput for a span without tokens or beyond the session's, Locked while the session is used.
+        """
+        return self._host.forget_in_session(self.name, start, stop)
 
     def generate(self, prompt: str | Sequence[int] = "", **options: Unpack[ContinueOptions]) -> TokenStream:
         """Generates from the session's context. At the end of the stream the session holds prompt and tokens too."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from memlm.api.paging import check_page_size
 from memlm.api.params import MAX_TTL_S
 from memlm.api.request import Request
-from memlm.errors import check_range
+from memlm.errors import InvalidInput, check_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class SessionInfo:
     """Size, times and reading progress of a session.
 
     `num_bytes` is its size in RAM. Times are seconds since 1970. It expires at `expires_s` unless it is used. While it
-    is `busy`, `reading_done` of `reading` appended tokens have been read.
+    is `busy`, `reading_done` of `reading` tokens have been read: of an append, or again after a span was forgotten.
     """
 
     name: str
@@ -79,6 +79,24 @@ class ForkSessionRequest(Request[SessionInfo]):
     """Copies a session under a new name."""
 
     session: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetInSessionRequest(Request[SessionInfo]):
+    """Forgets the tokens of a session from `start` up to `stop`, counted from 0."""
+
+    session: str
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        check_range("start", self.start, least=0, whole=True)
+        check_range("stop", self.stop, least=0, whole=True)
+        if self.stop <= self.start:
+            raise InvalidInput(
+                f"the span from {self.start:,} up to {self.stop:,} has no token; expected a stop above the start",
+                field="stop",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from memlm.bench.texts import (
 )
 from memlm.client import AsyncClient, Client
 from memlm.data.corpus import Corpus
-from memlm.generation.sessions import APPEND_TOKENS
+from memlm.generation.session_reading import PIECE_TOKENS
 from memlm.language_model import load
 from memlm.model import Decoder, decoding_threads
 from memlm.model.checkpoint import load_checkpoint, save_checkpoint
@@ -178,7 +178,7 @@ def _read_long(folder: Path, texts: Path, repeats: int, progress: Progress) -> l
 
     def prefilled() -> float:
         state, begin_s = decoder.new_state(capacity=UNBOUNDED), time.perf_counter()
-        for piece in tokens.split(APPEND_TOKENS, 1):
+        for piece in tokens.split(PIECE_TOKENS, 1):
             with torch.inference_mode(), decoding_threads(decoder, piece.shape[1]):
                 decoder.keys(piece, state)
         return tokens.shape[1] / (time.perf_counter() - begin_s)

@@ -174,6 +174,20 @@ def list_sessions(target: Target = HERE, timeout: Timeout = 60.0, json: options.
         _print_session(info, json=False)
 
 
+@session.command("forget", epilog="Example: memlm client session forget NAME 120 480 --target localhost:50051")
+def forget_in_session(
+    name: SessionName,
+    start: Annotated[int, typer.Argument(help="The first token to forget, counted from 0.")],
+    stop: Annotated[int, typer.Argument(help="The first token behind the span. At most the number of tokens.")],
+    target: Target = HERE,
+    timeout: Timeout = 3600.0,
+    json: options.Json = False,
+) -> None:
+    """Forget a span of tokens, as if it had never been appended."""
+    with client_of(target, timeout) as client:
+        _print_session(client.forget_in_session(name, start, stop), json=json)
+
+
 @session.command("fork", epilog="Example: memlm client session fork NAME --target localhost:50051")
 def fork_session(name: SessionName, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False) -> None:
     """Copy a session and print the new name."""

@@ -29,6 +29,7 @@ from memlm.api.server import GetModelRequest, GetServerInfoRequest, ModelInfo, S
 from memlm.api.sessions import (
     CreateSessionRequest,
     DeleteSessionRequest,
+    ForgetInSessionRequest,
     ForkSessionRequest,
     GetSessionRequest,
     ListSessionsRequest,
@@ -240,6 +241,12 @@ class AsyncClient:
             found += page.sessions
             if not (token := page.next_page_token):
                 return tuple(sorted(found, key=lambda session: session.used_s, reverse=True))
+
+    async def forget_in_session(
+        self, name: str, start: int, stop: int, *, timeout_s: float | None = None
+    ) -> SessionInfo:
+        """Forgets the tokens of a session from `start` up to `stop`, as `Session.forget`."""
+        return await self._transport.ask(ForgetInSessionRequest(name, start, stop), timeout_s)
 
     async def fork_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
         """Copies a session under a new name."""

@@ -30,6 +30,7 @@ from memlm.api.server import GetModelRequest, GetServerInfoRequest, ModelInfo, S
 from memlm.api.sessions import (
     CreateSessionRequest,
     DeleteSessionRequest,
+    ForgetInSessionRequest,
     ForkSessionRequest,
     GetSessionRequest,
     ListSessionsRequest,
@@ -241,6 +242,10 @@ class Client:
             found += page.sessions
             if not (token := page.next_page_token):
                 return tuple(sorted(found, key=lambda session: session.used_s, reverse=True))
+
+    def forget_in_session(self, name: str, start: int, stop: int, *, timeout_s: float | None = None) -> SessionInfo:
+        """Forgets the tokens of a session from `start` up to `stop`, as `Session.forget`."""
+        return self._transport.ask(ForgetInSessionRequest(name, start, stop), timeout_s)
 
     def fork_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
         """Copies a session under a new name."""

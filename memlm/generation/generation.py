@@ -39,7 +39,8 @@ from memlm.generation.early_exit import EarlyExitDecoder, load_rule
 from memlm.generation.prompts import prompt_steps, too_long
 from memlm.generation.sampling import sample
 from memlm.generation.session_files import SessionState
-from memlm.generation.sessions import Lease, copied_aside
+from memlm.generation.session_reading import copied_aside
+from memlm.generation.sessions import Lease
 from memlm.model import DecoderState
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.interpolation import knn_logprobs, mix
@@ -343,9 +344,8 @@ class Generation:
         context_ids = self._context_ids[:-1] if ended else self._context_ids
         pending_ids = () if ended else tuple(self.pending_ids)
         past = None if self.past is None else self.past.cache
-        kept = SessionState(
-            state, pending_ids, tuple(context_ids), self._is_chat, past, 0 if past is None else len(past)
-        )
+        answer_ends = (*self._session.answer_ends, *((len(context_ids),) if self._is_chat else ()))
+        kept = SessionState(state, pending_ids, tuple(context_ids), answer_ends, past, 0 if past is None else len(past))
         yield from self._lease.keep(kept)
 
     def close(self) -> None:

@@ -33,14 +33,15 @@ SUFFIX = ".session"
 class SessionState:
     """The KV cache (None: empty), the tokens that are not in it yet, and all tokens of the session's text.
 
-    After a conversation, the text `ends_in_answer`, without the end of the assistant's turn. `past` has the keys of the
-    tokens read, and possibly of more behind the first `past_size`: a cancelled request leaves these.
+    `answer_ends` are the numbers of tokens at which answers of a conversation ended, without the end of the assistant's
+    turn. `past` has the keys of the tokens read, and possibly of more behind the first `past_size`: a cancelled request
+    leaves these.
     """
 
     cache: DecoderState | None = None
     pending_ids: tuple[int, ...] = ()
     context_ids: tuple[int, ...] = ()
-    ends_in_answer: bool = False
+    answer_ends: tuple[int, ...] = ()
     past: ContextCache | None = None
     past_size: int = 0
 
@@ -53,6 +54,16 @@ class SessionState:
     def num_read(self) -> int:
         """Tokens in the KV cache."""
         return 0 if self.cache is None else self.cache.length
+
+    @property
+    def num_prefix(self) -> int:
+        """Tokens that were read before the first one of the text."""
+        return self.num_read + len(self.pending_ids) - self.num_tokens
+
+    @property
+    def ends_in_answer(self) -> bool:
+        """Whether the text is a conversation that ends in an answer."""
+        return self.num_tokens in self.answer_ends[-1:]
 
     @property
     def num_bytes(self) -> int:
@@ -99,8 +110,7 @@ class SessionFiles:
         header: dict[str, Any] = {
             "name": record.name, "owner": record.owner, "ttl_s": record.ttl_s, "created_s": record.created_s,
             "used_s": record.used_s, "used": record.used, "pending_ids": state.pending_ids, "token_bytes": len(tokens),
-            "ends_in_answer": state.ends_in_answer,
-            "past_bytes": len(past), "cache": digest.hexdigest(),
+            "answer_ends": state.answer_ends, "past_bytes": len(past), "cache": digest.hexdigest(),
             "model": self._checkpoint.fingerprint, "tokenizer": self._checkpoint.tokenizer.fingerprint,
         }  # fmt: skip
         write_atomic(self._file(record.name), MAGIC, sign(header), b"\n", *pieces)
@@ -153,10 +163,15 @@ class SessionFiles:
         if data:
             cache = DecoderState.restore(data, decoder.config, dtype=decoder.dtype, device=decoder.device)
         state = SessionState(
-            cache, tuple(header["pending_ids"]), tuple(context_ids), header.get("ends_in_answer", False),
+            cache, tuple(header["pending_ids"]), tuple(context_ids), _answer_ends(header, len(context_ids)),
             past, 0 if past is None else len(past),
         )  # fmt: skip
         used = (str(header["used"][0]), float(header["used"][1]))
         return SessionRecord(
             header["name"], header["owner"], header["ttl_s"], header["created_s"], header["used_s"], used, state
         )
+
+
+def _answer_ends(header: dict[str, Any], num_tokens: int) -> tuple[int, ...]:
+    """The ends of answers. Earlier files say of the last one alone whether the text ends there."""
+    return tuple(header.get("answer_ends", (num_tokens,) if header.get("ends_in_answer") else ()))

@@ -16,35 +16,26 @@ import heapq
 import secrets
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
-import torch
-
-from memlm.api.sessions import CreateSessionRequest, SessionInfo
+from memlm.api.sessions import CreateSessionRequest, ForgetInSessionRequest, SessionInfo
 from memlm.base.clock import Clock
 from memlm.base.steps import Offload, Steps, run_steps
 from memlm.errors import InvalidInput, Locked, NotFound, Overloaded
 from memlm.generation.session_files import SessionFiles, SessionRecord, SessionState
-from memlm.model import DecoderState, decoding_threads
+from memlm.generation.session_reading import ReadProgress, SessionReader, copied_aside
 from memlm.model.checkpoint import Checkpoint
-from memlm.model.state_pool import UNBOUNDED
-from memlm.retrieval.context_cache import ContextCache
-from memlm.retrieval.own_past import ContextSettings, OwnPast
+from memlm.retrieval.own_past import ContextSettings
 
-APPEND_TOKENS = 512
-LARGE_BYTES = 1 << 20  # a cache from here on is copied outside the loop
 SESSION_BYTES, TOKEN_BYTES = 2048, 40  # of Python's own objects, about
 DEFAULT_TTL_S = 3600.0
 DEFAULT_MAX_BYTES = 4 << 30
 EXPIRED_AT_ONCE = 64
 GONE_KEPT = 1024
 RETRY_AFTER_S = 60.0
-
-_Copied = TypeVar("_Copied")
 
 
 @dataclass(eq=False, slots=True)
@@ -57,8 +48,7 @@ class _Session:
     used_at_s: float  # the last use by `Clock`, which lifetimes follow; `used_s` is for users
     state: SessionState = field(default_factory=SessionState)
     busy: bool = False
-    reading: int = 0  # tokens of an append that is going on, and how many of them were read
-    reading_done: int = 0
+    progress: ReadProgress = field(default_factory=ReadProgress)  # of a change that is going on
 
     @property
     def num_bytes(self) -> int:
@@ -111,8 +101,9 @@ class Sessions:
         """Reads the sessions that an earlier run left in `folder`. Raises Incompatible for a file of another model,
         Corrupt for a damaged one. If several processes share the folder, `is_ours` selects the names of this process.
         """
-        self._checkpoint, self._ttl_s, self._max_bytes, self._is_ours = checkpoint, ttl_s, max_bytes, is_ours
+        self._ttl_s, self._max_bytes, self._is_ours = ttl_s, max_bytes, is_ours
         self.context_settings = ContextSettings.load(checkpoint.path)
+        self._reader = SessionReader(checkpoint, self.context_settings)
         self._max_sessions, self._max_per_owner, self._clock = max_sessions, max_per_owner, clock or Clock()
         self._files = None if folder is None else SessionFiles(Path(folder), checkpoint)
         self._sessions: OrderedDict[str, _Session] = OrderedDict()  # the least recently used first
@@ -178,7 +169,7 @@ class Sessions:
                 yield Offload(partial(self._files.remove_for_good, name), must_end=True)
             finally:
                 session.busy = False
-        self._forget(session, "was deleted")
+        self._remove(session, "was deleted")
         return self._info(session)
 
     def append(
@@ -189,31 +180,16 @@ class Sessions:
         """
         if bool(text) == bool(token_ids):
             raise InvalidInput("give either text or token_ids", field="text")
-        session = self._idle(name, owner)
-        state, longest = session.state, self._checkpoint.decoder.config.max_length
-        session.busy = True
-        try:
-            tokenizer = self._checkpoint.tokenizer
-            self._check_fits(state, len(token_ids) or tokenizer.least_tokens(text))
-            new = list(token_ids) or (yield from tokenizer.encode_steps(text))
-            pending_ids = [*(state.pending_ids if state.context_ids else tokenizer.prompt("")), *new]
-            self._check_fits(state, len(new), len(pending_ids))
-            session.reading, session.reading_done = len(new), 0
-            yield from tokenizer.check_ids(token_ids, "token_ids")
-            yield None  # from here on it needs the model
-            cache = yield from self._room_for(
-                state, UNBOUNDED if longest is None else state.num_read + len(pending_ids)
-            )
-            past = self._past_of(state)
-            yield from self._read(session, pending_ids, cache, past)
-            context_ids = (*state.context_ids, *new)
-            extended = SessionState(cache, (pending_ids[-1],), context_ids)
-            if past is not None:
-                extended = replace(extended, past=past.cache, past_size=len(past.cache))
-            yield from self._give_back(session, extended)
-        finally:
-            session.busy, session.reading = False, 0
-        return self._info(session)
+        return (yield from self._edit(name, owner, partial(self._reader.append, text=text, token_ids=token_ids)))
+
+    def forget(self, name: str, start: int, stop: int, *, owner: str = "") -> Steps[SessionInfo]:
+        """Forgets the tokens from `start` up to `stop`, as if they had never been appended.
+
+        The tokens behind them are read again, in pieces. All others are too, where the KV cache does not go back as far
+        as `start`. Raises InvalidInput for a span without tokens, and for one beyond the session's.
+        """
+        ForgetInSessionRequest(name, start, stop)
+        return (yield from self._edit(name, owner, partial(self._reader.forget, start=start, stop=stop)))
 
     def lease(self, name: str, *, owner: str = "") -> Lease:
         """Reserves a session for a generation. Raises Locked while it is used."""
@@ -235,6 +211,19 @@ class Sessions:
             elif session is not None:  # used since, or in use
                 heapq.heappush(self._expiring, (max(session.ends_at_s, now_s), name))
 
+    def _edit(
+        self, name: str, owner: str, edit: Callable[[SessionState, ReadProgress], Steps[SessionState]]
+    ) -> Steps[SessionInfo]:
+        """Replaces the state of a session that nothing else uses. An error leaves the session as it was."""
+        session = self._idle(name, owner)
+        session.busy = True
+        try:
+            state = yield from edit(session.state, session.progress)
+            yield from self._give_back(session, state)
+        finally:
+            session.busy, session.progress = False, ReadProgress()
+        return self._info(session)
+
     def _begin(self, owner: str, ttl_s: float, state: SessionState) -> Steps[SessionInfo]:
         """Adds a session. While its file is written it is busy, and counts already."""
         now_s = time.time()
@@ -243,7 +232,7 @@ class Sessions:
         try:
             yield from self._write(session, state)
         except BaseException:
-            self._forget(session, "could not be written")
+            self._remove(session, "could not be written")
             raise
         session.busy = False
         return self._info(session)
@@ -263,46 +252,6 @@ class Sessions:
                 " try again when others have expired",
                 retry_after_s=RETRY_AFTER_S,
             )
-
-    def _check_fits(self, state: SessionState, num_new: int, num_pending: int = 0) -> None:
-        """Raises InvalidInput for more than the context takes. `num_new` may be a lower bound before encoding."""
-        longest = self._checkpoint.decoder.config.max_length
-        if longest is not None and state.num_read + max(num_new, num_pending) > longest:
-            at_least = "" if num_pending else "at least "
-            raise InvalidInput(
-                f"the session has {state.num_tokens:,} tokens and {at_least}{num_new:,} come; the model's context has"
-                f" {longest - 1:,}: append less, or use a model with memory",
-                field="text",
-            )
-
-    def _room_for(self, state: SessionState, capacity: int) -> Steps[DecoderState]:
-        """A cache of its own that continues from a state, with room for `capacity` tokens."""
-        decoder = self._checkpoint.decoder
-        if state.cache is None:
-            return decoder.new_state(capacity=capacity)
-        return (yield from copied_aside(partial(state.cache.extract_row, 0, capacity=capacity), state.num_bytes))
-
-    def _past_of(self, state: SessionState) -> OwnPast | None:
-        """The past of a session that reads on, for a model that was tuned for it."""
-        if self.context_settings is None:
-            return None
-        return OwnPast(
-            self.context_settings, state.past_to_extend() or ContextCache(self._checkpoint.decoder.config.dim)
-        )
-
-    def _read(
-        self, session: _Session, pending_ids: Sequence[int], cache: DecoderState, past: OwnPast | None
-    ) -> Steps[None]:
-        """Reads all but the last token into a cache, one piece a step."""
-        decoder = self._checkpoint.decoder
-        for begin in range(0, len(pending_ids) - 1, APPEND_TOKENS):
-            piece = pending_ids[begin : min(begin + APPEND_TOKENS, len(pending_ids) - 1)]
-            with torch.inference_mode(), decoding_threads(decoder, len(piece)):
-                keys_1TD = decoder.keys(torch.tensor([piece]), cache)
-            if past is not None:
-                past.read(piece, keys_1TD[0].float().cpu().numpy())
-            session.reading_done = begin + len(piece)
-            yield None
 
     def _restored(self, record: SessionRecord) -> _Session:
         used_at_s = self._clock.now_s() - self._clock.since_s(record.used)
@@ -384,12 +333,12 @@ class Sessions:
             heapq.heappush(self._expiring, (session.ends_at_s, session.name))
 
     def _drop(self, session: _Session, why: str) -> None:
-        """Forgets a session and removes its file."""
-        self._forget(session, why)
+        """Removes a session and its file."""
+        self._remove(session, why)
         if self._files is not None:
             self._files.remove(session.name)
 
-    def _forget(self, session: _Session, why: str) -> None:
+    def _remove(self, session: _Session, why: str) -> None:
         del self._sessions[session.name]
         of_owner = self._of_owner[session.owner]
         del of_owner[session.name]
@@ -409,14 +358,6 @@ class Sessions:
             used_s=session.used_s,
             expires_s=session.used_s + session.ttl_s,
             busy=session.busy,
-            reading=session.reading,
-            reading_done=session.reading_done,
+            reading=session.progress.num_tokens,
+            reading_done=session.progress.num_done,
         )
-
-
-def copied_aside(copy: Callable[[], _Copied], num_bytes: int) -> Steps[_Copied]:
-    """Copies a cache of `num_bytes`: outside the loop where it is large."""
-    if num_bytes < LARGE_BYTES:
-        return copy()
-    cache: _Copied = yield Offload(copy)
-    return cache

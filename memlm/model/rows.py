@@ -15,6 +15,8 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
+from memlm.model.config import ModelConfig
+
 
 @dataclass(slots=True)
 class Row:
@@ -29,6 +31,17 @@ class Row:
     def has_memories_of(self, other: Row) -> bool:
         """Whether the memories, and the begin of the document, are those of another state of the row."""
         return replace(self, base=0, length=0) == replace(other, base=0, length=0)
+
+    def earlier(self, length: int, config: ModelConfig) -> Row | None:
+        """The row when it had read `length` tokens of its document. None if later tokens have the places of tokens that
+        it saw then, or if memories have taken over tokens since.
+        """
+        if config.is_segmented:
+            is_kept = length >= self.length - self.length % config.context_length
+        else:
+            first_seen = max(config.num_sinks, length - max(config.windows) + 1) if config.is_windowed else self.base
+            is_kept = self.base <= first_seen
+        return replace(self, length=length) if is_kept and self.start <= length else None
 
 
 class _Use(NamedTuple):

@@ -100,10 +100,14 @@ class DecoderState:
 
     def copy_row(self, row: int, source: DecoderState, source_row: int) -> None:
         """Overwrites a row with one of a state of the same config. Both share its kNN caches afterwards."""
-        used = source.places_B()[source_row]
+        self._copy_row(row, source, source_row, source.rows[source_row])
+
+    def _copy_row(self, row: int, source: DecoderState, source_row: int, marks: Row) -> None:
+        """Copies the places that the source's row used when it had read as far as `marks`."""
+        used = self.num_front + marks.length - marks.base
         for target_BS, source_BS in zip(self._by_row(), source._by_row(), strict=True):
             target_BS[row, :used].copy_(source_BS[source_row, :used])
-        self.rows[row] = replace(source.rows[source_row])
+        self.rows[row] = replace(marks)
         for layer, caches in self.knn_caches.items():
             caches[row] = source.knn_caches[layer][source_row]
 
@@ -111,6 +115,22 @@ class DecoderState:
         """Returns an independent copy of a row, with room for `capacity` tokens or for none more."""
         twin = self._like(1, self.places_B()[row] if capacity is None else capacity)
         twin.copy_row(0, self, row)
+        twin.knn_caches = {layer: [caches[row].fork()] for layer, caches in self.knn_caches.items()}
+        return twin
+
+    def extract_start(self, row: int, length: int, *, capacity: int | None = None) -> DecoderState | None:
+        """Returns an independent copy of a row as it was after its first `length` tokens, with room for `capacity`.
+
+        Returns None where later tokens have changed what those left behind. They moved it out of the window or into a
+        memory, or they added to its use.
+        """
+        marks = self.rows[row]
+        if length < marks.length and self.usage_LBS is not None:
+            return None
+        if (earlier := marks.earlier(length, self.config)) is None:
+            return None
+        twin = self._like(1, capacity or length)
+        twin._copy_row(0, self, row, earlier)
         twin.knn_caches = {layer: [caches[row].fork()] for layer, caches in self.knn_caches.items()}
         return twin
 

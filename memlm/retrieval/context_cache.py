@@ -64,6 +64,7 @@ class ContextCache:
         self._lists = [lists for lists in self._lists if lists.made_at <= size]
         for lists in self._lists:
             lists.crop(size)
+        self._fill_lists()  # those of the first positions were dropped for later ones
 
     def forget(self, start: int, stop: int) -> None:
         """Erases the positions from `start` up to `stop`. No search finds them again."""
@@ -71,13 +72,15 @@ class ContextCache:
         self._keys_ND[gone], self._norms_N[gone], self._values_N[gone] = 0.0, np.inf, -1
 
     def copy(self, size: int | None = None) -> ContextCache:
-        """A cache of its own with the first positions, by default with all."""
+        """A cache of its own with the first positions, by default with all. The last value is left to be read."""
         copy, size = ContextCache(self._keys_ND.shape[1]), self._size if size is None else size
         copy._grow(size)
         for name in ("_keys_ND", "_norms_N", "_values_N"):
             getattr(copy, name)[:size] = getattr(self, name)[:size]
+        copy._values_N[max(0, size - 1) : size] = -1
         copy._size = size
         copy._lists = [lists.copy(size) for lists in self._lists if lists.made_at <= size]
+        copy._fill_lists()
         return copy
 
     def save(self, size: int) -> dict[str, np.ndarray]:

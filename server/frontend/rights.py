@@ -165,6 +165,7 @@ RULES: Mapping[str, Rule] = {
     "AppendToSession": _own_resource,
     "GetSession": _own_resource,
     "ListSessions": _own_resource,
+    "ForgetInSession": _own_resource,
     "ForkSession": _own_resource,
     "DeleteSession": _own_resource,
     "GetOperation": _own_resource,

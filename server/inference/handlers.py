@@ -18,6 +18,7 @@ from memlm.api.sessions import (
     AppendToSessionRequest,
     CreateSessionRequest,
     DeleteSessionRequest,
+    ForgetInSessionRequest,
     ForkSessionRequest,
     GetSessionRequest,
     ListSessionsRequest,
@@ -153,6 +154,8 @@ def answer_steps(engine: Engine, request: Request[Any], owner: str) -> Steps[Any
             return (yield from sessions.create(owner=owner, ttl_s=ttl_s))
         case AppendToSessionRequest(session, text, token_ids):
             return (yield from sessions.append(session, text, token_ids=token_ids, owner=owner))
+        case ForgetInSessionRequest(session, start, stop):
+            return (yield from sessions.forget(session, start, stop, owner=owner))
         case ForkSessionRequest(session):
             return (yield from sessions.fork(session, owner=owner))
         case DeleteSessionRequest(session):

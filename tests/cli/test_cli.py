@@ -51,7 +51,7 @@ def test_every_command_has_help_with_an_example(capsys):
     groups = {"": "train eval lm-eval generate chat trace demo serve doctor",
               "index": "build add delete compact verify snapshot info search tune",
               "client": "generate chat score search trace model info", "client datastore": "list delete",
-              "client session": "create append info list fork delete",
+              "client session": "create append info list forget fork delete",
               "bench": "build generate serve load model memory datastore retrieval open"}  # fmt: skip
     for group, commands in groups.items():
         for command in commands.split():

@@ -63,6 +63,7 @@ def test_the_nearest_earlier_positions_are_found(seed, way):
         elif action == "copy":
             kept, cache = cache, cache.copy()
             kept.append(keys_ND[:1], values_N[:1])  # is not seen by the copy
+            cache.follow([int(values_N[-1])]) if len(values_N) and values_N[-1] >= 0 else None
         elif action == "save":
             cache = ContextCache.restored(cache.save(len(cache)))
             cache.follow([int(values_N[-1])]) if len(values_N) and values_N[-1] >= 0 else None
@@ -81,6 +82,27 @@ def test_a_distance_does_not_depend_on_the_other_queries():
         alone = cache.search(queries_QD[row : row + 1], 7, sizes_Q[row : row + 1])
         assert np.array_equal(alone.distances_QK[0], together.distances_QK[row])
         assert np.array_equal(alone.ids_QK[0], together.ids_QK[row])
+
+
+@pytest.mark.parametrize("way", ["crop", "copy"])
+@pytest.mark.parametrize("size", [40, 100])
+def test_the_first_positions_have_the_lists_that_they_had_before_more_came(monkeypatch, way, size):
+    """Those of 700 positions are made of 64 and of 256."""
+    monkeypatch.setattr(context_cache, "FIRST_SIZE", 16)
+    monkeypatch.setattr(position_lists, "ROWS_READ", 1)
+    rng = np.random.default_rng(2)
+    keys_ND, values_N = rng.normal(size=(700, WIDTH)), np.arange(700)
+    queries_QD, sizes_Q = rng.normal(size=(40, WIDTH)), rng.integers(size - 10, size, 40)
+    expected, cache = ContextCache(WIDTH), ContextCache(WIDTH)
+    expected.append(keys_ND[:size], values_N[:size])
+    cache.append(keys_ND, values_N)
+    if way == "copy":
+        cache = cache.copy(size)
+        assert cache._values_N[size - 1] == -1  # the token that followed is of the later text
+    else:
+        cache.crop(size)
+    found, wanted = (each.search(queries_QD, 7, sizes_Q) for each in (cache, expected))
+    assert np.array_equal(found.ids_QK, wanted.ids_QK)
 
 
 def test_what_was_forgotten_is_erased():

@@ -85,6 +85,17 @@ def machine(server: RunningServer, corpus: Path) -> type[RuleBasedStateMachine]:
                     assert [token.id for token in again] == drawn
             self.sessions[name] = self.sessions[name] + drawn
 
+        @precondition(lambda self: any(self.sessions.values()))
+        @rule(pick=NUMBERS, places=st.tuples(NUMBERS, NUMBERS))
+        def forget_span(self, pick: int, places: tuple[int, int]) -> None:
+            filled = sorted(name for name, tokens in self.sessions.items() if tokens)
+            name = filled[pick % len(filled)]
+            tokens = self.sessions[name]
+            start = places[0] % len(tokens)
+            stop = start + 1 + places[1] % (len(tokens) - start)
+            self.sessions[name] = [*tokens[:start], *tokens[stop:]]
+            assert self.client.forget_in_session(name, start, stop).num_tokens == len(self.sessions[name])
+
         @precondition(lambda self: self.sessions)
         @rule(pick=NUMBERS)
         def fork(self, pick: int) -> None:

@@ -14,7 +14,13 @@ from memlm.api.datastores import SearchRequest
 from memlm.api.generation import DetokenizeRequest, Finished, TokenizeRequest
 from memlm.api.params import GenerateRequest, SamplingParams
 from memlm.api.scoring import ScoreRequest
-from memlm.api.sessions import AppendToSessionRequest, CreateSessionRequest, DeleteSessionRequest, ForkSessionRequest
+from memlm.api.sessions import (
+    AppendToSessionRequest,
+    CreateSessionRequest,
+    DeleteSessionRequest,
+    ForgetInSessionRequest,
+    ForkSessionRequest,
+)
 from memlm.base.steps import run_steps
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import DeadlineExceeded, InvalidInput, StorageFull
@@ -217,13 +223,15 @@ def test_the_text_of_many_tokens_comes_in_steps(lm: LanguageModel, monkeypatch: 
     assert isinstance(messages["other"].events[-1], Finished)
 
 
-@pytest.mark.parametrize("what", ["create", "append", "fork", "delete", "generate"])
+@pytest.mark.parametrize("what", ["create", "append", "forget", "fork", "delete", "generate"])
 def test_sessions_are_written_while_others_are_served(long_lm: LanguageModel, syncing: Any, what: str) -> None:
     """The disk answers only after the other generation has come to its end, and is answered for by then."""
     name = run_steps(long_lm.engine.sessions.create()).name
+    run_steps(long_lm.engine.sessions.append(name, PROMPT))
     request: Any = {
         "create": CreateSessionRequest(),
         "append": AppendToSessionRequest(name, PROMPT),
+        "forget": ForgetInSessionRequest(name, 1, 3),
         "fork": ForkSessionRequest(name),
         "delete": DeleteSessionRequest(name),
         "generate": GenerateRequest(PROMPT, sampling=SamplingParams(max_tokens=2), session=name),
@@ -287,7 +295,7 @@ def test_large_states_are_copied_while_others_are_served(
     """Neither into a row of the batch nor out of it: a generation of a large session has a state of its own."""
     monkeypatch.setattr("memlm.generation.batch.APART_BYTES", 1 << 14)
     monkeypatch.setattr("memlm.generation.batch.APART_SHARE", 1 << 60)
-    monkeypatch.setattr("memlm.generation.sessions.LARGE_BYTES", 0)
+    monkeypatch.setattr("memlm.generation.session_reading.LARGE_BYTES", 0)
     name = run_steps(long_lm.engine.sessions.create()).name
     FakePipe(append=AppendToSessionRequest(name, PROMPT * 20)).play(long_lm)
     pipe, threads = FakePipe(it=GenerateRequest(PROMPT, sampling=OTHER.sampling, session=name), other=OTHER), set[int]()

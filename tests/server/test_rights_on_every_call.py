@@ -136,6 +136,7 @@ def test_anothers_session_is_not_found_whatever_is_asked_of_it(ann: Client, ben:
         lambda: ben.append_to_session(session.name, token_ids=[1]),
         lambda: list(ben.generate("a", session=session.name, use_store=False)),
         lambda: list(ben.chat("a", session=session.name, use_store=False)),
+        lambda: ben.forget_in_session(session.name, 0, 1),
         lambda: ben.fork_session(session.name),
         lambda: ben.delete_session(session.name),
     ]

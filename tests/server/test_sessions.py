@@ -65,6 +65,20 @@ def test_a_session_is_the_same_in_process_and_behind_a_server(host, lm: Language
         with session.fork() as twin:
             second = list(twin.generate(temperature=0, max_tokens=4, use_store=False))
         assert session.name in [info.name for info in host.list_sessions()]
+        twin_tokens = session.info().num_tokens
+        with session.fork() as twin:
+            for start, stop in ((1, 3), (4, 5)):
+                twin_tokens -= stop - start
+                assert twin.forget(start, stop).num_tokens == twin_tokens
+            forgot = list(twin.generate(temperature=0, max_tokens=4, use_store=False))
+            with pytest.raises(InvalidInput, match=f"ends at 999, and the session has {twin_tokens + 4} tokens"):
+                twin.forget(0, 999)
+            with pytest.raises(InvalidInput, match="has no token"):
+                twin.forget(2, 2)
+    with lm.session() as own:
+        ids = [*lm.tokenize(TEXT), *lm.tokenize(" it"), *lm.tokenize(" serves"), *(token.id for token in first)]
+        own.append(token_ids=[each for place, each in enumerate(ids) if place not in (1, 2, 6)])
+        assert alike(own.generate(temperature=0, max_tokens=4, use_store=False), forgot)
     with lm.session() as own:
         own.append(TEXT)
         own.append(" it")
@@ -74,6 +88,8 @@ def test_a_session_is_the_same_in_process_and_behind_a_server(host, lm: Language
         host.get_session(session.name)
     with pytest.raises(NotFound, match="no session 'x'"):
         host.generate("a", session="x")
+    with pytest.raises(NotFound, match="no session 'x'"):
+        host.forget_in_session("x", 0, 1)
     with pytest.raises(InvalidInput, match="ttl_s"):
         host.session(ttl_s=-1.0)
 
@@ -86,6 +102,8 @@ async def test_the_async_session_gives_the_same(server: RunningServer, lm: Langu
         twin = await session.fork()
         assert (await twin.info()).num_tokens == (await session.info()).num_tokens == len(lm.tokenize(TEXT)) + 5
         assert {info.name for info in await client.list_sessions()} >= {twin.name, session.name}
+        await twin.forget(2, 7)
+        assert (await twin.info()).num_tokens == len(lm.tokenize(TEXT))
         await twin.delete()
     with lm.session() as own:
         own.append(TEXT)
@@ -163,7 +181,7 @@ def _there(client: Client, name: str) -> bool:
         return False
 
 
-def test_sessions_from_a_shell(server: RunningServer, tmp_path: Path) -> None:
+def test_sessions_from_a_shell(server: RunningServer, tmp_path: Path, lm: LanguageModel) -> None:
     def run(*words: str) -> str:
         done = CliRunner().invoke(app, ["client", *words, "--target", server.address])
         assert done.exit_code == 0, done.output
@@ -173,6 +191,7 @@ def test_sessions_from_a_shell(server: RunningServer, tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text(TEXT)
     assert "tokens" in run("session", "append", name, str(tmp_path / "long.txt"))
     twin = run("session", "fork", name)
+    assert f"{len(lm.tokenize(TEXT)) - 2} tokens" in run("session", "forget", twin, "1", "3")
     assert run("generate", " it", "--session", twin, "--max-tokens", "3", "--seed", "1")
     listed = run("session", "list")
     assert name in listed

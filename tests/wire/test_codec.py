@@ -103,6 +103,7 @@ requests = st.one_of(
     st.builds(sessions.AppendToSessionRequest, text, text, st.lists(int32, max_size=5).map(tuple)),
     st.builds(sessions.GetSessionRequest, text),
     st.builds(sessions.ListSessionsRequest, st.integers(0, 2**31 - 1), text),
+    st.builds(sessions.ForgetInSessionRequest, text, st.integers(0, 99), st.integers(100, 2**63 - 1)),
     st.builds(sessions.ForkSessionRequest, text),
     st.builds(sessions.DeleteSessionRequest, text),
     st.builds(datastores.ListDatastoresRequest, st.integers(0, 2**31 - 1), text),

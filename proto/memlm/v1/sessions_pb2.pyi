@@ -66,6 +66,16 @@ class ListSessionsResponse(_message.Message):
     next_page_token: str
     def __init__(self, sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
+class ForgetInSessionRequest(_message.Message):
+    __slots__ = ("session", "start", "stop")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    start: int
+    stop: int
+    def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
 class ForkSessionRequest(_message.Message):
     __slots__ = ("session",)
     SESSION_FIELD_NUMBER: _ClassVar[int]

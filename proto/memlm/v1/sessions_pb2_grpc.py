@@ -54,6 +54,11 @@ class SessionsStub(object):
                 request_serializer=memlm_dot_v1_dot_sessions__pb2.ListSessionsRequest.SerializeToString,
                 response_deserializer=memlm_dot_v1_dot_sessions__pb2.ListSessionsResponse.FromString,
                 _registered_method=True)
+        self.ForgetInSession = channel.unary_unary(
+                '/memlm.v1.Sessions/ForgetInSession',
+                request_serializer=memlm_dot_v1_dot_sessions__pb2.ForgetInSessionRequest.SerializeToString,
+                response_deserializer=memlm_dot_v1_dot_sessions__pb2.Session.FromString,
+                _registered_method=True)
         self.ForkSession = channel.unary_unary(
                 '/memlm.v1.Sessions/ForkSession',
                 request_serializer=memlm_dot_v1_dot_sessions__pb2.ForkSessionRequest.SerializeToString,
@@ -96,6 +101,15 @@ class SessionsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetInSession(self, request, context):
+        """Forgets a span of a session's tokens, as if it had never been appended: all of it, or nothing on an error. The tokens
+        behind it are read again. GetSession reports the progress. INVALID_ARGUMENT for a span that is empty or beyond the
+        text, ABORTED while the session is in use.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ForkSession(self, request, context):
         """Copies a session under a new name.
         """
@@ -132,6 +146,11 @@ def add_SessionsServicer_to_server(servicer, server):
                     servicer.ListSessions,
                     request_deserializer=memlm_dot_v1_dot_sessions__pb2.ListSessionsRequest.FromString,
                     response_serializer=memlm_dot_v1_dot_sessions__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'ForgetInSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetInSession,
+                    request_deserializer=memlm_dot_v1_dot_sessions__pb2.ForgetInSessionRequest.FromString,
+                    response_serializer=memlm_dot_v1_dot_sessions__pb2.Session.SerializeToString,
             ),
             'ForkSession': grpc.unary_unary_rpc_method_handler(
                     servicer.ForkSession,
@@ -252,6 +271,33 @@ class Sessions(object):
             '/memlm.v1.Sessions/ListSessions',
             memlm_dot_v1_dot_sessions__pb2.ListSessionsRequest.SerializeToString,
             memlm_dot_v1_dot_sessions__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetInSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memlm.v1.Sessions/ForgetInSession',
+            memlm_dot_v1_dot_sessions__pb2.ForgetInSessionRequest.SerializeToString,
+            memlm_dot_v1_dot_sessions__pb2.Session.FromString,
             options,
             channel_credentials,
             insecure,
