@@ -21,13 +21,16 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float32
 
-from memlm.errors import Corrupt, InvalidInput
+from memlm.base.files import storage
+from memlm.errors import Corrupt, InvalidInput, Locked
 from memlm.index.factory import FLAT
 from memlm.index.neighbors import Neighbors
+from memlm.index.store.journal import forget_done
 from memlm.index.store.lock import StoreLock, commit_lock, write_lock
 from memlm.index.store.manifest import (
     KnnDefaults,
     Manifest,
+    SegmentRecord,
     StoreSpec,
     check_unchanged,
     commit_manifest,
@@ -35,6 +38,7 @@ from memlm.index.store.manifest import (
     sweep,
 )
 from memlm.index.store.segment import KEYS
+from memlm.index.store.small_segments import NewEntries, check_new, merge_segments, to_merge, write_documents
 from memlm.index.store.snapshot import Place, Snapshot, next_read
 from memlm.index.store.tombstones import Deletion, write_tombstones
 
@@ -55,6 +59,14 @@ class PendingDelete:
         """Moves the datastore to `snapshot`, unless it has moved to a later one. One assignment, so any thread may."""
         self.datastore.switch_to(self.snapshot)
         return self.deletion
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRemember:
+    """Documents that were committed in a segment, which a datastore may not show yet. `snapshot` has them."""
+
+    snapshot: Snapshot
+    record: SegmentRecord
 
 
 class Datastore:
@@ -111,6 +123,46 @@ class Datastore:
         """
         with commit_lock(self.path) as lock:
             return self._commit_deletion(self._open_current(), document_ids, lock)
+
+    def remember(self, documents: Sequence[NewEntries], *, replace: bool = False) -> SegmentRecord:
+        """Adds documents in one small segment, as `prepare_remember`, and moves to the commit. Returns its record."""
+        pending = self.prepare_remember(documents, self.manifest.spec, replace=replace)
+        self.switch_to(pending.snapshot)
+        return pending.record
+
+    def prepare_remember(
+        self, documents: Sequence[NewEntries], spec: StoreSpec, *, replace: bool = False
+    ) -> PendingRemember:
+        """Commits documents whose entries were made for a store of `spec`, in any thread, also while another process
+        adds to the store or compacts it. With `replace`, a document replaces the one with its id.
+
+        Raises AlreadyExists for an id that is taken, InvalidInput for documents without an entry, and Locked if a store
+        of another spec has come to the path.
+        """
+        with commit_lock(self.path) as lock, storage(self.path):
+            snapshot = self._open_current()
+            if snapshot.manifest.spec != spec:
+                raise Locked(
+                    f"{self.path} was replaced by another store while the text was read; nothing was changed: try again"
+                )
+            replaced = check_new(snapshot, documents, replace=replace)
+            forget_done(self.path, snapshot.manifest)
+            record = write_documents(self.path, snapshot.manifest, documents)
+            kept = write_tombstones(self.path, snapshot.segments, replaced, snapshot.manifest.number + 1)
+            newer = self._commit(snapshot.manifest.next(segments=(*kept, record)), snapshot, lock)
+        return PendingRemember(newer, record)
+
+    def merge_small(self) -> bool:
+        """Commits one merge of small segments, if there are enough of a size. Returns whether there were. This object
+        stays at its snapshot.
+        """
+        with commit_lock(self.path) as lock, storage(self.path):
+            snapshot = self._open_current()
+            forget_done(self.path, snapshot.manifest)
+            if not (segments := to_merge(self.path, snapshot)):
+                return False
+            self._commit(merge_segments(self.path, snapshot, segments), snapshot, lock)
+            return True
 
     def delete_where(self, where: Mapping[str, str]) -> Deletion:
         """Deletes the documents that `Snapshot.matching` lists, possibly none, as `delete`. Raises InvalidInput for an

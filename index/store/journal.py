@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 
 from memlm.base.files import TEMPORARY, read_signed, remove, sign
@@ -12,12 +13,14 @@ from memlm.index.store.manifest import (
     CURRENT,
     JOURNAL,
     SEGMENTS,
+    Manifest,
     StoreSpec,
     check_unchanged,
     manifests_in,
     read_manifest,
     sweep,
 )
+from memlm.index.store.segment import MAX_SEGMENTS
 
 BUILDING = "building"
 BUILD, ADD, COMPACT = "build", "add", "compact"
@@ -76,6 +79,32 @@ def is_being_extended(path: Path) -> bool:
     except (OSError, MemlmError):
         return False
     return journal.task == ADD and journal.segment not in {segment.number for segment in manifest.segments}
+
+
+def reserved_segment(path: Path, manifest: Manifest) -> int | None:
+    """The number of the segment that an unfinished addition or compaction will commit. None if there is none. Raises
+    Corrupt and Incompatible as `Journal.decode`.
+    """
+    try:
+        number = Journal.decode(path / JOURNAL).segment
+    except FileNotFoundError:
+        return None
+    return None if number in {segment.number for segment in manifest.segments} else number
+
+
+def next_segment(path: Path, manifest: Manifest) -> int:
+    """A number for a new segment: one above all others, also above the reserved one, or the lowest free one if ids of
+    its entries would be too large.
+    """
+    taken = {segment.number for segment in manifest.segments} | {reserved_segment(path, manifest)}
+    above = 1 + max(manifest.last_segment, reserved_segment(path, manifest) or 0)
+    return above if above < MAX_SEGMENTS else next(number for number in count(1) if number not in taken)
+
+
+def forget_done(path: Path, manifest: Manifest) -> None:
+    """Removes the journal of a commit that was done, before its segment may go. Needs the commit lock."""
+    if reserved_segment(path, manifest) is None:
+        remove(path / JOURNAL)
 
 
 def rollback(path: str | Path) -> bool:

@@ -130,8 +130,8 @@ class Manifest:
 
     `store_id` is drawn at random when the store is built, and stays. It is empty in a store of format 1 until the next
     commit. `checksum` is that of the file. It identifies the snapshot together with the id, because numbers repeat in
-    other stores. `emptied` is the number of the last segment before a compaction left none, because ids of entries must
-    not repeat.
+    other stores. `emptied` is the highest number of a segment that went with no later one in its place, because ids of
+    entries must not repeat.
     """
 
     number: int
@@ -156,8 +156,8 @@ class Manifest:
 
     @property
     def last_segment(self) -> int:
-        """The highest number of a segment, or of those before the store was emptied. 0 if there was none."""
-        return max((segment.number for segment in self.segments), default=self.emptied)
+        """The highest number of a segment, also of those that went. 0 if there was none."""
+        return max(self.emptied, *(segment.number for segment in self.segments), 0)
 
     def next(self, **changes: Any) -> Manifest:
         """The next manifest, with some fields changed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from memlm.index.arrays import RowSubset
 from memlm.index.exact import FlatIndex, exact_neighbors
 from memlm.index.ivf import Ivf, is_lossless, open_index
 from memlm.index.neighbors import Neighbors, RawSearch, deeper, search_filtered
-from memlm.index.store.documents import DocumentTable
+from memlm.index.store.documents import DocumentRow, DocumentTable
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import RESTORE, FileRecord, SegmentRecord
 
@@ -26,6 +26,8 @@ PRUNED = "pruned.npy"
 ROW_BITS = 40
 MAX_SEGMENTS = 1 << (63 - ROW_BITS)  # above which ids leave the range of int64
 SMALL_BYTES = 1 << 20
+SMALL_ENTRIES = 1 << 16  # of the largest segment that is merged with others without being asked for
+SMALL_DOCUMENTS = 256
 EXACT_ENTRIES = 1 << 20  # of chosen documents, compared one by one; of more, those that the index finds
 
 # Takes the document of each entry that a search found for some of the queries, and the numbers of these queries.
@@ -70,6 +72,11 @@ class Segment:
         """Whether a record of the store at a path describes the open files, and not other files of these names."""
         inodes = _inodes_of(store / record.folder, record)
         return inodes is not None and (record, inodes) == (self.record, self._inodes)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether comparing each of its documents takes a moment."""
+        return self.record.entries <= SMALL_ENTRIES and self.record.documents <= SMALL_DOCUMENTS
 
     @property
     def core(self) -> tuple[int, FileRecord, FileRecord]:
@@ -244,6 +251,32 @@ class Segment:
         vars(view).pop("num_live_entries", None)
         view.deleted_mask, view.any_deleted = self.deleted_mask | documents, True
         return view
+
+    def live_documents(self) -> Iterator[DocumentRow]:
+        """The documents that are not deleted, in order."""
+        return (document for document in self.documents if not self.deleted_mask[document.row])
+
+    def text_of(self, row: int) -> Int64[np.ndarray, " N"]:
+        """The values of the document in a row."""
+        return self.values_N[self.starts[row] : self.starts[row + 1]].astype(np.int64)
+
+    def entries_of(self, row: int) -> tuple[np.ndarray | None, Int64[np.ndarray, " N"], np.ndarray | None]:
+        """The keys, values and pruned marks of the document in a row, each None where the store has none."""
+        rows = slice(self.starts[row], self.starts[row + 1])
+        keys_ND = None if self.keys_ND is None else self.keys_ND[rows]
+        return keys_ND, self.text_of(row), None if self.pruned_N is None else np.array(self.pruned_N[rows])
+
+    def lost_in(self, others: Sequence[Segment]) -> Iterator[str]:
+        """The ids of live documents that none of some segments has alive with the same values."""
+        for document in self.live_documents():
+            places = ((other, other.documents.row_of(document.id)) for other in others)
+            if not any(
+                row is not None
+                and not other.deleted_mask[row]
+                and np.array_equal(other.text_of(row), self.text_of(document.row))
+                for other, row in places
+            ):
+                yield document.id
 
     def successors(self, rows: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
         """The rows behind some rows that are live and of the same documents."""

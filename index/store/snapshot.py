@@ -19,7 +19,7 @@ from memlm.index.neighbors import Neighbors, merge_nearest
 from memlm.index.store.documents import DocumentRow
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.journal import is_being_extended
-from memlm.index.store.manifest import KnnDefaults, Manifest
+from memlm.index.store.manifest import KnnDefaults, Manifest, SegmentRecord
 from memlm.index.store.segment import Segment
 
 SELF_QUERIES, SELF_K, MOST_LOST = 256, 32, 0.25
@@ -265,7 +265,7 @@ class Snapshot:
     def documents(self) -> Iterator[DocumentRow]:
         """The live documents, in order."""
         for segment in self.segments:
-            yield from (document for document in segment.documents if not segment.deleted_mask[document.row])
+            yield from segment.live_documents()
 
     def has_document(self, document_id: str) -> bool:
         """Whether a live document has this id."""
@@ -299,34 +299,48 @@ class Snapshot:
         return [_span(*live[pick]) for pick in picks]
 
     def is_continued_by(self, later: Snapshot) -> bool:
-        """Whether a later snapshot has the same segments, with at most more deleted documents."""
-        return [each.core for each in self.segments] == [each.core for each in later.segments] and not any(
-            (before.deleted_mask & ~after.deleted_mask).any()
-            for before, after in zip(self.segments, later.segments, strict=True)
-        )
+        """Whether a later snapshot begins with the same segments, with at most more deleted documents."""
+        return [each.core for each in self.segments] == [
+            each.core for each in later.segments[: len(self.segments)]
+        ] and not any((before.deleted_mask & ~after.deleted_mask).any() for before, after in self._beside(later))
+
+    def later_than(self, earlier: Snapshot) -> tuple[SegmentRecord, ...]:
+        """The records of the segments that were added since an earlier snapshot, which this one continues."""
+        return self.manifest.segments[len(earlier.segments) :]
+
+    def names_added_since(self, earlier: Snapshot) -> Iterator[str]:
+        """The ids of live documents in segments that were added since an earlier snapshot, which this one continues."""
+        for segment in self.segments[len(earlier.segments) :]:
+            yield from (document.id for document in segment.live_documents())
 
     def deleted_between(self, later: Snapshot) -> Iterator[str]:
-        """The ids of documents that are deleted in a later snapshot of the same segments."""
-        for before, after in zip(self.segments, later.segments, strict=True):
+        """The ids of documents that are deleted in a later snapshot, which continues this one."""
+        for before, after in self._beside(later):
             yield from (
                 before.documents.at(row).id
                 for row in np.flatnonzero(after.deleted_mask & ~before.deleted_mask).tolist()
             )
 
+    def _beside(self, later: Snapshot) -> Iterator[tuple[Segment, Segment]]:
+        return zip(self.segments, later.segments[: len(self.segments)], strict=True)
+
     def missing_from(self, later: Snapshot) -> list[str] | None:
-        """The ids of live documents that a later snapshot lacks. None if it lacks segments, as after a compaction, or
-        cannot be read.
+        """The ids of live documents that a later snapshot lacks, or has with another text. None if it lacks a large
+        segment, as after a compaction, or cannot be read.
         """
         later_segments = {segment.core: segment for segment in later.segments}
         lost = list[str]()
-        for before in self.segments:
-            if (after := later_segments.get(before.core)) is None:
-                return None
-            rows = np.flatnonzero(after.deleted_mask & ~before.deleted_mask).tolist()
-            try:
-                lost += (document.id for document in before.documents.at_each(rows).values())
-            except Corrupt:
-                return None
+        try:
+            for before in self.segments:
+                if (after := later_segments.get(before.core)) is not None:
+                    rows = np.flatnonzero(after.deleted_mask & ~before.deleted_mask).tolist()
+                    lost += (document.id for document in before.documents.at_each(rows).values())
+                elif before.is_small:  # merged with others
+                    lost += before.lost_in(later.segments)
+                else:
+                    return None
+        except Corrupt:
+            return None
         return lost
 
     def keys(self, ids: Int64[np.ndarray, " N"]) -> Float32[np.ndarray, "N D"]:

@@ -16,22 +16,21 @@ import re
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float16, Int64
+from jaxtyping import Bool, Float, Int64
 
-from memlm.base.files import make_folder, move, remove, storage, sync_folder, write_atomic
+from memlm.base.files import make_folder, move, remove, storage, write_atomic
 from memlm.base.progress import Progress, silent
 from memlm.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, Locked
-from memlm.index.arrays import HEADER_BYTES, GrowingArray
-from memlm.index.ivf import VALUE_BITS, resolve_index
+from memlm.index.arrays import HEADER_BYTES
+from memlm.index.ivf import resolve_index
 from memlm.index.store.datastore import Datastore
-from memlm.index.store.documents import DocumentTableWriter
-from memlm.index.store.journal import ADD, BUILD, BUILDING, COMPACT, Journal
+from memlm.index.store.documents import DocumentTable
+from memlm.index.store.journal import ADD, BUILD, BUILDING, COMPACT, Journal, next_segment, reserved_segment
 from memlm.index.store.lock import COMMIT_LOCK, LOCK, StoreLock, commit_lock, write_lock
 from memlm.index.store.manifest import (
     CURRENT,
@@ -47,8 +46,8 @@ from memlm.index.store.manifest import (
     read_manifest,
     sweep,
 )
-from memlm.index.store.segment import DOCUMENTS, KEYS, MAX_SEGMENTS, PRUNED, VALUES, Segment
-from memlm.index.store.segment_files import finish_segment
+from memlm.index.store.segment import DOCUMENTS, KEYS, PRUNED, VALUES, Segment
+from memlm.index.store.segment_writer import SegmentWriter
 from memlm.index.store.snapshot import Snapshot
 from memlm.index.store.tombstones import write_tombstones
 
@@ -69,22 +68,14 @@ class StoreWriter:
         self._work = path / BUILDING
         self.base = held.enter_context(closing(Snapshot(path, manifest))) if manifest else None
         self._replaced: list[str] = []
-        self._number = next_segment(manifest) if manifest else 1
+        self._replaces = False
+        self._number = (reserved_segment(path, manifest) or next_segment(path, manifest)) if manifest else 1
         self.num_resumed_entries = self._recover()
         with storage(path):
             make_folder(self._work)
         rows = self.num_resumed_entries
-        self._keys: GrowingArray | None = None
-        if not spec.drafts_only:
-            self._keys = held.enter_context(closing(GrowingArray(self._work / KEYS, "<f2", spec.dim, rows=rows)))
-        self._values = held.enter_context(closing(GrowingArray(self._work / VALUES, "<u4", None, rows=rows)))
-        self._pruned: GrowingArray | None = None
-        if spec.prune is not None:
-            self._pruned = held.enter_context(closing(GrowingArray(self._work / PRUNED, "|b1", None, rows=rows)))
-        self._documents = held.enter_context(closing(DocumentTableWriter(self._work / DOCUMENTS)))
+        self._segment = held.enter_context(closing(SegmentWriter(self._work, spec, rows=rows)))
         self._resumed_values = np.load(self._work / VALUES, mmap_mode="r") if rows else np.empty(0, np.uint32)
-        self._entries = 0
-        self._starts: list[int] = []
         if not rows:
             self.checkpoint()
 
@@ -152,6 +143,7 @@ class StoreWriter:
         """Starts a document, which owns all entries until the next one. With `replace`, the commit deletes an earlier
         document of that id. Raises AlreadyExists for an id that is taken.
         """
+        self._replaces |= replace
         if self._task == ADD and self.base and self.base.has_document(document_id):
             if not replace:
                 raise AlreadyExists(
@@ -159,24 +151,24 @@ class StoreWriter:
                     " or leave it out"
                 )
             self._replaced.append(document_id)
-        self._documents.add(document_id, title, metadata or {})
-        self._starts.append(self._entries)
+        self._segment.begin_document(document_id, title, metadata or {})
 
     def is_resumed(self, num_entries: int) -> bool:
         """Whether the next `num_entries` entries are on disk from the interrupted build."""
-        return self._entries + num_entries <= self.num_resumed_entries
+        return self._segment.num_entries + num_entries <= self.num_resumed_entries
 
     def verify_resumed(self, values_N: Int64[np.ndarray, " N"]) -> None:
         """Compares entries with those on disk. Raises Incompatible if the corpus differs from that of the interrupted
         build.
         """
-        stored_N = self._resumed_values[self._entries : self._entries + len(values_N)]
+        begin = self._segment.num_entries
+        stored_N = self._resumed_values[begin : begin + len(values_N)]
         if not np.array_equal(stored_N, values_N):
             raise Incompatible(
                 f"the corpus is not the one of the interrupted build in {self.path};"
                 f" give the same corpus, or remove {self._work} to start anew"
             )
-        self._entries += len(values_N)
+        self._segment.num_entries += len(values_N)
 
     def append(
         self,
@@ -184,29 +176,14 @@ class StoreWriter:
         values_N: Int64[np.ndarray, " N"],
         pruned_N: Bool[np.ndarray, " N"] | None = None,
     ) -> None:
-        """Appends entries to the current document. Searches never find the pruned ones. Keys are rounded to float16.
-        None stands for the keys of a store for drafts only. Raises InvalidInput for keys that float16 cannot hold.
-        """
-        self._check(keys_ND, values_N)
-        if (pruned_N is None) != (self._pruned is None):
-            raise InvalidInput("pruned_N goes with a store that is pruned (prune), and only with one", field="pruned_N")
-        if self._keys and keys_ND is not None:
-            self._keys.append(_rounded(keys_ND))
-        self._values.append(values_N)
-        if self._pruned and pruned_N is not None:
-            self._pruned.append(pruned_N)
-        self._entries += len(values_N)
+        """Appends entries to the current document, as `SegmentWriter.append`."""
+        self._segment.append(keys_ND, values_N, pruned_N)
 
     def checkpoint(self) -> None:
         """Syncs the appended entries, so that they survive a kill. Raises Locked if the folder was replaced."""
         self._lock.check()
-        if self._keys:
-            self._keys.sync()
-        self._values.sync()
-        if self._pruned:
-            self._pruned.sync()
-        sync_folder(self._work)
-        write_atomic(self.path / JOURNAL, Journal(self._task, self._number, self._values.rows, self.spec).encode())
+        self._segment.sync()
+        write_atomic(self.path / JOURNAL, Journal(self._task, self._number, self._segment.rows, self.spec).encode())
 
     def commit(self, progress: Progress = silent, *, defaults: KnnDefaults | None = None) -> Datastore:
         """Builds the index and commits the segment. Returns the store, open.
@@ -215,18 +192,15 @@ class StoreWriter:
         keeps its defaults, and all commits of other processes since the start. Raises InvalidInput if there is no
         entry, and Incompatible if a resumed corpus ended early.
         """
-        if not self._entries or self._entries < self._values.rows:
+        if not self._segment.num_entries or self._segment.num_entries < self._segment.rows:
             raise self._nothing_to_commit()
         self.checkpoint()
-        starts = np.array([*self._starts, self._entries])
-        self._documents.set_sizes(np.diff(starts).tolist())
-        self._documents.commit()
-        record, scale = finish_segment(
-            self._work, self._number, self.spec, starts, is_first=self.base is None, progress=progress
-        )
+        record, scale = self._segment.finish(self._number, self.spec, is_first=self.base is None, progress=progress)
         with commit_lock(self.path) as lock:
             self._lock.check()
             now = self._latest()
+            if now is not None and self.base is not None and self._task == ADD:
+                self._replaced += self._remembered_meanwhile(now, self.base)
             move(self._work, self.path / record.folder)
             after = None if now is None else now.manifest
             manifest = commit_manifest(
@@ -244,7 +218,9 @@ class StoreWriter:
             self._lock.check()
             now = self._latest()
             assert now is not None  # only a store that is there is compacted
-            manifest = now.manifest.next(segments=(), quality=None, emptied=now.manifest.last_segment)
+            assert self.base is not None
+            later = now.later_than(self.base)
+            manifest = now.manifest.next(segments=later, quality=None, emptied=now.manifest.last_segment)
             manifest = commit_manifest(self.path, manifest, after=now.manifest, lock=lock)
             check_unchanged(self.path, manifest, lock)
             self.discard()
@@ -337,49 +313,28 @@ class StoreWriter:
             rows = [merged.documents.row_of(name) for name in self.base.deleted_between(now)]
             copies = [(merged, row) for row in rows if row is not None]
             segments = write_tombstones(self.path, [merged], copies, number)
-        return now.manifest.next(segments=segments, quality=None)
+        return now.manifest.next(segments=(*segments, *now.later_than(self.base)), quality=None)
 
-    def _check(self, keys_ND: np.ndarray | None, values_N: np.ndarray) -> None:
-        if not self._starts:
-            raise InvalidInput("an entry before the first document; call begin_document first", field="values")
-        if self._entries != self._values.rows:
-            raise InvalidInput("entries were left out of a resumed build; replay them first", field="values")
-        if (keys_ND is None) != self.spec.drafts_only:
-            raise InvalidInput("keys_ND goes with every store but one for drafts only", field="keys_ND")
-        if keys_ND is not None and keys_ND.shape != (len(values_N), self.spec.dim):
-            raise InvalidInput(
-                f"keys of shape {keys_ND.shape}; expected ({len(values_N)}, {self.spec.dim}), one row a value",
-                field="keys",
+    def _remembered_meanwhile(self, now: Snapshot, base: Snapshot) -> list[str]:
+        """The ids of new documents that others have given to a document since the start, to be replaced. Raises
+        AlreadyExists where nothing is to be replaced.
+        """
+        with closing(DocumentTable(self._work / DOCUMENTS)) as added:
+            taken = [name for name in now.names_added_since(base) if added.row_of(name) is not None]
+        if taken and not self._replaces:
+            raise AlreadyExists(
+                f"a document {taken[0]!r} came into the datastore meanwhile; run the same command again to replace it"
+                " (--replace), or delete that one first and run it again: what was encoded is kept"
             )
-        if len(values_N) and not 0 <= values_N.min() <= values_N.max() < 1 << VALUE_BITS:
-            raise InvalidInput(f"a value is outside 0 to {(1 << VALUE_BITS) - 1}", field="values")
+        return taken
 
     def _nothing_to_commit(self) -> Exception:
-        if not self._entries and not self._values.rows:
+        if not self._segment.num_entries and not self._segment.rows:
             return InvalidInput("there is no entry to commit; the corpus has no token", field="corpus")
         return Incompatible(
             f"the corpus ended before the entries that the interrupted build left in {self.path};"
             f" give the same corpus, or remove {self._work} to start anew"
         )
-
-
-def _rounded(keys_ND: Float[np.ndarray, "N D"]) -> Float16[np.ndarray, "N D"]:
-    with np.errstate(over="ignore"):
-        stored_ND = np.ascontiguousarray(keys_ND, "<f2")
-    if not np.isfinite(stored_ND).all():
-        raise InvalidInput(
-            "a key is not finite in float16; the model's states are too large to be stored", field="keys"
-        )
-    return stored_ND
-
-
-def next_segment(manifest: Manifest) -> int:
-    """The number of the next segment: one above the highest, or the lowest free one if ids of its entries would be too
-    large.
-    """
-    taken = {segment.number for segment in manifest.segments}
-    above = manifest.last_segment + 1
-    return above if above < MAX_SEGMENTS else next(number for number in count(1) if number not in taken)
 
 
 def _check_same(built: StoreSpec, requested: StoreSpec, path: Path, but: tuple[str, ...] = ()) -> None:

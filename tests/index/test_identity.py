@@ -446,7 +446,7 @@ def test_a_lock_creates_no_folder(tmp_path: Path) -> None:
 
 
 def test_segments_never_run_out_of_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memlm.index.store.writer.MAX_SEGMENTS", 4)
+    monkeypatch.setattr("memlm.index.store.journal.MAX_SEGMENTS", 4)
     build(tmp_path / "s", A, IVF).close()
     add(tmp_path / "s", B)
     compact(tmp_path / "s")
@@ -457,7 +457,7 @@ def test_segments_never_run_out_of_numbers(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_highest_number_of_a_segment_can_be_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memlm.index.store.writer.next_segment", lambda manifest: MAX_SEGMENTS - 1)
+    monkeypatch.setattr("memlm.index.store.writer.next_segment", lambda path, manifest: MAX_SEGMENTS - 1)
     build(tmp_path / "s", A, IVF).close()
     add(tmp_path / "s", B)
     monkeypatch.undo()

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
-from random_stores import IVF, Corpus, add, build
+from random_stores import DIM, IVF, Corpus, add, build
 
 from memlm.base import files
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import CURRENT, read_manifest
+from memlm.index.store.small_segments import MERGED_AT_ONCE, NewEntries
 
 DOCS, MORE, NEWER = Corpus(1), Corpus(2, num_documents=3, prefix="more"), Corpus(9, num_documents=3)
 
@@ -88,10 +91,22 @@ def test_all_that_a_commit_names_was_synced_before(tmp_path: Path, commits: list
         lambda: add(path, NEWER, replace=True),
         lambda: delete(path, "doc-4"),
         lambda: compact(path),
+        *[partial(remember, path, f"note-{number}") for number in range(MERGED_AT_ONCE)],
+        lambda: merge(path),
     ]
     for number, change in enumerate(changes, start=1):
         change()
         assert commits == list(range(1, number + 1))
+
+
+def remember(path: Path, name: str) -> None:
+    with Datastore.open(path) as store:
+        store.remember([NewEntries(name, np.ones((3, DIM), np.float16), np.arange(3))])
+
+
+def merge(path: Path) -> None:
+    with Datastore.open(path) as store:
+        assert store.merge_small()
 
 
 def delete(path: Path, *names: str) -> None:
