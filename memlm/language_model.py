@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Unpack, cast, overload
+from typing import Any, Unpack, cast, overload
 
 from jaxtyping import Float
 from torch import Tensor
 
 from memlm.api.chat import ChatRequest, Conversation
-from memlm.api.datastores import DeleteReport, SearchRequest, StoreInfo
+from memlm.api.datastores import DeleteReport, NewDocument, RememberReport, RememberRequest, SearchRequest, StoreInfo
 from memlm.api.generation import Completion, Neighbor
 from memlm.api.handles import Session, TokenStream
 from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, TraceOptions
@@ -23,6 +24,7 @@ from memlm.api.sessions import SessionInfo
 from memlm.api.tracing import Trace, TraceRequest
 from memlm.base.steps import run_steps
 from memlm.data.tokenizer import Tokenizer
+from memlm.errors import MemlmError
 from memlm.generation.batch import complete_all, stream
 from memlm.generation.engine import Engine
 from memlm.generation.likelihood import logits_of, loglikelihood, split_ids
@@ -267,6 +269,31 @@ class LanguageModel:
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Returns the text of tokens. Raises InvalidInput for an id outside the vocabulary."""
         return self.checkpoint.tokenizer.decode(token_ids, whole=True)
+
+    def remember(
+        self,
+        text: str | Sequence[NewDocument],
+        *,
+        store: str | None = None,
+        document_id: str | None = None,
+        title: str = "",
+        metadata: Mapping[str, Any] | None = None,
+        replace: bool = False,
+    ) -> RememberReport:
+        """Adds a text, or up to 1,000 short documents, to a datastore at once. From then on every answer can use them,
+        and they are on the disk.
+
+        The default id of a text is a hash of it. `replace` replaces documents of these ids. Raises AlreadyExists for an
+        id that is taken, and then adds nothing.
+        """
+        request = RememberRequest.of(
+            text, store, document_id=document_id, title=title, metadata=metadata, replace=replace
+        )
+        report = run_steps(self.engine.remember(request))
+        with suppress(MemlmError, OSError):  # the text is remembered all the same
+            self.engine.stores.merge_small()
+            self.refresh()
+        return report
 
     def delete_documents(self, document_ids: Sequence[str], *, store: str | None = None) -> DeleteReport:
         """Deletes documents for good: once this returns, they influence no answer.

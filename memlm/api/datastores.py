@@ -5,6 +5,7 @@ A request checks its values when it is made: in the client before it is sent, an
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from memlm.index.store.filters import DocumentFilter
 
 MAX_DOCUMENT_IDS = 10_000
 MAX_PATHS = 1000
+MAX_REMEMBERED, MAX_REMEMBERED_CHARACTERS = 1000, 1 << 18  # documents of a call, and what they hold together
 MAX_FILTERS = 100  # of one search
 INDEX = "Index"
 MAX_NAME = 200
@@ -317,6 +319,64 @@ class AddDocumentsRequest(Request[OperationInfo]):
     def __post_init__(self) -> None:
         check_choice("check", self.check, CHECKS)
         _check_request_id(self.request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class RememberReport:
+    """The documents that a datastore remembers, the number of their entries, and the manifest that committed them."""
+
+    store: str
+    manifest: int
+    num_entries: int
+    document_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RememberRequest(Request[RememberReport]):
+    """Adds documents to a datastore at once, without a job. With `replace`, a document replaces the one of its id."""
+
+    documents: tuple[NewDocument, ...]
+    store: str | None = None
+    replace: bool = False
+
+    def __post_init__(self) -> None:
+        count, size = len(self.documents), sum(len(document.text) for document in self.documents)
+        if not 1 <= count <= MAX_REMEMBERED or size > MAX_REMEMBERED_CHARACTERS:
+            raise InvalidInput(
+                f"documents has {count:,} documents with {size:,} characters; expected 1 to {MAX_REMEMBERED:,} with at"
+                f" most {MAX_REMEMBERED_CHARACTERS:,} in one call: add larger ones by AddDocuments",
+                field="documents",
+            )
+        if any(document.continues for document in self.documents):
+            raise InvalidInput("continues is of AddDocuments; send each document whole", field="documents.continues")
+
+    @classmethod
+    def of(
+        cls,
+        text: str | Sequence[NewDocument],
+        store: str | None,
+        *,
+        document_id: str | None = None,
+        title: str = "",
+        metadata: Mapping[str, Any] | None = None,
+        replace: bool = False,
+    ) -> RememberRequest:
+        """Makes one of a text or of documents. The default id of a text is a hash of it, so that a text is remembered
+        once. Raises InvalidInput for an id, a title or metadata beside documents.
+        """
+        if isinstance(text, str):
+            document = NewDocument(document_id or text_id(text), text, title, {} if metadata is None else metadata)
+            return cls((document,), store, replace)
+        if document_id is not None or title or metadata is not None:
+            raise InvalidInput(
+                "document_id, title and metadata are of a text; documents have their own", field="documents"
+            )
+        return cls(tuple(text), store, replace)
+
+
+def text_id(text: str) -> str:
+    """The id of a text that was given none: 16 hexadecimal digits of its SHA-256."""
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from memlm.api.datastores import StoreInfo
 from memlm.api.params import RetrievalParams
-from memlm.base.progress import Progress
+from memlm.base.progress import Progress, silent
 from memlm.cli.client_datastores import follow
 from memlm.errors import InvalidInput, NotFound
 
@@ -34,6 +34,9 @@ class ChatMemory(Protocol):
 
     def add(self, corpus: Corpus, progress: Progress) -> str:
         """Adds documents, and returns the name of their datastore."""
+
+    def remember(self, document_id: str, text: str) -> str:
+        """Adds a short text at once, and returns the name of its datastore."""
 
     def delete(self, document_id: str) -> str:
         """Deletes a document, and returns the name of its datastore."""
@@ -66,17 +69,27 @@ class LocalMemory:
             raise InvalidInput(
                 "there is no datastore to write to; start with --store FOLDER, which may be a new folder", field="store"
             )
-        known = {Path(info.path).resolve(): info.name for info in self._lm.stores}
-        name = known.get(self._folder.resolve())
-        if name is None:
+        if (name := self._name()) is None:
             build_index(self._lm.checkpoint, corpus, self._folder, progress=progress)
             return self._lm.load_datastore(self._folder).name
         add_to_index(self._lm.checkpoint, corpus, self._folder, progress=progress)
         self._lm.refresh()
         return name
 
+    def remember(self, document_id: str, text: str) -> str:
+        from memlm.data.corpus import Corpus, Document
+
+        if (name := self._name()) is None:
+            return self.add(Corpus([Document(document_id, text)]), silent)
+        return self._lm.remember(text, store=name, document_id=document_id).store
+
     def delete(self, document_id: str) -> str:
         return _delete_in(self.stores(), lambda name: self._lm.delete_documents([document_id], store=name), document_id)
+
+    def _name(self) -> str | None:
+        """The name of the folder's datastore, once it is built."""
+        known = {Path(info.path).resolve(): info.name for info in self._lm.stores}
+        return None if self._folder is None else known.get(self._folder.resolve())
 
 
 class ServerMemory:
@@ -92,12 +105,7 @@ class ServerMemory:
         return options
 
     def add(self, corpus: Corpus, progress: Progress) -> str:
-        """Raises InvalidInput without a datastore, and with several of which none was named."""
-        names = [info.name for info in self.stores()]
-        if self._store is None and len(names) != 1:
-            listed = f"{len(names)} datastores ({', '.join(names)})" if names else "no datastore"
-            raise InvalidInput(f"the server has {listed}; name the one to write to with --store-name", field="store")
-        name = self._store or names[0]
+        name = self._name()
         job = self._client.datastores.add(name, corpus)
         try:
             follow(job, progress).outcome()
@@ -105,6 +113,17 @@ class ServerMemory:
             job.cancel()
             raise
         return name
+
+    def remember(self, document_id: str, text: str) -> str:
+        return self._client.datastores.remember(self._name(), text, document_id=document_id).store
+
+    def _name(self) -> str:
+        """The datastore to write to. Raises InvalidInput if there is none, or several of which none was named."""
+        names = [info.name for info in self.stores()]
+        if self._store is None and len(names) != 1:
+            listed = f"{len(names)} datastores ({', '.join(names)})" if names else "no datastore"
+            raise InvalidInput(f"the server has {listed}; name the one to write to with --store-name", field="store")
+        return self._store or names[0]
 
     def delete(self, document_id: str) -> str:
         delete = self._client.datastores.delete_documents

@@ -144,10 +144,8 @@ class ChatShell:
             out.print("the model alone: no datastore is loaded", style="dim")
 
     def _remember(self, text: str) -> None:
-        from memlm.data.corpus import Corpus, Document
-
         begin_s, document_id = time.monotonic(), note_id()
-        store = self._memory.add(Corpus([Document(document_id, text)]), silent)
+        store = self._memory.remember(document_id, text)
         seconds = time.monotonic() - begin_s
         self._say(f"remembered as {document_id} in {store} ({seconds:.1f} s)", remembered=document_id, store=store)
 

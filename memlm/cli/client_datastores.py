@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memlm.api.datastores import BuildDatastoreRequest
+from memlm.api.datastores import BuildDatastoreRequest, parse_fields
 from memlm.base.printable import one_line
 from memlm.cli import options
 from memlm.cli.client_connection import HERE, Target, Timeout, client_of
@@ -115,6 +116,36 @@ def add(
         documents = Corpus(corpus, glob, on_error, print_problem, hidden=hidden)
         job = client.datastores.add(name, documents, replace=replace, check=check, request_id=request_id)
         _follow(job, wait=wait, json=json)
+
+
+@datastore.command("remember", epilog="Example: memlm client datastore remember docs 'The port is 7443.'")
+def remember(
+    name: Name,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text, or - for standard input.")],
+    document_id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="The document's id (default: a hash of the text).")
+    ] = None,
+    title: Annotated[str, typer.Option(metavar="TEXT", help="Its title.")] = "",
+    where: Annotated[
+        list[str] | None, typer.Option("--metadata", metavar="FIELD=VALUE", help="Its metadata. Repeatable.")
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a document of this id.")] = False,
+    target: Target = HERE,
+    timeout: Timeout = 600.0,
+    json: options.Json = False,
+) -> None:
+    """Add a text at once. Answers use it when the command ends."""
+    metadata = parse_fields(where) if where else None
+    text = sys.stdin.read() if text == "-" else text
+    with client_of(target, timeout) as client:
+        report = client.datastores.remember(
+            name, text, document_id=document_id, title=title, metadata=metadata, replace=replace
+        )
+    if json:
+        emit_json(report)
+    else:
+        summary = f"remembered as {report.document_ids[0]} in {report.store}, {report.num_entries:,} entries"
+        out.print(one_line(summary), markup=False)
 
 
 @datastore.command("compact", epilog="Example: memlm client datastore compact docs --target localhost:50051")

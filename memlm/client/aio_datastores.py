@@ -8,7 +8,7 @@ await job.result()
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from os import urandom
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,8 @@ from memlm.api.datastores import (
     ListDatastoresRequest,
     LoadDatastoreRequest,
     NewDocument,
+    RememberReport,
+    RememberRequest,
     StoreInfo,
     UnloadDatastoreRequest,
 )
@@ -140,6 +142,28 @@ class AsyncDatastores:
     async def unload(self, store: str, *, timeout_s: float | None = None) -> StoreInfo:
         """Unloads a datastore. Its files stay."""
         return await self._transport.ask(UnloadDatastoreRequest(store), timeout_s)
+
+    async def remember(
+        self,
+        store: str | None,
+        text: str | Sequence[NewDocument],
+        *,
+        document_id: str | None = None,
+        title: str = "",
+        metadata: Mapping[str, Any] | None = None,
+        replace: bool = False,
+        timeout_s: float | None = None,
+    ) -> RememberReport:
+        """Adds a text, or up to 1,000 short documents, at once. When this returns, every answer can use them, and they
+        are on the server's disk.
+
+        The default id of a text is a hash of it. `replace` replaces documents of these ids. Raises AlreadyExists for an
+        id that is taken, also by an earlier try of this very call, and then adds nothing. Never retried automatically.
+        """
+        request = RememberRequest.of(
+            text, store, document_id=document_id, title=title, metadata=metadata, replace=replace
+        )
+        return await self._transport.ask(request, timeout_s)
 
     async def delete_documents(
         self, store: str | None, document_ids: Sequence[str], *, timeout_s: float | None = None

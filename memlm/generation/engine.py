@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from memlm.api.datastores import SearchBy, SearchRequest
+from memlm.api.datastores import RememberReport, RememberRequest, SearchBy, SearchRequest
 from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams, StreamRequest
 from memlm.api.scoring import Score, ScoreRequest
@@ -19,7 +19,8 @@ from memlm.base.steps import Offload, Steps
 from memlm.data.chat import ChatTemplate
 from memlm.errors import Incompatible, InvalidInput, NotFound
 from memlm.generation.generation import Generation
-from memlm.generation.loaded_stores import LoadedStores
+from memlm.generation.loaded_stores import LoadedStores, PendingChange
+from memlm.generation.remembering import entries_of
 from memlm.generation.scoring import score_text
 from memlm.generation.session_files import SessionState
 from memlm.generation.sessions import Sessions
@@ -104,6 +105,17 @@ class Engine:
         retriever = yield from self._retriever(request.retrieval)
         searched = retriever if retriever is not None and retriever.stores else None
         return (yield from score_text(self.checkpoint, request, searched, self.own_past(request.retrieval)))
+
+    def remember(self, request: RememberRequest) -> Steps[RememberReport]:
+        """Adds documents to a datastore, which are found from the last step on, and are on the disk then. They are read
+        a piece a step. Raises as `LoadedStores.model_store` and `LoadedStores.prepare_remember` do.
+        """
+        store = self.stores.model_store(request.store)
+        spec = store.snapshot.manifest.spec
+        documents = yield from entries_of(self.checkpoint, spec, request.documents)
+        write = partial(self.stores.prepare_remember, store, spec, documents, replace=request.replace)
+        pending: PendingChange[RememberReport] = yield Offload(write, must_end=True)
+        return pending.apply()
 
     def own_past(self, params: RetrievalParams, session: SessionState | None = None) -> OwnPast | None:
         """The past of a text as a memory, None for a request that does not use it. A session keeps its past for later

@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from memlm.api.datastores import DeleteReport, StoreInfo
+from memlm.api.datastores import DeleteReport, RememberReport, StoreInfo
 from memlm.api.params import RetrievalParams
 from memlm.errors import (
     AlreadyExists,
@@ -31,7 +31,8 @@ from memlm.errors import (
     NotFound,
     Unavailable,
 )
-from memlm.index.store.manifest import Pointer, read_pointer
+from memlm.index.store.manifest import Pointer, StoreSpec, read_pointer
+from memlm.index.store.small_segments import NewEntries
 from memlm.index.store.snapshot import Snapshot
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.retriever import Retriever
@@ -45,17 +46,18 @@ OUT_OF_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # no problem of the f
 log = logging.getLogger("memlm.stores")
 
 Move = Callable[[], bool]
+Report = TypeVar("Report")
 
 
 @dataclass(frozen=True, slots=True)
-class PendingDelete:
-    """A committed deletion that the open datastores have not switched to yet."""
+class PendingChange(Generic[Report]):
+    """A committed change of a datastore that the open ones have not switched to yet."""
 
-    report: DeleteReport
+    report: Report
     moves: tuple[Move, ...]
 
-    def apply(self) -> DeleteReport:
-        """Switches all that is open of the folder to the commit. From then on no answer uses the documents."""
+    def apply(self) -> Report:
+        """Switches all that is open of the folder to the commit. From then on every answer follows it."""
         for move in self.moves:
             move()
         return self.report
@@ -202,7 +204,7 @@ class LoadedStores:
         del self._stores[name]
         return store.info
 
-    def prepare_delete(self, document_ids: Sequence[str], name: str | None = None) -> PendingDelete:
+    def prepare_delete(self, document_ids: Sequence[str], name: str | None = None) -> PendingChange[DeleteReport]:
         """Commits a deletion in the store that is in the folder now. Thread-safe.
 
         Raises NotFound with the ids that the datastore does not have, and then deletes none.
@@ -215,14 +217,36 @@ class LoadedStores:
             message = str(error).replace(f" in {opened.datastore.path};", f" in the datastore {opened.name!r};")
             raise NotFound(message, kind=error.kind, name=error.name) from None
         newer, deletion = pending.snapshot, pending.deletion
+        report = DeleteReport(opened.name, newer.manifest.number, deletion.num_documents, deletion.num_entries)
+        return PendingChange(report, self._moves_to(newer, store, opened))
+
+    def prepare_remember(
+        self, opened: ModelStore, spec: StoreSpec, documents: Sequence[NewEntries], *, replace: bool
+    ) -> PendingChange[RememberReport]:
+        """Commits documents whose entries were made for a store of `spec`. Thread-safe. Raises as
+        `Datastore.prepare_remember` does.
+        """
+        pending = opened.datastore.prepare_remember(documents, spec, replace=replace)
+        opened.has_remembered = True
+        ids = tuple(document.id for document in documents)
+        report = RememberReport(opened.name, pending.snapshot.manifest.number, pending.record.entries, ids)
+        return PendingChange(report, self._moves_to(pending.snapshot, self._stores.get(opened.name), opened))
+
+    def merge_small(self) -> None:
+        """Merges small segments of the datastores that have remembered documents, once for each. Thread-safe."""
+        for store in tuple(self._stores.values()):
+            if (opened := store.opened) is not None and opened.has_remembered:
+                opened.has_remembered = False  # first: documents may be remembered meanwhile
+                opened.has_remembered |= opened.datastore.merge_small()
+
+    def _moves_to(self, newer: Snapshot, store: LoadedStore | None, opened: ModelStore) -> tuple[Move, ...]:
+        """The steps that switch all that is open of a folder to a commit that one datastore made."""
 
         def refresh_others() -> bool:  # under another name, or opened anew meanwhile
             return sum([other.refresh() for other in self._open_at(opened.datastore.path)]) > 0
 
-        report = DeleteReport(opened.name, newer.manifest.number, deletion.num_documents, deletion.num_entries)
-        return PendingDelete(
-            report, (partial(opened.switch_to, newer), partial(self._recovered, store), refresh_others)
-        )
+        recovered = () if store is None else (partial(self._recovered, store),)
+        return partial(opened.switch_to, newer), *recovered, refresh_others
 
     def prepare_refresh(self, name: str | None = None) -> PendingRefresh:
         """Opens the snapshots that are in the folders now, or in that of one datastore, under all its names.

@@ -26,6 +26,7 @@ from memlm.model.checkpoint import Checkpoint
 
 BATCH_TOKENS = 1024  # what lies between two layers of a narrow model fits into a core's cache
 PASS_TOKENS = 1024  # of a longer window that takes turns with other work
+PIECE_TOKENS = 256  # of a window whose keys take turns with a batch of generations, as long as a piece of a prompt
 DEFAULT_WINDOW = 1024  # tokens; in longer ones short prompts find their text less often (docs/log, 2026-11-25-windows)
 LOGITS_ROWS = 1024  # positions with their log-probabilities over the vocabulary in RAM at once
 
@@ -153,6 +154,21 @@ class Encoder:
             return
         for window in windows:
             yield from _pieces(self._decoder, window, hidden=hidden)
+
+    def key_parts(self, window: Window) -> Iterator[Float16[np.ndarray, "N D"]]:
+        """Yields the keys of one window's new positions in pieces, so that the caller can do other work between them.
+        A piece may be empty. The pieces of a segmented model are its segments.
+        """
+        if self._decoder.config.is_segmented:
+            yield from self.keys([window])
+            return
+        first_new = len(window.inputs_T) - len(window.targets_N)
+        state = self._decoder.new_state(capacity=len(window.inputs_T))
+        for begin in range(0, len(window.inputs_T), PIECE_TOKENS):
+            inputs_T = torch.from_numpy(window.inputs_T[begin : begin + PIECE_TOKENS])
+            with torch.inference_mode():
+                keys_TD = self._decoder.keys(inputs_T[None], state)[0]
+            yield keys_TD[max(0, first_new - begin) :].half().cpu().numpy()
 
     def skip(self, windows: Sequence[Window]) -> None:
         """Skips windows with known keys. A later window of their document encodes them, if it needs them."""

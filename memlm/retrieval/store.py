@@ -52,6 +52,7 @@ class ModelStore:
         self.datastore, self.name = datastore, name or datastore.path.name
         self.model_folder, self._tokenizer = checkpoint.path, checkpoint.tokenizer
         self.on_lost: OnLost = lambda store, document_ids: None
+        self.has_remembered = False  # documents, whose small segments may want to be merged
         self._marks = lru_cache(maxsize=MARKED_DOCUMENTS)(self._count)
         self._phrases = Phrases(checkpoint.tokenizer)
         self._suffixes = dict[object, SegmentSuffixes]()

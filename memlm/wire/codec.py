@@ -46,6 +46,7 @@ _MESSAGE_NAMES = {
     "Score": "ScoreResponse",
     "Trace": "TraceResponse",
     "DeleteReport": "DeleteDocumentsResponse",
+    "RememberReport": "RememberResponse",
     "OperationInfo": "JobMetadata",
     "DatastorePage": "ListDatastoresResponse",
     "SessionPage": "ListSessionsResponse",

@@ -155,6 +155,7 @@ RULES: Mapping[str, Rule] = {
     "GetDatastore": _one_store,
     "Search": _one_store,
     "Trace": _one_store,
+    "Remember": _one_store,
     "DeleteDocuments": _one_store,
     "BuildDatastore": _one_store,
     "AddDocuments": _one_store,

@@ -282,7 +282,9 @@ ADD = _object(
     ("documents",),
 )
 ADD_QUERY = _ADDING
-REMEMBER = _object({**_DOCUMENT, "id": _text("Left out: an id of the text's hash."), **_ADDING}, ("text",))
+REMEMBER = _object(
+    {**_DOCUMENT, "id": _text("Left out: a hash of the text."), "replace": _ADDING["replace"]}, ("text",)
+)
 DELETE = _object(
     {
         "document_ids": {

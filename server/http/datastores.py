@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from memlm.api.datastores import (
     GetDatastoreRequest,
     ListDatastoresRequest,
     NewDocument,
+    RememberRequest,
     SearchRequest,
 )
 from memlm.api.operations import (
@@ -40,7 +40,6 @@ from memlm.server.http.records import object_of
 from memlm.server.http.uploads import MULTIPART, documents_in
 
 ACCEPTED = 202
-ID_DIGITS = 16
 
 
 async def list_datastores(service: Service, exchange: Exchange) -> None:
@@ -87,13 +86,12 @@ async def add_documents(service: Service, exchange: Exchange) -> None:
 
 
 async def remember(service: Service, exchange: Exchange) -> None:
-    """Adds one text."""
-    async with service.admit("AddDocuments", exchange) as call:
+    """Adds one text at once."""
+    async with service.admit("Remember", exchange) as call:
         body = await read_body(service, call, exchange, REMEMBER)
-        document = {name: body.pop(name) for name in ("id", "text", "title", "metadata") if name in body}
-        document.setdefault("id", hashlib.sha256(document["text"].encode()).hexdigest()[:ID_DIGITS])
-        requests = _given((NewDocument(**document),), exchange, body)
-        await _reply_accepted(exchange, await service.add_documents(call, requests), document_id=document["id"])
+        body["document_id"] = body.pop("id", None)
+        request = RememberRequest.of(body.pop("text"), _store(exchange), **body)
+        await exchange.reply_json(object_of(await service.answer(call, request)))
 
 
 async def delete_documents(service: Service, exchange: Exchange) -> None:
@@ -154,8 +152,8 @@ async def _uploaded(exchange: Exchange, options: Mapping[str, Any], limit: int) 
         yield AddDocumentsRequest(documents=documents)
 
 
-async def _reply_accepted(exchange: Exchange, operation: OperationInfo, **more: Any) -> None:
-    await exchange.reply_json({**_operation(operation), **more}, ACCEPTED)
+async def _reply_accepted(exchange: Exchange, operation: OperationInfo) -> None:
+    await exchange.reply_json(_operation(operation), ACCEPTED)
 
 
 def _store(exchange: Exchange) -> str:

@@ -90,10 +90,9 @@ ENDPOINTS = (
         "POST",
         f"{_STORE}/remember",
         datastores.remember,
-        "Starts to add one text.",
+        "Adds one text at once. After the answer every worker finds it.",
         _STORES,
         bodies.REMEMBER,
-        status=datastores.ACCEPTED,
     ),
     Endpoint(
         "POST",

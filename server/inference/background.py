@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from memlm.api.datastores import DeleteDocumentsRequest, LoadDatastoreRequest
 from memlm.generation.engine import Engine
-from memlm.generation.loaded_stores import PendingDelete, PendingRefresh
+from memlm.generation.loaded_stores import PendingChange, PendingRefresh
 from memlm.retrieval.store import ModelStore
 from memlm.server.inference.active_request import ActiveRequest
 from memlm.server.inference.messages import Refresh
@@ -31,6 +31,7 @@ class BackgroundTasks:
         self._opener, self._deleter = ThreadPoolExecutor(1, "opener"), ThreadPoolExecutor(1, "deleter")
         self._tasks: list[tuple[ActiveRequest, Future[Any], Callable[[Any], Any]]] = []
         self._refresh: Future[PendingRefresh] | None = None
+        self._merge: Future[None] | None = None
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -42,7 +43,7 @@ class BackgroundTasks:
             self._tasks.append((active, opening, partial(self._stores.register_store, replace=request.replace)))
         elif isinstance(request, DeleteDocumentsRequest):
             deleting = self._deleter.submit(self._stores.prepare_delete, request.document_ids, request.store)
-            self._tasks.append((active, deleting, PendingDelete.apply))
+            self._tasks.append((active, deleting, PendingChange.apply))
         else:
             refreshing = self._deleter.submit(self._stores.prepare_refresh, request.store)
             self._tasks.append((active, refreshing, PendingRefresh.apply))
@@ -58,6 +59,17 @@ class BackgroundTasks:
         """Looks for new versions of all datastores, unless a search for them runs."""
         if self._refresh is None:
             self._refresh = self._opener.submit(self._stores.prepare_refresh)
+
+    def start_merge(self) -> None:
+        """Merges small segments of datastores that have remembered documents, unless a merge runs. A later refresh
+        switches to the merged ones.
+        """
+        if self._merge is not None and self._merge.done() and (error := self._merge.exception()):
+            log.warning("small segments were not merged: %s", error)
+        if (self._merge is None or self._merge.done()) and any(
+            store.opened is not None and store.opened.has_remembered for store in self._stores
+        ):
+            self._merge = self._deleter.submit(self._stores.merge_small)
 
     def finish_refresh(self) -> None:
         """Switches to the new versions that were found."""

@@ -8,7 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from memlm.api.datastores import GetDatastoreRequest, ListDatastoresRequest, SearchRequest, UnloadDatastoreRequest
+from memlm.api.datastores import (
+    GetDatastoreRequest,
+    ListDatastoresRequest,
+    RememberRequest,
+    SearchRequest,
+    UnloadDatastoreRequest,
+)
 from memlm.api.generation import DetokenizeRequest, Finished, Token, TokenizeRequest
 from memlm.api.params import StreamRequest
 from memlm.api.request import Request
@@ -146,6 +152,8 @@ def answer_steps(engine: Engine, request: Request[Any], owner: str) -> Steps[Any
             return (yield from engine.search(request))
         case TraceRequest():
             return (yield from engine.trace(request))
+        case RememberRequest():
+            return (yield from engine.remember(request))
         case TokenizeRequest(text):
             return (yield from engine.checkpoint.tokenizer.pack_steps(text))
         case DetokenizeRequest(token_ids):

@@ -16,7 +16,13 @@ from pathlib import Path
 from random import random
 from typing import Any, TypeVar, cast
 
-from memlm.api.datastores import DeleteDocumentsRequest, DeleteReport, LoadDatastoreRequest
+from memlm.api.datastores import (
+    DeleteDocumentsRequest,
+    DeleteReport,
+    LoadDatastoreRequest,
+    RememberReport,
+    RememberRequest,
+)
 from memlm.api.request import Request
 from memlm.api.sessions import ListSessionsRequest
 from memlm.base.cpu import num_cores
@@ -100,6 +106,8 @@ class WorkerPool:
             )
         if isinstance(request, DeleteDocumentsRequest):
             return cast(R, await run_to_end(self._delete(request, time_left_s, **origin)))
+        if isinstance(request, RememberRequest):
+            return cast(R, await self._remember(request, time_left_s, **origin))
         return await self._worker_for(request).answer(request, time_left_s, **origin)
 
     async def broadcast(
@@ -148,12 +156,23 @@ class WorkerPool:
             self.mark_deleted(request.store, request.document_ids)
             raise
         self.mark_deleted(report.store, request.document_ids)
+        await self._follow(leader, report.store, "a deletion")
+        return report
+
+    async def _remember(self, request: RememberRequest, time_left_s: float | None, **origin: Any) -> RememberReport:
+        """One worker reads and commits the documents, and the others refresh before the caller gets an answer."""
+        leader = self._least_loaded()
+        report = await leader.answer(request, time_left_s, **origin)
+        await run_to_end(self._follow(leader, report.store, "a text that is to be remembered"))
+        return report
+
+    async def _follow(self, leader: WorkerHandle, store: str, change: str) -> None:
+        """Switches all workers but one to its commit. A worker that cannot follow is restarted."""
         followers = [worker for worker in self._workers if worker.is_loaded and worker is not leader]
-        outcomes = await self._gather_results(followers, Refresh(report.store), internal=True)
+        outcomes = await self._gather_results(followers, Refresh(store), internal=True)
         for worker, value in zip(followers, outcomes, strict=True):
             if isinstance(value, BaseException):
-                worker.restart(f"it could not follow a deletion ({value})")
-        return report
+                worker.restart(f"it could not follow {change} ({value})")
 
     def mark_deleted(self, store: str | None, document_ids: Collection[str] | None = None) -> None:
         """Removes documents of a datastore (None: all of them) from events that wait for delivery.

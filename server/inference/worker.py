@@ -322,6 +322,7 @@ class Worker:
             return
         self._heartbeat_s = now_s
         self._background.start_refresh()
+        self._background.start_merge()
         self._engine.sessions.expire()
         self._send(Heartbeat(self._stats(), store_stats(self._engine.stores)))
         self._release_idle_ram(now_s)

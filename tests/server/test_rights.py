@@ -187,6 +187,7 @@ WAYS: dict[str, Callable[[Client, str, Path], Any]] = {
     "Search": lambda eve, name, corpus: eve.search(name, "the salary"),
     "Trace": lambda eve, name, corpus: eve.trace("the salary of ann is 1234567", name),
     "GetDatastore": lambda eve, name, corpus: eve.datastores.get(name),
+    "Remember": lambda eve, name, corpus: eve.datastores.remember(name, "eve was here"),
     "DeleteDocuments": lambda eve, name, corpus: eve.datastores.delete_documents(name, ["salaries"]),
     "BuildDatastore": lambda eve, name, corpus: eve.datastores.build(name, str(corpus), replace=True),
     "AddDocuments": lambda eve, name, corpus: eve.datastores.add(name, [NewDocument("new", "text")]),

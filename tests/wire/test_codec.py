@@ -146,6 +146,12 @@ requests = st.one_of(
     st.builds(
         datastores.AddDocumentsRequest, maybe(text), st.booleans(), text, st.lists(document, max_size=2).map(tuple)
     ),
+    st.builds(
+        datastores.RememberRequest,
+        st.lists(document.filter(lambda each: not each.continues), min_size=1, max_size=3).map(tuple),
+        maybe(text),
+        st.booleans(),
+    ),
     st.builds(datastores.CompactDatastoreRequest, maybe(text), text, st.booleans()),
     st.builds(datastores.LoadDatastoreRequest, text, maybe(store_name), st.booleans()),
     st.builds(datastores.UnloadDatastoreRequest, text),
@@ -319,6 +325,8 @@ def test_other_answers_come_out_as_they_went_in(
     assert over_the_wire(server.GetModelRequest(), model) == model
     assert over_the_wire(datastores.DeleteDocumentsRequest(("a",)), deleted) == deleted
     assert over_the_wire(datastores.SearchRequest("text"), found) == tuple(found)
+    remembered = datastores.RememberReport("notes", 3, 12, ("a", "b"))
+    assert over_the_wire(datastores.RememberRequest.of("text", None), remembered) == remembered
 
 
 @given(operation_info, st.text("abc", max_size=3))

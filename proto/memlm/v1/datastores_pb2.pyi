@@ -133,6 +133,28 @@ class DeleteDocumentsResponse(_message.Message):
     num_entries: int
     def __init__(self, store: _Optional[str] = ..., manifest: _Optional[int] = ..., num_documents: _Optional[int] = ..., num_entries: _Optional[int] = ...) -> None: ...
 
+class RememberRequest(_message.Message):
+    __slots__ = ("store", "documents", "replace")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    documents: _containers.RepeatedCompositeFieldContainer[Document]
+    replace: bool
+    def __init__(self, store: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ..., replace: bool = ...) -> None: ...
+
+class RememberResponse(_message.Message):
+    __slots__ = ("store", "manifest", "num_entries", "document_ids")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    manifest: int
+    num_entries: int
+    document_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, store: _Optional[str] = ..., manifest: _Optional[int] = ..., num_entries: _Optional[int] = ..., document_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class GetDatastoreRequest(_message.Message):
     __slots__ = ("store",)
     STORE_FIELD_NUMBER: _ClassVar[int]

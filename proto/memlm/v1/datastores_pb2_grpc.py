@@ -55,6 +55,11 @@ class DatastoresStub(object):
                 request_serializer=memlm_dot_v1_dot_datastores__pb2.DeleteDocumentsRequest.SerializeToString,
                 response_deserializer=memlm_dot_v1_dot_datastores__pb2.DeleteDocumentsResponse.FromString,
                 _registered_method=True)
+        self.Remember = channel.unary_unary(
+                '/memlm.v1.Datastores/Remember',
+                request_serializer=memlm_dot_v1_dot_datastores__pb2.RememberRequest.SerializeToString,
+                response_deserializer=memlm_dot_v1_dot_datastores__pb2.RememberResponse.FromString,
+                _registered_method=True)
         self.BuildDatastore = channel.unary_unary(
                 '/memlm.v1.Datastores/BuildDatastore',
                 request_serializer=memlm_dot_v1_dot_datastores__pb2.BuildDatastoreRequest.SerializeToString,
@@ -108,6 +113,14 @@ class DatastoresServicer(object):
     def DeleteDocuments(self, request, context):
         """Deletes documents. After the response they no longer influence any answer.
         If any id is missing, NOT_FOUND names the missing ids, and nothing is deleted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Remember(self, request, context):
+        """Adds short documents at once, without a job. After the response every worker finds them, and they survive a kill.
+        Fails with ALREADY_EXISTS for an id that is taken, unless it is to be replaced, and then adds none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,6 +183,11 @@ def add_DatastoresServicer_to_server(servicer, server):
                     servicer.DeleteDocuments,
                     request_deserializer=memlm_dot_v1_dot_datastores__pb2.DeleteDocumentsRequest.FromString,
                     response_serializer=memlm_dot_v1_dot_datastores__pb2.DeleteDocumentsResponse.SerializeToString,
+            ),
+            'Remember': grpc.unary_unary_rpc_method_handler(
+                    servicer.Remember,
+                    request_deserializer=memlm_dot_v1_dot_datastores__pb2.RememberRequest.FromString,
+                    response_serializer=memlm_dot_v1_dot_datastores__pb2.RememberResponse.SerializeToString,
             ),
             'BuildDatastore': grpc.unary_unary_rpc_method_handler(
                     servicer.BuildDatastore,
@@ -305,6 +323,33 @@ class Datastores(object):
             '/memlm.v1.Datastores/DeleteDocuments',
             memlm_dot_v1_dot_datastores__pb2.DeleteDocumentsRequest.SerializeToString,
             memlm_dot_v1_dot_datastores__pb2.DeleteDocumentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Remember(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memlm.v1.Datastores/Remember',
+            memlm_dot_v1_dot_datastores__pb2.RememberRequest.SerializeToString,
+            memlm_dot_v1_dot_datastores__pb2.RememberResponse.FromString,
             options,
             channel_credentials,
             insecure,

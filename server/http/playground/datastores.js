@@ -91,7 +91,11 @@ class StoreCard {
       event.preventDefault();
       if (!text.value.trim()) return;
       const body = { text: text.value, ...(title.value ? { title: title.value } : {}) };
-      if (await this.#add(() => call("POST", pathOf(this.name, "/remember"), body))) text.value = title.value = "";
+      const remembered = await this.#add(async () => {
+        await call("POST", pathOf(this.name, "/remember"), body);
+        return (await call("GET", pathOf(this.name))).num_documents;
+      });
+      if (remembered) text.value = title.value = "";
     };
     return el("form", { class: "remember", onsubmit: send }, text, el("div", { class: "line" }, title, el("button", {}, "Remember")));
   }
@@ -148,16 +152,19 @@ class StoreCard {
 
   async #upload(files) {
     if (!files.length) return;
-    await this.#add(() => upload(pathOf(this.name, "/documents"), files, (share) => this.#progress("sending", share)));
+    await this.#add(async () => {
+      const begun = await upload(pathOf(this.name, "/documents"), files, (share) => this.#progress("sending", share));
+      const operation = await ended(begun, ({ phase, state, done, total }) => this.#progress(phase || state, total ? done / total : 0));
+      return operation.report.num_documents;
+    });
   }
 
-  /** Starts an operation, and shows its progress to its end. @returns {Promise<boolean>} whether it succeeded */
-  async #add(start) {
+  /** Makes a change that resolves to the number of documents, and shows it. @returns {Promise<boolean>} whether it succeeded */
+  async #add(change) {
     showError(this.notice);
     this.#progress("sending", 0);
     try {
-      const operation = await ended(await start(), ({ phase, state, done, total }) => this.#progress(phase || state, total ? done / total : 0));
-      this.work.textContent = `Added. ${plural(operation.report.num_documents, "document")} now.`;
+      this.work.textContent = `Added. ${plural(await change(), "document")} now.`;
       await this.app.refreshStores();
       return true;
     } catch (error) {

@@ -95,11 +95,16 @@ def test_documents_come_as_json_and_go(http: httpx.Client) -> None:
 
 
 def test_a_text_is_remembered(http: httpx.Client) -> None:
-    reply = http.post("/v1/datastores/docs/remember", json={"text": "the gateway listens on port 7443"})
-    ended(http, reply)
-    assert ids_with(http, "gateway listens") == [reply.json()["document_id"]]
-    again = http.post("/v1/datastores/docs/remember", json={"text": "the gateway listens on port 7443"})
-    assert ended(http, again)["error"]["code"] == "AlreadyExists"
+    body = {"text": "the gateway listens on port 7443", "title": "Gateway", "metadata": {"kind": "note"}}
+    reply = http.post("/v1/datastores/docs/remember", json=body)
+    assert (reply.status_code, reply.json()["store"]) == (200, "docs")
+    assert ids_with(http, "gateway listens") == reply.json()["document_ids"]
+    again = http.post("/v1/datastores/docs/remember", json=body)
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "AlreadyExists")
+    other = {"text": "the gateway listens on port 8443", "id": reply.json()["document_ids"][0], "replace": True}
+    assert http.post("/v1/datastores/docs/remember", json=other).status_code == 200
+    assert ids_with(http, "port 7443") == []
+    assert ids_with(http, "port 8443") == [other["id"]]
 
 
 def test_files_of_a_form_become_documents(http: httpx.Client) -> None:
@@ -171,7 +176,8 @@ def test_operations_are_listed_cancelled_and_deleted(http: httpx.Client) -> None
 
 
 def test_a_server_without_jobs_says_so(web: RunningServer) -> None:
-    reply = httpx.post(f"{web.http_url}/v1/datastores/store/remember", json={"text": "a"})
+    documents = [{"id": "a", "text": "a"}]
+    reply = httpx.post(f"{web.http_url}/v1/datastores/store/documents", json={"documents": documents})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "Incompatible")
     assert "--store-dir" in reply.json()["error"]["message"]
 
