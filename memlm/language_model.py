@@ -13,6 +13,7 @@ from torch import Tensor
 
 from memlm.api.chat import ChatRequest, Conversation
 from memlm.api.datastores import DeleteReport, NewDocument, RememberReport, RememberRequest, SearchRequest, StoreInfo
+from memlm.api.feedback import feedback_request, nearest_request, with_feedback
 from memlm.api.generation import Completion, Neighbor
 from memlm.api.handles import Session, TokenStream
 from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, TraceOptions
@@ -113,14 +114,21 @@ class LanguageModel:
         request = GenerateRequest.of(cast("str | Sequence[int] | GenerateRequest", prompt), options)
         return TokenStream.begin(stream(self.checkpoint, run_steps(self.engine.start(request))))
 
-    def chat(self, messages: Conversation | ChatRequest, **options: Unpack[ChatOptions]) -> TokenStream:
+    def chat(
+        self, messages: Conversation | ChatRequest, *, memory: str | None = None, **options: Unpack[ChatOptions]
+    ) -> TokenStream:
         """Answers a conversation, token by token, with the options of `generate`.
 
         The messages are `Message` objects, dicts of role and content, or the text of one user message. The model's
         template renders them, and the end of its turn ends the answer. With a session, the messages are those that are
         new. Raises NotFound for a model without a chat template, InvalidInput for messages that the template refuses.
+
+        `memory` names a datastore with feedback (`remember_feedback`). Feedback on the most similar question is put
+        behind the last message.
         """
         request = ChatRequest.of(messages, options)
+        if memory is not None:
+            request = with_feedback(request, run_steps(self.engine.search(nearest_request(request, memory))))
         return TokenStream.begin(stream(self.checkpoint, run_steps(self.engine.start(request))))
 
     def generate_batch(
@@ -289,11 +297,20 @@ class LanguageModel:
         request = RememberRequest.of(
             text, store, document_id=document_id, title=title, metadata=metadata, replace=replace
         )
+        return self._remember(request)
+
+    def _remember(self, request: RememberRequest) -> RememberReport:
         report = run_steps(self.engine.remember(request))
         with suppress(MemlmError, OSError):  # the text is remembered all the same
             self.engine.stores.merge_small()
             self.refresh()
         return report
+
+    def remember_feedback(self, question: str, feedback: str, *, store: str | None = None) -> RememberReport:
+        """Remembers feedback on the answer to a question, in place of earlier feedback on it, for the `memory` of
+        later chats (MemPrompt, arXiv 2201.06009). It is a document of the datastore, which can be deleted.
+        """
+        return self._remember(feedback_request(question, feedback, store))
 
     def delete_documents(self, document_ids: Sequence[str], *, store: str | None = None) -> DeleteReport:
         """Deletes documents for good: once this returns, they influence no answer.

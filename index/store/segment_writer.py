@@ -1,6 +1,6 @@
 """Writes the files of one segment into a folder: keys, values, pruned marks, and the table of documents.
 
-What the files come to count for is up to the caller: `StoreWriter` fills a folder for hours and resumes it after a
+The caller decides when the files count: `StoreWriter` fills a folder for hours and resumes it after a
 kill, `memlm.index.store.small_segments` writes one at once.
 """
 

@@ -18,7 +18,8 @@ from typing import Unpack, cast, overload
 
 from memlm.api.aio_handles import AsyncSession, AsyncTokenStream
 from memlm.api.chat import ChatRequest, Conversation
-from memlm.api.datastores import SearchRequest
+from memlm.api.datastores import RememberReport, SearchRequest
+from memlm.api.feedback import feedback_request, nearest_request, with_feedback
 from memlm.api.generation import Completion, DetokenizeRequest, Neighbor, TokenizeRequest
 from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, TraceOptions
 from memlm.api.paging import MAX_PAGE
@@ -126,14 +127,32 @@ class AsyncClient:
                 await stream.aclose()
 
     async def chat(
-        self, messages: Conversation | ChatRequest, *, timeout_s: float | None = None, **options: Unpack[ChatOptions]
+        self,
+        messages: Conversation | ChatRequest,
+        *,
+        memory: str | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[ChatOptions],
     ) -> AsyncTokenStream:
         """Answers a conversation, token by token, with the options of `LanguageModel.generate`.
 
         The messages are `Message` objects, dicts of role and content, or the text of one user message. Raises NotFound
         for a model without a chat template, and else as `generate`.
+
+        `memory` names a datastore with feedback (`remember_feedback`). Feedback on the most similar question is put
+        behind the last message.
         """
-        return await AsyncTokenStream.begin(self._transport.events(ChatRequest.of(messages, options), timeout_s))
+        request = ChatRequest.of(messages, options)
+        if memory is not None:
+            found = await self._transport.ask(nearest_request(request, memory), timeout_s)
+            request = with_feedback(request, found)
+        return await AsyncTokenStream.begin(self._transport.events(request, timeout_s))
+
+    async def remember_feedback(
+        self, question: str, feedback: str, *, store: str | None = None, timeout_s: float | None = None
+    ) -> RememberReport:
+        """Remembers feedback on the answer to a question, as `LanguageModel.remember_feedback`."""
+        return await self._transport.ask(feedback_request(question, feedback, store), timeout_s)
 
     @overload
     async def score(

@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Unpack, cast, overload
 
 from memlm.api.chat import ChatRequest, Conversation
-from memlm.api.datastores import SearchRequest
+from memlm.api.datastores import RememberReport, SearchRequest
+from memlm.api.feedback import feedback_request, nearest_request, with_feedback
 from memlm.api.generation import Completion, DetokenizeRequest, Neighbor, TokenizeRequest
 from memlm.api.handles import Session, TokenStream
 from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, TraceOptions
@@ -127,14 +128,32 @@ class Client:
                 stream.close()
 
     def chat(
-        self, messages: Conversation | ChatRequest, *, timeout_s: float | None = None, **options: Unpack[ChatOptions]
+        self,
+        messages: Conversation | ChatRequest,
+        *,
+        memory: str | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[ChatOptions],
     ) -> TokenStream:
         """Answers a conversation, token by token, with the options of `LanguageModel.generate`.
 
         The messages are `Message` objects, dicts of role and content, or the text of one user message. Raises NotFound
         for a model without a chat template, and else as `generate`.
+
+        `memory` names a datastore with feedback (`remember_feedback`). Feedback on the most similar question is put
+        behind the last message.
         """
-        return TokenStream.begin(self._transport.events(ChatRequest.of(messages, options), timeout_s))
+        request = ChatRequest.of(messages, options)
+        if memory is not None:
+            found = self._transport.ask(nearest_request(request, memory), timeout_s)
+            request = with_feedback(request, found)
+        return TokenStream.begin(self._transport.events(request, timeout_s))
+
+    def remember_feedback(
+        self, question: str, feedback: str, *, store: str | None = None, timeout_s: float | None = None
+    ) -> RememberReport:
+        """Remembers feedback on the answer to a question, as `LanguageModel.remember_feedback`."""
+        return self._transport.ask(feedback_request(question, feedback, store), timeout_s)
 
     @overload
     def score(
