@@ -261,6 +261,31 @@ def context(
     _print_figures("bench context", figures, repeats, json=json)
 
 
+@app.command(epilog="Example: memlm bench remember held-out/ --model smollm2 --json")
+def remember(
+    texts: options.Texts,
+    model: options.Model,
+    num_tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens of a text.")] = 1000,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    repeats: Repeats = 5,
+    json: options.Json = False,
+) -> None:
+    """Seconds until a text is remembered, over the bare prefill of its tokens."""
+    from tempfile import TemporaryDirectory
+
+    from memlm.bench.remember import bench_remember
+    from memlm.data.corpus import Corpus
+    from memlm.model.checkpoint import load_checkpoint
+
+    checkpoint = load_checkpoint(model, dtype=dtype, device=device)
+    with ConsoleProgress() as progress, TemporaryDirectory() as work:
+        figures = bench_remember(
+            checkpoint, Corpus(texts), work, num_tokens=num_tokens, repeats=repeats, progress=progress
+        )
+    _print_figures("bench remember", figures, repeats, json=json)
+
+
 @app.command(epilog="Example: memlm bench past held-out/ --model model --json")
 def past(
     texts: options.Texts,
