@@ -17,6 +17,7 @@ from memlm.index.threads import Rows, even_blocks, faiss_threads, rows_per_core,
 
 BLOCK_ROWS = 65_536  # processed at a time by all cores together
 SPARE = 8  # candidates beyond k, for near ties that rounding may swap
+DEEPEST = 1024  # candidates at most, where many keys are equal, as those at the start of each document
 
 # Faiss 1.15 searches by matrix products from 128,000 queries times dimensions on, which suits dozens of cores. On two
 # cores, 128 queries take four times as long without products (facebookresearch/faiss pull request 5109).
@@ -63,10 +64,20 @@ def _nearest(
     k: int,
     first: int,
 ) -> Neighbors:
-    """Finds the k nearest of the keys that begin at row `first` of all."""
-    _, rows_QK = faiss.knn(queries_QD, keys_ND, min(k + SPARE, len(keys_ND)))
+    """Finds the k nearest of the keys that begin at row `first` of all, equal ones in the order of rows.
+
+    Faiss' own order of equal ones depends on the number of queries, so a draft would change the neighbors.
+    """
+    depth, most = k + SPARE, min(len(keys_ND), max(DEEPEST, k + SPARE))
+    while True:
+        depth = min(depth, most)
+        rows_QK = np.sort(faiss.knn(queries_QD, keys_ND, depth)[1], axis=1)
+        distances_QK = exact_distances(queries_QD, keys_ND, rows_QK)
+        if depth == most or (np.partition(distances_QK, k - 1)[:, k - 1] < distances_QK.max(axis=1)).all():
+            break  # nothing that was left out is as near as the k-th
+        depth *= 4
     ids_QK = rows_QK + first
-    found = Neighbors(exact_distances(queries_QD, keys_ND, rows_QK), ids_QK, values_N[ids_QK].astype(np.int64))
+    found = Neighbors(distances_QK, ids_QK, values_N[ids_QK].astype(np.int64))
     return merge_nearest([Neighbors.none(len(queries_QD), k), found], k)
 
 

@@ -12,6 +12,7 @@ from memlm.index.store.lock import COMMIT_LOCK, commit_lock, write_lock
 from memlm.index.store.manifest import (
     CURRENT,
     JOURNAL,
+    MAX_SEGMENTS,
     SEGMENTS,
     Manifest,
     StoreSpec,
@@ -20,7 +21,6 @@ from memlm.index.store.manifest import (
     read_manifest,
     sweep,
 )
-from memlm.index.store.segment import MAX_SEGMENTS
 
 BUILDING = "building"
 BUILD, ADD, COMPACT = "build", "add", "compact"

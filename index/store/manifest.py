@@ -26,6 +26,8 @@ from memlm.index.store.lock import StoreLock
 
 FORMAT_VERSION = 2  # 1 had no id of the store
 READABLE_VERSIONS = (1, 2)
+ROW_BITS = 40  # of an entry's id, below the number of its segment
+MAX_SEGMENTS = 1 << (63 - ROW_BITS)  # above which ids leave the range of int64
 METRIC, KEY_DTYPE = "l2", "float16"
 MANIFEST = re.compile(r"manifest-\d+\.json")
 FIRST_MANIFEST = "manifest-000001.json"

@@ -19,12 +19,10 @@ from memlm.index.ivf import Ivf, is_lossless, open_index
 from memlm.index.neighbors import Neighbors, RawSearch, deeper, search_filtered
 from memlm.index.store.documents import DocumentRow, DocumentTable
 from memlm.index.store.filters import DocumentFilter
-from memlm.index.store.manifest import RESTORE, FileRecord, SegmentRecord
+from memlm.index.store.manifest import RESTORE, ROW_BITS, FileRecord, SegmentRecord
 
 KEYS, VALUES, STARTS, DOCUMENTS, INDEX = "keys.npy", "values.npy", "starts.npy", "documents.sqlite", "index.faiss"
 PRUNED = "pruned.npy"
-ROW_BITS = 40
-MAX_SEGMENTS = 1 << (63 - ROW_BITS)  # above which ids leave the range of int64
 SMALL_BYTES = 1 << 20
 SMALL_ENTRIES = 1 << 16  # of the largest segment that is merged with others without being asked for
 SMALL_DOCUMENTS = 256

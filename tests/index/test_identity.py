@@ -18,9 +18,8 @@ from memlm.errors import AlreadyExists, Corrupt, Incompatible, Locked, MemlmErro
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.lock import commit_lock, write_lock
-from memlm.index.store.manifest import commit_manifest, read_manifest
+from memlm.index.store.manifest import MAX_SEGMENTS, commit_manifest, read_manifest
 from memlm.index.store.repair import repair
-from memlm.index.store.segment import MAX_SEGMENTS
 from memlm.index.store.writer import StoreWriter
 
 A, B = Corpus(1), Corpus(2, prefix="other")

@@ -11,7 +11,7 @@ from memlm.index import exact
 from memlm.index.arrays import RowSubset
 from memlm.index.ivf import resolve_index
 from memlm.index.neighbors import Neighbors, merge_nearest
-from memlm.index.store.segment import ROW_BITS
+from memlm.index.store.manifest import ROW_BITS
 
 INDEXES = ["Flat", "IVF4,SQfp16"]
 QUERIES_QD = np.random.default_rng(7).normal(size=(5, DIM)).astype(np.float32) * 3
@@ -210,3 +210,18 @@ def test_exact_search_in_blocks_equals_its_plain_twin(monkeypatch, cores, rows):
     np.testing.assert_array_equal(found.ids_QK, rows_QK)
     np.testing.assert_array_equal(found.values_QK, values_N[rows_QK])
     np.testing.assert_allclose(found.distances_QK, distances_QK, rtol=1e-5)
+
+
+@pytest.mark.parametrize("copies", [12, 300])
+def test_equal_keys_come_in_the_order_of_rows_however_many_queries_there_are(copies):
+    rng = np.random.default_rng(3)
+    same_D = rng.normal(size=64).astype(np.float32)
+    keys_ND = rng.normal(size=(2000, 64)).astype(np.float32) + 2
+    rows = np.sort(rng.choice(2000, copies, replace=False))
+    keys_ND[rows] = same_D  # as the states at the start of documents, all nearer than the others
+    queries_QD = same_D + rng.normal(size=(40, 64)).astype(np.float32) / 100
+    together = exact.exact_neighbors(queries_QD, keys_ND, np.arange(2000), 8)
+    assert together.ids_QK.tolist() == [rows[:8].tolist()] * 40
+    for number in range(40):
+        alone = exact.exact_neighbors(queries_QD[number : number + 1], keys_ND, np.arange(2000), 8)
+        assert alone.ids_QK.tolist() == together.ids_QK[number : number + 1].tolist()
