@@ -41,6 +41,7 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     attention_window: int | None = None,
+    extended_attention: int | None = None,
 ) -> LanguageModel:
     """Loads a model, by its folder or its id on the Hugging Face hub, and datastores that it built.
 
@@ -48,10 +49,13 @@ def load(
     cuda:N, mps, or auto for the first GPU or else the processor. `dtype` is float32, bfloat16, float16, int8, int4,
     gguf for the blocks of a GGUF file, or auto for what is fast on the device and changes nothing
     (`memlm.model.device`). With an `attention_window`, a token sees so many of the latest tokens and the first four, so
-    that texts and sessions have any length. Raises NotFound where a folder is missing, Incompatible for a datastore of
-    another model, Corrupt for a damaged file, InvalidInput for a device that is not there.
+    that texts and sessions have any length. With `extended_attention` too, each head also sees so many of the tokens
+    that have left the window. Raises NotFound where a folder is missing, Incompatible for a datastore of another model,
+    Corrupt for a damaged file, InvalidInput for a device that is not there.
     """
-    checkpoint = load_checkpoint(model, dtype=dtype, device=device, attention_window=attention_window)
+    checkpoint = load_checkpoint(
+        model, dtype=dtype, device=device, attention_window=attention_window, extended_attention=extended_attention
+    )
     return LanguageModel(checkpoint, stores)
 
 

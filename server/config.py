@@ -80,6 +80,14 @@ class ServerConfig:
             panel=MODEL,
         ),
     )
+    extended_attention: int | None = field(
+        default=None,
+        metadata=option(
+            "Tokens beyond --attention-window that each head also sees, those with the best keys.",
+            metavar="K",
+            panel=MODEL,
+        ),
+    )
     dtype: str = field(
         default="auto",
         metadata=option(

@@ -10,6 +10,7 @@ KINDS = {
     "alibi": {"positions": "alibi"},
     "windows": {"windows": [5, 9]},
     "sinks": {"windows": [6, 6], "num_sinks": 2},
+    "extended": {"windows": [6, 6], "num_sinks": 2, "extended_attention": 3},
     "xl": {"positions": "transformer_xl", "xl_length": 12, "context_length": 8},
     "compressive": {
         "positions": "transformer_xl", "xl_length": 8, "context_length": 8,

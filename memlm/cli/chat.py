@@ -72,6 +72,7 @@ def chat(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     attention_window: options.AttentionWindow = None,
+    extended_attention: options.ExtendedAttention = None,
     target: Annotated[
         str | None,
         typer.Option(
@@ -113,7 +114,10 @@ def chat(
         _chat_with_server(target, timeout, asked, system, json=json)
     else:
         assert model is not None
-        loading = {"dtype": dtype, "device": device, "attention_window": attention_window}
+        loading = {
+            "dtype": dtype, "device": device, "attention_window": attention_window,
+            "extended_attention": extended_attention,
+        }  # fmt: skip
         _chat_in_process(model, store or [], loading, asked, system, json=json)
 
 

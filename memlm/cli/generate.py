@@ -29,6 +29,7 @@ def generate(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     attention_window: options.AttentionWindow = None,
+    extended_attention: options.ExtendedAttention = None,
     show_sources: options.ShowSources = False,
     json: options.Json = False,
 ) -> None:
@@ -38,7 +39,8 @@ def generate(
         raise typer.BadParameter("--show-sources needs a datastore; give --store FOLDER")
     from memlm.language_model import load
 
-    with load(model, store or (), dtype=dtype, device=device, attention_window=attention_window) as lm:
+    windows = {"attention_window": attention_window, "extended_attention": extended_attention}
+    with load(model, store or (), dtype=dtype, device=device, **windows) as lm:
         print_continuation(lm, request, show_sources=show_sources, json=json)
 
 

@@ -75,6 +75,14 @@ AttentionWindow = Annotated[
         rich_help_panel="Model",
     ),
 ]
+ExtendedAttention = Annotated[
+    int | None,
+    typer.Option(
+        metavar="K",
+        help="Tokens beyond --attention-window that each head also sees, those with the best keys.",
+        rich_help_panel="Model",
+    ),
+]
 Device = Annotated[
     str,
     typer.Option(

@@ -1,4 +1,4 @@
-"""Causal attention: to the latest tokens, to compressed memories, and to the nearest attention keys of the document.
+"""Causal attention: to the latest tokens, to compressed memories, and to the nearest attention keys of the text.
 
 Shapes: B batch, T new tokens, S places, H query heads, G key-value heads, A = H + G, d width of a head, D width,
 K neighbors.
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from memlm.model.config import ModelConfig
 from memlm.model.cpu import sdpa
+from memlm.model.extended_attention import ExtendedAttention
 from memlm.model.forward import ForwardContext
 from memlm.model.knn_attention import KnnAttention, KnnResult, exact, unit
 from memlm.model.linear import Linear
@@ -58,6 +59,7 @@ class Attention(nn.Module):
         self.knn: KnnAttention | None = None
         if config.memorizing and config.memorizes(layer):
             self.knn = KnnAttention(config, config.memorizing)
+        self.extended = ExtendedAttention(config, layer) if config.extended_attention else None
         self.counts_use = config.compression is not None and config.compression.kind == "most_used"
 
     def forward(self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext) -> Float[Tensor, "B T D"]:
@@ -69,7 +71,10 @@ class Attention(nn.Module):
             key_BGSd, value_BGSd = self._write(hidden_BTD, rotated, context.state, context)
             if self.knn is not None:
                 found = self.knn.search(heads.query_BHTd, context.state.knn_caches[self.layer], context)
-        is_joint = found is not None and self.knn is not None and self.knn.is_joint
+            if self.extended is not None:
+                self.extended.remember(heads.key_BGTd, heads.value_BGTd, context)
+                found = self.extended.search(heads.query_BHTd, context)
+        is_joint = found is not None and (self.knn is None or self.knn.is_joint)
         if is_joint or self.positions or self.counts_use or (context.mask.sink_cap and context.rotary):
             joined = found if is_joint else None
             mixed_BHTd = self._attend_explicitly(rotated.query_BHTd, heads, key_BGSd, value_BGSd, context, joined)
@@ -89,9 +94,10 @@ class Attention(nn.Module):
     def keep(self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext) -> None:
         """Writes keys and values of new tokens to the state without attending to anything."""
         if context.state is not None:
-            self._write(
-                hidden_BTD, self.project(hidden_BTD).rotated(context.query_rope(self.layer)), context.state, context
-            )
+            heads = self.project(hidden_BTD)
+            self._write(hidden_BTD, heads.rotated(context.query_rope(self.layer)), context.state, context)
+            if self.extended is not None:
+                self.extended.remember(heads.key_BGTd, heads.value_BGTd, context)
 
     def project(self, hidden_BTD: Float[Tensor, "B T D"]) -> Heads:
         """Queries, keys and values. Keys of a memorizing layer that normalizes have unit length."""

@@ -125,11 +125,13 @@ def load_checkpoint(
     dtype: torch.dtype | str = "auto",
     device: torch.device | str = "auto",
     attention_window: int | None = None,
+    extended_attention: int | None = None,
     trainable: bool = False,
 ) -> Checkpoint:
     """Reads a model: a folder, of memlm or in the Hugging Face layout, a GGUF file, or an id on the hub.
 
     With an `attention_window`, a token sees so many of the latest tokens and the first few, and texts have any length.
+    With `extended_attention` each head also sees so many of the tokens before.
 
     With `trainable` the weights are plain ones of their own, in float32 and on the processor where nothing else is
     asked. Otherwise they are packed for prediction where the machine can. `auto` chooses what is fast
@@ -163,6 +165,8 @@ def load_checkpoint(
         )
     if attention_window is not None:
         config = config.with_attention_window(attention_window)
+    if extended_attention is not None:
+        config = config.with_extended_attention(extended_attention)
     with torch.device("meta"), _Undrawn():
         decoder = Decoder(config)
     sources = _sources(decoder, files, family)

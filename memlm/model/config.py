@@ -13,6 +13,7 @@ Positions = Literal[
 ]  # fmt: skip
 POSITIONS = ("rotary", "alibi", "transformer_xl", "shaw", "t5", "distance", "learned", "sinusoidal", "none")
 ABSOLUTE = ("learned", "sinusoidal")
+TURNING = ("rotary", "none")  # scores do not depend on distance otherwise
 ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu")
 NORM_ORDERS = ("pre", "post", "output", "sandwich")
 COMPRESSIONS = ("mean", "max", "conv", "dilated", "most_used")
@@ -111,7 +112,8 @@ class ModelConfig:
 
     `context_length` is the longest text of a model without memory. It is the segment length of a model with one, which
     reads texts of any length. `windows` gives each layer the number of latest tokens that it sees, itself included (0:
-    all). The first `num_sinks` tokens stay visible beyond the window (StreamingLLM, arXiv 2309.17453).
+    all). The first `num_sinks` tokens stay visible beyond the window (StreamingLLM, arXiv 2309.17453). Each head also
+    attends to `extended_attention` of the tokens that have left the window (Extended Mind, arXiv 2406.02332).
 
     Norms stand before a sub-layer (`pre`), behind the sum (`post`), behind the sub-layer (`output`, OLMo 2) or on both
     of its sides (`sandwich`, Gemma). `rms_offset` multiplies by 1 + weight. Layers with a window turn by
@@ -149,6 +151,7 @@ class ModelConfig:
     tied_embeddings: bool = True
     windows: tuple[int, ...] = ()
     num_sinks: int = 0
+    extended_attention: int = 0
     xl_length: int = 0
     compression: Compression | None = None
     memorizing: Memorizing | None = None
@@ -156,7 +159,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "num_layers", "num_heads", "num_kv_heads", "ff_dim", "context_length"):
             check_range(name, getattr(self, name), least=1)
-        for name in ("xl_length", "num_sinks", "num_buckets", "max_distance"):
+        for name in ("xl_length", "num_sinks", "extended_attention", "num_buckets", "max_distance"):
             check_range(name, getattr(self, name), least=0)
         if self.num_heads % self.num_kv_heads:
             raise InvalidInput(
@@ -212,6 +215,12 @@ class ModelConfig:
             raise InvalidInput("num_sinks does not go with a memory", field="num_sinks")
         if self.num_sinks and self.positions == "learned":
             raise InvalidInput("num_sinks needs positions that go on; learned ones end", field="num_sinks")
+        if self.extended_attention and not (self.num_sinks and self.positions in TURNING):
+            raise InvalidInput(
+                "extended_attention reads what has left a moving window, at a distance that heads turn by; it needs"
+                f" num_sinks, and positions {' or '.join(TURNING)}; got {self.num_sinks} sinks and {self.positions}",
+                field="extended_attention",
+            )
         if self.xl_length and self.positions == "learned":
             raise InvalidInput(
                 "learned positions start anew in each segment, so that those of a Transformer-XL memory would clash;"
@@ -256,6 +265,20 @@ class ModelConfig:
             )
         windows = tuple(min(own or window, window) for own in self.windows or (0,) * self.num_layers)
         return replace(self, windows=windows, num_sinks=num_sinks)
+
+    def with_extended_attention(self, top_k: int) -> ModelConfig:
+        """The same decoder, in which each head also attends to its `top_k` best keys among those that have left the
+        window of its layer (Extended Mind Transformers, arXiv 2406.02332).
+
+        Raises InvalidInput for fewer than one, without a window that moves, and for positions other than rotary ones.
+        """
+        check_range("extended_attention", top_k, least=1, whole=True)
+        if not self.num_sinks:
+            raise InvalidInput(
+                "extended_attention reads what has left a moving window; give attention_window too",
+                field="extended_attention",
+            )
+        return replace(self, extended_attention=top_k)
 
     @property
     def is_segmented(self) -> bool:

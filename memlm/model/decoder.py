@@ -207,7 +207,7 @@ class Decoder(nn.Module):
         B, T = tokens_BT.shape
         new_B = [T] * B if new_B is None else new_B
         if state is None:
-            if not self.config.is_segmented and starts_BT is None:
+            if not (self.config.is_segmented or self.config.extended_attention) and starts_BT is None:
                 return self._read_at_once(tokens_BT, finishes)
             state = self.new_state(batch_size=B, capacity=T)
         check_room(state, max(new_B))

@@ -79,6 +79,11 @@ class ForwardContext:
         cap, (begin, end) = self.mask.sink_cap, self.mask.query_span
         return self._rope("sink", self.mask.query_RT.clamp(max=cap), (min(begin, cap), min(end, cap + 1)), layer)
 
+    def turn_by(self, distance: int, layer: int) -> Float[Tensor, "2 1 r"] | None:
+        """Cosines and sines of a distance, which queries turn by where keys are not turned."""
+        positions_11 = torch.full((1, 1), distance, device=self.mask.query_RT.device)
+        return self._rope(f"distance {distance}", positions_11, (distance, distance + 1), layer)
+
     @cached_property
     def bias_RHTS(self) -> Float[Tensor, "R H T S"] | None:
         """The part of the scores that depends on distance alone, for positions that have one."""

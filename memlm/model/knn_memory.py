@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 GROWTH, GROWTH_SHARE = 1024, 16  # places are added by the thousand, or by a sixteenth of those reserved
 SEARCH_BLOCK = 16_384
+UNBOUNDED = 1 << 40  # pairs
 FAISS_FROM = 4096  # fewer pairs are searched exactly, which is as fast
 CELL_SIZE = 256
 NPROBE = 4
@@ -95,6 +96,15 @@ class KnnCache:
         return self._search_exactly(queries_GQd, k)
 
     @_as_stored
+    def search_within(
+        self, queries_GQd: Float[Tensor, "G Q d"], k: int, spans_Q2: Int[Tensor, "Q 2"]
+    ) -> tuple[Float[Tensor, "G Q K"], Int[Tensor, "G Q K"]]:
+        """Returns scores and ids as `search`, exactly, of the pairs that each query may find: from an id up to
+        another one.
+        """
+        return self._search_exactly(queries_GQd, min(k, self.size), spans_Q2)
+
+    @_as_stored
     def read(self, ids_GQK: Int[Tensor, "G Q K"], weights_GQK: Float[Tensor, "G Q K"]) -> Float[Tensor, "G Q d"]:
         """Returns the weighted sum of the values of some ids. Missing places must have weight zero."""
         if not self.size:
@@ -112,6 +122,10 @@ class KnnCache:
         places = self._places(ids_GQK).flatten()
         keys, values = (each.flatten(0, 1).index_select(0, places).view(*ids_GQK.shape, -1) for each in self._ring_2GNd)
         return keys, values
+
+    def crop(self, count: int) -> None:
+        """Drops all pairs but the first `count`. Needs exact search, and that none was dropped for the capacity."""
+        self.count = min(self.count, count)
 
     def clear(self) -> None:
         """Drops all pairs. Ids start at zero again."""
@@ -155,13 +169,17 @@ class KnnCache:
             more = self._ring_2GNd.new_zeros(*self._ring_2GNd.shape[:2], size - held, self._ring_2GNd.shape[3])
             self._ring_2GNd = torch.cat([self._ring_2GNd, more], dim=2)
 
-    def _search_exactly(self, queries_GQd: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def _search_exactly(self, queries_GQd: Tensor, k: int, spans_Q2: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Scores all pairs, a block at a time, and merges the best of each block."""
         scores_GQK = queries_GQd.new_empty(*queries_GQd.shape[:2], 0)
         slots_GQK = torch.empty(scores_GQK.shape, dtype=torch.int64, device=queries_GQd.device)
         for begin in range(0, self.size, SEARCH_BLOCK):
             keys_GNd = self._ring_2GNd[0, :, begin : min(begin + SEARCH_BLOCK, self.size)].to(queries_GQd.dtype)
             scores_GQN = queries_GQd @ keys_GNd.mT
+            if spans_Q2 is not None:
+                ids_N = self._ids_of(torch.arange(begin, begin + keys_GNd.shape[1], device=queries_GQd.device))
+                outside_QN = (ids_N < spans_Q2[:, :1]) | (ids_N >= spans_Q2[:, 1:])
+                scores_GQN = scores_GQN.masked_fill(outside_QN, -torch.inf)
             best = scores_GQN.topk(min(k, scores_GQN.shape[2]), dim=2)
             scores_GQK = torch.cat([scores_GQK, best.values], dim=2)
             slots_GQK = torch.cat([slots_GQK, best.indices + begin], dim=2)
@@ -174,6 +192,11 @@ class KnnCache:
         """The latest id that was stored at each slot of the ring."""
         last = self.count - 1
         return last - (last - slots) % self.capacity
+
+
+def all_positions(num_heads: int, head_dim: int, device: torch.device) -> KnnCache:
+    """A cache of all positions of a text, whose ids are positions, for extended attention."""
+    return KnnCache(num_heads, head_dim, capacity=UNBOUNDED, dtype=torch.float16, search="exact", device=device)
 
 
 class FaissKeys:

@@ -1,11 +1,12 @@
 """The KV cache of the sequences in a batch.
 
 Each layer has *local* places for the keys and values of the latest tokens. Before them are attention sinks or
-compressed memories. Memorizing layers also have a kNN cache of the document's past. Rows are independent of each other.
+compressed memories. Memorizing layers also have a kNN cache of the document's past, and with extended attention each
+layer has one of all tokens. Rows are independent of each other.
 
 Bytes of one row, for L layers, G key-value heads of width d, item size w and P = front + local places: `2 L G d w P`,
 plus `L D w P` for a model with compression, plus `2 G d 2 min(tokens, capacity)` for each memorizing layer with exact
-search (docs/model.md has the local places and an example).
+search, plus `2 L G d 2 tokens` for extended attention (docs/model.md has the local places and an example).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput
 from memlm.model.config import ModelConfig
-from memlm.model.knn_memory import KnnCache
+from memlm.model.knn_memory import KnnCache, all_positions
 from memlm.model.mask import AttentionMask
 from memlm.model.pages import LAZY_BYTES
 from memlm.model.rows import LastPass, Row
@@ -78,9 +79,8 @@ class DecoderState:
             usage = allocate((L, batch_size, S), torch.float32, self.device, 1)
         self._reserved: tuple[Tensor, Tensor | None, Tensor | None] = cache, inputs, usage
         self.rows: list[Row] = []
-        self.knn_caches: dict[int, list[KnnCache]] = {
-            layer: [] for layer in (config.memorizing.layers if config.memorizing else ())
-        }
+        remembering = range(L) if config.extended_attention else config.memorizing.layers if config.memorizing else ()
+        self.knn_caches: dict[int, list[KnnCache]] = {layer: [] for layer in remembering}
         self.compression_loss: Tensor | None = None
         self._last_pass = LastPass()
         self.use_rows(batch_size)
@@ -158,10 +158,11 @@ class DecoderState:
         return views
 
     def _new_knn_cache(self) -> KnnCache:
-        memorizing = self.config.memorizing
-        assert memorizing is not None
+        memorizing, heads = self.config.memorizing, (self.config.num_kv_heads, self.config.head_dim)
+        if memorizing is None:
+            return all_positions(*heads, self.device)
         return KnnCache(
-            self.config.num_kv_heads, self.config.head_dim, capacity=memorizing.capacity, search=memorizing.search,
+            *heads, capacity=memorizing.capacity, search=memorizing.search,
             dtype=self.dtype if memorizing.storage == "model" else torch.float16, device=self.device,
         )  # fmt: skip
 
@@ -244,7 +245,8 @@ class DecoderState:
         for number, (row, start) in enumerate(zip(self.rows, start_B, strict=True)):
             if start is not None:
                 row.start, row.floor = start, max(row.floor, start)
-                self._forget(number)
+                if self.config.is_segmented:  # extended attention knows pairs by their position, and masks documents
+                    self._forget(number)
 
     def reset(self, row: int) -> None:
         """Empties a row: its next token is the first of a new text."""

@@ -34,4 +34,6 @@ def row_bytes(config: ModelConfig, num_tokens: int, dtype: torch.dtype) -> int:
     if memorizing := config.memorizing:
         stored = dtype if memorizing.storage == "model" else torch.float16
         size += len(memorizing.layers) * min(num_tokens, memorizing.capacity) * pair * stored.itemsize
+    if config.extended_attention:
+        size += config.num_layers * num_tokens * pair * torch.float16.itemsize
     return size

@@ -104,8 +104,9 @@ def _load_model(
     config: ServerConfig, stores: Mapping[str, Path], number: int, *, may_fail: Collection[str], on_lost: OnLost
 ) -> Engine:
     checkpoint = load_checkpoint(
-        config.model, dtype=config.dtype, device=config.device, attention_window=config.attention_window
-    )
+        config.model, dtype=config.dtype, device=config.device, attention_window=config.attention_window,
+        extended_attention=config.extended_attention,
+    )  # fmt: skip
     sessions = Sessions(
         checkpoint,
         folder=config.session_dir,

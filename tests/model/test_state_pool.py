@@ -156,5 +156,6 @@ def test_only_what_lies_between_two_bytes_is_released(first, second):
 def test_what_a_row_is_counted_as_is_what_its_state_takes(kind, num_tokens):
     config = ModelConfig.from_dict({**SHAPE, "vocab_size": 50, **KINDS[kind]})
     state = Decoder(config).new_state(capacity=num_tokens)
-    remembered = 2 * config.num_kv_heads * config.head_dim * 2 * num_tokens if config.memorizing else 0
+    remembering = 1 if config.memorizing else config.num_layers if config.extended_attention else 0
+    remembered = remembering * 2 * config.num_kv_heads * config.head_dim * 2 * num_tokens
     assert row_bytes(config, num_tokens, torch.float32) == state.num_bytes + remembered
