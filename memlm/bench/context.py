@@ -13,6 +13,7 @@ import numpy as np
 
 from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress
+from memlm.bench.needles import bench_needles
 from memlm.bench.past import per_token
 from memlm.bench.texts import time_per_token
 from memlm.data.corpus import Corpus, Document
@@ -32,7 +33,7 @@ SIZES = (8192, 65_536, 262_144)  # positions of a text that a token is searched 
 SEARCHES = 20
 
 
-def bench_context(
+def bench_context(  # noqa: PLR0913 - the command's options
     model: Path,
     texts: Corpus,
     store: Path | None,
@@ -40,6 +41,8 @@ def bench_context(
     window: int = WINDOW,
     max_tokens: int = 60_000,
     document_tokens: int = 8192,
+    needles: int = 0,
+    extended_attention: int = 16,
     repeats: int,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -48,7 +51,8 @@ def bench_context(
     without.
 
     The past is tuned on every other document, and the figures are of the rest. Errors are standard errors over
-    documents. Raises InvalidInput for fewer than eight documents.
+    documents. With `needles`, `rows` tells how often keys in so many texts are found (memlm/bench/needles.py). Raises
+    InvalidInput for fewer than eight documents.
     """
     with LanguageModel(load_checkpoint(model), [] if store is None else [store]) as lm:
         size = window_size(lm.checkpoint.decoder, window)
@@ -64,9 +68,15 @@ def bench_context(
             progress=progress,
         )  # fmt: skip
         settings = fit_past(evidence, texts.label).settings
-        figures = _nats(lm, documents[1::2], settings, size, document_tokens, progress)
+        figures: dict[str, Any] = dict(_nats(lm, documents[1::2], settings, size, document_tokens, progress))
         figures |= {"k": settings.k, "temperature": settings.temperature, "lam": settings.lam}
-        return figures | times_of(lm, documents[:2], settings, repeats)
+        figures |= times_of(lm, documents[:2], settings, repeats)
+    if needles:
+        figures["rows"] = bench_needles(
+            model, texts, settings, window=window, extended_attention=extended_attention, trials=needles,
+            progress=progress,
+        )  # fmt: skip
+    return figures
 
 
 def _documents(lm: LanguageModel, texts: Corpus, max_tokens: int, document_tokens: int) -> Iterator[Document]:

@@ -35,11 +35,11 @@ from memlm.base.version import __version__
 
 # Figures that describe the measurement; all others are its results.
 SETTINGS = (
-    "documents", "entries", "entries_1x", "entries_4x", "faiss_searches", "gates", "dim", "dropped_from_memory",
-    "index", "k", "lists", "nprobe", "parameters", "pruned", "queries", "rerank", "repeats", "streams", "temperature",
-    "tokens",
+    "answers", "documents", "entries", "entries_1x", "entries_4x", "faiss_searches", "gates", "dim",
+    "dropped_from_memory", "index", "k", "lists", "nprobe", "parameters", "pruned", "queries", "rerank", "repeats",
+    "streams", "temperature", "tokens",
 )  # fmt: skip
-ROW_WORDS = ("entries", "store", "way", "index", "prompts", "streams")
+ROW_WORDS = ("entries", "store", "way", "index", "prompts", "streams", "keys", "windows")
 LIBRARIES = ("torch", "numpy", "faiss-cpu", "grpcio", "transformers", "llama-cpp-python")
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
 

@@ -246,6 +246,8 @@ def context(
     window: Annotated[int, typer.Option(help="Tokens that the model reads at once.")] = 512,
     max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to read.")] = 60_000,
     document_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of one document.", min=2)] = 8192,
+    needles: Annotated[int, typer.Option(help="Also hide keys in so many texts of eight windows, and ask.", min=0)] = 0,
+    extended_attention: Annotated[int, typer.Option(help="Tokens beyond the window that find the keys.", min=1)] = 16,
     repeats: Repeats = 5,
     json: options.Json = False,
 ) -> None:
@@ -256,9 +258,18 @@ def context(
     with ConsoleProgress() as progress:
         figures = bench_context(
             model, Corpus(texts), store, window=window, max_tokens=max_tokens, document_tokens=document_tokens,
-            repeats=repeats, progress=progress,
+            needles=needles, extended_attention=extended_attention, repeats=repeats, progress=progress,
         )  # fmt: skip
+    rows = [] if json else figures.pop("rows", [])
     _print_figures("bench context", figures, repeats, json=json)
+    if rows:
+        shown = table("way", "keys", "windows", "answers", "right", "nats of an answer")
+        for row in rows:
+            shown.add_row(
+                row["way"].replace("_", " "), str(row["keys"]), str(row["windows"]), str(row["answers"]),
+                f"{row['right']:.0%}", f"{row['nats_of_answer']:.2f}",
+            )  # fmt: skip
+        print_table(shown)
 
 
 @app.command(epilog="Example: memlm bench remember held-out/ --model smollm2 --json")
