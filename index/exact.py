@@ -37,6 +37,8 @@ def exact_neighbors(
     def search(rows: Rows) -> Neighbors:
         return _nearest(queries_QD, to_float32(keys_ND[slice(*rows)]), values_N, k, rows[0])
 
+    if not len(keys_ND):
+        return Neighbors.none(len(queries_QD), k)
     if len(keys_ND) <= rows_per_core(BLOCK_ROWS):
         with faiss_threads(len(queries_QD)):
             return search((0, len(keys_ND)))

@@ -74,7 +74,7 @@ def _compacted(path: Path, progress: Progress) -> CompactionResult:
         if segments <= 1 and not deleted:
             writer.discard()
             return CompactionResult(segments, 0, before.num_entries, size, size)
-        linked = sum(_num_linked(path, segment) for segment in before.segments)
+        linked = sum(segment.num_linked_files for segment in before.segments if segment.any_deleted)
         if before.num_entries:
             done = 0
             for segment in before.segments:
@@ -87,13 +87,6 @@ def _compacted(path: Path, progress: Progress) -> CompactionResult:
             left = after.num_deleted_documents
             result = CompactionResult(segments, deleted, after.num_entries, size, after.bytes_on_disk, left)
             return replace(result, linked_files=linked)
-
-
-def _num_linked(path: Path, segment: Segment) -> int:
-    """The files of a segment with deleted documents that have more than one hard link."""
-    if not segment.deleted_mask.any():
-        return 0
-    return sum(file.stat().st_nlink > 1 for file in (path / segment.record.folder).iterdir() if file.is_file())
 
 
 def _copy(segment: Segment, writer: StoreWriter, done: int, total: int, progress: Progress) -> int:

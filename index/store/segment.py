@@ -25,7 +25,7 @@ KEYS, VALUES, STARTS, DOCUMENTS, INDEX = "keys.npy", "values.npy", "starts.npy",
 PRUNED = "pruned.npy"
 SMALL_BYTES = 1 << 20
 SMALL_ENTRIES = 1 << 16  # of the largest segment that is merged with others without being asked for
-SMALL_DOCUMENTS = 256
+SMALL_DOCUMENTS = 1024
 EXACT_ENTRIES = 1 << 20  # of chosen documents, compared one by one; of more, those that the index finds
 
 # Takes the document of each entry that a search found for some of the queries, and the numbers of these queries.
@@ -85,6 +85,16 @@ class Segment:
     def num_live_entries(self) -> int:
         """Entries that are not pruned, of documents that are not deleted."""
         return int(self.sizes[~self.deleted_mask].sum())
+
+    @cached_property
+    def num_kept_entries(self) -> int:
+        """Entries of documents that are not deleted, pruned ones too."""
+        return int(np.diff(self.starts)[~self.deleted_mask].sum())
+
+    @property
+    def num_linked_files(self) -> int:
+        """Files that another hard link keeps, as in a copy of the store."""
+        return sum(file.stat().st_nlink > 1 for file in self._folder.iterdir() if file.is_file())
 
     @property
     def num_indexed(self) -> int:
@@ -246,7 +256,8 @@ class Segment:
         if self._index is None and self.has_keys:
             self._resident  # noqa: B018 - made once, for all that share it
         view = copy(self)
-        vars(view).pop("num_live_entries", None)
+        for name in ("num_live_entries", "num_kept_entries"):
+            vars(view).pop(name, None)
         view.deleted_mask, view.any_deleted = self.deleted_mask | documents, True
         return view
 
@@ -267,7 +278,7 @@ class Segment:
     def lost_in(self, others: Sequence[Segment]) -> Iterator[str]:
         """The ids of live documents that none of some segments has alive with the same values."""
         for document in self.live_documents():
-            places = ((other, other.documents.row_of(document.id)) for other in others)
+            places = ((other, other.documents.row_of(document.id)) for other in reversed(others))  # the newest first
             if not any(
                 row is not None
                 and not other.deleted_mask[row]
@@ -317,6 +328,8 @@ class Segment:
 
     def _at_kept(self, found: Neighbors) -> Neighbors:
         """Neighbors among the entries that are not pruned, as rows of all."""
+        if not len(self.kept):
+            return found
         rows_QK = np.where(found.ids_QK < 0, -1, self.kept[np.maximum(found.ids_QK, 0)])
         return Neighbors(found.distances_QK, rows_QK, found.values_QK)
 

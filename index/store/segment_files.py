@@ -76,7 +76,7 @@ def _build_index(
     if spec.prune is not None:
         kept = np.flatnonzero(~np.load(folder / PRUNED, mmap_mode="r"))
         keys_ND, values_N = RowSubset(stored_ND, kept), values_N[kept]
-        if not len(kept):
+        if not len(kept) and (is_first or spec.index != FLAT):
             raise InvalidInput(
                 f"prune is {spec.prune}, and the model gives every token that much; give more", field="prune"
             )

@@ -8,8 +8,9 @@ commit removes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -71,21 +72,28 @@ def check_new(snapshot: Snapshot, documents: Sequence[NewEntries], *, replace: b
 
 
 def to_merge(path: Path, snapshot: Snapshot) -> list[Segment]:
-    """The small segments that one merge should join: those of the lowest tier that has MERGED_AT_ONCE of them.
+    """The small segments that one merge should join: the first of the lowest tier that has MERGED_AT_ONCE of them.
 
-    A tier holds the segments of similar size, as in a log-structured merge tree with tiers, so n entries lie in
-    O(log n) segments. Segments that an unfinished addition or compaction counts on are left as they are.
+    A tier holds the segments of similar size, as in a log-structured merge tree with tiers. So n entries lie in
+    O(log n) segments, and in one more for each 16,384 entries, since no larger ones merge.
+
+    Segments that an unfinished addition or compaction counts on are left as they are. So are those whose deleted
+    documents another hard link keeps, because a purge tells of them.
     """
     reserved = reserved_segment(path, snapshot.manifest) or 0
     tiers: dict[int, list[Segment]] = {}
     for segment in snapshot.segments:
-        if segment.record.number > reserved and _is_small(segment):
-            tiers.setdefault(_tier(segment.num_live_entries), []).append(segment)
+        if segment.record.number > reserved and _may_merge(segment):
+            tiers.setdefault(_tier(segment.num_kept_entries), []).append(segment)
     for _, segments in sorted(tiers.items()):
-        total = sum(segment.num_live_entries for segment in segments)
-        if len(segments) >= MERGED_AT_ONCE and total <= SMALL_ENTRIES:
-            return segments
+        fitting = list(takewhile(lambda ends: ends[1] <= SMALL_ENTRIES, _with_totals(segments)))
+        if len(fitting) >= MERGED_AT_ONCE:
+            return [segment for segment, _ in fitting]
     return []
+
+
+def _with_totals(segments: Sequence[Segment]) -> Iterator[tuple[Segment, int]]:
+    return zip(segments, accumulate(segment.num_kept_entries for segment in segments), strict=True)
 
 
 def merge_segments(path: Path, snapshot: Snapshot, merged: Sequence[Segment]) -> Manifest:
@@ -123,8 +131,10 @@ def _finished(writer: SegmentWriter, number: int, spec: StoreSpec) -> SegmentRec
     return record
 
 
-def _is_small(segment: Segment) -> bool:
-    return segment.record.index in (FLAT, NO_INDEX) and segment.record.entries <= SMALL_ENTRIES
+def _may_merge(segment: Segment) -> bool:
+    if segment.record.index not in (FLAT, NO_INDEX) or segment.record.entries > SMALL_ENTRIES:
+        return False
+    return not (segment.any_deleted and segment.num_linked_files)
 
 
 def _tier(entries: int) -> int:

@@ -71,13 +71,14 @@ class StoreWriter:
         self._replaces = False
         self._number = (reserved_segment(path, manifest) or next_segment(path, manifest)) if manifest else 1
         self.num_resumed_entries = self._recover()
+        if manifest is not None:  # above all segments of `base`, which no merge takes from under it then
+            self._number = next_segment(path, manifest)
         with storage(path):
             make_folder(self._work)
         rows = self.num_resumed_entries
         self._segment = held.enter_context(closing(SegmentWriter(self._work, spec, rows=rows)))
         self._resumed_values = np.load(self._work / VALUES, mmap_mode="r") if rows else np.empty(0, np.uint32)
-        if not rows:
-            self.checkpoint()
+        self.checkpoint()
 
     @classmethod
     def create(cls, path: str | Path, spec: StoreSpec) -> StoreWriter:
@@ -323,8 +324,7 @@ class StoreWriter:
             taken = [name for name in now.names_added_since(base) if added.row_of(name) is not None]
         if taken and not self._replaces:
             raise AlreadyExists(
-                f"a document {taken[0]!r} came into the datastore meanwhile; run the same command again to replace it"
-                " (--replace), or delete that one first and run it again: what was encoded is kept"
+                f"a document {taken[0]!r} came into the datastore meanwhile; replace it (--replace), or delete it first"
             )
         return taken
 

@@ -50,7 +50,8 @@ def with_feedback(request: ChatRequest, found: Sequence[Neighbor]) -> ChatReques
     a similar one it stays as it is.
     """
     last = request.messages[-1]
-    known = {each.metadata["question"]: each.metadata["feedback"] for each in found if "question" in each.metadata}
+    fields = ((each.metadata.get("question"), each.metadata.get("feedback")) for each in found)
+    known = {asked: said for asked, said in fields if isinstance(asked, str) and isinstance(said, str)}
     if (question := most_similar(last.content, list(known))) is None:
         return request
     content = f"{last.content}\n\n{NOTE.format(known[question])}"

@@ -114,7 +114,7 @@ class Engine:
         spec = store.snapshot.manifest.spec
         documents = yield from entries_of(self.checkpoint, spec, request.documents)
         write = partial(self.stores.prepare_remember, store, spec, documents, replace=request.replace)
-        pending: PendingChange[RememberReport] = yield Offload(write, must_end=True)
+        pending: PendingChange[RememberReport] = yield Offload(write, is_long=True, must_end=True)
         return pending.apply()
 
     def own_past(self, params: RetrievalParams, session: SessionState | None = None) -> OwnPast | None:

@@ -237,7 +237,8 @@ class LoadedStores:
         for store in tuple(self._stores.values()):
             if (opened := store.opened) is not None and opened.has_remembered:
                 opened.has_remembered = False  # first: documents may be remembered meanwhile
-                opened.has_remembered |= opened.datastore.merge_small()
+                if opened.datastore.merge_small():
+                    opened.has_remembered = True
 
     def _moves_to(self, newer: Snapshot, store: LoadedStore | None, opened: ModelStore) -> tuple[Move, ...]:
         """The steps that switch all that is open of a folder to a commit that one datastore made."""

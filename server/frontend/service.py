@@ -24,6 +24,7 @@ from memlm.api.datastores import (
     JobRequest,
     ListDatastoresRequest,
     LoadDatastoreRequest,
+    RememberRequest,
     UnloadDatastoreRequest,
 )
 from memlm.api.generation import CancelGenerationRequest
@@ -214,6 +215,8 @@ class Service:
             answer = await self._change_stores(request, call.record)
         elif isinstance(request, DeleteDocumentsRequest):
             answer = await self._jobs.delete_documents(request, left_s, **call.origin)
+        elif isinstance(request, RememberRequest):
+            answer = await self._jobs.remember(request, left_s, **call.origin)
         else:
             answer = await self._workers.answer(request, left_s, **call.origin)
         return _paged(request, self._rights.redact(caller, answer))

@@ -64,9 +64,11 @@ class BackgroundTasks:
         """Merges small segments of datastores that have remembered documents, unless a merge runs. A later refresh
         switches to the merged ones.
         """
-        if self._merge is not None and self._merge.done() and (error := self._merge.exception()):
-            log.warning("small segments were not merged: %s", error)
-        if (self._merge is None or self._merge.done()) and any(
+        if self._merge is not None and self._merge.done():
+            if error := self._merge.exception():
+                log.warning("small segments were not merged: %s", error)
+            self._merge = None
+        if self._merge is None and any(
             store.opened is not None and store.opened.has_remembered for store in self._stores
         ):
             self._merge = self._deleter.submit(self._stores.merge_small)

@@ -26,7 +26,7 @@ from memlm.api.datastores import (
 from memlm.api.request import Request
 from memlm.api.sessions import ListSessionsRequest
 from memlm.base.cpu import num_cores
-from memlm.errors import InternalError, MemlmError, Unavailable
+from memlm.errors import InternalError, MemlmError, NotFound, Unavailable
 from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.deletions import Deletions
 from memlm.server.inference.handle import JOIN_S, PendingRequest, WorkerHandle, event_quota
@@ -171,7 +171,7 @@ class WorkerPool:
         followers = [worker for worker in self._workers if worker.is_loaded and worker is not leader]
         outcomes = await self._gather_results(followers, Refresh(store), internal=True)
         for worker, value in zip(followers, outcomes, strict=True):
-            if isinstance(value, BaseException):
+            if isinstance(value, BaseException) and not isinstance(value, NotFound):  # it was unloaded meanwhile
                 worker.restart(f"it could not follow {change} ({value})")
 
     def mark_deleted(self, store: str | None, document_ids: Collection[str] | None = None) -> None:

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -20,6 +20,8 @@ from memlm.api.datastores import (
     DeleteDocumentsRequest,
     DeleteReport,
     JobRequest,
+    RememberReport,
+    RememberRequest,
     check_store_name,
 )
 from memlm.api.operations import JobState, OperationInfo, OperationPage
@@ -201,6 +203,17 @@ class JobService:
                 elif job.redact(request.document_ids):
                     await self._records.write(job)
         return report
+
+    async def remember(self, request: RememberRequest, time_left_s: float | None, **origin: Any) -> RememberReport:
+        """Adds documents to a datastore in service. Where another one takes its place meanwhile, they go into that."""
+        name, path = self._stores.path_of(request.store)
+        begin_s = time.monotonic()
+        while True:
+            left_s = None if time_left_s is None else time_left_s - (time.monotonic() - begin_s)
+            report: RememberReport = await self._workers.answer(request, left_s, **origin)
+            if (now := self._stores.path_of(name)[1]) == path:
+                return report
+            path, request = now, replace(request, replace=True)  # a worker may have switched before the others
 
     async def delete(self, name: str, owner: str) -> None:
         """Removes the record of a job that has ended. Raises Incompatible for an open one."""

@@ -1,5 +1,6 @@
 """Feedback on earlier answers comes into the prompt of a similar question, and of no other."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,9 @@ def test_a_client_remembers_feedback_and_chats_with_it(chat_model, tmp_path):
         Client(server.address) as client,
     ):
         check_memory(client)
+
+
+@pytest.mark.parametrize("metadata", [{"question": PORT}, {"question": 7, "feedback": "a"}, {"feedback": "a"}, {}])
+def test_documents_that_are_no_feedback_are_passed_over(metadata):
+    place = replace(place_of(PORT, "short"), metadata=metadata)
+    assert asked(PORT, place) == PORT

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from random_stores import DIM, IVF, Corpus, build, fill, spec
 
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, Locked, StorageFull
 from memlm.index.factory import NO_INDEX
+from memlm.index.store.backup import copy_store
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.journal import is_being_extended
@@ -309,3 +311,72 @@ def test_what_was_acknowledged_outlasts_a_kill(corpus, tmp_path, kills):
     build(tmp_path / "s", corpus, IVF).close()
     assert kill_while_remembering(tmp_path / "s", kills, 1) > 5
     assert Datastore.open(tmp_path / "s").snapshot.verify() == []
+
+
+@pytest.mark.parametrize("task", ["extend", "compacting"])
+def test_a_writer_that_goes_on_after_a_kill_is_safe_from_merges(corpus, tmp_path, task):
+    store = build(tmp_path / "s", corpus, IVF)
+    store.delete(corpus.names[:2])
+
+    def begin() -> StoreWriter:
+        return StoreWriter.compacting(store.path) if task == "compacting" else StoreWriter.extend(store.path, spec(IVF))
+
+    with begin() as writer:
+        if task == "extend":
+            fill(writer, LATER, stop_after=2)
+    for number in range(MERGED_AT_ONCE - 1):
+        store.remember([entries(f"note-{number}", number)])
+    with begin() as writer:
+        for number in range(MERGED_AT_ONCE):
+            store.remember([entries(f"more-{number}", number)])
+        assert store.merge_small()
+        if task == "extend":
+            fill(writer, LATER)
+        else:
+            for segment in writer.base.segments:
+                for document in segment.live_documents():
+                    writer.begin_document(document.id, title=document.title, metadata=document.metadata)
+                    writer.append(*segment.entries_of(document.row))
+        writer.commit().close()
+    store.refresh()
+    names = {f"note-{n}" for n in range(MERGED_AT_ONCE - 1)} | {f"more-{n}" for n in range(MERGED_AT_ONCE)}
+    assert set(contents(store)) == names | set(corpus.names[2:]) | set(LATER.names if task == "extend" else ())
+    assert store.snapshot.verify() == []
+
+
+def test_a_tier_with_more_than_a_merge_takes_is_merged_in_parts(corpus, tmp_path):
+    store = build(tmp_path / "s", corpus, NO_INDEX)
+    for number in range(6):
+        store.remember([entries(f"note-{number}", number, size=SMALL_ENTRIES // 5, keys=False)])
+    assert store.merge_small()
+    store.refresh()
+    assert [record.documents for record in store.manifest.segments[1:]] == [5, 1]
+
+
+def test_a_segment_whose_deleted_text_a_copy_keeps_is_left_to_a_purge_that_tells(corpus, tmp_path):
+    store = build(tmp_path / "s", corpus, IVF)
+    for number in range(MERGED_AT_ONCE):
+        store.remember([entries(f"note-{number}", number)])
+    copy_store(store.path, tmp_path / "copy")
+    store.delete(["note-1"])
+    assert not store.merge_small()
+    assert compact(store.path, purge=True).linked_files > 0
+
+
+def test_a_text_whose_tokens_are_all_pruned_is_remembered(corpus, tmp_path):
+    with StoreWriter.create(tmp_path / "s", spec("auto", prune=0.5)) as writer:
+        for name, keys_ND, values_N in corpus.blocks():
+            writer.begin_document(name, metadata={"number": 0})
+            writer.append(keys_ND, values_N, np.zeros(len(values_N), bool))
+        store = writer.commit()
+    for number in range(MERGED_AT_ONCE):
+        note = entries(f"note-{number}", number)
+        store.remember([replace(note, pruned_N=np.ones(len(note.values_N), bool))])
+    for _ in range(2):
+        assert "note-3" in contents(store)
+        assert set(store.search(entries("", 1).keys_ND.astype(np.float32), 500).values_QK.ravel()) <= {
+            -1, *corpus.values_N.tolist()
+        }  # fmt: skip
+        assert store.snapshot.verify() == []
+        assert store.merge_small() == (store.snapshot.manifest.segments[-1].documents == 1)
+        store.refresh()
