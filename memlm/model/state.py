@@ -132,6 +132,9 @@ class DecoderState:
         twin = self._like(1, capacity or length)
         twin._copy_row(0, self, row, earlier)
         twin.knn_caches = {layer: [caches[row].fork()] for layer, caches in self.knn_caches.items()}
+        if self.config.extended_attention:  # nothing finds the later pairs, and no file may hold them
+            for (cache,) in twin.knn_caches.values():
+                cache.crop(length)
         return twin
 
     def fork(self) -> DecoderState:

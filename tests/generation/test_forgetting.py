@@ -24,6 +24,7 @@ KINDS = {
     "rotary": {"context_length": 64},
     "one window": {"windows": [0, 9], "context_length": 64},
     "sinks": {"windows": [6, 6], "num_sinks": 2},
+    "extended": {"windows": [6, 6], "num_sinks": 2, "extended_attention": 3},
     "xl": SEGMENTED,
     "compressive": {**SEGMENTED, "compression": {"kind": "conv", "rate": 2, "length": 6}},
     "most used": {**SEGMENTED, "compression": {"kind": "most_used", "rate": 2, "length": 6}},

@@ -149,3 +149,13 @@ def test_models_that_cannot_have_it_are_refused(changes, window, top_k, reason):
     config = config if window is None else config.with_attention_window(window)
     with pytest.raises(InvalidInput, match=reason):
         config.with_extended_attention(top_k)
+
+
+def test_an_earlier_state_holds_no_keys_of_later_tokens():
+    decoder = extended()
+    state = decoder.new_state(capacity=40)
+    with torch.inference_mode():
+        decoder.keys(torch.arange(14)[None], state)
+    early = state.extract_start(0, 13)
+    assert {caches[0].size for caches in early.knn_caches.values()} == {13}
+    assert {caches[0].size for caches in state.knn_caches.values()} == {14}
