@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,21 @@ class JobRunner:
         self._index_workers = IndexWorkers(config)
         self._job_available, self._runners = asyncio.Event(), list[asyncio.Task[None]]()
         self.replacing = asyncio.Lock()  # held while a datastore takes another's place, or documents are deleted
+        self._num_writing, self._idle = 0, asyncio.Event()  # set while nothing is remembered
+        self._idle.set()
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[None]:
+        """Keeps datastores in their places while documents are written to one, beside other writes."""
+        async with self.replacing:  # until one that takes another's place is there
+            self._num_writing += 1
+            self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_writing -= 1
+            if not self._num_writing:
+                self._idle.set()
 
     def start(self) -> None:
         """Starts to run jobs, as many at a time as there are index workers."""
@@ -219,6 +235,7 @@ class JobRunner:
                         await self._records.write(other)
             return
         async with self.replacing:
+            await self._idle.wait()
             if job.deleted:
                 await self._delete_from_replacement(job)
             await self._put_in_service(job)

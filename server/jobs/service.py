@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -205,15 +205,14 @@ class JobService:
         return report
 
     async def remember(self, request: RememberRequest, time_left_s: float | None, **origin: Any) -> RememberReport:
-        """Adds documents to a datastore in service. Where another one takes its place meanwhile, they go into that."""
-        name, path = self._stores.path_of(request.store)
+        """Adds documents to a datastore in service. The change runs to its end even if the caller leaves."""
+        return await run_to_end(self._remember(request, time_left_s, **origin))
+
+    async def _remember(self, request: RememberRequest, time_left_s: float | None, **origin: Any) -> RememberReport:
         begin_s = time.monotonic()
-        while True:
+        async with self._runner.writing():
             left_s = None if time_left_s is None else time_left_s - (time.monotonic() - begin_s)
-            report: RememberReport = await self._workers.answer(request, left_s, **origin)
-            if (now := self._stores.path_of(name)[1]) == path:
-                return report
-            path, request = now, replace(request, replace=True)  # a worker may have switched before the others
+            return await self._workers.answer(request, left_s, **origin)
 
     async def delete(self, name: str, owner: str) -> None:
         """Removes the record of a job that has ended. Raises Incompatible for an open one."""

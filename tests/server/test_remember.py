@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,19 @@ def test_an_acknowledged_text_outlasts_a_kill_of_the_whole_server(store: Path, m
             os.kill(pid, signal.SIGKILL)
     with serving(store, model_folder) as server, Client(server.address) as client:
         assert holders(client, "gateway listens") == [["note"]]
+
+
+def test_texts_come_in_while_their_datastore_is_replaced(
+    model_folder: Path, corpus_folder: Path, tmp_path: Path
+) -> None:
+    options = ("--threads", "1", "--store-dir", str(tmp_path / "stores"), "--corpus-root", str(corpus_folder))
+    with RunningServer(tmp_path / "log", model_folder, options=options) as server, Client(server.address) as client:
+        client.datastores.build("docs", str(corpus_folder), check="none").result(PATIENCE_S)
+        job = client.datastores.build("docs", str(corpus_folder), replace=True, check="none")
+        numbers = count()
+        while not job.progress().has_ended:
+            client.datastores.remember("docs", f"gateway {(last := next(numbers))} listens", document_id=f"note-{last}")
+        job.result(PATIENCE_S)
+        client.datastores.remember("docs", "the last gateway", document_id="last")
+        assert [each.document_id for each in client.search("docs", "last gateway", by="words")] == ["last"]
+        assert last > 0
