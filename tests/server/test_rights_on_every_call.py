@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ def guarded(
     )
     options = ("--threads", "1", "--auth-file", str(folder / "tokens.toml"), "--log-level", "debug")
     options += ("--store-dir", str(folder / "stores"), "--corpus-root", str(corpus_folder))
-    with RunningServer(folder / "log", model_folder, store_folder, options=options) as server:
+    store = Path(shutil.copytree(store_folder, folder / "store"))  # random messages may write to it
+    with RunningServer(folder / "log", model_folder, store, options=options) as server:
         yield server
 
 
