@@ -1,5 +1,6 @@
 """Servers with an HTTP port, and the client that people have."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,17 @@ WEB = ("--threads", "1", "--http-port", "0")
 def web(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, store_folder: Path) -> Iterator[RunningServer]:
     """The tiny model with its store, for tests that change nothing."""
     with RunningServer(tmp_path_factory.mktemp("log") / "log", model_folder, store_folder, options=WEB) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def random_web(
+    tmp_path_factory: pytest.TempPathFactory, model_folder: Path, store_folder: Path
+) -> Iterator[RunningServer]:
+    """The same with a store of its own, for random requests, of which some write to it."""
+    folder = tmp_path_factory.mktemp("random")
+    store = Path(shutil.copytree(store_folder, folder / "store"))
+    with RunningServer(folder / "log", model_folder, store, options=WEB) as server:
         yield server
 
 
