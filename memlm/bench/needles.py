@@ -132,7 +132,7 @@ def _answers(
         keys_1TD = decoder.keys(torch.tensor([ids]), state)
         read += len(ids)
         if past is not None:
-            past.read(ids, keys_1TD[0].numpy())
+            past.read(ids, keys_1TD[0].float().cpu().numpy())
         for name, digits in needles.keys:
             question = checkpoint.tokenizer.encode(QUESTION.format(name)).tolist()
             answer_ids = checkpoint.tokenizer.encode(digits).tolist()
@@ -145,14 +145,15 @@ def _answer(
 ) -> Iterator[Answer]:
     """Yields the answer of the model alone, and with a past that of the mixture. Reads into the state."""
     decoder, count = checkpoint.decoder, len(answer)
-    hidden_1TD, keys_1TD = decoder(torch.tensor([[*question, *answer[:-1]]]), state)
-    logprobs_NV = decoder.logprobs(hidden_1TD[0, -count:]).numpy()
+    ids_1T = torch.tensor([[*question, *answer[:-1]]])
+    hidden_1TD, keys_1TD = decoder(ids_1T, state)
+    logprobs_NV, keys_TD = decoder.logprobs(hidden_1TD[0, -count:]).cpu().numpy(), keys_1TD[0].float().cpu().numpy()
     yield _judged(logprobs_NV, answer)
     if past is None:
         return
     size = len(past.cache)
-    past.read([*question, *answer[:-1]], keys_1TD[0].numpy())
-    found = past.search(keys_1TD[0, -count:].numpy(), logprobs_NV.max(axis=1))
+    past.read([*question, *answer[:-1]], keys_TD)
+    found = past.search(keys_TD[-count:], logprobs_NV.max(axis=1))
     past.cache.crop(size)
     mixed = []
     for row, logprobs_V in enumerate(torch.from_numpy(logprobs_NV)):
