@@ -75,7 +75,8 @@ class Attention(nn.Module):
                 self.extended.remember(heads.key_BGTd, heads.value_BGTd, context)
                 found = self.extended.search(heads.query_BHTd, context)
         is_joint = found is not None and (self.knn is None or self.knn.is_joint)
-        if is_joint or self.positions or self.counts_use or (context.mask.sink_cap and context.rotary):
+        is_explicit = is_joint or self.positions or self.counts_use or context.watch is not None
+        if is_explicit or (context.mask.sink_cap and context.rotary):
             joined = found if is_joint else None
             mixed_BHTd = self._attend_explicitly(rotated.query_BHTd, heads, key_BGSd, value_BGSd, context, joined)
         elif len(context.runs) == 1:
@@ -89,6 +90,10 @@ class Attention(nn.Module):
             mixed_BHTd = torch.cat(mixed)
         if found is not None and self.knn and not is_joint:
             mixed_BHTd = self.knn.gate(mixed_BHTd, found)
+            if context.watch is not None:
+                context.watch.gate(self.layer, self.knn.shares_H[:, None] * found.any_B1T1[..., 0])
+        if context.watch is not None:
+            mixed_BHTd = context.watch.heads(self.layer, mixed_BHTd)
         return self.out(mixed_BHTd.transpose(1, 2).flatten(2))
 
     def keep(self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext) -> None:
@@ -168,6 +173,8 @@ class Attention(nn.Module):
         joint = scores_BHTS if found is None else torch.cat([scores_BHTS, exact(found.scores_BHTK)], dim=3)
         joint_BHTE = joint.softmax(dim=3).to(value_BHSd.dtype)
         weights_BHTS = joint_BHTE[..., :S]
+        if context.watch is not None:
+            context.watch.weights(self.layer, joint_BHTE, context.mask)
         if self.counts_use and context.state is not None:
             context.state.count_use(self.layer, weights_BHTS, context.new_B)
         mixed_BHTd = weights_BHTS @ value_BHSd

@@ -37,6 +37,7 @@ from memlm.model.positions import BIASES, RelativeBias, Rotary, sinusoids
 from memlm.model.quantized import PanelWeight
 from memlm.model.segments import update_memories_at_boundary
 from memlm.model.state import Allocate, DecoderState, check_room, zeros
+from memlm.model.watch import Watch
 
 FEW_TOKENS = 4
 ONE_THREAD_BYTES = 64 << 20
@@ -166,14 +167,16 @@ class Decoder(nn.Module):
         *,
         starts_BT: Bool[Tensor, "B T"] | None = None,
         new_B: list[int] | None = None,
+        watch: Watch | None = None,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
         """Reads T tokens after those in `state` and returns the final hidden states and the keys. The state is updated.
 
         `starts_BT` is true where a document begins: its tokens do not see earlier ones of their row. `new_B` counts the
-        tokens of each row that are text. The others are padding behind them. Raises InvalidInput if the tokens do not
+        tokens of each row that are text. The others are padding behind them. A `watch` sees the attention of all heads,
+        which takes longer. Raises InvalidInput if the tokens do not
         fit behind those in the state.
         """
-        return self._read(tokens_BT, state, starts_BT, new_B)
+        return self._read(tokens_BT, state, starts_BT, new_B, watch=watch)
 
     def keys(self, tokens_BT: Int[Tensor, "B T"], state: DecoderState | None = None) -> Float[Tensor, "B T D"]:
         """Returns only the keys, without computing the last feed-forward."""
@@ -199,6 +202,7 @@ class Decoder(nn.Module):
         new_B: list[int] | None,
         *,
         finishes: bool = True,
+        watch: Watch | None = None,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
         """Returns the final hidden states and the keys. Without `finishes`, the first are those before the last
         feed-forward.
@@ -208,7 +212,7 @@ class Decoder(nn.Module):
         new_B = [T] * B if new_B is None else new_B
         if state is None:
             if not (self.config.is_segmented or self.config.extended_attention) and starts_BT is None:
-                return self._read_at_once(tokens_BT, finishes)
+                return self._read_at_once(tokens_BT, finishes, watch)
             state = self.new_state(batch_size=B, capacity=T)
         check_room(state, max(new_B))
         state.begin_pass()
@@ -218,7 +222,7 @@ class Decoder(nn.Module):
             piece = slice(begin, end)
             new_b = [min(max(new - begin, 0), end - begin) for new in new_B]
             parts = self._read_piece(
-                tokens_BT[:, piece], state, None if starts_BT is None else starts_BT[:, piece], new_b, finishes
+                tokens_BT[:, piece], state, None if starts_BT is None else starts_BT[:, piece], new_b, finishes, watch
             )
             hidden.append(parts[0])
             keys.append(parts[1])
@@ -227,7 +231,9 @@ class Decoder(nn.Module):
             return hidden[0], keys[0]
         return torch.cat(hidden, dim=1), torch.cat(keys, dim=1)
 
-    def _read_at_once(self, tokens_BT: Int[Tensor, "B T"], finishes: bool) -> tuple[Tensor, Tensor]:
+    def _read_at_once(
+        self, tokens_BT: Int[Tensor, "B T"], finishes: bool, watch: Watch | None
+    ) -> tuple[Tensor, Tensor]:
         """Reads a whole text without a state."""
         T = tokens_BT.shape[1]
         if self.config.max_length is not None and self.config.max_length < T:
@@ -243,18 +249,24 @@ class Decoder(nn.Module):
             num_front=min(sinks, T), sink_cap=sinks + max(windows) - 1 if sinks else 0, causal_only=not sinks,
         )  # fmt: skip
         new_B = [T] * tokens_BT.shape[0]
-        context = ForwardContext(mask, new_B, self.dtype, None, self.rotary, self.relative_bias)
+        context = ForwardContext(mask, new_B, self.dtype, None, self.rotary, self.relative_bias, watch)
         return self._through_layers(tokens_BT, context, finishes)
 
     def _read_piece(
-        self, tokens_BT: Tensor, state: DecoderState, starts_BT: Tensor | None, new_B: list[int], finishes: bool
+        self,
+        tokens_BT: Tensor,
+        state: DecoderState,
+        starts_BT: Tensor | None,
+        new_B: list[int],
+        finishes: bool,
+        watch: Watch | None,
     ) -> tuple[Tensor, Tensor]:
         """Reads a piece that crosses no segment boundary, and updates the memories if it ends at one."""
         T = tokens_BT.shape[1]
         state.make_room(T)
         document_BT = None if starts_BT is None or not bool(starts_BT.any()) else _documents(state, starts_BT)
         mask = state.attention_mask(new_B, T, document_BT)
-        context = ForwardContext(mask, new_B, self.dtype, state, self.rotary, self.relative_bias)
+        context = ForwardContext(mask, new_B, self.dtype, state, self.rotary, self.relative_bias, watch)
         read = self._through_layers(tokens_BT, context, finishes)
         state.advance(new_B)
         if document_BT is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from memlm.model.mask import AttentionMask
 from memlm.model.positions import RelativeBias, Rotary
 from memlm.model.state import DecoderState
+from memlm.model.watch import Watch
 
 ALIKE_PLACES = 128  # up to here, reading places that a row does not have costs less than another product
 
@@ -36,6 +37,7 @@ class ForwardContext:
     state: DecoderState | None = None
     rotary: Rotary | None = None
     relative_bias: RelativeBias | None = None
+    watch: Watch | None = None
     _ropes: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
     @cached_property

@@ -118,10 +118,13 @@ class NativeStep:
         return cls(decoder) if has_plain_layers and is_quantized and library() is not None else None
 
     def takes(self, context: ForwardContext) -> bool:
-        """Whether this computes a pass: behind the tokens of a state, without gradients, and no document begins."""
+        """Whether this computes a pass: behind the tokens of a state, without gradients, unwatched, and within a
+        document.
+        """
         state = context.state
         return (
             state is not None
+            and context.watch is None
             and context.mask.continues_RT is None
             and state.dtype == torch.float32
             and not state.training
