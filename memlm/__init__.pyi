@@ -29,6 +29,7 @@ from memlm.api.generation import (
     FinishReason as FinishReason,
     Usage as Usage,
 )
+from memlm.api.passages import Passage as Passage
 from memlm.api.scoring import Score as Score, TokenScore as TokenScore, Figures as Figures
 from memlm.api.tracing import Trace as Trace, TracedSpan as TracedSpan
 from memlm.api.server import ModelInfo as ModelInfo, ServerInfo as ServerInfo

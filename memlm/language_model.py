@@ -18,6 +18,7 @@ from memlm.api.generation import Completion, Neighbor
 from memlm.api.handles import Session, TokenStream
 from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, TraceOptions
 from memlm.api.params import GenerateRequest, RetrievalParams, batch_requests
+from memlm.api.passages import Passage, PassagesRequest
 from memlm.api.prompts import is_batch, token_ids_of
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo
@@ -236,6 +237,30 @@ class LanguageModel:
         """
         options = {"k": k, "nprobe": nprobe, "by": by, "documents": documents, "where": where}
         return run_steps(self.engine.search(SearchRequest.of(text, store, **options)))
+
+    def find_passages(
+        self,
+        question: str,
+        *,
+        store: str | None = None,
+        k: int = 8,
+        by: str = "both",
+        documents: str | Sequence[str] = (),
+        where: Mapping[str, str] | Sequence[str] = (),
+        exclude_documents: str | Sequence[str] = (),
+    ) -> tuple[Passage, ...]:
+        """Finds the k passages of a datastore, or of all that are loaded (`store=None`), that are likeliest to answer a
+        question, the best first. Passages are up to 128 tokens of a document.
+
+        By `words`, they are ranked by BM25 (k1 1.2, b 0.75). By `meaning`, by the cosine of their mean key and that of
+        the question. By `both`, by the sum of reciprocal ranks. The first search of a datastore indexes its passages.
+        `documents` are ids, folders or globs, `where` is metadata, and `exclude_documents` count as deleted. Raises
+        InvalidInput if no datastore is loaded, Incompatible for one without keys, unless it is searched by words.
+        """
+        request = PassagesRequest.of(
+            question, store=store, k=k, by=by, documents=documents, where=where, exclude_documents=exclude_documents
+        )
+        return run_steps(self.engine.find_passages(request))
 
     def trace(self, text: str, store: str | None = None, **options: Unpack[TraceOptions]) -> Trace:
         """Finds the passages of a text that stand word for word in a datastore, or in all that are loaded

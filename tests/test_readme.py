@@ -41,6 +41,7 @@ PAGES = [
             "operation",
             "playground",
             "production",
+            "prompting",
             "service",
         )
     ),

@@ -34,7 +34,8 @@ FIRST_MANIFEST = "manifest-000001.json"
 CURRENT = "CURRENT"
 SEGMENTS = "segments"
 JOURNAL = "building.json"
-WORDS, SUFFIXES = "words.sqlite", "suffixes.bin"  # beside a segment's files, from its tokens: no manifest names them
+# Beside a segment's files, from its tokens: no manifest names them.
+WORDS, PASSAGES, SUFFIXES = "words.sqlite", "passages.sqlite", "suffixes.bin"
 RESTORE = "restore it from a copy, or build the store anew"
 
 T = TypeVar("T")
@@ -269,7 +270,7 @@ def check_unchanged(path: Path, manifest: Manifest | None, lock: StoreLock) -> N
 def sweep(path: Path, manifest: Manifest) -> None:
     """Removes the files that the manifest does not name, and those of killed commits. Needs the commit lock.
 
-    The index of words of a segment that the manifest names is kept.
+    The files that are derived from a segment that the manifest names are kept.
     """
     for file in (*path.glob("manifest-*.json*"), *path.glob(f"{CURRENT}.*tmp")):
         if file.name != manifest.name:
@@ -281,7 +282,7 @@ def sweep(path: Path, manifest: Manifest) -> None:
             remove(folder)
             continue
         for file in folder.iterdir():
-            if file.name not in segment.files and file.name not in (WORDS, SUFFIXES):
+            if file.name not in segment.files and file.name not in (WORDS, PASSAGES, SUFFIXES):
                 remove(file)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memlm.api.datastores import SearchRequest
+from memlm.api.passages import PassagesRequest
 from memlm.base.printable import one_line
 from memlm.base.progress import LOADING
 from memlm.cli import options
@@ -23,6 +24,7 @@ from memlm.cli.render_index import (
     print_estimate,
     print_info,
     print_neighbors,
+    print_passages,
     print_tuning,
 )
 
@@ -292,6 +294,24 @@ def search(
 
     with load(model, [store], dtype=dtype, device=device) as lm:
         print_neighbors(run_steps(lm.engine.search(request)), request, json=json)
+
+
+@app.command(epilog="Example: memlm index passages store 'Which port does the gateway use?' --model model")
+@with_fields(leave_out=("store",))
+def passages(
+    store: options.StoreArgument,
+    request: PassagesRequest,
+    model: options.Model,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    json: options.Json = False,
+) -> None:
+    """Find the passages that are likeliest to answer a question, to put them into a prompt."""
+    from memlm.base.steps import run_steps
+    from memlm.language_model import load
+
+    with load(model, [store], dtype=dtype, device=device) as lm:
+        print_passages(run_steps(lm.engine.find_passages(request)), json=json)
 
 
 @app.command(epilog="Example: memlm index tune store heldout/ --model model")

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from memlm.api.datastores import SearchBy, SearchRequest
 from memlm.api.generation import Neighbor
+from memlm.api.passages import Passage
 from memlm.base.phrases import phrase_places, words_of
 from memlm.base.printable import one_line
 from memlm.cli.console import cell, emit_json, err, jsonable, out, print_table, table
@@ -38,6 +39,20 @@ def print_neighbors(neighbors: Sequence[Neighbor], request: SearchRequest, *, js
         out.print("No text has these words in a row. Without --by words, places are found by the state of the model.")
     elif not neighbors:
         out.print("No place was found.")
+
+
+def print_passages(passages: Sequence[Passage], *, json: bool) -> None:
+    """Prints passages, each with its place and its score."""
+    if json:
+        emit_json({"passages": tuple(passages)})
+        return
+    for number, passage in enumerate(passages, 1):
+        where = f"[{number}] {passage.document_id}, tokens {passage.token_offset:,} to"
+        place = Text(one_line(f"{where} {passage.token_offset + passage.num_tokens:,}"), style="bold")
+        out.print(place.append(f"  score {passage.score:.4g}", style="not bold dim"))
+        out.print(Text(one_line(passage.text)))
+    if not passages:
+        out.print("No passage has a word of the question. --by meaning ranks all passages.")
 
 
 def _snippet(snippet: str, phrase: str) -> Text:

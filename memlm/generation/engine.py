@@ -12,6 +12,7 @@ from pathlib import Path
 from memlm.api.datastores import RememberReport, RememberRequest, SearchBy, SearchRequest
 from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams, StreamRequest
+from memlm.api.passages import Passage, PassagesBy, PassagesRequest
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo, TokenizerInfo
 from memlm.api.tracing import Trace, TraceRequest
@@ -20,7 +21,7 @@ from memlm.data.chat import ChatTemplate
 from memlm.errors import Incompatible, InvalidInput, NotFound
 from memlm.generation.generation import Generation
 from memlm.generation.loaded_stores import LoadedStores, PendingChange
-from memlm.generation.remembering import entries_of
+from memlm.generation.remembering import entries_of, mean_key
 from memlm.generation.scoring import score_text
 from memlm.generation.session_files import SessionState
 from memlm.generation.sessions import Sessions
@@ -28,8 +29,9 @@ from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.encoder import key_after
 from memlm.retrieval.own_past import OwnPast
+from memlm.retrieval.passage_search import find_passages
 from memlm.retrieval.retriever import Retriever
-from memlm.retrieval.store import OnLost
+from memlm.retrieval.store import ModelStore, OnLost
 from memlm.retrieval.tracing import trace
 
 NO_STORE = "no datastore is loaded, and this needs one; load one"
@@ -146,9 +148,7 @@ class Engine:
         """
         if request.by is SearchBy.WORDS:
             return (yield from self._search_words(request))
-        stores = self.stores.model_stores([] if request.store is None else [request.store])
-        if not stores:
-            raise InvalidInput(NO_STORE, field="store")
+        stores = self._searched(request.store)
         if all(store.snapshot.drafts_only for store in stores):
             stores[0].snapshot.check_searchable(stores[0].name)
         retriever = self.stores.retriever(RetrievalParams(store=request.store, k=request.k, nprobe=request.nprobe))
@@ -162,11 +162,20 @@ class Engine:
             if [store.snapshot for store in retriever.stores] == snapshots:  # no document was deleted meanwhile
                 return retriever.describe(result, request.k)
 
+    def find_passages(self, request: PassagesRequest) -> Steps[tuple[Passage, ...]]:
+        """Finds passages for a question, as `passage_search.find_passages`. Raises InvalidInput if no datastore is
+        loaded.
+        """
+        stores = self._searched(request.store)
+        question_D = None
+        if request.by is not PassagesBy.WORDS:
+            spec = next((store.snapshot.manifest.spec for store in stores if not store.snapshot.drafts_only), None)
+            question_D = None if spec is None else (yield from mean_key(self.checkpoint, spec, request.question))
+        return (yield from find_passages(stores, request, question_D))
+
     def trace(self, request: TraceRequest) -> Steps[Trace]:
         """Finds the passages of a text that stand in datastores. Raises InvalidInput if no datastore is loaded."""
-        stores = self.stores.model_stores([] if request.store is None else [request.store])
-        if not stores:
-            raise InvalidInput(NO_STORE, field="store")
+        stores = self._searched(request.store)
         return (yield from trace(stores, request, self.checkpoint.tokenizer))
 
     def _retriever(self, params: RetrievalParams) -> Steps[Retriever | None]:
@@ -177,10 +186,15 @@ class Engine:
         excluding: Retriever = yield Offload(partial(retriever.excluding, params.exclude_documents))
         return excluding
 
-    def _search_words(self, request: SearchRequest) -> Steps[tuple[Neighbor, ...]]:
-        stores = self.stores.model_stores([] if request.store is None else [request.store])
+    def _searched(self, name: str | None) -> list[ModelStore]:
+        """The datastore of a name, or all. Raises InvalidInput if none is loaded."""
+        stores = self.stores.model_stores([] if name is None else [name])
         if not stores:
             raise InvalidInput(NO_STORE, field="store")
+        return stores
+
+    def _search_words(self, request: SearchRequest) -> Steps[tuple[Neighbor, ...]]:
+        stores = self._searched(request.store)
         found: list[Neighbor] = []
         for store in stores:
             found += yield from store.find_phrase(request.text, request.k - len(found), request.only)

@@ -147,17 +147,7 @@ class Retriever:
         """
         if not names:
             return self
-        exclusion = Exclusion(names)
-        for store in self.all_stores:
-            exclusion.view_of(store.snapshot)
-        if exclusion.unknown:
-            name, stores = exclusion.unknown[0], " and ".join(repr(store.name) for store in self.all_stores)
-            raise NotFound(
-                f"no document {name!r} to exclude in the datastore {stores}; expected an id, a folder of ids or a glob"
-                " (`memlm index search` shows ids)",
-                kind="document",
-                name=name,
-            )
+        exclusion = exclusion_of(names, self.all_stores)
         return replace(self, exclusion=exclusion, unrestricted=self.shared)
 
     @property
@@ -368,3 +358,19 @@ class Retriever:
         for store, weight in zip(self.stores, weights_S.tolist(), strict=True):
             store.counter.add_contexts(len(keys_QD), self.lam * weight)
         return RetrievalResult(neighbors, logweights_QK, lams_Q, stores_QK, searched_Q)
+
+
+def exclusion_of(names: Sequence[str], stores: Sequence[ModelStore]) -> Exclusion:
+    """Makes the exclusion of documents. Raises NotFound for a name that stands for no document of any store."""
+    exclusion = Exclusion(names)
+    for store in stores:
+        exclusion.view_of(store.snapshot)
+    if exclusion.unknown:
+        name, searched = exclusion.unknown[0], " and ".join(repr(store.name) for store in stores)
+        raise NotFound(
+            f"no document {name!r} to exclude in the datastore {searched}; expected an id, a folder of ids or a glob"
+            " (`memlm index search` shows ids)",
+            kind="document",
+            name=name,
+        )
+    return exclusion

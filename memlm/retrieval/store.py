@@ -6,10 +6,10 @@ A store of another model or tokenizer is refused.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -24,6 +24,7 @@ from memlm.index.store.datastore import Datastore
 from memlm.index.store.exclusion import search_views
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import Manifest
+from memlm.index.store.passages import SegmentPassages
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Place, Snapshot
 from memlm.index.store.suffixes import SegmentSuffixes
@@ -33,6 +34,8 @@ from memlm.retrieval.phrases import Phrases
 
 # Takes a datastore's name and the documents that it lost in a switch to another snapshot (None: unknown).
 OnLost: TypeAlias = Callable[[str, Sequence[str] | None], None]
+
+Derived = TypeVar("Derived")
 
 SNIPPET_TOKENS = 12
 MARK_TOKENS = 128
@@ -56,6 +59,7 @@ class ModelStore:
         self._marks = lru_cache(maxsize=MARKED_DOCUMENTS)(self._count)
         self._phrases = Phrases(checkpoint.tokenizer)
         self._suffixes = dict[object, SegmentSuffixes]()
+        self._segment_passages = dict[object, SegmentPassages]()
         self.counter = SearchCounter()
 
     @classmethod
@@ -141,8 +145,7 @@ class ModelStore:
 
     def suffixes_of(self, segment: Segment) -> SegmentSuffixes:
         """The suffix array of a segment, which may be incomplete. Forgets those of segments that are gone."""
-        current = {each.core for each in self.snapshot.segments}
-        known: dict[object, SegmentSuffixes] = {core: each for core, each in self._suffixes.items() if core in current}
+        known = self._current(self._suffixes)
         suffixes = known.get(segment.core) or SegmentSuffixes(self.snapshot.path, segment)
         self._suffixes = known | {segment.core: suffixes}
         return suffixes
@@ -153,6 +156,27 @@ class ModelStore:
         while not suffixes.is_complete:
             yield Offload(suffixes.build, is_long=True)
         return suffixes
+
+    def passages_of(self, segment: Segment) -> SegmentPassages:
+        """The passages of a segment, which may be incomplete. Forgets those of segments that are gone."""
+        known = self._current(self._segment_passages)
+        passages = known.get(segment.core)
+        if passages is None:
+            passages = SegmentPassages(self.snapshot.path, segment, self._tokenizer.decode_bytes)
+        self._segment_passages = known | {segment.core: passages}
+        return passages
+
+    def whole_passages_of(self, segment: Segment) -> Steps[SegmentPassages]:
+        """The complete passages of a segment. They are indexed some a step, where they are not yet."""
+        passages: SegmentPassages = yield Offload(partial(self.passages_of, segment))
+        while not passages.is_complete:
+            yield Offload(passages.build, is_long=True)
+        return passages
+
+    def _current(self, known: Mapping[object, Derived]) -> dict[object, Derived]:
+        """Those of the segments that the snapshot has."""
+        current = {each.core for each in self.snapshot.segments}
+        return {core: each for core, each in known.items() if core in current}
 
     def passage_after(self, view: Snapshot, text: Sequence[int], least: int) -> Passage | None:
         """Finds the longest end of a text that stands in a document of a view and goes on there, of at least `least`

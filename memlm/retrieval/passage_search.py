@@ -1,0 +1,176 @@
+"""A question -> the passages of datastores that are likeliest to answer it.
+
+By words, passages are ranked by BM25. By meaning, they are ranked by the mean of the model's keys. By both, their ranks
+in these two orders are joined (reciprocal rank fusion, Cormack et al. 2009). All figures are over the passages that are
+live, in all segments and datastores together. So the result is that of one datastore, built from the live documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from jaxtyping import Bool, Float32, Float64, Int64
+
+from memlm.api.passages import Passage, PassagesBy, PassagesRequest
+from memlm.base.phrases import words_of
+from memlm.base.steps import Offload, Steps
+from memlm.index.store.passages import SegmentPassages
+from memlm.index.store.segment import Segment
+from memlm.index.store.snapshot import Snapshot
+from memlm.retrieval.retriever import exclusion_of
+from memlm.retrieval.store import ModelStore
+
+K1, B = 1.2, 0.75  # of BM25: how soon a repeated word counts no more, and how much a long passage counts less
+FUSION_RANK = 60  # added to each rank, so that the first few differ little
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The P passages of one segment of a datastore, and which of them are live."""
+
+    store: ModelStore
+    segment: Segment
+    passages: SegmentPassages
+    live_P: Bool[np.ndarray, " P"]
+
+
+def find_passages(
+    stores: Sequence[ModelStore], request: PassagesRequest, question_D: Float32[np.ndarray, " D"] | None
+) -> Steps[tuple[Passage, ...]]:
+    """Finds the k best passages. `question_D` is the mean key of the question, None for a search by words.
+
+    The first search of a datastore indexes its passages, some a step: a search that is cancelled leaves them to the
+    next one. Raises NotFound for a name in `exclude_documents` that stands for no document, and Incompatible for a
+    datastore without keys, unless it is searched by words.
+    """
+    if request.by is not PassagesBy.WORDS:
+        for store in stores:
+            store.snapshot.check_searchable(store.name)
+    while True:
+        snapshots = [store.snapshot for store in stores]
+        views: list[Snapshot] = yield Offload(partial(_views, stores, request.exclude_documents))
+        parts = list[_Part]()
+        for store, view in zip(stores, views, strict=True):
+            for segment in view.segments:
+                passages = yield from store.whole_passages_of(segment)
+                parts.append(_Part(store, segment, passages, ~segment.deleted_mask[passages.documents_P]))
+        found: tuple[Passage, ...] = yield Offload(partial(_found, parts, request, question_D), is_long=True)
+        if [store.snapshot for store in stores] == snapshots:  # no document was deleted meanwhile
+            return found
+
+
+def bm25(
+    counts_WP: Int64[np.ndarray, "W P"], num_words_P: Int64[np.ndarray, " P"], live_P: Bool[np.ndarray, " P"]
+) -> Float64[np.ndarray, " P"]:
+    """Scores passages by how often each of W words stands in them (BM25, Robertson and Zaragoza 2009, with the
+    logarithm that is never negative). Averages and document frequencies are those of the live passages.
+    """
+    num_live = int(live_P.sum())
+    if not num_live:
+        return np.zeros(len(live_P))
+    having_W = (counts_WP[:, live_P] > 0).sum(axis=1)
+    weights_W = np.log1p((num_live - having_W + 0.5) / (having_W + 0.5))
+    lengths_P = num_words_P / max(num_words_P[live_P].mean(), 1e-9)
+    gains_WP = counts_WP * (K1 + 1) / (counts_WP + K1 * (1 - B + B * lengths_P))
+    scores_P: np.ndarray = weights_W @ gains_WP
+    return scores_P
+
+
+def cosines(
+    question_D: Float32[np.ndarray, " D"], keys: Sequence[np.ndarray], live: Sequence[np.ndarray]
+) -> Float64[np.ndarray, " P"]:
+    """Compares a question with passages, given by their mean keys and by which of them are live, a segment each.
+
+    The mean of the live passages is subtracted first. States of a decoder share a large part, which tells nothing.
+    """
+    num_live = sum(int(mask_P.sum()) for mask_P in live)
+    total_D = sum((keys_PD[mask_P].sum(axis=0, dtype=np.float64) for keys_PD, mask_P in zip(keys, live, strict=True)))
+    mean_D = total_D / max(1, num_live)
+    query_D, scores = question_D - mean_D, [np.zeros(0)]
+    for keys_PD in keys:
+        centered_PD = keys_PD - mean_D
+        norms_P = np.linalg.norm(centered_PD, axis=1) * np.linalg.norm(query_D)
+        scores.append(centered_PD @ query_D / np.maximum(norms_P, 1e-9))
+    return np.concatenate(scores)
+
+
+def fused(orders: Sequence[Int64[np.ndarray, " R"]], num_passages: int) -> Float64[np.ndarray, " P"]:
+    """Joins orders of passages, each best first: the sum of 1 / (60 + rank), with ranks from 1. A passage that an
+    order lacks gets nothing from it.
+    """
+    scores_P = np.zeros(num_passages)
+    for order_R in orders:
+        scores_P[order_R] += 1 / (FUSION_RANK + 1 + np.arange(len(order_R)))
+    return scores_P
+
+
+def _views(stores: Sequence[ModelStore], excluded: Sequence[str]) -> list[Snapshot]:
+    snapshots = [store.snapshot for store in stores]
+    return [*map(exclusion_of(excluded, stores).view_of, snapshots)] if excluded else snapshots
+
+
+def _found(
+    parts: Sequence[_Part], request: PassagesRequest, question_D: Float32[np.ndarray, " D"] | None
+) -> tuple[Passage, ...]:
+    if not parts:
+        return ()
+    live_P = np.concatenate([part.live_P for part in parts])
+    wanted_P = live_P
+    if request.only:
+        chosen = [part.segment.chosen(request.only)[part.passages.documents_P] for part in parts]
+        wanted_P = live_P & np.concatenate(chosen)
+    scores = dict[PassagesBy, np.ndarray]()
+    orders = dict[PassagesBy, np.ndarray]()
+    if request.by is not PassagesBy.MEANING:
+        words = list(dict.fromkeys(words_of(request.question)))
+        counts = [np.stack([part.passages.counts_P(word) for word in words]) for part in parts] if words else []
+        counts_WP = np.concatenate(counts, axis=1) if words else np.zeros((0, len(live_P)), np.int64)
+        num_words_P = np.concatenate([part.passages.num_words_P for part in parts])
+        scores_P = scores[PassagesBy.WORDS] = bm25(counts_WP, num_words_P, live_P)
+        orders[PassagesBy.WORDS] = _best_first(scores_P, wanted_P & (scores_P > 0))
+    if request.by is not PassagesBy.WORDS:
+        assert question_D is not None
+        keys = [part.passages.keys_PD for part in parts]
+        scores_P = scores[PassagesBy.MEANING] = cosines(question_D, keys, [part.live_P for part in parts])
+        orders[PassagesBy.MEANING] = _best_first(scores_P, wanted_P)
+    if request.by is PassagesBy.BOTH:
+        scores_P = scores[PassagesBy.BOTH] = fused(list(orders.values()), len(live_P))
+        orders[PassagesBy.BOTH] = _best_first(scores_P, scores_P > 0)
+    best_K = orders[request.by][: request.k]
+    return _described(parts, best_K, scores[request.by][best_K])
+
+
+def _best_first(scores_P: Float64[np.ndarray, " P"], wanted_P: Bool[np.ndarray, " P"]) -> Int64[np.ndarray, " R"]:
+    """The wanted passages by their scores. Equal ones keep the order of the documents."""
+    places_R = np.flatnonzero(wanted_P)
+    return places_R[np.argsort(-scores_P[places_R], kind="stable")]
+
+
+def _described(
+    parts: Sequence[_Part], places_K: Int64[np.ndarray, " K"], scores_K: Float64[np.ndarray, " K"]
+) -> tuple[Passage, ...]:
+    ends = np.cumsum([len(part.passages) for part in parts])
+    described = list[Passage]()
+    for place, score in zip(places_K.tolist(), scores_K.tolist(), strict=True):
+        number = int(np.searchsorted(ends, place, side="right"))
+        part = parts[number]
+        within = place - (int(ends[number - 1]) if number else 0)
+        text, begin, end = part.passages.text(within)
+        row = int(part.passages.documents_P[within])
+        document, first = part.segment.documents.at(row), int(part.segment.starts[row])
+        described.append(
+            Passage(
+                store=part.store.name,
+                document_id=document.id,
+                title=document.title,
+                token_offset=begin - first,
+                num_tokens=end - begin,
+                text=text.strip(),
+                score=score,
+                metadata=document.metadata,
+            )
+        )
+    return tuple(described)

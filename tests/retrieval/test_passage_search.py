@@ -1,0 +1,282 @@
+"""Passages are those that the formulas rank first, over live documents alone, however these came into the store."""
+
+import math
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from memlm.api.passages import Passage
+from memlm.base.phrases import words_of
+from memlm.data.corpus import Corpus
+from memlm.errors import Incompatible, InvalidInput, NotFound
+from memlm.index.store import passages as passages_module
+from memlm.index.store.compaction import compact
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.manifest import PASSAGES
+from memlm.index.store.passages import SegmentPassages
+from memlm.indexing.build import add_to_index, build_index
+from memlm.language_model import LanguageModel, load
+from memlm.retrieval.passage_search import fused
+
+QUESTIONS = ["the memory of the model of the page", "Page; and, IT", "what does a stream end with?", "zebra crossing"]
+SIZE, OVERLAP = 40, 12
+
+
+@pytest.fixture(autouse=True)
+def small_passages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents have many passages, which are indexed in many steps."""
+    monkeypatch.setattr(passages_module, "PASSAGE_TOKENS", SIZE)
+    monkeypatch.setattr(passages_module, "OVERLAP_TOKENS", OVERLAP)
+    monkeypatch.setattr(passages_module, "PASSAGES_AT_ONCE", 3)
+
+
+@pytest.fixture
+def store(tmp_path: Path, store_folder: Path) -> Path:
+    shutil.copytree(store_folder, tmp_path / "store", ignore=shutil.ignore_patterns(PASSAGES))
+    return tmp_path / "store"
+
+
+def places(passages: tuple[Passage, ...]) -> list[tuple[str, int]]:
+    return [(each.document_id, each.token_offset) for each in passages]
+
+
+def cut(lm: LanguageModel) -> list[tuple[str, int, str, np.ndarray]]:
+    """Document, first token, text and mean key of each live passage, from the whole documents."""
+    model_store = lm.engine.stores.model_store()
+    snapshot, cuts = model_store.snapshot, []
+    for segment in snapshot.segments:
+        for document in segment.live_documents():
+            first, last = segment.starts[document.row : document.row + 2].tolist()
+            for begin in range(first, max(first + 1, last - OVERLAP), SIZE - OVERLAP):
+                rows = np.arange(begin, min(begin + SIZE, last))
+                mean_D = np.asarray(segment.keys_ND)[rows].astype(np.float64).mean(axis=0)
+                cuts.append((document.id, begin - first, text_of(lm, segment, rows, first, last), mean_D))
+    return cuts
+
+
+def text_of(lm: LanguageModel, segment, rows, first: int, last: int) -> str:
+    """The text without the words that the ends cut."""
+    text = lm.detokenize(segment.values_N[rows].tolist())
+    if rows[0] > first and any(each.isspace() for each in text[: len(text) // 8]):
+        text = text[next(place for place, each in enumerate(text) if each.isspace()) :]
+    whole = lm.detokenize(segment.values_N[rows].tolist())
+    if rows[-1] + 1 < last and any(each.isspace() for each in whole[-len(whole) // 8 :]):
+        text = text[: max(place for place, each in enumerate(text) if each.isspace())]
+    return text
+
+
+def bm25_by_loops(question: str, texts: list[str]) -> list[float]:
+    """The formula, over lists of words."""
+    documents = [words_of(text) for text in texts]
+    average = sum(map(len, documents)) / len(documents)
+    scores = []
+    for words in documents:
+        counts, score = Counter(words), 0.0
+        for word in set(words_of(question)):
+            having = sum(word in each for each in documents)
+            weight = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
+            norm = counts[word] + 1.2 * (1 - 0.75 + 0.75 * len(words) / average)
+            score += weight * counts[word] * 2.2 / norm
+        scores.append(score)
+    return scores
+
+
+def check_words(lm: LanguageModel, question: str) -> None:
+    cuts = cut(lm)
+    scores = bm25_by_loops(question, [text for _, _, text, _ in cuts])
+    order = sorted((place for place in range(len(cuts)) if scores[place]), key=lambda place: -scores[place])
+    found = lm.find_passages(question, by="words", k=1000)
+    assert [each.score for each in found] == pytest.approx([scores[place] for place in order])
+    known = {(name, offset): (score, text.strip()) for (name, offset, text, _), score in zip(cuts, scores, strict=True)}
+    for each in found:
+        assert (pytest.approx(each.score), each.text) == known[each.document_id, each.token_offset]
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_words_are_ranked_by_bm25_over_the_texts(store, model_folder, question):
+    with load(model_folder, [store]) as lm:
+        check_words(lm, question)
+        some = lm.find_passages(question, by="words", k=3)
+        assert some == lm.find_passages(question, by="words", k=1000)[:3]
+        assert bool(some) == (question != "zebra crossing")
+    (file,) = store.glob(f"segments/*/{PASSAGES}")
+    written = file.stat()
+    with load(model_folder, [store]) as again:  # from the file, which other commits keep
+        again.remember("other words")
+        again.delete_documents([again.remember("more words").document_ids[0]])
+        assert file.stat() == written
+        check_words(again, question)
+
+
+def test_the_twin_counts_every_word_of_the_alphabets(model_folder, tmp_path):
+    texts = {"a": "Straße, ÉTÉ état! 東京 is big", "b": "strasse x_y x-y 42", "c": "été 42 42 42 a\u0301"}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    build_index(model_folder, Corpus([tmp_path]), tmp_path / "store", check="none")
+    with load(model_folder, [tmp_path / "store"]) as lm:
+        for question in ("STRASSE", "été", "京", "x_y 42", "a\u0301", '" OR a* NEAR('):
+            check_words(lm, question)
+        assert [each.document_id for each in lm.find_passages("京", by="words")] == ["a.txt"]
+
+
+def test_meaning_is_the_cosine_of_centered_mean_keys(store, model_folder):
+    with load(model_folder, [store]) as lm:
+        cuts = cut(lm)
+        ids = [lm.tokenizer.start_id, *lm.tokenize("the memory of a model\n")]
+        keys_TD = lm.checkpoint.decoder.keys(torch.tensor([ids]))[0].detach().half().double().numpy()
+        question_D = keys_TD[1:-1].mean(axis=0)  # after each token but the last one, the line end
+        means_PD = np.stack([mean_D for *_, mean_D in cuts])
+        center_D = means_PD.mean(axis=0)
+        a_D, b_PD = question_D - center_D, means_PD - center_D
+        cosines_P = b_PD @ a_D / np.linalg.norm(b_PD, axis=1) / np.linalg.norm(a_D)
+        found = lm.find_passages("the memory of a model", by="meaning", k=1000)
+        assert len(found) == len(cuts)
+        known = {(name, offset): cosine for (name, offset, *_), cosine in zip(cuts, cosines_P, strict=True)}
+        assert [each.score for each in found] == pytest.approx([known[place] for place in places(found)], abs=1e-4)
+        assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
+
+
+def test_both_joins_the_two_orders_by_reciprocal_ranks(store, model_folder):
+    with load(model_folder, [store]) as lm:
+        orders = [places(lm.find_passages("the page", by=by, k=1000)) for by in ("words", "meaning")]
+        scores = Counter[tuple[str, int]]()
+        for order in orders:
+            for rank, place in enumerate(order, 1):
+                scores[place] += 1 / (60 + rank)
+        found = lm.find_passages("the page", k=1000)
+        assert {place: each.score for place, each in zip(places(found), found, strict=True)} == pytest.approx(scores)
+        assert places(found)[0] == max(scores, key=lambda place: scores[place])
+    assert fused([np.array([2, 0])], 3).tolist() == pytest.approx([1 / 62, 0, 1 / 61])
+
+
+def test_equal_passages_keep_the_order_of_the_documents(model_folder, tmp_path):
+    for number in range(40):
+        (tmp_path / f"{number:02d}.txt").write_text("the memory" if number % 3 else "a page")
+    build_index(model_folder, Corpus([tmp_path]), tmp_path / "store", check="none")
+    with load(model_folder, [tmp_path / "store"]) as lm:
+        expected = [(f"{number:02d}.txt", 0) for number in range(40) if number % 3]
+        assert places(lm.find_passages("memory", by="words", k=1000)) == expected
+
+
+def test_filters_choose_documents_and_change_no_score(store, model_folder):
+    with load(model_folder, [store]) as lm:
+        everything = lm.find_passages("the page", by="words", k=1000)
+        some = lm.find_passages("the page", by="words", k=1000, documents="doc-3.txt")
+        assert some == tuple(each for each in everything if each.document_id == "doc-3.txt")
+        assert 0 < len(some) < len(everything)
+
+
+@pytest.mark.parametrize("by", ["words", "meaning", "both"])
+def test_excluded_and_deleted_documents_count_nowhere(store, model_folder, corpus_folder, tmp_path, by):
+    for number in (0, 2, 4, 6):
+        shutil.copy(corpus_folder / f"doc-{number}.txt", tmp_path)
+    build_index(model_folder, Corpus(sorted(tmp_path.glob("*.txt"))), tmp_path / "fresh", check="none")
+    with load(model_folder, [tmp_path / "fresh"]) as fresh:
+        expected = [(each.text, pytest.approx(each.score, abs=1e-3)) for each in find_all(fresh, by)]
+    gone = [f"doc-{number}.txt" for number in (1, 3, 5, 7)]
+    with load(model_folder, [store]) as lm:
+        before = find_all(lm, by)
+        assert [(each.text, each.score) for each in find_all(lm, by, exclude_documents=gone)] == expected
+        assert find_all(lm, by) == before
+        lm.delete_documents(gone)
+        assert [(each.text, each.score) for each in find_all(lm, by)] == expected
+    compact(store)
+    with load(model_folder, [store]) as lm:
+        assert [(each.text, each.score) for each in find_all(lm, by)] == expected
+
+
+def find_all(lm: LanguageModel, by: str, **options) -> tuple[Passage, ...]:
+    return lm.find_passages("the page and the memory", by=by, k=1000, **options)
+
+
+def test_segments_and_datastores_are_ranked_as_one(store, model_folder, corpus_folder, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    files = sorted(corpus_folder.iterdir())
+    build_index(model_folder, Corpus(files[:3]), first, check="none")
+    build_index(model_folder, Corpus(files[5:]), second, check="none")
+    add_to_index(model_folder, Corpus(files[3:5]), first, check="none")
+    with load(model_folder, [store]) as one, load(model_folder, [first, second]) as several:
+        for by in ("words", "meaning"):
+            expected, found = find_all(one, by), find_all(several, by)
+            assert [each.score for each in found] == pytest.approx([each.score for each in expected], abs=1e-3)
+            assert {each.store for each in found} == {"first", "second"}
+
+
+def test_a_remembered_text_is_found_at_once_and_a_purge_leaves_nothing_of_it(store, model_folder):
+    with load(model_folder, [store]) as lm:
+        lm.remember("the xylophone of a memory", document_id="note", title="Note", metadata={"by": "Ana"})
+        (found,) = lm.find_passages("Who has a xylophone?", by="words", k=1)
+        assert (found.document_id, found.title, found.metadata, found.token_offset) == (
+            "note",
+            "Note",
+            {"by": "Ana"},
+            0,
+        )
+        assert (found.text, found.num_tokens) == ("the xylophone of a memory", len(lm.tokenize(found.text)))
+        lm.delete_documents(["note"])
+        assert not lm.find_passages("xylophone", by="words")
+        assert "note" not in {each.document_id for each in lm.find_passages("a xylophone", k=1000)}
+    assert b"xylophone" in b"".join(path.read_bytes() for path in store.glob(f"segments/*/{PASSAGES}"))
+    compact(store, purge=True)
+    assert not [path for path in store.rglob("*") if path.is_file() and b"xylophone" in path.read_bytes()]
+
+
+def test_an_index_that_a_purge_overtakes_is_not_published(store, tokenizer):
+    with Datastore.open(store) as datastore:
+        (segment,) = datastore.snapshot.segments
+        overtaken = SegmentPassages(store, segment, tokenizer.decode_bytes)
+        overtaken.build()
+        assert list(store.rglob("*.tmp"))
+        datastore.delete([next(datastore.snapshot.documents()).id])
+        compact(store, purge=True)
+        while not overtaken.is_complete:
+            overtaken.build()
+        assert overtaken.counts_P("memory").any()
+        assert not [*store.rglob(PASSAGES), *store.rglob("*.tmp")]
+
+
+def test_a_damaged_or_foreign_file_is_made_anew(store, model_folder):
+    (folder,) = (store / "segments").iterdir()
+    (folder / PASSAGES).write_bytes(b"no database" * 500)
+    with load(model_folder, [store]) as lm:
+        check_words(lm, "the memory")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passages_module, "PASSAGE_TOKENS", 1000)  # another way to cut
+        with load(model_folder, [store]) as lm:
+            assert {each.token_offset for each in lm.find_passages("the", by="words", k=1000)} == {0}
+
+
+def test_a_folder_that_cannot_be_written_keeps_its_passages_in_ram(store, model_folder, monkeypatch):
+    def refuse(self):
+        raise PermissionError(13, "read-only")
+
+    monkeypatch.setattr("memlm.index.store.derived.DerivedFile.begun", refuse)
+    with load(model_folder, [store]) as lm:
+        check_words(lm, "the memory")
+    assert not list(store.rglob(PASSAGES))
+
+
+def test_a_store_without_keys_is_searched_by_words_alone(model_folder, corpus_folder, tmp_path):
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "drafts", index="none", check="none")
+    with load(model_folder, [tmp_path / "drafts"]) as lm:
+        assert lm.find_passages("the memory", by="words")
+        for by in ("meaning", "both"):
+            with pytest.raises(Incompatible, match="keys"):
+                lm.find_passages("the memory", by=by)
+
+
+def test_wrong_requests_are_refused(lm, model_folder):
+    for options, field in (({"by": "state"}, "by"), ({"k": 0}, "k"), ({"where": ["a"]}, "where")):
+        with pytest.raises(InvalidInput) as error:
+            lm.find_passages("the memory", **options)
+        assert error.value.field == field
+    with pytest.raises(InvalidInput, match="question is empty"):
+        lm.find_passages("  ")
+    with pytest.raises(NotFound, match="no document 'nothing'"):
+        lm.find_passages("the memory", exclude_documents="nothing")
+    with load(model_folder) as alone, pytest.raises(InvalidInput, match="no datastore is loaded"):
+        alone.find_passages("the memory")
