@@ -31,6 +31,7 @@ FLOORS = (
     "model",
     "retrieval",
     "training indexing generation",
+    "prompting",
     "language_model",
     "evaluation",
     "wire",
