@@ -26,7 +26,7 @@ from memlm.model.checkpoint import save_checkpoint
 
 ROOT = Path(__file__).parents[1]
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs/tutorial.md"
-RUNNING = "concepts datastore http integrations operation playground production service"
+RUNNING = "adapters concepts datastore http integrations operation playground production service"
 PAGES = [
     README,
     TUTORIAL,
@@ -34,6 +34,7 @@ PAGES = [
     *(
         ROOT / f"docs/{name}.md"
         for name in (
+            "adapters",
             "concepts",
             "datastore",
             "http",

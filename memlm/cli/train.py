@@ -19,6 +19,7 @@ from memlm.errors import InvalidInput
 from memlm.training.config import PRESETS, SHAPE, TrainConfig
 
 FINE_TUNING = {"optimizer": "adamw", "learning_rate": 3e-4}  # unless set otherwise
+ADAPTING = {**FINE_TUNING, "learning_rate": 1e-3}
 MEMORY = "Memory of the model"
 
 
@@ -82,7 +83,7 @@ def train(
         return
     out.print(f"{report.num_parameters:,} parameters, {report.steps:,} steps, {report.tokens_per_s:,.0f} tokens/s")
     out.print(f"loss {report.losses[-1]:.3f} nats per token" + (f", valid {report.valid_loss:.3f}" if valid else ""))
-    out.print(f"The model is in {out_folder}.", markup=False)
+    out.print(f"The {'adapter' if settings.adapter else 'model'} is in {out_folder}.", markup=False)
 
 
 def train_config(
@@ -91,12 +92,15 @@ def train_config(
     """The settings of a preset, overridden by a file, and both by the command line."""
     if preset not in PRESETS:
         raise InvalidInput(f"preset is {preset!r}; expected one of {', '.join(PRESETS)}", field="preset")
-    changes: dict[str, Any] = dict(FINE_TUNING) if fine_tuning else {}
+    changes: dict[str, Any] = {}
     if file is not None:
         try:
-            changes |= tomllib.loads(file.read_text(encoding="utf-8"))
+            changes = tomllib.loads(file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InvalidInput(f"{file} cannot be read as TOML ({error})", field="config") from error
+    if fine_tuning:
+        is_adapter = bool({**changes, **overrides}.get("adapter"))
+        changes = {**(ADAPTING if is_adapter else FINE_TUNING), **changes}
     model_fields = changes.pop("model", {})
     if fine_tuning:  # a given shape is compared with the model's
         model_fields = {name: changes.pop(name) for name in (*SHAPE, "vocab_size") if name in changes} | model_fields

@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from memlm.base.cpu import threads
 from memlm.errors import InvalidInput
+from memlm.model.adapters import Adapters
 from memlm.model.config import ModelConfig
 from memlm.model.embedding import Embedding
 from memlm.model.forward import ForwardContext
@@ -53,7 +55,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.adapters = config, Adapters()
         self.embedding = Embedding(config.vocab_size, config.dim)
         self.positions = nn.Embedding(config.context_length, config.dim) if config.positions == "learned" else None
         self.relative_bias: RelativeBias | None = None
@@ -153,12 +155,21 @@ class Decoder(nn.Module):
         capacity: int | None = None,
         training: bool = False,
         allocate: Allocate = zeros,
+        adapters_B: Sequence[str | None] | None = None,
     ) -> DecoderState:
-        """Returns an empty state with room for `capacity` tokens a row (default: the context length)."""
-        return DecoderState(
+        """Returns an empty state with room for `capacity` tokens a row (default: the context length).
+
+        `adapters_B` names the adapter that each row is read with, None for the model alone. Raises NotFound for one
+        that is not attached.
+        """
+        state = DecoderState(
             self.config, batch_size=batch_size, capacity=capacity, dtype=self.dtype, device=self.device,
             training=training, allocate=allocate,
         )  # fmt: skip
+        names_B = [self.adapters.default] * batch_size if adapters_B is None else adapters_B
+        for row, name in zip(state.rows, names_B, strict=True):
+            row.adapter = None if name is None else self.adapters.find(name)
+        return state
 
     def forward(
         self,
@@ -176,11 +187,13 @@ class Decoder(nn.Module):
         which takes longer. Raises InvalidInput if the tokens do not
         fit behind those in the state.
         """
-        return self._read(tokens_BT, state, starts_BT, new_B, watch=watch)
+        with self.adapters.reading(state):
+            return self._read(tokens_BT, state, starts_BT, new_B, watch=watch)
 
     def keys(self, tokens_BT: Int[Tensor, "B T"], state: DecoderState | None = None) -> Float[Tensor, "B T D"]:
         """Returns only the keys, without computing the last feed-forward."""
-        return self._read(tokens_BT, state, None, None, finishes=False)[1]
+        with self.adapters.reading(state):
+            return self._read(tokens_BT, state, None, None, finishes=False)[1]
 
     def logits(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
         """Returns scores of the next token, in the type of the parameters."""
@@ -279,13 +292,36 @@ class Decoder(nn.Module):
     def _through_layers(self, tokens_BT: Tensor, context: ForwardContext, finishes: bool) -> tuple[Tensor, Tensor]:
         hidden_BTD = self.embed(tokens_BT, context.mask)
         if self._native_step is not None and self._native_step.takes(context):
-            return self._native_step(hidden_BTD, context, finishes=finishes)
+            return self._natively(self._native_step, hidden_BTD, context, finishes)
+        return self._in_torch(hidden_BTD, context, finishes)
+
+    def _in_torch(self, hidden_BTD: Tensor, context: ForwardContext, finishes: bool) -> tuple[Tensor, Tensor]:
         for block in self.blocks[:-1]:
             hidden_BTD = block.finish(*block.attend(hidden_BTD, context))
         attended_BTD, keys_BTD = self.blocks[-1].attend(hidden_BTD, context)
         if not finishes:
             return attended_BTD, keys_BTD
         return self.norm(self.blocks[-1].finish(attended_BTD, keys_BTD)), keys_BTD
+
+    def _natively(
+        self, step: NativeStep, hidden_BTD: Tensor, context: ForwardContext, finishes: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Computes the rows without an adapter in the native step, and the others in torch.
+
+        So the first have the same bits beside any other rows. Each part has all rows, with no new tokens in the others.
+        """
+        if (selected := self.adapters.selected) is None:
+            return step(hidden_BTD, context, finishes=finishes)
+        which_B = selected.which_B or [0] * len(context.new_B)
+        plain_B = [new if which < 0 else 0 for which, new in zip(which_B, context.new_B, strict=True)]
+        adapted_B = [new if which >= 0 else 0 for which, new in zip(which_B, context.new_B, strict=True)]
+        in_torch = replace(context, new_B=adapted_B)
+        if not any(plain_B):
+            return self._in_torch(hidden_BTD, in_torch, finishes)
+        plain = step(hidden_BTD, replace(context, new_B=plain_B), finishes=finishes)
+        is_plain_B11 = torch.tensor(which_B)[:, None, None] < 0
+        adapted = self._in_torch(hidden_BTD, in_torch, finishes)
+        return torch.where(is_plain_B11, plain[0], adapted[0]), torch.where(is_plain_B11, plain[1], adapted[1])
 
     def embed(self, tokens_BT: Tensor, mask: AttentionMask) -> Float[Tensor, "B T D"]:
         """Returns embeddings, plus positions for the models that add them.

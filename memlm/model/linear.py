@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -11,10 +13,20 @@ from memlm.model.cpu import Activation
 from memlm.model.quantized import PanelWeight
 
 
+class LayerAdapters(Protocol):
+    """The adapters of a layer (`memlm.model.adapters`), which change its output y for an input x."""
+
+    @property
+    def are_used(self) -> bool: ...
+
+    def __call__(self, x: Float[Tensor, "B T I"], y: Float[Tensor, "B T O"]) -> Float[Tensor, "B T O"]: ...
+
+
 class Linear(nn.Linear):
     """`nn.Linear` with a second, packed form. Call `pack` once the weights are final."""
 
     packed: Tensor | PanelWeight | None = None
+    adapters: LayerAdapters | None = None
 
     def pack(self, *, bits: int | None = None) -> None:
         """Lays the weight out for prediction where the processor has a product for it, or rounds it to some bits.
@@ -42,5 +54,8 @@ class Linear(nn.Linear):
         )
 
     def forward(self, x: Float[Tensor, "*P I"], activation: Activation | None = None) -> Float[Tensor, "*P O"]:
-        """Returns activation(x W' + b)."""
-        return cpu.linear(x, self.weight, self.bias, activation, packed=self.packed)
+        """Returns activation(x W' + b), where the adapters of a pass add to x W' + b."""
+        if self.adapters is None or not self.adapters.are_used:
+            return cpu.linear(x, self.weight, self.bias, activation, packed=self.packed)
+        y = self.adapters(x, cpu.linear(x, self.weight, self.bias, packed=self.packed))
+        return y if activation is None else cpu.ACTIVATIONS[activation][2](y)

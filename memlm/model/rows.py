@@ -9,7 +9,7 @@ Shapes: T tokens, S places.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from jaxtyping import Float
@@ -27,6 +27,7 @@ class Row:
     start: int = 0  # where the current document began
     floor: int = 0  # memory has taken over all tokens before
     compressed: int = 0  # compressed memories in use, right before the local places
+    adapter: str | None = field(default=None, compare=False)  # the name of the one that the row is read with
 
     def has_memories_of(self, other: Row) -> bool:
         """Whether the memories, and the begin of the document, are those of another state of the row."""

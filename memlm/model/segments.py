@@ -83,7 +83,7 @@ def _compress(block: Block, state: DecoderState, layer: int, rows: list[int], co
     if state.usage_LBS is not None:
         usage_BN = torch.stack([state.usage_LBS[layer, row, begin : begin + count] for row, begin in places])
     compressed_BCD = compressor(old_BND, usage_BN)
-    if compressor.learns and torch.is_grad_enabled():
+    if compressor.learns and compressed_BCD.requires_grad:  # not where only an adapter learns
         loss = _loss(block, state, layer, rows, old_BND, compressed_BCD) * len(rows) / state.batch_size
         state.compression_loss = loss if state.compression_loss is None else state.compression_loss + loss
     for row, new_CD in zip(rows, compressed_BCD.detach(), strict=True):

@@ -253,7 +253,7 @@ class DecoderState:
 
     def reset(self, row: int) -> None:
         """Empties a row: its next token is the first of a new text."""
-        self.rows[row] = Row(base=self.config.num_sinks)
+        self.rows[row] = Row(base=self.config.num_sinks, adapter=self.rows[row].adapter)
         self._forget(row)
 
     def compact(self) -> None:
@@ -343,7 +343,7 @@ class DecoderState:
         for layer, caches in self.knn_caches.items():
             for row, cache in enumerate(caches):
                 tensors |= {f"knn.{layer}.{row}.{name}": tensor for name, tensor in cache.state().items()}
-        rows = [asdict(row) for row in self.rows]
+        rows = [{name: mark for name, mark in asdict(row).items() if mark is not None} for row in self.rows]
         header = {"format": FORMAT, "config": self.config.as_dict(), "training": self.training, "rows": rows}
         return safetensors_pieces(tensors, {"state": json.dumps(header)})
 

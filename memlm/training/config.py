@@ -33,6 +33,9 @@ class TrainConfig:
     processes together. The rate falls to `min_rate` of itself: a fall to almost nothing hurts models with memory (arXiv
     1911.05507). Every `valid_every` steps the held-out text is scored. After `patience` scores without a new best,
     training ends with the best weights.
+
+    With an `adapter`, as `lora:rank=8,alpha=16` or `bottleneck:width=32` (`memlm.model.adapters`), only its weights
+    learn.
     """
 
     dim: int = 192
@@ -73,6 +76,14 @@ class TrainConfig:
     )
     compression_loss_weight: float = 1.0
     tensorboard: bool = field(default=False, metadata=option("Write MODEL/tensorboard too.", "--tensorboard"))
+    adapter: str = field(
+        default="",
+        metadata=option(
+            "Learn this adapter for --init-from, and leave the model as it is.",
+            metavar="lora|bottleneck[:NAME=VALUE,...]",
+            panel=OPTIMIZATION,
+        ),
+    )
     model_fields: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -92,6 +103,14 @@ class TrainConfig:
             check_range(name, getattr(self, name), least=1)
         if self.patience and not self.valid_every:
             raise InvalidInput("patience counts scores of held-out text; give valid_every too", field="patience")
+        if self.adapter:
+            from memlm.model.adapters import parse_adapter  # loads torch, which the command line does without
+
+            parse_adapter(self.adapter)
+            if self.compile:
+                raise InvalidInput(
+                    "compile is given with an adapter, which it does not see; leave out one", field="compile"
+                )
         if self.model_fields:
             from memlm.model import ModelConfig  # loads torch, which the command line does without
 

@@ -12,31 +12,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memlm.model import Decoder
 from memlm.model.cpu import has_fast_bfloat16
 from memlm.training.config import TrainConfig
 
 KNN_RATE = 20.0  # a head's gate and scale are single numbers that must move by about one; weights, by hundredths
 
 
-def optimizers_for(config: TrainConfig, decoder: Decoder) -> tuple[torch.optim.Optimizer, ...]:
-    """Returns Muon for the matrices inside the blocks and AdamW for the rest, or AdamW twice.
+def optimizers_for(config: TrainConfig, learning: nn.Module) -> tuple[torch.optim.Optimizer, ...]:
+    """Returns Muon for the matrices inside the blocks of a decoder, or of an adapter, and AdamW for the rest. Or AdamW
+    twice. A LoRA has only matrices.
 
     The `rate` of a parameter group is a factor on the run's learning rate.
     """
-    named = list(decoder.named_parameters())
-    is_matrix = {n: n.startswith("blocks.") and p.dim() == 2 and ".positions." not in n for n, p in named}
+    named, inside = list(learning.named_parameters()), ("blocks.", "layers.")
+    is_matrix = {n: n.startswith(inside) and p.dim() == 2 and ".positions." not in n for n, p in named}
     matrices = [p for n, p in named if is_matrix[n]]
     of_knn = [p for n, p in named if ".knn." in n]
     others = [p for n, p in named if not is_matrix[n] and ".knn." not in n]
     rate, decay = config.learning_rate, config.weight_decay
-    rest = _adamw(others, rate, 0.0)
+    rest = [_adamw(others, rate, 0.0)] if others else []
     if of_knn:
-        rest.add_param_group({"params": of_knn, "weight_decay": 0.0, "rate": KNN_RATE})
+        rest[0].add_param_group({"params": of_knn, "weight_decay": 0.0, "rate": KNN_RATE})
     if config.optimizer == "adamw":
-        return _adamw(matrices, rate, decay), rest
-    kind = torch.optim.Muon if decoder.device.type != "cpu" or has_fast_bfloat16() else Float32Muon
-    return kind(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"), rest
+        return _adamw(matrices, rate, decay), *rest
+    kind = torch.optim.Muon if matrices[0].device.type != "cpu" or has_fast_bfloat16() else Float32Muon
+    return kind(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"), *rest
 
 
 class Float32Muon(torch.optim.Muon):

@@ -22,8 +22,10 @@ from memlm.data.corpus import Corpus
 from memlm.data.tokenizer import FILE_NAME as TOKENIZER_FILE
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import AlreadyExists, Corrupt, InvalidInput, MemlmError, NotFound
-from memlm.model import Decoder
-from memlm.model.checkpoint import CONFIG_FILE, load_checkpoint, save_checkpoint
+from memlm.model import Decoder, ModelConfig
+from memlm.model.adapter_files import ADAPTER_CONFIG, AdapterNames, save_adapter
+from memlm.model.adapters import Adapter, new_adapter, parse_adapter
+from memlm.model.checkpoint import CONFIG_FILE, Checkpoint, load_checkpoint, save_checkpoint
 from memlm.training.config import PRESETS, TrainConfig
 from memlm.training.data import Batches, DocumentStreams, write_tokens
 from memlm.training.distributed import ProcessGroup, device_of
@@ -32,6 +34,7 @@ from memlm.training.metrics import summary_writer
 from memlm.training.trainer import CHECKPOINT_FILE, Trainer
 from memlm.training.validation import HeldOut
 
+NEW = "new"  # the name of the adapter that learns
 TOKENS_FILE, RUN_FILE, METRICS_FILE = "tokens.u32", "run.json", "metrics.csv"
 
 __all__ = ["PRESETS", "TrainConfig", "TrainReport", "train"]
@@ -63,7 +66,8 @@ def train(
     """Trains a model on a corpus and writes its folder.
 
     `init_from` is a trained model, of memlm or of another family, to continue from. Its shape and tokenizer stay, and
-    the memories among `config.model_fields` are added. An interrupted run leaves its last checkpoint in `out/training`.
+    the memories among `config.model_fields` are added. With a `config.adapter`, only that learns, and `out` gets the
+    adapter alone (`memlm.model.adapter_files`). An interrupted run leaves its last checkpoint in `out/training`.
     With `resume=True` it continues from there, with its original configuration. Raises AlreadyExists if `out` holds a
     model or an unfinished run, NotFound if there is no run to resume, and InvalidInput for a corpus shorter than one
     window and for settings that contradict each other.
@@ -91,7 +95,7 @@ def train(
         held_out = None if valid is None else HeldOut(valid, tokenizer)
         torch.manual_seed(config.seed)
         model_config = model_config or config.model(tokenizer.vocab_size)
-        decoder = add_memories(base.decoder, model_config) if base else Decoder(model_config)
+        decoder, adapter = _learning(base, model_config, config)
         length, rows = model_config.context_length, config.batch_size * config.accumulate
         data: Batches | DocumentStreams
         if model_config.is_segmented:
@@ -100,7 +104,7 @@ def train(
         else:
             data = Batches(work / TOKENS_FILE, length, rows, config.seed)
         score = None if held_out is None else partial(held_out.loss, group=group, progress=progress)
-        trainer = Trainer(config, decoder.to(device_of(config)), data, group, score)
+        trainer = Trainer(config, decoder.to(device_of(config)), data, group, score, adapter)
     except MemlmError:  # a corpus that cannot be trained on leaves nothing behind, except checkpoints of earlier runs
         if group.is_main and not (work / CHECKPOINT_FILE).exists():
             shutil.rmtree(work)
@@ -109,7 +113,10 @@ def train(
         raise
     tokens_per_s = trainer.run(work, progress)
     if group.is_main:
-        save_checkpoint(out, trainer.decoder.eval(), tokenizer)
+        if adapter is None or base is None:
+            save_checkpoint(out, trainer.decoder.eval(), tokenizer)
+        else:
+            save_adapter(out, adapter, base)
         (work / METRICS_FILE).replace(out / METRICS_FILE)
         shutil.rmtree(work)
     group.destroy()
@@ -119,8 +126,24 @@ def train(
         losses=tuple(trainer.losses),
         valid_loss=trainer.valid_loss,
         tokens_per_s=tokens_per_s,
-        num_parameters=trainer.decoder.num_parameters,
+        num_parameters=trainer.learning.num_parameters,
     )
+
+
+def _learning(
+    base: Checkpoint | None, model_config: ModelConfig, config: TrainConfig
+) -> tuple[Decoder, Adapter | None]:
+    """Returns the decoder, and the adapter that alone learns, if the run has one. Seed torch before."""
+    if base is None or not config.adapter:
+        return (add_memories(base.decoder, model_config) if base else Decoder(model_config)), None
+    # Without a shorter context, the model needs no second copy.
+    is_same = model_config == base.decoder.config
+    decoder = (base.decoder if is_same else add_memories(base.decoder, model_config)).requires_grad_(False)
+    decoder.to(device_of(config))
+    adapter = new_adapter(parse_adapter(config.adapter), decoder, AdapterNames.of(base).parts)
+    decoder.adapters.attach(NEW, adapter, decoder, trainable=True)
+    decoder.adapters.default = NEW
+    return decoder, adapter
 
 
 def loss_on(valid: Corpus, decoder: Decoder, tokenizer: Tokenizer) -> float:
@@ -143,6 +166,13 @@ def _check(
         raise InvalidInput(
             f"valid_every is {config.valid_every}, but no text is set aside to score; give --valid", field="valid"
         )
+    if config.adapter and not init_from:
+        raise InvalidInput("an adapter changes a trained model; give it as --init-from", field="init_from")
+    if config.adapter and (added := sorted(config.model_fields.keys() - {"context_length"})):
+        raise InvalidInput(
+            f"{', '.join(added)} would change the model, which an adapter leaves as it is; leave out one",
+            field=added[0],
+        )
     if init_from and tokenizer:
         raise InvalidInput(
             "a trained model keeps its own tokenizer; leave --tokenizer or --init-from out",
@@ -151,8 +181,9 @@ def _check(
 
 
 def _start(out: Path, work: Path, config: TrainConfig, init_from: str | Path | None) -> None:
-    if (out / CONFIG_FILE).exists():
-        raise AlreadyExists(f"{out} holds a model already; choose another folder for the new one")
+    if (out / CONFIG_FILE).exists() or (out / ADAPTER_CONFIG).exists():
+        kind = "a model" if (out / CONFIG_FILE).exists() else "an adapter"
+        raise AlreadyExists(f"{out} holds {kind} already; choose another folder for the new one")
     if (work / RUN_FILE).exists():
         raise AlreadyExists(f"{out} holds an interrupted training run; go on with --resume, or remove the folder")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -163,8 +194,9 @@ def _start(out: Path, work: Path, config: TrainConfig, init_from: str | Path | N
 
 
 def _interrupted(out: Path, work: Path) -> tuple[TrainConfig, str | None]:
-    if (out / CONFIG_FILE).exists():
-        raise AlreadyExists(f"{out} holds a model whose training is complete; there is nothing to resume")
+    if (out / CONFIG_FILE).exists() or (out / ADAPTER_CONFIG).exists():
+        kind = "a model" if (out / CONFIG_FILE).exists() else "an adapter"
+        raise AlreadyExists(f"{out} holds {kind} whose training is complete; there is nothing to resume")
     if not (work / RUN_FILE).is_file():
         raise NotFound(
             f"{out} holds no interrupted training run; start one without --resume", kind="run", name=str(out)

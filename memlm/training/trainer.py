@@ -23,6 +23,7 @@ from memlm.base.files import move, sync_file
 from memlm.base.progress import Progress, silent
 from memlm.errors import Corrupt
 from memlm.model import Decoder, DecoderState
+from memlm.model.adapters import Adapter
 from memlm.model.cpu import has_fast_bfloat16
 from memlm.training.config import TrainConfig, learning_rate_at
 from memlm.training.data import Batches, DocumentStreams, TrainingBatch
@@ -36,7 +37,9 @@ SETTLED = 3  # steps before the pace is steady
 
 
 class Trainer:
-    """Trains a decoder on `data`. `score` returns the loss on held-out text, in nats per token."""
+    """Trains a decoder on `data`, or only the `adapter` that is attached to it. `score` returns the loss on held-out
+    text, in nats per token.
+    """
 
     def __init__(
         self,
@@ -45,9 +48,11 @@ class Trainer:
         data: Batches | DocumentStreams,
         group: ProcessGroup,
         score: Callable[[Decoder], float] | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         self.config, self.decoder, self.data, self.group, self.score = config, decoder, data, group, score
-        self.optimizers = optimizers_for(config, decoder)
+        self.learning: Decoder | Adapter = decoder if adapter is None else adapter
+        self.optimizers = optimizers_for(config, self.learning)
         self.states: list[DecoderState | None] = [None] * config.accumulate
         self.records: list[Record] = []
         self.num_steps = 0
@@ -104,7 +109,7 @@ class Trainer:
                     self.save(work)
                 progress("train", len(self.records), self.num_steps, self._note())
         if self.best is not None:
-            self.decoder.load_state_dict(self.best[1])
+            self.learning.load_state_dict(self.best[1])
         return (len(self.records) - first) * self.tokens_per_step / max(time.perf_counter() - begin, 1e-9)
 
     @property
@@ -123,11 +128,11 @@ class Trainer:
             shared = self._loss(number, part) / self.config.accumulate
             shared.backward()
             loss += shared.item()
-        self.group.average_gradients(self.decoder.parameters())
-        torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.config.grad_clip)
+        self.group.average_gradients(self.learning.parameters())
+        torch.nn.utils.clip_grad_norm_(self.learning.parameters(), self.config.grad_clip)
         for optimizer in self.optimizers:
             optimizer.step()
-        self.decoder.zero_grad()
+        self.learning.zero_grad()
         pace = self.tokens_per_step / (time.perf_counter() - begin)
         record = Record(number, self.group.mean(loss), rate, pace, self._score(number))
         self.records.append(record)
@@ -146,7 +151,7 @@ class Trainer:
             _write(
                 work / CHECKPOINT_FILE,
                 {
-                    "decoder": self.decoder.state_dict(),
+                    "decoder": self.learning.state_dict(),
                     "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
                     "records": [astuple(record) for record in self.records],
                     "num_steps": self.num_steps,
@@ -163,7 +168,7 @@ class Trainer:
         path = work / CHECKPOINT_FILE
         try:
             saved = torch.load(path, weights_only=True, map_location="cpu")
-            self.decoder.load_state_dict(saved["decoder"])
+            self.learning.load_state_dict(saved["decoder"])
             for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
             self.records = [Record(*record) for record in saved["records"]]
@@ -202,7 +207,7 @@ class Trainer:
             return None
         self._last_score = score = self.score(self.decoder)
         if self.config.patience and (self.best is None or score < self.best[0]):
-            self.best = (score, {name: tensor.clone() for name, tensor in self.decoder.state_dict().items()})
+            self.best = (score, {name: tensor.clone() for name, tensor in self.learning.state_dict().items()})
         return score
 
     def _note(self) -> str:
@@ -231,7 +236,7 @@ class Trainer:
             begin = time.perf_counter()
             for part in range(self.config.accumulate):
                 self._loss(0, part).backward()
-            self.decoder.zero_grad()
+            self.learning.zero_grad()
             seconds.append(time.perf_counter() - begin)
         self.states = [None] * self.config.accumulate
         return sum(seconds[1:]) / (tries - 1)
