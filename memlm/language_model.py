@@ -32,6 +32,7 @@ from memlm.generation.engine import Engine
 from memlm.generation.likelihood import logits_of, loglikelihood, split_ids
 from memlm.generation.sessions import Sessions
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.prompting.answers import Answer, answer_question
 from memlm.retrieval.store import ModelStore
 
 
@@ -261,6 +262,27 @@ class LanguageModel:
             question, store=store, k=k, by=by, documents=documents, where=where, exclude_documents=exclude_documents
         )
         return run_steps(self.engine.find_passages(request))
+
+    def answer(
+        self,
+        question: str,
+        passages: Sequence[Passage] | None = None,
+        *,
+        budget: int | None = None,
+        mixture: bool = False,
+        **options: Unpack[ChatOptions],
+    ) -> Answer:
+        """Answers a question from passages, the best first, by default those that `find_passages` finds in `store`.
+
+        The passages that fit into `budget` tokens (1,024, or what the context leaves) stand in the prompt, of a
+        conversation where the model has a chat template. With `mixture`, each stands in a prompt of its own, and their
+        distributions are mixed token by token, without a datastore (REALM, arXiv 2002.08909). The options are those of
+        `chat`. `exclude_documents` holds for the passages too.
+        """
+        if passages is None:
+            excluded = options.get("exclude_documents") or ()
+            passages = self.find_passages(question, store=options.get("store"), exclude_documents=excluded)
+        return answer_question(self.engine, question, passages, budget=budget, mixture=mixture, options=options)
 
     def trace(self, text: str, store: str | None = None, **options: Unpack[TraceOptions]) -> Trace:
         """Finds the passages of a text that stand word for word in a datastore, or in all that are loaded

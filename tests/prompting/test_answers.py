@@ -1,0 +1,150 @@
+"""Answers come from the passages that their prompts have room for, in a conversation or after a plain text."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from memlm.api.chat import Message
+from memlm.api.passages import Passage
+from memlm.data.corpus import Document
+from memlm.errors import InvalidInput, NotFound
+from memlm.generation.mixture import mixed_logprobs
+from memlm.indexing.build import build_index
+from memlm.language_model import LanguageModel, load
+
+QUESTION = "Which port?"
+PASSAGES = [Passage("s", f"doc-{n}", "", 0, 9, text, 1.0) for n, text in enumerate(["port one", "a", "port two"])]
+
+
+@pytest.fixture(params=["chat", "plain"])
+def asked(request, model_folder, tmp_path):
+    """A model with a chat template and one without, neither with a datastore, with room for prompts."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    if request.param == "plain":
+        (folder / "tokenizer_config.json").unlink()
+    with load(folder, attention_window=44) as lm:
+        yield lm, request.param
+
+
+def num_tokens(lm: LanguageModel, kind: str, text: str) -> int:
+    if kind == "plain":
+        return len(lm.tokenizer.prompt(text))
+    return len(read_of(lm, kind, text))
+
+
+def continued(lm: LanguageModel, kind: str, text: str, **options) -> str:
+    return (lm.chat if kind == "chat" else lm.generate)(text, **options).result().text
+
+
+def test_the_answer_is_that_to_a_prompt_with_the_passages(asked):
+    lm, kind = asked
+    answer = lm.answer(QUESTION, PASSAGES, seed=1, max_tokens=9)
+    task, *pieces, question = answer.prompt.split("\n\n")
+    assert task == "Answer the question from these passages."
+    assert pieces == ["[3] doc-2\nport two", "[2] doc-1\na", "[1] doc-0\nport one"]
+    assert question == bare_prompt(kind)
+    assert str(answer) == answer.text == continued(lm, kind, answer.prompt, seed=1, max_tokens=9)
+    assert (answer.passages, answer.left_out, answer.weights) == (tuple(PASSAGES), (), ())
+    assert answer.num_prompt_tokens == num_tokens(lm, kind, answer.prompt)
+
+
+def test_passages_without_room_are_left_out_and_named(asked):
+    lm, kind = asked
+    whole = lm.answer(QUESTION, PASSAGES, seed=1, max_tokens=2).num_prompt_tokens
+    answer = lm.answer(QUESTION, PASSAGES, seed=1, max_tokens=2, budget=whole - 1)
+    assert (answer.passages, answer.left_out) == (tuple(PASSAGES[:2]), (PASSAGES[2],))
+    assert num_tokens(lm, kind, answer.prompt) == answer.num_prompt_tokens <= whole - 1
+    none = lm.answer(QUESTION, PASSAGES, seed=1, max_tokens=2, budget=num_tokens(lm, kind, bare_prompt(kind)))
+    assert (none.prompt, none.passages, none.left_out) == (bare_prompt(kind), (), tuple(PASSAGES))
+    long = replace(PASSAGES[0], text="memory " * 600)
+    none = lm.answer(QUESTION, [long], seed=1, max_tokens=2, budget=whole)  # with room for the task
+    assert (none.prompt, none.num_prompt_tokens) == (bare_prompt(kind), num_tokens(lm, kind, none.prompt))
+    assert (none.passages, none.left_out) == ((), (long,))
+    with pytest.raises(InvalidInput, match="a budget of 3"):
+        lm.answer(QUESTION, PASSAGES, budget=3)
+
+
+@pytest.mark.parametrize(("max_tokens", "least"), [(10, 10), (17, 17), (None, 12)])
+@pytest.mark.parametrize("mixture", [False, True])
+def test_the_default_budget_leaves_room_for_the_answer(model_folder, max_tokens, least, mixture):
+    """The context is 48 tokens."""
+    passages = [replace(PASSAGES[0], document_id=str(n), text="a " * n) for n in range(1, 30)]
+    with load(model_folder) as lm:
+        answer = lm.answer("?", passages, seed=2, max_tokens=max_tokens, mixture=mixture)
+        assert answer.num_prompt_tokens <= 48 - least
+        longer = lm.answer("?", passages, seed=2, max_tokens=1, mixture=mixture)
+        assert len(longer.passages) > len(answer.passages)
+
+
+def test_without_passages_the_question_stands_alone(asked):
+    lm, kind = asked
+    answer = lm.answer(QUESTION, [], seed=1, max_tokens=2)
+    assert (answer.prompt, answer.passages, answer.left_out) == (bare_prompt(kind), (), ())
+
+
+def bare_prompt(kind: str) -> str:
+    return {"chat": QUESTION, "plain": "Question: Which port?\nAnswer:"}[kind]
+
+
+def test_a_mixture_weighs_the_prompts_of_the_passages_and_of_none(asked):
+    lm, kind = asked
+    answer = lm.answer(QUESTION, PASSAGES, mixture=True, seed=1, max_tokens=6)
+    texts = [lm.answer(QUESTION, [each], seed=1, max_tokens=1).prompt for each in PASSAGES]
+    texts = [text.replace("[1]", f"[{n}]") for n, text in enumerate(texts, 1)]
+    texts.append(lm.answer(QUESTION, [], seed=1, max_tokens=1).prompt)
+    assert answer.prompt == texts[0]
+    prompts = [read_of(lm, kind, text) for text in texts]
+    ids = [token.id for token in answer.completion.tokens]
+    weights = [1, 1 / 2, 1 / 3, 1 / 4]
+    expected = mixed_logprobs(lm.checkpoint, prompts, weights, ids)
+    assert [token.logprob for token in answer.completion.tokens] == pytest.approx(expected, abs=1e-4)
+    rows = [mixed_logprobs(lm.checkpoint, [prompt], [1.0], ids) for prompt in prompts]
+    joint_B = np.array(weights) * np.exp([sum(row) for row in rows])
+    assert len(answer.completion.tokens) == 6  # the last token, too, changed the weights
+    assert answer.weights == pytest.approx(joint_B / joint_B.sum(), abs=1e-4)
+
+
+def read_of(lm: LanguageModel, kind: str, text: str) -> list[int]:
+    """The tokens that a request for a prompt reads."""
+    if kind == "plain":
+        return lm.tokenizer.prompt(text)
+    return lm.checkpoint.chat_template.encode([Message("user", text)], lm.tokenizer)
+
+
+def test_a_mixture_leaves_out_what_fits_no_prompt_and_refuses_options_of_retrieval(asked, monkeypatch):
+    lm, _ = asked
+    monkeypatch.setattr("memlm.prompting.answers.cited", lambda text, count: tuple(range(1, count + 1)))
+    long = replace(PASSAGES[1], text="memory " * 600)
+    answer = lm.answer(QUESTION, [long, PASSAGES[0]], mixture=True, seed=1, max_tokens=2, budget=150)
+    assert (answer.passages, answer.left_out, len(answer.weights)) == ((PASSAGES[0],), (long,), 2)
+    assert answer.cited == (PASSAGES[0],)
+    for options in ({"lam": 0.5}, {"session": "x"}, {"early_exit": True}, {"neighbors": 2}):
+        with pytest.raises(InvalidInput, match="does not go with a mixture"):
+            lm.answer(QUESTION, PASSAGES, mixture=True, **options)
+
+
+def test_cited_passages_are_those_of_the_prompt(asked, monkeypatch):
+    lm, _ = asked
+    monkeypatch.setattr("memlm.prompting.answers.cited", lambda text, count: tuple(range(count, 0, -1)))
+    whole = lm.answer(QUESTION, PASSAGES, seed=1, max_tokens=2)
+    assert whole.cited == tuple(reversed(PASSAGES))
+    less = lm.answer(QUESTION, PASSAGES, seed=1, max_tokens=2, budget=whole.num_prompt_tokens - 1)
+    assert less.cited == (PASSAGES[1], PASSAGES[0])
+
+
+@pytest.mark.parametrize("mixture", [False, True])
+def test_passages_come_from_the_datastore_without_excluded_documents(model_folder, tmp_path, mixture):
+    texts = [Document("ports", "a port"), Document("pages", "a page")]
+    build_index(model_folder, texts, tmp_path / "store", check="none")
+    with load(model_folder, [tmp_path / "store"], attention_window=44) as lm:
+        options = {"seed": 1, "max_tokens": 2, "mixture": mixture}
+        answer = lm.answer("Which port?", store="store", **options)
+        assert {each.document_id for each in answer.passages} == {"ports", "pages"}
+        assert answer.completion.accepted.store == (None if mixture else "store")
+        answer = lm.answer("Which port?", exclude_documents=["pages"], **options)
+        assert {each.document_id for each in answer.passages} == {"ports"}
+        with pytest.raises(NotFound, match="no document 'nothing'"):
+            lm.answer("Which port?", exclude_documents="nothing", **options)
