@@ -30,7 +30,7 @@ FLOORS = (
     "data",
     "model",
     "retrieval",
-    "training indexing generation",
+    "training indexing generation inspect",
     "prompting",
     "language_model",
     "evaluation",

@@ -15,6 +15,7 @@ from memlm.cli.console import out
 from memlm.cli.doctor import doctor
 from memlm.cli.eval import evaluate
 from memlm.cli.generate import generate
+from memlm.cli.inspect import inspect
 from memlm.cli.interruption import InterruptibleGroup
 from memlm.cli.lm_eval import lm_eval
 from memlm.cli.serve import serve as serve_command
@@ -61,6 +62,7 @@ app.command("lm-eval", epilog="Example: memlm lm-eval --model smollm2 --store st
 app.command(epilog="Example: memlm generate 'def main(' --model model --store store --show-sources")(generate)
 app.command(epilog="Example: memlm chat --model smollm2 --store notes")(chat)
 app.command(epilog="Example: memlm trace --file answer.txt --model smollm2 --store notes")(trace)
+app.command(epilog="Example: memlm inspect smollm2 --out report.html")(inspect)
 app.command("tune-context", epilog="Example: memlm tune-context heldout/ --model smollm2")(tune_context)
 app.command(epilog="Example: memlm calibrate heldout/ --model model --delta 0.1")(calibrate)
 app.command(

@@ -125,7 +125,7 @@ class Decoder(nn.Module):
         """The matrix that turns final states into logits."""
         if self.config.tied_embeddings:
             return self.embedding.table_VD
-        return self.head.weight if self.head.packed is None else self.head.packed.to_dense()
+        return self.head.dense()
 
     def pack(self, *, bits: int | None = None) -> Decoder:
         """Lays the weights out for prediction, which takes half the time then, or rounds them to 8 or 4 bits.
@@ -142,7 +142,7 @@ class Decoder(nn.Module):
         weights = dict(self.state_dict())
         for name, module in self.named_modules():
             if isinstance(module, Linear) and module.packed is not None:
-                weights[f"{name}.weight"] = module.packed.to_dense()
+                weights[f"{name}.weight"] = module.dense()
         weights["embedding.weight"] = self.embedding.table_VD
         if self.config.tied_embeddings:
             del weights["head.weight"]

@@ -53,6 +53,10 @@ class Linear(nn.Linear):
             p.numel() for name, p in self.named_parameters() if name == "bias"
         )
 
+    def dense(self) -> Float[Tensor, "O I"]:
+        """Returns the weight, unpacked where it is packed."""
+        return self.weight if self.packed is None else self.packed.to_dense()
+
     def forward(self, x: Float[Tensor, "*P I"], activation: Activation | None = None) -> Float[Tensor, "*P O"]:
         """Returns activation(x W' + b), where the adapters of a pass add to x W' + b."""
         if self.adapters is None or not self.adapters.are_used:

@@ -48,7 +48,7 @@ def own_store(store_folder: Path, tmp_path: Path) -> Path:
 
 
 def test_every_command_has_help_with_an_example(capsys):
-    groups = {"": "train eval lm-eval generate chat trace demo serve doctor",
+    groups = {"": "train eval lm-eval generate chat trace inspect demo serve doctor",
               "index": "build add delete compact verify snapshot info search tune",
               "client": "generate chat score search trace model info", "client datastore": "list delete",
               "client session": "create append info list forget fork delete",
@@ -553,3 +553,18 @@ def test_excluded_documents_are_left_out_as_by_the_library(capsys, model_folder,
     assert printed[0] != printed[1]
     code, _, told = memlm(capsys, *words, "--exclude-document", "nobody")
     assert (code, "no document 'nobody' to exclude" in " ".join(told.split())) == (1, True)
+
+
+def test_inspect_prints_heads_and_writes_a_report(capsys, model_folder, tmp_path):
+    page = tmp_path / "report.html"
+    code, out, _ = memlm(capsys, "inspect", model_folder, "some text", "--out", page)
+    assert code == 0
+    assert "2 layers of 4 heads: 0 induction" in out
+    assert "try no layer" in out
+    assert "the given text" in page.read_text(encoding="utf-8")
+    code, out, _ = memlm(capsys, "inspect", model_folder, "--json")
+    assert code == 0
+    assert len(json.loads(out)["heads"]) == 8
+    code, _, err = memlm(capsys, "inspect", model_folder, "--out", tmp_path / "nowhere" / "report.html")
+    assert code == 1
+    assert "give a file in a folder that is there" in err
