@@ -128,7 +128,7 @@ def _pace(checkpoint: Checkpoint, texts: Path, work: Callable[[Checkpoint, list[
 
 def _forward(checkpoint: Checkpoint, blocks: list[list[Window]]) -> float:
     """Seconds to compute all keys, in batches that torch spreads over the cores."""
-    batches = [[tokens_BT for _, tokens_BT in batches_of(block)] for block in blocks]
+    batches = [[tokens_BT for _, tokens_BT in batches_of(block, checkpoint.decoder.device)] for block in blocks]
     begin = time.perf_counter()
     with torch.inference_mode():
         for tokens_BT in itertools.chain.from_iterable(batches):

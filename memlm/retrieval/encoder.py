@@ -25,6 +25,7 @@ from memlm.model import Decoder, DecoderState
 from memlm.model.checkpoint import Checkpoint
 
 BATCH_TOKENS = 1024  # what lies between two layers of a narrow model fits into a core's cache
+GPU_BATCH_TOKENS = 8192  # four times as fast as 1,024 on an H100, and 65,536 hardly more (docs/log, 2026-11-26-gpu)
 PASS_TOKENS = 1024  # of a longer window that takes turns with other work
 PIECE_TOKENS = 256  # of a window whose keys take turns with a batch of generations, as long as a piece of a prompt
 DEFAULT_WINDOW = 1024  # tokens; in longer ones short prompts find their text less often (docs/log, 2026-11-25-windows)
@@ -58,7 +59,7 @@ def _keys(decoder: Decoder, windows: list[Window], tokens_BT: Int64[Tensor, "B T
 
 def predictions_of(decoder: Decoder, windows: Sequence[Window], *, hidden: bool = False) -> list[Prediction]:
     """Computes keys and log-probabilities of every window's targets, in float32, optionally with `hidden` states."""
-    (predictions,) = _encode_in_parallel(partial(_predictions, decoder, hidden=hidden), [windows])
+    (predictions,) = _encode_in_parallel(partial(_predictions, hidden=hidden), decoder, [windows])
     return predictions
 
 
@@ -118,7 +119,7 @@ class Encoder:
         told the place in its block of each window that is done.
         """
         if not self._decoder.config.is_segmented:
-            yield from _encode_in_parallel(partial(_keys, self._decoder), blocks, on_window)
+            yield from _encode_in_parallel(_keys, self._decoder, blocks, on_window)
             return
         for windows in blocks:
             keys = list[np.ndarray]()
@@ -253,12 +254,15 @@ def score_tokens(decoder: Decoder, tokens_N: Int64[np.ndarray, " N"], start_id: 
     return np.concatenate([np.empty(0, np.float32), *scores])
 
 
-def batches_of(windows: Sequence[Window]) -> Iterator[tuple[list[int], Int64[Tensor, "B T"]]]:
-    """Yields places of windows of similar length, longest first, with their inputs padded to the longest."""
+def batches_of(windows: Sequence[Window], device: torch.device) -> Iterator[tuple[list[int], Int64[Tensor, "B T"]]]:
+    """Yields places of windows of similar length, longest first, with their inputs padded to the longest. A batch has
+    as many windows as a device encodes fastest.
+    """
+    num_tokens = BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS
     order = sorted(range(len(windows)), key=lambda place: -len(windows[place].inputs_T))
     while order:
         longest = len(windows[order[0]].inputs_T)
-        size = max(1, BATCH_TOKENS // longest)
+        size = max(1, num_tokens // longest)
         places, order = order[:size], order[size:]
         tokens_BT = torch.zeros(len(places), longest, dtype=torch.int64)
         for row, place in enumerate(places):
@@ -268,29 +272,31 @@ def batches_of(windows: Sequence[Window]) -> Iterator[tuple[list[int], Int64[Ten
 
 
 def _encode_in_parallel(
-    encode: Callable[[list[Window], Tensor], list[_T]],
+    encode: Callable[[Decoder, list[Window], Tensor], list[_T]],
+    decoder: Decoder,
     blocks: Iterable[Sequence[Window]],
     on_window: Callable[[int], None] = _ignore,
 ) -> Iterator[list[_T]]:
     """Encodes block by block, and the next block while the caller uses one. Runs as many batches at a time as torch has
     threads, each on a core of its own, so that no batch waits for another one's share of a product
-    (docs/log/archive.md, "windows on a core each").
+    (docs/log/archive.md, "windows on a core each"). A GPU takes one batch at a time.
     """
     num_threads, ahead = torch.get_num_threads(), deque[tuple[int, list[_Pending[_T]]]]()
 
     @torch.inference_mode()
     def alone(windows: list[Window], tokens_BT: Tensor, share: int) -> list[_T]:
         torch.set_num_threads(share)  # not reset after each batch: MKL's number is that of the whole process
-        return encode(windows, tokens_BT)
+        return encode(decoder, windows, tokens_BT)
 
     def submit(windows: Sequence[Window]) -> Iterator[_Pending[_T]]:
-        batches = list(batches_of(windows))
+        batches = list(batches_of(windows, decoder.device))
         share = num_threads // max(1, min(num_threads, len(batches)))
         for places, tokens_BT in batches:
             work = partial(alone, [windows[place] for place in places], tokens_BT, share)
             yield places, work if len(batches) == 1 else pool.submit(work).result
 
-    with threads(num_threads), ThreadPoolExecutor(num_threads) as pool:
+    num_batches = num_threads if decoder.device.type == "cpu" else 1
+    with threads(num_threads), ThreadPoolExecutor(num_batches) as pool:
         try:
             for windows in blocks:
                 ahead.append((len(windows), list(submit(windows))))

@@ -126,3 +126,14 @@ def test_a_long_window_in_pieces_says_the_same(checkpoint, monkeypatch, hidden):
             [getattr(read, field) for read in reads] for reads in ([read for _, read in computed], whole)
         )
         np.testing.assert_allclose(np.concatenate(pieces), np.concatenate(expected), rtol=2e-4, atol=2e-4)
+
+
+def test_a_gpu_reads_larger_batches(checkpoint):
+    windows = windows_for(checkpoint, 10_000, context=64, stride=64)
+    sizes = {
+        kind: [tokens_BT.numel() for _, tokens_BT in encoder.batches_of(windows, torch.device(kind))]
+        for kind in ("cpu", "cuda")
+    }
+    assert max(sizes["cpu"]) == encoder.BATCH_TOKENS
+    assert max(sizes["cuda"]) == encoder.GPU_BATCH_TOKENS
+    assert sum(sizes["cuda"]) <= sum(sizes["cpu"]) + len(windows) * 64
