@@ -19,7 +19,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
-ROW_WORDS = "entries|store|way|index|prompts|streams"
+ROW_WORDS = "entries|store|way|index|prompts|streams|text|window|windows|keys|tokens|depth|context"
 
 
 @dataclass(frozen=True)
