@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from memlm.model import Compression, Decoder, DecoderState, Memorizing, ModelConfig
-from memlm.model.config import POSITIONS, RopeScaling
+from memlm.model.config import POSITIONS
+from memlm.model.mechanisms import RopeScaling
 
 SHAPE = ModelConfig(
     vocab_size=40, dim=16, num_layers=2, num_heads=4, num_kv_heads=2, ff_dim=20, context_length=6,

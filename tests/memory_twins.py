@@ -93,7 +93,7 @@ class Twin:
             for h in range(H):
                 q, _, _ = self.heads(prefix, x[t], h)
                 places = []
-                for position, state in self.local_places(layer, t, floor, x, compressed.get(floor, [])):
+                for position, state in self.local_places(layer, t, h, floor, x, compressed.get(floor, [])):
                     _, k, v = self.heads(prefix, state, h)
                     places.append((k, v, position))
                 memory = [self.heads(prefix, x[s], h)[1:] for s in evicted] if c.memorizes(layer) else []
@@ -114,15 +114,19 @@ class Twin:
         first = max(0, floor - c.memorizing.capacity) if c.memorizing else 0
         return floor, list(range(first, floor))
 
-    def local_places(self, layer: int, t: int, floor: int, x: np.ndarray, compressed: list[np.ndarray]):
-        """Positions and states of compressed and local places that t may see."""
+    def local_places(self, layer: int, t: int, h: int, floor: int, x: np.ndarray, compressed: list[np.ndarray]):
+        """Positions and states of compressed and local places that head h of t may see."""
         c = self.config
         window, sinks = c.window_of(layer), c.num_sinks
         for number, state in enumerate(compressed):
             yield floor - len(compressed) + number, state
         for s in range(floor, t + 1):
-            if not window or t - s < window or s < sinks:
+            if s < sinks or ((not window or t - s < window) and self.sees(layer, t, s, h)):
                 yield s, x[s]
+
+    def sees(self, layer: int, t: int, s: int, h: int) -> bool:
+        """Whether head h looks from t to s <= t. Twins of patterns say more."""
+        return True
 
     def compress(self, layer: int, x: np.ndarray, floor: int, out: np.ndarray) -> list[np.ndarray]:
         """All tokens before `floor`, compressed group by group; the newest are kept."""

@@ -29,6 +29,7 @@ FLOORS = (
     "api",
     "data",
     "model",
+    "zoo",
     "retrieval",
     "training indexing generation inspect",
     "prompting",

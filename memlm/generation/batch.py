@@ -295,10 +295,11 @@ class Batch:
                 sequence.since_s = time.perf_counter()
         for sequence, state in self._apart.items():
             if num_wrong.get(sequence):
-                state.crop([state.length - num_wrong[sequence]])
+                self._decoder.crop(state, [state.length - num_wrong[sequence]])
         if any(num_wrong.get(sequence) for sequence in self._rows):
             rows = zip(self._rows, self._pool.state.rows, strict=True)
-            self._pool.state.crop([row.length - num_wrong.get(sequence, 0) for sequence, row in rows])
+            lengths = [row.length - num_wrong.get(sequence, 0) for sequence, row in rows]
+            self._decoder.crop(self._pool.state, lengths)
 
 
 def stream(checkpoint: Checkpoint, generation: Generation) -> Generator[GenerationEvent, None, None]:

@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from memlm.model.config import ModelConfig
@@ -45,7 +45,13 @@ class Heads(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Self-attention with grouped queries (arXiv 2305.13245), over the places of the state and the new tokens."""
+    """Self-attention with grouped queries (arXiv 2305.13245), over the places of the state and the new tokens.
+
+    A mixer of another kind may override `project`, and with `is_explicit` also `visible`, `scores`, `weigh` and
+    `combine`, which are called where the scores are spelled out.
+    """
+
+    is_explicit = False
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -75,8 +81,8 @@ class Attention(nn.Module):
                 self.extended.remember(heads.key_BGTd, heads.value_BGTd, context)
                 found = self.extended.search(heads.query_BHTd, context)
         is_joint = found is not None and (self.knn is None or self.knn.is_joint)
-        is_explicit = is_joint or self.positions or self.counts_use or context.watch is not None
-        if is_explicit or (context.mask.sink_cap and context.rotary):
+        is_spelled_out = self.is_explicit or self.positions or self.counts_use or context.watch is not None
+        if is_joint or is_spelled_out or (context.mask.sink_cap and context.rotary):
             joined = found if is_joint else None
             mixed_BHTd = self._attend_explicitly(rotated.query_BHTd, heads, key_BGSd, value_BGSd, context, joined)
         elif len(context.runs) == 1:
@@ -136,10 +142,11 @@ class Attention(nn.Module):
         S, key_BGTd, value_BGTd = context.mask.num_places, rotated.key_BGTd, rotated.value_BGTd
         learning = torch.is_grad_enabled() and key_BGTd.requires_grad
         past = self._past(state, S - context.mask.num_new, context) if learning else None
-        state.write(self.layer, key_BGTd, value_BGTd, context.new_B)
-        state.write_inputs(self.layer, hidden_BTD, context.new_B)
+        layer = self.layer + context.layer_offset
+        state.write(layer, key_BGTd, value_BGTd, context.new_B)
+        state.write_inputs(layer, hidden_BTD, context.new_B)
         if past is None:
-            key_BGSd, value_BGSd = state.cache_L2BGSd[self.layer].narrow(3, 0, S).unbind(0)
+            key_BGSd, value_BGSd = state.cache_L2BGSd[state.cache_places[layer]].narrow(3, 0, S).unbind(0)
             return key_BGSd, value_BGSd
         return torch.cat([past[0], key_BGTd], dim=2), torch.cat([past[1], value_BGTd], dim=2)
 
@@ -148,12 +155,13 @@ class Attention(nn.Module):
 
         Where the state has the layer's inputs, they are projected anew, so that the projections learn from them.
         """
+        layer = self.layer + context.layer_offset
         if state.inputs_LBSD is None or not state.training:
-            past = state.cache_L2BGSd[self.layer, :, :, :, :S].clone()
+            past = state.cache_L2BGSd[state.cache_places[layer], :, :, :, :S].clone()
             return past[0], past[1]
         cos_sin = context.key_rope(self.layer)
         cos_sin = None if cos_sin is None else cos_sin[..., :S, :]
-        heads = self.project(state.inputs_LBSD[self.layer, :, :S].clone()).rotated(cos_sin)
+        heads = self.project(state.inputs_LBSD[layer, :, :S].clone()).rotated(cos_sin)
         return heads.key_BGTd, heads.value_BGTd
 
     def _attend_explicitly(
@@ -168,10 +176,10 @@ class Attention(nn.Module):
         """Attention with its scores spelled out. The scores of `found` join the softmax (arXiv 2307.03170)."""
         repeats, S = self.config.num_heads // self.config.num_kv_heads, key_BGSd.shape[2]
         key_BHSd, value_BHSd = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key_BGSd, value_BGSd))
-        scores_BHTS = exact(self._scores(query_BHTd, heads, key_BHSd, context))
-        scores_BHTS = scores_BHTS.masked_fill(~context.mask.visible(self.window), -torch.inf)
+        scores_BHTS = exact(self.scores(query_BHTd, heads, key_BHSd, context))
+        scores_BHTS = scores_BHTS.masked_fill(~self.visible(heads, context), -torch.inf)
         joint = scores_BHTS if found is None else torch.cat([scores_BHTS, exact(found.scores_BHTK)], dim=3)
-        joint_BHTE = joint.softmax(dim=3).to(value_BHSd.dtype)
+        joint_BHTE = self.weigh(joint.softmax(dim=3), context).to(value_BHSd.dtype)
         weights_BHTS = joint_BHTE[..., :S]
         if context.watch is not None:
             context.watch.weights(self.layer, joint_BHTE, context.mask)
@@ -181,11 +189,28 @@ class Attention(nn.Module):
         if found is not None:
             mixed_BHTd = mixed_BHTd + found.read(joint_BHTE[..., S:])
         extra = self.positions.values(weights_BHTS, context.mask) if self.positions else None
-        return mixed_BHTd if extra is None else mixed_BHTd + extra
+        return self.combine(mixed_BHTd if extra is None else mixed_BHTd + extra)
 
-    def _scores(
-        self, query_BHTd: Tensor, heads: Heads, key_BHSd: Tensor, context: ForwardContext
+    def visible(self, heads: Heads, context: ForwardContext) -> Bool[Tensor, "R|B 1|H T S"]:
+        """Returns where each query may look."""
+        return context.mask.visible(self.window)
+
+    def weigh(self, weights_BHTE: Float[Tensor, "B H T E"], context: ForwardContext) -> Float[Tensor, "B H T E"]:
+        """Returns what becomes of the weights behind the softmax, those of kNN attention last."""
+        return weights_BHTE
+
+    def combine(self, mixed_BHTd: Float[Tensor, "B H T d"]) -> Float[Tensor, "B H T d"]:
+        """Returns what becomes of what the heads read, in the heads that the last projection takes."""
+        return mixed_BHTd
+
+    def scores(
+        self,
+        query_BHTd: Float[Tensor, "B H T d"],
+        heads: Heads,
+        key_BHSd: Float[Tensor, "B H S d"],
+        context: ForwardContext,
     ) -> Float[Tensor, "B H T S"]:
+        """Returns the scores of rotated queries and keys, before the mask. `heads` are not rotated."""
         if self.positions:
             return self.positions(query_BHTd, key_BHSd, context.mask)
         scores_BHTS = query_BHTd @ key_BHSd.mT

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from memlm.model.config import Compression, ModelConfig
+from memlm.model.config import ModelConfig
+from memlm.model.mechanisms import Compression
 
 
 def group_size(compression: Compression | None) -> int:

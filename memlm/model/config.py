@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from memlm.errors import InvalidInput, check_choice, check_range
+from memlm.model.mechanisms import Compression, Memorizing, RopeScaling
+from memlm.model.parts import Layer, Part, as_table, part
 
 Positions = Literal[
     "rotary", "alibi", "transformer_xl", "shaw", "t5", "distance", "learned", "sinusoidal", "none"
@@ -16,91 +18,7 @@ ABSOLUTE = ("learned", "sinusoidal")
 TURNING = ("rotary", "none")  # scores do not depend on distance otherwise
 ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu")
 NORM_ORDERS = ("pre", "post", "output", "sandwich")
-COMPRESSIONS = ("mean", "max", "conv", "dilated", "most_used")
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched beyond the length that they were trained on.
-
-    `linear` divides positions by `factor`. `llama3` divides slow frequencies, keeps fast ones and blends in between.
-    `yarn` (arXiv 2309.00071) blends by rotations within `original_length`, and scales attention. `longrope`
-    (2402.13753) divides each frequency by its own one of `factors`, and scales attention.
-    """
-
-    kind: str
-    factor: float
-    original_length: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float = 1.0
-    factors: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_choice("rope_scaling.kind", self.kind, ("linear", "llama3", "yarn", "longrope"))
-        if (self.kind == "longrope") != bool(self.factors) or any(factor <= 0 for factor in self.factors):
-            raise InvalidInput(
-                f"rope scaling {self.kind} has {len(self.factors)} factors; longrope needs one above 0 for each pair",
-                field="rope_scaling.factors",
-            )
-        if self.factor <= 0 or (self.kind != "linear" and self.original_length < 1):
-            raise InvalidInput(
-                f"rope scaling {self.kind} needs a factor above 0 and the original length; got {self.factor} and"
-                f" {self.original_length}",
-                field="rope_scaling",
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Compression:
-    """Compressive memory behind the Transformer-XL one (Compressive Transformer, arXiv 1911.05507).
-
-    `rate` old states become one, and the newest `length` of these are kept. `loss` trains the compression alone:
-    `reconstruction` of attention, or `autoencoding` of the states themselves.
-    """
-
-    length: int
-    rate: int = 4
-    kind: str = "conv"
-    loss: str = "reconstruction"
-    dilation: int = 2
-
-    def __post_init__(self) -> None:
-        for name in ("length", "rate", "dilation"):
-            check_range(f"compression.{name}", getattr(self, name), least=1)
-        check_choice("compression.kind", self.kind, COMPRESSIONS)
-        check_choice("compression.loss", self.loss, ("reconstruction", "autoencoding"))
-
-
-@dataclass(frozen=True, slots=True)
-class Memorizing:
-    """kNN attention over the document's past in some layers (Memorizing Transformers, arXiv 2203.08913).
-
-    Each layer and sequence keeps the latest `capacity` (key, value) pairs, and each query attends to its `top_k`.
-    `mixing` is the published `gate` (a sigmoid per head), a `tanh` gate that starts at zero (Flamingo, 2204.14198: for
-    models pretrained without), or one `joint` softmax with local attention (FoT, 2307.03170). `normalize` gives queries
-    and keys unit length and a learned scale per head: in `both` local and kNN attention, as published, or in kNN
-    attention alone (`memory`). `search` is `exact` or `faiss`. `storage` is `float16`, or `model` for the type of the
-    model.
-    """
-
-    layers: tuple[int, ...]
-    top_k: int = 32
-    capacity: int = 65_536
-    mixing: str = "gate"
-    normalize: str = "both"
-    search: str = "exact"
-    storage: str = "float16"
-
-    def __post_init__(self) -> None:
-        check_range("memorizing.top_k", self.top_k, least=1)
-        check_range("memorizing.capacity", self.capacity, least=1)
-        check_choice("memorizing.mixing", self.mixing, ("gate", "tanh", "joint"))
-        check_choice("memorizing.normalize", self.normalize, ("both", "memory"))
-        check_choice("memorizing.search", self.search, ("exact", "faiss"))
-        check_choice("memorizing.storage", self.storage, ("float16", "model"))
+WHOLE_MODEL = ("join", "stack", "border")  # seams that all layers share
 
 
 NUM_SINKS = 4  # first tokens of a text that stay visible beside a window that moves (arXiv 2309.17453, table 2)
@@ -118,6 +36,9 @@ class ModelConfig:
     Norms stand before a sub-layer (`pre`), behind the sum (`post`), behind the sub-layer (`output`, OLMo 2) or on both
     of its sides (`sandwich`, Gemma). `rms_offset` multiplies by 1 + weight. Layers with a window turn by
     `local_rope_theta`, unscaled, where it is given. Those in `no_rope_layers` do not turn.
+
+    `layers` names the parts of each layer, over and over through the depth, and `join`, `stack` and `border` those that
+    all layers share (memlm/model/parts.py). Each is given as a part, as its kind, or as a table. None is the plain one.
     """
 
     vocab_size: int
@@ -155,6 +76,10 @@ class ModelConfig:
     xl_length: int = 0
     compression: Compression | None = None
     memorizing: Memorizing | None = None
+    layers: tuple[Layer, ...] = ()
+    join: Part | None = None
+    stack: Part | None = None
+    border: Part | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "num_layers", "num_heads", "num_kv_heads", "ff_dim", "context_length"):
@@ -167,6 +92,7 @@ class ModelConfig:
             )
         self._fill_head_dim()
         self._check_choices()
+        self._read_parts()
         self._check_layers()
 
     def _fill_head_dim(self) -> None:
@@ -201,6 +127,45 @@ class ModelConfig:
                 f"rope scaling has {len(scaling.factors)} factors for {self.rotary_dim // 2} pairs",
                 field="rope_scaling.factors",
             )
+
+    def _read_parts(self) -> None:
+        """Reads the parts, and checks them before the rest, which depends on what they say."""
+        if not isinstance(self.layers, tuple | list):
+            raise InvalidInput(f"layers are {self.layers!r}; expected a list of tables", field="layers")
+        layers = tuple(map(Layer.of, self.layers))
+        object.__setattr__(self, "layers", layers if any(layer != Layer() for layer in layers) else ())
+        for seam in WHOLE_MODEL:
+            object.__setattr__(self, seam, part(seam, getattr(self, seam)))
+        if self.layers and self.num_blocks % len(layers):
+            raise InvalidInput(
+                f"{len(layers)} layers do not repeat evenly through a depth of {self.num_blocks}", field="layers"
+            )
+        for each in self.parts:
+            each.check(self)
+        if self.compression and self.border and self.border.num_front:
+            raise InvalidInput(f"compression and {self.border.kind} fill the same places", field="border")
+        mixers = [self.layer_at(layer).mixer for layer in range(self.num_layers)]
+        for layer, mixer in enumerate(mixers):
+            if mixer is not None and not mixer.has_scores and self.positions not in (*TURNING, *ABSOLUTE):
+                raise InvalidInput(
+                    f"{mixer.kind} has no scores that {self.positions} positions could change; choose rotary, learned,"
+                    " sinusoidal or none",
+                    field="positions",
+                )
+            if mixer is not None and not mixer.caches:
+                self._check_uncached(layer, mixer)
+
+    def _check_uncached(self, layer: int, mixer: Part) -> None:
+        """Refuses memories of tokens for a mixer that keeps no token."""
+        memories = {
+            "windows": layer < len(self.windows) and self.windows[layer],
+            "num_sinks": self.num_sinks,
+            "memorizing": self.memorizing and layer in self.memorizing.layers,
+            "compression": self.compression,
+        }
+        for name, given in memories.items():
+            if given:
+                raise InvalidInput(f"layer {layer} is {mixer.kind}, which keeps no tokens for {name}", field=name)
 
     def _check_layers(self) -> None:
         windows = self.windows
@@ -263,7 +228,8 @@ class ModelConfig:
                 " attention_window out",
                 field="attention_window",
             )
-        windows = tuple(min(own or window, window) for own in self.windows or (0,) * self.num_layers)
+        owns, caching = self.windows or (0,) * self.num_layers, self.caching_layers
+        windows = tuple(min(own or window, window) if n in caching else 0 for n, own in enumerate(owns))
         return replace(self, windows=windows, num_sinks=num_sinks)
 
     def with_extended_attention(self, top_k: int) -> ModelConfig:
@@ -283,12 +249,58 @@ class ModelConfig:
     @property
     def is_segmented(self) -> bool:
         """Whether text is read in segments of `context_length`, with a memory of earlier ones."""
-        return bool(self.xl_length or self.memorizing)
+        return bool(self.xl_length or self.memorizing or self.border)
 
     @property
     def is_windowed(self) -> bool:
-        """Whether every layer has a window."""
-        return bool(self.windows) and all(self.windows)
+        """Whether every layer that keeps tokens has a window."""
+        return bool(self.windows) and all(self.windows[layer] for layer in self.caching_layers)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all parts are the plain ones."""
+        return not (self.layers or self.join or self.stack or self.border)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All parts that are not plain, each once."""
+        each = [*(part for layer in self.layers for part in (layer.mixer, layer.channel)), *self._shared_parts]
+        return tuple(dict.fromkeys(part for part in each if part is not None))
+
+    @property
+    def _shared_parts(self) -> tuple[Part | None, ...]:
+        return self.join, self.stack, self.border
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """Whether states keep the inputs of the layers until the end of a segment."""
+        return self.compression is not None or any(part.keeps_inputs for part in self.parts)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks with weights of their own. A stack may read each several times, as another layer of a state."""
+        return self.num_layers if self.stack is None else self.stack.num_blocks(self)
+
+    @property
+    def num_front(self) -> int:
+        """Places in front of the latest tokens: sinks, compressed memories, or those of a border."""
+        own = 0 if self.border is None else self.border.num_front
+        return self.compression.length if self.compression else self.num_sinks or own
+
+    @property
+    def caching_layers(self) -> tuple[int, ...]:
+        """The layers that keep keys and values of tokens in the cache."""
+        mixers = ((layer, self.layer_at(layer).mixer) for layer in range(self.num_layers))
+        return tuple(layer for layer, mixer in mixers if mixer is None or mixer.caches)
+
+    def layer_at(self, layer: int) -> Layer:
+        """The parts of a layer."""
+        return self.layers[layer % len(self.layers)] if self.layers else Layer()
+
+    def parts_of(self, layer: int) -> tuple[Part, ...]:
+        """The parts of a layer that are not plain, and those that all layers share."""
+        own = self.layer_at(layer)
+        return tuple(part for part in (own.mixer, own.channel, *self._shared_parts) if part is not None)
 
     @property
     def max_length(self) -> int | None:
@@ -303,8 +315,11 @@ class ModelConfig:
         return self.memorizing is not None and layer in self.memorizing.layers
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns all fields in JSON's types."""
-        return asdict(self)
+        """Returns all fields in JSON's types, but for parts that are plain: earlier versions read those models too."""
+        plain = {name: value for name, value in asdict(self).items() if name not in ("layers", *WHOLE_MODEL)}
+        layers = {"layers": [layer.as_dict() for layer in self.layers]} if self.layers else {}
+        shared = {seam: as_table(seam, getattr(self, seam)) for seam in WHOLE_MODEL if getattr(self, seam) is not None}
+        return {**plain, **layers, **shared}
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> ModelConfig:

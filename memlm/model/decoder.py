@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,16 +30,18 @@ from memlm.errors import InvalidInput
 from memlm.model.adapters import Adapters
 from memlm.model.config import ModelConfig
 from memlm.model.embedding import Embedding
+from memlm.model.fields import fields_of
 from memlm.model.forward import ForwardContext
 from memlm.model.layers import Block
 from memlm.model.linear import Linear
 from memlm.model.mask import AttentionMask
 from memlm.model.native_step import NativeStep
 from memlm.model.norms import make_norm
+from memlm.model.pages import Allocate, zeros
 from memlm.model.positions import BIASES, RelativeBias, Rotary, sinusoids
 from memlm.model.quantized import PanelWeight
 from memlm.model.segments import update_memories_at_boundary
-from memlm.model.state import Allocate, DecoderState, check_room, zeros
+from memlm.model.state import DecoderState, check_room
 from memlm.model.watch import Watch
 
 FEW_TOKENS = 4
@@ -62,12 +65,18 @@ class Decoder(nn.Module):
         if config.positions in BIASES:
             self.relative_bias = BIASES[config.positions](config)
         self.rotary = Rotary(config) if config.positions == "rotary" else None
-        self.blocks: Sequence[Block] = nn.ModuleList(Block(config, n) for n in range(config.num_layers))  # type: ignore[assignment]
+        self.blocks: Sequence[Block] = nn.ModuleList(Block(config, n) for n in range(config.num_blocks))  # type: ignore[assignment]
+        self.stack: Any = None if config.stack is None else config.stack.build(config, 0)
+        self.border: Any = None if config.border is None else config.border.build(config, 0)
         self.norm = nn.Identity() if config.norm_order == "post" else make_norm(config)
         self.head = Linear(config.dim, config.vocab_size, bias=False)
         if config.tied_embeddings:
             self.head.weight = self.embedding.weight
         self._initialize()
+        # Parts may learn from losses of their own, and states hold what they remember.
+        self._has_parts, self._has_fields = not config.is_plain, bool(fields_of(config))
+        self._has_borders = config.is_segmented
+        self.losses = dict[str, Tensor]()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -224,19 +233,21 @@ class Decoder(nn.Module):
         B, T = tokens_BT.shape
         new_B = [T] * B if new_B is None else new_B
         if state is None:
-            if not (self.config.is_segmented or self.config.extended_attention) and starts_BT is None:
+            needs_state = self.config.is_segmented or self.config.extended_attention or self._has_fields
+            if not needs_state and starts_BT is None:
                 return self._read_at_once(tokens_BT, finishes, watch)
             state = self.new_state(batch_size=B, capacity=T)
         check_room(state, max(new_B))
-        state.begin_pass()
+        state.begin_pass(tokens_BT)
         hidden, keys, begin = [], [], 0
         while begin < T:
             end = begin + state.next_piece(T - begin)
             piece = slice(begin, end)
             new_b = [min(max(new - begin, 0), end - begin) for new in new_B]
             parts = self._read_piece(
-                tokens_BT[:, piece], state, None if starts_BT is None else starts_BT[:, piece], new_b, finishes, watch
-            )
+                tokens_BT[:, piece], state, None if starts_BT is None else starts_BT[:, piece], new_b, finishes, watch,
+                (end - begin) / T,
+            )  # fmt: skip
             hidden.append(parts[0])
             keys.append(parts[1])
             begin = end
@@ -262,8 +273,28 @@ class Decoder(nn.Module):
             num_front=min(sinks, T), sink_cap=sinks + max(windows) - 1 if sinks else 0, causal_only=not sinks,
         )  # fmt: skip
         new_B = [T] * tokens_BT.shape[0]
-        context = ForwardContext(mask, new_B, self.dtype, None, self.rotary, self.relative_bias, watch)
+        losses = self.losses if self._has_parts and torch.is_grad_enabled() else None
+        context = ForwardContext(
+            mask, new_B, self.dtype, None, self.rotary, self.relative_bias, watch, tokens_BT, losses
+        )
         return self._through_layers(tokens_BT, context, finishes)
+
+    def take_losses(self) -> Float[Tensor, ""] | None:
+        """Returns the sum of the losses that parts told since the last call, each a mean over the tokens of its pass,
+        or None. They are told where gradients are computed.
+        """
+        losses, self.losses = self.losses, {}
+        return torch.stack(list(losses.values())).sum() if losses else None
+
+    def crop(self, state: DecoderState, length_B: Sequence[int]) -> None:
+        """Takes back tokens of the last pass, as `DecoderState.crop` does.
+
+        Where the state has sums, the tokens of the pass that stay are read again.
+        """
+        if (again := state.crop(length_B)) is not None:
+            tokens_BT, new_B = again
+            if tokens_BT.shape[1]:
+                self(tokens_BT, state, new_B=new_B)
 
     def _read_piece(
         self,
@@ -273,35 +304,66 @@ class Decoder(nn.Module):
         new_B: list[int],
         finishes: bool,
         watch: Watch | None,
+        share: float,
     ) -> tuple[Tensor, Tensor]:
         """Reads a piece that crosses no segment boundary, and updates the memories if it ends at one."""
         T = tokens_BT.shape[1]
+        if self._has_parts:
+            self._begin_piece(state, starts_BT)
         state.make_room(T)
         document_BT = None if starts_BT is None or not bool(starts_BT.any()) else _documents(state, starts_BT)
         mask = state.attention_mask(new_B, T, document_BT)
-        context = ForwardContext(mask, new_B, self.dtype, state, self.rotary, self.relative_bias, watch)
+        losses = self.losses if self._has_parts and torch.is_grad_enabled() else None
+        context = ForwardContext(
+            mask, new_B, self.dtype, state, self.rotary, self.relative_bias, watch, tokens_BT, losses, share
+        )
         read = self._through_layers(tokens_BT, context, finishes)
         state.advance(new_B)
         if document_BT is not None:
             last_B = zip(document_BT[:, -1].tolist(), state.rows, strict=True)
             state.begin_documents([start if start != row.start else None for start, row in last_B])
-        if self.config.is_segmented:
-            update_memories_at_boundary(list(self.blocks), self.rotary, state)
+        if self._has_borders:
+            self.end_piece(state)
         return read
 
+    def _begin_piece(self, state: DecoderState, starts_BT: Tensor | None) -> None:
+        """Begins the documents of the first tokens now, or the parts would read what the text before left."""
+        if starts_BT is not None:
+            begins = zip(starts_BT[:, 0].tolist(), state.rows, strict=True)
+            state.begin_documents([row.length if begins_here else None for begins_here, row in begins])
+        if self.border is not None:
+            self.border.begin(self, state)
+
+    def end_piece(self, state: DecoderState) -> None:
+        """Updates the memories of the rows that have just filled a segment."""
+        if self.border is not None:
+            self.border.end(self, state)
+        elif self.config.is_segmented:
+            update_memories_at_boundary(list(self.blocks), self.rotary, state)
+
     def _through_layers(self, tokens_BT: Tensor, context: ForwardContext, finishes: bool) -> tuple[Tensor, Tensor]:
-        hidden_BTD = self.embed(tokens_BT, context.mask)
+        return self.through_blocks(self.embed(tokens_BT, context.mask), context, finishes=finishes)
+
+    def through_blocks(
+        self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext, *, finishes: bool
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
+        """Reads vectors in the place of embedded tokens. Returns the final hidden states and the keys, or without
+        `finishes` the residual stream before the last feed-forward and the keys.
+        """
+        if self.stack is not None:
+            hidden_BTD, keys_BTD = self.stack.read(self.blocks, hidden_BTD, context, finishes=finishes)
+            return self.norm(hidden_BTD) if finishes else hidden_BTD, keys_BTD
         if self._native_step is not None and self._native_step.takes(context):
             return self._natively(self._native_step, hidden_BTD, context, finishes)
         return self._in_torch(hidden_BTD, context, finishes)
 
     def _in_torch(self, hidden_BTD: Tensor, context: ForwardContext, finishes: bool) -> tuple[Tensor, Tensor]:
         for block in self.blocks[:-1]:
-            hidden_BTD = block.finish(*block.attend(hidden_BTD, context))
+            hidden_BTD = block.finish(*block.attend(hidden_BTD, context), context)
         attended_BTD, keys_BTD = self.blocks[-1].attend(hidden_BTD, context)
         if not finishes:
             return attended_BTD, keys_BTD
-        return self.norm(self.blocks[-1].finish(attended_BTD, keys_BTD)), keys_BTD
+        return self.norm(self.blocks[-1].finish(attended_BTD, keys_BTD, context)), keys_BTD
 
     def _natively(
         self, step: NativeStep, hidden_BTD: Tensor, context: ForwardContext, finishes: bool
@@ -346,6 +408,9 @@ class Decoder(nn.Module):
                 nn.init.normal_(parameter, std=into_residual if name.endswith(INTO_RESIDUAL) else 0.02)
             elif name.endswith(".bias"):
                 nn.init.zeros_(parameter)
+        for module in self.modules():
+            if callable(initialize := getattr(module, "initialize", None)):  # parts own their start
+                initialize()
 
 
 def _documents(state: DecoderState, starts_BT: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:

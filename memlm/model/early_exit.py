@@ -16,7 +16,6 @@ from torch import Tensor
 from memlm.errors import InvalidInput
 from memlm.model.decoder import Decoder
 from memlm.model.forward import ForwardContext
-from memlm.model.segments import update_memories_at_boundary
 from memlm.model.state import DecoderState, check_room
 
 MEASURES = ("softmax", "state")
@@ -59,23 +58,27 @@ def forward_early_exit(
     """Reads one token of one sequence. Returns the final hidden state, and the number of layers computed.
 
     With a threshold of 1 the result equals the whole model's, bit for bit, unless a confidence of exactly 1 is reached.
+    Raises InvalidInput for a model with a stack of its own.
     """
+    if decoder.stack is not None:
+        raise InvalidInput("early exit leaves out layers, and this model's stack reads them all", field="early_exit")
     check_room(state, 1)
+    if decoder.border is not None:
+        decoder.border.begin(decoder, state)
     state.make_room(1)
-    mask = state.attention_mask([1], 1, None)
-    context = ForwardContext(mask, [1], decoder.dtype, state, decoder.rotary, decoder.relative_bias)
-    hidden_BTD, used = decoder.embed(token_11.to(decoder.device), mask), 0
+    mask, token_11 = state.attention_mask([1], 1, None), token_11.to(decoder.device)
+    context = ForwardContext(mask, [1], decoder.dtype, state, decoder.rotary, decoder.relative_bias, tokens_BT=token_11)
+    hidden_BTD, used = decoder.embed(token_11, mask), 0
     for block in decoder.blocks:
         before_BTD, used = hidden_BTD, used + 1
-        hidden_BTD = block.finish(*block.attend(before_BTD, context))
+        hidden_BTD = block.finish(*block.attend(before_BTD, context), context)
         last = used == decoder.config.num_layers
         if not last and used >= rule.first_layer and rule.confidence(decoder, before_BTD, hidden_BTD) > rule.threshold:
             break
     for block in list(decoder.blocks)[used:]:
         block.keep(hidden_BTD, context)
     state.advance([1])
-    if decoder.config.is_segmented:
-        update_memories_at_boundary(list(decoder.blocks), decoder.rotary, state)
+    decoder.end_piece(state)
     return decoder.norm(hidden_BTD), used
 
 

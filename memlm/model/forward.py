@@ -1,13 +1,16 @@
-"""The context of one forward step, computed once and shared by all layers."""
+"""The context of one forward step, computed once and shared by all layers.
+
+Shapes: B batch, T new tokens, R rows (1 if all have equal positions), S places.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from memlm.model.mask import AttentionMask
@@ -38,6 +41,11 @@ class ForwardContext:
     rotary: Rotary | None = None
     relative_bias: RelativeBias | None = None
     watch: Watch | None = None
+    tokens_BT: Int[Tensor, "B T"] | None = None  # None where vectors are read instead
+    losses: dict[str, Tensor] | None = None  # None where nothing learns
+    share: float = 1.0  # of this step in the tokens of its pass
+    layer_offset: int = 0  # a stack that reads a block again gives it other layers of the state
+    shared: dict[Any, Tensor] = field(default_factory=dict)  # what layers of one kind compute once
     _ropes: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
     @cached_property
@@ -85,6 +93,43 @@ class ForwardContext:
         """Cosines and sines of a distance, which queries turn by where keys are not turned."""
         positions_11 = torch.full((1, 1), distance, device=self.mask.query_RT.device)
         return self._rope(f"distance {distance}", positions_11, (distance, distance + 1), layer)
+
+    @cached_property
+    def is_real_BT(self) -> Bool[Tensor, "B T"]:
+        """Whether a new token is text, and not padding behind it."""
+        new_B1 = torch.tensor(self.new_B, device=self.mask.query_RT.device)[:, None]
+        return torch.arange(self.mask.num_new, device=new_B1.device) < new_B1
+
+    @cached_property
+    def begins_BT(self) -> Bool[Tensor, "B T"]:
+        """Whether a document begins at a new token. Sums begin anew there."""
+        return (self.mask.query_RT == self.mask.document_RT).expand(len(self.new_B), -1)
+
+    def field(self, layer: int, name: str) -> Shaped[Tensor, "B ..."]:
+        """A layer's field in the state, which the layer may change in place."""
+        assert self.state is not None
+        return self.state.field(f"{layer + self.layer_offset}.{name}")
+
+    def write_field(self, layer: int, name: str, new: Shaped[Tensor, "B ..."]) -> Shaped[Tensor, "B ..."]:
+        """Writes the new tokens' values of a field with places. Returns those of all places, the new ones last.
+
+        Gradients reach the new ones alone.
+        """
+        assert self.state is not None
+        full = f"{layer + self.layer_offset}.{name}"
+        assert self.state.fields is not None
+        axis = self.state.fields.fields[full].place_axis
+        assert axis is not None
+        S, is_learning = self.mask.num_places, torch.is_grad_enabled() and new.requires_grad
+        past = self.state.field(full).narrow(axis, 0, S - self.mask.num_new).clone() if is_learning else None
+        self.state.write_field(full, new, self.new_B)
+        return self.state.field(full).narrow(axis, 0, S) if past is None else torch.cat([past, new], dim=axis)
+
+    def tell(self, name: str, loss: Tensor) -> None:
+        """Adds a loss, a mean over the real tokens of this step, to what training minimizes."""
+        if self.losses is not None:
+            before = self.losses.get(name)
+            self.losses[name] = loss * self.share if before is None else before + loss * self.share
 
     @cached_property
     def bias_RHTS(self) -> Float[Tensor, "R H T S"] | None:

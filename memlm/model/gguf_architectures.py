@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput
-from memlm.model.config import ModelConfig, RopeScaling
+from memlm.model.config import ModelConfig
 from memlm.model.family import Family, Source, Table, same
 from memlm.model.gguf import GgufFile
+from memlm.model.mechanisms import RopeScaling
 
 LLAMA3_LENGTH, LLAMA3_LOW, LLAMA3_HIGH = 8192, 1.0, 4.0  # how Llama 3.1 and 3.2 stretch; a file holds the result only
 

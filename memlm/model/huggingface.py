@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from memlm.errors import Incompatible, InvalidInput
-from memlm.model.config import ModelConfig, RopeScaling
+from memlm.model.config import ModelConfig
 from memlm.model.family import Family, JsonDict, Source, Table, same
+from memlm.model.mechanisms import RopeScaling
 
 
 def transposed(name: str) -> Source:

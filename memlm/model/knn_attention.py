@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from memlm.model.config import Memorizing, ModelConfig
+from memlm.model.config import ModelConfig
 from memlm.model.forward import ForwardContext
 from memlm.model.knn_memory import KnnCache
+from memlm.model.mechanisms import Memorizing
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class AttentionMask:
     floor_R: Int[Tensor, " R"]
     num_front: int = 0
     front_begin_R: Int[Tensor, " R"] | None = None  # the first place of the front that is in use
+    segment_R: Int[Tensor, " R"] | None = None  # where the segment begins in front of which a border's memory stands
     sink_cap: int = 0  # a sink is never further away than this; 0: there are no sinks
     causal_only: bool = False
     continues_RT: Bool[Tensor, "R T"] | None = None  # whether a query's document began before this step; None: all
@@ -59,6 +60,7 @@ class AttentionMask:
             floor_R=self.floor_R[rows],
             num_front=min(self.num_front, num_places),
             front_begin_R=None if begin_R is None else begin_R[rows],
+            segment_R=None if self.segment_R is None else self.segment_R[rows],
             sink_cap=self.sink_cap,
             continues_RT=None if continues_RT is None else continues_RT[rows],
         )
@@ -132,4 +134,6 @@ class AttentionMask:
             front_S = places_S < self.num_front
             begin_R = torch.zeros_like(self.floor_R) if self.front_begin_R is None else self.front_begin_R
             near_RTS = near_RTS & ~front_S | (front_S & (places_S >= begin_R[:, None]))[:, None]
+            if self.segment_R is not None:  # it is of no token: documents that began before the segment see it
+                seen_RTS = seen_RTS & ~front_S | front_S & (self.document_RT <= self.segment_R[:, None])[:, :, None]
         return seen_RTS & near_RTS

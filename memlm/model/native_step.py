@@ -107,7 +107,8 @@ class NativeStep:
         """Returns the step of a decoder, or None where torch has to compute it."""
         config = decoder.config
         has_plain_layers = (
-            config.positions in POSITIONS
+            config.is_plain
+            and config.positions in POSITIONS
             and config.norm_order == "pre"
             and not (config.qk_norm and config.qk_norm_over != "head")
             and not (config.is_segmented or config.num_sinks or config.memorizing)

@@ -10,16 +10,32 @@ from __future__ import annotations
 import math
 import mmap
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 IS_SUPPORTED = sys.platform == "linux"
 LAZY_BYTES = 1 << 20  # smaller tensors are allocated as usual
 NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Python 3.12 and later
+# Makes a tensor of zeros, given its shape, type, device and the axis of the batch's rows.
+Allocate: TypeAlias = Callable[[Sequence[int], torch.dtype, torch.device, int], Tensor]
 COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1: moves what small pages hold into a huge one
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device, row_axis: int = 0) -> Tensor:
+    """Returns zeros whose pages the system maps when they are first written, where it can.
+
+    numpy asks for huge pages. These are faster to read, but a token of each layer and head may touch a whole one. So
+    this suits states that will be full. The rows of a batch use memlm/model/pages.py.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size < LAZY_BYTES:
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(tuple(shape))
 
 
 class Pages:

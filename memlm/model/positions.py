@@ -16,8 +16,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from memlm.model.config import ModelConfig, RopeScaling
+from memlm.model.config import ModelConfig
 from memlm.model.mask import AttentionMask
+from memlm.model.mechanisms import RopeScaling
 
 NARROW_DEVICE = "mps"  # has no float64
 TABLE_LENGTH = 16_384  # positions whose angles are kept; those beyond are computed when they are needed

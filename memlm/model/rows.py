@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from memlm.model.config import ModelConfig
@@ -61,6 +61,7 @@ class LastPass:
     def __init__(self) -> None:
         self._before = list[Row]()
         self._uses = list[_Use]()
+        self.tokens_BT: Int[Tensor, "B T"] | None = None  # of a pass over sums
 
     def begin(self, rows: Sequence[Row]) -> None:
         """Forgets the pass before."""
@@ -86,3 +87,12 @@ class LastPass:
             if use.row in cropped:
                 kept = max(0, length_B[use.row] - use.position)
                 use.used_S.copy_(use.before_S + use.weights_TS[:kept].sum(dim=0))
+
+    def again(self, rows: Sequence[Row], cropped: Sequence[int]) -> tuple[Int[Tensor, "B T"], list[int]]:
+        """Takes cropped rows back to the begin of the pass. Returns its tokens, and how many each row reads again."""
+        assert self.tokens_BT is not None
+        new_B = [0] * len(rows)
+        for number in cropped:
+            begin = self._before[number].length
+            new_B[number], rows[number].length = rows[number].length - begin, begin
+        return self.tokens_BT[:, : max(new_B, default=0)], new_B

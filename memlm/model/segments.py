@@ -61,7 +61,7 @@ def _memorize(
     """Moves pairs into the kNN caches. Their keys lose their rotation, because kNN attention has no positions."""
     for row in rows:
         begin = _begin(state, row)
-        keys_GNd, values_GNd = state.cache_L2BGSd[layer, :, row, :, begin : begin + count]
+        keys_GNd, values_GNd = state.cache_L2BGSd[state.cache_places[layer], :, row, :, begin : begin + count]
         if rotary is not None and (angles := rotary.of_layer(layer)) is not None:
             floor = state.rows[row].floor
             positions = torch.arange(floor, floor + count, device=keys_GNd.device)
@@ -141,5 +141,5 @@ def _project_compressed(blocks: Sequence[Block], rotary: Rotary | None, state: D
                 floor_B1 = torch.tensor(floors, device=key_BGFd.device)[:, None]
                 positions_BF = floor_B1 - front + torch.arange(front, device=key_BGFd.device)
                 key_BGFd = apply_rope(key_BGFd, angles.at(positions_BF, span)[:, :, None])
-            state.cache_L2BGSd[layer, 0, :, :, :front] = key_BGFd
-            state.cache_L2BGSd[layer, 1, :, :, :front] = heads.value_BGTd
+            state.cache_L2BGSd[state.cache_places[layer], 0, :, :, :front] = key_BGFd
+            state.cache_L2BGSd[state.cache_places[layer], 1, :, :, :front] = heads.value_BGTd

@@ -7,45 +7,32 @@ layer has one of all tokens. Rows are independent of each other.
 Bytes of one row, for L layers, G key-value heads of width d, item size w and P = front + local places: `2 L G d w P`,
 plus `L D w P` for a model with compression, plus `2 G d 2 min(tokens, capacity)` for each memorizing layer with exact
 search, plus `2 L G d 2 tokens` for extended attention (docs/model.md has the local places and an example).
+What parts of the decoder remember beside is in `fields` (memlm/model/fields.py). Layers whose parts keep no tokens have
+no cache.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput
 from memlm.model.config import ModelConfig
+from memlm.model.fields import FieldTensors, fields_of
 from memlm.model.knn_memory import KnnCache, all_positions
 from memlm.model.mask import AttentionMask
-from memlm.model.pages import LAZY_BYTES
+from memlm.model.pages import Allocate, zeros
 from memlm.model.rows import LastPass, Row
 from memlm.model.state_size import local_places
 from memlm.model.tensor_bytes import safetensors_pieces
 
 FORMAT = 2
-# Makes a tensor of zeros, given its shape, type, device and the axis of the batch's rows.
-Allocate: TypeAlias = Callable[[Sequence[int], torch.dtype, torch.device, int], Tensor]
-
-
-def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device, row_axis: int = 0) -> Tensor:
-    """Returns zeros whose pages the system maps when they are first written, where it can.
-
-    numpy asks for huge pages. These are faster to read, but a token of each layer and head may touch a whole one. So
-    this suits states that will be full. The rows of a batch use memlm/model/pages.py.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or size < LAZY_BYTES:
-        return torch.zeros(tuple(shape), dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(tuple(shape))
 
 
 class DecoderState:
@@ -68,16 +55,20 @@ class DecoderState:
         allocate: Allocate = zeros,
     ) -> None:
         self.config, self.dtype, self.device, self.training = config, dtype, torch.device(device), training
-        self.num_front = config.compression.length if config.compression else config.num_sinks  # before local places
+        self.num_front = config.num_front  # before local places
         self.num_local, self.is_rolling = local_places(config, capacity or config.context_length)
         L, G, d, S = config.num_layers, config.num_kv_heads, config.head_dim, self.num_front + self.num_local
-        cache = allocate((L, 2, batch_size, G, S, d), dtype, self.device, 2)
+        self.cache_places = {layer: place for place, layer in enumerate(config.caching_layers)}
+        cache = allocate((len(self.cache_places), 2, batch_size, G, S, d), dtype, self.device, 2)
         inputs, usage = None, None
-        if config.compression or (training and config.xl_length):
+        if config.keeps_inputs or (training and config.xl_length):
             inputs = allocate((L, batch_size, S, config.dim), dtype, self.device, 1)
         if config.compression and config.compression.kind == "most_used":
             usage = allocate((L, batch_size, S), torch.float32, self.device, 1)
         self._reserved: tuple[Tensor, Tensor | None, Tensor | None] = cache, inputs, usage
+        self.fields: FieldTensors | None = None  # the plain decoder has none, and its steps make no calls for them
+        if fields := fields_of(config):
+            self.fields = FieldTensors(fields, batch_size, S, dtype, self.device, allocate)
         self.rows: list[Row] = []
         remembering = range(L) if config.extended_attention else config.memorizing.layers if config.memorizing else ()
         self.knn_caches: dict[int, list[KnnCache]] = {layer: [] for layer in remembering}
@@ -92,6 +83,8 @@ class DecoderState:
         self.inputs_LBSD = None if inputs is None else inputs.narrow(1, 0, count)
         self.usage_LBS = None if usage is None else usage.narrow(1, 0, count)
         self._numbers_B = torch.arange(count, device=self.device)
+        if self.fields is not None:
+            self.fields.use_rows(count)
         del self.rows[count:]
         self.rows += [Row(base=self.config.num_sinks) for _ in range(count - len(self.rows))]
         for caches in self.knn_caches.values():
@@ -107,6 +100,8 @@ class DecoderState:
         used = self.num_front + marks.length - marks.base
         for target_BS, source_BS in zip(self._by_row(), source._by_row(), strict=True):
             target_BS[row, :used].copy_(source_BS[source_row, :used])
+        if self.fields is not None and source.fields is not None:
+            self.fields.copy_row(row, source.fields, source_row, used)
         self.rows[row] = replace(marks)
         for layer, caches in self.knn_caches.items():
             caches[row] = source.knn_caches[layer][source_row]
@@ -122,10 +117,10 @@ class DecoderState:
         """Returns an independent copy of a row as it was after its first `length` tokens, with room for `capacity`.
 
         Returns None where later tokens have changed what those left behind. They moved it out of the window or into a
-        memory, or they added to its use.
+        memory, or they added to its use, or to sums.
         """
         marks = self.rows[row]
-        if length < marks.length and self.usage_LBS is not None:
+        if length < marks.length and (self.usage_LBS is not None or self.has_sums):
             return None
         if (earlier := marks.earlier(length, self.config)) is None:
             return None
@@ -184,12 +179,28 @@ class DecoderState:
         """Bytes of all rows in use, as reserved."""
         tensors = [tensor for tensor in (self.cache_L2BGSd, self.inputs_LBSD, self.usage_LBS) if tensor is not None]
         reserved = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+        reserved += 0 if self.fields is None else self.fields.num_bytes
         return reserved + sum(cache.num_bytes for caches in self.knn_caches.values() for cache in caches)
 
     @property
     def is_uniform(self) -> bool:
         """Whether all rows have read alike."""
         return all(row == self.rows[0] for row in self.rows)
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether a pass changes what earlier tokens left, beside the use of compressible places."""
+        return self.fields is not None and self.fields.have_sums
+
+    def field(self, name: str) -> Shaped[Tensor, "B ..."]:
+        """A field of the rows in use, as `fields_of` names it."""
+        assert self.fields is not None
+        return self.fields.tensors[name]
+
+    def write_field(self, name: str, new: Shaped[Tensor, "B ..."], new_B: list[int]) -> None:
+        """Writes the new tokens' values of a field with places."""
+        assert self.fields is not None
+        self._write([self.fields.pair(name, new)], new_B)
 
     def room(self) -> int | None:
         """How many more tokens fit, or None if old tokens make room for new ones."""
@@ -209,16 +220,28 @@ class DecoderState:
         L = self.config.context_length
         return [min(piece, L - 1 - row.length % L) for row in self.rows]
 
-    def begin_pass(self) -> None:
+    def begin_pass(self, tokens_BT: Int[Tensor, "B T"]) -> None:
         """Begins a pass, whose tokens `crop` can take back."""
         self._last_pass.begin(self.rows)
+        if self.fields is not None and self.fields.have_sums:
+            self.fields.begin_pass()
+            self._last_pass.tokens_BT = tokens_BT
 
-    def crop(self, length_B: Sequence[int]) -> None:
+    def crop(self, length_B: Sequence[int]) -> tuple[Int[Tensor, "B T"], list[int]] | None:
         """Takes back the tokens of each row from a length on, as if they had never been read.
 
         They must be of the last pass, which read no more than `draft_room_B` of them. Raises ValueError for others.
+        Returns None, or for states with sums the tokens that are to be read again, with how many in each row:
+        `Decoder.crop` does so.
         """
+        lengths = [row.length for row in self.rows]
         self._last_pass.crop(self.rows, length_B)
+        if not self.has_sums:
+            return None
+        assert self.fields is not None
+        cropped = [row for row, length in enumerate(lengths) if length_B[row] != length]
+        self.fields.take_back(cropped)
+        return self._last_pass.again(self.rows, cropped)
 
     def next_piece(self, num_tokens: int) -> int:
         """How many of the next tokens to read in one step, so that none crosses a segment's boundary."""
@@ -248,6 +271,8 @@ class DecoderState:
         for number, (row, start) in enumerate(zip(self.rows, start_B, strict=True)):
             if start is not None:
                 row.start, row.floor = start, max(row.floor, start)
+                if self.fields is not None:
+                    self.fields.begin_document(number)
                 if self.config.is_segmented:  # extended attention knows pairs by their position, and masks documents
                     self._forget(number)
 
@@ -255,6 +280,8 @@ class DecoderState:
         """Empties a row: its next token is the first of a new text."""
         self.rows[row] = Row(base=self.config.num_sinks, adapter=self.rows[row].adapter)
         self._forget(row)
+        if self.fields is not None:
+            self.fields.reset(row)
 
     def compact(self) -> None:
         """Moves local tokens to the front of their places, after a memory took over the oldest."""
@@ -281,11 +308,12 @@ class DecoderState:
         query_RT = lengths[:, None] + place_S[:num_new]
         key_RS = bases[:, None] + place_S - F if F or rows[0].base or not uniform else place_S[None]
         if F:
-            front_RS = floors[:, None] - F + place_S if self.config.compression else place_S.expand_as(key_RS)
+            is_memory = not self.config.num_sinks
+            front_RS = floors[:, None] - F + place_S if is_memory else place_S.expand_as(key_RS)
             key_RS = torch.where(place_S < F, front_RS, key_RS)
         start_RT = starts[:, None].expand_as(query_RT)
         last = max(row.length for row in rows) + num_new
-        fronts = [row.floor - F if self.config.compression else 0 for row in rows if F]
+        fronts = [0 if self.config.num_sinks else row.floor - F for row in rows if F]
         first = min(*fronts, *(row.base for row in rows)) if F else min(row.base for row in rows)
         started = rows[0].floor <= rows[0].base and rows[0].start <= rows[0].floor
         return AttentionMask(
@@ -297,6 +325,7 @@ class DecoderState:
             floor_R=floors,
             num_front=min(F, places),
             front_begin_R=F - compressed if self.config.compression else None,
+            segment_R=None if self.config.border is None else lengths - lengths % self.config.context_length,
             sink_cap=self.config.num_sinks + max(self.config.windows) - 1 if self.config.num_sinks else 0,
             causal_only=uniform and started and not F,
             continues_RT=None if document_BT is None else document_BT == start_RT,
@@ -310,7 +339,7 @@ class DecoderState:
         new_B: list[int],
     ) -> None:
         """Writes a layer's keys and values of the new tokens."""
-        keys_BGSd, values_BGSd = self.cache_L2BGSd[layer].unbind(0)
+        keys_BGSd, values_BGSd = self.cache_L2BGSd[self.cache_places[layer]].unbind(0)
         self._write([(keys_BGSd, key_BGTd), (values_BGSd, value_BGTd)], new_B)
 
     def write_inputs(self, layer: int, inputs_BTD: Float[Tensor, "B T D"], new_B: list[int]) -> None:
@@ -340,6 +369,8 @@ class DecoderState:
         """The bytes of `save` in order, mostly as views of the state, which must not change meanwhile."""
         named = {"cache": self.cache_L2BGSd, "inputs": self.inputs_LBSD, "usage": self.usage_LBS}
         tensors = {name: tensor for name, tensor in named.items() if tensor is not None}
+        if self.fields is not None:
+            tensors |= {f"field.{name}": tensor for name, tensor in self.fields.tensors.items()}
         for layer, caches in self.knn_caches.items():
             for row, cache in enumerate(caches):
                 tensors |= {f"knn.{layer}.{row}.{name}": tensor for name, tensor in cache.state().items()}
@@ -367,6 +398,8 @@ class DecoderState:
             training=header["training"],
         )  # fmt: skip
         state._reserved = cache, inputs, tensors.get("usage")
+        if state.fields is not None:
+            state.fields.replace({name: tensors[f"field.{name}"] for name in state.fields.fields}, cache.dtype)
         state.use_rows(len(rows))
         state.rows = rows
         for layer, caches in state.knn_caches.items():
@@ -402,6 +435,8 @@ class DecoderState:
             if tensor is not None:
                 kept = tensor[:, :, row, :, F + by :].clone()
                 tensor[:, :, row, :, F : F + kept.shape[3]] = kept
+        if self.fields is not None:
+            self.fields.move(row, F, by)
         if self.usage_LBS is not None:
             kept = self.usage_LBS[:, row, F + by :].clone()
             self.usage_LBS[:, row, F : F + kept.shape[1]] = kept

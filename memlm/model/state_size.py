@@ -6,6 +6,7 @@ import torch
 
 from memlm.model.compression import group_size
 from memlm.model.config import ModelConfig
+from memlm.model.fields import fields_of
 
 SPARE_PLACES = 64  # at least so many tokens behind a window are written before the window moves
 
@@ -24,12 +25,12 @@ def local_places(config: ModelConfig, capacity: int) -> tuple[int, bool]:
 
 def row_bytes(config: ModelConfig, num_tokens: int, dtype: torch.dtype) -> int:
     """Bytes of one row after `num_tokens` tokens, without Faiss' copies of keys."""
-    front = config.compression.length if config.compression else config.num_sinks
-    places = front + local_places(config, num_tokens)[0]
+    places = config.num_front + local_places(config, num_tokens)[0]
     pair = 2 * config.num_kv_heads * config.head_dim
-    size = config.num_layers * places * pair * dtype.itemsize
-    if config.compression:
-        usage_bytes = 4 if config.compression.kind == "most_used" else 0
+    size = len(config.caching_layers) * places * pair * dtype.itemsize
+    size += sum(field.row_bytes(places, dtype) for field in fields_of(config).values())
+    if config.keeps_inputs:
+        usage_bytes = 4 if config.compression and config.compression.kind == "most_used" else 0
         size += config.num_layers * places * (config.dim * dtype.itemsize + usage_bytes)
     if memorizing := config.memorizing:
         stored = dtype if memorizing.storage == "model" else torch.float16

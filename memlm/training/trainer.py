@@ -197,6 +197,8 @@ class Trainer:
         if state is not None and state.compression_loss is not None:
             loss = loss + self.config.compression_loss_weight * state.compression_loss
             state.compression_loss = None
+        if (told := self.decoder.take_losses()) is not None:  # parts weight their own
+            loss = loss + told
         return loss
 
     def _score(self, number: int) -> float | None:

@@ -13,8 +13,8 @@ from memlm.errors import InvalidInput
 from memlm.language_model import load
 from memlm.model import Decoder, ModelConfig, native
 from memlm.model.checkpoint import load_checkpoint, save_checkpoint
-from memlm.model.config import RopeScaling
 from memlm.model.linear import Linear
+from memlm.model.mechanisms import RopeScaling
 from memlm.model.native_step import NativeStep
 from memlm.model.quantized import PLAIN_DTYPES, Blocks, BlockWeight, Layout, PanelWeight, PlainWeight, quantize_rows
 

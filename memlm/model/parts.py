@@ -1,0 +1,167 @@
+"""Parts: what may stand in the place of the decoder's own attention, feed-forward, sums, loop and segment end.
+
+| seam | replaces | module of a part |
+|---|---|---|
+| mixer | the attention of a layer | `forward(hidden_BTD, context) -> BTD` and `keep(...)`, as `Attention` |
+| channel | the feed-forward of a layer | `forward(key_BTD, context) -> BTD` |
+| join | the sum of a residual | `forward(stream_BTD, change_BTD) -> BTD` |
+| stack | the loop over the layers | `read(blocks, hidden_BTD, context, *, finishes) -> (stream_BTD, key_BTD)` |
+| border | the end of a segment | `begin(decoder, state)` before a piece, `end(decoder, state)` after it |
+
+A `Part` describes such a module, checks itself, and builds it. The plain parts have no description: None stands for
+them, so that a plain decoder computes nothing more. docs/zoo.md says how to add a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from memlm.errors import Incompatible, InvalidInput
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from memlm.model.config import ModelConfig
+    from memlm.model.fields import Field
+
+PLAIN = {"mixer": "attention", "channel": "feed_forward", "join": "add", "stack": "plain", "border": "plain"}
+# Where the class of each kind is. It is loaded when a config names it first.
+KNOWN: dict[str, dict[str, str]] = {
+    "mixer": {},
+    "channel": {},
+    "join": {},
+    "stack": {},
+    "border": {},
+}
+PLUGINS = "memlm.parts"  # entry points of other packages, named `seam.kind`
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A frozen description of one part. Its fields are the keys of its table in a config, and have defaults."""
+
+    seam: ClassVar[str]
+    kind: ClassVar[str]
+    # Of its numbers. Models and states that were saved with another one are refused.
+    version: ClassVar[int] = 1
+    # Whether a mixer keeps keys and values of each token in the cache. Others keep what their `fields` declare.
+    caches: ClassVar[bool] = True
+    # Whether a mixer has scores, which positions other than rotary ones change.
+    has_scores: ClassVar[bool] = True
+    # Whether states keep the inputs of the layers until the end of a segment.
+    keeps_inputs: ClassVar[bool] = False
+    # Whether a token's numbers have the same bits in any company, or are equal up to rounding.
+    is_exact: ClassVar[bool] = True
+
+    @property
+    def num_front(self) -> int:
+        """Places in front of each segment, which a border fills."""
+        return 0
+
+    def build(self, config: ModelConfig, layer: int, sublayer: str = "") -> nn.Module | None:
+        """Returns the module of a layer. A join is built for the `sublayer` attention and for ff, and None is a sum.
+
+        Modules with an `initialize` draw their parameters by it, after the decoder has drawn all as usual.
+        """
+        raise NotImplementedError
+
+    def fields(self, config: ModelConfig) -> tuple[Field, ...]:
+        """What a state remembers for each layer with this part."""
+        return ()
+
+    def model_fields(self, config: ModelConfig) -> tuple[Field, ...]:
+        """What a state remembers once for the whole model."""
+        return ()
+
+    def num_blocks(self, config: ModelConfig) -> int:
+        """How many blocks a stack has for `num_layers` layers of states."""
+        return config.num_layers
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises InvalidInput if the part does not go with the rest of a config."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The parts of one layer. None is the plain one."""
+
+    mixer: Part | None = None
+    channel: Part | None = None
+
+    @classmethod
+    def of(cls, given: Any) -> Layer:
+        """Reads `{mixer = {kind = "pattern", ...}, channel = ...}`. In the short form, the mixer's keys stand beside
+        `mixer = "pattern"`.
+
+        Raises InvalidInput for anything else.
+        """
+        if isinstance(given, Layer):
+            return given
+        if not isinstance(given, Mapping):
+            raise InvalidInput(f"a layer is {given!r}; expected a table with mixer or channel", field="layers")
+        own = dict(given)
+        mixer, channel = own.pop("mixer", None), own.pop("channel", None)
+        if own:
+            if not isinstance(mixer, str):
+                raise InvalidInput(f"a layer has the keys {sorted(own)} and names no mixer for them", field="layers")
+            mixer = {"kind": mixer, **own}
+        return cls(part("mixer", mixer), part("channel", channel))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the long form."""
+        return {"mixer": as_table("mixer", self.mixer), "channel": as_table("channel", self.channel)}
+
+
+def part(seam: str, given: str | Mapping[str, Any] | Part | None) -> Part | None:
+    """Returns the part of a seam that a kind, a table with a kind, or a part names. None is the plain one.
+
+    Raises InvalidInput for an unknown kind or key, with what is known, and Incompatible for another version.
+    """
+    if given is None:
+        return None
+    if isinstance(given, Part):
+        if given.seam != seam:
+            raise InvalidInput(f"{given.kind} is a {given.seam}, and stands as a {seam}", field=seam)
+        return given
+    given_table: Any = {"kind": given} if isinstance(given, str) else given
+    table = dict(given_table) if isinstance(given_table, Mapping) else {}
+    kind = table.pop("kind", None)
+    if not isinstance(kind, str):
+        raise InvalidInput(f"{seam} is {given!r}; expected a kind, or a table with one", field=seam)
+    if kind == PLAIN[seam]:
+        if table:
+            raise InvalidInput(f"the {seam} {kind} takes no keys; got {sorted(table)}", field=seam)
+        return None
+    known = _load(seam, kind)
+    if (version := table.pop("version", 1)) != known.version:
+        raise Incompatible(f"the {seam} {kind} is of version {version}; this memlm computes version {known.version}")
+    names = [each.name for each in fields(known)]
+    if surplus := sorted(table.keys() - set(names)):
+        raise InvalidInput(f"the {seam} {kind} has no {', '.join(surplus)}; its keys are {names}", field=seam)
+    return known(**{name: tuple(value) if isinstance(value, list) else value for name, value in table.items()})
+
+
+def as_table(seam: str, given: Part | None) -> str | dict[str, Any]:
+    """Returns what `part` reads, in JSON's types. The plain part is its name."""
+    if given is None:
+        return PLAIN[seam]
+    version = {} if given.version == 1 else {"version": given.version}
+    values = {each.name: getattr(given, each.name) for each in fields(given)}
+    return {"kind": given.kind, **version, **{n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}}
+
+
+def _load(seam: str, kind: str) -> type[Part]:
+    path = KNOWN[seam].get(kind)
+    if path is None:
+        plugins = entry_points(group=PLUGINS)
+        path = next((plugin.value for plugin in plugins if plugin.name == f"{seam}.{kind}"), None)
+    if path is None:
+        known = ", ".join([PLAIN[seam], *KNOWN[seam]])
+        raise InvalidInput(f"the {seam} is {kind!r}; this version has {known}", field=seam)
+    module, _, name = path.partition(":")
+    loaded: type[Part] = getattr(import_module(module), name)
+    return loaded
