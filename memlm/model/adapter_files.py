@@ -57,6 +57,8 @@ class AdapterNames:
         for name, linear in decoder.named_modules():
             if not (isinstance(linear, Linear) and name.startswith("blocks.")):
                 continue
+            if ".experts." in name:  # they read tokens of all rows together, and no row's adapter alone
+                continue
             source = family.sources([f"{name}.weight"], set())[f"{name}.weight"]
             sizes = _sizes(name, len(source.names), linear.out_features, config)
             begins = [sum(sizes[:place]) for place in range(len(sizes))]

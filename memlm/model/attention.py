@@ -196,11 +196,11 @@ class Attention(nn.Module):
         return context.mask.visible(self.window)
 
     def weigh(self, weights_BHTE: Float[Tensor, "B H T E"], context: ForwardContext) -> Float[Tensor, "B H T E"]:
-        """Returns what becomes of the weights behind the softmax, those of kNN attention last."""
+        """Returns the weights to use in place of those behind the softmax. Those of kNN attention are last."""
         return weights_BHTE
 
     def combine(self, mixed_BHTd: Float[Tensor, "B H T d"]) -> Float[Tensor, "B H T d"]:
-        """Returns what becomes of what the heads read, in the heads that the last projection takes."""
+        """Returns the heads that the last projection takes, made of the outputs of the heads."""
         return mixed_BHTd
 
     def scores(

@@ -327,7 +327,7 @@ class Decoder(nn.Module):
         return read
 
     def _begin_piece(self, state: DecoderState, starts_BT: Tensor | None) -> None:
-        """Begins the documents of the first tokens now, or the parts would read what the text before left."""
+        """Begins the documents of the first tokens now, or the parts would read the memory of the text before."""
         if starts_BT is not None:
             begins = zip(starts_BT[:, 0].tolist(), state.rows, strict=True)
             state.begin_documents([row.length if begins_here else None for begins_here, row in begins])

@@ -1,6 +1,6 @@
-"""What a state remembers for parts of the decoder, declared instead of coded.
+"""State that parts of the decoder declare, instead of code for each of them.
 
-A `Field` says what is remembered of one row. `FieldTensors` holds the tensors of all rows, and treats every field by
+A `Field` describes the memory of one row. `FieldTensors` holds the tensors of all rows, and treats every field by
 the same rules: room for rows, writes, copies of rows, windows that move, resets, and passes that are taken back.
 
 Shapes: B batch, T new tokens, S places. The rows are the first axis.
@@ -32,7 +32,7 @@ class Field:
     `shape` is that of one row. With an axis of PLACES it holds a value for each place of the cache, and without one it
     holds sums of all tokens so far. `dtype` None is the type of the state. A `wide` one has at least float32. A field
     `of_segments` is written at the end of segments alone, and forgotten where a document begins. A field with places
-    `adds` where later tokens change what stands at earlier places.
+    `adds` where later tokens change the values of earlier places.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Field:
 
     @property
     def changes(self) -> bool:
-        """Whether a pass changes what earlier tokens left, so that taking it back needs a copy."""
+        """Whether a pass changes the numbers of earlier tokens, so that taking it back needs a copy."""
         return not self.of_segments and (self.adds or self.place_axis is None)
 
     def type_in(self, dtype: torch.dtype) -> torch.dtype:
@@ -148,11 +148,11 @@ class FieldTensors:
         self._clear(row, lambda field: field.of_segments or field.place_axis is None)
 
     def begin_document(self, row: int) -> None:
-        """Forgets what segments left. Mixers begin their sums anew at the token itself."""
+        """Forgets the numbers of segments. Mixers begin their sums anew at the token itself."""
         self._clear(row, lambda field: field.of_segments)
 
     def begin_pass(self) -> None:
-        """Remembers what a pass may change."""
+        """Copies the numbers that a pass may change."""
         self._before = {name: self.tensors[name].clone() for name, field in self.fields.items() if field.changes}
 
     def take_back(self, rows: Iterable[int]) -> None:

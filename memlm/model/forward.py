@@ -126,7 +126,7 @@ class ForwardContext:
         return self.state.field(full).narrow(axis, 0, S) if past is None else torch.cat([past, new], dim=axis)
 
     def tell(self, name: str, loss: Tensor) -> None:
-        """Adds a loss, a mean over the real tokens of this step, to what training minimizes."""
+        """Adds a loss, a mean over the real tokens of this step, to the training loss."""
         if self.losses is not None:
             before = self.losses.get(name)
             self.losses[name] = loss * self.share if before is None else before + loss * self.share

@@ -88,9 +88,12 @@ class Block(nn.Module):
         self.attention.keep(self.attention_norm(hidden_BTD) if self.has_input_norm else hidden_BTD, context)
 
     def finish(
-        self, attended_BTD: Float[Tensor, "B T D"], key_BTD: Float[Tensor, "B T D"], context: ForwardContext
+        self,
+        attended_BTD: Float[Tensor, "B T D"],
+        key_BTD: Float[Tensor, "B T D"],
+        context: ForwardContext | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Returns the residual stream after the feed-forward."""
+        """Returns the residual stream after the feed-forward. Vectors that are of no step have no context."""
         change_BTD = self.ff(key_BTD, context)
         if self.order == "sandwich":
             change_BTD = self.ff_out_norm(change_BTD)

@@ -1,4 +1,4 @@
-"""Parts: what may stand in the place of the decoder's own attention, feed-forward, sums, loop and segment end.
+"""Parts, which may stand in the place of the decoder's own attention, feed-forward, sums, loop and segment end.
 
 | seam | replaces | module of a part |
 |---|---|---|
@@ -31,8 +31,12 @@ if TYPE_CHECKING:
 PLAIN = {"mixer": "attention", "channel": "feed_forward", "join": "add", "stack": "plain", "border": "plain"}
 # Where the class of each kind is. It is loaded when a config names it first.
 KNOWN: dict[str, dict[str, str]] = {
-    "mixer": {},
-    "channel": {},
+    "mixer": {"pattern": "memlm.model.patterns:Pattern"},
+    "channel": {
+        "experts": "memlm.model.experts:Experts",
+        "switch": "memlm.model.experts:Switch",
+        "hash": "memlm.model.experts:HashExperts",
+    },
     "join": {},
     "stack": {},
     "border": {},
@@ -48,7 +52,7 @@ class Part:
     kind: ClassVar[str]
     # Of its numbers. Models and states that were saved with another one are refused.
     version: ClassVar[int] = 1
-    # Whether a mixer keeps keys and values of each token in the cache. Others keep what their `fields` declare.
+    # Whether a mixer keeps keys and values of each token in the cache. Others keep their `fields`.
     caches: ClassVar[bool] = True
     # Whether a mixer has scores, which positions other than rotary ones change.
     has_scores: ClassVar[bool] = True
@@ -119,7 +123,7 @@ class Layer:
 def part(seam: str, given: str | Mapping[str, Any] | Part | None) -> Part | None:
     """Returns the part of a seam that a kind, a table with a kind, or a part names. None is the plain one.
 
-    Raises InvalidInput for an unknown kind or key, with what is known, and Incompatible for another version.
+    Raises InvalidInput for an unknown kind or key, with the known ones, and Incompatible for another version.
     """
     if given is None:
         return None
@@ -146,7 +150,7 @@ def part(seam: str, given: str | Mapping[str, Any] | Part | None) -> Part | None
 
 
 def as_table(seam: str, given: Part | None) -> str | dict[str, Any]:
-    """Returns what `part` reads, in JSON's types. The plain part is its name."""
+    """Returns the table that `part` reads, in JSON's types. The plain part is its name."""
     if given is None:
         return PLAIN[seam]
     version = {} if given.version == 1 else {"version": given.version}

@@ -189,7 +189,7 @@ class DecoderState:
 
     @property
     def has_sums(self) -> bool:
-        """Whether a pass changes what earlier tokens left, beside the use of compressible places."""
+        """Whether a pass changes the numbers of earlier tokens, beside the use of compressible places."""
         return self.fields is not None and self.fields.have_sums
 
     def field(self, name: str) -> Shaped[Tensor, "B ..."]:

@@ -13,6 +13,7 @@ import torch
 
 from memlm.errors import InvalidInput
 from memlm.model import Decoder
+from memlm.model.experts import ExpertFeedForwards
 
 TRIES = 4
 
@@ -20,14 +21,19 @@ TRIES = 4
 def flops_per_token(decoder: Decoder) -> float:
     """Operations of a forward and a backward pass (arXiv 2204.02311, appendix B).
 
-    Six for each parameter that is multiplied, and twelve for each layer, dimension and attended token. On average a
-    token attends to half of its segment, and to all of its memories. kNN attention is not counted.
+    Six for each parameter that is multiplied, and twelve for each layer, dimension and attended token. Experts that a
+    token does not meet multiply nothing. On average a token attends to half of its segment, and to all of its memories.
+    kNN attention is not counted.
     """
     config = decoder.config
     embedded = 0 if config.tied_embeddings else decoder.embedding.weight.numel()
     compressed = config.compression.length if config.compression else 0
     seen = config.context_length / 2 + config.xl_length + compressed
-    return 6 * (decoder.num_parameters - embedded) + 12 * config.num_layers * config.num_heads * config.head_dim * seen
+    idle = sum(module.num_idle_parameters for module in decoder.modules() if isinstance(module, ExpertFeedForwards))
+    return (
+        6 * (decoder.num_parameters - embedded - idle)
+        + 12 * config.num_layers * config.num_heads * config.head_dim * seen
+    )
 
 
 def peak_flops(device: torch.device, *, bfloat16: bool) -> float:
