@@ -26,7 +26,7 @@ from memlm.model.checkpoint import save_checkpoint
 
 ROOT = Path(__file__).parents[1]
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs/tutorial.md"
-RUNNING = "adapters concepts datastore http integrations operation playground production service"
+RUNNING = "adapters concepts datastore http inspect integrations operation playground production service"
 PAGES = [
     README,
     TUTORIAL,
@@ -38,6 +38,7 @@ PAGES = [
             "concepts",
             "datastore",
             "http",
+            "inspect",
             "integrations",
             "operation",
             "playground",

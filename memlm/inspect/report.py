@@ -44,7 +44,8 @@ svg .middle{text-anchor:middle} svg .end{text-anchor:end} .cell{fill:var(--cell)
 .arc{fill:none;stroke:var(--muted);stroke-width:1.8} .line{fill:none;stroke:var(--heat);stroke-width:2}
 .hover{fill:transparent} .dot{fill:var(--line)} .induction{fill:var(--induction)} .previous{fill:var(--previous)}
 .duplicate{fill:var(--duplicate)} .retrieval{fill:var(--retrieval)}
-.scroll{overflow-x:auto} table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:.9rem}
+.scroll{overflow-x:auto} .scroll>svg{min-width:640px}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:.9rem}
 th,td{text-align:right;padding:.28rem .55rem;border-bottom:1px solid var(--line);white-space:nowrap}
 th{color:var(--muted);font-weight:600} th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
 td.shade{position:relative} td.shade i{position:absolute;inset:2px 2px;border-radius:3px;z-index:0}
@@ -94,6 +95,11 @@ def _section(title: str, text: str, *content: str) -> str:
     return f"<section><h2>{title}</h2><p>{text}</p>{''.join(content)}</section>"
 
 
+def _wide(drawing: str) -> str:
+    """A drawing that scrolls where it would be too small to read."""
+    return f'<div class="scroll">{drawing}</div>'
+
+
 def _ids(heads: Iterable[HeadId]) -> str:
     return ", ".join(f"{layer}.{head}" for layer, head in heads)
 
@@ -107,7 +113,7 @@ def _advice(found: Inspection) -> str:
         "Layers for kNN attention",
         f"Try <b>{layers}</b> first. {escape(advice.basis)} This is a heuristic: heads of these layers look for earlier"
         " text by its content already. It was not learned from trained memories, so compare it with other layers.",
-        svg.columns("Evidence by layer", advice.evidence, advice.layers),
+        _wide(svg.columns("Evidence by layer", advice.evidence, advice.layers)),
     )
 
 
@@ -155,7 +161,7 @@ def _circuit(found: Inspection) -> str:
         " repeated text reads a previous-token head in this way. Shown are the strongest links into the most telling"
         f" heads, from {least:.3f} on: twice the 95th percentile of random weights.",
         f'<div class="legend">{legend}</div>',
-        svg.links((found.num_layers, found.num_heads), shown, kind_of, name_of),
+        _wide(svg.links((found.num_layers, found.num_heads), shown, kind_of, name_of)),
     )
 
 
@@ -219,7 +225,7 @@ def _losses(found: Inspection) -> str:
         "Loss by place",
         f"{found.period} random tokens, repeated {found.repeats} times. A model that copies has a low loss from the"
         " second repeat on. Below each part is its mean, in nats.",
-        svg.curve(found.losses, begins, names),
+        _wide(svg.curve(found.losses, begins, names)),
     )
 
 
