@@ -31,6 +31,7 @@ from memlm.generation.batch import complete_all, stream
 from memlm.generation.engine import Engine
 from memlm.generation.likelihood import logits_of, loglikelihood, split_ids
 from memlm.generation.sessions import Sessions
+from memlm.model.adapter_files import attach_adapters
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.prompting.answers import Answer, answer_question
 from memlm.retrieval.store import ModelStore
@@ -44,6 +45,7 @@ def load(
     device: str = "auto",
     attention_window: int | None = None,
     extended_attention: int | None = None,
+    adapters: Sequence[str | Path] | Mapping[str, str | Path] = (),
 ) -> LanguageModel:
     """Loads a model, by its folder or its id on the Hugging Face hub, and datastores that it built.
 
@@ -52,12 +54,14 @@ def load(
     gguf for the blocks of a GGUF file, or auto for what is fast on the device and changes nothing
     (`memlm.model.device`). With an `attention_window`, a token sees so many of the latest tokens and the first four, so
     that texts and sessions have any length. With `extended_attention` too, each head also sees so many of the tokens
-    that have left the window. Raises NotFound where a folder is missing, Incompatible for a datastore of another model,
+    that have left the window. `adapters` are folders, or folders by name, for the option `adapter` of `generate`,
+    `chat` and `session`. Raises NotFound where a folder is missing, Incompatible for a datastore of another model,
     Corrupt for a damaged file, InvalidInput for a device that is not there.
     """
     checkpoint = load_checkpoint(
         model, dtype=dtype, device=device, attention_window=attention_window, extended_attention=extended_attention
     )
+    attach_adapters(checkpoint, adapters)
     return LanguageModel(checkpoint, stores)
 
 
@@ -111,9 +115,9 @@ class LanguageModel:
         """Continues a prompt, a text or token ids, token by token. A list of prompts is a `generate_batch`.
 
         Ids (also given as `prompt_token_ids`) are read as they are, special tokens included. The options are the fields
-        of `SamplingParams` and `RetrievalParams`, and `neighbors`, `top_logprobs`, `session`, `early_exit`, `drafts`
-        and `draft`. Raises InvalidInput for a prompt that does not fit the context, for an unknown option, and for a
-        value out of range.
+        of `SamplingParams` and `RetrievalParams`, and `neighbors`, `top_logprobs`, `session`, `early_exit`, `drafts`,
+        `draft` and `adapter`. Raises InvalidInput for a prompt that does not fit the context, for an unknown option,
+        and for a value out of range.
         """
         if is_batch(prompt):
             return self.generate_batch(cast("Sequence[str]", prompt), **options)
@@ -149,9 +153,9 @@ class LanguageModel:
         generations = [run_steps(self.engine.start(request)) for request in requests]
         return complete_all(self.checkpoint, generations) if generations else ()
 
-    def session(self, *, ttl_s: float | None = None) -> Session:
-        """Creates a session. Its text is read once: later requests continue from its KV cache."""
-        return Session(self, run_steps(self.engine.sessions.create(ttl_s=ttl_s)).name)
+    def session(self, *, ttl_s: float | None = None, adapter: str | None = None) -> Session:
+        """Creates a session. Its text is read once, with an `adapter`: later requests continue from its KV cache."""
+        return Session(self, run_steps(self.engine.sessions.create(ttl_s=ttl_s, adapter=adapter)).name)
 
     def append_to_session(self, name: str, text: str = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:
         """Appends a text, or tokens, to a session: all of it, or nothing."""

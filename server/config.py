@@ -29,11 +29,29 @@ def parse_niceness(text: str | int) -> int | str:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterFolder:
+    """A name for requests, and the folder of the adapter."""
+
+    name: str
+    path: Path
+
+    @classmethod
+    def parse(cls, text: str) -> AdapterFolder:
+        """Parses NAME=FOLDER, or FOLDER, whose own name counts then."""
+        name, equals, folder = text.partition("=")
+        path = Path(folder if equals else name)
+        name = name if equals else path.resolve().name
+        if not name or not str(path):
+            raise InvalidInput(f"adapter is {text!r}; expected NAME=FOLDER", field="adapters")
+        return cls(name, path)
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The model and datastores that are served, the address, and every limit. Raises InvalidInput for a bad value.
 
-    `port=0` takes any free port. With `http_port` the same calls are served over HTTP too, to as many connections.
-    `num_workers` processes each own a copy of the model and its datastores, with
+    Requests may name one of the `adapters`. `port=0` takes any free port. With `http_port` the same calls are served
+    over HTTP too, to as many connections. `num_workers` processes each own a copy of the model and its datastores, with
     `num_threads` threads (0: all cores, divided among them). A loaded worker that sends no heartbeat for
     `worker_timeout_s` is killed and replaced.
 
@@ -72,6 +90,13 @@ class ServerConfig:
     stores: tuple[Path, ...] = field(
         default=(), metadata=option("Datastore folder. Repeatable.", "--store", "-s", metavar="FOLDER", panel=MODEL)
     )
+    adapters: tuple[AdapterFolder, ...] = field(
+        default=(),
+        metadata=option(
+            "Adapter that requests may name, as `memlm train --adapter` or PEFT wrote it. Repeatable.", "--adapter",
+            metavar="NAME=FOLDER", parse=AdapterFolder.parse, panel=MODEL,
+        ),
+    )  # fmt: skip
     attention_window: int | None = field(
         default=None,
         metadata=option(
@@ -282,6 +307,12 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
+        names = [adapter.name for adapter in self.adapters]
+        if len({*names, self.model.name}) <= len(names):
+            raise InvalidInput(
+                f"adapters are {', '.join(names)}, beside the model {self.model.name}; give each a name of its own",
+                field="adapters",
+            )
         if self.index_ahead and not (self.store_dir and self.index_workers and self.index_idle_s):
             raise InvalidInput(
                 "index_ahead needs store_dir, index_workers and index_idle_s above 0, without which no index worker"

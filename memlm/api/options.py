@@ -61,6 +61,7 @@ class AnswerOptions(SamplingOptions, RetrievalOptions, total=False):
     early_exit: bool
     drafts: int | None
     draft: str
+    adapter: str | None
     resume_s: float | None
 
 

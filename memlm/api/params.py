@@ -240,6 +240,9 @@ class StreamRequest(Request[Any]):
     `drafts` is the most tokens that one step drafts ahead: None chooses by measured cost, 0 drafts nothing. `draft` is
     a text that the caller expects the answer to resemble: it is only a source of drafts. The answer is the same with
     and without drafts (speculative decoding, arXiv 2211.17192). `early_exit` drafts nothing, and excludes both.
+
+    `adapter` names a loaded adapter, None the one of the session, or the model alone. Datastores have the keys of the
+    model alone, so an adapter searches none, and excludes those that are named. `early_exit` excludes it.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -261,6 +264,13 @@ class StreamRequest(Request[Any]):
     session: str | None = field(
         default=None, metadata=option("Continue this session's context.", metavar="NAME", panel=CONNECTION)
     )
+    adapter: str | None = field(
+        default=None,
+        metadata=option(
+            "Answer with this adapter: its name on a server, its folder in this process.", metavar="ADAPTER",
+            panel="Model",
+        ),
+    )  # fmt: skip
     resume_s: float | None = field(
         default=None,
         metadata=option("Resume a broken stream for up to this many seconds.", metavar="SECONDS", panel=CONNECTION),
@@ -273,6 +283,11 @@ class StreamRequest(Request[Any]):
         check_range("resume_s", self.resume_s, above=0, most=MAX_RESUME_S)
         check_range("drafts", self.drafts, least=0, most=MAX_DRAFTS, whole=True)
         check_text("draft", self.draft, field="draft")
+        if self.early_exit and self.adapter is not None:
+            raise InvalidInput(
+                "adapter is given with early_exit, whose rule is that of the model alone; leave out one",
+                field="adapter",
+            )
         if self.early_exit and (self.drafts or self.draft):
             name = "drafts" if self.drafts else "draft"
             raise InvalidInput(f"{name} is given with early_exit, which drafts nothing; leave out one", field=name)

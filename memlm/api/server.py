@@ -12,7 +12,7 @@ from memlm.api.request import Request
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Shape, limits and fingerprints of the loaded model."""
+    """Shape, limits and fingerprints of the loaded model, and the names of its loaded `adapters`."""
 
     name: str
     num_parameters: int
@@ -24,6 +24,7 @@ class ModelInfo:
     model_fingerprint: str
     tokenizer_fingerprint: str
     device: str = ""
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ class SessionInfo:
     """Size, times and reading progress of a session.
 
     `num_bytes` is its size in RAM. Times are seconds since 1970. It expires at `expires_s` unless it is used. While it
-    is `busy`, `reading_done` of `reading` tokens have been read: of an append, or again after a span was forgotten.
+    is `busy`, `reading_done` of `reading` tokens have been read: of an append, or again after a span was forgotten. Its
+    text is read with the `adapter`, None for the model alone.
     """
 
     name: str
@@ -27,13 +28,15 @@ class SessionInfo:
     busy: bool = False
     reading: int = 0
     reading_done: int = 0
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CreateSessionRequest(Request[SessionInfo]):
-    """Creates an empty session that expires `ttl_s` seconds after its last use."""
+    """Creates an empty session that expires `ttl_s` seconds after its last use, for texts read with an `adapter`."""
 
     ttl_s: float | None = None
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         check_range("ttl_s", self.ttl_s, above=0, most=MAX_TTL_S)

@@ -114,10 +114,13 @@ def chat(
         _chat_with_server(target, timeout, asked, system, json=json)
     else:
         assert model is not None
-        loading = {
+        loading: dict[str, Any] = {
             "dtype": dtype, "device": device, "attention_window": attention_window,
             "extended_attention": extended_attention,
         }  # fmt: skip
+        if (adapter := asked.get("adapter")) is not None:
+            loading["adapters"] = [adapter]
+            asked["adapter"] = Path(adapter).resolve().name
         _chat_in_process(model, store or [], loading, asked, system, json=json)
 
 

@@ -128,13 +128,14 @@ def model(target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = F
 @session.command("create", epilog="Example: memlm client session create --ttl 86400 --target localhost:50051")
 def create_session(
     ttl: Annotated[float | None, typer.Option(help="Seconds after its last use at which it expires.")] = None,
+    adapter: Annotated[str | None, typer.Option(metavar="NAME", help="Read its text with this adapter.")] = None,
     target: Target = HERE,
     timeout: Timeout = 60.0,
     json: options.Json = False,
 ) -> None:
     """Create a session and print its name."""
     with client_of(target, timeout) as client:
-        info = client.session(ttl_s=ttl).info()
+        info = client.session(ttl_s=ttl, adapter=adapter).info()
     emit_json(info) if json else out.print(one_line(info.name), markup=False)
 
 

@@ -99,7 +99,7 @@ class Conversation:
     def _send(self, options: dict[str, Any]) -> TokenStream:
         if self._session is None and self._takes_sessions:
             try:
-                self._session = self._host.session()
+                self._session = self._host.session(adapter=self.options.get("adapter"))
             except (PermissionDenied, Overloaded):
                 self._takes_sessions = False  # each turn sends the whole conversation
         if self._session is not None and self._num_read:

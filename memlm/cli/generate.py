@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -40,7 +41,10 @@ def generate(
     from memlm.language_model import load
 
     windows = {"attention_window": attention_window, "extended_attention": extended_attention}
-    with load(model, store or (), dtype=dtype, device=device, **windows) as lm:
+    adapters = () if request.adapter is None else (request.adapter,)
+    if request.adapter is not None:
+        request = replace(request, adapter=Path(request.adapter).resolve().name)
+    with load(model, store or (), dtype=dtype, device=device, adapters=adapters, **windows) as lm:
         print_continuation(lm, request, show_sources=show_sources, json=json)
 
 

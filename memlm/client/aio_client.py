@@ -238,9 +238,11 @@ class AsyncClient:
         """Version and limits of the server."""
         return await self._transport.ask(GetServerInfoRequest(), timeout_s)
 
-    async def session(self, *, ttl_s: float | None = None, timeout_s: float | None = None) -> AsyncSession:
-        """Creates a session, which expires `ttl_s` seconds after its last use."""
-        return AsyncSession(self, (await self._transport.ask(CreateSessionRequest(ttl_s), timeout_s)).name)
+    async def session(
+        self, *, ttl_s: float | None = None, adapter: str | None = None, timeout_s: float | None = None
+    ) -> AsyncSession:
+        """Creates a session, which expires `ttl_s` seconds after its last use. Its text is read with an `adapter`."""
+        return AsyncSession(self, (await self._transport.ask(CreateSessionRequest(ttl_s, adapter), timeout_s)).name)
 
     async def append_to_session(
         self, name: str, text: str = "", *, token_ids: Sequence[int] = (), timeout_s: float | None = None

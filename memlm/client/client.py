@@ -239,9 +239,11 @@ class Client:
         """Version and limits of the server."""
         return self._transport.ask(GetServerInfoRequest(), timeout_s)
 
-    def session(self, *, ttl_s: float | None = None, timeout_s: float | None = None) -> Session:
-        """Creates a session, which expires `ttl_s` seconds after its last use."""
-        return Session(self, (self._transport.ask(CreateSessionRequest(ttl_s), timeout_s)).name)
+    def session(
+        self, *, ttl_s: float | None = None, adapter: str | None = None, timeout_s: float | None = None
+    ) -> Session:
+        """Creates a session, which expires `ttl_s` seconds after its last use. Its text is read with an `adapter`."""
+        return Session(self, (self._transport.ask(CreateSessionRequest(ttl_s, adapter), timeout_s)).name)
 
     def append_to_session(
         self, name: str, text: str = "", *, token_ids: Sequence[int] = (), timeout_s: float | None = None

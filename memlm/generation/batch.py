@@ -217,7 +217,8 @@ class Batch:
             pieces = [prompt.sequence.generation.pending_ids[prompt.done : prompt.done + size] for prompt in group]
             if (state := group[0].state) is None:
                 capacity = self._places_for(max(prompt.num_pending for prompt in group))
-                state = self._decoder.new_state(batch_size=len(group), capacity=capacity)
+                adapters_B = [prompt.sequence.generation.adapter for prompt in group]
+                state = self._decoder.new_state(batch_size=len(group), capacity=capacity, adapters_B=adapters_B)
                 if len(group) == 1:
                     group[0].state = state
             with decoding_threads(self._decoder, len(group) * size):

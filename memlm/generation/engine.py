@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -69,6 +70,7 @@ class Engine:
             model_fingerprint=self.checkpoint.fingerprint,
             tokenizer_fingerprint=self.checkpoint.tokenizer.fingerprint,
             device=str(self.checkpoint.decoder.device),
+            adapters=self.checkpoint.decoder.adapters.names,
         )
 
     def tokenizer_info(self) -> Steps[TokenizerInfo]:
@@ -96,9 +98,12 @@ class Engine:
 
     def start(self, request: StreamRequest, *, request_id: str = "", owner: str = "") -> Steps[Generation]:
         """Makes a generation for a `Batch`, to be closed at its end. `owner` is the owner of its session."""
-        retriever = yield from self._retriever(request.retrieval)
+        adapter = self.sessions.adapter_of(request, owner=owner)
+        retrieval = request.retrieval if adapter is None else self._beside_adapter(request.retrieval)
+        retriever = yield from self._retriever(retrieval)
         lease = None if request.session is None else self.sessions.lease(request.session, owner=owner)
-        past = self.own_past(request.retrieval, None if lease is None else lease.state)
+        past = self.own_past(retrieval, None if lease is None else lease.state)
+        request = replace(request, adapter=adapter)
         started = Generation.start(self.checkpoint, request, retriever, past, request_id=request_id, lease=lease)
         return (yield from started)
 
@@ -177,6 +182,24 @@ class Engine:
         """Finds the passages of a text that stand in datastores. Raises InvalidInput if no datastore is loaded."""
         stores = self._searched(request.store)
         return (yield from trace(stores, request, self.checkpoint.tokenizer))
+
+    def _beside_adapter(self, params: RetrievalParams) -> RetrievalParams:
+        """The parameters of a request with an adapter, which searches no datastore unless it names one.
+
+        Raises InvalidInput for a named one with keys: they are those of the model alone, and would not be found by the
+        adapter's.
+        """
+        names = [each.name for each in params.stores] or ([] if params.store is None else [params.store])
+        if not params.use_store or not names:
+            return replace(params, use_store=False)
+        keyed = [store.name for store in self.stores.model_stores(names) if not store.snapshot.drafts_only]
+        if keyed:
+            raise InvalidInput(
+                f"the datastore {keyed[0]!r} has the keys of the model without the adapter; search none, or build one"
+                " with the merged model (`memlm models merge`) and serve that",
+                field="adapter",
+            )
+        return params
 
     def _retriever(self, params: RetrievalParams) -> Steps[Retriever | None]:
         """Returns the retriever of a request. Excluded documents are looked up outside the loop."""

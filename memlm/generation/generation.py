@@ -73,10 +73,10 @@ class Generation:
     ) -> None:
         """`prompt_ids` is the request's prompt, encoded, and `expected_ids` its draft.
 
-        With a `lease`, the session's text comes before the prompt.
+        With a `lease`, the session's text comes before the prompt. The request names the session's adapter then.
         """
         self._decoder, self._tokenizer = checkpoint.decoder, checkpoint.tokenizer
-        self._request, self._begun_s = request, time.perf_counter()
+        self._request, self.adapter, self._begun_s = request, request.adapter, time.perf_counter()
         self.retriever, self.policy = retriever, retriever.new_policy() if retriever else RetrievalPolicy()
         self._sampling = request.sampling.or_else(checkpoint.sampling)
         self._lease, self._session, self.past = lease, lease.state if lease else SessionState(), past
@@ -153,9 +153,11 @@ class Generation:
             raise
 
     def _new_drafter(self, expected_ids: Sequence[int]) -> Drafter | None:
-        """By default, drafts come only where they change not even the last bits of a probability."""
+        """By default, drafts come only where they change not even the last bits of a probability. Rows with an adapter
+        are read in torch.
+        """
         asked = self._request.drafts
-        wants_drafts = self._decoder.reads_alike if asked is None else asked > 0
+        wants_drafts = (self._decoder.reads_alike and self.adapter is None) if asked is None else asked > 0
         if not wants_drafts or self.own_decoder is not None or self.policy.is_sequential:
             return None
         retriever = self.retriever
@@ -207,7 +209,7 @@ class Generation:
         outside the loop.
         """
         if self._session.cache is None:
-            return self._decoder.new_state(capacity=capacity)
+            return self._decoder.new_state(capacity=capacity, adapters_B=[self.adapter])
         copy = partial(self._session.cache.extract_row, 0, capacity=capacity)
         return (yield from copied_aside(copy, self._session.num_bytes))
 
@@ -345,7 +347,8 @@ class Generation:
         pending_ids = () if ended else tuple(self.pending_ids)
         past = None if self.past is None else self.past.cache
         answer_ends = (*self._session.answer_ends, *((len(context_ids),) if self._is_chat else ()))
-        kept = SessionState(state, pending_ids, tuple(context_ids), answer_ends, past, 0 if past is None else len(past))
+        past_size = 0 if past is None else len(past)
+        kept = SessionState(state, pending_ids, tuple(context_ids), answer_ends, past, past_size, self._session.adapter)
         yield from self._lease.keep(kept)
 
     def close(self) -> None:

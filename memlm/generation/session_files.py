@@ -34,8 +34,8 @@ class SessionState:
     """The KV cache (None: empty), the tokens that are not in it yet, and all tokens of the session's text.
 
     `answer_ends` are the numbers of tokens at which answers of a conversation ended, without the end of the assistant's
-    turn. `past` has the keys of the tokens read, and possibly of more behind the first `past_size`: a cancelled request
-    leaves these.
+    turn. `adapter` names the one that the text is read with. `past` has the keys of the tokens read, and possibly of
+    more behind the first `past_size`: a cancelled request leaves these.
     """
 
     cache: DecoderState | None = None
@@ -44,6 +44,7 @@ class SessionState:
     answer_ends: tuple[int, ...] = ()
     past: ContextCache | None = None
     past_size: int = 0
+    adapter: str | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -113,6 +114,8 @@ class SessionFiles:
             "answer_ends": state.answer_ends, "past_bytes": len(past), "cache": digest.hexdigest(),
             "model": self._checkpoint.fingerprint, "tokenizer": self._checkpoint.tokenizer.fingerprint,
         }  # fmt: skip
+        if state.adapter is not None:
+            header["adapter"] = state.adapter, self._checkpoint.decoder.adapters.get(state.adapter).fingerprint
         write_atomic(self._file(record.name), MAGIC, sign(header), b"\n", *pieces)
 
     def remove(self, name: str) -> None:
@@ -156,6 +159,7 @@ class SessionFiles:
             raise Incompatible(
                 f"{path} is a session of another model; serve that one, or remove the file to go on without it"
             )
+        adapter = self._adapter(path, header)
         context_ids, data = array(TOKEN_TYPE, data[: header["token_bytes"]]), data[header["token_bytes"] :]
         decoder, cache, past = self._checkpoint.decoder, None, None
         if past_bytes := header.get("past_bytes", 0):
@@ -164,12 +168,23 @@ class SessionFiles:
             cache = DecoderState.restore(data, decoder.config, dtype=decoder.dtype, device=decoder.device)
         state = SessionState(
             cache, tuple(header["pending_ids"]), tuple(context_ids), _answer_ends(header, len(context_ids)),
-            past, 0 if past is None else len(past),
+            past, 0 if past is None else len(past), adapter,
         )  # fmt: skip
         used = (str(header["used"][0]), float(header["used"][1]))
         return SessionRecord(
             header["name"], header["owner"], header["ttl_s"], header["created_s"], header["used_s"], used, state
         )
+
+    def _adapter(self, path: Path, header: dict[str, Any]) -> str | None:
+        """The name of the session's adapter. Raises Incompatible where it is not loaded, or is another one."""
+        name, fingerprint = header.get("adapter", (None, None))
+        adapters = self._checkpoint.decoder.adapters
+        if name is not None and not (name in adapters.names and adapters.get(name).fingerprint == fingerprint):
+            raise Incompatible(
+                f"{path} is a session with an adapter {name!r} that is not loaded, or is another one now; load that"
+                " one, or remove the file to go on without it"
+            )
+        return None if name is None else str(name)
 
 
 def _answer_ends(header: dict[str, Any], num_tokens: int) -> tuple[int, ...]:

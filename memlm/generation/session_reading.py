@@ -7,7 +7,7 @@ the state of before whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -59,7 +59,8 @@ class SessionReader:
         cache = yield from self._extensible(state, self._capacity(state.num_read + len(pending_ids)))
         past = self._past_of(state.past_to_extend())
         yield from self._read(pending_ids[:-1], cache, past, progress)
-        return _state_of(cache, (pending_ids[-1],), (*state.context_ids, *new), state.answer_ends, past)
+        kept = _state_of(cache, (pending_ids[-1],), (*state.context_ids, *new), state.answer_ends, past)
+        return replace(kept, adapter=state.adapter)
 
     def forget(self, state: SessionState, progress: ReadProgress, *, start: int, stop: int) -> Steps[SessionState]:
         """Returns the state as if the tokens from `start` up to `stop` had never been appended.
@@ -75,7 +76,7 @@ class SessionReader:
             )
         context_ids = (*state.context_ids[:start], *state.context_ids[stop:])
         if not context_ids:
-            return SessionState()
+            return SessionState(adapter=state.adapter)
         ids = [*self._prefix_of(state), *context_ids]
         has_ended = not state.pending_ids and stop < state.num_tokens  # the last token was read too
         num_read = len(ids) - (not has_ended)
@@ -84,7 +85,8 @@ class SessionReader:
         progress.num_tokens = num_read - cache.length
         yield from self._read(ids[cache.length : num_read], cache, past, progress)
         ends = (end if end <= start else end - (stop - start) for end in state.answer_ends if not start < end <= stop)
-        return _state_of(cache, tuple(ids[num_read:]), context_ids, tuple(ends), past)
+        kept = _state_of(cache, tuple(ids[num_read:]), context_ids, tuple(ends), past)
+        return replace(kept, adapter=state.adapter)
 
     def _check_fits(self, state: SessionState, num_new: int, num_pending: int = 0) -> None:
         """Raises InvalidInput for more than the context takes. `num_new` may be a lower bound before encoding."""
@@ -103,7 +105,7 @@ class SessionReader:
     def _extensible(self, state: SessionState, capacity: int) -> Steps[DecoderState]:
         """A cache of its own that continues from a state, with room for `capacity` tokens."""
         if state.cache is None:
-            return self._decoder.new_state(capacity=capacity)
+            return self._decoder.new_state(capacity=capacity, adapters_B=[state.adapter])
         return (yield from copied_aside(partial(state.cache.extract_row, 0, capacity=capacity), state.num_bytes))
 
     def _start_of(
@@ -117,7 +119,7 @@ class SessionReader:
             extract = partial(state.cache.extract_start, 0, length, capacity=capacity)
             cache = yield from copied_aside(extract, state.num_bytes)
         if cache is None:
-            cache = self._decoder.new_state(capacity=capacity)
+            cache = self._decoder.new_state(capacity=capacity, adapters_B=[state.adapter])
         # The past may lack the first tokens, which were read before the model was tuned for it.
         size = cache.length - (state.num_read - state.past_size)
         if self._settings is None or state.past is None or size <= 0:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from memlm.api.params import StreamRequest
 from memlm.api.sessions import CreateSessionRequest, ForgetInSessionRequest, SessionInfo
 from memlm.base.clock import Clock
 from memlm.base.steps import Offload, Steps, run_steps
@@ -102,6 +103,7 @@ class Sessions:
         Corrupt for a damaged one. If several processes share the folder, `is_ours` selects the names of this process.
         """
         self._ttl_s, self._max_bytes, self._is_ours = ttl_s, max_bytes, is_ours
+        self._adapters = checkpoint.decoder.adapters
         self.context_settings = ContextSettings.load(checkpoint.path)
         self._reader = SessionReader(checkpoint, self.context_settings)
         self._max_sessions, self._max_per_owner, self._clock = max_sessions, max_per_owner, clock or Clock()
@@ -123,19 +125,40 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def create(self, *, owner: str = "", ttl_s: float | None = None) -> Steps[SessionInfo]:
-        """Creates an empty session under a name that cannot be guessed. It expires `ttl_s` after its last use.
+    def create(self, *, owner: str = "", ttl_s: float | None = None, adapter: str | None = None) -> Steps[SessionInfo]:
+        """Creates an empty session under a name that cannot be guessed. It expires `ttl_s` after its last use. Its
+        text is read with an `adapter`.
 
-        Raises Overloaded if there are as many sessions as allowed.
+        Raises Overloaded if there are as many sessions as allowed, NotFound for an adapter that is not loaded.
         """
         ttl_s = self._ttl_s if ttl_s is None else ttl_s
         CreateSessionRequest(ttl_s)
+        if adapter is not None:
+            self._adapters.find(adapter)
         self._check_room(owner)
-        return (yield from self._begin(owner, ttl_s, SessionState()))
+        return (yield from self._begin(owner, ttl_s, SessionState(adapter=adapter)))
 
     def get(self, name: str, *, owner: str = "") -> SessionInfo:
         """Describes a session. Raises NotFound for one that is not there, or is another owner's."""
         return self._info(self._find(name, owner))
+
+    def adapter_of(self, request: StreamRequest, *, owner: str = "") -> str | None:
+        """The adapter that a request is read with. Raises NotFound for a session, or an adapter, that is not there,
+        and InvalidInput for another adapter than that of the request's session.
+        """
+        if request.adapter is not None:
+            self._adapters.find(request.adapter)
+        if request.session is None:
+            return request.adapter
+        adapter = self._find(request.session, owner).state.adapter
+        if request.adapter not in (None, adapter):
+            its = "the model alone" if adapter is None else f"the adapter {adapter!r}"
+            raise InvalidInput(
+                f"adapter is {request.adapter!r}, and the session's text is read with {its}; leave it out, or create a"
+                " session with this adapter",
+                field="adapter",
+            )
+        return adapter
 
     def list(self, *, owner: str = "") -> tuple[SessionInfo, ...]:
         """Describes all of an owner's sessions, the latest used first."""
@@ -360,4 +383,5 @@ class Sessions:
             busy=session.busy,
             reading=session.progress.num_tokens,
             reading_done=session.progress.num_done,
+            adapter=session.state.adapter,
         )

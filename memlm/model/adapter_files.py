@@ -298,6 +298,18 @@ def _bottleneck(
     return Adapter(spec, adapter.by_name, fingerprint)
 
 
+def attach_adapters(checkpoint: Checkpoint, adapters: Sequence[str | Path] | Mapping[str, str | Path]) -> None:
+    """Makes adapters available to a model: folders, which have their own names, or folders by name.
+
+    Raises InvalidInput if two share a name, and as `load_adapter` does.
+    """
+    named = (
+        adapters.items() if isinstance(adapters, Mapping) else [(Path(each).resolve().name, each) for each in adapters]
+    )
+    for name, folder in named:
+        checkpoint.decoder.adapters.attach(name, load_adapter(folder, checkpoint).eval(), checkpoint.decoder)
+
+
 def merge_adapter(model: str | Path, adapter: str | Path, out: str | Path) -> None:
     """Writes a model of its own, in float32: `model` with the LoRA of a folder in its weights.
 

@@ -121,7 +121,7 @@ def _with_retrieval(rights: Rights, caller: Principal, request: Any) -> Any:
         return request
     names = [each.name for each in retrieval.stores] or ([] if retrieval.store is None else [retrieval.store])
     _check_names(caller, names)
-    if names or not retrieval.use_store:
+    if names or not retrieval.use_store or getattr(request, "adapter", None) is not None:  # it searches none
         return request
     allowed = sorted(caller.stores & set(rights.stores.paths))
     if not allowed:

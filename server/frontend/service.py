@@ -140,6 +140,11 @@ class Service:
         return given.name, self.model.name, str(given)
 
     @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """The adapters that a request may name."""
+        return tuple(adapter.name for adapter in self.config.adapters)
+
+    @property
     def is_ready(self) -> bool:
         """Whether requests are accepted and a worker's loop iterates. A process alone proves nothing."""
         return self._workers.is_serving and not self.is_draining

@@ -25,7 +25,7 @@ async def complete(service: Service, exchange: Exchange) -> None:
     """Answers /v1/completions."""
     async with service.admit("Generate", exchange) as call:
         body = await read_body(service, call, exchange, COMPLETION)
-        form = answer_form(body, service.model_names, is_chat=False)
+        form = answer_form(body, service.model_names, service.adapter_names, is_chat=False)
         await _answer(service, call, exchange, form, completion_choices(body, form))
 
 
@@ -33,7 +33,7 @@ async def chat(service: Service, exchange: Exchange) -> None:
     """Answers /v1/chat/completions."""
     async with service.admit("Chat", exchange) as call:
         body = await read_body(service, call, exchange, CHAT)
-        form = answer_form(body, service.model_names, is_chat=True)
+        form = answer_form(body, service.model_names, service.adapter_names, is_chat=True)
         await _answer(service, call, exchange, form, chat_choices(body, form))
 
 

@@ -20,20 +20,21 @@ STARTED_S = int(time.time())
 async def list_models(service: Service, exchange: Exchange) -> None:
     async with service.admit("GetModel", exchange) as call:
         model = await service.answer(call, GetModelRequest())
-        await exchange.reply_json({"object": "list", "data": [_model(service.model_names[0], model)]})
+        models = [_model(service, model, adapter) for adapter in (None, *service.adapter_names)]
+        await exchange.reply_json({"object": "list", "data": models})
 
 
 async def get_model(service: Service, exchange: Exchange) -> None:
     async with service.admit("GetModel", exchange) as call:
         model = await service.answer(call, GetModelRequest())
-        check_model(exchange.path_params["model"], service.model_names)
-        await exchange.reply_json(_model(service.model_names[0], model))
+        adapter = check_model(exchange.path_params["model"], service.model_names, service.adapter_names)
+        await exchange.reply_json(_model(service, model, adapter))
 
 
 async def tokenize(service: Service, exchange: Exchange) -> None:
     async with service.admit("Tokenize", exchange) as call:
         body = await read_body(service, call, exchange, TOKENIZE)
-        check_model(body.get("model", service.model_names[0]), service.model_names)
+        check_model(body.get("model", service.model_names[0]), service.model_names, service.adapter_names)
         special = (await service.tokenizer_info()).special_tokens.get(body["prompt"])
         ids = list(await service.answer(call, TokenizeRequest(body["prompt"]))) if special is None else [special]
         context = service.model.context_length
@@ -43,7 +44,7 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
 async def detokenize(service: Service, exchange: Exchange) -> None:
     async with service.admit("Detokenize", exchange) as call:
         body = await read_body(service, call, exchange, DETOKENIZE)
-        check_model(body.get("model", service.model_names[0]), service.model_names)
+        check_model(body.get("model", service.model_names[0]), service.model_names, service.adapter_names)
         text = await service.answer(call, DetokenizeRequest(tuple(body["tokens"])))
         await exchange.reply_json({"prompt": text})
 
@@ -71,13 +72,14 @@ async def tokenizer_info(service: Service, exchange: Exchange) -> None:
         )
 
 
-def _model(name: str, model: ModelInfo) -> dict[str, Any]:
-    """A model as OpenAI lists it, with its figures under `memory`."""
+def _model(service: Service, model: ModelInfo, adapter: str | None) -> dict[str, Any]:
+    """A model as OpenAI lists it, with its figures under `memory`. An adapter has a parent, as in vLLM."""
     return {
-        "id": name,
+        "id": adapter or service.model_names[0],
         "object": "model",
         "created": STARTED_S,
         "owned_by": "memlm",
         "max_model_len": model.context_length,
         "memory": object_of(model),
+        **({"parent": service.model_names[0]} if adapter else {}),
     }

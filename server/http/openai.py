@@ -29,6 +29,7 @@ class AnswerForm:
     shows_memory: bool = False
     shows_usage: bool = True
     has_prediction: bool = False
+    adapter: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = field(default_factory=lambda: token_hex(12))
 
@@ -54,10 +55,17 @@ class Choice:
     counts_prompt: bool = True
 
 
-def check_model(asked: str, served: tuple[str, ...]) -> None:
-    """Raises NotFound for a model that is not the served one, whose names are given."""
-    if asked not in served:
-        raise NotFound(f"no model {asked[:200]!r}; this server has {served[0]!r}", kind="model", name=asked[:200])
+def check_model(asked: str, served: tuple[str, ...], adapters: tuple[str, ...] = ()) -> str | None:
+    """Returns the adapter that a model's name means, None for the model alone. `served` are the names of that.
+
+    Raises NotFound for another name.
+    """
+    if asked in served:
+        return None
+    if asked not in adapters:
+        names = ", ".join(repr(name) for name in (served[0], *adapters))
+        raise NotFound(f"no model {asked[:200]!r}; this server has {names}", kind="model", name=asked[:200])
+    return asked
 
 
 def completion_choices(body: Mapping[str, Any], form: AnswerForm) -> list[Choice]:
@@ -95,11 +103,13 @@ def chat_choices(body: Mapping[str, Any], form: AnswerForm) -> list[Choice]:
     ]
 
 
-def answer_form(body: Mapping[str, Any], served: tuple[str, ...], *, is_chat: bool) -> AnswerForm:
+def answer_form(
+    body: Mapping[str, Any], served: tuple[str, ...], adapters: tuple[str, ...], *, is_chat: bool
+) -> AnswerForm:
     """How the answer shows its choices. Raises NotFound for another model, InvalidInput for options that exclude each
     other.
     """
-    check_model(body["model"], served)
+    adapter = check_model(body["model"], served, adapters)
     is_stream = body.get("stream", False)
     if "stream_options" in body and not is_stream:
         raise InvalidInput("stream_options goes with stream; set stream to true", field="stream_options")
@@ -107,7 +117,14 @@ def answer_form(body: Mapping[str, Any], served: tuple[str, ...], *, is_chat: bo
     num_logprobs = (body.get("top_logprobs", 0) if asked else None) if is_chat else asked
     shows_usage = not is_stream or body.get("stream_options", {}).get("include_usage", False)
     return AnswerForm(
-        body["model"], is_chat, is_stream, num_logprobs, "memory" in body, shows_usage, "prediction" in body
+        body["model"],
+        is_chat,
+        is_stream,
+        num_logprobs,
+        "memory" in body,
+        shows_usage,
+        "prediction" in body,
+        adapter=adapter,
     )
 
 
@@ -139,6 +156,7 @@ def _options(body: Mapping[str, Any], max_tokens: int | None, form: AnswerForm) 
         "top_logprobs": form.num_logprobs or 0,
         "drafts": body.get("drafts"),
         "draft": _draft(body.get("prediction")),
+        "adapter": form.adapter,
     }
 
 
@@ -170,6 +188,8 @@ def _score_of(text: str, ids: tuple[int, ...], retrieval: RetrievalParams, form:
     """The request for the log-probabilities of a prompt. None where the answer shows none, or there is none to show."""
     if form.num_logprobs is None or (not text and len(ids) < 2):
         return None
+    if form.adapter is not None:
+        raise InvalidInput("echo with logprobs scores the model without an adapter; leave out one", field="echo")
     return ScoreRequest(text, replace(retrieval, loop_guard=None), True, ids, form.num_logprobs)
 
 

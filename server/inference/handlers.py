@@ -158,8 +158,8 @@ def answer_steps(engine: Engine, request: Request[Any], owner: str) -> Steps[Any
             return (yield from engine.checkpoint.tokenizer.pack_steps(text))
         case DetokenizeRequest(token_ids):
             return (yield from engine.checkpoint.tokenizer.decode_steps(token_ids, whole=True))
-        case CreateSessionRequest(ttl_s):
-            return (yield from sessions.create(owner=owner, ttl_s=ttl_s))
+        case CreateSessionRequest(ttl_s, adapter):
+            return (yield from sessions.create(owner=owner, ttl_s=ttl_s, adapter=adapter))
         case AppendToSessionRequest(session, text, token_ids):
             return (yield from sessions.append(session, text, token_ids=token_ids, owner=owner))
         case ForgetInSessionRequest(session, start, stop):

@@ -28,6 +28,7 @@ from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded
 from memlm.generation.batch import Batch
 from memlm.generation.engine import Engine
 from memlm.generation.sessions import Sessions
+from memlm.model.adapter_files import attach_adapters
 from memlm.model.checkpoint import load_checkpoint
 from memlm.retrieval.store import OnLost
 from memlm.server.config import ServerConfig, worker_for_session
@@ -107,6 +108,7 @@ def _load_model(
         config.model, dtype=config.dtype, device=config.device, attention_window=config.attention_window,
         extended_attention=config.extended_attention,
     )  # fmt: skip
+    attach_adapters(checkpoint, {adapter.name: adapter.path for adapter in config.adapters})
     sessions = Sessions(
         checkpoint,
         folder=config.session_dir,

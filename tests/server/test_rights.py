@@ -58,6 +58,7 @@ def test_what_a_question_leaves_open_is_filled_with_the_callers_own(tmp_path: Pa
     assert not alone.retrieval.use_store
     scored = rights.authorize("Score", ann, ScoreRequest("x", RetrievalParams(use_store=False)))
     assert scored.retrieval.stores == ()
+    assert rights.authorize("Generate", ann, GenerateRequest("x", adapter="law")).retrieval.stores == ()
     with pytest.raises(PermissionDenied):
         rights.authorize("Score", ann, ScoreRequest("x", RetrievalParams(stores=(StoreWeight("a"), StoreWeight("c")))))
     with pytest.raises(PermissionDenied, match="has to name a datastore; it may use a, b, not-there"):

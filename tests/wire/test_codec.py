@@ -89,6 +89,7 @@ requests = st.one_of(
         neighbors=st.integers(0, params.MAX_NEIGHBORS),
         drafts=maybe(st.integers(0, params.MAX_DRAFTS)),
         draft=prompts,
+        adapter=maybe(text),
     ),
     st.builds(scoring.ScoreRequest, text, retrieval, st.booleans()),
     st.builds(
@@ -99,7 +100,7 @@ requests = st.one_of(
     st.builds(generation.DetokenizeRequest, st.lists(int32, max_size=5).map(tuple)),
     st.builds(server.GetModelRequest),
     st.builds(server.GetServerInfoRequest),
-    st.builds(sessions.CreateSessionRequest, maybe(st.floats(1e-3, 1e6))),
+    st.builds(sessions.CreateSessionRequest, maybe(st.floats(1e-3, 1e6)), maybe(text)),
     st.builds(sessions.AppendToSessionRequest, text, text, st.lists(int32, max_size=5).map(tuple)),
     st.builds(sessions.GetSessionRequest, text),
     st.builds(sessions.ListSessionsRequest, st.integers(0, 2**31 - 1), text),

@@ -89,7 +89,7 @@ class StoreWeight(_message.Message):
     def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s", "prompt_token_ids", "drafts", "draft")
+    __slots__ = ("prompt", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s", "prompt_token_ids", "drafts", "draft", "adapter")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class GenerateRequest(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     sampling: SamplingParams
     retrieval: RetrievalParams
@@ -112,7 +113,8 @@ class GenerateRequest(_message.Message):
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     drafts: int
     draft: str
-    def __init__(self, prompt: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., drafts: _Optional[int] = ..., draft: _Optional[str] = ...) -> None: ...
+    adapter: str
+    def __init__(self, prompt: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., drafts: _Optional[int] = ..., draft: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
@@ -123,7 +125,7 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("messages", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s", "drafts", "draft")
+    __slots__ = ("messages", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s", "drafts", "draft", "adapter")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +136,7 @@ class ChatRequest(_message.Message):
     RESUME_S_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     sampling: SamplingParams
     retrieval: RetrievalParams
@@ -144,7 +147,8 @@ class ChatRequest(_message.Message):
     resume_s: float
     drafts: int
     draft: str
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., drafts: _Optional[int] = ..., draft: _Optional[str] = ...) -> None: ...
+    adapter: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., drafts: _Optional[int] = ..., draft: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class ResumeGenerationRequest(_message.Message):
     __slots__ = ("request_id", "offset")
@@ -505,7 +509,7 @@ class ServerInfo(_message.Message):
     def __init__(self, version: _Optional[str] = ..., needs_token: bool = ..., max_message_bytes: _Optional[int] = ..., max_append_bytes: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., max_session_bytes: _Optional[int] = ..., session_ttl_s: _Optional[float] = ..., max_neighbors: _Optional[int] = ..., max_top_logprobs: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stores: _Optional[int] = ..., max_upload_bytes: _Optional[int] = ..., max_jobs: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_sessions_per_caller: _Optional[int] = ..., max_token_ids: _Optional[int] = ..., max_upload_documents: _Optional[int] = ..., max_unfinished_bytes: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_caller_calls: _Optional[int] = ..., message_timeout_s: _Optional[float] = ..., connection_idle_s: _Optional[float] = ..., max_cache_bytes: _Optional[int] = ..., max_stream_bytes: _Optional[int] = ..., max_event_bytes: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "num_parameters", "vocab_size", "context_length", "dim", "num_layers", "dtype", "model_fingerprint", "tokenizer_fingerprint", "device")
+    __slots__ = ("name", "num_parameters", "vocab_size", "context_length", "dim", "num_layers", "dtype", "model_fingerprint", "tokenizer_fingerprint", "device", "adapters")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -516,6 +520,7 @@ class Model(_message.Message):
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_parameters: int
     vocab_size: int
@@ -526,4 +531,5 @@ class Model(_message.Message):
     model_fingerprint: str
     tokenizer_fingerprint: str
     device: str
-    def __init__(self, name: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., dim: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., dim: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., device: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...

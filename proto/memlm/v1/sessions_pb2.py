@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17memlm/v1/sessions.proto\x12\x08memlm.v1\"\xa9\x01\n\x07Session\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\x03\x12\x11\n\tnum_bytes\x18\x03 \x01(\x03\x12\x11\n\tcreated_s\x18\x04 \x01(\x01\x12\x11\n\texpires_s\x18\x05 \x01(\x01\x12\x0c\n\x04\x62usy\x18\x06 \x01(\x08\x12\x0f\n\x07reading\x18\x07 \x01(\x03\x12\x14\n\x0creading_done\x18\x08 \x01(\x03\x12\x0e\n\x06used_s\x18\t \x01(\x01\"4\n\x14\x43reateSessionRequest\x12\x12\n\x05ttl_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_ttl_s\"J\n\x16\x41ppendToSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\"$\n\x11GetSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"T\n\x14ListSessionsResponse\x12#\n\x08sessions\x18\x01 \x03(\x0b\x32\x11.memlm.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"F\n\x16\x46orgetInSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x03\x12\x0c\n\x04stop\x18\x03 \x01(\x03\"%\n\x12\x46orkSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"\'\n\x14\x44\x65leteSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t2\xf1\x03\n\x08Sessions\x12\x42\n\rCreateSession\x12\x1e.memlm.v1.CreateSessionRequest\x1a\x11.memlm.v1.Session\x12H\n\x0f\x41ppendToSession\x12 .memlm.v1.AppendToSessionRequest\x1a\x11.memlm.v1.Session(\x01\x12<\n\nGetSession\x12\x1b.memlm.v1.GetSessionRequest\x1a\x11.memlm.v1.Session\x12M\n\x0cListSessions\x12\x1d.memlm.v1.ListSessionsRequest\x1a\x1e.memlm.v1.ListSessionsResponse\x12\x46\n\x0f\x46orgetInSession\x12 .memlm.v1.ForgetInSessionRequest\x1a\x11.memlm.v1.Session\x12>\n\x0b\x46orkSession\x12\x1c.memlm.v1.ForkSessionRequest\x1a\x11.memlm.v1.Session\x12\x42\n\rDeleteSession\x12\x1e.memlm.v1.DeleteSessionRequest\x1a\x11.memlm.v1.SessionB-\n\x0c\x64\x65v.memlm.v1P\x01Z\x10memlm/v1;memlmv1\xaa\x02\x08Memlm.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17memlm/v1/sessions.proto\x12\x08memlm.v1\"\xcb\x01\n\x07Session\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\x03\x12\x11\n\tnum_bytes\x18\x03 \x01(\x03\x12\x11\n\tcreated_s\x18\x04 \x01(\x01\x12\x11\n\texpires_s\x18\x05 \x01(\x01\x12\x0c\n\x04\x62usy\x18\x06 \x01(\x08\x12\x0f\n\x07reading\x18\x07 \x01(\x03\x12\x14\n\x0creading_done\x18\x08 \x01(\x03\x12\x0e\n\x06used_s\x18\t \x01(\x01\x12\x14\n\x07\x61\x64\x61pter\x18\n \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_adapter\"V\n\x14\x43reateSessionRequest\x12\x12\n\x05ttl_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07\x61\x64\x61pter\x18\x02 \x01(\tH\x01\x88\x01\x01\x42\x08\n\x06_ttl_sB\n\n\x08_adapter\"J\n\x16\x41ppendToSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\"$\n\x11GetSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"T\n\x14ListSessionsResponse\x12#\n\x08sessions\x18\x01 \x03(\x0b\x32\x11.memlm.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"F\n\x16\x46orgetInSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x03\x12\x0c\n\x04stop\x18\x03 \x01(\x03\"%\n\x12\x46orkSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"\'\n\x14\x44\x65leteSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t2\xf1\x03\n\x08Sessions\x12\x42\n\rCreateSession\x12\x1e.memlm.v1.CreateSessionRequest\x1a\x11.memlm.v1.Session\x12H\n\x0f\x41ppendToSession\x12 .memlm.v1.AppendToSessionRequest\x1a\x11.memlm.v1.Session(\x01\x12<\n\nGetSession\x12\x1b.memlm.v1.GetSessionRequest\x1a\x11.memlm.v1.Session\x12M\n\x0cListSessions\x12\x1d.memlm.v1.ListSessionsRequest\x1a\x1e.memlm.v1.ListSessionsResponse\x12\x46\n\x0f\x46orgetInSession\x12 .memlm.v1.ForgetInSessionRequest\x1a\x11.memlm.v1.Session\x12>\n\x0b\x46orkSession\x12\x1c.memlm.v1.ForkSessionRequest\x1a\x11.memlm.v1.Session\x12\x42\n\rDeleteSession\x12\x1e.memlm.v1.DeleteSessionRequest\x1a\x11.memlm.v1.SessionB-\n\x0c\x64\x65v.memlm.v1P\x01Z\x10memlm/v1;memlmv1\xaa\x02\x08Memlm.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,23 +33,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.memlm.v1P\001Z\020memlm/v1;memlmv1\252\002\010Memlm.V1'
   _globals['_SESSION']._serialized_start=38
-  _globals['_SESSION']._serialized_end=207
-  _globals['_CREATESESSIONREQUEST']._serialized_start=209
-  _globals['_CREATESESSIONREQUEST']._serialized_end=261
-  _globals['_APPENDTOSESSIONREQUEST']._serialized_start=263
-  _globals['_APPENDTOSESSIONREQUEST']._serialized_end=337
-  _globals['_GETSESSIONREQUEST']._serialized_start=339
-  _globals['_GETSESSIONREQUEST']._serialized_end=375
-  _globals['_LISTSESSIONSREQUEST']._serialized_start=377
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=437
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=439
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=523
-  _globals['_FORGETINSESSIONREQUEST']._serialized_start=525
-  _globals['_FORGETINSESSIONREQUEST']._serialized_end=595
-  _globals['_FORKSESSIONREQUEST']._serialized_start=597
-  _globals['_FORKSESSIONREQUEST']._serialized_end=634
-  _globals['_DELETESESSIONREQUEST']._serialized_start=636
-  _globals['_DELETESESSIONREQUEST']._serialized_end=675
-  _globals['_SESSIONS']._serialized_start=678
-  _globals['_SESSIONS']._serialized_end=1175
+  _globals['_SESSION']._serialized_end=241
+  _globals['_CREATESESSIONREQUEST']._serialized_start=243
+  _globals['_CREATESESSIONREQUEST']._serialized_end=329
+  _globals['_APPENDTOSESSIONREQUEST']._serialized_start=331
+  _globals['_APPENDTOSESSIONREQUEST']._serialized_end=405
+  _globals['_GETSESSIONREQUEST']._serialized_start=407
+  _globals['_GETSESSIONREQUEST']._serialized_end=443
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=445
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=505
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=507
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=591
+  _globals['_FORGETINSESSIONREQUEST']._serialized_start=593
+  _globals['_FORGETINSESSIONREQUEST']._serialized_end=663
+  _globals['_FORKSESSIONREQUEST']._serialized_start=665
+  _globals['_FORKSESSIONREQUEST']._serialized_end=702
+  _globals['_DELETESESSIONREQUEST']._serialized_start=704
+  _globals['_DELETESESSIONREQUEST']._serialized_end=743
+  _globals['_SESSIONS']._serialized_start=746
+  _globals['_SESSIONS']._serialized_end=1243
 # @@protoc_insertion_point(module_scope)

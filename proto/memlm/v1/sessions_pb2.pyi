@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Session(_message.Message):
-    __slots__ = ("name", "num_tokens", "num_bytes", "created_s", "expires_s", "busy", "reading", "reading_done", "used_s")
+    __slots__ = ("name", "num_tokens", "num_bytes", "created_s", "expires_s", "busy", "reading", "reading_done", "used_s", "adapter")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class Session(_message.Message):
     READING_FIELD_NUMBER: _ClassVar[int]
     READING_DONE_FIELD_NUMBER: _ClassVar[int]
     USED_S_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_tokens: int
     num_bytes: int
@@ -26,13 +27,16 @@ class Session(_message.Message):
     reading: int
     reading_done: int
     used_s: float
-    def __init__(self, name: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_bytes: _Optional[int] = ..., created_s: _Optional[float] = ..., expires_s: _Optional[float] = ..., busy: bool = ..., reading: _Optional[int] = ..., reading_done: _Optional[int] = ..., used_s: _Optional[float] = ...) -> None: ...
+    adapter: str
+    def __init__(self, name: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_bytes: _Optional[int] = ..., created_s: _Optional[float] = ..., expires_s: _Optional[float] = ..., busy: bool = ..., reading: _Optional[int] = ..., reading_done: _Optional[int] = ..., used_s: _Optional[float] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("ttl_s",)
+    __slots__ = ("ttl_s", "adapter")
     TTL_S_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     ttl_s: float
-    def __init__(self, ttl_s: _Optional[float] = ...) -> None: ...
+    adapter: str
+    def __init__(self, ttl_s: _Optional[float] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class AppendToSessionRequest(_message.Message):
     __slots__ = ("session", "text", "token_ids")
