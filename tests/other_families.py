@@ -50,6 +50,16 @@ CONFIGS = {
     "qwen2": transformers.Qwen2Config(**LLAMA),
     "qwen2 windows": transformers.Qwen2Config(**LLAMA, use_sliding_window=True, sliding_window=8, max_window_layers=1),
     "qwen3": transformers.Qwen3Config(**LLAMA, head_dim=16),
+    "mixtral": transformers.MixtralConfig(
+        **LLAMA, num_local_experts=4, num_experts_per_tok=2, sliding_window=8, rope_parameters=ROPE
+    ),
+    "qwen3 moe": transformers.Qwen3MoeConfig(
+        **LLAMA, head_dim=16, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True,
+    ),
+    "qwen3 moe plain layers": transformers.Qwen3MoeConfig(
+        **LLAMA, head_dim=16, num_experts=4, num_experts_per_tok=3, moe_intermediate_size=32, norm_topk_prob=False,
+        mlp_only_layers=[0],
+    ),
     "gemma3": transformers.Gemma3TextConfig(**GEMMA),
     "gemma3 scaling": transformers.Gemma3TextConfig(
         **GEMMA | {"num_hidden_layers": 4, "layer_types": None}, sliding_window_pattern=2,

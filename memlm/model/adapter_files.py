@@ -26,7 +26,8 @@ from memlm.model.config import ModelConfig
 from memlm.model.decoder import Decoder
 from memlm.model.family import Family, Source, same
 from memlm.model.gguf import GgufFile, is_gguf
-from memlm.model.huggingface import FAMILIES, LLAMA
+from memlm.model.huggingface import FAMILIES
+from memlm.model.huggingface_tables import LLAMA
 from memlm.model.linear import Linear
 from memlm.model.tensor_bytes import safetensors_pieces
 

@@ -55,11 +55,11 @@ class Family:
         """
         sources = {}
         for name in names:
-            layer, pattern = _pattern(name)
+            numbers, pattern = _pattern(name)
             if pattern not in self.table:
                 raise Incompatible(f"the tensor {name} has no counterpart in this family's files")
             source = self.table[pattern]
-            parts = tuple(self._spelling(part.format(layer), present) for part in source.names)
+            parts = tuple(self._spelling(part.format(*numbers), present) for part in source.names)
             sources[name] = Source(parts, source.rearrange)
         return sources
 
@@ -71,9 +71,7 @@ class Family:
         return name if name in present else self.prefix + name
 
 
-def _pattern(name: str) -> tuple[str, str]:
-    """`blocks.3.ff.up.weight` as its layer and the pattern in the table."""
+def _pattern(name: str) -> tuple[list[str], str]:
+    """`blocks.3.ff.up.weight` as its layer, and of experts their number too, and the pattern in the table."""
     parts = name.split(".")
-    if parts[0] != "blocks":
-        return "", name
-    return parts[1], ".".join([parts[0], "{}", *parts[2:]])
+    return [part for part in parts if part.isdigit()], ".".join("{}" if part.isdigit() else part for part in parts)

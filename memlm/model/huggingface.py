@@ -1,7 +1,7 @@
 """Models of other families in the Hugging Face layout: tables that translate their configs and weights.
 
-Each family has one table of names: memlm's on the left, the family's on the right, with `{}` for the layer. Unknown
-families are refused by name, and so are settings that would change the model and that this version lacks.
+`memlm.model.huggingface_tables` has one table of names for each family. Unknown families are refused by name, and so
+are settings that would change the model and that this version lacks.
 """
 
 from __future__ import annotations
@@ -11,116 +11,23 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from memlm.errors import Incompatible, InvalidInput
 from memlm.model.config import ModelConfig
-from memlm.model.family import Family, JsonDict, Source, Table, same
+from memlm.model.family import Family, JsonDict
+from memlm.model.huggingface_tables import (
+    GEMMA3,
+    GPT2,
+    GPT_NEOX,
+    LLAMA,
+    LLAMA_BIASES,
+    MIXTRAL,
+    OLMO2,
+    PHI3,
+    QWEN3,
+    QWEN3_MOE,
+)
 from memlm.model.mechanisms import RopeScaling
-
-
-def transposed(name: str) -> Source:
-    """GPT-2 stores matrices as inputs x outputs."""
-    return Source((name,), lambda tensor, _: tensor.T)
-
-
-def interleaved(name: str) -> Source:
-    """GPT-NeoX stores query, key and value of each head together. memlm stores all queries, all keys, all values."""
-    return Source((name,), _by_kind)
-
-
-def _by_kind(tensor: Tensor, config: ModelConfig) -> Tensor:
-    by_head = tensor.unflatten(0, (config.num_heads, 3, config.head_dim))
-    return by_head.transpose(0, 1).flatten(0, 2)
-
-
-GPT2: Table = {
-    "embedding.weight": same("wte.weight"),
-    "positions.weight": same("wpe.weight"),
-    "blocks.{}.attention_norm.weight": same("h.{}.ln_1.weight"),
-    "blocks.{}.attention_norm.bias": same("h.{}.ln_1.bias"),
-    "blocks.{}.attention.qkv.weight": transposed("h.{}.attn.c_attn.weight"),
-    "blocks.{}.attention.qkv.bias": same("h.{}.attn.c_attn.bias"),
-    "blocks.{}.attention.out.weight": transposed("h.{}.attn.c_proj.weight"),
-    "blocks.{}.attention.out.bias": same("h.{}.attn.c_proj.bias"),
-    "blocks.{}.ff_norm.weight": same("h.{}.ln_2.weight"),
-    "blocks.{}.ff_norm.bias": same("h.{}.ln_2.bias"),
-    "blocks.{}.ff.up.weight": transposed("h.{}.mlp.c_fc.weight"),
-    "blocks.{}.ff.up.bias": same("h.{}.mlp.c_fc.bias"),
-    "blocks.{}.ff.down.weight": transposed("h.{}.mlp.c_proj.weight"),
-    "blocks.{}.ff.down.bias": same("h.{}.mlp.c_proj.bias"),
-    "norm.weight": same("ln_f.weight"),
-    "norm.bias": same("ln_f.bias"),
-    "head.weight": same("lm_head.weight"),
-}
-
-GPT_NEOX: Table = {
-    "embedding.weight": same("embed_in.weight"),
-    "blocks.{}.attention_norm.weight": same("layers.{}.input_layernorm.weight"),
-    "blocks.{}.attention_norm.bias": same("layers.{}.input_layernorm.bias"),
-    "blocks.{}.attention.qkv.weight": interleaved("layers.{}.attention.query_key_value.weight"),
-    "blocks.{}.attention.qkv.bias": interleaved("layers.{}.attention.query_key_value.bias"),
-    "blocks.{}.attention.out.weight": same("layers.{}.attention.dense.weight"),
-    "blocks.{}.attention.out.bias": same("layers.{}.attention.dense.bias"),
-    "blocks.{}.ff_norm.weight": same("layers.{}.post_attention_layernorm.weight"),
-    "blocks.{}.ff_norm.bias": same("layers.{}.post_attention_layernorm.bias"),
-    "blocks.{}.ff.up.weight": same("layers.{}.mlp.dense_h_to_4h.weight"),
-    "blocks.{}.ff.up.bias": same("layers.{}.mlp.dense_h_to_4h.bias"),
-    "blocks.{}.ff.down.weight": same("layers.{}.mlp.dense_4h_to_h.weight"),
-    "blocks.{}.ff.down.bias": same("layers.{}.mlp.dense_4h_to_h.bias"),
-    "norm.weight": same("final_layer_norm.weight"),
-    "norm.bias": same("final_layer_norm.bias"),
-    "head.weight": same("embed_out.weight"),
-}
-
-LLAMA: Table = {
-    "embedding.weight": same("embed_tokens.weight"),
-    "blocks.{}.attention_norm.weight": same("layers.{}.input_layernorm.weight"),
-    "blocks.{}.attention.qkv.weight": same(
-        "layers.{}.self_attn.q_proj.weight", "layers.{}.self_attn.k_proj.weight", "layers.{}.self_attn.v_proj.weight"
-    ),
-    "blocks.{}.attention.out.weight": same("layers.{}.self_attn.o_proj.weight"),
-    "blocks.{}.ff_norm.weight": same("layers.{}.post_attention_layernorm.weight"),
-    "blocks.{}.ff.gate_up.weight": same("layers.{}.mlp.gate_proj.weight", "layers.{}.mlp.up_proj.weight"),
-    "blocks.{}.ff.down.weight": same("layers.{}.mlp.down_proj.weight"),
-    "norm.weight": same("norm.weight"),
-    "head.weight": same("lm_head.weight"),
-}
-
-LLAMA_BIASES: Table = {
-    "blocks.{}.attention.qkv.bias": same(
-        "layers.{}.self_attn.q_proj.bias", "layers.{}.self_attn.k_proj.bias", "layers.{}.self_attn.v_proj.bias"
-    ),
-    "blocks.{}.attention.out.bias": same("layers.{}.self_attn.o_proj.bias"),
-    "blocks.{}.ff.gate_up.bias": same("layers.{}.mlp.gate_proj.bias", "layers.{}.mlp.up_proj.bias"),
-    "blocks.{}.ff.down.bias": same("layers.{}.mlp.down_proj.bias"),
-}
-
-QWEN3: Table = {
-    **LLAMA,
-    **LLAMA_BIASES,
-    "blocks.{}.attention.query_norm.weight": same("layers.{}.self_attn.q_norm.weight"),
-    "blocks.{}.attention.key_norm.weight": same("layers.{}.self_attn.k_norm.weight"),
-}
-
-OLMO2: Table = {
-    **{name: source for name, source in QWEN3.items() if name != "blocks.{}.attention_norm.weight"},
-    "blocks.{}.attention_norm.weight": same("layers.{}.post_attention_layernorm.weight"),
-    "blocks.{}.ff_norm.weight": same("layers.{}.post_feedforward_layernorm.weight"),
-}
-
-GEMMA3: Table = {
-    **QWEN3,
-    "blocks.{}.attention_out_norm.weight": same("layers.{}.post_attention_layernorm.weight"),
-    "blocks.{}.ff_norm.weight": same("layers.{}.pre_feedforward_layernorm.weight"),
-    "blocks.{}.ff_out_norm.weight": same("layers.{}.post_feedforward_layernorm.weight"),
-}
-
-PHI3: Table = {
-    **LLAMA,
-    "blocks.{}.attention.qkv.weight": same("layers.{}.self_attn.qkv_proj.weight"),
-    "blocks.{}.ff.gate_up.weight": same("layers.{}.mlp.gate_up_proj.weight"),
-}
 
 
 def _gpt2_config(c: JsonDict) -> dict[str, Any]:
@@ -335,6 +242,27 @@ def _refuse(c: JsonDict, family: str, **expected: Any) -> None:
             raise Incompatible(f"this {family} model has {name}={c[name]}; this version reads {name}={value} only")
 
 
+def _mixtral_config(c: JsonDict) -> dict[str, Any]:
+    llama = _mistral_config({"rms_norm_eps": 1e-5, "rope_theta": 1e6, **c})
+    return {**llama, "layers": [_experts(c["num_local_experts"], c["num_experts_per_tok"], c)]}
+
+
+def _qwen3_moe_config(c: JsonDict) -> dict[str, Any]:
+    experts = _experts(
+        c.get("num_experts") or c["num_local_experts"], c["num_experts_per_tok"], c,
+        expert_dim=c["moe_intermediate_size"], normalize=c.get("norm_topk_prob", False),
+    )  # fmt: skip
+    step, plain = c.get("decoder_sparse_step", 1), c.get("mlp_only_layers") or ()
+    layers = [{} if n in plain or (n + 1) % step else experts for n in range(c["num_hidden_layers"])]
+    return {**_qwen3_config(c), "layers": layers}
+
+
+def _experts(experts: int, top: int, c: JsonDict, **more: Any) -> dict[str, Any]:
+    """The channel of a layer with experts. Its loss is the family's while training."""
+    balance = c.get("router_aux_loss_coef", 0.001)
+    return {"channel": {"kind": "experts", "experts": experts, "top": top, "balance": balance, **more}}
+
+
 FAMILIES: Mapping[str, Family] = {
     "gpt2": Family(_gpt2_config, GPT2, "transformer.", (".attn.bias", ".attn.masked_bias")),
     "gpt_neox": Family(
@@ -342,8 +270,10 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "llama": Family(_llama_config, {**LLAMA, **LLAMA_BIASES}, "model.", (".rotary_emb.inv_freq",)),
     "mistral": Family(_mistral_config, LLAMA, "model.", (".rotary_emb.inv_freq",)),
+    "mixtral": Family(_mixtral_config, MIXTRAL, "model.", (".rotary_emb.inv_freq",)),
     "qwen2": Family(_qwen2_config, {**LLAMA, **LLAMA_BIASES}, "model.", (".rotary_emb.inv_freq",)),
     "qwen3": Family(_qwen3_config, QWEN3, "model.", (".rotary_emb.inv_freq",)),
+    "qwen3_moe": Family(_qwen3_moe_config, QWEN3_MOE, "model.", (".rotary_emb.inv_freq",)),
     "gemma3_text": Family(_gemma3_config, GEMMA3, "model.", (".rotary_emb.inv_freq",)),
     "olmo2": Family(_olmo2_config, OLMO2, "model.", (".rotary_emb.inv_freq",)),
     "phi3": Family(_phi3_config, PHI3, "model.", (".rotary_emb.inv_freq",)),

@@ -60,7 +60,10 @@ def test_in_bfloat16_logits_are_as_near_to_float32_as_those_of_transformers(fore
     with torch.inference_mode():
         exact_BTV = theirs(foreign, torch.float32)(tokens_BT).logits
         their_error = theirs(foreign, torch.bfloat16)(tokens_BT).logits.float() - exact_BTV
-        our_error = logits_of(load_checkpoint(foreign, dtype=torch.bfloat16).decoder, tokens_BT) - exact_BTV
+        decoder = load_checkpoint(foreign, dtype=torch.bfloat16).decoder
+        our_error = logits_of(decoder, tokens_BT) - exact_BTV
+    if decoder.config.layers:  # experts of nearly equal scores change places at some tokens, other ones for each
+        our_error, their_error = (error.square().mean(2).median().sqrt() for error in (our_error, their_error))
     assert 1e-3 < our_error.square().mean().sqrt() < BFLOAT16_RMS
     assert our_error.square().mean() < BFLOAT16_RATIO**2 * their_error.square().mean()
 

@@ -16,6 +16,8 @@ from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput
 from memlm.language_model import LanguageModel
 from memlm.model import ModelConfig, parts
+from memlm.model.adapter_files import AdapterNames
+from memlm.model.adapters import LoRA, new_adapter
 from memlm.model.checkpoint import load_checkpoint
 from memlm.model.draws import drawn
 from memlm.model.experts import Experts, HashExperts, Switch
@@ -206,3 +208,18 @@ def test_drafts_batches_and_sessions_say_the_same_as_one_stream_without_them(mod
         session.append(prompt[:20])
         session.append(prompt[20:])
         assert session.generate(**options).result().text == plain.text
+
+
+def test_an_adapter_of_one_row_changes_attention_around_experts_in_that_row_alone():
+    decoder = make(replace(PLAIN, layers=[{"channel": Experts(experts=3)}]))
+    adapter = new_adapter(LoRA(rank=2), decoder, AdapterNames(decoder).parts)
+    assert not [name for name in adapter.names if ".experts." in name]
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    decoder.adapters.attach("mine", adapter, decoder)
+    state = decoder.new_state(batch_size=2, adapters_B=["mine", None])
+    with torch.inference_mode():
+        read = decoder.logits(decoder(torch.tensor([tokens_of(12)] * 2), state)[0])
+    torch.testing.assert_close(read[1], logits(decoder, tokens_of(12)), atol=1e-10, rtol=0)
+    assert (read[0] - read[1]).abs().max() > 0.1
