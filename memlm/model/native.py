@@ -20,7 +20,7 @@ from torch import Tensor
 
 from memlm.model.quantized import BlockWeight, Layout, PanelWeight
 
-VERSION = 3  # of the calls and structures in native.cpp
+VERSION = 4  # of the calls and structures in native.cpp
 FASTEST = -1
 PACKED_KINDS = ("Q8_0", "Q4_0", "Q4_1")  # as native.cpp numbers them
 

@@ -1,7 +1,8 @@
 """A pass of new tokens of each row in one native call, through all layers of plain attention.
 
-It covers rotary, learned, sinusoidal or no positions, norms before the sub-layers, sliding windows, and weights in
-panels. The decoder computes every other pass and every other model in torch, to the same results up to rounding.
+It covers rotary, learned, sinusoidal or no positions, norms before the sub-layers, sliding windows, attention sinks,
+and weights in panels. The decoder computes every other pass and every other model in torch, to the same results up to
+rounding.
 
 The call has a row for each new token. A token's results have the same bits whatever other tokens the pass reads,
 earlier ones of its own sequence included: each row adds in an order of its own, and the attention of a layer begins
@@ -73,9 +74,10 @@ class _Step(Structure):
     _fields_: ClassVar[Sequence[tuple[str, type]]] = [
         *((name, c_void_p) for name in ("hidden", "keys", "cache")),
         *((name, c_int64) for name in ("layer_stride", "value_stride", "sequence_stride", "head_stride")),
-        *((name, c_void_p) for name in ("sequences", "places", "firsts")),
+        *((name, c_void_p) for name in ("sequences", "places", "firsts", "sinks")),
         ("ropes", c_void_p * 2),
-        *((name, c_int32) for name in ("num_rows", "num_threads", "finishes")),
+        ("sink_ropes", c_void_p * 2),
+        *((name, c_int32) for name in ("num_rows", "num_threads", "num_sinks", "finishes")),
     ]
 
 
@@ -111,7 +113,7 @@ class NativeStep:
             and config.positions in POSITIONS
             and config.norm_order == "pre"
             and not (config.qk_norm and config.qk_norm_over != "head")
-            and not (config.is_segmented or config.num_sinks or config.memorizing)
+            and not (config.is_segmented or config.memorizing or config.extended_attention)
             and config.head_dim % VECTOR == 0
         )
         linears = [module for module in decoder.blocks.modules() if isinstance(module, Linear)]  # type: ignore[attr-defined]
@@ -149,15 +151,22 @@ class NativeStep:
         hidden_ND = hidden_BTD.reshape(-1, D)[tokens_N]
         keys_ND = torch.empty_like(hidden_ND)
         places_B, cache = state.places_B(), state.cache_L2BGSd
-        firsts_B = [max(row.floor, row.start, row.base) - row.base for row in state.rows]
-        ropes = [self._cosines_and_sines(context, layer, B)[tokens_N] for layer in self._rope_layers]
+        F = state.num_front
+        firsts_B = [F + max(row.floor, row.start, row.base) - row.base for row in state.rows]
+        sinks_B = [min(row.start, F) for row in state.rows]
+        ropes = [self._turns(context.query_rope(layer), B)[tokens_N] for layer in self._rope_layers]
+        sink_layers = self._rope_layers if F else ()
+        sink_ropes = [self._turns(context.sink_rope(layer), B)[tokens_N] for layer in sink_layers]
         integers = c_int32 * len(numbers)
-        sequences, firsts = integers(*(row for row, _ in numbers)), integers(*(firsts_B[row] for row, _ in numbers))
+        sequences = integers(*(row for row, _ in numbers))
+        firsts, sinks = (integers(*(each_B[row] for row, _ in numbers)) for each_B in (firsts_B, sinks_B))
         places = integers(*(places_B[row] + new for row, new in numbers))
         step = _Step(
             hidden_ND.data_ptr(), keys_ND.data_ptr(), cache.data_ptr(), *cache.stride()[:4],
-            addressof(sequences), addressof(places), addressof(firsts),
-            (c_void_p * 2)(*(rope.data_ptr() for rope in ropes)), len(numbers), torch.get_num_threads(), finishes,
+            addressof(sequences), addressof(places), addressof(firsts), addressof(sinks),
+            (c_void_p * 2)(*(rope.data_ptr() for rope in ropes)),
+            (c_void_p * 2)(*(rope.data_ptr() for rope in sink_ropes)),
+            len(numbers), torch.get_num_threads(), F, finishes,
         )  # fmt: skip
         kernels.memlm_step(byref(self._model), byref(step))
         if len(numbers) == B * T:
@@ -166,8 +175,7 @@ class NativeStep:
         hidden_BTD, keys_BTD = (part.view(B, T, D) for part in padded)
         return hidden_BTD, keys_BTD
 
-    def _cosines_and_sines(self, context: ForwardContext, layer: int, batch_size: int) -> Float[Tensor, "B*T 2 r"]:
-        rope = context.query_rope(layer)
+    def _turns(self, rope: Float[Tensor, "2 *R T r"] | None, batch_size: int) -> Float[Tensor, "B*T 2 r"]:
         assert rope is not None
         T, r = rope.shape[-2:]
         return rope.reshape(2, -1, T, r).permute(1, 2, 0, 3).expand(batch_size, -1, -1, -1).reshape(-1, 2, r)

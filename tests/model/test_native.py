@@ -206,6 +206,9 @@ CONFIGS = {
     "relu": {"positions": "sinusoidal", "activation": "relu"},
     "no positions": {"positions": "none", "tied_embeddings": False},
     "windows": {"windows": (8, 8), "context_length": 200},
+    "sinks": {"windows": (8, 8), "num_sinks": 2, "context_length": 200},
+    "sinks and two angles": {"windows": (9, 5), "num_sinks": 4, "local_rope_theta": 100.0, "context_length": 200},
+    "sinks without turns": {"windows": (6, 6), "num_sinks": 3, "positions": "none", "context_length": 200},
     "a local window": {"windows": (6, 0), "local_rope_theta": 100.0, "no_rope_layers": ()},
     "unturned layers": {"no_rope_layers": (1,)},
     "scaled": {"rope_scaling": RopeScaling("yarn", 4.0, original_length=16)},
@@ -308,11 +311,36 @@ def test_a_token_has_the_same_bits_however_many_are_read_with_it(name, kind, ins
             # A window moves at another time. What both hold is from the later base on.
             base = max(batch.rows[row].base, alone.rows[0].base)
             caches = [
-                state.cache_L2BGSd[:, :, at, :, base - state.rows[at].base : len(text) - state.rows[at].base]
+                state.cache_L2BGSd[:, :, at, :, state.num_front :][
+                    ..., base - state.rows[at].base : len(text) - state.rows[at].base, :
+                ]
                 for state, at in ((batch, row), (alone, 0))
             ]
+            assert torch.equal(
+                *(state.cache_L2BGSd[:, :, at, :, : batch.num_front] for state, at in ((batch, row), (alone, 0)))
+            )
             assert caches[0].shape[3] >= 8
             assert torch.equal(*caches)
+
+
+@needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize("begin", [1, 3, 20])
+def test_sinks_of_an_earlier_document_are_not_seen(begin, instructions):
+    """The document begins before the first sink, among the sinks, and behind them."""
+    decoder = make("sinks and two angles")
+    text = torch.randint(60, (2, 50), generator=torch.Generator().manual_seed(begin))
+    read = []
+    with torch.inference_mode(), native.using(instructions):
+        for step in (decoder._native_step, None):
+            state = decoder.new_state(batch_size=2)
+            decoder(text[:, :begin], state)
+            state.begin_documents([begin, None])
+            decoder.__dict__["_native_step"], kept = step, decoder._native_step
+            parts = [decoder(piece, state)[0] for piece in text[:, begin:].split(7, dim=1)]
+            decoder.__dict__["_native_step"] = kept
+            read.append(torch.cat(parts, dim=1))
+    torch.testing.assert_close(*read, rtol=1e-3, atol=1e-3 * float(read[1].abs().max()))
 
 
 @needs_library
@@ -343,8 +371,8 @@ def test_a_library_of_other_sources_is_not_used(monkeypatch, caplog):
 
 @needs_library
 def test_other_models_and_steps_stay_with_torch():
-    windows = {"num_sinks": 2, "windows": (8, 8)}
-    for changes in ({"positions": "alibi"}, {"norm_order": "post"}, windows, {"xl_length": 8}, {"head_dim": 12}):
+    extended = {"num_sinks": 2, "windows": (8, 8), "extended_attention": 3}
+    for changes in ({"positions": "alibi"}, {"norm_order": "post"}, extended, {"xl_length": 8}, {"head_dim": 12}):
         assert NativeStep.of(Decoder(ModelConfig(**{**SHAPE, **changes})).pack(bits=8)) is None, changes
     assert NativeStep.of(Decoder(ModelConfig(**SHAPE))) is None  # in float32
     assert NativeStep.of(Decoder(ModelConfig(**SHAPE)).pack(bits=8)) is not None

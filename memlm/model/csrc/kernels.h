@@ -442,6 +442,14 @@ static inline void mix(const float* weights, const float* values, int count, int
     for (int i = 0; i < VECTORS; i++) store(mixed + 8 * i, totals[i]);
 }
 
+// Adds weighted values to a head of `size` numbers, the places in order.
+static inline void mix_all(const float* weights, const float* values, int count, int size, float* mixed) {
+    int at = 0;
+    for (; at + 64 <= size; at += 64) mix<8>(weights, values + at, count, size, mixed + at);
+    for (; at + 32 <= size; at += 32) mix<4>(weights, values + at, count, size, mixed + at);
+    for (; at < size; at += 8) mix<1>(weights, values + at, count, size, mixed + at);
+}
+
 // softmax(q k) v of some queries of a sequence, one for each row. The queries share a block of keys, and then of values,
 // while it is in the cache. Each adds in an order of its own, so that its result does not depend on those beside it.
 // Heads are 8n numbers wide. `scores` has room for queries x stride numbers.
@@ -460,22 +468,27 @@ static void attend(const Queries& queries, const float* keys, const float* value
             for (int i = 0; i < queries.count; i++) {
                 const int first = block > queries.firsts[i] ? block : queries.firsts[i];
                 const int end = block + PLACES < queries.ends[i] ? block + PLACES : queries.ends[i];
-                if (first < end) body(i, first, end - first, scores + i * stride + first - queries.firsts[i]);
+                float* at = scores + i * stride + queries.num_sinks(i) + first - queries.firsts[i];
+                if (first < end) body(i, first, end - first, at);
             }
     };
+    for (int i = 0; i < queries.count; i++)
+        if (const int count = queries.num_sinks(i))
+            score(queries.sink_heads + i * queries.mixed_stride, keys + static_cast<int64_t>(queries.sinks[i]) * size,
+                  count, size, scores + i * stride);
     for_blocks([&](int i, int first, int count, float* at) {
         score(queries.heads + i * queries.stride, keys + static_cast<int64_t>(first) * size, count, size, at);
     });
     float factors[QUERIES];
-    for (int i = 0; i < queries.count; i++)
-        factors[i] = exponentiate(scores + i * stride, queries.ends[i] - queries.firsts[i]);
+    for (int i = 0; i < queries.count; i++) {
+        const int num_sinks = queries.num_sinks(i);
+        factors[i] = exponentiate(scores + i * stride, num_sinks + queries.ends[i] - queries.firsts[i]);
+        mix_all(scores + i * stride, values + static_cast<int64_t>(queries.sinks[i]) * size, num_sinks, size,
+                queries.mixed + i * queries.mixed_stride);
+    }
     for_blocks([&](int i, int first, int count, const float* weights) {
-        const float* from = values + static_cast<int64_t>(first) * size;
-        float* to = queries.mixed + i * queries.mixed_stride;
-        int at = 0;
-        for (; at + 64 <= size; at += 64) mix<8>(weights, from + at, count, size, to + at);
-        for (; at + 32 <= size; at += 32) mix<4>(weights, from + at, count, size, to + at);
-        for (; at < size; at += 8) mix<1>(weights, from + at, count, size, to + at);
+        mix_all(weights, values + static_cast<int64_t>(first) * size, count, size,
+                queries.mixed + i * queries.mixed_stride);
     });
     for (int i = 0; i < queries.count; i++) {
         float* to = queries.mixed + i * queries.mixed_stride;

@@ -98,9 +98,11 @@ struct Step {
     int64_t layer_stride, value_stride, sequence_stride, head_stride;
     const int32_t* sequences;  // of each row: its sequence in the cache
     const int32_t* places;     // where its token is written
-    const int32_t* firsts;     // the first place that it sees in layers without a window
+    const int32_t* firsts;     // the first place behind the sinks that it sees in layers without a window
+    const int32_t* sinks;      // the first attention sink that it sees
     const float* ropes[2];     // rows x 2 x rotary_dim: cosines and sines of its position
-    int32_t num_rows, num_threads, finishes;  // finishes: through the last feed-forward and norm
+    const float* sink_ropes[2];  // the same of its position for sinks
+    int32_t num_rows, num_threads, num_sinks, finishes;  // finishes: through the last feed-forward and norm
 };
 
 // Rows of inputs, quantized in blocks, or plain.
@@ -113,13 +115,15 @@ struct Rows {
     int64_t stride() const { return static_cast<int64_t>(num_blocks) * BLOCK; }
 };
 
-// Queries of a head, and the places from `firsts` to before `ends` that each of them sees.
+// Queries of a head, and the places from `firsts` to before `ends` that each of them sees, after the attention sinks from
+// `sinks` to before `sink_ends`, for which it is turned otherwise.
 struct Queries {
-    const float* heads;
+    const float *heads, *sink_heads;
     float* mixed;
     int64_t stride, mixed_stride;  // from one query to the next
     int count;
-    int firsts[QUERIES], ends[QUERIES];
+    int firsts[QUERIES], ends[QUERIES], sinks[QUERIES], sink_ends[QUERIES];
+    int num_sinks(int query) const { return sink_ends[query] - sinks[query]; }
 };
 
 // A number in float16.
@@ -344,7 +348,7 @@ struct Tile {
 };
 
 struct Scratch {
-    std::vector<float> normed, qkv, mixed, inner, activated;
+    std::vector<float> normed, qkv, sink_queries, mixed, inner, activated;
     std::vector<Tile> tiles;
     Inputs inputs;
 };
@@ -357,10 +361,18 @@ static void write(Threads::Claim& claim, const Model& model, const Layer& layer,
         float* heads = scratch.qkv.data() + static_cast<int64_t>(row) * (H + 2 * G) * d;
         const float* cosines =
             layer.rope < 0 ? nullptr : step.ropes[layer.rope] + static_cast<int64_t>(row) * 2 * model.rotary_dim;
+        const float* sink_cosines =
+            cosines && step.num_sinks ? step.sink_ropes[layer.rope] + static_cast<int64_t>(row) * 2 * model.rotary_dim : nullptr;
         for (int head = 0; head < H + G; head++) {
             float* at = heads + head * d;
             const Norm& norm = head < H ? layer.query_norm : layer.key_norm;
             if (norm.weight) kernels().normalize(norm, at, d, at);
+            if (head < H && step.num_sinks) {
+                float* near = scratch.sink_queries.data() + (static_cast<int64_t>(row) * H + head) * d;
+                std::memcpy(near, at, d * sizeof(float));
+                if (sink_cosines) kernels().rotate(near, sink_cosines, sink_cosines + model.rotary_dim, model.rotary_dim);
+                for (int i = 0; i < d; i++) near[i] *= model.query_scale;
+            }
             if (cosines) kernels().rotate(at, cosines, cosines + model.rotary_dim, model.rotary_dim);
             if (head < H) for (int i = 0; i < d; i++) at[i] *= model.query_scale;
         }
@@ -380,14 +392,19 @@ static void attend(Threads::Claim& claim, const Model& model, const Layer& layer
         const auto [begin, count] = scratch.tiles[chunk / H];
         const int head = chunk % H;
         Queries queries{scratch.qkv.data() + (static_cast<int64_t>(begin) * (H + 2 * G) + head) * d,
+                        scratch.sink_queries.data() + (static_cast<int64_t>(begin) * H + head) * d,
                         scratch.mixed.data() + (static_cast<int64_t>(begin) * H + head) * d,
-                        static_cast<int64_t>(H + 2 * G) * d, static_cast<int64_t>(H) * d, count, {}, {}};
+                        static_cast<int64_t>(H + 2 * G) * d, static_cast<int64_t>(H) * d, count, {}, {}, {}, {}};
         int most = 0;
         for (int i = 0; i < count; i++) {
             const int end = step.places[begin + i] + 1, since = end - layer.window, first = step.firsts[begin + i];
-            queries.ends[i] = end;
             queries.firsts[i] = layer.window && since > first ? since : first;
-            most = end - queries.firsts[i] > most ? end - queries.firsts[i] : most;
+            queries.ends[i] = end > queries.firsts[i] ? end : queries.firsts[i];  // a sink sees none behind them
+            queries.sink_ends[i] = end < step.num_sinks ? end : step.num_sinks;
+            queries.sinks[i] = step.num_sinks ? step.sinks[begin + i] : 0;
+            if (queries.sinks[i] > queries.sink_ends[i]) queries.sinks[i] = queries.sink_ends[i];
+            const int seen = queries.ends[i] - queries.firsts[i] + queries.num_sinks(i);
+            most = seen > most ? seen : most;
         }
         if (scores.size() < static_cast<size_t>(count) * most) scores.resize(2 * static_cast<size_t>(count) * most);
         const float* keys = cache + step.sequences[begin] * step.sequence_stride + (head / (H / G)) * step.head_stride;
@@ -403,6 +420,7 @@ static void run_rows(Threads::Claim& claim, const Model& model, const Step& step
     const int inner = model.ff_dim * (model.is_gated ? 2 : 1), heads = model.num_heads * model.head_dim;
     scratch.normed.resize(static_cast<size_t>(rows) * D);
     scratch.qkv.resize(static_cast<size_t>(rows) * (heads + 2 * model.num_kv_heads * model.head_dim));
+    if (step.num_sinks) scratch.sink_queries.resize(static_cast<size_t>(rows) * heads);
     scratch.mixed.resize(static_cast<size_t>(rows) * heads);
     scratch.inner.resize(static_cast<size_t>(rows) * inner);
     scratch.activated.resize(static_cast<size_t>(rows) * model.ff_dim);
@@ -454,7 +472,9 @@ static void run(const Model& model, const Step& step) {
         part.sequences += begin;
         part.places += begin;
         part.firsts += begin;
+        part.sinks += begin;
         for (const float*& rope : part.ropes) if (rope) rope += begin * 2 * model.rotary_dim;
+        for (const float*& rope : part.sink_ropes) if (rope) rope += begin * 2 * model.rotary_dim;
         run_rows(claim, model, part);
     }
 }
@@ -464,7 +484,7 @@ static void run(const Model& model, const Step& step) {
 extern "C" {
 
 // Raised with every change of these calls and structures, with VERSION in memlm/model/native.py.
-int32_t memlm_version() { return 3; }
+int32_t memlm_version() { return 4; }
 
 int32_t memlm_num_kernels() { return memlm::NUM_KERNELS; }
 
