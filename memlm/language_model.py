@@ -249,7 +249,7 @@ class LanguageModel:
         *,
         store: str | None = None,
         k: int = 8,
-        by: str = "both",
+        by: str = "words",
         documents: str | Sequence[str] = (),
         where: Mapping[str, str] | Sequence[str] = (),
         exclude_documents: str | Sequence[str] = (),

@@ -57,7 +57,7 @@ class PassagesRequest(Request[tuple[Passage, ...]]):
     )
     k: int = field(default=8, metadata=option("Passages to show."))
     by: PassagesBy = field(
-        default=PassagesBy.BOTH,
+        default=PassagesBy.WORDS,
         metadata=option(
             "words: BM25. meaning: the model's mean state. both: their ranks.", metavar="words|meaning|both"
         ),

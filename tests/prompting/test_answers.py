@@ -141,10 +141,10 @@ def test_passages_come_from_the_datastore_without_excluded_documents(model_folde
     build_index(model_folder, texts, tmp_path / "store", check="none")
     with load(model_folder, [tmp_path / "store"], attention_window=44) as lm:
         options = {"seed": 1, "max_tokens": 2, "mixture": mixture}
-        answer = lm.answer("Which port?", store="store", **options)
+        answer = lm.answer("Which is a port?", store="store", **options)
         assert {each.document_id for each in answer.passages} == {"ports", "pages"}
         assert answer.completion.accepted.store == (None if mixture else "store")
-        answer = lm.answer("Which port?", exclude_documents=["pages"], **options)
+        answer = lm.answer("Which is a port?", exclude_documents=["pages"], **options)
         assert {each.document_id for each in answer.passages} == {"ports"}
         with pytest.raises(NotFound, match="no document 'nothing'"):
-            lm.answer("Which port?", exclude_documents="nothing", **options)
+            lm.answer("Which is a port?", exclude_documents="nothing", **options)

@@ -100,7 +100,7 @@ def check_words(lm: LanguageModel, question: str) -> None:
 def test_words_are_ranked_by_bm25_over_the_texts(store, model_folder, question):
     with load(model_folder, [store]) as lm:
         check_words(lm, question)
-        some = lm.find_passages(question, by="words", k=3)
+        some = lm.find_passages(question, k=3)  # by words, unless asked otherwise
         assert some == lm.find_passages(question, by="words", k=1000)[:3]
         assert bool(some) == (question != "zebra crossing")
     (file,) = store.glob(f"segments/*/{PASSAGES}")
@@ -147,7 +147,7 @@ def test_both_joins_the_two_orders_by_reciprocal_ranks(store, model_folder):
         for order in orders:
             for rank, place in enumerate(order, 1):
                 scores[place] += 1 / (60 + rank)
-        found = lm.find_passages("the page", k=1000)
+        found = lm.find_passages("the page", k=1000, by="both")
         assert {place: each.score for place, each in zip(places(found), found, strict=True)} == pytest.approx(scores)
         assert places(found)[0] == max(scores, key=lambda place: scores[place])
     assert fused([np.array([2, 0])], 3).tolist() == pytest.approx([1 / 62, 0, 1 / 61])
@@ -219,7 +219,7 @@ def test_a_remembered_text_is_found_at_once_and_a_purge_leaves_nothing_of_it(sto
         assert (found.text, found.num_tokens) == ("the xylophone of a memory", len(lm.tokenize(found.text)))
         lm.delete_documents(["note"])
         assert not lm.find_passages("xylophone", by="words")
-        assert "note" not in {each.document_id for each in lm.find_passages("a xylophone", k=1000)}
+        assert "note" not in {each.document_id for each in lm.find_passages("a xylophone", k=1000, by="both")}
     assert b"xylophone" in b"".join(path.read_bytes() for path in store.glob(f"segments/*/{PASSAGES}"))
     compact(store, purge=True)
     assert not [path for path in store.rglob("*") if path.is_file() and b"xylophone" in path.read_bytes()]
