@@ -62,6 +62,7 @@ ZOO: dict[str, ModelConfig] = {
     "sums beside a window": mixed("attention", "decay", windows=(6, 0)),
     "sums in segments": replace(mixed("decay"), xl_length=5, context_length=6),
     "fields that add": mixed("fatigue"),
+    "fields that add in segments": replace(mixed("fatigue"), xl_length=5, context_length=6),
     "joins": replace(PLAIN, join="gate"),
     "a stack": replace(PLAIN, num_layers=4, stack="looped"),
     "a stack of sums": replace(mixed("decay", "attention"), num_layers=4, stack="looped"),

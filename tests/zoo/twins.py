@@ -122,7 +122,7 @@ def tired(twin, part, layer, x):
         for h in range(c.num_heads):
             q, _, _ = twin.heads(prefix, x[t], h)
             scores, values = [], []
-            for s in range(t + 1):
+            for s in range(twin.floor_at(t)[0], t + 1):
                 _, k, v = twin.heads(prefix, x[s], h)
                 tired = sum(max(0.0, mark[u, 1] * mark[s, 0]) for u in range(s + 1, t))
                 scores.append(twin.score(layer, h, q, k, t, s) - tired)
