@@ -293,6 +293,16 @@ def test_14_the_compression_loss_teaches_the_compression_alone(kind, loss):
     assert learnt == pytest.approx((found[0] - found[1]) / 2e-5, rel=1e-4)
 
 
+def test_14_a_compression_that_does_not_learn_has_no_loss():
+    """As where an adapter alone learns."""
+    decoder = make(replace(COMPRESSED, compression=Compression(length=4, rate=2, kind="conv"))).requires_grad_(False)
+    decoder.blocks[0].attention.out.weight.requires_grad_(True)
+    state = decoder.new_state(training=True)
+    hidden_BTD, _ = decoder(torch.tensor([tokens_of(18)]), state)
+    assert hidden_BTD.requires_grad
+    assert state.compression_loss is None
+
+
 def _first_layer_loss(decoder: Decoder) -> float:
     """The compression loss with gradients on, as training has it; only the first layer's changes here."""
     with torch.enable_grad():
