@@ -37,7 +37,9 @@ KNOWN: dict[str, dict[str, str]] = {
         "switch": "memlm.model.experts:Switch",
         "hash": "memlm.model.experts:HashExperts",
     },
-    "join": {},
+    "join": {
+        "gated": "memlm.zoo.gated:Gated",
+    },
     "stack": {},
     "border": {},
 }

@@ -64,6 +64,8 @@ ZOO: dict[str, ModelConfig] = {
     "fields that add": mixed("fatigue"),
     "fields that add in segments": replace(mixed("fatigue"), xl_length=5, context_length=6),
     "joins": replace(PLAIN, join="gate"),
+    "gated residuals": replace(PLAIN, join="gated"),
+    "gated residuals and xl": replace(PLAIN, join={"kind": "gated", "start": 0.5}, xl_length=5, context_length=6),
     "a stack": replace(PLAIN, num_layers=4, stack="looped"),
     "a stack of sums": replace(mixed("decay", "attention"), num_layers=4, stack="looped"),
     "a border": replace(PLAIN, border="carry", positions="none", context_length=6),

@@ -8,9 +8,11 @@ from __future__ import annotations
 import numpy as np
 from memory_twins import Twin
 from zoo.seam_parts import Carry, Decay, Fatigue, Gate, Looped
+from zoo.stack_twins import gated as gated_as_a_gru
 
 from memlm.model.experts import Experts, HashExperts, Switch
 from memlm.model.patterns import Pattern
+from memlm.zoo.gated import Gated
 
 U64 = (1 << 64) - 1
 
@@ -158,6 +160,6 @@ def carried(twin, part, layer, x):
 
 MIXERS = {Decay: decayed, Fatigue: tired}
 CHANNELS = {Experts: routed, Switch: routed, HashExperts: hashed}
-JOINS = {Gate: gated}
+JOINS = {Gate: gated, Gated: gated_as_a_gru}
 STACKS = {Looped: lambda twin, part, layer: layer % twin.config.num_blocks}
 BORDERS = {Carry: carried}
