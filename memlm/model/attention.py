@@ -148,10 +148,27 @@ class Attention(nn.Module):
         if past is None:
             key_BGSd, value_BGSd = state.cache_L2BGSd[state.cache_places[layer]].narrow(3, 0, S).unbind(0)
             return key_BGSd, value_BGSd
-        return torch.cat([past[0], key_BGTd], dim=2), torch.cat([past[1], value_BGTd], dim=2)
+        joined = torch.cat([past[0], key_BGTd], dim=2), torch.cat([past[1], value_BGTd], dim=2)
+        if state.live is not None:
+            state.live[layer] = torch.stack(joined)
+        return joined
 
     def _past(self, state: DecoderState, S: int, context: ForwardContext) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first S places, to train with. No gradient goes further back.
+        """Keys and values of the first S places, to train with. No gradient goes further back, but for places that are
+        live.
+        """
+        live = None if state.live is None else state.live.get(self.layer + context.layer_offset)
+        if live is None:
+            return self._stored(state, S, context)
+        count = live.shape[3]
+        if count >= S:
+            return live[0, :, :, :S], live[1, :, :, :S]
+        stored = self._stored(state, S, context)
+        both = [torch.cat([first, rest[:, :, count:]], dim=2) for first, rest in zip(live, stored, strict=True)]
+        return both[0], both[1]
+
+    def _stored(self, state: DecoderState, S: int, context: ForwardContext) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first S places, without their gradients.
 
         Where the state has the layer's inputs, they are projected anew, so that the projections learn from them.
         """

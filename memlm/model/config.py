@@ -288,6 +288,11 @@ class ModelConfig:
         return self.compression.length if self.compression else self.num_sinks or own
 
     @property
+    def training_length(self) -> int:
+        """Tokens of a row in a training step: a segment, or as many as a border learns through."""
+        return self.context_length * (1 if self.border is None else self.border.segments_at_once)
+
+    @property
     def caching_layers(self) -> tuple[int, ...]:
         """The layers that keep keys and values of tokens in the cache."""
         mixers = ((layer, self.layer_at(layer).mixer) for layer in range(self.num_layers))

@@ -41,7 +41,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "gated": "memlm.zoo.gated:Gated",
     },
     "stack": {},
-    "border": {},
+    "border": {"recurrent_memory": "memlm.zoo.recurrent_memory:RecurrentMemory"},
 }
 PLUGINS = "memlm.parts"  # entry points of other packages, named `seam.kind`
 
@@ -67,6 +67,16 @@ class Part:
     def num_front(self) -> int:
         """Places in front of each segment, which a border fills."""
         return 0
+
+    @property
+    def num_behind(self) -> int:
+        """Places behind each segment, in which a border reads vectors of its own before the segment ends."""
+        return 0
+
+    @property
+    def segments_at_once(self) -> int:
+        """Segments of a training step. Gradients reach back through a border within a step alone."""
+        return 1
 
     def build(self, config: ModelConfig, layer: int, sublayer: str = "") -> nn.Module | None:
         """Returns the module of a layer. A join is built for the `sublayer` attention and for ff, and None is a sum.

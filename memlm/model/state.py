@@ -73,6 +73,9 @@ class DecoderState:
         remembering = range(L) if config.extended_attention else config.memorizing.layers if config.memorizing else ()
         self.knn_caches: dict[int, list[KnnCache]] = {layer: [] for layer in remembering}
         self.compression_loss: Tensor | None = None
+        # With their gradients: keys and values of the first places of each layer (2 B G S d), and what else a border
+        # names. None where a pass learns nothing from earlier segments.
+        self.live: dict[int | str, Tensor] | None = None
         self._last_pass = LastPass()
         self.use_rows(batch_size)
 
@@ -223,6 +226,7 @@ class DecoderState:
     def begin_pass(self, tokens_BT: Int[Tensor, "B T"]) -> None:
         """Begins a pass, whose tokens `crop` can take back."""
         self._last_pass.begin(self.rows)
+        self.live = None
         if self.fields is not None and self.fields.have_sums:
             self.fields.begin_pass()
             self._last_pass.tokens_BT = tokens_BT

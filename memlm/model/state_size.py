@@ -14,7 +14,8 @@ SPARE_PLACES = 64  # at least so many tokens behind a window are written before 
 def local_places(config: ModelConfig, capacity: int) -> tuple[int, bool]:
     """Returns how many of the latest tokens a row has places for, and whether old ones make room for new ones."""
     if config.is_segmented:
-        return config.xl_length + config.context_length + group_size(config.compression) - 1, True
+        behind = 0 if config.border is None else config.border.num_behind
+        return config.xl_length + config.context_length + group_size(config.compression) - 1 + behind, True
     if config.is_windowed:
         widest = max(config.windows)
         rolling = widest - 1 + max(SPARE_PLACES, widest // 4)

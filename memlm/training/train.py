@@ -96,7 +96,7 @@ def train(
         torch.manual_seed(config.seed)
         model_config = model_config or config.model(tokenizer.vocab_size)
         decoder, adapter = _learning(base, model_config, config)
-        length, rows = model_config.context_length, config.batch_size * config.accumulate
+        length, rows = model_config.training_length, config.batch_size * config.accumulate
         data: Batches | DocumentStreams
         if model_config.is_segmented:
             ids = tokenizer.start_id, tokenizer.end_id

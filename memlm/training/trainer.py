@@ -115,7 +115,7 @@ class Trainer:
     @property
     def tokens_per_step(self) -> int:
         """Tokens per step, of all processes together."""
-        return self.config.batch_size * self.config.accumulate * self.decoder.config.context_length
+        return self.config.batch_size * self.config.accumulate * self.decoder.config.training_length
 
     def step(self) -> Record:
         """Takes one optimizer step, from as many batches as are accumulated."""

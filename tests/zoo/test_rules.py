@@ -36,6 +36,11 @@ def channels(*kinds: Any, **changes: Any) -> ModelConfig:
     return replace(PLAIN, layers=[{"channel": kind} for kind in kinds], **changes)
 
 
+def segmented(*mixers: Any, **changes: Any) -> ModelConfig:
+    return mixed(*mixers, context_length=6, **changes)
+
+
+ONE_MEMORY = {"kind": "recurrent_memory", "memories": 1, "unroll": 3}
 GLOBAL = pattern("global", window=3, num_global=2)
 RANDOM = pattern("random", window=2, num_global=1, block=3, num_random=2)
 ZOO: dict[str, ModelConfig] = {
@@ -69,6 +74,10 @@ ZOO: dict[str, ModelConfig] = {
     "a stack": replace(PLAIN, num_layers=4, stack="looped"),
     "a stack of sums": replace(mixed("decay", "attention"), num_layers=4, stack="looped"),
     "a border": replace(PLAIN, border="carry", positions="none", context_length=6),
+    "recurrent memory": segmented(border={"kind": "recurrent_memory", "memories": 3}),
+    "recurrent memory of one vector, alibi": segmented(border=ONE_MEMORY, positions="alibi"),
+    "recurrent memory and xl": segmented(border=ONE_MEMORY, xl_length=4, positions="transformer_xl"),
+    "recurrent memory beside a pattern": segmented(GLOBAL, "attention", border="recurrent_memory"),
 }
 PIECES = ([23], [1] * 23, [5, 1, 2, 11, 4])
 

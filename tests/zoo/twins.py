@@ -8,11 +8,13 @@ from __future__ import annotations
 import numpy as np
 from memory_twins import Twin
 from zoo.seam_parts import Carry, Decay, Fatigue, Gate, Looped
+from zoo.segment_twins import in_segments, with_memory
 from zoo.stack_twins import gated as gated_as_a_gru
 
 from memlm.model.experts import Experts, HashExperts, Switch
 from memlm.model.patterns import Pattern
 from memlm.zoo.gated import Gated
+from memlm.zoo.recurrent_memory import RecurrentMemory
 
 U64 = (1 << 64) - 1
 
@@ -22,7 +24,8 @@ class ZooTwin(Twin):
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         self.tokens = tokens
-        return super().logits(tokens)
+        read = TEXTS.get(type(self.config.border))
+        return super().logits(tokens) if read is None else read(self, self.config.border, tokens)
 
     def layer(self, layer: int, x: np.ndarray) -> np.ndarray:
         stack = self.config.stack
@@ -162,4 +165,5 @@ MIXERS = {Decay: decayed, Fatigue: tired}
 CHANNELS = {Experts: routed, Switch: routed, HashExperts: hashed}
 JOINS = {Gate: gated, Gated: gated_as_a_gru}
 STACKS = {Looped: lambda twin, part, layer: layer % twin.config.num_blocks}
-BORDERS = {Carry: carried}
+BORDERS = {Carry: carried, RecurrentMemory: with_memory}
+TEXTS = {RecurrentMemory: in_segments}  # borders through which a segment depends on the whole model's last one
