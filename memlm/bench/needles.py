@@ -68,8 +68,8 @@ def bench_needles(
         "extended_attention": load_checkpoint(model, attention_window=window, extended_attention=extended_attention),
     }
     answers, done = defaultdict[tuple[int, int, str], list[Answer]](list), 0
-    filler = _filler(checkpoints["attention_window"].tokenizer, texts, window, trials)
-    for trial, filler_ids in enumerate(filler):
+    fillers = filler(checkpoints["attention_window"].tokenizer, texts, LENGTHS[-1] * window, trials)
+    for trial, filler_ids in enumerate(fillers):
         for num_keys in KEYS:
             needles = hide(checkpoints["attention_window"].tokenizer, filler_ids, num_keys, window, seed=trial)
             for way, checkpoint in checkpoints.items():
@@ -102,9 +102,12 @@ def hide(tokenizer: Tokenizer, filler_ids: Sequence[int], num_keys: int, window:
     return Needles([*ids, *filler_ids[begin:]][: LENGTHS[-1] * window], keys)
 
 
-def _filler(tokenizer: Tokenizer, texts: Corpus, window: int, trials: int) -> Iterator[list[int]]:
-    """As many texts as trials, of consecutive documents."""
-    size, ids, made = LENGTHS[-1] * window, list[int](), 0
+def filler(tokenizer: Tokenizer, texts: Corpus, size: int, trials: int) -> Iterator[list[int]]:
+    """As many texts of `size` tokens as trials, of consecutive documents.
+
+    Raises InvalidInput if the documents are too short.
+    """
+    ids, made = list[int](), 0
     for document in texts:
         ids += tokenizer.encode(document.text).tolist()
         while len(ids) >= size and made < trials:
@@ -113,9 +116,8 @@ def _filler(tokenizer: Tokenizer, texts: Corpus, window: int, trials: int) -> It
         if made == trials:
             return
     raise InvalidInput(
-        f"the documents make {made} texts of {size:,} tokens; give more documents, or ask for fewer needles or a"
-        " shorter window",
-        field="needles",
+        f"the documents make {made} texts of {size:,} tokens; give more documents, or ask for fewer or shorter texts",
+        field="texts",
     )
 
 
@@ -136,11 +138,11 @@ def _answers(
         for name, digits in needles.keys:
             question = checkpoint.tokenizer.encode(QUESTION.format(name)).tolist()
             answer_ids = checkpoint.tokenizer.encode(digits).tolist()
-            for is_past, answer in enumerate(_answer(checkpoint, state.fork(), past, question, answer_ids)):
+            for is_past, answer in enumerate(answers_of(checkpoint, state.fork(), past, question, answer_ids)):
                 yield length, bool(is_past), answer
 
 
-def _answer(
+def answers_of(
     checkpoint: Checkpoint, state: DecoderState, past: OwnPast | None, question: list[int], answer: list[int]
 ) -> Iterator[Answer]:
     """Yields the answer of the model alone, and with a past that of the mixture. Reads into the state."""

@@ -272,6 +272,46 @@ def context(
         print_table(shown)
 
 
+@app.command(epilog="Example: memlm bench passkeys books/ --model smollm2 --tokens 2000 --tokens 30000 --json")
+def passkeys(
+    texts: options.Texts,
+    model: options.Model,
+    tokens: Annotated[
+        list[int] | None, typer.Option(min=600, help="Tokens of a text. Repeatable. Default: 2,000 and 8,000.")
+    ] = None,
+    window: Annotated[int, typer.Option(help="Tokens that the model reads at once.")] = 512,
+    extended_attention: Annotated[int, typer.Option(help="Tokens beyond the window that find the keys.", min=1)] = 16,
+    trials: Annotated[int, typer.Option(help="Texts of each length.", min=1)] = 1,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    json: options.Json = False,
+) -> None:
+    """How often a key is found, by the length of the text and the depth of the key in it.
+
+    The context cache speaks as `memlm tune-context` set it for the model.
+    """
+    from memlm.bench.passkeys import bench_passkeys
+    from memlm.data.corpus import Corpus
+
+    with ConsoleProgress() as progress:
+        rows = bench_passkeys(
+            model, Corpus(texts), lengths=tokens or (2000, 8000), window=window, extended_attention=extended_attention,
+            trials=trials, dtype=dtype, device=device, progress=progress,
+        )  # fmt: skip
+    if json:
+        _print_report({"rows": rows}, None)
+        return
+    ways = dict.fromkeys(row["way"] for row in rows)
+    shown = table("tokens", "depth", *(way.replace("_", " ") for way in ways))
+    cells = {(row["tokens"], row["depth"], row["way"]): row for row in rows}
+    for length, depth in dict.fromkeys((row["tokens"], row["depth"]) for row in rows):
+        found = (cells[length, depth, way] for way in ways)
+        shown.add_row(
+            f"{length:,}", f"{depth:.0%}", *(f"{row['right']:.0%} ({row['nats_of_answer']:.1f})" for row in found)
+        )
+    print_table(shown)
+
+
 @app.command(epilog="Example: memlm bench remember held-out/ --model smollm2 --json")
 def remember(
     texts: options.Texts,

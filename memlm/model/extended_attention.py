@@ -12,6 +12,8 @@ Shapes: B batch, T new tokens, H query heads, G key-value heads, Q = T H / G, K 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -25,12 +27,26 @@ from memlm.model.knn_memory import KnnCache
 from memlm.model.positions import apply_rope
 
 
+@contextmanager
+def remembering_alone(layers: Iterable[ExtendedAttention]) -> Iterator[None]:
+    """Reads with the window alone, and remembers, so that a long text takes no longer than its windows."""
+    chosen = list(layers)
+    for layer in chosen:
+        layer.searches = False
+    try:
+        yield
+    finally:
+        for layer in chosen:
+            layer.searches = True
+
+
 class ExtendedAttention:
     """Extended attention of one layer. It has no parameters."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         self.layer, self.top_k, self.window = layer, config.extended_attention, config.window_of(layer)
         self.num_sinks, self.num_kv_heads = config.num_sinks, config.num_kv_heads
+        self.searches = True
 
     def remember(
         self, key_BGTd: Float[Tensor, "B G T d"], value_BGTd: Float[Tensor, "B G T d"], context: ForwardContext
@@ -46,11 +62,12 @@ class ExtendedAttention:
     def search(self, query_BHTd: Float[Tensor, "B H T d"], context: ForwardContext) -> KnnResult | None:
         """Finds the best keys that have left the window of each query, but for sinks, which it sees anyway.
 
-        Returns None if nothing has left the window of any query. Takes time in proportion to the tokens read.
+        Returns None if nothing has left the window of any query, or if nothing is to be searched. Takes time in
+        proportion to the tokens read.
         """
         state, mask = context.state, context.mask
         assert state is not None
-        if mask.query_span[1] - self.window <= self.num_sinks:
+        if not self.searches or mask.query_span[1] - self.window <= self.num_sinks:
             return None
         if (cos_sin := context.turn_by(self.window, self.layer)) is not None:
             query_BHTd = apply_rope(query_BHTd, cos_sin)

@@ -42,7 +42,7 @@ def test_a_past_that_holds_the_answer_gives_it(checkpoint):
     past = OwnPast(ContextSettings(1, 1.0, 0.99), ContextCache(decoder.config.dim))
     state, ids = decoder.new_state(), [*question, *answer]
     past.read(ids, decoder.keys(torch.tensor([ids]), state)[0].numpy())
-    alone, mixed = needles._answer(checkpoint, decoder.new_state(), past, question, answer)
+    alone, mixed = needles.answers_of(checkpoint, decoder.new_state(), past, question, answer)
     assert mixed.is_right
     assert not alone.is_right
     assert mixed.nats < 0.1 < alone.nats
@@ -71,4 +71,4 @@ def test_too_little_text_is_refused(model_folder, corpus_folder):
     from memlm.data.corpus import Corpus
 
     with pytest.raises(InvalidInput, match="give more documents"):
-        list(needles._filler(load_checkpoint(model_folder).tokenizer, Corpus([corpus_folder]), 4000, 2))
+        list(needles.filler(load_checkpoint(model_folder).tokenizer, Corpus([corpus_folder]), 32_000, 2))
