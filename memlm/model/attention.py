@@ -10,6 +10,7 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -206,7 +207,7 @@ class Attention(nn.Module):
         if found is not None:
             mixed_BHTd = mixed_BHTd + found.read(joint_BHTE[..., S:])
         extra = self.positions.values(weights_BHTS, context.mask) if self.positions else None
-        return self.combine(mixed_BHTd if extra is None else mixed_BHTd + extra)
+        return self.combine(mixed_BHTd if extra is None else mixed_BHTd + extra, context)
 
     def visible(self, heads: Heads, context: ForwardContext) -> Bool[Tensor, "R|B 1|H T S"]:
         """Returns where each query may look."""
@@ -216,7 +217,7 @@ class Attention(nn.Module):
         """Returns the weights to use in place of those behind the softmax. Those of kNN attention are last."""
         return weights_BHTE
 
-    def combine(self, mixed_BHTd: Float[Tensor, "B H T d"]) -> Float[Tensor, "B H T d"]:
+    def combine(self, mixed_BHTd: Float[Tensor, "B H T d"], context: ForwardContext) -> Float[Tensor, "B H T d"]:
         """Returns the heads that the last projection takes, made of the outputs of the heads."""
         return mixed_BHTd
 
@@ -238,3 +239,28 @@ class Attention(nn.Module):
             scores_BHTS = torch.cat([near_BHTF, scores_BHTS[..., front:]], dim=3)
         scores_BHTS = scores_BHTS / math.sqrt(self.config.head_dim)
         return scores_BHTS if context.bias_RHTS is None else scores_BHTS + context.bias_RHTS
+
+
+class MaskedAttention(Attention):
+    """Attention with other `visible` places or another `combine`, by torch's fused kernel where scores are plain."""
+
+    is_explicit = True
+
+    def _attend_explicitly(
+        self,
+        query_BHTd: Tensor,
+        heads: Heads,
+        key_BGSd: Tensor,
+        value_BGSd: Tensor,
+        context: ForwardContext,
+        found: KnnResult | None,
+    ) -> Float[Tensor, "B H T d"]:
+        """Attends by torch's fused kernel, unless positions or memories change the scores."""
+        has_own_scores = self.positions is not None or context.bias_RHTS is not None or context.mask.sink_cap
+        if found is not None or has_own_scores or self.counts_use or context.watch is not None:
+            return super()._attend_explicitly(query_BHTd, heads, key_BGSd, value_BGSd, context, found)
+        mixed_BHTd = F.scaled_dot_product_attention(
+            query_BHTd, key_BGSd, value_BGSd, attn_mask=self.visible(heads, context),
+            enable_gqa=query_BHTd.shape[1] != key_BGSd.shape[1],
+        )  # fmt: skip
+        return self.combine(mixed_BHTd, context)

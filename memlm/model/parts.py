@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 PLAIN = {"mixer": "attention", "channel": "feed_forward", "join": "add", "stack": "plain", "border": "plain"}
 # Where the class of each kind is. It is loaded when a config names it first.
 KNOWN: dict[str, dict[str, str]] = {
-    "mixer": {"pattern": "memlm.model.patterns:Pattern"},
+    "mixer": {
+        "differential": "memlm.zoo.differential:Differential",
+        "differential_v2": "memlm.zoo.differential:DifferentialV2",
+        "pattern": "memlm.model.patterns:Pattern",
+    },
     "channel": {
         "experts": "memlm.model.experts:Experts",
         "switch": "memlm.model.experts:Switch",
@@ -99,6 +103,17 @@ class Part:
 
     def check(self, config: ModelConfig) -> None:
         """Raises InvalidInput if the part does not go with the rest of a config."""
+
+    def refuse(self, config: ModelConfig, *names: str) -> None:
+        """Raises InvalidInput if a config has one of some memories, in a layer of this mixer where layers have it."""
+        own = [layer for layer in range(config.num_layers) if config.layer_at(layer).mixer == self]
+        in_layers = {
+            "memorizing": any(map(config.memorizes, own)),
+            "windows": any(config.windows[layer] for layer in own if layer < len(config.windows)),
+        }
+        for name in names:
+            if in_layers.get(name, getattr(config, name)):
+                raise InvalidInput(f"{self.kind} does not go with {name}; leave it out of its layers", field=name)
 
 
 @dataclass(frozen=True, slots=True)

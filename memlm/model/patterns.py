@@ -21,15 +21,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from memlm.errors import check_choice, check_range
-from memlm.model.attention import Attention, Heads
+from memlm.model.attention import Heads, MaskedAttention
 from memlm.model.draws import drawn
 from memlm.model.forward import ForwardContext
-from memlm.model.knn_attention import KnnResult
 from memlm.model.parts import Part
 
 if TYPE_CHECKING:
@@ -98,10 +96,8 @@ class Pattern(Part):
         return (key_block == block) & (query_block > 0)
 
 
-class PatternAttention(Attention):
+class PatternAttention(MaskedAttention):
     """Attention that sees the places of a pattern."""
-
-    is_explicit = True
 
     def __init__(self, config: ModelConfig, layer: int, pattern: Pattern) -> None:
         super().__init__(config, layer)
@@ -120,21 +116,3 @@ class PatternAttention(Attention):
                 seen_RHTS = seen_RHTS | (torch.arange(mask.num_places, device=seen_RHTS.device) < mask.num_front)
             context.shared[key] = seen_RHTS & mask.visible(self.window)
         return context.shared[key]
-
-    def _attend_explicitly(
-        self,
-        query_BHTd: Tensor,
-        heads: Heads,
-        key_BGSd: Tensor,
-        value_BGSd: Tensor,
-        context: ForwardContext,
-        found: KnnResult | None,
-    ) -> Float[Tensor, "B H T d"]:
-        """Attends by torch's fused kernel, unless positions or memories change the scores."""
-        has_own_scores = self.positions is not None or context.bias_RHTS is not None or context.mask.sink_cap
-        if found is not None or has_own_scores or self.counts_use or context.watch is not None:
-            return super()._attend_explicitly(query_BHTd, heads, key_BGSd, value_BGSd, context, found)
-        return F.scaled_dot_product_attention(
-            query_BHTd, key_BGSd, value_BGSd, attn_mask=self.visible(heads, context),
-            enable_gqa=query_BHTd.shape[1] != key_BGSd.shape[1],
-        )  # fmt: skip

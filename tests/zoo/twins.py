@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from memory_twins import Twin
+from zoo import differential_twins
 from zoo.seam_parts import Carry, Decay, Fatigue, Gate, Looped
 from zoo.segment_twins import in_segments, with_memory
 from zoo.stack_twins import gated as gated_as_a_gru
@@ -161,7 +162,7 @@ def carried(twin, part, layer, x):
     return twin.linear(prefix + "out", out.reshape(len(x), -1))
 
 
-MIXERS = {Decay: decayed, Fatigue: tired}
+MIXERS = {Decay: decayed, Fatigue: tired, **differential_twins.MIXERS}
 CHANNELS = {Experts: routed, Switch: routed, HashExperts: hashed}
 JOINS = {Gate: gated, Gated: gated_as_a_gru}
 STACKS = {Looped: lambda twin, part, layer: layer % twin.config.num_blocks}
