@@ -5,8 +5,10 @@ Parts draw their random patterns, tables and directions by them, and save none o
 
 from __future__ import annotations
 
+import math
+
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 MASK = (1 << 63) - 1
@@ -20,6 +22,12 @@ def drawn(*places: int | Int[Tensor, " ..."]) -> Int[Tensor, " ..."]:
     for place in places:
         state = _mixed((state ^ place) + STEP)
     return state & MASK
+
+
+def normals(*places: int | Int[Tensor, " ..."]) -> Float[Tensor, " ..."]:
+    """Returns float64 numbers of the standard normal distribution, as if at random, for `places` (Box and Muller)."""
+    radius, angle = ((drawn(*places, half).double() + 0.5) / 2.0**63 for half in (0, 1))
+    return (-2 * radius.log()).sqrt() * (2 * math.pi * angle).cos()
 
 
 def _mixed(x: Tensor) -> Tensor:

@@ -80,6 +80,14 @@ class ForwardContext:
         """Cosines and sines of the new tokens, None in a layer that does not turn."""
         return self._rope("query", self.mask.query_RT, self.mask.query_span, layer)
 
+    def document_rope(self, layer: int) -> Float[Tensor, "2 *R T r"] | None:
+        """Cosines and sines of the new tokens, counted from the begin of their document.
+
+        Random features of turned vectors depend on more than distances. So a document reads alike wherever it stands.
+        """
+        span = 0, self.mask.query_span[1] + 1  # longer than the tokens: they need not be in order
+        return self._rope("document", self.mask.query_RT - self.mask.document_RT, span, layer)
+
     def key_rope(self, layer: int) -> Float[Tensor, "2 *R S r"] | None:
         """Cosines and sines of all places."""
         return self._rope("key", self.mask.key_RS, self.mask.key_span, layer)

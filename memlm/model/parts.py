@@ -35,6 +35,8 @@ KNOWN: dict[str, dict[str, str]] = {
         "differential": "memlm.zoo.differential:Differential",
         "differential_v2": "memlm.zoo.differential:DifferentialV2",
         "pattern": "memlm.model.patterns:Pattern",
+        "performer": "memlm.zoo.performer:Performer",
+        "rfa": "memlm.zoo.rfa:RandomFeatureAttention",
     },
     "channel": {
         "experts": "memlm.model.experts:Experts",

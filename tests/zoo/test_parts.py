@@ -182,6 +182,7 @@ LAYERS = {
     "pattern": [{"mixer": "pattern", "rule": "random", "window": 8, "block": 4}],
     "experts": [{"channel": {"kind": "experts", "experts": 4, "top": 2, "expert_dim": 24}}],
     "sums": [{"mixer": "decay"}, {"channel": {"kind": "hash", "experts": 2}}],
+    "linear": [{"mixer": "rfa", "draws": 16}, {"mixer": "performer", "features": 32}],
 }
 
 

@@ -69,6 +69,12 @@ ZOO: dict[str, ModelConfig] = {
     "differential v2": mixed("differential_v2"),
     "differential v2 and shaw": mixed("differential_v2", "attention", positions="shaw", qk_norm=True),
     "differential v2 and xl": replace(mixed("differential_v2"), xl_length=5, context_length=6),
+    "performer": mixed({"kind": "performer", "features": 6}),
+    "performer beside attention in segments": replace(
+        mixed("attention", {"kind": "performer", "features": 3, "seed": 1}), xl_length=5, context_length=6
+    ),
+    "rfa": mixed({"kind": "rfa", "draws": 5}),
+    "rfa without gate or positions": mixed({"kind": "rfa", "draws": 5, "gate": False}, positions="none"),
     "sums": mixed("decay"),
     "sums beside attention": mixed("decay", "attention"),
     "sums beside a window": mixed("attention", "decay", windows=(6, 0)),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 from memory_twins import Twin
-from zoo import differential_twins
+from zoo import differential_twins, linear_twins
+from zoo.draw_twins import drawn
 from zoo.seam_parts import Carry, Decay, Fatigue, Gate, Looped
 from zoo.segment_twins import in_segments, with_memory
 from zoo.stack_twins import gated as gated_as_a_gru
@@ -16,8 +17,6 @@ from memlm.model.experts import Experts, HashExperts, Switch
 from memlm.model.patterns import Pattern
 from memlm.zoo.gated import Gated
 from memlm.zoo.recurrent_memory import RecurrentMemory
-
-U64 = (1 << 64) - 1
 
 
 class ZooTwin(Twin):
@@ -66,17 +65,6 @@ class ZooTwin(Twin):
         inner = f"blocks.{layer}.ff.experts.{number}."
         gate, up = np.split(self.linear(inner + "gate_up", x), 2)
         return self.linear(inner + "down", gate / (1 + np.exp(-gate)) * up)
-
-
-def drawn(*places: int) -> int:
-    """splitmix64 over the places, with Python's integers."""
-    state = 0
-    for place in places:
-        x = ((state ^ place) + 0x9E3779B97F4A7C15) & U64
-        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & U64
-        x = (x ^ x >> 27) * 0x94D049BB133111EB & U64
-        state = x ^ x >> 31
-    return state & (U64 >> 1)
 
 
 def sees_global(p, i, j, h):
@@ -162,7 +150,7 @@ def carried(twin, part, layer, x):
     return twin.linear(prefix + "out", out.reshape(len(x), -1))
 
 
-MIXERS = {Decay: decayed, Fatigue: tired, **differential_twins.MIXERS}
+MIXERS = {Decay: decayed, Fatigue: tired, **differential_twins.MIXERS, **linear_twins.MIXERS}
 CHANNELS = {Experts: routed, Switch: routed, HashExperts: hashed}
 JOINS = {Gate: gated, Gated: gated_as_a_gru}
 STACKS = {Looped: lambda twin, part, layer: layer % twin.config.num_blocks}
