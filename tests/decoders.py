@@ -61,6 +61,7 @@ WITH_MEMORY = {
         f"compressive {kind}": replace(COMPRESSED, compression=Compression(length=5, rate=2, kind=kind))
         for kind in ("mean", "max", "conv", "dilated", "most_used")
     },
+    "compressive linear": replace(COMPRESSED, compression=Compression(length=5, rate=2, kind="linear", states=3)),
     "compressive rate that divides nothing": replace(XL, compression=Compression(length=4, rate=4, kind="conv")),
     "compressive transformer-xl": replace(COMPRESSED, positions="transformer_xl"),
     "memorizing": replace(SHAPE, memorizing=MEMORY),

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from memlm.model import Decoder
+from memlm.model import Compression, Decoder
 
 
 @dataclass
@@ -107,9 +107,7 @@ class Twin:
             return 0, []
         floor = 0
         for border in range(c.context_length, t + 1, c.context_length):
-            group = 1
-            if c.compression:
-                group = c.compression.rate * (c.compression.dilation if c.compression.kind == "dilated" else 1)
+            group = span_of(c.compression) if c.compression else 1
             floor += max(0, border - c.xl_length - floor) // group * group
         first = max(0, floor - c.memorizing.capacity) if c.memorizing else 0
         return floor, list(range(first, floor))
@@ -138,8 +136,12 @@ class Twin:
                 best = sorted(np.argsort(use)[::-1][: (end - begin) // c.rate])
                 compressed += [x[begin + place] for place in best]
             return compressed[-c.length :]
-        span = c.rate * (c.dilation if c.kind == "dilated" else 1)
+        span = span_of(c)
         for begin in range(0, floor, span):
+            if c.kind == "linear":
+                for weights in self.w[prefix + "places_rn"]:
+                    compressed.append(sum(weight * x[begin + place] for place, weight in enumerate(weights)))
+                continue
             apart = c.dilation if c.kind == "dilated" else 1
             for offset in range(apart):
                 group = [x[begin + offset + apart * tap] for tap in range(c.rate)]
@@ -260,6 +262,12 @@ class Twin:
     def rms(self, name: str, x: np.ndarray) -> np.ndarray:
         weight = self.w[name + ".weight"] + (1 if self.config.norm == "rms_offset" else 0)
         return rms(x, weight, self.config.norm_eps)
+
+
+def span_of(compression: Compression) -> int:
+    """How many states are compressed together."""
+    apart = {"dilated": compression.dilation, "linear": compression.states}
+    return compression.rate * apart.get(compression.kind, 1)
 
 
 def rms(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:

@@ -3,7 +3,11 @@
 `rate` states become one. Every state contributes to exactly one compressed state. Nothing is padded: an incomplete
 group waits in the Transformer-XL memory.
 
-Shapes: B batch, N old states, C = N / rate compressed ones, D width.
+The kind `linear` is Linformer's projection (arXiv 2006.04768) in a causal form: a group of n old states becomes r = n /
+rate ones by a learned r x n matrix over places, which all heads, keys and values share. Linformer projects a whole text
+of one length, so that a place would read later ones.
+
+Shapes: B batch, N old states, C = N / rate compressed ones, D width, c = rate, n old states of a group, r compressed.
 """
 
 from __future__ import annotations
@@ -18,30 +22,41 @@ from memlm.model.mechanisms import Compression
 
 
 def group_size(compression: Compression | None) -> int:
-    """How many states are compressed together. A dilated convolution spans several groups of `rate`."""
+    """How many states are compressed together. A dilated convolution and a linear one span several times `rate`."""
     if compression is None:
         return 1
-    return compression.rate * (compression.dilation if compression.kind == "dilated" else 1)
+    return compression.rate * {"dilated": compression.dilation, "linear": compression.states}.get(compression.kind, 1)
 
 
 class Compressor(nn.Module):
-    """The compression of one layer. Convolutions start as means. `back` decodes for the auto-encoding loss."""
+    """The compression of one layer. Those that learn start as means. `back` decodes for the auto-encoding loss."""
 
     def __init__(self, config: ModelConfig, compression: Compression) -> None:
         super().__init__()
         self.compression = compression
-        self.learns = compression.kind in ("conv", "dilated")
-        if self.learns:
+        self.learns = compression.kind in ("conv", "dilated", "linear")
+        if compression.kind == "linear":
+            self.places_rn = nn.Parameter(torch.empty(compression.states, group_size(compression)))
+            self.initialize()
+        elif self.learns:
             kernel_OIc = torch.eye(config.dim)[:, :, None].repeat(1, 1, compression.rate) / compression.rate
             self.kernel_OIc = nn.Parameter(kernel_OIc)
             self.bias_O = nn.Parameter(torch.zeros(config.dim))
         if self.learns and compression.loss == "autoencoding":
             self.back = nn.Linear(config.dim, compression.rate * config.dim)
 
+    def initialize(self) -> None:
+        """Starts the linear kind as means of neighbors, after the decoder has drawn its matrices."""
+        if self.compression.kind == "linear":
+            means_rn = torch.eye(self.compression.states).repeat_interleave(self.compression.rate, dim=1)
+            self.places_rn.data.copy_(means_rn / self.compression.rate)
+
     def forward(self, old_BND: Float[Tensor, "B N D"], usage_BN: Float[Tensor, "B N"] | None) -> Float[Tensor, "B C D"]:
         """Compresses N states, a multiple of `group_size`. `usage_BN` is the attention that each received."""
         if self.compression.kind == "most_used":
             return self._most_used(old_BND, usage_BN)
+        if self.compression.kind == "linear":
+            return (self.places_rn @ old_BND.unflatten(1, (-1, self.places_rn.shape[1]))).flatten(1, 2)
         groups_BCcD = self._groups(old_BND)
         if self.compression.kind == "mean":
             return groups_BCcD.mean(dim=2)

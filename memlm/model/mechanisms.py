@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memlm.errors import InvalidInput, check_choice, check_range
 
-COMPRESSIONS = ("mean", "max", "conv", "dilated", "most_used")
+COMPRESSIONS = ("mean", "max", "conv", "dilated", "most_used", "linear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class Compression:
     """Compressive memory behind the Transformer-XL one (Compressive Transformer, arXiv 1911.05507).
 
     `rate` old states become one, and the newest `length` of these are kept. `loss` trains the compression alone:
-    `reconstruction` of attention, or `autoencoding` of the states themselves.
+    `reconstruction` of attention, or `autoencoding` of the states themselves. The kind `linear` makes `states` of each
+    `rate * states` old ones (Linformer, arXiv 2006.04768).
     """
 
     length: int
@@ -56,9 +57,10 @@ class Compression:
     kind: str = "conv"
     loss: str = "reconstruction"
     dilation: int = 2
+    states: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("length", "rate", "dilation"):
+        for name in ("length", "rate", "dilation", "states"):
             check_range(f"compression.{name}", getattr(self, name), least=1)
         check_choice("compression.kind", self.kind, COMPRESSIONS)
         check_choice("compression.loss", self.loss, ("reconstruction", "autoencoding"))

@@ -25,7 +25,9 @@ def optimizers_for(config: TrainConfig, learning: nn.Module) -> tuple[torch.opti
     The `rate` of a parameter group is a factor on the run's learning rate.
     """
     named, inside = list(learning.named_parameters()), ("blocks.", "layers.")
-    is_matrix = {n: n.startswith(inside) and p.dim() == 2 and ".positions." not in n for n, p in named}
+    # Muon makes all singular values alike. Those of tables and of weights over places have a meaning of their own.
+    own = (".positions.", ".places_rn")
+    is_matrix = {n: n.startswith(inside) and p.dim() == 2 and not any(each in n for each in own) for n, p in named}
     matrices = [p for n, p in named if is_matrix[n]]
     of_knn = [p for n, p in named if ".knn." in n]
     others = [p for n, p in named if not is_matrix[n] and ".knn." not in n]

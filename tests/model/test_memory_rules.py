@@ -269,10 +269,10 @@ def test_14_memories_need_no_gradient_and_parameters_keep_theirs():
             assert gradient.abs().sum() > 0, name
 
 
-@pytest.mark.parametrize("kind", ["conv", "dilated"])
+@pytest.mark.parametrize("kind", ["conv", "dilated", "linear"])
 @pytest.mark.parametrize("loss", ["reconstruction", "autoencoding"])
 def test_14_the_compression_loss_teaches_the_compression_alone(kind, loss):
-    decoder = make(replace(COMPRESSED, compression=Compression(length=4, rate=2, kind=kind, loss=loss)))
+    decoder = make(replace(COMPRESSED, compression=Compression(length=4, rate=2, kind=kind, loss=loss, states=3)))
 
     def compression_loss() -> torch.Tensor:
         state = decoder.new_state(training=True)
@@ -282,14 +282,15 @@ def test_14_the_compression_loss_teaches_the_compression_alone(kind, loss):
     compression_loss().backward()
     for name, gradient in gradients(decoder).items():
         assert (gradient is not None) == ("compressor" in name), name
-    kernel = decoder.blocks[0].compressor.kernel_OIc
-    learnt = kernel.grad[3, 2, 1].item()
+    compressor = decoder.blocks[0].compressor
+    kernel, place = (compressor.places_rn, (2, 1)) if kind == "linear" else (compressor.kernel_OIc, (3, 2, 1))
+    learnt = kernel.grad[place].item()
     found = []
     for step in (1e-5, -1e-5):
         with torch.no_grad():
-            kernel[3, 2, 1] += step
+            kernel[place] += step
             found.append(_first_layer_loss(decoder))
-            kernel[3, 2, 1] -= step
+            kernel[place] -= step
     assert learnt == pytest.approx((found[0] - found[1]) / 2e-5, rel=1e-4)
 
 
@@ -331,10 +332,10 @@ def test_16_a_compression_rate_of_one_is_a_longer_transformer_xl_memory(kind, po
     torch.testing.assert_close(logits(decoder, tokens), logits(longer, tokens), atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("kind", ["mean", "conv", "dilated"])
+@pytest.mark.parametrize("kind", ["mean", "conv", "dilated", "linear"])
 @pytest.mark.parametrize("rate", [1, 2, 3, 4])
 def test_16_every_state_contributes_to_exactly_one_compressed_state(kind, rate):
-    compression = Compression(length=9, rate=rate, kind=kind)
+    compression = Compression(length=9, rate=rate, kind=kind, states=2)
     tagged = torch.eye(24)[None]
     compressed = Compressor(replace(XL, dim=24, num_heads=4, head_dim=6), compression)(tagged, None)[0].detach()
     assert compressed.shape == (24 // rate, 24)
@@ -343,11 +344,35 @@ def test_16_every_state_contributes_to_exactly_one_compressed_state(kind, rate):
     assert ((compressed > 0).sum(dim=1) == rate).all()
 
 
-@pytest.mark.parametrize("kind", ["mean", "max", "conv", "dilated"])
+@pytest.mark.parametrize("kind", ["mean", "max", "conv", "dilated", "linear"])
 def test_16_a_constant_memory_stays_what_it_is(kind):
     constant = torch.full((1, 12, 16), 0.7)
     compressed = Compressor(XL, Compression(length=9, rate=3, kind=kind))(constant, None)
     torch.testing.assert_close(compressed, constant[:, :4])
+
+
+def test_16_linear_compression_with_rows_of_the_identity_keeps_those_states_alone():
+    """So attention equals that over the chosen places, and places may be mixed before or after the projection."""
+    compressor = Compressor(XL, Compression(length=9, rate=3, kind="linear", states=2)).double()
+    old, project = torch.randn(2, 12, 16).double(), torch.randn(16, 8).double()
+    projected = compressor(old @ project, None)
+    torch.testing.assert_close(projected, compressor(old, None) @ project, atol=1e-12, rtol=0)
+    with torch.no_grad():
+        compressor.places_rn.copy_(torch.eye(6)[[1, 5]])
+    assert torch.equal(compressor(old, None), old[:, [1, 5, 7, 11]])
+
+
+def test_16_a_model_starts_its_linear_compression_as_means_and_a_group_that_is_not_full_waits():
+    config = replace(SHAPE, xl_length=2, compression=Compression(length=6, rate=2, kind="linear", states=4))
+    decoder = Decoder(config).double().eval()
+    means = torch.tensor([[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]).double()
+    torch.testing.assert_close(decoder.blocks[0].compressor.places_rn.data[:2, :4], means)
+    state = decoder.new_state()
+    lengths = []
+    for _ in range(3):
+        logits(decoder, tokens_of(6), state)
+        lengths.append((state.rows[0].floor, state.rows[0].compressed))
+    assert lengths == [(0, 0), (8, 4), (16, 6)]
 
 
 def test_17_reconstruction_costs_nothing_where_nothing_is_lost():

@@ -8,7 +8,7 @@ import torch
 from reference import orthogonal_plainly
 from torch import nn
 
-from memlm.model import Decoder, ModelConfig
+from memlm.model import Compression, Decoder, ModelConfig
 from memlm.training import optimizers
 from memlm.training.config import TrainConfig
 from memlm.training.optimizers import Float32Muon, newton_schulz, optimizers_for
@@ -66,3 +66,16 @@ def test_the_processor_decides(monkeypatch, fast, kind):
     )
     muon, _ = optimizers_for(TrainConfig(), decoder)
     assert type(muon) is kind
+
+
+def test_a_matrix_over_places_is_no_matrix_for_muon():
+    shape = ModelConfig(
+        dim=12, num_layers=1, num_heads=2, num_kv_heads=1, ff_dim=16, context_length=8, vocab_size=300, xl_length=4,
+        compression=Compression(length=4, rate=2, kind="linear"),
+    )  # fmt: skip
+    decoder = Decoder(shape)
+    both = optimizers_for(TrainConfig(), decoder)
+    muon, rest = ([p for group in each.param_groups for p in group["params"]] for each in both)
+    places = decoder.blocks[0].compressor.places_rn
+    assert not any(parameter is places for parameter in muon)
+    assert any(parameter is places for parameter in rest)
