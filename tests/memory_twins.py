@@ -40,11 +40,16 @@ class Twin:
             x = x + self.w["positions.weight"][np.arange(len(tokens)) % c.context_length]
         if c.positions == "sinusoidal":
             x = x + np.array([sinusoid(t, c.dim) for t in range(len(tokens))])
-        for layer in range(c.num_layers):
-            x = self.layer(layer, x)
+        x = self.stack(x)
         if c.norm_order != "post":
             x = self.norm("norm", x)
         return x @ self.w["embedding.weight" if c.tied_embeddings else "head.weight"].T
+
+    def stack(self, x: np.ndarray) -> np.ndarray:
+        """What all layers make of the embedded text (T, D)."""
+        for layer in range(self.config.num_layers):
+            x = self.layer(layer, x)
+        return x
 
     def layer(self, layer: int, x: np.ndarray) -> np.ndarray:
         prefix, c = f"blocks.{layer}.", self.config

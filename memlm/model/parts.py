@@ -46,7 +46,11 @@ KNOWN: dict[str, dict[str, str]] = {
     "join": {
         "gated": "memlm.zoo.gated:Gated",
     },
-    "stack": {},
+    "stack": {
+        "dense": "memlm.zoo.dense:Dense",
+        "looped": "memlm.zoo.universal:Looped",
+        "universal": "memlm.zoo.universal:Universal",
+    },
     "border": {"recurrent_memory": "memlm.zoo.recurrent_memory:RecurrentMemory"},
 }
 PLUGINS = "memlm.parts"  # entry points of other packages, named `seam.kind`

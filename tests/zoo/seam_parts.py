@@ -1,6 +1,6 @@
 """The least part for each seam and each kind of field, to test the seams by themselves. They mean nothing.
 
-`decay` remembers a sum of a token's inputs. `fatigue` adds to fields of earlier places. `gate` joins, `looped` reads
+`decay` remembers a sum of a token's inputs. `fatigue` adds to fields of earlier places. `gate` joins, `repeated` reads
 each block again, and `carry` fills a place in front of each segment.
 """
 
@@ -130,9 +130,9 @@ class GatedSum(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Looped(Part):
+class Repeated(Part):
     seam: ClassVar[str] = "stack"
-    kind: ClassVar[str] = "looped"
+    kind: ClassVar[str] = "repeated"
 
     rounds: int = 2
 
@@ -140,10 +140,10 @@ class Looped(Part):
         return config.num_layers // self.rounds
 
     def build(self, config, layer, sublayer=""):
-        return LoopedStack(self.rounds)
+        return RepeatedStack(self.rounds)
 
 
-class LoopedStack(nn.Module):
+class RepeatedStack(nn.Module):
     def __init__(self, rounds: int) -> None:
         super().__init__()
         self.rounds = rounds
@@ -208,5 +208,5 @@ class CarryBorder(nn.Module):
                 cache[1, :, :, : state.num_front] = heads.value_BGTd
 
 
-for known in (Decay, Fatigue, Gate, Looped, Carry):
+for known in (Decay, Fatigue, Gate, Repeated, Carry):
     KNOWN[known.seam][known.kind] = f"zoo.seam_parts:{known.__name__}"

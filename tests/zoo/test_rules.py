@@ -84,8 +84,18 @@ ZOO: dict[str, ModelConfig] = {
     "joins": replace(PLAIN, join="gate"),
     "gated residuals": replace(PLAIN, join="gated"),
     "gated residuals and xl": replace(PLAIN, join={"kind": "gated", "start": 0.5}, xl_length=5, context_length=6),
-    "a stack": replace(PLAIN, num_layers=4, stack="looped"),
-    "a stack of sums": replace(mixed("decay", "attention"), num_layers=4, stack="looped"),
+    "a stack": replace(PLAIN, num_layers=4, stack="repeated"),
+    "a stack of sums": replace(mixed("decay", "attention"), num_layers=4, stack="repeated"),
+    "dense": replace(PLAIN, num_layers=4, stack="dense"),
+    "dense with dilation": replace(PLAIN, num_layers=5, stack={"kind": "dense", "dilation": 2, "period": 2}),
+    "universal": replace(PLAIN, num_layers=5, stack="universal"),
+    "universal in segments": replace(
+        PLAIN, num_layers=6, stack={"kind": "universal", "blocks": 2, "signals": False}, xl_length=5, context_length=6
+    ),
+    "rounds": replace(PLAIN, num_layers=4, stack={"kind": "looped", "blocks": 2}),
+    "rounds of sums": replace(
+        mixed("decay"), num_layers=3, positions="none", stack={"kind": "looped", "injects": False}
+    ),
     "a border": replace(PLAIN, border="carry", positions="none", context_length=6),
     "recurrent memory": segmented(border={"kind": "recurrent_memory", "memories": 3}),
     "recurrent memory of one vector, alibi": segmented(border=ONE_MEMORY, positions="alibi"),

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 from memory_twins import Twin
-from zoo import differential_twins, linear_twins
+from zoo import differential_twins, linear_twins, stack_twins
 from zoo.draw_twins import drawn
-from zoo.seam_parts import Carry, Decay, Fatigue, Gate, Looped
+from zoo.seam_parts import Carry, Decay, Fatigue, Gate, Repeated
 from zoo.segment_twins import in_segments, with_memory
-from zoo.stack_twins import gated as gated_as_a_gru
 
 from memlm.model.experts import Experts, HashExperts, Switch
 from memlm.model.patterns import Pattern
-from memlm.zoo.gated import Gated
 from memlm.zoo.recurrent_memory import RecurrentMemory
 
 
@@ -27,12 +25,11 @@ class ZooTwin(Twin):
         read = TEXTS.get(type(self.config.border))
         return super().logits(tokens) if read is None else read(self, self.config.border, tokens)
 
-    def layer(self, layer: int, x: np.ndarray) -> np.ndarray:
+    def stack(self, x: np.ndarray) -> np.ndarray:
         stack = self.config.stack
-        block = layer if stack is None else STACKS[type(stack)](self, stack, layer)
-        return self.joined(block, x)
+        return super().stack(x) if stack is None else STACKS[type(stack)](self, stack, x)
 
-    def joined(self, block: int, x: np.ndarray) -> np.ndarray:
+    def layer(self, block: int, x: np.ndarray) -> np.ndarray:
         """A pre-norm layer whose sums are joins."""
         join, prefix = self.config.join, f"blocks.{block}."
         if join is None:
@@ -150,9 +147,15 @@ def carried(twin, part, layer, x):
     return twin.linear(prefix + "out", out.reshape(len(x), -1))
 
 
+def repeated(twin, part, x):
+    for layer in range(twin.config.num_layers):
+        x = twin.layer(layer % twin.config.num_blocks, x)
+    return x
+
+
 MIXERS = {Decay: decayed, Fatigue: tired, **differential_twins.MIXERS, **linear_twins.MIXERS}
 CHANNELS = {Experts: routed, Switch: routed, HashExperts: hashed}
-JOINS = {Gate: gated, Gated: gated_as_a_gru}
-STACKS = {Looped: lambda twin, part, layer: layer % twin.config.num_blocks}
+JOINS = {Gate: gated, **stack_twins.JOINS}
+STACKS = {Repeated: repeated, **stack_twins.STACKS}
 BORDERS = {Carry: carried, RecurrentMemory: with_memory}
 TEXTS = {RecurrentMemory: in_segments}  # borders through which a segment depends on the whole model's last one
