@@ -39,7 +39,9 @@ SETTINGS = (
     "dropped_from_memory", "index", "k", "lists", "nprobe", "parameters", "pruned", "queries", "rerank", "repeats",
     "streams", "temperature", "tokens",
 )  # fmt: skip
-ROW_WORDS = ("entries", "store", "way", "index", "prompts", "streams", "keys", "windows", "tokens", "depth")
+ROW_WORDS = (
+    "entries", "store", "way", "index", "prompts", "streams", "keys", "windows", "tokens", "depth", "effect", "config"
+)  # fmt: skip
 LIBRARIES = ("torch", "numpy", "faiss-cpu", "grpcio", "transformers", "llama-cpp-python")
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
 

@@ -8,10 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from memlm.cli import options
+from memlm.cli.bench_variants import variants
 from memlm.cli.console import ConsoleProgress, emit_json, print_table, table
 from memlm.errors import InvalidInput, check_choice
 
 app = typer.Typer(help="Measure speed and RAM.", no_args_is_help=True)
+
+app.command(epilog="Example: memlm bench variants --effects --only patterns --jobs 2")(variants)
 
 Repeats = Annotated[int, typer.Option(help="Repeats. Medians are reported.")]
 SomeModel = Annotated[

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -48,6 +49,19 @@ class TrainingBatch:
     inputs_BT: Int[Tensor, "B T"]
     targets_BT: Int[Tensor, "B T"]
     starts_BT: Bool[Tensor, "B T"] | None = None
+
+
+class TrainingData(Protocol):
+    """Batches by step, for the trainer."""
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """Steps that read everything once."""
+
+    def at(self, step: int, rows: range | None = None) -> TrainingBatch:
+        """Returns the batch of a step, or some of its rows. Equal steps give equal batches. A target of -100 is
+        none.
+        """
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from memlm.model.adapter_files import ADAPTER_CONFIG, AdapterNames, save_adapter
 from memlm.model.adapters import Adapter, new_adapter, parse_adapter
 from memlm.model.checkpoint import CONFIG_FILE, Checkpoint, load_checkpoint, save_checkpoint
 from memlm.training.config import PRESETS, TrainConfig
-from memlm.training.data import Batches, DocumentStreams, write_tokens
+from memlm.training.data import Batches, DocumentStreams, TrainingData, write_tokens
 from memlm.training.distributed import ProcessGroup, device_of
 from memlm.training.init_from import add_memories, config_with_memories
 from memlm.training.metrics import summary_writer
@@ -97,7 +97,7 @@ def train(
         model_config = model_config or config.model(tokenizer.vocab_size)
         decoder, adapter = _learning(base, model_config, config)
         length, rows = model_config.training_length, config.batch_size * config.accumulate
-        data: Batches | DocumentStreams
+        data: TrainingData
         if model_config.is_segmented:
             ids = tokenizer.start_id, tokenizer.end_id
             data = DocumentStreams(work / TOKENS_FILE, length, rows, config.seed, *ids)

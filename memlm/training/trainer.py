@@ -26,7 +26,7 @@ from memlm.model import Decoder, DecoderState
 from memlm.model.adapters import Adapter
 from memlm.model.cpu import has_fast_bfloat16
 from memlm.training.config import TrainConfig, learning_rate_at
-from memlm.training.data import Batches, DocumentStreams, TrainingBatch
+from memlm.training.data import TrainingBatch, TrainingData
 from memlm.training.distributed import ProcessGroup
 from memlm.training.metrics import MetricsWriter, Record, flops_per_token, peak_flops
 from memlm.training.optimizers import optimizers_for
@@ -45,7 +45,7 @@ class Trainer:
         self,
         config: TrainConfig,
         decoder: Decoder,
-        data: Batches | DocumentStreams,
+        data: TrainingData,
         group: ProcessGroup,
         score: Callable[[Decoder], float] | None = None,
         adapter: Adapter | None = None,

@@ -1,0 +1,213 @@
+"""The characteristic effect of each part of the decoder, on the smallest task that shows it.
+
+An `Effect` trains the plain decoder, some changes of it, and the plain one again, from three seeds each. A seed counts
+only if the plain decoder learned the task from it. An effect without such a seed has no result. A `Measurement`
+trains nothing. To add an effect of a part, add an entry to EFFECTS.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+import torch
+
+from memlm.base.progress import Progress
+from memlm.bench.learning import Learned, config_for, learn
+from memlm.bench.tasks import LibraryText, OffsetCopy, Task
+from memlm.errors import InvalidInput
+
+SEEDS = 3
+PLAIN, AGAIN = "plain", "plain again"
+
+Figures = dict[str, float]
+
+
+def accuracy(learned: Learned) -> Figures:
+    """The share of right answers in the last stage, and the number of stages passed."""
+    return {"accuracy": learned.accuracy, "stage": float(learned.stage)}
+
+
+def bits(learned: Learned) -> Figures:
+    """The loss in bits an answer, as for text."""
+    return {"bits": learned.loss / math.log(2)}
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A comparison of configs that learn one task.
+
+    `configs` are changes of the plain config by name. The key `training` of a change has fields of `TrainConfig` for
+    that config alone. `shape` and `training` change all of them. A run ends after `steps`, when the task is learned, or
+    after `minutes` on one thread, which cut it on slow machines only. `expects` says what the paper claims.
+    """
+
+    part: str
+    expects: str
+    task: Task
+    configs: Mapping[str, Mapping[str, Any]]
+    steps: int
+    minutes: float
+    figures: Callable[[Learned], Figures] = accuracy
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The configs in order, the plain one first and last."""
+        return (PLAIN, *self.configs, AGAIN)
+
+    def run(self, row: str, seed: int, device: str) -> Figures:
+        """Trains one config from one seed. The plain one that comes again has seeds of its own."""
+        change = dict(self.configs.get(row, {}))
+        training = {**self.training, **change.pop("training", {})}
+        learned = learn(
+            config_for(self.task, **{**self.shape, **change}), self.task, steps=self.steps, seconds=60 * self.minutes,
+            seed=seed + (SEEDS if row == AGAIN else 0), device=device, training=training,
+        )  # fmt: skip
+        return {
+            **self.figures(learned),
+            "is_learned": float(learned.is_learned),
+            "steps": float(learned.steps),
+            "seconds": learned.seconds,
+        }
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A comparison without learning. `measure` takes a seed and returns figures by row."""
+
+    part: str
+    expects: str
+    measure: Callable[[int], Mapping[str, Figures]]
+    minutes: float
+
+
+def _mixer(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"layers": [{"mixer": {"kind": kind, **fields}}]}
+
+
+def _channel(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"layers": [{"channel": {"kind": kind, **fields}}]}
+
+
+DILATED = {"kind": "pattern", "rule": "dilated", "window": 16}
+EFFECTS: tuple[Effect | Measurement, ...] = (
+    Effect(
+        "patterns",
+        "a copy 47 tokens back in two layers: beyond two windows of 16, and no multiple of a dilation of 3; two hops of"
+        " strided, of dilations 1 and 3, and of blocks reach it; fixed has 4 places for 16 tokens; random sees a part",
+        OffsetCopy(length=48),
+        {
+            "window": {"windows": (16, 16)},
+            "global": _mixer("pattern", rule="global", window=16, num_global=4),
+            "dilated": {"layers": [{"mixer": {**DILATED, "dilation": 3}}]},
+            "dilated by layer": {"layers": [{"mixer": {**DILATED, "dilation": each}} for each in (1, 3)]},
+            "strided": _mixer("pattern", rule="strided", stride=16),
+            "fixed": _mixer("pattern", rule="fixed", block=16, summary=4),
+            "random": _mixer("pattern", rule="random", window=16, num_global=4, block=8, num_random=3),
+            "blocks": _mixer("pattern", rule="blocks", block=16),
+        },
+        steps=400,
+        minutes=1.0,
+        shape={"num_heads": 4, "num_kv_heads": 4},
+        training={"learning_rate": 1e-2},
+    ),
+    Effect(
+        "experts",
+        "one of 8 experts costs a token as much as the plain feed-forward; the loss at equal tokens is lower (Switch)",
+        LibraryText(),
+        {
+            "switch": _channel("switch", experts=8),
+            "hash": _channel("hash", experts=8),
+            "top 2 of 8, half as wide": _channel("experts", experts=8, top=2, expert_dim=64),
+        },
+        steps=600,
+        minutes=1.5,
+        figures=bits,
+        training={"batch_size": 16},
+    ),
+)
+
+
+class Job(NamedTuple):
+    """One run in a process of its own. A measurement has no row."""
+
+    part: str
+    row: str
+    seed: int
+
+
+def bench_effects(only: Iterable[str], *, jobs: int, device: str, progress: Progress) -> dict[str, Any]:
+    """Returns rows by effect and config: means over the seeds that count, with least and most. `jobs` runs go on side
+    by side, each on one thread.
+
+    Raises InvalidInput for an unknown part.
+    """
+    effects = chosen_effects(only)
+    planned = [job for effect in sorted(effects, key=lambda each: -each.minutes) for job in _jobs_of(effect)]
+    done: dict[Job, Mapping[str, Figures] | str] = {}
+    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        futures = {pool.submit(run, job, device): job for job in planned}
+        for future in as_completed(futures):
+            job = futures[future]
+            error = future.exception()
+            # One config that fails leaves the others their results.
+            done[job] = f"{type(error).__name__}: {error}" if error else future.result()
+            progress("effects", len(done), len(planned), f"{job.part}: {job.row}" if job.row else job.part)
+    rows = [row for effect in effects for row in _rows_of(effect, done)]
+    return {
+        "expects": {effect.part: effect.expects for effect in effects},
+        "no_result": [e.part for e in effects if not any(row["effect"] == e.part and row["seeds"] for row in rows)],
+        "errors": {" ".join(map(str, job)): result for job, result in done.items() if isinstance(result, str)},
+        "rows": rows,
+    }
+
+
+def chosen_effects(only: Iterable[str]) -> list[Effect | Measurement]:
+    """Returns the effects of some parts, or all. Raises InvalidInput for a part without one."""
+    names, known = set(only), {effect.part for effect in EFFECTS}
+    if unknown := sorted(names - known):
+        raise InvalidInput(f"{unknown[0]!r} has no effect; expected some of {', '.join(sorted(known))}", field="only")
+    return [effect for effect in EFFECTS if not names or effect.part in names]
+
+
+def run(job: Job, device: str) -> Mapping[str, Figures]:
+    """Returns the figures of a job by row."""
+    (effect,) = chosen_effects([job.part])
+    if isinstance(effect, Measurement):
+        return effect.measure(job.seed)
+    return {job.row: effect.run(job.row, job.seed, device)}
+
+
+def _jobs_of(effect: Effect | Measurement) -> list[Job]:
+    rows = ("",) if isinstance(effect, Measurement) else effect.rows
+    return [Job(effect.part, row, seed) for row in rows for seed in range(SEEDS)]
+
+
+def _rows_of(effect: Effect | Measurement, done: Mapping[Job, Mapping[str, Figures] | str]) -> list[dict[str, Any]]:
+    """Returns a row a config, of the seeds from which the plain config learned."""
+    found: dict[str, dict[int, Figures]] = {}
+    for job in _jobs_of(effect):
+        result = done[job]
+        for config, figures in ({} if isinstance(result, str) else result).items():
+            found.setdefault(config, {})[job.seed] = figures
+    counted = set(range(SEEDS))
+    if isinstance(effect, Effect):
+        counted = {seed for seed, figures in found.get(PLAIN, {}).items() if figures["is_learned"]}
+    rows = []
+    for config, by_seed in found.items():
+        each_seed = [figures for seed, figures in by_seed.items() if seed in counted]
+        row: dict[str, Any] = {"effect": effect.part, "config": config, "seeds": len(each_seed)}
+        if isinstance(effect, Effect):
+            row |= {"chance": effect.task.chance, "stages": len(effect.task.stages)}
+        for name in each_seed[0] if each_seed else ():
+            values = [figures[name] for figures in each_seed]
+            row |= {name: statistics.mean(values), f"{name}_least": min(values), f"{name}_most": max(values)}
+        rows.append(row)
+    return rows
