@@ -34,9 +34,11 @@ KNOWN: dict[str, dict[str, str]] = {
     "mixer": {
         "differential": "memlm.zoo.differential:Differential",
         "differential_v2": "memlm.zoo.differential:DifferentialV2",
+        "lsh": "memlm.zoo.lsh:LSH",
         "pattern": "memlm.model.patterns:Pattern",
         "performer": "memlm.zoo.performer:Performer",
         "rfa": "memlm.zoo.rfa:RandomFeatureAttention",
+        "routing": "memlm.zoo.routing:Routing",
     },
     "channel": {
         "experts": "memlm.model.experts:Experts",

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from decoders import SHAPE, logits, make, tokens_of
+from zoo.weights import Weights
 
 from memlm.errors import InvalidInput
 from memlm.model import Decoder, Memorizing
 from memlm.model.forward import ForwardContext
-from memlm.model.watch import Watch
 
 PLAIN = replace(SHAPE, context_length=40)
 
@@ -17,19 +17,6 @@ PLAIN = replace(SHAPE, context_length=40)
 def attention_of(kind: str, layer: int = 0, **changes):
     config = replace(PLAIN, layers=[{"mixer": kind}], **changes)
     return make(config).blocks[layer].attention
-
-
-class Weights(Watch):
-    """Keeps the weights of each layer, and changes no head."""
-
-    def __init__(self):
-        self.of_layer = {}
-
-    def weights(self, layer, weights_BHTE, mask):
-        self.of_layer[layer] = weights_BHTE
-
-    def heads(self, layer, mixed_BHTd):
-        return mixed_BHTd
 
 
 def test_the_first_share_grows_by_layers_as_in_the_paper():

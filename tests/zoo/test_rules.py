@@ -43,6 +43,8 @@ def segmented(*mixers: Any, **changes: Any) -> ModelConfig:
 ONE_MEMORY = {"kind": "recurrent_memory", "memories": 1, "unroll": 3}
 GLOBAL = pattern("global", window=3, num_global=2)
 RANDOM = pattern("random", window=2, num_global=1, block=3, num_random=2)
+LATEST = {"kind": "lsh", "buckets": 2, "rounds": 2, "span": 2, "seed": 3}
+ROUTED = {"kind": "routing", "clusters": 3, "span": 3, "local_heads": 2, "local_window": 2}
 ZOO: dict[str, ModelConfig] = {
     "strided": mixed(pattern("strided", stride=4)),
     "fixed": mixed(pattern("fixed", block=4, summary=2)),
@@ -75,6 +77,12 @@ ZOO: dict[str, ModelConfig] = {
     ),
     "rfa": mixed({"kind": "rfa", "draws": 5}),
     "rfa without gate or positions": mixed({"kind": "rfa", "draws": 5, "gate": False}, positions="none"),
+    "lsh": mixed({"kind": "lsh", "buckets": 4, "rounds": 2}, num_kv_heads=4),
+    "lsh with a span beside sinks": mixed(LATEST, "attention", num_kv_heads=4, windows=(7, 7), num_sinks=2),
+    "lsh and xl": replace(mixed(LATEST, num_kv_heads=4), xl_length=5, context_length=6),
+    "routing": mixed({"kind": "routing", "clusters": 3}, num_kv_heads=4),
+    "routing beside local heads": mixed("attention", ROUTED, num_kv_heads=4, positions="shaw"),
+    "routing and xl": replace(mixed(ROUTED, num_kv_heads=4), xl_length=5, context_length=6),
     "sums": mixed("decay"),
     "sums beside attention": mixed("decay", "attention"),
     "sums beside a window": mixed("attention", "decay", windows=(6, 0)),
