@@ -33,6 +33,7 @@ from memlm.generation.likelihood import logits_of, loglikelihood, split_ids
 from memlm.generation.sessions import Sessions
 from memlm.model.adapter_files import attach_adapters
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.encoder_files import EncoderCheckpoint, load_encoder
 from memlm.prompting.answers import Answer, answer_question
 from memlm.retrieval.store import ModelStore
 
@@ -46,6 +47,7 @@ def load(
     attention_window: int | None = None,
     extended_attention: int | None = None,
     adapters: Sequence[str | Path] | Mapping[str, str | Path] = (),
+    passage_encoder: str | Path | None = None,
 ) -> LanguageModel:
     """Loads a model, by its folder or its id on the Hugging Face hub, and datastores that it built.
 
@@ -55,14 +57,16 @@ def load(
     (`memlm.model.device`). With an `attention_window`, a token sees so many of the latest tokens and the first four, so
     that texts and sessions have any length. With `extended_attention` too, each head also sees so many of the tokens
     that have left the window. `adapters` are folders, or folders by name, for the option `adapter` of `generate`,
-    `chat` and `session`. Raises NotFound where a folder is missing, Incompatible for a datastore of another model,
+    `chat` and `session`. `passage_encoder` is the folder of a BERT encoder, whose vectors find passages by meaning in
+    place of the model's keys. Raises NotFound where a folder is missing, Incompatible for a datastore of another model,
     Corrupt for a damaged file, InvalidInput for a device that is not there.
     """
     checkpoint = load_checkpoint(
         model, dtype=dtype, device=device, attention_window=attention_window, extended_attention=extended_attention
     )
     attach_adapters(checkpoint, adapters)
-    return LanguageModel(checkpoint, stores)
+    encoder = None if passage_encoder is None else load_encoder(passage_encoder, device=device)
+    return LanguageModel(checkpoint, stores, passage_encoder=encoder)
 
 
 class LanguageModel:
@@ -75,11 +79,12 @@ class LanguageModel:
         sessions: Sessions | None = None,
         *,
         may_fail: Collection[str] = (),
+        passage_encoder: EncoderCheckpoint | None = None,
     ) -> None:
         """Opens the datastores. Those named in `may_fail` need not be usable now. Raises InvalidInput if two share a
         name.
         """
-        self.engine = Engine(checkpoint, stores, sessions, may_fail=may_fail)
+        self.engine = Engine(checkpoint, stores, sessions, may_fail=may_fail, passage_encoder=passage_encoder)
         self.checkpoint = checkpoint
 
     def __repr__(self) -> str:
@@ -257,10 +262,11 @@ class LanguageModel:
         """Finds the k passages of a datastore, or of all that are loaded (`store=None`), that are likeliest to answer a
         question, the best first. Passages are up to 128 tokens of a document.
 
-        By `words`, they are ranked by BM25 (k1 1.2, b 0.75). By `meaning`, by the cosine of their mean key and that of
-        the question. By `both`, by the sum of reciprocal ranks. The first search of a datastore indexes its passages.
-        `documents` are ids, folders or globs, `where` is metadata, and `exclude_documents` count as deleted. Raises
-        InvalidInput if no datastore is loaded, Incompatible for one without keys, unless it is searched by words.
+        By `words`, they are ranked by BM25 (k1 1.2, b 0.75). By `meaning`, by the cosine of their vector and that of
+        the question: by the `passage_encoder` of `load`, or else the mean keys of the model. By `both`, by the sum of
+        reciprocal ranks. The first search of a datastore indexes its passages. `documents` are ids, folders or globs,
+        `where` is metadata, and `exclude_documents` count as deleted. Raises InvalidInput if no datastore is loaded,
+        Incompatible for one without keys, unless it is searched by words or with an encoder.
         """
         request = PassagesRequest.of(
             question, store=store, k=k, by=by, documents=documents, where=where, exclude_documents=exclude_documents

@@ -35,7 +35,7 @@ CURRENT = "CURRENT"
 SEGMENTS = "segments"
 JOURNAL = "building.json"
 # Beside a segment's files, from its tokens: no manifest names them.
-WORDS, PASSAGES, SUFFIXES = "words.sqlite", "passages.sqlite", "suffixes.bin"
+WORDS, PASSAGES, VECTORS, SUFFIXES = "words.sqlite", "passages.sqlite", "vectors.sqlite", "suffixes.bin"
 RESTORE = "restore it from a copy, or build the store anew"
 
 T = TypeVar("T")
@@ -282,7 +282,7 @@ def sweep(path: Path, manifest: Manifest) -> None:
             remove(folder)
             continue
         for file in folder.iterdir():
-            if file.name not in segment.files and file.name not in (WORDS, PASSAGES, SUFFIXES):
+            if file.name not in segment.files and file.name not in (WORDS, PASSAGES, VECTORS, SUFFIXES):
                 remove(file)
 
 

@@ -302,6 +302,10 @@ def passages(
     store: options.StoreArgument,
     request: PassagesRequest,
     model: options.Model,
+    encoder: Annotated[
+        Path | None,
+        typer.Option(help="BERT encoder whose vectors stand for meaning (default: the model's keys)."),
+    ] = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     json: options.Json = False,
@@ -310,7 +314,7 @@ def passages(
     from memlm.base.steps import run_steps
     from memlm.language_model import load
 
-    with load(model, [store], dtype=dtype, device=device) as lm:
+    with load(model, [store], dtype=dtype, device=device, passage_encoder=encoder) as lm:
         print_passages(run_steps(lm.engine.find_passages(request)), json=json)
 
 

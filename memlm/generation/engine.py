@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from memlm.api.datastores import RememberReport, RememberRequest, SearchBy, SearchRequest
 from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams, StreamRequest
@@ -27,6 +29,7 @@ from memlm.generation.scoring import score_text
 from memlm.generation.session_files import SessionState
 from memlm.generation.sessions import Sessions
 from memlm.model.checkpoint import Checkpoint
+from memlm.model.encoder_files import EncoderCheckpoint
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.encoder import key_after
 from memlm.retrieval.own_past import OwnPast
@@ -49,9 +52,10 @@ class Engine:
         *,
         may_fail: Collection[str] = (),
         on_lost: OnLost = lambda store, document_ids: None,
+        passage_encoder: EncoderCheckpoint | None = None,
     ) -> None:
-        """Opens the datastores as `LoadedStores` does."""
-        self.checkpoint = checkpoint
+        """Opens the datastores as `LoadedStores` does. With a `passage_encoder`, passages are found by its vectors."""
+        self.checkpoint, self.passage_encoder = checkpoint, passage_encoder
         self.sessions = Sessions(checkpoint) if sessions is None else sessions
         self.stores = LoadedStores(checkpoint, stores, may_fail=may_fail, on_lost=on_lost)
 
@@ -172,11 +176,16 @@ class Engine:
         loaded.
         """
         stores = self._searched(request.store)
-        question_D = None
-        if request.by is not PassagesBy.WORDS:
+        question_D, encoder = None, self.passage_encoder
+        if request.by is PassagesBy.WORDS:
+            encoder = None
+        elif encoder is not None:
+            vectors_1D: np.ndarray = yield Offload(partial(encoder.vectors, [request.question.strip()]))
+            question_D = vectors_1D[0]
+        else:
             spec = next((store.snapshot.manifest.spec for store in stores if not store.snapshot.drafts_only), None)
             question_D = None if spec is None else (yield from mean_key(self.checkpoint, spec, request.question))
-        return (yield from find_passages(stores, request, question_D))
+        return (yield from find_passages(stores, request, question_D, encoder))
 
     def trace(self, request: TraceRequest) -> Steps[Trace]:
         """Finds the passages of a text that stand in datastores. Raises InvalidInput if no datastore is loaded."""

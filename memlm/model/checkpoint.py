@@ -38,7 +38,7 @@ from memlm.model.family import Family, Source
 from memlm.model.gguf import GgufFile, is_gguf
 from memlm.model.gguf_architectures import architecture_of, config_of
 from memlm.model.huggingface import family_of, read_config
-from memlm.model.loader import Form, fill
+from memlm.model.loader import Form, Model, fill
 from memlm.model.weight_files import WEIGHTS_FILE, WeightFiles, Weights, weight_paths
 
 MODEL_TYPE = "memlm"
@@ -61,7 +61,7 @@ class Checkpoint:
     def is_current(self) -> bool:
         """Whether the model's files are those that were loaded."""
         try:
-            return not self.marks or self.marks == _marks(self.path)
+            return not self.marks or self.marks == marks_of(self.path)
         except OSError:
             return False
 
@@ -143,17 +143,17 @@ def load_checkpoint(
         dtype, device = "float32" if dtype == "auto" else dtype, "cpu" if device == "auto" else device
     device = device_of(device)
     path = find_model(model)
-    form = _form(dtype, device, trainable=trainable, is_gguf=is_gguf(path))
+    form = form_of(dtype, device, trainable=trainable, is_gguf=is_gguf(path))
     files: WeightFiles | GgufFile
     family: Family | None = None
     if is_gguf(path):
         files = GgufFile(path)
-        marks = _marks(path)
+        marks = marks_of(path)
         config, family = config_of(files), architecture_of(files)
         tokenizer = tokenizer_of(files.metadata, str(path))
     else:
-        given = _read_json(path)
-        marks = _marks(path)
+        given = read_config_file(path)
+        marks = marks_of(path)
         is_ours = given.get("model_type") == MODEL_TYPE
         config = _our_config(path, given) if is_ours else read_config(given)
         family = None if is_ours else family_of(given)
@@ -167,16 +167,16 @@ def load_checkpoint(
         config = config.with_attention_window(attention_window)
     if extended_attention is not None:
         config = config.with_extended_attention(extended_attention)
-    with torch.device("meta"), _Undrawn():
+    with torch.device("meta"), Undrawn():
         decoder = Decoder(config)
-    sources = _sources(decoder, files, family)
+    sources = sources_of(decoder, files, family)
     fill(decoder, files, sources, form)
-    if marks != _marks(path):
+    if marks != marks_of(path):
         raise Incompatible(f"the files of {path} changed while the model was loaded; load it again")
     return Checkpoint(path, decoder.eval(), tokenizer, marks)
 
 
-def _form(dtype: torch.dtype | str, device: torch.device, *, trainable: bool, is_gguf: bool) -> Form:
+def form_of(dtype: torch.dtype | str, device: torch.device, *, trainable: bool, is_gguf: bool) -> Form:
     if dtype in (*BITS, GGUF) and (trainable or device.type != "cpu"):
         raise InvalidInput(
             f"dtype is {dtype}, which predicts on the processor; got device {device}"
@@ -208,13 +208,13 @@ def fingerprint_of(folder: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def _marks(path: Path) -> tuple[tuple[int, ...], ...]:
+def marks_of(path: Path) -> tuple[tuple[int, ...], ...]:
     """What changes about a model's files when they are replaced or written."""
     files = [path] if is_gguf(path) else [path / CONFIG_FILE, *weight_paths(path)]
     return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in map(Path.stat, files))
 
 
-def _read_json(folder: Path) -> dict[str, Any]:
+def read_config_file(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise NotFound(
@@ -242,32 +242,32 @@ def _our_config(folder: Path, given: dict[str, Any]) -> ModelConfig:
         raise Corrupt(f"{path}: {error}; restore the file") from error
 
 
-def _sources(decoder: Decoder, files: Weights, family: Family | None) -> dict[str, Source]:
+def sources_of(model: Model, files: Weights, family: Family | None) -> dict[str, Source]:
     """Returns the source of each tensor. Raises Corrupt, with the names, if tensors are missing, unexpected or
     misshapen.
     """
     present = files.names
-    names = [name for name in decoder.state_dict() if not (name == "head.weight" and decoder.config.tied_embeddings)]
+    names = [name for name in model.state_dict() if not (name == "head.weight" and model.config.tied_embeddings)]
     if family is None:
         sources = {name: Source((name,)) for name in names}
         passed_over = set()
     else:
         sources = family.sources(names, present)
         passed_over = {name for name in present if family.is_buffer(name)}
-        if decoder.config.tied_embeddings:
+        if model.config.tied_embeddings:
             passed_over |= set(family.table["head.weight"].names)
     read = {name for source in sources.values() for name in source.names}
     if missing := sorted(read - present):
         raise Corrupt(f"{files.folder} lacks the tensors {missing[:4]} that its config asks for; restore the files")
     if surplus := sorted(present - read - passed_over):
         raise Corrupt(f"{files.folder} holds the tensors {surplus[:4]} that its config has no place for; restore it")
-    for name, parameter in decoder.state_dict().items():
+    for name, parameter in model.state_dict().items():
         if name in sources:
-            _check_shape(name, parameter.shape, sources[name], files, decoder.config)
+            _check_shape(name, parameter.shape, sources[name], files, model.config)
     return sources
 
 
-class _Undrawn(TorchFunctionMode):
+class Undrawn(TorchFunctionMode):
     """Skips the random initialization of parameters.
 
     On the meta device it would import torch's compiler: loading the tiny preset took 2.1 s with it, and takes 0.25 s.

@@ -187,7 +187,7 @@ def sdpa_in_blocks(
 ) -> Float[Tensor, "B H T d"]:
     """Attention by plain products, a block of queries at a time, the heads that share keys side by side.
 
-    A block leaves out the places after its last query.
+    A block leaves out the places after its last query, unless the mask is bidirectional.
     """
     B, H, T, d = query_BHTd.shape
     G, S = key_BGSd.shape[1:3]
@@ -196,7 +196,7 @@ def sdpa_in_blocks(
     mixed = []
     for begin in range(0, T, QUERY_BLOCK):
         end = min(begin + QUERY_BLOCK, T)
-        size, seen = end - begin, S - T + end
+        size, seen = end - begin, S - T + end if mask.ends_R is None else S
         rows_BGQd = query_BGrTd[:, :, :, begin:end].reshape(B, G, -1, d)
         scores = (rows_BGQd @ key_BGSd[:, :, :seen].mT).unflatten(2, (H // G, size))
         if bias_RHTS is not None:

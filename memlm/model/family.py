@@ -68,7 +68,14 @@ class Family:
         return name.endswith(self.buffers) if self.buffers else False
 
     def _spelling(self, name: str, present: set[str]) -> str:
-        return name if name in present else self.prefix + name
+        """The name that a file uses. Files of TensorFlow's time call the parameters of norms gamma and beta."""
+        full = self.prefix + name
+        spellings = (name, full, *(old for each in (name, full) if (old := _old_norm(each)) != each))
+        return next((each for each in spellings if each in present), full)
+
+
+def _old_norm(name: str) -> str:
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
 
 def _pattern(name: str) -> tuple[list[str], str]:

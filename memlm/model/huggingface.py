@@ -16,6 +16,7 @@ from memlm.errors import Incompatible, InvalidInput
 from memlm.model.config import ModelConfig
 from memlm.model.family import Family, JsonDict
 from memlm.model.huggingface_tables import (
+    BERT,
     GEMMA3,
     GPT2,
     GPT_NEOX,
@@ -263,6 +264,25 @@ def _experts(experts: int, top: int, c: JsonDict, **more: Any) -> dict[str, Any]
     return {"channel": {"kind": "experts", "experts": experts, "top": top, "balance": balance, **more}}
 
 
+def _bert_config(c: JsonDict) -> dict[str, Any]:
+    _refuse(
+        c, "bert", position_embedding_type="absolute", is_decoder=False, add_cross_attention=False,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    return {
+        **_shape(c),
+        "num_kv_heads": c["num_attention_heads"],
+        "positions": "learned",
+        "norm": "layer",
+        "norm_order": "post",
+        "norm_eps": c.get("layer_norm_eps", 1e-12),
+        "activation": _activation(c.get("hidden_act", "gelu")),
+        "qkv_bias": True,
+        "out_bias": True,
+        "ff_bias": True,
+    }
+
+
 FAMILIES: Mapping[str, Family] = {
     "gpt2": Family(_gpt2_config, GPT2, "transformer.", (".attn.bias", ".attn.masked_bias")),
     "gpt_neox": Family(
@@ -280,12 +300,23 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": Family(_smollm3_config, {**LLAMA, **LLAMA_BIASES}, "model.", (".rotary_emb.inv_freq",)),
 }
 
+# Models that read whole texts and continue none. The pooler and the guess at the next sentence are left out.
+ENCODERS: Mapping[str, Family] = {
+    "bert": Family(
+        _bert_config, BERT, "bert.",
+        (
+            "pooler.dense.weight", "pooler.dense.bias", "cls.seq_relationship.weight", "cls.seq_relationship.bias",
+            "embeddings.position_ids", "cls.predictions.decoder.bias",
+        ),
+    ),
+}  # fmt: skip
 
-def read_config(config: JsonDict) -> ModelConfig:
+
+def read_config(config: JsonDict, families: Mapping[str, Family] = FAMILIES) -> ModelConfig:
     """Returns memlm's config for another family's. Raises Incompatible, with its name, for an unknown family or
     setting.
     """
-    family = family_of(config)
+    family = family_of(config, families)
     try:
         return ModelConfig(**family.config(config))
     except KeyError as error:
@@ -296,11 +327,20 @@ def read_config(config: JsonDict) -> ModelConfig:
         raise Incompatible(f"the config of this {config['model_type']} model does not fit together: {error}") from error
 
 
-def family_of(config: JsonDict) -> Family:
+def family_of(config: JsonDict, families: Mapping[str, Family] = FAMILIES) -> Family:
     """Returns the family that `model_type` names. Raises Incompatible for an unknown one."""
     model_type = str(config.get("model_type"))
-    if model_type not in FAMILIES:
+    if model_type in families:
+        return families[model_type]
+    if families is ENCODERS:
         raise Incompatible(
-            f"model_type is {model_type!r}; this version reads memlm (made by `memlm train`), {', '.join(FAMILIES)}"
+            f"model_type is {model_type!r}; the encoders that this version reads are {', '.join(families)}"
         )
-    return FAMILIES[model_type]
+    if model_type in ENCODERS:
+        raise Incompatible(
+            f"model_type is {model_type!r}, an encoder, which continues no text; load a decoder, and give this one as"
+            " its passage_encoder"
+        )
+    raise Incompatible(
+        f"model_type is {model_type!r}; this version reads memlm (made by `memlm train`), {', '.join(families)}"
+    )

@@ -131,3 +131,29 @@ QWEN3_MOE: Table = {
     ),
     "blocks.{}.ff.experts.{}.down.weight": same("layers.{}.mlp.experts.{}.down_proj.weight"),
 }
+
+BERT: Table = {
+    "embedding.weight": same("embeddings.word_embeddings.weight"),
+    "positions.weight": same("embeddings.position_embeddings.weight"),
+    "segments.weight": same("embeddings.token_type_embeddings.weight"),
+    "embedding_norm.weight": same("embeddings.LayerNorm.weight"),
+    "embedding_norm.bias": same("embeddings.LayerNorm.bias"),
+    **{
+        f"blocks.{{}}.{ours}.{kind}": same(*(f"encoder.layer.{{}}.{name}.{kind}" for name in theirs))
+        for kind in ("weight", "bias")
+        for ours, theirs in {
+            "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+            "attention.out": ("attention.output.dense",),
+            "attention_norm": ("attention.output.LayerNorm",),
+            "ff.up": ("intermediate.dense",),
+            "ff.down": ("output.dense",),
+            "ff_norm": ("output.LayerNorm",),
+        }.items()
+    },
+    "transform.weight": same("cls.predictions.transform.dense.weight"),
+    "transform.bias": same("cls.predictions.transform.dense.bias"),
+    "transform_norm.weight": same("cls.predictions.transform.LayerNorm.weight"),
+    "transform_norm.bias": same("cls.predictions.transform.LayerNorm.bias"),
+    "head.weight": same("cls.predictions.decoder.weight"),
+    "head_bias_V": same("cls.predictions.bias"),
+}

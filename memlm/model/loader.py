@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,10 @@ from memlm.model.gguf import GgufFile
 from memlm.model.gguf_blocks import FORMATS, blocks_of, layout_of
 from memlm.model.linear import Linear
 from memlm.model.quantized import OUTPUTS, PLAIN_DTYPES, Blocks, BlockWeight, PanelWeight, PlainWeight
+from memlm.model.text_encoder import TextEncoder
 from memlm.model.weight_files import Weights
+
+Model: TypeAlias = Decoder | TextEncoder
 
 PACKED_AT_ONCE = 1 << 20  # numbers of a weight, whose copies stay in the processor's cache
 
@@ -47,14 +51,14 @@ class Form:
         return self.bits is not None or (is_packable and not self.trainable)
 
 
-def fill(decoder: Decoder, files: Weights, sources: dict[str, Source], form: Form) -> None:
-    """Sets the decoder's weights, a module at a time. What was read of the files is given back after each."""
-    loader = _Loader(decoder.config, files, sources, form)
-    modules = dict(decoder.named_modules())
+def fill(model: Model, files: Weights, sources: dict[str, Source], form: Form) -> None:
+    """Sets the model's weights, a module at a time. What was read of the files is given back after each."""
+    loader = _Loader(model.config, files, sources, form)
+    modules = dict(model.named_modules())
     by_module = _by_module(sources)
-    if decoder.config.tied_embeddings:
+    if model.config.tied_embeddings and model.head is not None:
         del by_module["embedding"]
-        loader.fill_tied(decoder)
+        loader.fill_tied(model.embedding, model.head)
     for prefix, names in by_module.items():
         loader.fill(modules[prefix], prefix, names)
 
@@ -86,21 +90,21 @@ class _Loader:
             self._pack(module, blocks)
         self._files.release()
 
-    def fill_tied(self, decoder: Decoder) -> None:
+    def fill_tied(self, embedding: Embedding, head: Linear) -> None:
         """Sets the table that embedding and head share. A packed head has a copy, the embedding then needs few rows."""
         name = "embedding.weight"
         stays = self._may_stay(name)
         blocks = self._panels(name) if stays else None
         is_packed = blocks is not None or (self._packs and stays)
         if blocks is None:
-            self._set(decoder.head, "weight", self._read(name, transient=is_packed))
+            self._set(head, "weight", self._read(name, transient=is_packed))
         if not is_packed:
-            decoder.embedding.weight = decoder.head.weight
+            embedding.weight = head.weight
         if is_packed or self._form.bits is not None:
-            self._pack(decoder.head, blocks)
+            self._pack(head, blocks)
         if is_packed:
             self._buffer = self._buffer.new_empty(0)  # no other tensor is as large
-            self._leave(decoder.embedding, name)
+            self._leave(embedding, name)
         self._files.release()
 
     def _set(self, module: nn.Module, name: str, tensor: Tensor) -> None:

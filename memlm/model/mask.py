@@ -3,7 +3,7 @@
 Positions count the tokens of a row from its reset. The places of a row are a *front* (attention sinks or compressed
 memories) followed by its latest tokens in order. Visibility depends on positions alone, and so not on the pieces in
 which a text is read. A query sees its own document, not the future, nothing before the row's floor (older tokens are in
-a memory), and nothing outside the layer's window.
+a memory), and nothing outside the layer's window. A bidirectional mask shows each query the whole text of its row.
 
 Shapes: R rows (1 if all rows of the batch have equal positions), T new tokens, S places.
 """
@@ -37,8 +37,21 @@ class AttentionMask:
     sink_cap: int = 0  # a sink is never further away than this; 0: there are no sinks
     causal_only: bool = False
     continues_RT: Bool[Tensor, "R T"] | None = None  # whether a query's document began before this step; None: all
+    ends_R: Int[Tensor, " R"] | None = None  # bidirectional: where the text of each row ends, behind which is padding
+    is_padded: bool = True  # whether any of `ends_R` is before the last place
     _masks: dict[int, Tensor | None] = field(default_factory=dict)
     _hidden: dict[int, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def bidirectional(cls, new_B: list[int], num_places: int, device: torch.device) -> AttentionMask:
+        """The mask of whole texts of `new_B` tokens with padding up to `num_places`, in which tokens see later ones."""
+        places_1T = torch.arange(num_places, device=device)[None]
+        zero_1 = torch.zeros(1, dtype=torch.int64, device=device)
+        span = 0, num_places
+        return cls(
+            places_1T, places_1T, span, span, torch.zeros_like(places_1T), zero_1,
+            ends_R=torch.tensor(new_B, device=device), is_padded=min(new_B) < num_places,
+        )  # fmt: skip
 
     @property
     def num_new(self) -> int:
@@ -70,6 +83,8 @@ class AttentionMask:
 
         None means that everything is visible, "causal" that only later new tokens are hidden.
         """
+        if self.ends_R is not None and not self.is_padded:
+            return None
         if self.is_causal_only(window):
             if self.num_new == 1:
                 return None
@@ -86,7 +101,7 @@ class AttentionMask:
     def hide(self, scores: Tensor, window: int, begin: int, end: int) -> Tensor:
         """Sets scores (B, G, r, Q, S') of the queries from `begin` to `end` to -inf, in place, where a place is hidden.
 
-        S' ends with the place of the last of these queries.
+        S' ends with the place of the last of these queries, or has all places where the mask is bidirectional.
         """
         size, seen = end - begin, scores.shape[-1]
         if not self.is_causal_only(window):
@@ -124,6 +139,9 @@ class AttentionMask:
         return ahead_RTS.clamp(min=0)
 
     def _mask(self, window: int) -> Bool[Tensor, "R T S"]:
+        if self.ends_R is not None:
+            is_text_R1S = (self.key_RS < self.ends_R[:, None])[:, None]
+            return is_text_R1S.expand(-1, self.num_new, -1)
         query_RT1, key_R1S = self.query_RT[:, :, None], self.key_RS[:, None]
         seen_RTS = (key_R1S <= query_RT1) & (key_R1S >= self.document_RT[:, :, None])
         near_RTS = key_R1S >= self.floor_R[:, None, None]

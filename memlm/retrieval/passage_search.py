@@ -1,8 +1,9 @@
 """A question -> the passages of datastores that are likeliest to answer it.
 
-By words, passages are ranked by BM25. By meaning, they are ranked by the mean of the model's keys. By both, their ranks
-in these two orders are joined (reciprocal rank fusion, Cormack et al. 2009). All figures are over the passages that are
-live, in all segments and datastores together. So the result is that of one datastore, built from the live documents.
+By words, passages are ranked by BM25. By meaning, they are ranked by the vectors of an encoder, or by the mean of the
+model's keys. By both, their ranks in these two orders are joined (reciprocal rank fusion, Cormack et al. 2009). All
+figures are over the passages that are live, in all segments and datastores together. So the result is that of one
+datastore, built from the live documents.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from memlm.api.passages import Passage, PassagesBy, PassagesRequest
 from memlm.base.phrases import words_of
 from memlm.base.steps import Offload, Steps
+from memlm.index.store.passage_vectors import PassageEncoder
 from memlm.index.store.passages import SegmentPassages
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Snapshot
@@ -35,18 +37,25 @@ class _Part:
     segment: Segment
     passages: SegmentPassages
     live_P: Bool[np.ndarray, " P"]
+    vectors_PD: Float32[np.ndarray, "P D"] | None = None  # of an encoder
 
 
 def find_passages(
-    stores: Sequence[ModelStore], request: PassagesRequest, question_D: Float32[np.ndarray, " D"] | None
+    stores: Sequence[ModelStore],
+    request: PassagesRequest,
+    question_D: Float32[np.ndarray, " D"] | None,
+    encoder: PassageEncoder | None = None,
 ) -> Steps[tuple[Passage, ...]]:
-    """Finds the k best passages. `question_D` is the mean key of the question, None for a search by words.
+    """Finds the k best passages. `question_D` is the mean key of the question, or its vector by the `encoder`, None for
+    a search by words.
 
     The first search of a datastore indexes its passages, some a step: a search that is cancelled leaves them to the
     next one. Raises NotFound for a name in `exclude_documents` that stands for no document, and Incompatible for a
-    datastore without keys, unless it is searched by words.
+    datastore without keys, unless it is searched by words or with an encoder.
     """
-    if request.by is not PassagesBy.WORDS:
+    if request.by is PassagesBy.WORDS:
+        encoder = None
+    elif encoder is None:
         for store in stores:
             store.snapshot.check_searchable(store.name)
     while True:
@@ -56,7 +65,11 @@ def find_passages(
         for store, view in zip(stores, views, strict=True):
             for segment in view.segments:
                 passages = yield from store.whole_passages_of(segment)
-                parts.append(_Part(store, segment, passages, ~segment.deleted_mask[passages.documents_P]))
+                vectors_PD = None
+                if encoder is not None:
+                    vectors_PD = (yield from store.whole_vectors_of(segment, encoder)).vectors_PD
+                live_P = ~segment.deleted_mask[passages.documents_P]
+                parts.append(_Part(store, segment, passages, live_P, vectors_PD))
         found: tuple[Passage, ...] = yield Offload(partial(_found, parts, request, question_D), is_long=True)
         if [store.snapshot for store in stores] == snapshots:  # no document was deleted meanwhile
             return found
@@ -133,8 +146,12 @@ def _found(
         orders[PassagesBy.WORDS] = _best_first(scores_P, wanted_P & (scores_P > 0))
     if request.by is not PassagesBy.WORDS:
         assert question_D is not None
-        keys = [part.passages.keys_PD for part in parts]
-        scores_P = scores[PassagesBy.MEANING] = cosines(question_D, keys, [part.live_P for part in parts])
+        if any(part.vectors_PD is None for part in parts):
+            keys = [part.passages.keys_PD for part in parts]
+            scores_P = cosines(question_D, keys, [part.live_P for part in parts])
+        else:  # vectors of length 1, which were learnt to be compared as they are
+            scores_P = np.concatenate([part.vectors_PD @ question_D for part in parts]).astype(np.float64)
+        scores[PassagesBy.MEANING] = scores_P
         orders[PassagesBy.MEANING] = _best_first(scores_P, wanted_P)
     if request.by is PassagesBy.BOTH:
         scores_P = scores[PassagesBy.BOTH] = fused(list(orders.values()), len(live_P))

@@ -24,6 +24,7 @@ from memlm.index.store.datastore import Datastore
 from memlm.index.store.exclusion import search_views
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import Manifest
+from memlm.index.store.passage_vectors import PassageEncoder, SegmentVectors
 from memlm.index.store.passages import SegmentPassages
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Place, Snapshot
@@ -60,6 +61,7 @@ class ModelStore:
         self._phrases = Phrases(checkpoint.tokenizer)
         self._suffixes = dict[object, SegmentSuffixes]()
         self._segment_passages = dict[object, SegmentPassages]()
+        self._segment_vectors = dict[object, SegmentVectors]()
         self.counter = SearchCounter()
 
     @classmethod
@@ -172,6 +174,22 @@ class ModelStore:
         while not passages.is_complete:
             yield Offload(passages.build, is_long=True)
         return passages
+
+    def vectors_of(self, segment: Segment, encoder: PassageEncoder) -> SegmentVectors:
+        """The encoder's vectors of a segment's passages, which may be incomplete. A store has one encoder."""
+        known = self._current(self._segment_vectors)
+        vectors = known.get(segment.core)
+        if vectors is None:
+            vectors = SegmentVectors(self.snapshot.path, segment, self._tokenizer.decode_bytes, encoder)
+        self._segment_vectors = known | {segment.core: vectors}
+        return vectors
+
+    def whole_vectors_of(self, segment: Segment, encoder: PassageEncoder) -> Steps[SegmentVectors]:
+        """All vectors of a segment's passages. They are encoded some a step, where they are not yet."""
+        vectors: SegmentVectors = yield Offload(partial(self.vectors_of, segment, encoder))
+        while not vectors.is_complete:
+            yield Offload(vectors.build, is_long=True)
+        return vectors
 
     def _current(self, known: Mapping[object, Derived]) -> dict[object, Derived]:
         """Those of the segments that the snapshot has."""

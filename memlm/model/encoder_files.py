@@ -1,0 +1,163 @@
+"""The folder of an encoder: BERT's in the Hugging Face layout, also with the files of sentence-transformers.
+
+Encoders that are trained here are saved in the same layout, so that `transformers` reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from safetensors.torch import save
+from torch import Tensor
+
+from memlm.base.files import write_atomic
+from memlm.data.encoder_tokenizer import EncoderTokenizer
+from memlm.data.tokenizer import json_of
+from memlm.errors import Corrupt, Incompatible
+from memlm.model.checkpoint import CONFIG_FILE, Undrawn, fingerprint_of, form_of, read_config_file, sources_of
+from memlm.model.device import device_of
+from memlm.model.huggingface import ENCODERS, family_of, read_config
+from memlm.model.linear import Linear
+from memlm.model.loader import fill
+from memlm.model.text_encoder import TextEncoder
+from memlm.model.weight_files import WEIGHTS_FILE, WeightFiles
+
+BATCH_TOKENS = 1024  # with padding: what lies between two layers fits into a core's cache
+MODULES_FILE, POOLING_FILE, LENGTH_FILE = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
+MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers, that are computed
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}  # as Hugging Face names them
+
+
+@dataclass(frozen=True)
+class EncoderCheckpoint:
+    """A loaded encoder with its tokenizer. `pooling` makes a vector of hidden states, of at most `max_tokens` tokens
+    with the template.
+    """
+
+    path: Path
+    encoder: TextEncoder
+    tokenizer: EncoderTokenizer
+    pooling: str = "mean"
+    max_tokens: int = 512
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all that the vectors of texts depend on."""
+        parts = (fingerprint_of(self.path), self.tokenizer.fingerprint, self.pooling, str(self.max_tokens))
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
+
+    @torch.inference_mode()
+    def vectors(self, texts: Sequence[str]) -> Float32[np.ndarray, "P D"]:
+        """Returns a vector of length 1 for each text. Texts of similar length are read together. The same text has
+        the same vector in other company up to rounding.
+        """
+        ids = self.tokenizer.encode(texts, most=self.max_tokens)
+        vectors_PD = np.zeros((len(texts), self.encoder.config.dim), np.float32)
+        order = sorted(range(len(ids)), key=lambda place: -len(ids[place]))
+        while order:
+            size = max(1, BATCH_TOKENS // len(ids[order[0]]))
+            places, order = order[:size], order[size:]
+            tokens_BT, new_B = padded([ids[place] for place in places])
+            vectors_PD[places] = self.encoder.vectors(tokens_BT, new_B, pooling=self.pooling).cpu().numpy()
+        return vectors_PD
+
+
+def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
+    """Returns token ids of unequal numbers as one tensor (B, T), padded with zeros, and their numbers."""
+    new_B = [len(row) for row in rows]
+    tokens_BT = torch.zeros(len(rows), max(new_B), dtype=torch.int64)
+    for row, ids in enumerate(rows):
+        tokens_BT[row, : len(ids)] = torch.tensor(ids)
+    return tokens_BT, new_B
+
+
+def load_encoder(
+    folder: str | Path,
+    *,
+    dtype: torch.dtype | str = "auto",
+    device: torch.device | str = "auto",
+    trainable: bool = False,
+) -> EncoderCheckpoint:
+    """Reads a BERT encoder from a folder in the Hugging Face layout, with its head where the files have one.
+
+    The pooling and the length of sentence-transformers are followed where their files are there. Without them, vectors
+    are means over all places that the model has. `dtype` and `device` are those of `load_checkpoint`. Raises NotFound
+    if there is no model, Incompatible for one of another kind, Corrupt for files that do not belong together.
+    """
+    path = Path(folder)
+    given = read_config_file(path)
+    config, family = read_config(given, ENCODERS), family_of(given, ENCODERS)
+    files, tokenizer = WeightFiles(path), EncoderTokenizer.load(path)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise Corrupt(
+            f"{path}: {tokenizer.vocab_size} tokens in the tokenizer, {config.vocab_size} in the model; restore them"
+        )
+    has_head = any(name.startswith("cls.predictions.") for name in files.names)
+    if not has_head:
+        config = replace(config, tied_embeddings=False)
+    if trainable:
+        dtype, device = "float32" if dtype == "auto" else dtype, "cpu" if device == "auto" else device
+    form = form_of(dtype, device_of(device), trainable=trainable, is_gguf=False)
+    with torch.device("meta"), Undrawn():
+        encoder = TextEncoder(config, num_segments=given.get("type_vocab_size", 2), has_head=has_head)
+    fill(encoder, files, sources_of(encoder, files, family), form)
+    most = json_of(path / LENGTH_FILE).get("max_seq_length") or config.context_length
+    return EncoderCheckpoint(path, encoder.eval(), tokenizer, _pooling(path), min(most, config.context_length))
+
+
+def save_encoder(folder: str | Path, encoder: TextEncoder, tokenizer: EncoderTokenizer) -> EncoderCheckpoint:
+    """Writes an encoder as `transformers` does, creating the folder if needed, and returns it as a loaded one. Packed
+    weights are written unpacked.
+    """
+    path, config = Path(folder), encoder.config
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(path)
+    write_atomic(path / WEIGHTS_FILE, save(_their_weights(encoder)))
+    written = {
+        "model_type": "bert", "architectures": ["BertModel" if encoder.head is None else "BertForMaskedLM"],
+        "vocab_size": config.vocab_size, "hidden_size": config.dim, "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads, "intermediate_size": config.ff_dim,
+        "max_position_embeddings": config.context_length, "type_vocab_size": encoder.segments.num_embeddings,
+        "hidden_act": ACTIVATIONS[config.activation], "layer_norm_eps": config.norm_eps,
+    }  # fmt: skip
+    write_atomic(path / CONFIG_FILE, f"{json.dumps(written, indent=2)}\n".encode())
+    return EncoderCheckpoint(path, encoder, tokenizer, max_tokens=config.context_length)
+
+
+def _pooling(folder: Path) -> str:
+    """Reads how sentence-transformers makes a vector. Raises Incompatible for a way that this version lacks."""
+    path = folder / MODULES_FILE
+    modules = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    if unknown := [kind for each in modules if (kind := str(each["type"]).rpartition(".")[2]) not in MODULES]:
+        raise Incompatible(f"{folder} has the modules {unknown}; this version computes {', '.join(MODULES)}")
+    settings = json_of(folder / POOLING_FILE)
+    modes = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]
+    if named := settings.get("pooling_mode"):
+        modes = [f"pooling_mode_{named}_token{'s' * (named == 'mean')}"]
+    if modes not in ([], ["pooling_mode_mean_tokens"], ["pooling_mode_cls_token"]):
+        raise Incompatible(f"{folder / POOLING_FILE} has {modes}; this version takes the mean or the first token")
+    return "first" if modes == ["pooling_mode_cls_token"] else "mean"
+
+
+def _their_weights(encoder: TextEncoder) -> dict[str, Tensor]:
+    """The tensors under the names of Hugging Face: those of memlm that stand for several are cut."""
+    weights = dict(encoder.state_dict())
+    for name, module in encoder.named_modules():
+        if isinstance(module, Linear) and module.packed is not None:
+            weights[f"{name}.weight"] = module.dense()
+    weights["embedding.weight"] = encoder.embedding.table_VD
+    weights.pop("head.weight", None)
+    theirs, family = dict[str, Tensor](), ENCODERS["bert"]
+    unprefixed = {each for source in family.table.values() for each in source.names if each.startswith("cls.")}
+    for name, source in family.sources(list(weights), unprefixed).items():
+        pieces = weights[name].chunk(len(source.names))
+        theirs |= {each: piece.contiguous().clone() for each, piece in zip(source.names, pieces, strict=True)}
+    return theirs
