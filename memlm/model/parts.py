@@ -39,6 +39,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "performer": "memlm.zoo.performer:Performer",
         "rfa": "memlm.zoo.rfa:RandomFeatureAttention",
         "routing": "memlm.zoo.routing:Routing",
+        "selective": "memlm.zoo.selective:Selective",
     },
     "channel": {
         "experts": "memlm.model.experts:Experts",
