@@ -19,7 +19,7 @@ import torch
 
 from memlm.base.progress import Progress
 from memlm.bench.learning import Learned, config_for, learn
-from memlm.bench.tasks import LibraryText, OffsetCopy, Task
+from memlm.bench.tasks import GappedInduction, LibraryText, OffsetCopy, Recall, Task
 from memlm.errors import InvalidInput
 
 SEEDS = 3
@@ -131,6 +131,43 @@ EFFECTS: tuple[Effect | Measurement, ...] = (
         minutes=1.5,
         figures=bits,
         training={"batch_size": 16},
+    ),
+    Effect(
+        "differential",
+        "attention to noise cancels, so that recall of 2 pairs among 60 noise tokens is learned in fewer steps"
+        " or better than by plain attention of as many parameters; the second version has half the last projection",
+        Recall(stages=(2,), noise_tokens=60),
+        {"differential": _mixer("differential"), "differential v2": _mixer("differential_v2")},
+        steps=600,
+        minutes=1.5,
+        shape={"num_heads": 4, "num_kv_heads": 2},
+    ),
+    Effect(
+        "lsh",
+        "a copy of tokens that occur once in each half, 47 tokens back: equal tokens share a bucket at any distance,"
+        " and a window of 16 cannot see them; more rounds find more (Reformer)",
+        OffsetCopy(length=48, unique=True),
+        {
+            "window": {"windows": (16, 16)},
+            "1 round": _mixer("lsh", buckets=16, rounds=1),
+            "4 rounds": _mixer("lsh", buckets=16, rounds=4),
+        },
+        steps=400,
+        minutes=1.0,
+        shape={"num_heads": 4, "num_kv_heads": 4},
+        training={"learning_rate": 1e-2},
+    ),
+    Effect(
+        "routing",
+        "names that come again beyond a window are found by their cluster; local and clustered heads beat local ones",
+        GappedInduction(),
+        {
+            "window": {"windows": (16, 16)},
+            "half routing": _mixer("routing", clusters=8, local_heads=2, local_window=16),
+        },
+        steps=800,
+        minutes=2.0,
+        shape={"num_heads": 4, "num_kv_heads": 4},
     ),
 )
 

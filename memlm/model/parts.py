@@ -34,6 +34,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "mixer": {
         "differential": "memlm.zoo.differential:Differential",
         "differential_v2": "memlm.zoo.differential:DifferentialV2",
+        "hyper": "memlm.zoo.hyper:Hyper",
         "lsh": "memlm.zoo.lsh:LSH",
         "pattern": "memlm.model.patterns:Pattern",
         "performer": "memlm.zoo.performer:Performer",

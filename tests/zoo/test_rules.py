@@ -88,6 +88,8 @@ ZOO: dict[str, ModelConfig] = {
     "selective that forgets": mixed({"kind": "selective", "forget_at": 0.4}),
     "selective beside sinks": mixed("selective", windows=(7, 7), num_sinks=2),
     "selective and xl": replace(mixed("selective"), xl_length=5, context_length=6),
+    "hyper": mixed({"kind": "hyper", "block": 2, "samples": 2, "projections": 3}),
+    "hyper and t5": mixed("attention", {"kind": "hyper", "block": 3, "samples": 1, "seed": 2}, positions="t5"),
     "sums": mixed("decay"),
     "sums beside attention": mixed("decay", "attention"),
     "sums beside a window": mixed("attention", "decay", windows=(6, 0)),
