@@ -30,7 +30,7 @@ from memlm.api.generation import (
     Usage as Usage,
 )
 from memlm.api.passages import Passage as Passage
-from memlm.prompting.answers import Answer as Answer
+from memlm.api.answers import Answer as Answer
 from memlm.api.scoring import Score as Score, TokenScore as TokenScore, Figures as Figures
 from memlm.api.tracing import Trace as Trace, TracedSpan as TracedSpan
 from memlm.api.server import ModelInfo as ModelInfo, ServerInfo as ServerInfo

@@ -11,6 +11,7 @@ from typing import Any, Unpack, cast, overload
 from jaxtyping import Float
 from torch import Tensor
 
+from memlm.api.answers import Answer, AnswerRequest, FindPassagesRequest, passage_settings
 from memlm.api.chat import ChatRequest, Conversation
 from memlm.api.datastores import DeleteReport, NewDocument, RememberReport, RememberRequest, SearchRequest, StoreInfo
 from memlm.api.feedback import feedback_request, nearest_request, with_feedback
@@ -18,7 +19,7 @@ from memlm.api.generation import Completion, Neighbor
 from memlm.api.handles import Session, TokenStream
 from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, TraceOptions
 from memlm.api.params import GenerateRequest, RetrievalParams, batch_requests
-from memlm.api.passages import Passage, PassagesRequest
+from memlm.api.passages import Passage
 from memlm.api.prompts import is_batch, token_ids_of
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo
@@ -34,7 +35,7 @@ from memlm.generation.sessions import Sessions
 from memlm.model.adapter_files import attach_adapters
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.model.encoder_files import EncoderCheckpoint, load_encoder
-from memlm.prompting.answers import Answer, answer_question
+from memlm.prompting.answers import stream_answer
 from memlm.retrieval.store import ModelStore
 
 
@@ -268,31 +269,53 @@ class LanguageModel:
         `where` is metadata, and `exclude_documents` count as deleted. Raises InvalidInput if no datastore is loaded,
         Incompatible for one without keys, unless it is searched by words or with an encoder.
         """
-        request = PassagesRequest.of(
+        request = FindPassagesRequest.of(
             question, store=store, k=k, by=by, documents=documents, where=where, exclude_documents=exclude_documents
         )
         return run_steps(self.engine.find_passages(request))
 
     def answer(
         self,
-        question: str,
+        question: str | AnswerRequest,
         passages: Sequence[Passage] | None = None,
         *,
+        num_passages: int | None = None,
+        passages_by: str = "words",
+        passage_stores: str | Sequence[str] = (),
         budget: int | None = None,
         mixture: bool = False,
         **options: Unpack[ChatOptions],
     ) -> Answer:
-        """Answers a question from passages, the best first, by default those that `find_passages` finds in `store`.
+        """Answers a question from passages, the best first, by default from the `num_passages` (8) that `find_passages`
+        finds, `passages_by` words, meaning or both, in `passage_stores`, by default in those of the options, or in all.
 
         The passages that fit into `budget` tokens (1,024, or what the context leaves) stand in the prompt, of a
         conversation where the model has a chat template. With `mixture`, each stands in a prompt of its own, and their
         distributions are mixed token by token, without a datastore (REALM, arXiv 2002.08909). The options are those of
         `chat`. `exclude_documents` holds for the passages too.
         """
-        if passages is None:
-            excluded = options.get("exclude_documents") or ()
-            passages = self.find_passages(question, store=options.get("store"), exclude_documents=excluded)
-        return answer_question(self.engine, question, passages, budget=budget, mixture=mixture, options=options)
+        settings = passage_settings(num_passages, passages_by, passage_stores, budget, mixture=mixture)
+        request = AnswerRequest.of(question, passages, settings, options)
+        return Answer.of(TokenStream.begin(stream_answer(self.engine, request)).result())
+
+    def stream_answer(
+        self,
+        question: str | AnswerRequest,
+        passages: Sequence[Passage] | None = None,
+        *,
+        num_passages: int | None = None,
+        passages_by: str = "words",
+        passage_stores: str | Sequence[str] = (),
+        budget: int | None = None,
+        mixture: bool = False,
+        **options: Unpack[ChatOptions],
+    ) -> TokenStream:
+        """Answers a question as `answer`, token by token. `accepted.prompt` of the stream has the prompt and its
+        passages, and `Answer.of` its result makes the whole answer.
+        """
+        settings = passage_settings(num_passages, passages_by, passage_stores, budget, mixture=mixture)
+        request = AnswerRequest.of(question, passages, settings, options)
+        return TokenStream.begin(stream_answer(self.engine, request))
 
     def trace(self, text: str, store: str | None = None, **options: Unpack[TraceOptions]) -> Trace:
         """Finds the passages of a text that stand word for word in a datastore, or in all that are loaded

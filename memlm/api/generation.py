@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from memlm.api.html import completion_html
+from memlm.api.passages import AnswerPrompt
 from memlm.api.prompts import check_num_ids
 from memlm.api.request import Request
 from memlm.errors import check_range
@@ -134,7 +135,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The first event of a generation: its seed, and its retrieval parameters with all defaults filled in."""
+    """The first event of a generation: its seed, and its retrieval parameters with all defaults filled in. An answer to
+    a question has its `prompt` too.
+    """
 
     request_id: str
     seed: int
@@ -142,15 +145,17 @@ class Accepted:
     k: int
     lam: float
     knn_temperature: float
+    prompt: AnswerPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a generation."""
+    """The last event of a generation. `passage_weights` are those of an `Answer` from a mixture."""
 
     reason: FinishReason
     stop_string: str | None
     usage: Usage
+    passage_weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from memlm.cli import bench, client, index, models, options
+from memlm.cli.answer import answer
 from memlm.cli.calibrate import calibrate
 from memlm.cli.chat import chat
 from memlm.cli.console import out
@@ -61,6 +62,7 @@ app.command(epilog="Example: memlm doctor --json")(doctor)
 app.command("lm-eval", epilog="Example: memlm lm-eval --model smollm2 --store store --tasks arc_easy")(lm_eval)
 app.command(epilog="Example: memlm generate 'def main(' --model model --store store --show-sources")(generate)
 app.command(epilog="Example: memlm chat --model smollm2 --store notes")(chat)
+app.command(epilog="Example: memlm answer 'Which port does the gateway use?' --model smollm2 --store notes")(answer)
 app.command(epilog="Example: memlm trace --file answer.txt --model smollm2 --store notes")(trace)
 app.command(epilog="Example: memlm inspect smollm2 --out report.html")(inspect)
 app.command("tune-context", epilog="Example: memlm tune-context heldout/ --model smollm2")(tune_context)

@@ -15,6 +15,7 @@ from memlm.api.params import GenerateRequest, RetrievalParams
 from memlm.base.options import format_bytes
 from memlm.base.printable import one_line
 from memlm.cli import client_datastores, options
+from memlm.cli.answer import client_answer, client_passages
 from memlm.cli.chat import client_chat
 from memlm.cli.client_connection import (
     HERE,
@@ -74,6 +75,8 @@ def generate(
 
 
 app.command("trace", epilog="Example: memlm client trace --file answer.txt --target localhost:50051")(client_trace)
+app.command("passages", epilog="Example: memlm client passages 'Which port?' --target localhost:50051")(client_passages)
+app.command("answer", epilog="Example: memlm client answer 'Which port?' --target localhost:50051")(client_answer)
 app.command("chat", epilog="Example: memlm client chat --target localhost:50051")(client_chat)
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memlm.api.answers import FindPassagesRequest
 from memlm.api.datastores import SearchRequest
-from memlm.api.passages import PassagesRequest
 from memlm.base.printable import one_line
 from memlm.base.progress import LOADING
 from memlm.cli import options
@@ -300,7 +300,7 @@ def search(
 @with_fields(leave_out=("store",))
 def passages(
     store: options.StoreArgument,
-    request: PassagesRequest,
+    request: FindPassagesRequest,
     model: options.Model,
     encoder: Annotated[
         Path | None,

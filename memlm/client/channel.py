@@ -24,7 +24,7 @@ from memlm.wire.status import error_of
 # lost, the second attempt would raise NotFound.
 RETRIED = {
     "memlm.v1.Generation": ("Score", "Trace", "Tokenize", "Detokenize", "GetModel", "GetServerInfo"),
-    "memlm.v1.Datastores": ("ListDatastores", "GetDatastore", "Search"),
+    "memlm.v1.Datastores": ("ListDatastores", "GetDatastore", "Search", "FindPassages"),
     "memlm.v1.Sessions": ("GetSession", "ListSessions"),
     "google.longrunning.Operations": ("GetOperation", "ListOperations", "WaitOperation"),
 }

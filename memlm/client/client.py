@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Unpack, cast, overload
 
+from memlm.api.answers import Answer, AnswerRequest, FindPassagesRequest, passage_settings
 from memlm.api.chat import ChatRequest, Conversation
 from memlm.api.datastores import RememberReport, SearchRequest
 from memlm.api.feedback import feedback_request, nearest_request, with_feedback
@@ -25,6 +26,7 @@ from memlm.api.handles import Session, TokenStream
 from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, TraceOptions
 from memlm.api.paging import MAX_PAGE
 from memlm.api.params import GenerateRequest, batch_requests
+from memlm.api.passages import Passage
 from memlm.api.prompts import is_batch
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import GetModelRequest, GetServerInfoRequest, ModelInfo, ServerInfo
@@ -211,6 +213,65 @@ class Client:
         """Finds places in a datastore (None: in all loaded ones), as `LanguageModel.search`."""
         options = {"k": k, "nprobe": nprobe, "by": by, "documents": documents, "where": where}
         return self._transport.ask(SearchRequest.of(text, store, **options), timeout_s)
+
+    def find_passages(
+        self,
+        question: str,
+        *,
+        store: str | None = None,
+        k: int = 8,
+        by: str = "words",
+        documents: str | Sequence[str] = (),
+        where: Mapping[str, str] | Sequence[str] = (),
+        exclude_documents: str | Sequence[str] = (),
+        timeout_s: float | None = None,
+    ) -> tuple[Passage, ...]:
+        """Finds the passages that are likeliest to answer a question, as `LanguageModel.find_passages`."""
+        request = FindPassagesRequest.of(
+            question, store=store, k=k, by=by, documents=documents, where=where, exclude_documents=exclude_documents
+        )
+        return self._transport.ask(request, timeout_s)
+
+    def answer(
+        self,
+        question: str | AnswerRequest,
+        passages: Sequence[Passage] | None = None,
+        *,
+        num_passages: int | None = None,
+        passages_by: str = "words",
+        passage_stores: str | Sequence[str] = (),
+        budget: int | None = None,
+        mixture: bool = False,
+        timeout_s: float | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Answer:
+        """Answers a question from passages, as `LanguageModel.answer`. Raises NotFound if a document of the passages is
+        deleted meanwhile, and else as `generate`.
+        """
+        settings = passage_settings(num_passages, passages_by, passage_stores, budget, mixture=mixture)
+        request = AnswerRequest.of(question, passages, settings, options)
+        stream = TokenStream.begin(self._transport.events(request, timeout_s))
+        return Answer.of(stream.result())
+
+    def stream_answer(
+        self,
+        question: str | AnswerRequest,
+        passages: Sequence[Passage] | None = None,
+        *,
+        num_passages: int | None = None,
+        passages_by: str = "words",
+        passage_stores: str | Sequence[str] = (),
+        budget: int | None = None,
+        mixture: bool = False,
+        timeout_s: float | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> TokenStream:
+        """Answers a question as `answer`, token by token. `accepted.prompt` of the stream has the prompt and its
+        passages, and `Answer.of` its result makes the whole answer.
+        """
+        settings = passage_settings(num_passages, passages_by, passage_stores, budget, mixture=mixture)
+        request = AnswerRequest.of(question, passages, settings, options)
+        return TokenStream.begin(self._transport.events(request, timeout_s))
 
     def trace(
         self,

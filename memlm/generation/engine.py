@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from memlm.api.answers import FindPassagesRequest
 from memlm.api.datastores import RememberReport, RememberRequest, SearchBy, SearchRequest
 from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams, StreamRequest
-from memlm.api.passages import Passage, PassagesBy, PassagesRequest
+from memlm.api.passages import Passage, PassagesBy
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo, TokenizerInfo
 from memlm.api.tracing import Trace, TraceRequest
@@ -171,11 +172,12 @@ class Engine:
             if [store.snapshot for store in retriever.stores] == snapshots:  # no document was deleted meanwhile
                 return retriever.describe(result, request.k)
 
-    def find_passages(self, request: PassagesRequest) -> Steps[tuple[Passage, ...]]:
-        """Finds passages for a question, as `passage_search.find_passages`. Raises InvalidInput if no datastore is
-        loaded.
+    def find_passages(self, request: FindPassagesRequest, stores: Sequence[str] = ()) -> Steps[tuple[Passage, ...]]:
+        """Finds passages for a question, as `passage_search.find_passages`, in the datastores of these names, else in
+        that of the request. Raises InvalidInput if no datastore is loaded.
         """
-        stores = self._searched(request.store)
+        names: Sequence[str | None] = stores or [request.store]
+        searched = self._searched(*names)
         question_D, encoder = None, self.passage_encoder
         if request.by is PassagesBy.WORDS:
             encoder = None
@@ -183,9 +185,9 @@ class Engine:
             vectors_1D: np.ndarray = yield Offload(partial(encoder.vectors, [request.question.strip()]))
             question_D = vectors_1D[0]
         else:
-            spec = next((store.snapshot.manifest.spec for store in stores if not store.snapshot.drafts_only), None)
+            spec = next((store.snapshot.manifest.spec for store in searched if not store.snapshot.drafts_only), None)
             question_D = None if spec is None else (yield from mean_key(self.checkpoint, spec, request.question))
-        return (yield from find_passages(stores, request, question_D, encoder))
+        return (yield from find_passages(searched, request, question_D, encoder))
 
     def trace(self, request: TraceRequest) -> Steps[Trace]:
         """Finds the passages of a text that stand in datastores. Raises InvalidInput if no datastore is loaded."""
@@ -218,9 +220,9 @@ class Engine:
         excluding: Retriever = yield Offload(partial(retriever.excluding, params.exclude_documents))
         return excluding
 
-    def _searched(self, name: str | None) -> list[ModelStore]:
-        """The datastore of a name, or all. Raises InvalidInput if none is loaded."""
-        stores = self.stores.model_stores([] if name is None else [name])
+    def _searched(self, *names: str | None) -> list[ModelStore]:
+        """The datastores of some names, or all. Raises InvalidInput if none is loaded."""
+        stores = self.stores.model_stores([name for name in names if name is not None])
         if not stores:
             raise InvalidInput(NO_STORE, field="store")
         return stores

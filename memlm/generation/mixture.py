@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from memlm.api.generation import GenerationEvent
+from memlm.api.generation import Accepted, Finished, GenerationEvent, Token
 from memlm.errors import InvalidInput
 from memlm.generation.generation import Generation
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.checkpoint import Checkpoint
+
+UNBOUNDED = 1 << 40  # tokens in one piece
 
 
 class PromptMixture:
@@ -39,6 +42,7 @@ class PromptMixture:
             )
         self._decoder, self._pending = checkpoint.decoder, [list(prompt) for prompt in prompts]
         self._logprobs_BV: Float[Tensor, "B V"] | None = None
+        self._last = [torch.empty(0)] * len(prompts)  # the hidden state after each row's last token
         self._state: DecoderState = self._decoder.new_state(batch_size=len(prompts), capacity=capacity)
         self._logweights_B = torch.tensor(weights, dtype=torch.float64).log().log_softmax(dim=0)
 
@@ -47,15 +51,29 @@ class PromptMixture:
         """The weight of each prompt, given the tokens read so far. They sum to 1."""
         return tuple(self._logweights_B.exp().tolist())
 
-    @torch.inference_mode()
     def read(self) -> Float[Tensor, " V"]:
         """Reads the pending tokens of all rows, and returns the log-probabilities of the next token in the mixture."""
-        counts = [len(ids) for ids in self._pending]
-        padded_BT = torch.tensor([[*ids, *[0] * (max(counts) - len(ids))] for ids in self._pending])
+        while (mixed_V := self.read_piece(UNBOUNDED)) is None:
+            pass
+        return mixed_V
+
+    @torch.inference_mode()
+    def read_piece(self, most_tokens: int) -> Float[Tensor, " V"] | None:
+        """Reads about `most_tokens` of the pending tokens, each row as many. Returns the log-probabilities of the next
+        token in the mixture once all are read, and None before.
+        """
+        size = max(1, most_tokens // sum(map(bool, self._pending)))
+        pieces, self._pending = [ids[:size] for ids in self._pending], [ids[size:] for ids in self._pending]
+        counts = [len(ids) for ids in pieces]
+        padded_BT = torch.tensor([[*ids, *[0] * (max(counts) - len(ids))] for ids in pieces])
         with decoding_threads(self._decoder, sum(counts)):
             hidden_BTD, _ = self._decoder(padded_BT, self._state, new_B=counts)
-            last_BD = hidden_BTD[torch.arange(len(counts)), torch.tensor(counts) - 1]
-            self._logprobs_BV = self._decoder.logprobs(last_BD)
+            for row, count in enumerate(counts):
+                if count and not self._pending[row]:
+                    self._last[row] = hidden_BTD[row, count - 1]
+            if any(self._pending):
+                return None
+            self._logprobs_BV = self._decoder.logprobs(torch.stack(self._last))
         mixed_V: Tensor = (self._logweights_B[:, None] + self._logprobs_BV.double().cpu()).logsumexp(dim=0)
         return mixed_V.float()
 
@@ -79,29 +97,67 @@ def mixed_logprobs(
     return logprobs
 
 
-def mixed_stream(
-    checkpoint: Checkpoint, generations: Sequence[Generation], weights: Sequence[float], posterior: list[float]
-) -> Generator[GenerationEvent, None, None]:
-    """Generates one text from the mixture of the prompts of several generations that search no datastore: yields
-    Accepted, its tokens, and Finished. Sampling, stop strings and limits are those of the longest prompt's request.
+class MixedGeneration:
+    """One text from the mixture of the prompts of several generations that search no datastore. Sampling, stop strings
+    and limits are those of the longest prompt's request.
 
-    `posterior` gets the weights after the text.
+    `weights` are those of `PromptMixture`. `close` closes the generations.
     """
-    try:
-        leader = max(generations, key=lambda generation: generation.prompt_positions)
-        prompts = [generation.pending_ids for generation in generations]
-        mixture = PromptMixture(checkpoint, prompts, weights, capacity=leader.max_positions)
-        yield leader.accepted
-        while leader.finished is None:
-            begin_s = time.perf_counter()
-            with torch.inference_mode():
-                tokens, _ = leader.sample_run(mixture.read()[None], [None], begin_s)
-            (token_id,) = leader.pending_ids
-            mixture.append(token_id)
-            posterior[:] = mixture.weights
-            if tokens:
-                yield tokens
-        yield leader.finished
-    finally:
-        for generation in generations:
+
+    def __init__(self, checkpoint: Checkpoint, generations: Sequence[Generation], weights: Sequence[float]) -> None:
+        self.leader = max(generations, key=lambda generation: generation.prompt_positions)
+        self._generations, self._checkpoint, self._weights = generations, checkpoint, weights
+        self._mixture: PromptMixture | None = None
+        self._since_s = 0.0
+
+    @property
+    def num_rows(self) -> int:
+        """The number of prompts."""
+        return len(self._generations)
+
+    @property
+    def accepted(self) -> Accepted:
+        """The first event."""
+        return self.leader.accepted
+
+    @property
+    def finished(self) -> Finished | None:
+        """The last event, with the weights after the text, once it has ended."""
+        if self.leader.finished is None or self._mixture is None:
+            return None
+        return replace(self.leader.finished, passage_weights=self._mixture.weights)
+
+    def step(self, most_tokens: int) -> tuple[Token, ...]:
+        """Reads about `most_tokens` of the prompts, or the last token behind each, and then samples a token. Returns
+        the tokens that may be shown.
+        """
+        if self._mixture is None:
+            self._since_s, prompts = time.perf_counter(), [generation.pending_ids for generation in self._generations]
+            capacity = self.leader.max_positions
+            self._mixture = PromptMixture(self._checkpoint, prompts, self._weights, capacity=capacity)
+        mixed_V = self._mixture.read_piece(most_tokens)
+        if mixed_V is None:
+            return ()
+        with torch.inference_mode():
+            tokens, _ = self.leader.sample_run(mixed_V[None], [None], self._since_s)
+        (token_id,) = self.leader.pending_ids
+        self._mixture.append(token_id)
+        self._since_s = time.perf_counter()
+        return tokens
+
+    def close(self) -> None:
+        """Closes the generations."""
+        for generation in self._generations:
             generation.close()
+
+
+def stream_mixed(mixed: MixedGeneration) -> Generator[GenerationEvent, None, None]:
+    """Drives a mixture: yields Accepted, its tokens, and Finished. Closes it."""
+    try:
+        yield mixed.accepted
+        while (finished := mixed.finished) is None:
+            if tokens := mixed.step(UNBOUNDED):
+                yield tokens
+        yield finished
+    finally:
+        mixed.close()

@@ -6,11 +6,11 @@ to the question, where models use it most (arXiv 2307.03172).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from memlm.api.answers import cited as cited
 from memlm.api.passages import Passage
 from memlm.errors import InvalidInput, check_range
 
@@ -88,11 +88,3 @@ def numbered(passages: Sequence[Passage]) -> tuple[str, ...]:
         f"[{number}] {' '.join((passage.title or passage.document_id).split())}\n{passage.text}"
         for number, passage in enumerate(passages, 1)
     )
-
-
-def cited(text: str, num_passages: int) -> tuple[int, ...]:
-    """The numbers of passages that a text names in brackets, as [1] or [2, 3], each once, in its order. Numbers of no
-    passage are left out.
-    """
-    named = [int(number) for group in re.findall(r"\[(\d+(?:\s*,\s*\d+)*)\]", text) for number in group.split(",")]
-    return tuple(dict.fromkeys(number for number in named if 1 <= number <= num_passages))

@@ -15,7 +15,8 @@ from functools import partial
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
-from memlm.api.passages import Passage, PassagesBy, PassagesRequest
+from memlm.api.answers import FindPassagesRequest
+from memlm.api.passages import Passage, PassagesBy
 from memlm.base.phrases import words_of
 from memlm.base.steps import Offload, Steps
 from memlm.index.store.passage_vectors import PassageEncoder
@@ -42,7 +43,7 @@ class _Part:
 
 def find_passages(
     stores: Sequence[ModelStore],
-    request: PassagesRequest,
+    request: FindPassagesRequest,
     question_D: Float32[np.ndarray, " D"] | None,
     encoder: PassageEncoder | None = None,
 ) -> Steps[tuple[Passage, ...]]:
@@ -126,7 +127,7 @@ def _views(stores: Sequence[ModelStore], excluded: Sequence[str]) -> list[Snapsh
 
 
 def _found(
-    parts: Sequence[_Part], request: PassagesRequest, question_D: Float32[np.ndarray, " D"] | None
+    parts: Sequence[_Part], request: FindPassagesRequest, question_D: Float32[np.ndarray, " D"] | None
 ) -> tuple[Passage, ...]:
     if not parts:
         return ()

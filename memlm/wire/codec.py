@@ -23,7 +23,19 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from memlm.api import chat, datastores, generation, operations, params, scoring, server, sessions, tracing
+from memlm.api import (
+    answers,
+    chat,
+    datastores,
+    generation,
+    operations,
+    params,
+    passages,
+    scoring,
+    server,
+    sessions,
+    tracing,
+)
 from memlm.api.request import Request
 from memlm.errors import InternalError, InvalidInput
 from memlm.v1 import datastores_pb2, generation_pb2, sessions_pb2
@@ -67,9 +79,10 @@ def _message_of(record_type: type) -> type[Message] | None:
     return next((getattr(file, name) for file in _FILES if hasattr(file, name)), None)
 
 
+_API = (params, passages, chat, answers, generation, scoring, tracing, server, datastores, sessions, operations)
 _MESSAGE_OF: dict[type, type[Message]] = {
     record_type: message_type
-    for module in (params, chat, generation, scoring, tracing, server, datastores, sessions, operations)
+    for module in _API
     for record_type in vars(module).values()
     if is_dataclass(record_type) and isinstance(record_type, type) and (message_type := _message_of(record_type))
 }
@@ -83,6 +96,7 @@ _WRAPPED: dict[type, tuple[type[Message], str]] = {
     generation.TokenizeRequest: (generation_pb2.TokenizeResponse, "token_ids"),
     generation.DetokenizeRequest: (generation_pb2.DetokenizeResponse, "text"),
     datastores.SearchRequest: (datastores_pb2.SearchResponse, "neighbors"),
+    answers.FindPassagesRequest: (datastores_pb2.FindPassagesResponse, "passages"),
 }
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from memlm.api.answers import AnswerRequest
 from memlm.api.datastores import LoadDatastoreRequest, StoreInfo
 from memlm.api.operations import OperationInfo, OperationPage
 from memlm.api.params import RetrievalParams, StoreWeight
@@ -129,6 +130,24 @@ def _with_retrieval(rights: Rights, caller: Principal, request: Any) -> Any:
     return replace(request, retrieval=replace(retrieval, stores=tuple(map(StoreWeight, allowed))))
 
 
+def _with_passages(rights: Rights, caller: Principal, request: AnswerRequest) -> AnswerRequest:
+    """For Answer, which also finds passages, by default in all of the caller's datastores."""
+    if caller.stores is None:
+        return request
+    named = request.searched_stores
+    _check_names(caller, named)
+    request = _with_retrieval(rights, caller, request)
+    if named or not request.finds_passages:
+        return request
+    allowed = sorted(caller.stores & set(rights.stores.paths))
+    if not allowed:
+        raise PermissionDenied(
+            f"the token {caller.name!r} has no loaded datastore to find passages in; give passages, or set num_passages"
+            " to 0"
+        )
+    return replace(request, passage_stores=tuple(allowed))
+
+
 def _with_path(rights: Rights, caller: Principal, request: LoadDatastoreRequest) -> LoadDatastoreRequest:
     """For LoadDatastore: the folder and the name have to be the caller's."""
     request = _one_store(rights, caller, request)
@@ -144,6 +163,7 @@ def _with_path(rights: Rights, caller: Principal, request: LoadDatastoreRequest)
 RULES: Mapping[str, Rule] = {
     "Generate": _with_retrieval,
     "Chat": _with_retrieval,
+    "Answer": _with_passages,
     "Score": _with_retrieval,
     "ResumeGeneration": _own_resource,
     "CancelGeneration": _own_resource,
@@ -154,6 +174,7 @@ RULES: Mapping[str, Rule] = {
     "ListDatastores": _all_stores,
     "GetDatastore": _one_store,
     "Search": _one_store,
+    "FindPassages": _one_store,
     "Trace": _one_store,
     "Remember": _one_store,
     "DeleteDocuments": _one_store,

@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 
+from memlm.api.answers import AnswerRequest
 from memlm.api.datastores import (
     AddDocumentsRequest,
     DatastorePage,
@@ -332,9 +333,11 @@ class Service:
             )
 
     def _with_drafts(self, request: Any) -> Any:
-        """The request, with the server's `drafts` where it leaves them open. An early exit drafts nothing."""
+        """The request, with the server's `drafts` where it leaves them open. Early exits and mixtures draft nothing."""
         drafts = self.config.drafts
         if drafts is None or not isinstance(request, StreamRequest) or request.early_exit:
+            return request
+        if isinstance(request, AnswerRequest) and request.mixture:
             return request
         return request if request.drafts is not None else replace(request, drafts=drafts)
 

@@ -40,7 +40,8 @@ class GenerationStreams:
     async def events(
         self, request: Any, left_s: float | None, *, id_: str, caller: str, owner: str
     ) -> AsyncGenerator[WireEvent, None]:
-        """Yields a generation's events without neighbors that were deleted since it began.
+        """Yields a generation's events without neighbors that were deleted since it began. Raises NotFound once a
+        document is deleted that has a passage in the prompt of an answer.
 
         Closing this generator ends a generation that cannot be resumed.
         """
@@ -55,9 +56,13 @@ class GenerationStreams:
             stream = run.follow(0)
         else:
             stream = from_worker()
-        forgetting = DeletionFilter(since)
+        forgetting, prompt = DeletionFilter(since), None
         async with aclosing(stream) as events:
             async for event in events:
+                if isinstance(event, Accepted):
+                    prompt = event.prompt
+                if prompt is not None and forgetting.is_needed:
+                    forgetting.check_passages(prompt.passages)
                 if isinstance(event, tuple) and forgetting.is_needed:
                     event = await asyncio.to_thread(forgetting.apply, event)
                 yield event

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from memlm.api.answers import MAX_PASSAGES, MAX_QUESTION_CHARACTERS
 from memlm.api.datastores import CHECKS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
 from memlm.api.paging import MAX_PAGE, MAX_PAGE_SIZE
 from memlm.api.params import (
@@ -16,6 +17,7 @@ from memlm.api.params import (
     MAX_STORES,
     MAX_TOP_LOGPROBS,
 )
+from memlm.api.passages import PassagesBy
 from memlm.api.prompts import MAX_TOKEN_IDS
 from memlm.api.tracing import MAX_MIN_TOKENS, MAX_SPAN_DOCUMENTS, RankBy
 from memlm.server.http.schema import INT32, Schema
@@ -243,6 +245,64 @@ SEARCH = _object(
         **_FILTERS,
     },
     ("text",),
+)
+
+_QUESTION: Schema = {"type": "string", "maxLength": MAX_QUESTION_CHARACTERS, "description": "The question."}
+_PASSAGES_BY: Schema = {
+    "type": "string",
+    "enum": [each.value for each in PassagesBy],
+    "description": "The order of passages: by words (BM25), by meaning (the model's mean state), or by both.",
+}
+PASSAGES = _object(
+    {
+        "question": _QUESTION,
+        "k": _whole("Number of passages. Left out: 8.", 1, MAX_NEIGHBORS),
+        "by": _PASSAGES_BY,
+        **_FILTERS,
+        "exclude_documents": MEMORY["properties"]["exclude_documents"],
+    },
+    ("question",),
+)
+_PASSAGE = _object(
+    {
+        "text": _text("Its text."),
+        "document_id": _text("The id of its document."),
+        "title": _text("The title of its document. An answer may name it."),
+        "store": _text("The datastore of its document."),
+        "token_offset": _whole("Tokens from the start of the document."),
+        "num_tokens": _whole("Its tokens."),
+        "score": _number("The score that it was found with."),
+        "metadata": {"type": "object", "description": "Values by name."},
+    },
+    ("text", "document_id"),
+)
+ANSWER = _object(
+    {
+        "question": _QUESTION,
+        "model": _text("The id of /v1/models."),
+        "passages": {
+            "type": "array",
+            "items": _PASSAGE,
+            "maxItems": MAX_PASSAGES,
+            "description": "Passages to answer from, the best first. Left out: those that are found.",
+        },
+        "num_passages": _whole("Passages to find. 0: none. Left out: 8.", 0, MAX_PASSAGES),
+        "passages_by": _PASSAGES_BY,
+        "passage_stores": {
+            "type": "array",
+            "items": {"type": "string"},
+            "maxItems": MAX_STORES,
+            "description": "Datastores to find passages in. Left out: those of memory, or all.",
+        },
+        "budget": _whole("Tokens of a prompt, at most. Left out: 1,024, or the room in the context.", 1),
+        "mixture": _switch("Mix the answers to prompts of one passage each, without a datastore."),
+        "max_tokens": _whole("Maximum number of tokens. Left out: the room in the context.", 1),
+        **_SAMPLING,
+        "stream": _switch("Send events as they come."),
+        "memory": MEMORY,
+        "drafts": _COMMON["drafts"],
+    },
+    ("question",),
 )
 
 TRACE = _object(

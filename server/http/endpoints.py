@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from memlm.server.frontend.service import Service
-from memlm.server.http import bodies, completions, datastores, models
+from memlm.server.http import bodies, completions, datastores, models, questions
 from memlm.server.http.exchange import Exchange
 from memlm.server.http.schema import Schema
 
@@ -30,6 +30,7 @@ class Endpoint:
 
 
 _OPENAI, _TOKENS, _STORES, _JOBS = "OpenAI", "Tokenizer", "Datastores", "Operations"
+_QUESTIONS = "Questions"
 _STORE, _OPERATION = "/v1/datastores/{store}", "/v1/operations/{operation}"
 
 ENDPOINTS = (
@@ -63,6 +64,31 @@ ENDPOINTS = (
         "The loaded datastores, by their names.",
         _STORES,
         query=bodies.PAGE_QUERY,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/answers",
+        questions.answer,
+        "Answers a question from passages of datastores.",
+        _QUESTIONS,
+        bodies.ANSWER,
+        is_stream=True,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/datastores/passages",
+        questions.passages,
+        "The passages of all datastores that are likeliest to answer a question.",
+        _QUESTIONS,
+        bodies.PASSAGES,
+    ),
+    Endpoint(
+        "POST",
+        f"{_STORE}/passages",
+        questions.passages,
+        "The passages of a datastore that are likeliest to answer a question.",
+        _QUESTIONS,
+        bodies.PASSAGES,
     ),
     Endpoint("POST", "/v1/datastores/search", datastores.search, "Searches all datastores.", _STORES, bodies.SEARCH),
     Endpoint(

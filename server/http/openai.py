@@ -75,7 +75,7 @@ def completion_choices(body: Mapping[str, Any], form: AnswerForm) -> list[Choice
     max_tokens, echo = body.get("max_tokens", DEFAULT_MAX_TOKENS), body.get("echo", False)
     if max_tokens == 0 and not echo:
         raise InvalidInput("max_tokens is 0; expected at least 1, or echo", field="max_tokens")
-    options = _options(body, max_tokens or None, form)
+    options = request_fields(body, max_tokens or None, form)
     choices = []
     for index, prompt in enumerate(prompt for prompt in prompts for _ in range(number)):
         text, ids = (prompt, ()) if isinstance(prompt, str) else ("", tuple(prompt))
@@ -95,7 +95,7 @@ def chat_choices(body: Mapping[str, Any], form: AnswerForm) -> list[Choice]:
         raise InvalidInput(
             f"max_tokens is {limits[1]}, and max_completion_tokens is {limits[0]}; give one", field="max_tokens"
         )
-    options = _options(body, limits[0] if limits else None, form)
+    options = request_fields(body, limits[0] if limits else None, form)
     messages = tuple(Message(each["role"], _content(each["content"])) for each in body["messages"])
     return [
         Choice(index, ChatRequest(messages=messages, **_seeded(options, index)), counts_prompt=index == 0)
@@ -139,7 +139,7 @@ def _check_number(number: int) -> None:
         raise InvalidInput(f"{number} choices are asked for; at most {MAX_PROMPTS} in one request", field="n")
 
 
-def _options(body: Mapping[str, Any], max_tokens: int | None, form: AnswerForm) -> dict[str, Any]:
+def request_fields(body: Mapping[str, Any], max_tokens: int | None, form: AnswerForm) -> dict[str, Any]:
     """The fields that the requests of all choices share."""
     stop = body.get("stop", ())
     sampling = SamplingParams(

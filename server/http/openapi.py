@@ -13,6 +13,7 @@ from memlm.server.http.bodies import schema_of_document
 from memlm.server.http.endpoints import ENDPOINTS, Endpoint
 from memlm.server.http.uploads import MULTIPART
 
+ALL_STORES = ("/v1/datastores/search", "/v1/datastores/passages")  # whose handlers also serve one datastore
 _PATH_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 _ERROR = {
     "type": "object",
@@ -73,7 +74,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     kinds: dict[str, Any] = {"application/json": {}} | ({"text/event-stream": {}} if endpoint.is_stream else {})
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
-        "operationId": endpoint.handler.__name__ + ("_all" if endpoint.path == "/v1/datastores/search" else ""),
+        "operationId": endpoint.handler.__name__ + ("_all" if endpoint.path in ALL_STORES else ""),
         "tags": [endpoint.group],
         "parameters": list(_parameters(endpoint)),
         "responses": {

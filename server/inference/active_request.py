@@ -25,6 +25,7 @@ class ActiveRequest:
     steps: Steps[None] | None = None
     generation: Generation | None = None
     sequence: RunningSequence | None = None
+    must_wait: bool = False  # until it is admitted, although it may run already
     cache_bytes: int = 0  # the most that its keys and values may take
     offloaded: Future[Any] | None = None
     must_end: bool = False  # the offloaded work writes to the disk and cannot be cancelled

@@ -20,16 +20,19 @@ class CacheBudget:
     def __init__(self, max_bytes: int, checkpoint: Checkpoint) -> None:
         self.max_bytes, self._checkpoint = max_bytes, checkpoint
 
-    def required_bytes(self, generation: Generation) -> int:
-        """The most bytes that a generation may take. Raises InvalidInput where that exceeds `max_bytes`."""
+    def required_bytes(self, generation: Generation, num_rows: int = 1) -> int:
+        """The most bytes that a generation may take, in all its rows. Raises InvalidInput where that exceeds
+        `max_bytes`.
+        """
         decoder, num_tokens = self._checkpoint.decoder, generation.max_positions
-        required_bytes = row_bytes(decoder.config, num_tokens, decoder.dtype)
+        required_bytes = num_rows * row_bytes(decoder.config, num_tokens, decoder.dtype)
         if required_bytes > self.max_bytes:
             needed, total = required_bytes / MIB, self.max_bytes / MIB
             raise InvalidInput(
-                f"{num_tokens:,} tokens of prompt and output need {needed:,.2f} MiB of RAM for keys and values, and"
-                f" this server has {total:,.2f} MiB for those of a worker's running requests; ask for fewer max_tokens,"
-                " shorten the prompt, or start the server with more --cache-bytes",
+                f"{f'{num_rows} prompts of ' if num_rows > 1 else ''}{num_tokens:,} tokens of prompt and output need"
+                f" {needed:,.2f} MiB of RAM for keys and values, and this server has {total:,.2f} MiB for those of a"
+                f" worker's running requests; ask for fewer {'passages or ' if num_rows > 1 else ''}max_tokens, shorten"
+                " the prompt, or start the server with more --cache-bytes",
                 field="max_tokens",
             )
         return required_bytes

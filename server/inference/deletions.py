@@ -2,13 +2,15 @@
 
 A generation's tokens wait in pipes, in the front end and, if it is resumable, for minutes after its end. They are
 encoded with the documents of their neighbors. When a stream delivers tokens, it removes the neighbors that were deleted
-since the stream began.
+since the stream began. An answer from passages ends where a document of its prompt is deleted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
+from memlm.api.passages import Passage
+from memlm.errors import NotFound
 from memlm.v1 import generation_pb2
 
 
@@ -55,13 +57,27 @@ class DeletionFilter:
 
     def apply(self, tokens: tuple[bytes, ...]) -> tuple[bytes, ...]:
         """Encoded tokens without deleted neighbors. Takes time in proportion to their size."""
+        self._catch_up()
+        return tuple(map(self._filter_tokens, tokens))
+
+    def check_passages(self, passages: Iterable[Passage]) -> None:
+        """Raises NotFound for a passage of a deleted document: an answer cannot be had without it any more."""
+        self._catch_up()
+        for passage in passages:
+            if self._is_deleted(passage):
+                raise NotFound(
+                    f"the document {passage.document_id!r} was deleted while an answer was made from it; ask again",
+                    kind="document",
+                    name=passage.document_id,
+                )
+
+    def _catch_up(self) -> None:
         while self._last_applied.next is not None:
             self._last_applied = self._last_applied.next
             if self._last_applied.document_ids is None:
                 self._stores.add(self._last_applied.store)
             else:
                 self._ids.setdefault(self._last_applied.store, set()).update(self._last_applied.document_ids)
-        return tuple(map(self._filter_tokens, tokens))
 
     def _filter_tokens(self, encoded: bytes) -> bytes:
         tokens = generation_pb2.Tokens.FromString(encoded)
@@ -74,5 +90,5 @@ class DeletionFilter:
                 token.neighbors.extend(kept)
         return tokens.SerializeToString() if changed else encoded
 
-    def _is_deleted(self, neighbor: generation_pb2.Neighbor) -> bool:
+    def _is_deleted(self, neighbor: generation_pb2.Neighbor | Passage) -> bool:
         return neighbor.store in self._stores or neighbor.document_id in self._ids.get(neighbor.store, ())

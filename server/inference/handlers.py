@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from memlm.api.answers import AnswerRequest, FindPassagesRequest
 from memlm.api.datastores import (
     GetDatastoreRequest,
     ListDatastoresRequest,
@@ -17,6 +18,7 @@ from memlm.api.datastores import (
 )
 from memlm.api.generation import DetokenizeRequest, Finished, Token, TokenizeRequest
 from memlm.api.params import StreamRequest
+from memlm.api.passages import AnswerPrompt
 from memlm.api.request import Request
 from memlm.api.scoring import ScoreRequest
 from memlm.api.server import GetModelRequest, GetTokenizerRequest
@@ -32,9 +34,11 @@ from memlm.api.sessions import (
 from memlm.api.tracing import TraceRequest
 from memlm.base.steps import Steps
 from memlm.errors import InvalidInput
-from memlm.generation.batch import Batch
+from memlm.generation.batch import PREFILL_TOKENS, Batch
 from memlm.generation.engine import Engine
 from memlm.generation.generation import Generation
+from memlm.generation.mixture import MixedGeneration
+from memlm.prompting.answers import start_answer
 from memlm.server.inference.active_request import ActiveRequest
 from memlm.server.inference.cache_budget import CacheBudget
 from memlm.server.inference.messages import Answer, Events, Refresh, Result, Submission
@@ -82,11 +86,19 @@ class TokenStreamer:
     flush together, and `Finished` with the last ones.
     """
 
-    def __init__(self, submission: Submission, generation: Generation, send: Send, flush_timer: FlushTimer) -> None:
+    def __init__(
+        self,
+        submission: Submission,
+        generation: Generation | MixedGeneration,
+        send: Send,
+        flush_timer: FlushTimer,
+        prompt: AnswerPrompt | None = None,
+    ) -> None:
+        """`prompt` is that of an answer to a question."""
         self._id, self._generation, self._send, self._flush_timer = submission.id, generation, send, flush_timer
         self._queue_ms = 1000 * (time.monotonic() - submission.submitted_s)
         self._sent_at_flush, self._unsent = -1, list[Token]()
-        send(Events(submission.id, (generation.accepted,)))
+        send(Events(submission.id, (replace(generation.accepted, prompt=prompt),)))
 
     def add(self, tokens: Sequence[Token]) -> None:
         """Takes the tokens of a step."""
@@ -111,14 +123,22 @@ def generate_steps(
     cache_budget: CacheBudget,
 ) -> Steps[None]:
     """A generation from its request to its last token."""
-    submission, request = active.submission, active.submission.request
+    submission, request, prompt = active.submission, active.submission.request, None
     assert isinstance(request, StreamRequest)
-    generation = active.generation = yield from engine.start(request, request_id=submission.id, owner=submission.owner)
+    if isinstance(request, AnswerRequest):
+        started = yield from start_answer(engine, request, request_id=submission.id, owner=submission.owner)
+        generation, prompt = started.generation, started.prompt
+        if isinstance(generation, MixedGeneration):
+            yield from _mixture_steps(active, generation, prompt, send, flush_timer, cache_budget)
+            return
+    else:
+        generation = yield from engine.start(request, request_id=submission.id, owner=submission.owner)
+    active.generation = generation
     try:
-        active.cache_bytes = cache_budget.required_bytes(generation)
+        active.cache_bytes, active.must_wait = cache_budget.required_bytes(generation), True
         yield None  # until it is admitted
         sequence = active.sequence = yield from batch.add(generation)
-        streamer = TokenStreamer(submission, generation, send, flush_timer)
+        streamer = TokenStreamer(submission, generation, send, flush_timer, prompt)
         while True:
             yield None  # until the batch has drawn a token
             if sequence.failure is not None:
@@ -136,6 +156,27 @@ def generate_steps(
         generation.close()
 
 
+def _mixture_steps(
+    active: ActiveRequest,
+    mixed: MixedGeneration,
+    prompt: AnswerPrompt,
+    send: Send,
+    flush_timer: FlushTimer,
+    cache_budget: CacheBudget,
+) -> Steps[None]:
+    """A generation from a mixture of prompts, outside the batch: a piece of the prompts a step, then a token."""
+    active.generation = mixed.leader
+    try:
+        active.cache_bytes, active.must_wait = cache_budget.required_bytes(mixed.leader, mixed.num_rows), True
+        yield None  # until it is admitted
+        streamer = TokenStreamer(active.submission, mixed, send, flush_timer, prompt)
+        while mixed.finished is None:
+            yield None
+            streamer.add(mixed.step(PREFILL_TOKENS))
+    finally:
+        mixed.close()
+
+
 def answer_and_send(submission: Submission, engine: Engine, send: Send) -> Steps[None]:
     """Any other request, from its first step to its result."""
     assert not isinstance(submission.request, Refresh)
@@ -150,6 +191,8 @@ def answer_steps(engine: Engine, request: Request[Any], owner: str) -> Steps[Any
             return (yield from engine.score(request))
         case SearchRequest():
             return (yield from engine.search(request))
+        case FindPassagesRequest():
+            return (yield from engine.find_passages(request))
         case TraceRequest():
             return (yield from engine.trace(request))
         case RememberRequest():

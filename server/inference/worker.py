@@ -217,11 +217,18 @@ class Worker:
             if offload is not None:
                 active.offloaded, active.must_end = self._offloads.submit(active.caller, offload), offload.must_end
                 self._offloaded.append(active)
-            elif active not in self._running:
-                self._waiting.append(active)
+            elif active.must_wait or active not in self._running:
+                self._wait(active)
             has_ended = False
         if has_ended and active in self._running:
             self._running.remove(active)
+
+    def _wait(self, active: ActiveRequest) -> None:
+        """Lets a request wait to be admitted. An answer has been admitted once before, to find its passages."""
+        if active in self._running:
+            self._running.remove(active)
+        active.must_wait = False
+        self._waiting.append(active)
 
     def _finish_background_tasks(self) -> None:
         for active, finish in self._background.take_finished():

@@ -48,9 +48,10 @@ def own_store(store_folder: Path, tmp_path: Path) -> Path:
 
 
 def test_every_command_has_help_with_an_example(capsys):
-    groups = {"": "train eval lm-eval generate chat trace inspect demo serve doctor",
+    groups = {"": "train eval lm-eval generate chat answer trace inspect demo serve doctor",
               "index": "build add delete compact verify snapshot info search tune",
-              "client": "generate chat score search trace model info", "client datastore": "list delete",
+              "client": "generate chat answer passages score search trace model info",
+              "client datastore": "list delete",
               "client session": "create append info list forget fork delete",
               "bench": "build generate serve load model memory datastore retrieval open"}  # fmt: skip
     for group, commands in groups.items():

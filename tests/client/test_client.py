@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from memlm.api import chat, datastores, generation, operations, params, scoring, sessions, tracing
+from memlm.api import answers, chat, datastores, generation, operations, params, scoring, sessions, tracing
 from memlm.api import server as api_server
 from memlm.api.generation import Accepted, Finished, FinishReason, Usage
 from memlm.api.handles import Operation, Session
@@ -29,6 +29,7 @@ from memlm.wire import codec
 METHOD_OF = {
     "Generate": "generate",
     "Chat": "chat",
+    "Answer": "stream_answer",
     "ResumeGeneration": "generate",  # by itself, where a stream breaks
     "CancelGeneration": "generate",  # by closing its stream
     "Score": "score",
@@ -39,6 +40,7 @@ METHOD_OF = {
     "GetServerInfo": "get_server_info",
     "ListDatastores": "list",
     "Search": "search",
+    "FindPassages": "find_passages",
     "DeleteDocuments": "delete_documents",
     "CreateSession": "session",
     "AppendToSession": "append_to_session",
@@ -64,6 +66,7 @@ NEVER_TWICE = {
     *(
         "Generate",
         "Chat",
+        "Answer",
         "ResumeGeneration",
         "CancelGeneration",
         "DeleteDocuments",
@@ -138,7 +141,7 @@ def test_every_call_has_a_method_with_a_time_limit() -> None:
 
 
 def test_every_call_is_asked_by_a_question_of_its_name() -> None:
-    modules = (params, chat, generation, scoring, tracing, datastores, sessions, operations, api_server)
+    modules = (params, chat, answers, generation, scoring, tracing, datastores, sessions, operations, api_server)
     members = {name: kind for module in modules for name, kind in vars(module).items()}
     request_names = {name for name, kind in members.items() if name.endswith("Request") and isinstance(kind, type)}
     request_names -= {"Request", "StreamRequest", "GetTokenizerRequest"}  # the last is the server's own

@@ -6,7 +6,7 @@ import pytest
 from memlm.api.params import GenerateRequest
 from memlm.base.steps import run_steps
 from memlm.errors import InvalidInput
-from memlm.generation.mixture import PromptMixture, mixed_logprobs, mixed_stream
+from memlm.generation.mixture import MixedGeneration, PromptMixture, mixed_logprobs, stream_mixed
 from memlm.language_model import LanguageModel
 
 PROMPTS = ["the memory of", "a page", "it is a model, and the stream ends with the call"]
@@ -66,6 +66,21 @@ def test_a_text_of_the_mixture_has_its_probabilities(lm):
     assert sum(posterior) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("most_tokens", [1, 2, 3, 7, 1000])
+def test_prompts_read_in_pieces_give_the_same_mixture(lm, prompts, most_tokens):
+    whole, pieces = (PromptMixture(lm.checkpoint, prompts, WEIGHTS, capacity=64) for _ in range(2))
+    num_pieces = 0
+    for token_id in lm.tokenize(" the memory"):
+        expected_V, found_V = whole.read(), None
+        while found_V is None:
+            found_V, num_pieces = pieces.read_piece(most_tokens), num_pieces + 1
+        assert np.abs((expected_V - found_V).numpy()).max() < 1e-5
+        whole.append(token_id)
+        pieces.append(token_id)
+    assert pieces.weights == pytest.approx(whole.weights, abs=1e-5)
+    assert (num_pieces > len(lm.tokenize(" the memory"))) == (most_tokens < 1000)
+
+
 def test_weights_are_one_a_prompt_and_above_0(lm, prompts):
     for given, weights in ((prompts, [1.0]), (prompts, [1.0, 0.0, 1.0]), ([], []), (prompts, [1.0, np.nan, 1.0])):
         with pytest.raises(InvalidInput, match="give each prompt a weight above 0"):
@@ -77,9 +92,9 @@ def generations(lm: LanguageModel, prompts: list[str], options: dict) -> list:
 
 
 def run(lm: LanguageModel, generations: list, weights: list[float], logprobs: list[float] | None = None):
-    posterior: list[float] = []
-    _, *events, finished = mixed_stream(lm.checkpoint, generations, weights, posterior)
+    _, *events, finished = stream_mixed(MixedGeneration(lm.checkpoint, generations, weights))
     tokens = [token for each in events for token in each]
     if logprobs is not None:
         logprobs += [token.logprob for token in tokens]
-    return ("".join(token.text for token in tokens), [token.id for token in tokens], finished.reason), posterior
+    text = "".join(token.text for token in tokens)
+    return (text, [token.id for token in tokens], finished.reason), [*finished.passage_weights]

@@ -116,7 +116,7 @@ def read_of(lm: LanguageModel, kind: str, text: str) -> list[int]:
 
 def test_a_mixture_leaves_out_what_fits_no_prompt_and_refuses_options_of_retrieval(asked, monkeypatch):
     lm, _ = asked
-    monkeypatch.setattr("memlm.prompting.answers.cited", lambda text, count: tuple(range(1, count + 1)))
+    monkeypatch.setattr("memlm.api.answers.cited", lambda text, count: tuple(range(1, count + 1)))
     long = replace(PASSAGES[1], text="memory " * 600)
     answer = lm.answer(QUESTION, [long, PASSAGES[0]], mixture=True, seed=1, max_tokens=2, budget=150)
     assert (answer.passages, answer.left_out, len(answer.weights)) == ((PASSAGES[0],), (long,), 2)
@@ -128,7 +128,7 @@ def test_a_mixture_leaves_out_what_fits_no_prompt_and_refuses_options_of_retriev
 
 def test_cited_passages_are_those_of_the_prompt(asked, monkeypatch):
     lm, _ = asked
-    monkeypatch.setattr("memlm.prompting.answers.cited", lambda text, count: tuple(range(count, 0, -1)))
+    monkeypatch.setattr("memlm.api.answers.cited", lambda text, count: tuple(range(count, 0, -1)))
     whole = lm.answer(QUESTION, PASSAGES, seed=1, max_tokens=2)
     assert whole.cited == tuple(reversed(PASSAGES))
     less = lm.answer(QUESTION, PASSAGES, seed=1, max_tokens=2, budget=whole.num_prompt_tokens - 1)

@@ -123,6 +123,8 @@ def built_and_stopped(client: Client, ground: Ground) -> None:
 CALLS: dict[str, Callable[[Client, Ground, str], Any]] = {
     "Generate": lambda client, ground, session: list(client.generate("a", temperature=0, session=session)),
     "Chat": lambda client, ground, session: list(client.chat("a", temperature=0, session=session)),
+    "Answer": lambda client, ground, session: client.answer("memory", temperature=0, store="docs", mixture=True),
+    "FindPassages": lambda client, ground, session: [client.find_passages(LONG_TEXT[:9000]) for _ in range(200)],
     "Score": lambda client, ground, session: client.score(LONG_TEXT * 20),
     "AppendToSession": lambda client, ground, session: client.append_to_session(session, LONG_TEXT[:60_000]),
     "AddDocuments": lambda client, ground, session: client.datastores.add("docs", slow_documents()),
@@ -132,7 +134,7 @@ CALLS: dict[str, Callable[[Client, Ground, str], Any]] = {
 }
 
 
-OF_THE_WORKER = {"Generate", "Chat", "Score", "AppendToSession", "Search", "Trace"}
+OF_THE_WORKER = {"Generate", "Chat", "Answer", "Score", "AppendToSession", "Search", "Trace"}
 
 
 def cancel(client: Client, way: Wire) -> None:
@@ -167,6 +169,9 @@ SAMPLED = {
     ("Generate", cut),
     ("Generate", wait),
     ("Chat", cut),
+    ("Answer", cut),
+    ("Answer", wait),
+    ("FindPassages", cancel),
     ("Score", wait),
     ("AppendToSession", cut),
     ("AddDocuments", cancel),
@@ -250,7 +255,8 @@ def build(client: Client, ground: Ground) -> None:
 
 
 ENGINE_CALLS: dict[str, Callable[[Client, Ground, str], Any]] = {
-    **{call: ask for call, ask in CALLS.items() if call != "Trace"},  # which reads no model, and so breaks nothing
+    # Those two read no model, and so break nothing.
+    **{call: ask for call, ask in CALLS.items() if call not in ("Trace", "FindPassages")},
     "AddDocuments": lambda client, ground, session: added(client, NewDocument("x", "text")),
     "BuildDatastore": lambda client, ground, session: build(client, ground),
 }

@@ -11,7 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memlm import errors
-from memlm.api import chat, datastores, generation, operations, params, scoring, server, sessions, tracing
+from memlm.api import (
+    answers,
+    chat,
+    datastores,
+    generation,
+    operations,
+    params,
+    passages,
+    scoring,
+    server,
+    sessions,
+    tracing,
+)
 from memlm.api.operations import JobReport, JobState, OperationInfo, OperationPage
 from memlm.api.request import Request
 from memlm.errors import Incompatible, InternalError, InvalidInput, MemlmError, NotFound, Overloaded
@@ -77,6 +89,18 @@ document = st.builds(
     text,
     st.dictionaries(text, st.integers() | text, max_size=2),
 )
+question = prompts.filter(str.strip)
+passage = st.builds(
+    passages.Passage,
+    text,
+    text,
+    text,
+    st.integers(0, 2**40),
+    st.integers(0, 2**40),
+    prompts,
+    st.floats(0, 100),
+    st.dictionaries(text, st.integers() | text, max_size=2),
+)
 requests = st.one_of(
     generate,
     st.builds(
@@ -90,6 +114,38 @@ requests = st.one_of(
         drafts=maybe(st.integers(0, params.MAX_DRAFTS)),
         draft=prompts,
         adapter=maybe(text),
+    ),
+    st.builds(
+        answers.AnswerRequest,
+        question=question,
+        passages=st.lists(passage, min_size=1, max_size=3).map(tuple),
+        passage_stores=st.lists(text, max_size=3).map(tuple),
+        budget=maybe(st.integers(1, 2**31 - 1)),
+        sampling=sampling,
+        retrieval=retrieval,
+        neighbors=st.integers(0, params.MAX_NEIGHBORS),
+        session=maybe(text),
+        adapter=maybe(text),
+    ),
+    st.builds(
+        answers.AnswerRequest,
+        question=question,
+        num_passages=maybe(st.integers(0, answers.MAX_PASSAGES)),
+        passages_by=st.sampled_from(passages.PassagesBy),
+        mixture=st.just(True),
+        sampling=sampling,
+        top_logprobs=st.integers(0, params.MAX_TOP_LOGPROBS),
+        resume_s=maybe(st.floats(1e-3, params.MAX_RESUME_S)),
+    ),
+    st.builds(
+        answers.FindPassagesRequest,
+        question=question,
+        store=maybe(text),
+        k=st.integers(1, params.MAX_NEIGHBORS),
+        by=st.sampled_from(passages.PassagesBy),
+        documents=st.lists(text, max_size=2).map(tuple),
+        where=st.sampled_from([(), ("license=mit",)]),
+        exclude_documents=st.lists(text.filter(bool), max_size=2).map(tuple),
     ),
     st.builds(scoring.ScoreRequest, text, retrieval, st.booleans()),
     st.builds(
@@ -190,10 +246,16 @@ usage = st.builds(
     *(int32, int32, int32, int32, number, number, number, number, number, int32),
     st.lists(draft_usage, max_size=2).map(tuple),
 )
+found = st.lists(passage, max_size=2).map(tuple)
+weights_of = st.lists(number, max_size=3).map(tuple)
 told_events = st.one_of(
-    st.builds(generation.Accepted, text, st.integers(0, 2**63 - 1), maybe(text), int32, number, number),
+    st.builds(
+        generation.Accepted,
+        *(text, st.integers(0, 2**63 - 1), maybe(text), int32, number, number),
+        maybe(st.builds(passages.AnswerPrompt, text, int32, found, st.lists(int32, max_size=2).map(tuple), found)),
+    ),
     st.lists(token, min_size=1, max_size=3).map(tuple),
-    st.builds(generation.Finished, st.sampled_from(generation.FinishReason), maybe(text), usage),
+    st.builds(generation.Finished, st.sampled_from(generation.FinishReason), maybe(text), usage, weights_of),
 )
 
 figures = st.builds(scoring.Figures, number, number, number, number)

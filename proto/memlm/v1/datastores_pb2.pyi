@@ -113,6 +113,30 @@ class SearchResponse(_message.Message):
     neighbors: _containers.RepeatedCompositeFieldContainer[_generation_pb2.Neighbor]
     def __init__(self, neighbors: _Optional[_Iterable[_Union[_generation_pb2.Neighbor, _Mapping]]] = ...) -> None: ...
 
+class FindPassagesRequest(_message.Message):
+    __slots__ = ("question", "store", "k", "by", "documents", "where", "exclude_documents")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    question: str
+    store: str
+    k: int
+    by: _generation_pb2.PassagesBy
+    documents: _containers.RepeatedScalarFieldContainer[str]
+    where: _containers.RepeatedScalarFieldContainer[str]
+    exclude_documents: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, question: _Optional[str] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., by: _Optional[_Union[_generation_pb2.PassagesBy, str]] = ..., documents: _Optional[_Iterable[str]] = ..., where: _Optional[_Iterable[str]] = ..., exclude_documents: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FindPassagesResponse(_message.Message):
+    __slots__ = ("passages",)
+    PASSAGES_FIELD_NUMBER: _ClassVar[int]
+    passages: _containers.RepeatedCompositeFieldContainer[_generation_pb2.Passage]
+    def __init__(self, passages: _Optional[_Iterable[_Union[_generation_pb2.Passage, _Mapping]]] = ...) -> None: ...
+
 class DeleteDocumentsRequest(_message.Message):
     __slots__ = ("store", "document_ids")
     STORE_FIELD_NUMBER: _ClassVar[int]

@@ -50,6 +50,11 @@ class DatastoresStub(object):
                 request_serializer=memlm_dot_v1_dot_datastores__pb2.SearchRequest.SerializeToString,
                 response_deserializer=memlm_dot_v1_dot_datastores__pb2.SearchResponse.FromString,
                 _registered_method=True)
+        self.FindPassages = channel.unary_unary(
+                '/memlm.v1.Datastores/FindPassages',
+                request_serializer=memlm_dot_v1_dot_datastores__pb2.FindPassagesRequest.SerializeToString,
+                response_deserializer=memlm_dot_v1_dot_datastores__pb2.FindPassagesResponse.FromString,
+                _registered_method=True)
         self.DeleteDocuments = channel.unary_unary(
                 '/memlm.v1.Datastores/DeleteDocuments',
                 request_serializer=memlm_dot_v1_dot_datastores__pb2.DeleteDocumentsRequest.SerializeToString,
@@ -105,6 +110,14 @@ class DatastoresServicer(object):
     def Search(self, request, context):
         """Places in datastores: where the model was in the state in which it is at the end of a text, or where the words of a
         text follow each other.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindPassages(self, request, context):
+        """Passages of datastores that are likeliest to answer a question, the best first. The first such search of a datastore
+        indexes its passages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,6 +191,11 @@ def add_DatastoresServicer_to_server(servicer, server):
                     servicer.Search,
                     request_deserializer=memlm_dot_v1_dot_datastores__pb2.SearchRequest.FromString,
                     response_serializer=memlm_dot_v1_dot_datastores__pb2.SearchResponse.SerializeToString,
+            ),
+            'FindPassages': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindPassages,
+                    request_deserializer=memlm_dot_v1_dot_datastores__pb2.FindPassagesRequest.FromString,
+                    response_serializer=memlm_dot_v1_dot_datastores__pb2.FindPassagesResponse.SerializeToString,
             ),
             'DeleteDocuments': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteDocuments,
@@ -296,6 +314,33 @@ class Datastores(object):
             '/memlm.v1.Datastores/Search',
             memlm_dot_v1_dot_datastores__pb2.SearchRequest.SerializeToString,
             memlm_dot_v1_dot_datastores__pb2.SearchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindPassages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memlm.v1.Datastores/FindPassages',
+            memlm_dot_v1_dot_datastores__pb2.FindPassagesRequest.SerializeToString,
+            memlm_dot_v1_dot_datastores__pb2.FindPassagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

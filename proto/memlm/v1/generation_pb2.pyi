@@ -8,6 +8,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PassagesBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PASSAGES_BY_UNSPECIFIED: _ClassVar[PassagesBy]
+    PASSAGES_BY_WORDS: _ClassVar[PassagesBy]
+    PASSAGES_BY_MEANING: _ClassVar[PassagesBy]
+    PASSAGES_BY_BOTH: _ClassVar[PassagesBy]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -21,6 +28,10 @@ class RankBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RANK_BY_UNSPECIFIED: _ClassVar[RankBy]
     RANK_BY_RARITY: _ClassVar[RankBy]
     RANK_BY_LENGTH: _ClassVar[RankBy]
+PASSAGES_BY_UNSPECIFIED: PassagesBy
+PASSAGES_BY_WORDS: PassagesBy
+PASSAGES_BY_MEANING: PassagesBy
+PASSAGES_BY_BOTH: PassagesBy
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_END: FinishReason
 FINISH_REASON_STOP: FinishReason
@@ -150,6 +161,78 @@ class ChatRequest(_message.Message):
     adapter: str
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., drafts: _Optional[int] = ..., draft: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
 
+class Passage(_message.Message):
+    __slots__ = ("store", "document_id", "title", "token_offset", "num_tokens", "text", "score", "metadata")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    document_id: str
+    title: str
+    token_offset: int
+    num_tokens: int
+    text: str
+    score: float
+    metadata: str
+    def __init__(self, store: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., token_offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., metadata: _Optional[str] = ...) -> None: ...
+
+class AnswerRequest(_message.Message):
+    __slots__ = ("question", "passages", "num_passages", "passages_by", "passage_stores", "budget", "mixture", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s", "drafts", "draft", "adapter")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    PASSAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PASSAGES_FIELD_NUMBER: _ClassVar[int]
+    PASSAGES_BY_FIELD_NUMBER: _ClassVar[int]
+    PASSAGE_STORES_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    MIXTURE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    NEIGHBORS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    EARLY_EXIT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    RESUME_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    question: str
+    passages: _containers.RepeatedCompositeFieldContainer[Passage]
+    num_passages: int
+    passages_by: PassagesBy
+    passage_stores: _containers.RepeatedScalarFieldContainer[str]
+    budget: int
+    mixture: bool
+    sampling: SamplingParams
+    retrieval: RetrievalParams
+    neighbors: int
+    top_logprobs: int
+    early_exit: bool
+    session: str
+    resume_s: float
+    drafts: int
+    draft: str
+    adapter: str
+    def __init__(self, question: _Optional[str] = ..., passages: _Optional[_Iterable[_Union[Passage, _Mapping]]] = ..., num_passages: _Optional[int] = ..., passages_by: _Optional[_Union[PassagesBy, str]] = ..., passage_stores: _Optional[_Iterable[str]] = ..., budget: _Optional[int] = ..., mixture: bool = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., drafts: _Optional[int] = ..., draft: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
+
+class AnswerPrompt(_message.Message):
+    __slots__ = ("text", "num_tokens", "passages", "numbers", "left_out")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PASSAGES_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    num_tokens: int
+    passages: _containers.RepeatedCompositeFieldContainer[Passage]
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    left_out: _containers.RepeatedCompositeFieldContainer[Passage]
+    def __init__(self, text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., passages: _Optional[_Iterable[_Union[Passage, _Mapping]]] = ..., numbers: _Optional[_Iterable[int]] = ..., left_out: _Optional[_Iterable[_Union[Passage, _Mapping]]] = ...) -> None: ...
+
 class ResumeGenerationRequest(_message.Message):
     __slots__ = ("request_id", "offset")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -175,20 +258,22 @@ class GenerateEvent(_message.Message):
     def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("request_id", "seed", "store", "k", "lam", "knn_temperature")
+    __slots__ = ("request_id", "seed", "store", "k", "lam", "knn_temperature", "prompt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     LAM_FIELD_NUMBER: _ClassVar[int]
     KNN_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     seed: int
     store: str
     k: int
     lam: float
     knn_temperature: float
-    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ...) -> None: ...
+    prompt: AnswerPrompt
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., prompt: _Optional[_Union[AnswerPrompt, _Mapping]] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("tokens",)
@@ -257,14 +342,16 @@ class Neighbor(_message.Message):
     def __init__(self, store: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., token_offset: _Optional[int] = ..., line: _Optional[int] = ..., token_id: _Optional[int] = ..., token_text: _Optional[str] = ..., distance: _Optional[float] = ..., weight: _Optional[float] = ..., snippet: _Optional[str] = ..., char_offset: _Optional[int] = ..., metadata: _Optional[str] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "stop_string", "usage")
+    __slots__ = ("reason", "stop_string", "usage", "passage_weights")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    PASSAGE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop_string: str
     usage: Usage
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+    passage_weights: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., passage_weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "generated_tokens", "retrieved_neighbors", "queue_ms", "prefill_ms", "decode_ms", "searches", "retrieval_ms", "lam", "steps", "drafts")

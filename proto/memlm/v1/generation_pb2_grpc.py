@@ -45,6 +45,11 @@ class GenerationStub(object):
                 request_serializer=memlm_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
                 response_deserializer=memlm_dot_v1_dot_generation__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.Answer = channel.unary_stream(
+                '/memlm.v1.Generation/Answer',
+                request_serializer=memlm_dot_v1_dot_generation__pb2.AnswerRequest.SerializeToString,
+                response_deserializer=memlm_dot_v1_dot_generation__pb2.GenerateEvent.FromString,
+                _registered_method=True)
         self.ResumeGeneration = channel.unary_stream(
                 '/memlm.v1.Generation/ResumeGeneration',
                 request_serializer=memlm_dot_v1_dot_generation__pb2.ResumeGenerationRequest.SerializeToString,
@@ -101,6 +106,14 @@ class GenerationServicer(object):
     def Chat(self, request, context):
         """Answers a conversation, rendered by the model's chat template, with the events of Generate. The model's end of turn
         ends the answer, and is not part of it. NOT_FOUND for a model without a template.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Answer(self, request, context):
+        """Answers a question from passages of datastores, with the events of Generate. Accepted has the prompt and its
+        passages. NOT_FOUND once a document of these passages is deleted: the answer then ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,6 +183,11 @@ def add_GenerationServicer_to_server(servicer, server):
             'Chat': grpc.unary_stream_rpc_method_handler(
                     servicer.Chat,
                     request_deserializer=memlm_dot_v1_dot_generation__pb2.ChatRequest.FromString,
+                    response_serializer=memlm_dot_v1_dot_generation__pb2.GenerateEvent.SerializeToString,
+            ),
+            'Answer': grpc.unary_stream_rpc_method_handler(
+                    servicer.Answer,
+                    request_deserializer=memlm_dot_v1_dot_generation__pb2.AnswerRequest.FromString,
                     response_serializer=memlm_dot_v1_dot_generation__pb2.GenerateEvent.SerializeToString,
             ),
             'ResumeGeneration': grpc.unary_stream_rpc_method_handler(
@@ -266,6 +284,33 @@ class Generation(object):
             target,
             '/memlm.v1.Generation/Chat',
             memlm_dot_v1_dot_generation__pb2.ChatRequest.SerializeToString,
+            memlm_dot_v1_dot_generation__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Answer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/memlm.v1.Generation/Answer',
+            memlm_dot_v1_dot_generation__pb2.AnswerRequest.SerializeToString,
             memlm_dot_v1_dot_generation__pb2.GenerateEvent.FromString,
             options,
             channel_credentials,

@@ -1,0 +1,315 @@
+"""The requests that find passages for a question and answer it from them, and the answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from memlm.api.datastores import DOCUMENTS_OPTION, WHERE_OPTION, as_filters, document_filter
+from memlm.api.generation import Completion
+from memlm.api.params import MAX_STORES, RetrievalParams, StreamRequest, stream_fields
+from memlm.api.passages import AnswerPrompt, Passage, PassagesBy
+from memlm.api.prompts import approximate_tokens, check_text
+from memlm.api.request import Request
+from memlm.base.options import option
+from memlm.errors import InternalError, InvalidInput, check_choice, check_range
+from memlm.index.store.filters import DocumentFilter
+
+MAX_QUESTION_CHARACTERS = 1 << 16
+MAX_PASSAGES, MAX_PASSAGE_CHARACTERS = 256, 1 << 18  # of one answer, all together
+NUM_PASSAGES = 8  # that are found by default
+BUDGET = 1024  # tokens of a prompt, at most, by default
+PASSAGE_TOKENS = 128  # at most, of one that is found
+PASSAGES = "Passages"
+
+# Of a mixture: the request's own fields, and those that have an effect there.
+_MIXED = {"sampling", "retrieval", "top_logprobs", "resume_s"}
+_MIXED_RETRIEVAL = {"store", "stores", "use_store", "exclude_documents"}
+
+
+@dataclass(frozen=True, slots=True)
+class FindPassagesRequest(Request[tuple[Passage, ...]]):
+    """Finds the `k` passages of datastores that are likeliest to answer a question, the best first.
+
+    `store=None` searches all loaded datastores as if they were one. `documents` and `where` choose documents, as in a
+    `SearchRequest`. `exclude_documents` are left out as if they were deleted.
+    """
+
+    question: str = field(metadata=option("The question, or other text."))
+    store: str | None = field(
+        default=None, metadata=option("Search this loaded datastore.", "--store-name", metavar="NAME", default="all")
+    )
+    k: int = field(default=8, metadata=option("Passages to show."))
+    by: PassagesBy = field(
+        default=PassagesBy.WORDS,
+        metadata=option(
+            "words: BM25. meaning: the model's mean state. both: their ranks.", metavar="words|meaning|both"
+        ),
+    )
+    documents: tuple[str, ...] = field(default=(), metadata=DOCUMENTS_OPTION)
+    where: tuple[str, ...] = field(default=(), metadata=WHERE_OPTION)
+    exclude_documents: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "Leave out documents with this id, in this folder, or matching this glob. Repeatable.",
+            "--exclude-document", metavar="ID|FOLDER|GLOB", panel="Filters",
+        ),
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput, naming the field."""
+        RetrievalParams(store=self.store, k=self.k, exclude_documents=self.exclude_documents)
+        check_choice("by", self.by, PassagesBy)
+        object.__setattr__(self, "by", PassagesBy(self.by))
+        _check_question(self.question)
+        self.only  # noqa: B018 - raises for a wrong one
+
+    @property
+    def only(self) -> DocumentFilter:
+        """The documents to look at."""
+        return document_filter(self.documents, self.where)
+
+    @classmethod
+    def of(cls, question: str, **options: Any) -> FindPassagesRequest:
+        """Makes one of keyword arguments, in which `documents` and `exclude_documents` may be one string, and `where`
+        values by field.
+        """
+        excluded = options.pop("exclude_documents", ())
+        excluded = (excluded,) if isinstance(excluded, str) else tuple(excluded)
+        return cls(question, exclude_documents=excluded, **as_filters(options))
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest(StreamRequest):
+    """Answers a question from passages.
+
+    `passages` are given, the best first, or else `num_passages` are found (None: 8), `passages_by` words, meaning or
+    both, in `passage_stores`, by default in the datastores of `retrieval`, or in all. `exclude_documents` holds for
+    these passages too. Those that fit into `budget` tokens stand in the prompt.
+
+    With `mixture`, each passage stands in a prompt of its own, and the distributions are mixed token by token, without
+    a datastore (REALM, arXiv 2002.08909). Of the other fields, only sampling, `top_logprobs`, `resume_s` and the names
+    of datastores and of excluded documents go with it.
+    """
+
+    question: str = field(metadata=option("The question."))
+    passages: tuple[Passage, ...] = ()
+    num_passages: int | None = field(
+        default=None, metadata=option("Passages to find. 0: none.", panel=PASSAGES, default=str(NUM_PASSAGES))
+    )
+    passages_by: PassagesBy = field(
+        default=PassagesBy.WORDS,
+        metadata=option(
+            "words: BM25. meaning: the model's mean state. both: their ranks.", "--by", metavar="words|meaning|both",
+            panel=PASSAGES,
+        ),
+    )  # fmt: skip
+    passage_stores: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "Find passages in this loaded datastore. Repeatable.", "--passages-from", metavar="NAME", panel=PASSAGES,
+            default="those that are searched",
+        ),
+    )  # fmt: skip
+    budget: int | None = field(
+        default=None,
+        metadata=option(
+            "Tokens of a prompt, at most.", panel=PASSAGES, default=f"{BUDGET}, or the room in the context"
+        ),
+    )
+    mixture: bool = field(
+        default=False, metadata=option("Mix the answers to prompts of one passage each.", panel=PASSAGES)
+    )
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput, naming the field."""
+        StreamRequest.__post_init__(self)
+        _check_question(self.question)
+        _check_passages(self.passages)
+        check_range("num_passages", self.num_passages, least=0, most=MAX_PASSAGES, whole=True)
+        if self.passages and self.num_passages is not None:
+            raise InvalidInput("num_passages is given with passages; leave out one", field="num_passages")
+        check_choice("passages_by", self.passages_by, PassagesBy)
+        object.__setattr__(self, "passages_by", PassagesBy(self.passages_by))
+        if len(self.passage_stores) > MAX_STORES:
+            raise InvalidInput(
+                f"passage_stores has {len(self.passage_stores)} names; expected at most {MAX_STORES}",
+                field="passage_stores",
+            )
+        check_range("budget", self.budget, least=1, whole=True)
+        if self.mixture:
+            self._check_mixture()
+
+    @classmethod
+    def of(
+        cls,
+        question: str | AnswerRequest,
+        passages: Sequence[Passage] | None,
+        settings: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> AnswerRequest:
+        """Makes one of the arguments of `answer`, or returns a request as it is. No passages are found where `passages`
+        is an empty list. `settings` are fields of this class, and `options` those of `chat`. Raises InvalidInput.
+        """
+        if isinstance(question, AnswerRequest):
+            if options or passages is not None:
+                raise InvalidInput("an AnswerRequest takes no options; put them into it", field="question")
+            return question
+        given = dict(settings)
+        if passages is not None and not passages:
+            given["num_passages"] = given.get("num_passages") or 0
+        return cls(question, tuple(passages or ()), **given, **stream_fields(options))
+
+    @property
+    def finds_passages(self) -> bool:
+        """Whether passages are to be found."""
+        return not self.passages and self.num_passages != 0
+
+    @property
+    def searched_stores(self) -> tuple[str, ...]:
+        """The names of the datastores to find passages in, or none for all."""
+        named = tuple(each.name for each in self.retrieval.stores)
+        return tuple(self.passage_stores) or named or ((self.retrieval.store,) if self.retrieval.store else ())
+
+    @property
+    def search(self) -> FindPassagesRequest:
+        """The request for its passages, less the datastores."""
+        return FindPassagesRequest(
+            self.question,
+            k=NUM_PASSAGES if self.num_passages is None else self.num_passages,
+            by=self.passages_by,
+            exclude_documents=self.retrieval.exclude_documents,
+        )
+
+    @property
+    def shown_prompt(self) -> str:
+        return self.question
+
+    @property
+    def approximate_tokens(self) -> int:
+        question, given = (
+            approximate_tokens(self.question),
+            sum(approximate_tokens(each.text) for each in self.passages),
+        )
+        count = len(self.passages) or (NUM_PASSAGES if self.num_passages is None else self.num_passages)
+        passages = given or PASSAGE_TOKENS * count
+        if self.mixture:
+            return question * (count + 1) + passages
+        return min(self.budget or BUDGET, question + passages)
+
+    def _check_mixture(self) -> None:
+        plain = StreamRequest()
+        wrong = [name for name in _names(StreamRequest, _MIXED) if getattr(self, name) != getattr(plain, name)]
+        wrong += [
+            name
+            for name in _names(RetrievalParams, _MIXED_RETRIEVAL)
+            if getattr(self.retrieval, name) != getattr(plain.retrieval, name)
+        ]
+        if wrong:
+            raise InvalidInput(
+                f"{wrong[0]} does not go with a mixture over passages; leave it out, or ask without the mixture",
+                field=wrong[0],
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer, and the passages that its prompt held, the best first, or had no room for.
+
+    `cited` are the passages that the text names by their numbers. Of a mixture, `prompt` is that of the first passage,
+    and `weights` are the probabilities of each passage of `passages`, and last of no passage, given the question and
+    the answer.
+    """
+
+    text: str
+    passages: tuple[Passage, ...]
+    left_out: tuple[Passage, ...]
+    cited: tuple[Passage, ...]
+    prompt: str
+    num_prompt_tokens: int
+    completion: Completion
+    weights: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def of(cls, completion: Completion) -> Answer:
+        """Makes one of the completed stream of an AnswerRequest."""
+        prompt = completion.accepted.prompt
+        if prompt is None:
+            raise InternalError("an answer began without its prompt; install the server's version")
+        return cls(
+            text=completion.text,
+            passages=prompt.passages,
+            left_out=prompt.left_out,
+            cited=cited_passages(completion.text, prompt),
+            prompt=prompt.text,
+            num_prompt_tokens=prompt.num_tokens,
+            completion=completion,
+            weights=completion.finished.passage_weights,
+        )
+
+
+def passage_settings(
+    num_passages: int | None,
+    passages_by: str,
+    passage_stores: str | Sequence[str],
+    budget: int | None,
+    *,
+    mixture: bool,
+) -> dict[str, Any]:
+    """The fields of an AnswerRequest of its own, from the arguments of `answer`. `passage_stores` may be one name."""
+    names = (passage_stores,) if isinstance(passage_stores, str) else tuple(passage_stores)
+    return {
+        "num_passages": num_passages, "passages_by": passages_by, "passage_stores": names, "budget": budget,
+        "mixture": mixture,
+    }  # fmt: skip
+
+
+def cited(text: str, num_passages: int) -> tuple[int, ...]:
+    """The numbers of passages that a text names in brackets, as [1] or [2, 3], each once, in its order. Numbers of no
+    passage are left out.
+    """
+    named = [int(number) for group in re.findall(r"\[(\d+(?:\s*,\s*\d+)*)\]", text) for number in group.split(",")]
+    return tuple(dict.fromkeys(number for number in named if 1 <= number <= num_passages))
+
+
+def cited_passages(text: str, prompt: AnswerPrompt) -> tuple[Passage, ...]:
+    """The passages of a prompt that a text names by their numbers, in its order."""
+    by_number = dict(zip(prompt.numbers, prompt.passages, strict=True))
+    return tuple(by_number[number] for number in cited(text, max(by_number, default=0)) if number in by_number)
+
+
+def _names(record: type, without: set[str]) -> list[str]:
+    return [each.name for each in fields(record) if each.name not in without]
+
+
+def _check_question(question: object) -> None:
+    check_text("question", question, field="question")
+    assert isinstance(question, str)
+    if not question.strip():
+        raise InvalidInput("question is empty; give some text", field="question")
+    if len(question) > MAX_QUESTION_CHARACTERS:
+        raise InvalidInput(
+            f"question has {len(question):,} characters; at most {MAX_QUESTION_CHARACTERS:,}: give a part of it",
+            field="question",
+        )
+
+
+def _check_passages(passages: tuple[Passage, ...]) -> None:
+    for passage in passages:
+        if not isinstance(passage, Passage):
+            raise InvalidInput(
+                f"a passage is of the type {type(passage).__name__}; expected a Passage, as find_passages returns it",
+                field="passages",
+            )
+        check_text("the text of a passage", passage.text, field="passages.text")
+    if len(passages) > MAX_PASSAGES:
+        raise InvalidInput(f"there are {len(passages):,} passages; at most {MAX_PASSAGES}", field="passages")
+    if (size := sum(len(passage.text) for passage in passages)) > MAX_PASSAGE_CHARACTERS:
+        raise InvalidInput(
+            f"the passages have {size:,} characters; at most {MAX_PASSAGE_CHARACTERS:,}: give fewer", field="passages"
+        )

@@ -1,0 +1,280 @@
+"""Passages and answers of a server are those of the library, over gRPC and HTTP, whole and as a stream."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from running import PATIENCE_S, RunningServer
+from typer.testing import CliRunner
+
+from memlm.api.answers import Answer, AnswerRequest
+from memlm.api.datastores import NewDocument
+from memlm.api.generation import Accepted, Finished, ResumeGenerationRequest
+from memlm.api.params import SamplingParams
+from memlm.api.passages import Passage
+from memlm.cli.app import app
+from memlm.client import AsyncClient, Client
+from memlm.errors import DeadlineExceeded, InvalidInput, NotFound, PermissionDenied
+from memlm.language_model import LanguageModel, load
+from memlm.server.config import ServerConfig
+from memlm.server.frontend.auth import Principal
+from memlm.server.frontend.rights import Rights
+from memlm.server.inference.deletions import DeletionFilter, Deletions
+from memlm.server.registry import DatastoreRegistry
+from memlm.v1.generation_pb2_grpc import GenerationStub
+from memlm.wire import codec
+
+QUESTION = "Which page has the memory?"
+ASK: dict[str, Any] = {"seed": 3, "max_tokens": 12, "budget": 500}
+WINDOW = ("--attention-window", "44")  # the tiny model's context has no room for passages
+GIVEN = [Passage("s", f"doc-{n}", "", 0, 9, text, 1.0) for n, text in enumerate(["port one", "a", "port two"])]
+
+
+@pytest.fixture(scope="module")
+def asked(
+    tmp_path_factory: pytest.TempPathFactory, model_folder: Path, store_folder: Path
+) -> Iterator[tuple[RunningServer, Client, LanguageModel]]:
+    """A server, its client, and the same model in process."""
+    options = ("--threads", "1", "--http-port", "0", "--drafts", "4", *WINDOW)
+    log = tmp_path_factory.mktemp("log") / "log"
+    with (
+        RunningServer(log, model_folder, store_folder, options=options) as server,
+        Client(server.address) as client,
+        load(model_folder, [store_folder], attention_window=44) as lm,
+    ):
+        yield server, client, lm
+
+
+def parts(answer: Answer) -> tuple:
+    ids = [token.id for token in answer.completion.tokens]
+    return answer.text, ids, answer.passages, answer.left_out, answer.cited, answer.prompt, answer.num_prompt_tokens
+
+
+@pytest.mark.parametrize("options", [{}, {"by": "meaning", "k": 3}, {"by": "both", "documents": "doc-[1-4].txt"}])
+def test_the_passages_are_those_of_the_library(asked: Any, options: dict[str, Any]) -> None:
+    server, client, lm = asked
+    expected = lm.find_passages(QUESTION, **options)
+    assert expected
+    found = client.find_passages(QUESTION, **options)
+    assert [(each.document_id, each.token_offset, each.text) for each in found] == [
+        (each.document_id, each.token_offset, each.text) for each in expected
+    ]
+    assert [each.score for each in found] == pytest.approx([each.score for each in expected], rel=1e-4)
+    body = {name: [value] if name == "documents" else value for name, value in options.items()}
+    for path in ("datastores/passages", "datastores/store/passages"):
+        reply = httpx.post(f"{server.http_url}/v1/{path}", json={"question": QUESTION, **body}, timeout=PATIENCE_S)
+        assert [each["document_id"] for each in reply.json()["data"]] == [each.document_id for each in expected]
+
+
+@pytest.mark.parametrize("options", [{}, {"use_store": False, "passages_by": "both"}, {"num_passages": 0}])
+def test_an_answer_is_that_of_the_library(asked: Any, options: dict[str, Any]) -> None:
+    _, client, lm = asked
+    expected = lm.answer(QUESTION, **ASK, **options)
+    assert bool(expected.passages) == bool(expected.left_out) == ("num_passages" not in options)
+    assert parts(client.answer(QUESTION, **ASK, **options)) == parts(expected)
+
+
+@pytest.mark.parametrize("given", [GIVEN, GIVEN[:1], []])
+def test_given_passages_are_the_only_ones(asked: Any, given: list[Passage]) -> None:
+    _, client, lm = asked
+    answer = client.answer(QUESTION, given, **ASK)
+    assert answer.passages == tuple(given)
+    assert parts(answer) == parts(lm.answer(QUESTION, given, **ASK))
+
+
+def test_a_mixture_is_that_of_the_library(asked: Any) -> None:
+    _, client, lm = asked
+    expected, answer = (each.answer(QUESTION, mixture=True, **ASK) for each in (lm, client))
+    assert len(expected.weights) == len(expected.passages) + 1 > 3
+    assert parts(answer) == parts(expected)
+    assert answer.weights == pytest.approx(expected.weights, abs=1e-4)
+
+
+def test_an_answer_streams_and_begins_with_its_passages(asked: Any) -> None:
+    _, client, lm = asked
+    expected = lm.answer(QUESTION, **ASK)
+    with client.stream_answer(QUESTION, **ASK) as tokens:
+        assert tokens.accepted.prompt is not None
+        assert tokens.accepted.prompt.passages == expected.passages
+        first = next(tokens)
+        assert (first.id, parts(Answer.of(tokens.result()))) == (expected.completion.tokens[0].id, parts(expected))
+
+    async def awaited() -> tuple[Answer, list[int], int]:
+        async with AsyncClient(client.target) as again:
+            whole = await again.answer(QUESTION, **ASK)
+            stream = [token.id async for token in await again.stream_answer(QUESTION, **ASK)]
+            return whole, stream, len(await again.find_passages(QUESTION, k=2))
+
+    whole, stream, count = asyncio.run(awaited())
+    assert (parts(whole), count) == (parts(expected), 2)
+    assert stream == [token.id for token in expected.completion.tokens]
+
+
+@pytest.mark.parametrize("mixture", [False, True])
+def test_http_gives_the_same_answer_whole_and_in_events(asked: Any, mixture: bool) -> None:
+    server, client, _ = asked
+    expected = client.answer(QUESTION, mixture=mixture, **ASK)
+    body = {"question": QUESTION, "mixture": mixture, **ASK, **({} if mixture else {"memory": {}})}
+    whole = httpx.post(f"{server.http_url}/v1/answers", json=body, timeout=PATIENCE_S).json()
+    reply = httpx.post(f"{server.http_url}/v1/answers", json={**body, "stream": True}, timeout=PATIENCE_S)
+    *events, done = reply.text.strip().split("\n\n")
+    pieces = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert done == "data: [DONE]"
+    assert whole["text"] == "".join(piece.get("text", "") for piece in pieces) == expected.text
+    for shown in (whole, pieces[0]):
+        assert [each["document_id"] for each in shown["passages"]] == [p.document_id for p in expected.passages]
+        assert len(shown["left_out"]) == len(expected.left_out)
+        assert (shown["prompt"], shown["num_prompt_tokens"]) == (expected.prompt, expected.num_prompt_tokens)
+    for shown in (whole, pieces[-1]):
+        assert shown["finish_reason"] == "length"
+        assert shown["usage"]["completion_tokens"] == 12
+        assert shown["weights"] == pytest.approx(list(expected.weights), abs=1e-4)
+    if not mixture:
+        ids = [token["id"] for piece in pieces[1:] for token in piece["memory"]["tokens"]]
+        assert [token["id"] for token in whole["memory"]["tokens"]] == ids
+        assert ids == [token.id for token in expected.completion.tokens]
+
+
+def test_the_commands_print_the_answer_and_its_passages(asked: Any, model_folder: Path, store_folder: Path) -> None:
+    server, client, _ = asked
+    options = ["--seed", "3", "-n", "12", "--budget", "500"]
+    expected = client.answer(QUESTION, **ASK)
+    served = ["client", "answer", QUESTION, "--target", server.address, *options]
+    local = ["answer", QUESTION, "--model", str(model_folder), "--store", str(store_folder), *options, *WINDOW]
+    for command in (served, local):
+        shown = CliRunner().invoke(app, [*command, "--json"])
+        assert shown.exit_code == 0, shown.output
+        found = json.loads(shown.stdout)
+        assert (found["text"], found["prompt"]) == (expected.text, expected.prompt)
+        printed = CliRunner().invoke(app, command).stdout.splitlines()
+        places = [line for line in printed if line.startswith("[")]
+        assert [line.split()[1] for line in places] == [f"{each.document_id}," for each in expected.passages]
+        assert printed[-1] == f"{len(expected.left_out)} passages had no room in the prompt"
+    mixed = CliRunner().invoke(app, [*served, "--mixture"]).stdout
+    assert mixed.count("weight 0.") == len(expected.passages) + len(expected.left_out)
+    listed = CliRunner().invoke(app, ["client", "passages", QUESTION, "--k", "2", "--target", server.address, "--json"])
+    ids = [each["document_id"] for each in json.loads(listed.stdout)["passages"]]
+    assert ids == [each.document_id for each in client.find_passages(QUESTION, k=2)]
+
+
+def test_a_wrong_request_is_refused_by_the_name_of_its_field(asked: Any) -> None:
+    server, client, _ = asked
+    for options, field in (
+        ({"num_passages": 257}, "num_passages"),
+        ({"budget": 2}, "budget"),
+        ({"mixture": True, "lam": 0.5}, "lam"),
+        ({"passages_by": "taste"}, "passages_by"),
+    ):
+        with pytest.raises(InvalidInput) as refused:
+            client.answer(QUESTION, **options)
+        assert refused.value.field == field
+    with pytest.raises(InvalidInput, match="leave out one"):
+        client.answer(QUESTION, GIVEN, num_passages=2)
+    with pytest.raises(InvalidInput, match="at most 262,144"):
+        client.answer(QUESTION, [Passage("s", "d", "", 0, 1, "a" * (1 << 18), 1.0), GIVEN[0]])
+    with pytest.raises(NotFound, match="no datastore 'nowhere'"):
+        client.answer(QUESTION, passage_stores="nowhere")
+    with pytest.raises(DeadlineExceeded):
+        client.answer(QUESTION, mixture=True, timeout_s=0.01)
+    refusal = httpx.post(f"{server.http_url}/v1/answers", json={"question": " "}, timeout=PATIENCE_S)
+    assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "question")
+    body = {"question": "a", "mixture": True, "memory": {"lam": 0.5}}
+    refusal = httpx.post(f"{server.http_url}/v1/answers", json=body, timeout=PATIENCE_S)
+    assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "memory.lam")
+
+
+def test_an_answer_ends_once_a_document_of_its_prompt_is_deleted(
+    tmp_path: Path, model_folder: Path, own_store: Path
+) -> None:
+    with (
+        RunningServer(tmp_path / "log", model_folder, own_store, options=("--threads", "1", *WINDOW)) as server,
+        Client(server.address) as client,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        stub = GenerationStub(channel)
+
+        def events(message: Any, call: Any) -> list[Any]:
+            return [codec.event_from_wire(event) for event in call(message)]
+
+        request = AnswerRequest(QUESTION, budget=500, resume_s=60.0, sampling=SamplingParams(max_tokens=12, seed=3))
+        accepted, *_, finished = events(codec.to_wire(request), stub.Answer)
+        assert isinstance(accepted, Accepted)
+        assert isinstance(finished, Finished)
+        resume = codec.to_wire(ResumeGenerationRequest(accepted.request_id, 0))
+        assert events(resume, stub.ResumeGeneration)[0] == accepted
+        assert accepted.prompt is not None
+        gone = accepted.prompt.passages[0].document_id
+        kept = {each.document_id for each in client.find_passages(QUESTION, k=1000)} - {
+            each.document_id for each in accepted.prompt.passages
+        }
+        client.datastores.delete_documents("store", sorted(kept)[:1])
+        assert events(resume, stub.ResumeGeneration)[0] == accepted  # none of its own was deleted
+        client.datastores.delete_documents("store", [gone])
+        with pytest.raises(grpc.RpcError) as ended:
+            events(resume, stub.ResumeGeneration)
+        assert ended.value.code() is grpc.StatusCode.NOT_FOUND
+        assert gone in ended.value.details()
+        assert gone not in {each.document_id for each in client.answer(QUESTION, **ASK).passages}
+
+
+def test_a_deletion_while_the_answer_runs_is_seen_at_its_next_event() -> None:
+    deletions = Deletions()
+    forgetting = DeletionFilter(deletions.latest)
+    deletions.add({"other"}, ["doc-0"])
+    forgetting.check_passages(GIVEN)
+    deletions.add({"s"}, ["doc-2"])
+    with pytest.raises(NotFound, match="'doc-2' was deleted while an answer was made"):
+        forgetting.check_passages(GIVEN)
+    deletions.add({"t"}, None)
+    with pytest.raises(NotFound):
+        forgetting.check_passages([Passage("t", "any", "", 0, 1, "a", 1.0)])
+
+
+def test_prompts_beyond_the_cache_are_refused(tmp_path: Path, model_folder: Path, store_folder: Path) -> None:
+    options = ("--threads", "1", "--cache-bytes", "64KiB", *WINDOW)
+    with (
+        RunningServer(tmp_path / "log", model_folder, store_folder, options=options) as server,
+        Client(server.address) as client,
+    ):
+        assert client.answer(QUESTION, GIVEN, **ASK).text
+        with pytest.raises(InvalidInput, match=r"\d+ prompts of .* fewer passages") as refused:
+            client.answer(QUESTION, GIVEN * 20, mixture=True, **ASK)
+        assert refused.value.field == "max_tokens"
+
+
+def test_an_answer_finds_passages_in_the_callers_datastores_only(store_folder: Path, tmp_path: Path) -> None:
+    registry = DatastoreRegistry([tmp_path / "a", tmp_path / "b", tmp_path / "c"], None)
+    rights = Rights(ServerConfig(model=Path("m")), registry)
+    eve, nix = Principal("eve", stores=frozenset({"a", "b", "d"})), Principal("nix", stores=frozenset())
+    plain = AnswerRequest("why?")
+    authorized = rights.authorize("Answer", eve, plain)
+    assert authorized.searched_stores == ("a", "b")
+    alone = AnswerRequest.of("why?", None, {}, {"use_store": False})
+    assert rights.authorize("Answer", eve, alone).searched_stores == ("a", "b")
+    assert not rights.authorize("Answer", eve, alone).retrieval.use_store
+    named = AnswerRequest.of("why?", None, {}, {"store": "b"})
+    assert rights.authorize("Answer", eve, named) == named
+    for wrong in ({"passage_stores": ("c",)}, {"passage_stores": ("a", "c"), "num_passages": 0}):
+        with pytest.raises(PermissionDenied, match="may not use the datastore 'c'"):
+            rights.authorize("Answer", eve, AnswerRequest.of("why?", None, wrong, {}))
+    with pytest.raises(PermissionDenied, match="may not use the datastore 'c'"):
+        rights.authorize("Answer", eve, AnswerRequest.of("why?", None, {"passage_stores": ("a",)}, {"store": "c"}))
+    with pytest.raises(PermissionDenied, match="no loaded datastore to find passages in"):
+        rights.authorize("Answer", nix, plain)
+    assert not rights.authorize("Answer", nix, AnswerRequest.of("why?", GIVEN, {}, {})).retrieval.use_store
+    assert rights.authorize("Answer", Principal("root"), plain) == plain
+
+
+def test_what_is_remembered_is_answered_from(tmp_path: Path, model_folder: Path, own_store: Path) -> None:
+    with (
+        RunningServer(tmp_path / "log", model_folder, own_store, options=("--workers", "2", *WINDOW)) as server,
+        Client(server.address) as client,
+    ):
+        client.datastores.remember("store", [NewDocument("x", "the xylophone has four wheels")])
+        for _ in range(4):  # on either worker
+            assert client.answer("Who has a xylophone?", **ASK).passages[0].document_id == "x"
