@@ -340,6 +340,12 @@ class RememberRequest(Request[RememberReport]):
     replace: bool = False
 
     def __post_init__(self) -> None:
+        for document in self.documents:
+            if not isinstance(document, NewDocument):
+                raise InvalidInput(
+                    f"a document is of the type {type(document).__name__}; expected NewDocument(id, text), or one text",
+                    field="documents",
+                )
         count, size = len(self.documents), sum(len(document.text) for document in self.documents)
         if not 1 <= count <= MAX_REMEMBERED or size > MAX_REMEMBERED_CHARACTERS:
             raise InvalidInput(

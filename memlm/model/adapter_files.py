@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -188,12 +189,23 @@ def _read_config(folder: Path) -> dict[str, Any]:
     for name, values in READ.items():
         if config.get(name, values[0]) not in values:
             raise Incompatible(f"{path} has {name}={config[name]!r}; this version reads {name}={values[0]!r} only")
+    if kind == "LORA":
+        _check_ranks(path, config)
     if str(config.get("init_lora_weights", "")).startswith(CHANGE_THE_MODEL):
         raise Incompatible(
             f"{path} has init_lora_weights={config['init_lora_weights']!r}, which changes the model too; convert it to"
             " a plain LoRA with PEFT"
         )
     return config
+
+
+def _check_ranks(path: Path, config: Mapping[str, Any]) -> None:
+    """Raises Corrupt for a rank or an alpha that is no number."""
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        raise Corrupt(f"{path} has r={rank!r}; expected the rank, a whole number from 1 on: restore the file")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
+        raise Corrupt(f"{path} has lora_alpha={alpha!r}; expected a number: restore the file")
 
 
 def _read_tensors(path: Path) -> tuple[dict[str, Tensor], str | None]:

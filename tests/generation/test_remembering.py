@@ -124,3 +124,12 @@ def test_what_is_not_to_be_remembered_at_once_is_refused(documents, match):
 def test_the_fields_of_a_text_do_not_go_with_documents():
     with pytest.raises(InvalidInput, match="documents have their own"):
         RememberRequest.of([NewDocument("a", "a")], None, title="A")
+
+
+@pytest.mark.parametrize(
+    "given", [[("a", "text")], [{"id": "a", "text": "b"}], [Document("a", "text")], ["text"], [None]]
+)
+def test_what_is_no_document_is_refused_by_its_type(given):
+    with pytest.raises(InvalidInput, match=r"of the type \w+; expected NewDocument") as refused:
+        RememberRequest.of(given, None)
+    assert refused.value.field == "documents"
