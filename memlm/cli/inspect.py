@@ -63,6 +63,9 @@ def print_inspection(found: Inspection) -> None:
 
     counts = [f"{len(found.with_role(role))} {role.value}" for role in Role]
     out.print(f"{found.num_layers} layers of {found.num_heads} heads: {', '.join(counts)}")
+    if found.layers_without_heads:
+        layers = ", ".join(map(str, found.layers_without_heads))
+        out.print(f"Without attention weights, and so without heads: layers {layers}.")
     heads = [head for head in found.heads if set(head.roles) - {Role.FIRST}]
     heads.sort(key=lambda head: -head.telling)
     if heads:
@@ -83,9 +86,9 @@ def print_inspection(found: Inspection) -> None:
 def _table(heads: list[Head]) -> Table:
     shown = table("head", "induction", "previous", "duplicate", "copied", "retrieval", "roles")
     for head in heads:
+        copied, retrieval = ("–" if score is None else f"{score:.2f}" for score in (head.copied, head.retrieval))
         shown.add_row(
             f"{head.layer}.{head.head}", f"{head.induction:.2f}", f"{head.previous:.2f}", f"{head.duplicate:.2f}",
-            f"{head.copied:.2f}", "–" if head.retrieval is None else f"{head.retrieval:.2f}",
-            ", ".join(role.value for role in head.roles),
+            copied, retrieval, ", ".join(role.value for role in head.roles),
         )  # fmt: skip
     return shown

@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memlm.inspect.heads import HeadId
+from memlm.model.attention import Attention
 from memlm.model.decoder import Decoder
+from memlm.model.forward import ForwardContext
+from memlm.model.mask import AttentionMask
 from memlm.model.norms import OffsetRMSNorm
 from memlm.model.positions import apply_rope
 
@@ -62,6 +65,15 @@ def gain_of(norm: nn.Module, like: Tensor) -> Float[Tensor, " D"]:
     if weight is None:
         return torch.ones(like.shape[-1], dtype=like.dtype, device=like.device)
     return weight.detach().to(like) + (1 if isinstance(norm, OffsetRMSNorm) else 0)
+
+
+def has_head_weights(decoder: Decoder, layer: int) -> bool:
+    """Whether a layer has the projections of attention heads. Other mixers have no such circuits."""
+    config, attention = decoder.config, decoder.blocks[layer].attention
+    if not isinstance(attention, Attention):
+        return False
+    H, G, d = config.num_heads, config.num_kv_heads, config.head_dim
+    return attention.qkv.out_features == (H + 2 * G) * d and attention.out.in_features == H * d
 
 
 def head_weights(decoder: Decoder, layer: int) -> HeadWeights:
@@ -113,8 +125,14 @@ class TokenTables:
             embedded_ND = decoder.embedding(self.ids_N.to(decoder.device)) * decoder.config.embedding_scale
             block = decoder.blocks[0]
             after = [
-                block.finish(rows_1nD, block.ff_norm(rows_1nD) if block.has_input_norm else rows_1nD)[0]
-                for rows_1nD in embedded_ND[None].split(ROWS_AT_ONCE, dim=1)
+                block.finish(
+                    rows_nD[None],
+                    (block.ff_norm(rows_nD) if block.has_input_norm else rows_nD)[None],
+                    _context_of(decoder, ids_n),
+                )[0]
+                for ids_n, rows_nD in zip(
+                    self.ids_N.to(decoder.device).split(ROWS_AT_ONCE), embedded_ND.split(ROWS_AT_ONCE), strict=True
+                )
             ]
         self._inputs = [_centered(wide(embedded_ND)), _centered(wide(torch.cat(after)))]
         self._in_out = [(input_ND.T @ self.output_ND).double() for input_ND in self._inputs]
@@ -133,6 +151,17 @@ class TokenTables:
         return self._in_in[min(layer, 1)]
 
 
+def _context_of(decoder: Decoder, ids_n: Int[Tensor, " n"]) -> ForwardContext:
+    """A step of these tokens, by which hash experts choose."""
+    places = torch.arange(len(ids_n), device=ids_n.device)[None]
+    span, zero = (0, len(ids_n)), torch.zeros(1, dtype=torch.int64, device=ids_n.device)
+    mask = AttentionMask(
+        query_RT=places, key_RS=places, query_span=span, key_span=span, document_RT=torch.zeros_like(places),
+        floor_R=zero, num_front=0, sink_cap=0, causal_only=True,
+    )  # fmt: skip
+    return ForwardContext(mask, [len(ids_n)], decoder.dtype, tokens_BT=ids_n[None])
+
+
 def _centered(rows_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
     return rows_ND - rows_ND.mean(dim=0)
 
@@ -148,12 +177,16 @@ def positive_share(matrices_HXX: Float[Tensor, "H X X"]) -> Float[Tensor, " H"]:
 
 def copying_scores(decoder: Decoder, tables: TokenTables) -> Float[Tensor, "L H"]:
     """The copying score of each head: 1 if attention to a token raises the logit of this token, -1 if it lowers it.
+    NaN in layers without head weights, as the other two scores.
 
     It is the share of positive eigenvalues of the V x V map U W_O W_V E'. They are those of the d x d matrix
     W_V E'U W_O, since the eigenvalues of A B and B A are equal but for zeros. E has the tokens as the layer reads them.
     """
     scores = []
     for layer in range(decoder.config.num_layers):
+        if not has_head_weights(decoder, layer):
+            scores.append(_no_score(decoder))
+            continue
         weights = head_weights(decoder, layer)
         scores.append(positive_share(weights.value_HdD.double() @ tables.in_out_DD(layer) @ weights.out_HDd.double()))
     return torch.stack(scores)
@@ -169,6 +202,9 @@ def copied_scores(decoder: Decoder, tables: TokenTables) -> Float[Tensor, "L H"]
     scores, output_nD = [], tables.output_ND[:COMPARED]
     top = max(1, round(TOP_SHARE * len(output_nD)))
     for layer in range(decoder.config.num_layers):
+        if not has_head_weights(decoder, layer):
+            scores.append(_no_score(decoder))
+            continue
         weights, input_nD = head_weights(decoder, layer), tables.input_ND(layer)[:COMPARED]
         written_HnD = (input_nD @ weights.value_HdD.mT) @ weights.out_HDd.mT
         logits_Hnn = written_HnD @ output_nD.T
@@ -189,11 +225,19 @@ def matching_scores(decoder: Decoder, tables: TokenTables) -> Float[Tensor, "L H
     """
     scores = []
     for layer in range(decoder.config.num_layers):
+        if not has_head_weights(decoder, layer):
+            scores.append(_no_score(decoder))
+            continue
         weights = head_weights(decoder, layer)
         keys_HdD = weights.key_HdD.double() @ tables.in_in_DD(layer)
         turned = _turned_queries(decoder, layer, weights.query_HdD.double())
         scores.append(torch.stack([positive_share(keys_HdD @ query_HdD.mT) for query_HdD in turned]).mean(dim=0))
     return torch.stack(scores)
+
+
+def _no_score(decoder: Decoder) -> Float[Tensor, " H"]:
+    """The scores of a layer without head weights."""
+    return torch.full((decoder.config.num_heads,), math.nan, dtype=torch.float64)
 
 
 def _turned_queries(decoder: Decoder, layer: int, query_HdD: Tensor) -> list[Float[Tensor, "H d D"]]:
@@ -206,25 +250,31 @@ def _turned_queries(decoder: Decoder, layer: int, query_HdD: Tensor) -> list[Flo
 
 
 def compositions(decoder: Decoder, targets: Sequence[HeadId]) -> list[Composition]:
-    """How much each target reads of each head of earlier layers, in all three kinds.
+    """How much each target reads of each head of earlier layers, in all three kinds. Layers without head weights are
+    left out.
 
     Takes 6 D d^2 operations for each pair.
     """
-    by_layer = [_written(head_weights(decoder, layer)) for layer in range(max((at for at, _ in targets), default=0))]
+    last = max((at for at, _ in targets), default=0)
+    sources = [layer for layer in range(last) if has_head_weights(decoder, layer)]
+    by_layer = [_written(head_weights(decoder, layer)) for layer in sources]
     found = list[Composition]()
     for layer, head in sorted(targets):
-        if layer == 0:
+        num_earlier = sum(source < layer for source in sources)
+        if not num_earlier or not has_head_weights(decoder, layer):
             continue
         weights = head_weights(decoder, layer)
         query_dD, key_dD = weights.query_HdD[head], weights.key_HdD[head]
         value_dD, out_Dd = weights.value_HdD[head], weights.out_HDd[head]
-        written_NDd = torch.cat(by_layer[:layer])
+        written_NDd = torch.cat(by_layer[:num_earlier])
         H = decoder.config.num_heads
         for kind, left_Dd, right_dD in (
             ("K", query_dD.T, key_dD), ("Q", key_dD.T, query_dD), ("V", out_Dd, value_dD),
         ):  # fmt: skip
             scores_N = _composed(left_Dd, right_dD, written_NDd).tolist()
-            found += [Composition(kind, divmod(n, H), (layer, head), score) for n, score in enumerate(scores_N)]
+            found += [
+                Composition(kind, (sources[n // H], n % H), (layer, head), score) for n, score in enumerate(scores_N)
+            ]
     return found
 
 

@@ -44,9 +44,10 @@ class Head:
     to the places of `induction` where each repeat has an order of its own.
 
     `copying` and `matching` are shares of positive eigenvalues of the OV and the QK circuit, from -1 to 1, or None for
-    a circuit of zeros. `copied` is the share of tokens that the OV circuit raises, less that of tokens that it lowers.
-    `retrieval` is the share of a sentence's tokens that the head copied from within a text, or None where none fits the
-    model. `knn`, `xl` and `compressed` are the masses on memories.
+    a circuit of zeros, and for a mixer whose weights are no circuits of heads. `copied` is the share of tokens that the
+    OV circuit raises, less that of tokens that it lowers. `retrieval` is the share of a sentence's tokens that the head
+    copied from within a text, or None where none fits the model. `knn`, `xl` and `compressed` are the masses on
+    memories.
     """
 
     layer: int
@@ -57,7 +58,7 @@ class Head:
     duplicate: float
     first: float
     copying: float | None
-    copied: float
+    copied: float | None
     matching: float | None
     retrieval: float | None
     knn: float
@@ -116,7 +117,8 @@ class AttentionMap:
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """The findings of `inspect_model`. `losses` has nats by place of the repeated text, from its second token on, and
-    `repeat_losses` their means by repeat. `random_composition` is the mean and the 95th percentile of random weights.
+    `repeat_losses` their means by repeat. `layers_without_heads` are those whose mixers have no attention weights, and
+    `heads` has none of them. `random_composition` is the mean and the 95th percentile of random weights.
     """
 
     model: str
@@ -138,6 +140,7 @@ class Inspection:
     ablation: Ablation | None
     advice: Advice
     maps: tuple[AttentionMap, ...]
+    layers_without_heads: tuple[int, ...] = ()
 
     @property
     def in_context_gain(self) -> float:
@@ -156,6 +159,7 @@ def score_of(head: Head, role: Role) -> float:
         return head.induction - head.control
     scores = {
         Role.PREVIOUS: head.previous, Role.DUPLICATE: head.duplicate, Role.FIRST: head.first,
-        Role.COPYING: head.copied, Role.ANTI_COPYING: -head.copied, Role.RETRIEVAL: head.retrieval or 0.0,
+        Role.COPYING: head.copied or 0.0, Role.ANTI_COPYING: -(head.copied or 0.0),
+        Role.RETRIEVAL: head.retrieval or 0.0,
     }  # fmt: skip
     return scores[role]

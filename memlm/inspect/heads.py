@@ -25,7 +25,8 @@ class PlaceScores:
     """A watch that adds up each head's attention to chosen places, which are the same in all rows.
 
     `sums` has L x H numbers for each name of `chosen`, and the mass on memories that are no token's place: `knn` and
-    `compressed`. `maps_LHPP` has the attention of the first row among its first `mapped` tokens.
+    `compressed`. `maps_LHPP` has the attention of the first row among its first `mapped` tokens. `layers` are those
+    that have attention weights.
     """
 
     def __init__(self, config: ModelConfig, chosen: Mapping[str, Float[Tensor, "P P"]], *, mapped: int = 0) -> None:
@@ -33,6 +34,7 @@ class PlaceScores:
         self.sums = {name: torch.zeros(size, dtype=torch.float64) for name in (*chosen, "knn", "compressed")}
         self.maps_LHPP = torch.zeros(*size, mapped, mapped)
         self._chosen, self._mapped = chosen, mapped
+        self.layers = set[int]()
         self._compresses = config.compression is not None
         self._share_BHT1: Tensor | None = None
 
@@ -46,6 +48,7 @@ class PlaceScores:
 
     def heads(self, layer: int, mixed_BHTd: Float[Tensor, "B H T d"]) -> Float[Tensor, "B H T d"]:
         """Counts the layer's weights, and changes nothing."""
+        self.layers.add(layer)
         (weights_BHTE, mask), share_BHT1 = self._piece, self._share_BHT1
         self._share_BHT1 = None
         if share_BHT1 is not None:

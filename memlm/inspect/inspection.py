@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -130,6 +131,7 @@ def inspect_decoder(
         compositions=links, random_composition=random_composition(config.dim, config.head_dim),
         losses=tuple(losses_T.tolist()), repeat_losses=tuple(repeat_losses(losses_T, text)),
         ablation=_ablation(decoder, text, heads, seed), advice=advise(heads, config.num_layers), maps=tuple(maps),
+        layers_without_heads=tuple(layer for layer in range(config.num_layers) if layer not in scores.layers),
     )  # fmt: skip
 
 
@@ -143,12 +145,12 @@ def _heads(
 ) -> tuple[Head, ...]:
     """Puts the scores of each head together, and gives it roles."""
     sums, heads = scores.sums, list[Head]()
-    for layer, head in torch.cartesian_prod(*(torch.arange(size) for size in copying_LH.shape)).tolist():
+    for layer, head in product(sorted(scores.layers), range(copying_LH.shape[1])):
         at = layer, head
         without_roles = Head(
             layer, head, float(sums["induction"][at]), float(control.sums["induction"][at]),
             float(sums["previous"][at]), float(sums["duplicate"][at]), float(sums["first"][at]),
-            _number(copying_LH[at]), float(copied_LH[at]), _number(matching_LH[at]),
+            _number(copying_LH[at]), _number(copied_LH[at]), _number(matching_LH[at]),
             None if retrieval_LH is None else float(retrieval_LH[at]),
             float(sums["knn"][at]), float(sums["xl"][at]) if "xl" in sums else 0.0, float(sums["compressed"][at]), (),
         )  # fmt: skip
@@ -157,7 +159,7 @@ def _heads(
 
 
 def _number(score: Tensor) -> float | None:
-    """A score, or None in the place of the NaN of a circuit of zeros."""
+    """A score, or None in the place of NaN: of a circuit of zeros, or of a layer without head weights."""
     return None if score.isnan() else float(score)
 
 
@@ -215,17 +217,17 @@ def _ablation(decoder: Decoder, text: RepeatedText, heads: Sequence[Head], seed:
         return float(losses(decoder, some, silenced)[text.first_repeated - 1 :].mean())
 
     others = [
-        repeated(matched_heads(induction, decoder.config.num_layers, decoder.config.num_heads, generator))
+        repeated(matched_heads(induction, sorted({head.layer for head in heads}), decoder.config.num_heads, generator))
         for _ in range(ABLATION_DRAWS)
     ]
     return Ablation(tuple(induction), repeated(()), repeated(induction), tuple(others))
 
 
 def matched_heads(
-    heads: Sequence[tuple[int, int]], num_layers: int, num_heads: int, generator: random.Random
+    heads: Sequence[tuple[int, int]], layers: Sequence[int], num_heads: int, generator: random.Random
 ) -> list[tuple[int, int]]:
-    """Draws as many other heads: of the same layers as far as these have others, then of any, then no more."""
-    free = [(layer, head) for layer in range(num_layers) for head in range(num_heads) if (layer, head) not in heads]
+    """Draws as many other heads: of the same layers as far as these have others, then of any of `layers`, then none."""
+    free = [(layer, head) for layer in layers for head in range(num_heads) if (layer, head) not in heads]
     generator.shuffle(free)
     drawn = list[tuple[int, int]]()
     for layer, _ in heads:

@@ -84,10 +84,12 @@ def _head(found: Inspection) -> str:
     ]
     cards.append((f"{found.in_context_gain:.1f}", "nats a token saved by a repetition"))
     shown = "".join(f'<div class="card"><b>{value}</b><span>{text}</span></div>' for value, text in cards)
+    layers = ", ".join(map(str, found.layers_without_heads))
+    without = f". No attention weights, and so no heads, in layers {layers}" if layers else ""
     return (
         f"<header><h1>{escape(found.model)}</h1><p>{found.num_layers} layers of {found.num_heads} heads"
         f" ({found.num_kv_heads} for keys and values), {found.num_parameters / 1e6:,.1f} million parameters,"
-        f' positions: {escape(found.positions)}</p></header><div class="cards">{shown}</div>'
+        f' positions: {escape(found.positions)}{without}</p></header><div class="cards">{shown}</div>'
     )
 
 

@@ -117,9 +117,9 @@ def test_heads_that_change_places_take_their_scores_along():
 
 def test_matched_heads_are_of_the_same_layers_while_there_are_any():
     heads = [(1, 0), (1, 1), (1, 2), (2, 0)]
-    drawn = matched_heads(heads, 3, 4, random.Random(0))
+    drawn = matched_heads(heads, range(3), 4, random.Random(0))
     assert len(set(drawn)) == 4
     assert not set(drawn) & set(heads)
     assert (1, 3) in drawn
     assert any(layer == 2 for layer, _ in drawn)
-    assert len(matched_heads([(0, 0), (0, 1), (0, 2)], 1, 4, random.Random(0))) == 1
+    assert len(matched_heads([(0, 0), (0, 1), (0, 2)], range(1), 4, random.Random(0))) == 1
