@@ -31,11 +31,13 @@ def answer(
     """Answer a question from the passages of datastores that are likeliest to answer it."""
     from memlm.language_model import load
 
-    windows = {"attention_window": attention_window, "extended_attention": extended_attention}
     adapters = () if request.adapter is None else (request.adapter,)
     if request.adapter is not None:
         request = replace(request, adapter=Path(request.adapter).resolve().name)
-    with load(model, store or (), dtype=dtype, device=device, adapters=adapters, **windows) as lm:
+    with load(
+        model, store or (), dtype=dtype, device=device, attention_window=attention_window,
+        extended_attention=extended_attention, adapters=adapters,
+    ) as lm:  # fmt: skip
         print_answer(lm.stream_answer(request), json=json)
 
 
