@@ -35,6 +35,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "differential": "memlm.zoo.differential:Differential",
         "differential_v2": "memlm.zoo.differential:DifferentialV2",
         "hyper": "memlm.zoo.hyper:Hyper",
+        "infinite": "memlm.zoo.infinite:Infinite",
         "lsh": "memlm.zoo.lsh:LSH",
         "pattern": "memlm.model.patterns:Pattern",
         "performer": "memlm.zoo.performer:Performer",

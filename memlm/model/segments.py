@@ -1,8 +1,8 @@
 """The end of a segment: memories take over the tokens that local attention will not see again.
 
 The oldest local tokens of a row, all but the latest `xl_length`, go into the kNN caches of the memorizing layers, and
-are compressed into the compressive memory of each layer. No token is in two places at once. Rows that hand over equally
-many tokens are processed together.
+are compressed into the compressive memory of each layer, or taken by a mixer that has an `end_segment`. No token is in
+two places at once. Rows that hand over equally many tokens are processed together.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ def update_memories_at_boundary(blocks: Sequence[Block], rotary: Rotary | None, 
                 _memorize(block, rotary, state, layer, rows, count)
             if block.compressor is not None:
                 _compress(block, state, layer, rows, count)
+            if (end_segment := getattr(block.attention, "end_segment", None)) is not None:
+                for row in rows:
+                    end_segment(state, layer, row, _begin(state, row), count)
         for row in rows:
             marks = state.rows[row]
             marks.floor += count

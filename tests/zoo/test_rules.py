@@ -41,6 +41,7 @@ def segmented(*mixers: Any, **changes: Any) -> ModelConfig:
 
 
 ONE_MEMORY = {"kind": "recurrent_memory", "memories": 1, "unroll": 3}
+SIGNAL = {"kind": "infinite", "bumps": 6, "samples": 5, "widths": (0.1, 0.2), "bins": 7, "penalty": 0.1}
 GLOBAL = pattern("global", window=3, num_global=2)
 RANDOM = pattern("random", window=2, num_global=1, block=3, num_random=2)
 LATEST = {"kind": "lsh", "buckets": 2, "rounds": 2, "span": 2, "seed": 3}
@@ -115,6 +116,8 @@ ZOO: dict[str, ModelConfig] = {
     "recurrent memory": segmented(border={"kind": "recurrent_memory", "memories": 3}),
     "recurrent memory of one vector, alibi": segmented(border=ONE_MEMORY, positions="alibi"),
     "recurrent memory and xl": segmented(border=ONE_MEMORY, xl_length=4, positions="transformer_xl"),
+    "infinite, sticky": segmented(SIGNAL, xl_length=4),
+    "infinite, even, in one layer": segmented({**SIGNAL, "sticky": False}, "attention", xl_length=5),
     "recurrent memory beside a pattern": segmented(GLOBAL, "attention", border="recurrent_memory"),
 }
 PIECES = ([23], [1] * 23, [5, 1, 2, 11, 4])

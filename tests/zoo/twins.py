@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from memory_twins import Twin
-from zoo import bucket_twins, differential_twins, hyper_twins, linear_twins, score_twins, stack_twins
+from zoo import bucket_twins, differential_twins, hyper_twins, infinite_twins, linear_twins, score_twins, stack_twins
 from zoo.draw_twins import drawn
 from zoo.seam_parts import Carry, Decay, Fatigue, Gate, Repeated
 from zoo.segment_twins import in_segments, with_memory
@@ -154,7 +154,12 @@ def repeated(twin, part, x):
 
 
 OF_FILES = (
-    bucket_twins.MIXERS | differential_twins.MIXERS | hyper_twins.MIXERS | linear_twins.MIXERS | score_twins.MIXERS
+    bucket_twins.MIXERS
+    | differential_twins.MIXERS
+    | hyper_twins.MIXERS
+    | infinite_twins.MIXERS
+    | linear_twins.MIXERS
+    | score_twins.MIXERS
 )
 MIXERS = {Decay: decayed, Fatigue: tired, **OF_FILES}
 CHANNELS = {Experts: routed, Switch: routed, HashExperts: hashed}
