@@ -115,9 +115,9 @@ class GappedInduction(Task):
 
     stages: tuple[int, ...] = (2, 4, 8)
     values: int = 16
-    noise: int = 16
-    length: int = 96
-    density: float = 0.3  # of names, per position
+    noise: int = 8
+    length: int = 64
+    density: float = 0.4  # of names, per position
 
     @property
     def vocab_size(self) -> int:
@@ -191,7 +191,7 @@ class Recall(Task):
 
 @dataclass(frozen=True)
 class FarDictionary(Task):
-    """Pairs of a key and a value in the first segment, noise in those that follow, and all keys in the last one.
+    """Pairs of a key and a value in the first segment, noise in those that follow, and questions in the last one.
 
     `stages` are numbers of pairs and of segments.
     """
@@ -201,6 +201,7 @@ class FarDictionary(Task):
     keys: int = 16
     values: int = 16
     noise: int = 8
+    questions: int = 8
 
     @property
     def vocab_size(self) -> int:
@@ -222,10 +223,11 @@ class FarDictionary(Task):
         inputs_BT = first_noise + generator.integers(self.noise, size=(rows, length))
         noise_tokens = self.segment - 2 * pairs
         inputs_BT[:, : self.segment] = _hide(generator, key_BN, value_BN, noise_tokens, first_noise, self.noise)
-        place_BN = length - self.segment + np.sort(_orders(generator, rows, self.segment)[:, :pairs], axis=1)
-        order_BN, targets_BT = _orders(generator, rows, pairs), np.full_like(inputs_BT, PADDING)
-        np.put_along_axis(inputs_BT, place_BN, np.take_along_axis(key_BN, order_BN, axis=1), axis=1)
-        np.put_along_axis(targets_BT, place_BN, np.take_along_axis(value_BN, order_BN, axis=1), axis=1)
+        targets_BT = np.full_like(inputs_BT, PADDING)
+        place_BQ = length - self.segment + np.sort(_orders(generator, rows, self.segment)[:, : self.questions], axis=1)
+        which_BQ = generator.integers(pairs, size=place_BQ.shape)
+        np.put_along_axis(inputs_BT, place_BQ, np.take_along_axis(key_BN, which_BQ, axis=1), axis=1)
+        np.put_along_axis(targets_BT, place_BQ, np.take_along_axis(value_BN, which_BQ, axis=1), axis=1)
         return Drawn(inputs_BT, targets_BT)
 
 
@@ -270,9 +272,10 @@ class Assignments(Task):
 
 @dataclass(frozen=True)
 class RunningParity(Task):
-    """Random bits. Each position asks for the parity of the bits so far. `stages` are numbers of bits.
+    """A mark and random bits. Each bit asks for the parity of the bits so far. `stages` are numbers of bits.
 
-    `longest` leaves room for longer texts than the stages have.
+    Without the mark, attention by relative positions could not tell one bit from several equal ones. `longest` leaves
+    room for more bits than the stages have.
     """
 
     stages: tuple[int, ...] = (2, 4, 8, 16)
@@ -280,11 +283,11 @@ class RunningParity(Task):
 
     @property
     def vocab_size(self) -> int:
-        return 2
+        return 3
 
     @property
     def num_tokens(self) -> int:
-        return max(self.longest, self.stages[-1])
+        return 1 + max(self.longest, self.stages[-1])
 
     @property
     def chance(self) -> float:
@@ -292,7 +295,8 @@ class RunningParity(Task):
 
     def draw(self, generator: np.random.Generator, rows: int, stage: int) -> Drawn:
         bit_BT = generator.integers(2, size=(rows, stage))
-        return Drawn(bit_BT, bit_BT.cumsum(axis=1) % 2)
+        targets_BT = np.pad(bit_BT.cumsum(axis=1) % 2, ((0, 0), (1, 0)), constant_values=PADDING)
+        return Drawn(np.pad(bit_BT, ((0, 0), (1, 0)), constant_values=2), targets_BT)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "differential_v2": {**_mixer("differential_v2"), "num_heads": 8, "head_dim": 48},
     "lsh": _mixer("lsh"),
     "routing": _mixer("routing"),
+    "hyper": _mixer("hyper"),
+    "selective": _mixer("selective"),
     "switch": _channel("switch", experts=4),
     "experts": _channel("experts", experts=8, top=2, expert_dim=256),
     "hash": _channel("hash", experts=4),
@@ -133,7 +135,6 @@ def bench_variants(
     Raises InvalidInput for an unknown variant, a text that is too short, and a machine without the device.
     """
     order, settings = plan(chosen_variants(only)), _settings(device)
-    device_of(settings)
     seconds = 60 * minutes / len(order)
     rows, errors, marks = list[dict[str, Any]](), dict[str, str](), tuple[int, ...]()
     with TemporaryDirectory(prefix="memlm-bench-") as folder:
@@ -296,5 +297,5 @@ def speeds(config: ModelConfig, device: torch.device, seconds: float) -> dict[st
 
 def _settings(device: str) -> TrainConfig:
     """The tiny preset's training, with larger batches on a GPU, whose steps take as long with more rows."""
-    rows = 32 if device == "cuda" else PRESETS["tiny"].batch_size
-    return replace(PRESETS["tiny"], batch_size=rows, schedule="constant", device=device)
+    settings = replace(PRESETS["tiny"], schedule="constant", device=device)
+    return replace(settings, batch_size=32) if device_of(settings).type == "cuda" else settings

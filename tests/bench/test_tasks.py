@@ -51,7 +51,7 @@ def answer_assignment(task, text, place):
 
 
 def answer_parity(task, text, place):
-    return sum(text[: place + 1]) % 2
+    return sum(text[1 : place + 1]) % 2  # behind the mark
 
 
 def answer_counts(task, text, place):
@@ -98,7 +98,7 @@ def test_a_far_dictionary_has_its_pairs_in_the_first_segment_and_its_questions_i
     assert is_value_BT[:, :10].sum(axis=1).tolist() == [3] * 40
     assert not is_value_BT[:, 10:].any()
     assert (targets_BT[:, :30] == PADDING).all()
-    assert ((targets_BT[:, 30:] != PADDING).sum(axis=1) == 3).all()
+    assert ((targets_BT[:, 30:] != PADDING).sum(axis=1) == task.questions).all()
 
 
 def test_the_frequencies_of_counts_drift():
