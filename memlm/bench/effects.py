@@ -18,8 +18,17 @@ from typing import Any, NamedTuple
 import torch
 
 from memlm.base.progress import Progress
-from memlm.bench.learning import Learned, config_for, learn
-from memlm.bench.tasks import GappedInduction, LibraryText, OffsetCopy, Recall, Task
+from memlm.bench.learning import Learned, config_for, learn, score
+from memlm.bench.tasks import (
+    Assignments,
+    FarDictionary,
+    GappedInduction,
+    LibraryText,
+    OffsetCopy,
+    Recall,
+    RunningParity,
+    Task,
+)
 from memlm.errors import InvalidInput
 
 SEEDS = 3
@@ -36,6 +45,13 @@ def accuracy(learned: Learned) -> Figures:
 def bits(learned: Learned) -> Figures:
     """The loss in bits an answer, as for text."""
     return {"bits": learned.loss / math.log(2)}
+
+
+def longer(learned: Learned) -> Figures:
+    """The accuracy, and that in texts of twice as many bits as the model has read."""
+    bits_read = learned.task.stages[-1]
+    twice, _ = score(learned.decoder, RunningParity(stages=(2 * bits_read,)), seed=learned.seed)
+    return {**accuracy(learned), "accuracy_at_twice_the_length": twice}
 
 
 @dataclass(frozen=True)
@@ -168,6 +184,74 @@ EFFECTS: tuple[Effect | Measurement, ...] = (
         steps=800,
         minutes=2.0,
         shape={"num_heads": 4, "num_kv_heads": 4},
+    ),
+    Effect(
+        "memories",
+        "pairs of the first segment, asked for in the third, are beyond any window of a segment: chance 1/16, and more"
+        " with a memory (Recurrent Memory Transformer, Linformer's matrix as a compression, Compressive Transformer)",
+        FarDictionary(),
+        {
+            "window": {"windows": (16, 16)},
+            "xl": {"xl_length": 8},
+            "compressive": {"xl_length": 8, "compression": {"length": 16, "rate": 2}},
+            "linformer": {"xl_length": 8, "compression": {"length": 16, "rate": 2, "kind": "linear"}},
+            "recurrent memory": {"border": {"kind": "recurrent_memory", "memories": 8, "unroll": 3}},
+        },
+        steps=2000,
+        minutes=1.5,
+    ),
+    Effect(
+        "rounds",
+        "one block read four times learns parity with a quarter of the parameters, and goes on in longer texts better",
+        RunningParity(),
+        {"universal": {"stack": "universal"}, "looped": {"stack": "looped"}},
+        steps=1000,
+        minutes=1.5,
+        figures=longer,
+        shape={"num_layers": 4},
+    ),
+    Effect(
+        "selective",
+        "values that were overwritten are hidden, so that the latest one is learned in fewer steps",
+        Assignments(stages=(4, 8, 16, 32)),
+        {"selective": _mixer("selective")},
+        steps=1000,
+        minutes=1.5,
+    ),
+    Effect(
+        "linear attention",
+        "sums of features blur what softmax finds exactly: a copy is learned worse at equal steps (Performer, RFA)",
+        OffsetCopy(),
+        {"performer": _mixer("performer"), "rfa": _mixer("rfa"), "rfa without gate": _mixer("rfa", gate=False)},
+        steps=400,
+        minutes=1.0,
+        shape={"num_heads": 4, "num_kv_heads": 4},
+        training={"learning_rate": 1e-2},
+    ),
+    Effect(
+        "gated",
+        "gates keep the loss of a good rate at rates where sums diverge (GTrXL)",
+        LibraryText(),
+        {
+            "gated": {"join": "gated"},
+            "plain at 10 times the rate": {"training": {"learning_rate": 3e-2}},
+            "gated at 10 times the rate": {"join": "gated", "training": {"learning_rate": 3e-2}},
+        },
+        steps=400,
+        minutes=1.0,
+        figures=bits,
+        training={"batch_size": 16},
+    ),
+    Effect(
+        "dense",
+        "averages over all earlier layers lower the loss of deep models, by little at a depth of 8 (DenseFormer)",
+        LibraryText(),
+        {"dense": {"stack": "dense"}},
+        steps=300,
+        minutes=1.5,
+        figures=bits,
+        shape={"num_layers": 8},
+        training={"batch_size": 16},
     ),
 )
 

@@ -66,6 +66,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "linformer": {"xl_length": 128, "compression": {"length": 128, "rate": 2, "kind": "linear"}},
     "memorizing": {"xl_length": 128, "memorizing": {"layers": [2], "capacity": 65_536}},
     "recurrent_memory": {"border": {"kind": "recurrent_memory", "memories": 8}},
+    "infinite": {**_mixer("infinite"), "xl_length": 128},
     "performer": _mixer("performer"),
     "rfa": _mixer("rfa"),
     "differential": _mixer("differential"),
@@ -82,6 +83,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "universal": {"stack": "universal"},
     "looped": {"stack": "looped"},
 }
+APPROXIMATE = {"hyper"}  # computes less than attention to all places
 SIZES = (1_000, 8_000, 64_000)  # tokens before those that are decoded
 MARKS = (0.25, 0.5)  # shares of the first plain run's tokens, at which all are scored
 LEARNING = 0.6  # share of a row's time
@@ -216,7 +218,7 @@ def measure(name: str, texts: Texts, seconds: float, marks: tuple[int, ...]) -> 
         "train_tokens_per_s": curve.tokens_per_s, "drift": curve.drift, "disturbed": int(abs(curve.drift) > BUSY),
         "active_parameters": active_parameters(decoder), "all_parameters": decoder.num_parameters,
         "ff_dim": config.ff_dim,
-        "exactness": "bit" if all(part.is_exact for part in config.parts) else "rounding",
+        "exactness": "none" if name in APPROXIMATE else _exactness(config),
     }  # fmt: skip
     row |= {
         f"bits_a_byte_at_mark_{number}": curve.bits[mark] for number, mark in enumerate(marks) if mark in curve.bits
@@ -293,6 +295,10 @@ def speeds(config: ModelConfig, device: torch.device, seconds: float) -> dict[st
     row["state_bytes_at_64000"] = held[-1]
     row["state_bytes_a_token"] = (held[-1] - held[-2]) / (SIZES[-1] - SIZES[-2])
     return row
+
+
+def _exactness(config: ModelConfig) -> str:
+    return "bit" if all(part.is_exact for part in config.parts) else "rounding"
 
 
 def _settings(device: str) -> TrainConfig:
