@@ -46,19 +46,21 @@ def test_scores_of_a_mixed_model_are_nan_where_there_are_no_heads(mixed):
     assert [has_head_weights(mixed, layer) for layer in range(3)] == [True, False, True]
 
 
-def test_heads_compose_across_a_layer_without_heads(mixed):
-    plain = decoder_of(*[{"mixer": "attention"}] * 2, positions="learned")
+def test_heads_compose_across_a_layer_without_heads():
+    plain = decoder_of(*[{"mixer": "attention"}] * 3, positions="learned")
+    mixed = decoder_of({"mixer": "decay"}, *[{"mixer": "attention"}] * 3, positions="learned")
     with torch.no_grad():
-        for ours, theirs in ((0, 0), (1, 2)):
-            plain.blocks[ours].load_state_dict(mixed.blocks[theirs].state_dict())
-    expected = [(link.kind, link.source, link.score) for link in compositions(plain, [(1, 3)])]
-    assert [(link.kind, link.source, link.score) for link in compositions(mixed, [(2, 3)])] == expected
-    assert {source for _, source, _ in expected} == {(0, head) for head in range(4)}
+        for layer in range(3):
+            plain.blocks[layer].load_state_dict(mixed.blocks[layer + 1].state_dict())
+    expected = [(link.kind, link.source, link.score) for link in compositions(plain, [(2, 3)])]
+    found = [(link.kind, link.source, link.score) for link in compositions(mixed, [(3, 3)])]
+    assert found == [(kind, (layer + 1, head), score) for kind, (layer, head), score in expected]
+    assert {source for _, source, _ in found} == {(layer, head) for layer in (1, 2) for head in range(4)}
 
 
 def test_heads_that_are_left_out_for_comparison_are_heads():
-    drawn = matched_heads([(0, 0), (0, 1), (0, 2)], [0, 2], 4, random.Random(0))
-    assert {layer for layer, _ in drawn} == {0, 2}
+    drawn = matched_heads([(0, head) for head in range(4)], [0, 2], 4, random.Random(0))
+    assert sorted(drawn) == [(2, head) for head in range(4)]
 
 
 def test_planted_heads_are_found_beside_a_layer_without_heads():
