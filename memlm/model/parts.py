@@ -32,6 +32,7 @@ PLAIN = {"mixer": "attention", "channel": "feed_forward", "join": "add", "stack"
 # Where the class of each kind is. It is loaded when a config names it first.
 KNOWN: dict[str, dict[str, str]] = {
     "mixer": {
+        "adaptive_span": "memlm.zoo.adaptive_span:AdaptiveSpan",
         "differential": "memlm.zoo.differential:Differential",
         "differential_v2": "memlm.zoo.differential:DifferentialV2",
         "hyper": "memlm.zoo.hyper:Hyper",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from memory_twins import softmax
 
+from memlm.zoo.adaptive_span import AdaptiveSpan
 from memlm.zoo.selective import Selective
 
 
@@ -45,4 +46,17 @@ def selected(twin, part, layer: int, x: np.ndarray) -> np.ndarray:
     return mixed(twin, layer, x, less, values)
 
 
-MIXERS = {Selective: selected}
+def spanned(twin, part, layer: int, x: np.ndarray) -> np.ndarray:
+    """Adaptive spans (1905.07799): scores plus log m, and no place with m = 0."""
+    c, (scores, values) = twin.config, visible_scores(twin, layer, x)
+    shares, longest = twin.w[f"blocks.{layer}.attention.share_H"], part.longest or c.context_length
+    changed = {}
+    for (h, t, s), score in scores.items():
+        span = min(max(shares[h], 0), 1) * longest
+        m = 1.0 if s < c.num_sinks else min(max((part.ramp + span - (t - s)) / part.ramp, 0), 1)
+        if m > 0:
+            changed[h, t, s] = score + np.log(m)
+    return mixed(twin, layer, x, changed, values)
+
+
+MIXERS = {AdaptiveSpan: spanned, Selective: selected}

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from decoders import SHAPE, logits, make, tokens_of
+from zoo.weights import Weights
 
 from memlm.errors import InvalidInput
 from memlm.model.draws import normals
@@ -162,28 +163,12 @@ def test_directions_are_those_of_a_seed_in_every_process_and_differ_by_seed(kind
     assert not torch.equal(logits(one, tokens_of(9)), logits(other, tokens_of(9)))
 
 
-class Recorder:
-    """A watch that keeps the weights."""
-
-    def __init__(self) -> None:
-        self.seen: list[torch.Tensor] = []
-
-    def weights(self, layer, weights_BHTE, mask):
-        self.seen.append(weights_BHTE)
-
-    def gate(self, layer, share_BHT):
-        raise AssertionError
-
-    def heads(self, layer, mixed_BHTd):
-        return mixed_BHTd
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_watch_sees_the_weights_spelled_out(kind):
-    decoder, watch = make(with_mixer(KINDS[kind], num_layers=1)), Recorder()
+    decoder, watch = make(with_mixer(KINDS[kind], num_layers=1)), Weights()
     with torch.inference_mode():
         read = decoder.logits(decoder(torch.tensor([tokens_of(20)]), watch=watch)[0])[0]
-    (weights_BHTS,) = watch.seen
+    (weights_BHTS,) = watch.of_layer.values()
     assert weights_BHTS.shape == (1, 4, 20, 20)
     assert weights_BHTS.triu(1).eq(0).all()
     torch.testing.assert_close(read, logits(decoder, tokens_of(20)), atol=1e-10, rtol=1e-10)

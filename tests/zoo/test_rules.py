@@ -46,6 +46,7 @@ GLOBAL = pattern("global", window=3, num_global=2)
 RANDOM = pattern("random", window=2, num_global=1, block=3, num_random=2)
 LATEST = {"kind": "lsh", "buckets": 2, "rounds": 2, "span": 2, "seed": 3}
 ROUTED = {"kind": "routing", "clusters": 3, "span": 3, "local_heads": 2, "local_window": 2}
+SPANS = {"kind": "adaptive_span", "ramp": 3, "longest": 9, "start": 0.4}
 ZOO: dict[str, ModelConfig] = {
     "strided": mixed(pattern("strided", stride=4)),
     "fixed": mixed(pattern("fixed", block=4, summary=2)),
@@ -91,6 +92,10 @@ ZOO: dict[str, ModelConfig] = {
     "selective and xl": replace(mixed("selective"), xl_length=5, context_length=6),
     "hyper": mixed({"kind": "hyper", "block": 2, "samples": 2, "projections": 3}),
     "hyper and t5": mixed("attention", {"kind": "hyper", "block": 3, "samples": 1, "seed": 2}, positions="t5"),
+    "adaptive span": mixed(SPANS),
+    "adaptive span and alibi": mixed(SPANS, "attention", positions="alibi"),
+    "adaptive span beside sinks": mixed(SPANS, windows=(7, 7), num_sinks=2),
+    "adaptive span and xl": replace(mixed(SPANS), xl_length=5, context_length=6),
     "sums": mixed("decay"),
     "sums beside attention": mixed("decay", "attention"),
     "sums beside a window": mixed("attention", "decay", windows=(6, 0)),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from decoders import SHAPE, logits, make, tokens_of
+from zoo.weights import weights_of
 
 from memlm.errors import InvalidInput
 from memlm.model import Compression
@@ -19,29 +20,6 @@ def like(config, decoder):
     other = make(config)
     other.load_state_dict(decoder.state_dict())
     return other
-
-
-class Weights:
-    """A watch that keeps the weights of each layer."""
-
-    def __init__(self) -> None:
-        self.seen = []
-
-    def weights(self, layer, weights_BHTE, mask):
-        self.seen.append(weights_BHTE)
-
-    def gate(self, layer, share_BHT):
-        raise AssertionError
-
-    def heads(self, layer, mixed_BHTd):
-        return mixed_BHTd
-
-
-def weights_of(decoder, tokens):
-    watch = Weights()
-    with torch.inference_mode():
-        decoder(torch.tensor([tokens]), watch=watch)
-    return watch.seen
 
 
 def one_layer(scores: dict[tuple[int, int], float], others: float = 0.0):

@@ -1,5 +1,7 @@
 """A watch that keeps the weights of attention."""
 
+import torch
+
 from memlm.model.watch import Watch
 
 
@@ -14,3 +16,11 @@ class Weights(Watch):
 
     def heads(self, layer, mixed_BHTd):
         return mixed_BHTd
+
+
+def weights_of(decoder, tokens):
+    """The weights of each layer while it reads a text."""
+    watch = Weights()
+    with torch.inference_mode():
+        decoder(torch.tensor([tokens]), watch=watch)
+    return list(watch.of_layer.values())
