@@ -113,10 +113,7 @@ class Attention(nn.Module):
 
     def project(self, hidden_BTD: Float[Tensor, "B T D"]) -> Heads:
         """Queries, keys and values. Keys of a memorizing layer that normalizes have unit length."""
-        B, T, _ = hidden_BTD.shape
-        heads_BTCd = self.qkv(hidden_BTD).view(B, T, sum(self.sizes), self.config.head_dim)
-        query_key_BATd, value_BGTd = heads_BTCd.transpose(1, 2).split(self.sizes, dim=1)
-        heads = Heads(query_key_BATd, value_BGTd, self.config.num_heads)
+        heads = self.cut(hidden_BTD)
         normalizes_all = self.knn is not None and self.knn.normalizes_all
         scale = self.config.query_scale
         if self.query_norm is None and scale == 1 and not normalizes_all:
@@ -128,6 +125,13 @@ class Attention(nn.Module):
         if self.knn is not None and normalizes_all:
             query_BHTd, key_BGTd = self.knn.normalize(query_BHTd), unit(key_BGTd)
         return heads._replace(query_key_BATd=torch.cat([query_BHTd, key_BGTd], dim=1))
+
+    def cut(self, hidden_BTD: Float[Tensor, "B T D"]) -> Heads:
+        """Queries, keys and values, before any norm."""
+        B, T, _ = hidden_BTD.shape
+        heads_BTCd = self.qkv(hidden_BTD).view(B, T, sum(self.sizes), self.config.head_dim)
+        query_key_BATd, value_BGTd = heads_BTCd.transpose(1, 2).split(self.sizes, dim=1)
+        return Heads(query_key_BATd, value_BGTd, self.config.num_heads)
 
     def _normed(self, heads_BHTd: Float[Tensor, "B H T d"], norm: nn.Module) -> Float[Tensor, "B H T d"]:
         """Norms each head, or all heads of a token together."""

@@ -43,6 +43,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "rfa": "memlm.zoo.rfa:RandomFeatureAttention",
         "routing": "memlm.zoo.routing:Routing",
         "selective": "memlm.zoo.selective:Selective",
+        "shaped": "memlm.zoo.simplified:Shaped",
     },
     "channel": {
         "experts": "memlm.model.experts:Experts",
@@ -51,10 +52,12 @@ KNOWN: dict[str, dict[str, str]] = {
     },
     "join": {
         "gated": "memlm.zoo.gated:Gated",
+        "skipless": "memlm.zoo.simplified:Skipless",
     },
     "stack": {
         "dense": "memlm.zoo.dense:Dense",
         "looped": "memlm.zoo.universal:Looped",
+        "reversible": "memlm.zoo.reversible:Reversible",
         "universal": "memlm.zoo.universal:Universal",
     },
     "border": {"recurrent_memory": "memlm.zoo.recurrent_memory:RecurrentMemory"},

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from memory_twins import softmax
 
 from memlm.zoo.dense import Dense
 from memlm.zoo.gated import Gated
+from memlm.zoo.reversible import Reversible
+from memlm.zoo.simplified import Shaped, Skipless
 from memlm.zoo.universal import Looped, Universal
 
 
@@ -73,5 +76,41 @@ def halting(twin, part, x):
     return result
 
 
-JOINS = {Gated: gated}
-STACKS = {Dense: averaged_over_depth, Universal: halting, Looped: looped}
+def in_two_streams(twin, part, x):
+    first, second = x, x
+    for block in range(twin.config.num_layers):
+        prefix = f"blocks.{block}."
+        first = first + twin.attend(block, twin.norm(prefix + "attention_norm", second))
+        second = second + twin.feed_forward(prefix, twin.norm(prefix + "ff_norm", first))
+    return (first + second) / 2
+
+
+def shaped(twin, part, layer, x):
+    """alpha I + beta softmax - gamma C on slices of the input, entry by entry."""
+    c, prefix = twin.config, f"blocks.{layer}.attention."
+    alpha, beta, gamma = (twin.w[prefix + name] for name in ("alpha_H", "beta_H", "gamma_H"))
+    H, d = c.num_heads, c.head_dim
+    pairs, out = twin.linear(prefix + "qkv", x).reshape(len(x), 2 * H, d), np.zeros((len(x), H, d))
+    if c.qk_norm:
+        queries, keys = (twin.rms(prefix + name, half) for name, half in
+                         (("query_norm", pairs[:, :H]), ("key_norm", pairs[:, H:])))  # fmt: skip
+        pairs = np.concatenate([queries, keys], axis=1)
+    for t in range(len(x)):
+        for h in range(H):
+            seen = [s for s, _ in twin.local_places(layer, t, h, twin.floor_at(t)[0], x, [])]
+            weights = softmax([twin.score(layer, h, pairs[t, h], pairs[s, H + h], t, s) for s in seen])
+            for s, weight in zip(seen, weights, strict=True):
+                entry = alpha[h] * (s == t) + beta[h] * weight - gamma[h] / len(seen)
+                out[t, h] += entry * x[s, h * d : (h + 1) * d]
+    return out.reshape(len(x), -1)
+
+
+def without_skips(twin, part, block, sublayer, stream, change):
+    prefix = f"blocks.{block}.{sublayer}_join."
+    scaled = twin.w[prefix + "gain_1"] * change
+    return scaled if sublayer == "attention" else scaled + twin.w.get(prefix + "skip_1", 1.0) * stream
+
+
+MIXERS = {Shaped: shaped}
+JOINS = {Gated: gated, Skipless: without_skips}
+STACKS = {Dense: averaged_over_depth, Universal: halting, Looped: looped, Reversible: in_two_streams}

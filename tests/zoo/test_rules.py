@@ -113,6 +113,13 @@ ZOO: dict[str, ModelConfig] = {
     "universal in segments": replace(
         PLAIN, num_layers=6, stack={"kind": "universal", "blocks": 2, "signals": False}, xl_length=5, context_length=6
     ),
+    "simplified": mixed("shaped", num_kv_heads=4, join="skipless"),
+    "simplified and parallel": mixed(
+        "shaped", num_kv_heads=4, join="skipless", parallel_residual=True, windows=(5, 9), qk_norm=True
+    ),
+    "simplified and xl": replace(mixed("shaped", num_kv_heads=4, join="skipless"), xl_length=5, context_length=6),
+    "reversible": replace(PLAIN, num_layers=3, stack="reversible"),
+    "reversible and others": replace(mixed(GLOBAL, "decay"), stack="reversible", xl_length=5, context_length=6),
     "rounds": replace(PLAIN, num_layers=4, stack={"kind": "looped", "blocks": 2}),
     "rounds of sums": replace(
         mixed("decay"), num_layers=3, positions="none", stack={"kind": "looped", "injects": False}

@@ -35,8 +35,9 @@ class ZooTwin(Twin):
         if join is None:
             return super().layer(block, x)
         add = JOINS[type(join)]
-        x = add(self, join, block, "attention", x, self.attend(block, self.norm(prefix + "attention_norm", x)))
-        return add(self, join, block, "ff", x, self.feed_forward(prefix, self.norm(prefix + "ff_norm", x)))
+        attended = add(self, join, block, "attention", x, self.attend(block, self.norm(prefix + "attention_norm", x)))
+        read = self.norm(prefix + "ff_norm", x if self.config.parallel_residual else attended)
+        return add(self, join, block, "ff", attended, self.feed_forward(prefix, read))
 
     def attend(self, layer: int, x: np.ndarray) -> np.ndarray:
         mixer = self.config.layer_at(layer).mixer
@@ -160,6 +161,7 @@ OF_FILES = (
     | infinite_twins.MIXERS
     | linear_twins.MIXERS
     | score_twins.MIXERS
+    | stack_twins.MIXERS
 )
 MIXERS = {Decay: decayed, Fatigue: tired, **OF_FILES}
 CHANNELS = {Experts: routed, Switch: routed, HashExperts: hashed}
