@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -47,6 +47,8 @@ from memlm.model.watch import Watch
 FEW_TOKENS = 4
 ONE_THREAD_BYTES = 64 << 20
 ONE_THREAD_NUMBERS = 1 << 20
+# Tokens (B, T), or vectors (B, T, D) in their place.
+Inputs: TypeAlias = Tensor
 INTO_RESIDUAL = ("out.weight", "down.weight")
 
 
@@ -199,6 +201,26 @@ class Decoder(nn.Module):
         with self.adapters.reading(state):
             return self._read(tokens_BT, state, starts_BT, new_B, watch=watch)
 
+    def read(
+        self,
+        vectors_BTD: Float[Tensor, "B T D"],
+        state: DecoderState | None = None,
+        *,
+        starts_BT: Bool[Tensor, "B T"] | None = None,
+        new_B: list[int] | None = None,
+        watch: Watch | None = None,
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
+        """Reads vectors in the place of tokens, with all that `forward` promises. Vectors and tokens may follow each
+        other in a state.
+
+        A vector stands for a token's embedding, as `token_vectors` returns it: positions that are added come on top.
+        Raises InvalidInput for other widths, and where a part of the model needs tokens.
+        """
+        if vectors_BTD.shape[-1] != self.config.dim:
+            raise InvalidInput(f"vectors are {vectors_BTD.shape[-1]} wide; the model reads {self.config.dim}")
+        with self.adapters.reading(state):
+            return self._read(vectors_BTD.to(self.dtype), state, starts_BT, new_B, watch=watch)
+
     def keys(self, tokens_BT: Int[Tensor, "B T"], state: DecoderState | None = None) -> Float[Tensor, "B T D"]:
         """Returns only the keys, without computing the last feed-forward."""
         with self.adapters.reading(state):
@@ -218,7 +240,7 @@ class Decoder(nn.Module):
 
     def _read(
         self,
-        tokens_BT: Int[Tensor, "B T"],
+        inputs: Inputs,
         state: DecoderState | None,
         starts_BT: Bool[Tensor, "B T"] | None,
         new_B: list[int] | None,
@@ -229,23 +251,23 @@ class Decoder(nn.Module):
         """Returns the final hidden states and the keys. Without `finishes`, the first are those before the last
         feed-forward.
         """
-        tokens_BT = tokens_BT.to(self.device)
-        B, T = tokens_BT.shape
+        inputs = inputs.to(self.device)
+        B, T = inputs.shape[:2]
         new_B = [T] * B if new_B is None else new_B
         if state is None:
             needs_state = self.config.is_segmented or self.config.extended_attention or self._has_fields
             if not needs_state and starts_BT is None:
-                return self._read_at_once(tokens_BT, finishes, watch)
+                return self._read_at_once(inputs, finishes, watch)
             state = self.new_state(batch_size=B, capacity=T)
         check_room(state, max(new_B))
-        state.begin_pass(tokens_BT)
+        state.begin_pass(inputs.detach())
         hidden, keys, begin = [], [], 0
         while begin < T:
             end = begin + state.next_piece(T - begin)
             piece = slice(begin, end)
             new_b = [min(max(new - begin, 0), end - begin) for new in new_B]
             parts = self._read_piece(
-                tokens_BT[:, piece], state, None if starts_BT is None else starts_BT[:, piece], new_b, finishes, watch,
+                inputs[:, piece], state, None if starts_BT is None else starts_BT[:, piece], new_b, finishes, watch,
                 (end - begin) / T,
             )  # fmt: skip
             hidden.append(parts[0])
@@ -255,29 +277,27 @@ class Decoder(nn.Module):
             return hidden[0], keys[0]
         return torch.cat(hidden, dim=1), torch.cat(keys, dim=1)
 
-    def _read_at_once(
-        self, tokens_BT: Int[Tensor, "B T"], finishes: bool, watch: Watch | None
-    ) -> tuple[Tensor, Tensor]:
+    def _read_at_once(self, inputs: Inputs, finishes: bool, watch: Watch | None) -> tuple[Tensor, Tensor]:
         """Reads a whole text without a state."""
-        T = tokens_BT.shape[1]
+        T = inputs.shape[1]
         if self.config.max_length is not None and self.config.max_length < T:
             raise InvalidInput(
                 f"{T} tokens do not fit into the {self.config.max_length} places left; shorten the text", field="prompt"
             )
-        places = torch.arange(T, device=tokens_BT.device)[None]
-        zero = torch.zeros(1, dtype=torch.int64, device=tokens_BT.device)
+        places = torch.arange(T, device=inputs.device)[None]
+        zero = torch.zeros(1, dtype=torch.int64, device=inputs.device)
         sinks, windows = self.config.num_sinks, self.config.windows
         mask = AttentionMask(
             query_RT=places, key_RS=places, query_span=(0, T), key_span=(0, T), document_RT=torch.zeros_like(places),
             floor_R=zero,
             num_front=min(sinks, T), sink_cap=sinks + max(windows) - 1 if sinks else 0, causal_only=not sinks,
         )  # fmt: skip
-        new_B = [T] * tokens_BT.shape[0]
+        new_B = [T] * inputs.shape[0]
         losses = self.losses if self._has_parts and torch.is_grad_enabled() else None
         context = ForwardContext(
-            mask, new_B, self.dtype, None, self.rotary, self.relative_bias, watch, tokens_BT, losses
+            mask, new_B, self.dtype, None, self.rotary, self.relative_bias, watch, _tokens(inputs), losses
         )
-        return self._through_layers(tokens_BT, context, finishes)
+        return self._through_layers(inputs, context, finishes)
 
     def take_losses(self) -> Float[Tensor, ""] | None:
         """Returns the sum of the losses that parts told since the last call, each a mean over the tokens of its pass,
@@ -292,13 +312,14 @@ class Decoder(nn.Module):
         Where the state has sums, the tokens of the pass that stay are read again.
         """
         if (again := state.crop(length_B)) is not None:
-            tokens_BT, new_B = again
-            if tokens_BT.shape[1]:
-                self(tokens_BT, state, new_B=new_B)
+            inputs, new_B = again
+            if inputs.shape[1]:
+                with self.adapters.reading(state):
+                    self._read(inputs, state, None, new_B)
 
     def _read_piece(
         self,
-        tokens_BT: Tensor,
+        inputs: Tensor,
         state: DecoderState,
         starts_BT: Tensor | None,
         new_B: list[int],
@@ -307,7 +328,7 @@ class Decoder(nn.Module):
         share: float,
     ) -> tuple[Tensor, Tensor]:
         """Reads a piece that crosses no segment boundary, and updates the memories if it ends at one."""
-        T = tokens_BT.shape[1]
+        T = inputs.shape[1]
         if self._has_parts:
             self._begin_piece(state, starts_BT)
         state.make_room(T)
@@ -315,9 +336,9 @@ class Decoder(nn.Module):
         mask = state.attention_mask(new_B, T, document_BT)
         losses = self.losses if self._has_parts and torch.is_grad_enabled() else None
         context = ForwardContext(
-            mask, new_B, self.dtype, state, self.rotary, self.relative_bias, watch, tokens_BT, losses, share
+            mask, new_B, self.dtype, state, self.rotary, self.relative_bias, watch, _tokens(inputs), losses, share
         )
-        read = self._through_layers(tokens_BT, context, finishes)
+        read = self._through_layers(inputs, context, finishes)
         state.advance(new_B)
         if document_BT is not None:
             last_B = zip(document_BT[:, -1].tolist(), state.rows, strict=True)
@@ -341,8 +362,8 @@ class Decoder(nn.Module):
         elif self.config.is_segmented:
             update_memories_at_boundary(list(self.blocks), self.rotary, state)
 
-    def _through_layers(self, tokens_BT: Tensor, context: ForwardContext, finishes: bool) -> tuple[Tensor, Tensor]:
-        return self.through_blocks(self.embed(tokens_BT, context.mask), context, finishes=finishes)
+    def _through_layers(self, inputs: Inputs, context: ForwardContext, finishes: bool) -> tuple[Tensor, Tensor]:
+        return self.through_blocks(self.embed(inputs, context.mask), context, finishes=finishes)
 
     def through_blocks(
         self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext, *, finishes: bool
@@ -385,14 +406,19 @@ class Decoder(nn.Module):
         adapted = self._in_torch(hidden_BTD, in_torch, finishes)
         return torch.where(is_plain_B11, plain[0], adapted[0]), torch.where(is_plain_B11, plain[1], adapted[1])
 
-    def embed(self, tokens_BT: Tensor, mask: AttentionMask) -> Float[Tensor, "B T D"]:
-        """Returns embeddings, plus positions for the models that add them.
+    def token_vectors(self, tokens_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """Returns the embeddings of tokens, scaled, without positions: the vectors that `read` takes."""
+        vectors_BTD = self.embedding(tokens_BT)
+        if self.config.embedding_scale != 1:
+            vectors_BTD = vectors_BTD * vectors_BTD.new_tensor(self.config.embedding_scale)
+        return vectors_BTD
+
+    def embed(self, inputs: Inputs, mask: AttentionMask) -> Float[Tensor, "B T D"]:
+        """Returns embeddings of tokens, or vectors in their place, plus positions for the models that add them.
 
         Sinusoidal positions count within the document. Learned ones also start again at each segment.
         """
-        hidden_BTD = self.embedding(tokens_BT)
-        if self.config.embedding_scale != 1:
-            hidden_BTD = hidden_BTD * hidden_BTD.new_tensor(self.config.embedding_scale)
+        hidden_BTD = inputs if inputs.is_floating_point() else self.token_vectors(inputs)
         if self.positions is not None:
             in_document_RT = mask.query_RT - mask.document_RT
             return hidden_BTD + self.positions(in_document_RT.minimum(mask.query_RT % self.config.context_length))
@@ -411,6 +437,10 @@ class Decoder(nn.Module):
         for module in self.modules():
             if callable(initialize := getattr(module, "initialize", None)):  # parts own their start
                 initialize()
+
+
+def _tokens(inputs: Inputs) -> Int[Tensor, "B T"] | None:
+    return None if inputs.is_floating_point() else inputs
 
 
 def _documents(state: DecoderState, starts_BT: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
