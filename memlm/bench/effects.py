@@ -21,6 +21,7 @@ from memlm.base.progress import Progress
 from memlm.bench.learning import Learned, config_for, learn, score
 from memlm.bench.tasks import (
     Assignments,
+    CountsInOrder,
     FarDictionary,
     GappedInduction,
     LibraryText,
@@ -108,6 +109,11 @@ def _mixer(kind: str, **fields: Any) -> dict[str, Any]:
     return {"layers": [{"mixer": {"kind": kind, **fields}}]}
 
 
+def _above_a_window(kind: str, **fields: Any) -> dict[str, Any]:
+    """Attention to the 16 latest tokens in the first layer, and a mixer in the second."""
+    return {"layers": [{"mixer": "attention"}, {"mixer": {"kind": kind, **fields}}], "windows": (16, 0)}
+
+
 def _channel(kind: str, **fields: Any) -> dict[str, Any]:
     return {"layers": [{"channel": {"kind": kind, **fields}}]}
 
@@ -161,12 +167,13 @@ EFFECTS: tuple[Effect | Measurement, ...] = (
     Effect(
         "lsh",
         "a copy of tokens that occur once in each half, 47 tokens back: equal tokens share a bucket at any distance,"
-        " and a window of 16 cannot see them; more rounds find more (Reformer)",
+        " and a window of 16 cannot see them; more rounds find more (Reformer). A window below tells a token which one"
+        " came before it",
         OffsetCopy(length=48, unique=True),
         {
             "window": {"windows": (16, 16)},
-            "1 round": _mixer("lsh", buckets=16, rounds=1),
-            "4 rounds": _mixer("lsh", buckets=16, rounds=4),
+            **{f"{n} rounds above a window": _above_a_window("lsh", buckets=16, rounds=n) for n in (1, 4)},
+            "attention above a window": {"windows": (16, 0)},
         },
         steps=400,
         minutes=1.0,
@@ -199,6 +206,33 @@ EFFECTS: tuple[Effect | Measurement, ...] = (
         },
         steps=2000,
         minutes=1.5,
+    ),
+    Effect(
+        "infinite",
+        "symbols are put in the order of their counts in a text of several segments, better than with a Transformer-XL"
+        " memory or a compressive one of the same segment (infinity-former, section 4.1)",
+        CountsInOrder(),
+        {
+            "infinite": {"xl_length": 64, **_mixer("infinite", bumps=64, samples=128)},
+            "xl of a segment": {"xl_length": 64},
+            "compressive": {"xl_length": 64, "compression": {"length": 64, "rate": 4}},
+        },
+        steps=600,
+        minutes=2.0,
+    ),
+    Effect(
+        "simplified",
+        "blocks without values, last projections and skips reach the loss of plain ones at equal tokens, with fewer"
+        " parameters (He and Hofmann)",
+        LibraryText(),
+        {
+            "sas": {**_mixer("shaped"), "join": "skipless"},
+            "sas-p": {**_mixer("shaped"), "join": "skipless", "parallel_residual": True},
+        },
+        steps=600,
+        minutes=1.5,
+        figures=bits,
+        training={"batch_size": 16},
     ),
     Effect(
         "rounds",
