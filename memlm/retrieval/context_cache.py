@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Float32, Int64
 
-from memlm.index.exact import SPARE, exact_distances
+from memlm.index.exact import SPARE, exact_distances, to_float32
 from memlm.index.neighbors import Neighbors
 from memlm.retrieval.position_lists import FIRST_SIZE, GROWTH, PositionLists
 
@@ -24,8 +24,7 @@ POSITION_BYTES = 4 + 4 + 12  # of a position beside its key: norm, value, place 
 class ContextCache:
     """The positions of one text. Position n has the key after n + 1 tokens, and the value is the token that follows.
 
-    Keys are held and saved as float32. A key from the pass of a draft and one from a token's own pass differ by 1e-7.
-    Rounded to float16 they would be a thousandth apart now and then.
+    Keys are rounded to float16, as those of a datastore, and held in float32, which spares each search the conversion.
     """
 
     def __init__(self, width: int) -> None:
@@ -48,8 +47,8 @@ class ContextCache:
         if end > len(self._values_N):
             self._grow(end)
         new = slice(self._size, end)
-        self._keys_ND[new] = keys_ND
-        self._norms_N[new] = np.einsum("nd,nd->n", self._keys_ND[new], self._keys_ND[new])
+        self._keys_ND[new] = rounded = to_float32(np.asarray(keys_ND, np.float16))
+        self._norms_N[new] = np.einsum("nd,nd->n", rounded, rounded)
         self._values_N[new] = next_ids_N
         self._size = end
         self._fill_lists()
@@ -88,7 +87,7 @@ class ContextCache:
         """The first positions as arrays by name, to be restored. The last value is left to be read."""
         values_N = self._values_N[:size].copy()
         values_N[-1:] = -1
-        arrays: dict[str, np.ndarray] = {"keys": self._keys_ND[:size].copy(), "values": values_N}
+        arrays: dict[str, np.ndarray] = {"keys": self._keys_ND[:size].astype(np.float16), "values": values_N}
         if (lists := self._lists_for(size)) is not None:
             made_at = np.array([lists.made_at])
             arrays |= {"centroids": lists.centroids_CD, "made_at": made_at, "list_of": lists.list_of(size)}
@@ -113,9 +112,9 @@ class ContextCache:
         """Finds the k nearest of the first `sizes_Q` positions to each query, or of the last `most` of these. Ids are
         positions.
 
-        Distances are sums of squared differences, and do not depend on the other queries.
+        Distances are sums of squared differences of float16-rounded keys. They do not depend on the other queries.
         """
-        queries_QD = np.asarray(queries_QD, np.float32)
+        queries_QD = to_float32(np.asarray(queries_QD, np.float16))
         found, starts_Q = Neighbors.none(len(queries_QD), k), np.maximum(0, sizes_Q - (most or len(self)))
         exactly = list[int]()
         for row, size in enumerate(sizes_Q.tolist()):
