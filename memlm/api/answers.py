@@ -159,7 +159,9 @@ class AnswerRequest(StreamRequest):
             return question
         given = dict(settings)
         if passages is not None and not passages:
-            given["num_passages"] = given.get("num_passages") or 0
+            if given.get("num_passages"):
+                raise InvalidInput("num_passages is given with passages; leave out one", field="num_passages")
+            given["num_passages"] = 0
         return cls(question, tuple(passages or ()), **given, **stream_fields(options))
 
     @property
@@ -306,10 +308,11 @@ def _check_passages(passages: tuple[Passage, ...]) -> None:
                 f"a passage is of the type {type(passage).__name__}; expected a Passage, as find_passages returns it",
                 field="passages",
             )
-        check_text("the text of a passage", passage.text, field="passages.text")
+        for name in ("text", "title", "document_id"):
+            check_text(f"the {name} of a passage", getattr(passage, name), field=f"passages.{name}")
     if len(passages) > MAX_PASSAGES:
         raise InvalidInput(f"there are {len(passages):,} passages; at most {MAX_PASSAGES}", field="passages")
-    if (size := sum(len(passage.text) for passage in passages)) > MAX_PASSAGE_CHARACTERS:
+    if (size := sum(len(p.text) + len(p.title) + len(p.document_id) for p in passages)) > MAX_PASSAGE_CHARACTERS:
         raise InvalidInput(
             f"the passages have {size:,} characters; at most {MAX_PASSAGE_CHARACTERS:,}: give fewer", field="passages"
         )

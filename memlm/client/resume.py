@@ -66,7 +66,7 @@ class StreamResumer:
 
     def resume(self, error: MemlmError) -> float:
         """Prepares the next attempt. Returns the seconds to wait before it, or raises the error for good."""
-        if self._error is not None and isinstance(error, NotFound):
+        if self._error is not None and isinstance(error, NotFound) and error.kind == "generation":
             raise self._error from None
         if self._resume_s is None or not self.request_id or not isinstance(error, Unavailable):
             raise error

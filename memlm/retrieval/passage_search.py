@@ -27,6 +27,7 @@ from memlm.retrieval.retriever import exclusion_of
 from memlm.retrieval.store import ModelStore
 
 K1, B = 1.2, 0.75  # of BM25: how soon a repeated word counts no more, and how much a long passage counts less
+MOST_WORDS = 500  # different words of a question that are looked up: counts take this many numbers a passage
 FUSION_RANK = 60  # added to each rank, so that the first few differ little
 
 
@@ -129,6 +130,7 @@ def _views(stores: Sequence[ModelStore], excluded: Sequence[str]) -> list[Snapsh
 def _found(
     parts: Sequence[_Part], request: FindPassagesRequest, question_D: Float32[np.ndarray, " D"] | None
 ) -> tuple[Passage, ...]:
+    parts = [part for part in parts if len(part.live_P)]
     if not parts:
         return ()
     live_P = np.concatenate([part.live_P for part in parts])
@@ -139,7 +141,7 @@ def _found(
     scores = dict[PassagesBy, np.ndarray]()
     orders = dict[PassagesBy, np.ndarray]()
     if request.by is not PassagesBy.MEANING:
-        words = list(dict.fromkeys(words_of(request.question)))
+        words = list(dict.fromkeys(words_of(request.question)))[:MOST_WORDS]
         counts = [np.stack([part.passages.counts_P(word) for word in words]) for part in parts] if words else []
         counts_WP = np.concatenate(counts, axis=1) if words else np.zeros((0, len(live_P)), np.int64)
         num_words_P = np.concatenate([part.passages.num_words_P for part in parts])

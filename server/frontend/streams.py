@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,8 +41,9 @@ class GenerationStreams:
     async def events(
         self, request: Any, left_s: float | None, *, id_: str, caller: str, owner: str
     ) -> AsyncGenerator[WireEvent, None]:
-        """Yields a generation's events without neighbors that were deleted since it began. Raises NotFound once a
-        document is deleted that has a passage in the prompt of an answer.
+        """Yields a generation's events without neighbors that were deleted since it began, and without such passages
+        that were left out of a prompt. Raises NotFound once a document is deleted that has a passage in the prompt of
+        an answer.
 
         Closing this generator ends a generation that cannot be resumed.
         """
@@ -63,6 +65,8 @@ class GenerationStreams:
                     prompt = event.prompt
                 if prompt is not None and forgetting.is_needed:
                     forgetting.check_passages(prompt.passages)
+                    if isinstance(event, Accepted):
+                        event = replace(event, prompt=replace(prompt, left_out=forgetting.kept(prompt.left_out)))
                 if isinstance(event, tuple) and forgetting.is_needed:
                     event = await asyncio.to_thread(forgetting.apply, event)
                 yield event

@@ -71,6 +71,11 @@ class DeletionFilter:
                     name=passage.document_id,
                 )
 
+    def kept(self, passages: Iterable[Passage]) -> tuple[Passage, ...]:
+        """The passages of documents that are still there."""
+        self._catch_up()
+        return tuple(passage for passage in passages if not self._is_deleted(passage))
+
     def _catch_up(self) -> None:
         while self._last_applied.next is not None:
             self._last_applied = self._last_applied.next

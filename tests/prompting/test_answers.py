@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from memlm.api.answers import AnswerRequest
 from memlm.api.chat import Message
 from memlm.api.passages import Passage
 from memlm.data.corpus import Document
@@ -148,3 +149,22 @@ def test_passages_come_from_the_datastore_without_excluded_documents(model_folde
         assert {each.document_id for each in answer.passages} == {"ports"}
         with pytest.raises(NotFound, match="no document 'nothing'"):
             lm.answer("Which is a port?", exclude_documents="nothing", **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"title": "a\0"}, "passages.title"),
+        ({"document_id": "a\0"}, "passages.document_id"),
+        ({"title": "a" * 262_145}, "passages"),  # stands in the prompt as the text does
+    ],
+)
+def test_all_that_a_passage_brings_into_a_prompt_is_checked(changes, field):
+    with pytest.raises(InvalidInput) as refused:
+        AnswerRequest("why?", (replace(Passage("s", "d", "", 0, 1, "text", 1.0), **changes),))
+    assert refused.value.field == field
+
+
+def test_no_passages_and_a_number_of_them_are_refused():
+    with pytest.raises(InvalidInput, match="leave out one"):
+        AnswerRequest.of("why?", [], {"num_passages": 5}, {})

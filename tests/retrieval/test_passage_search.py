@@ -20,6 +20,7 @@ from memlm.index.store.manifest import PASSAGES
 from memlm.index.store.passages import SegmentPassages
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel, load
+from memlm.retrieval import passage_search
 from memlm.retrieval.passage_search import fused
 
 QUESTIONS = ["the memory of the model of the page", "Page; and, IT", "what does a stream end with?", "zebra crossing"]
@@ -280,3 +281,10 @@ def test_wrong_requests_are_refused(lm, model_folder):
         lm.find_passages("the memory", exclude_documents="nothing")
     with load(model_folder) as alone, pytest.raises(InvalidInput, match="no datastore is loaded"):
         alone.find_passages("the memory")
+
+
+def test_the_first_words_of_a_long_question_are_looked_up(store, model_folder, monkeypatch):
+    monkeypatch.setattr(passage_search, "MOST_WORDS", 2)
+    with load(model_folder, [store]) as lm:
+        words = lm.find_passages(QUESTIONS[0], k=1)[0].text.split()[:3]
+        assert lm.find_passages(" ".join(words)) == lm.find_passages(" ".join(words[:2]))
