@@ -51,7 +51,8 @@ class SegmentVectors(DerivedTables):
             rows = self._base.execute("select vector from vectors order by passage").fetchall()
         except sqlite3.DatabaseError as error:
             raise Corrupt(self._damaged.format(error)) from error
-        return np.frombuffer(b"".join(vector for (vector,) in rows), "<f4").reshape(len(rows), -1)
+        vectors = np.frombuffer(b"".join(vector for (vector,) in rows), "<f4")
+        return vectors.reshape(len(rows), len(vectors) // max(1, len(rows)))
 
     def _create(self, base: sqlite3.Connection) -> None:
         base.execute("create table vectors (passage integer primary key, vector blob)")

@@ -19,7 +19,7 @@ from memlm.bench.tasks import Task
 from memlm.model import Decoder, ModelConfig
 from memlm.training.config import TrainConfig
 from memlm.training.data import TrainingBatch
-from memlm.training.distributed import ProcessGroup
+from memlm.training.distributed import ProcessGroup, device_of
 from memlm.training.trainer import Trainer
 from memlm.training.validation import PADDING
 
@@ -104,7 +104,7 @@ def learn(
     """
     settings = replace(TRAINING, seed=seed, device=device, steps=steps, **(training or {}))
     torch.manual_seed(seed)
-    decoder = Decoder(config).to(device)
+    decoder = Decoder(config).to(device_of(settings))
     batches = TaskBatches(task, settings.batch_size, seed)
     trainer = Trainer(settings, decoder, batches, ProcessGroup())
     trainer.num_steps, begin, passed = steps, time.perf_counter(), 0

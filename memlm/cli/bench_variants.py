@@ -57,6 +57,8 @@ def variants(
     for name, is_given in {"texts": bool(texts), "out": out_file is not None}.items():
         if effects and is_given:
             raise InvalidInput(f"{name} belongs to the table of variants; leave it or --effects out", field=name)
+    if out_file is not None and not out_file.parent.is_dir():
+        raise InvalidInput(f"there is no folder {out_file.parent}; make it, or write elsewhere", field="out")
     with ConsoleProgress() as progress:
         if effects:
             from memlm.bench.effects import bench_effects

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from memlm.base.progress import Progress, silent
 from memlm.base.version import __version__
+from memlm.errors import InvalidInput
 from memlm.inspect.circuits import (
     Composition,
     TokenTables,
@@ -43,6 +44,7 @@ from memlm.inspect.heads import (
     uniform_scores,
 )
 from memlm.inspect.texts import Needle, RepeatedText, needles, repeated_text
+from memlm.model.attention import Attention
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.model.decoder import Decoder
 
@@ -92,6 +94,19 @@ def inspect_model(
     return replace(found, model=path.stem if path.is_file() else path.name)
 
 
+def _check(decoder: Decoder) -> None:
+    if decoder.config.num_blocks != decoder.config.num_layers:
+        raise InvalidInput("the layers of this stack share blocks, which have no heads of their own", field="stack")
+    if decoder.config.border is not None:
+        raise InvalidInput(
+            "the model's border reads vectors that are no tokens between those of the text", field="border"
+        )
+    for block in decoder.blocks:
+        if isinstance(block.attention, Attention) and type(block.attention).combine is not Attention.combine:
+            kind = type(block.attention).__name__
+            raise InvalidInput(f"{kind} joins the heads of a pair, which do not write by themselves", field="layers")
+
+
 def inspect_decoder(
     decoder: Decoder,
     vocabulary: Vocabulary,
@@ -101,8 +116,12 @@ def inspect_decoder(
     seed: int = 0,
     progress: Progress = silent,
 ) -> Inspection:
-    """Inspects a decoder as `inspect_model`. Without `sentences`, heads have no retrieval score."""
+    """Inspects a decoder as `inspect_model`. Without `sentences`, heads have no retrieval score.
+
+    Raises InvalidInput for a decoder whose heads do not write by themselves, one a layer.
+    """
     config = decoder.config
+    _check(decoder)
     text = repeated_text(vocabulary.ids, vocabulary.prefix, longest=config.max_length, seed=seed)
     progress("attention", 0, STEPS)
     scores = place_scores(decoder, text, mapped=min(MAPPED, text.length))

@@ -135,8 +135,12 @@ def save_encoder(folder: str | Path, encoder: TextEncoder, tokenizer: EncoderTok
 def _pooling(folder: Path) -> str:
     """Reads how sentence-transformers makes a vector. Raises Incompatible for a way that this version lacks."""
     path = folder / MODULES_FILE
-    modules = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    if unknown := [kind for each in modules if (kind := str(each["type"]).rpartition(".")[2]) not in MODULES]:
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        kinds = [str(each["type"]).rpartition(".")[2] for each in modules]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(f"{path} has no list of modules ({error!r}); copy it again") from error
+    if unknown := [kind for kind in kinds if kind not in MODULES]:
         raise Incompatible(f"{folder} has the modules {unknown}; this version computes {', '.join(MODULES)}")
     settings = json_of(folder / POOLING_FILE)
     modes = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]

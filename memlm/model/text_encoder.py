@@ -93,7 +93,8 @@ class TextEncoder(nn.Module):
             raise InvalidInput(f"rows of {T} tokens have {new_B} of text; expected 1 to {T} each", field="text")
         mask = AttentionMask.bidirectional(new_B, T, self.device)
         context = ForwardContext(mask, new_B, self.dtype, watch=watch, tokens_BT=tokens_BT)
-        segment_BTD = self.segments(torch.zeros_like(tokens_BT) if segments_BT is None else segments_BT)
+        segments_BT = torch.zeros_like(tokens_BT) if segments_BT is None else segments_BT.to(self.device)
+        segment_BTD = self.segments(segments_BT)
         hidden_BTD = self.embedding(tokens_BT) + self.positions(mask.query_RT) + segment_BTD
         hidden_BTD = self.embedding_norm(hidden_BTD)
         for block in self.blocks:
@@ -134,6 +135,10 @@ def _check(config: ModelConfig, has_head: bool) -> None:
         "windows": (config.windows, ()),
         "xl_length": (config.xl_length, 0),
         "memorizing": (config.memorizing, None),
+        "norm": (config.norm, "layer"),
+        "num_kv_heads": (config.num_kv_heads, config.num_heads),
+        "qk_norm": (config.qk_norm, False),
+        **{name: (getattr(config, name), True) for name in ("qkv_bias", "out_bias", "ff_bias")},
     }
     for name, (value, needed) in expected.items():
         if value != needed:

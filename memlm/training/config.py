@@ -29,10 +29,10 @@ class TrainConfig:
 
     `minutes` fixes the number of steps from the speed of the first ones, so only the other two are reproducible.
     `model_fields` are fields of `ModelConfig` (memories, positions, ...) that override the shape here. In a TOML file
-    they are the table `[model]`. A step reads `batch_size` x `accumulate` rows of `context_length` tokens, over all
-    processes together. The rate falls to `min_rate` of itself: a fall to almost nothing hurts models with memory (arXiv
-    1911.05507). Every `valid_every` steps the held-out text is scored. After `patience` scores without a new best,
-    training ends with the best weights.
+    they are the table `[model]`. A step reads `batch_size` x `accumulate` rows of `context_length` tokens, or of
+    several segments with a recurrent memory, over all processes together. The rate falls to `min_rate` of itself: a
+    fall to almost nothing hurts models with memory (arXiv 1911.05507). Every `valid_every` steps the held-out text is
+    scored. After `patience` scores without a new best, training ends with the best weights.
 
     With an `adapter`, as `lora:rank=8,alpha=16` or `bottleneck:width=32` (`memlm.model.adapters`), only its weights
     learn.

@@ -74,7 +74,7 @@ def masked_loss(
     hidden_ND = encoder(inputs_BT, new_B)[chosen_BT]
     if not len(hidden_ND):
         return hidden_ND.sum()
-    return F.cross_entropy(encoder.logits(hidden_ND).float(), tokens_BT[chosen_BT])
+    return F.cross_entropy(encoder.logits(hidden_ND).float(), tokens_BT[chosen_BT].to(hidden_ND.device))
 
 
 def learn_masked(

@@ -87,7 +87,8 @@ def change(block: Block, first_BTD: Tensor, context: ForwardContext) -> Tensor:
 class _TakenBack(torch.autograd.Function):
     """All layers, of which only the final streams are kept.
 
-    The backward pass adds to the gradients of all tensors that the layers use, parameters and adapters alike.
+    The backward pass adds to the gradients of all parameters that the layers use. It reads them without adapters, so a
+    model does not learn while it has one.
     """
 
     @staticmethod

@@ -7,6 +7,7 @@ import torch
 from planted_heads import VOCABULARY, inspect_plainly, planted
 from zoo import seam_parts  # its kinds become known
 
+from memlm.errors import InvalidInput
 from memlm.inspect import report_html
 from memlm.inspect.circuits import TokenTables, compositions, copying_scores, has_head_weights
 from memlm.inspect.findings import Role
@@ -94,3 +95,18 @@ def test_tokens_behind_hash_experts_are_those_of_their_own_expert():
             rows.append(row_D + expert(block.ff_norm(row_D)))
         expected_ND = torch.stack(rows)
     torch.testing.assert_close(tables.input_ND(1), expected_ND - expected_ND.mean(dim=0), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"stack": {"kind": "looped", "blocks": 1}}, "stack"),
+        ({"border": {"kind": "recurrent_memory", "memories": 2}}, "border"),
+        ({"layers": [{"mixer": {"kind": "differential"}}]}, "layers"),
+    ],
+)
+def test_models_whose_heads_do_not_write_by_themselves_are_refused(changes, field):
+    decoder = Decoder(ModelConfig(**SHAPE, num_layers=2, **changes)).eval()
+    with pytest.raises(InvalidInput) as refused:
+        inspect_plainly(decoder)
+    assert refused.value.field == field
