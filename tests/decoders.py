@@ -91,10 +91,10 @@ def sampled(names: Iterable[str]) -> list[Any]:
     return [name if name in REPRESENTATIVE else pytest.param(name, marks=pytest.mark.exhaustive) for name in names]
 
 
-def make(config: ModelConfig, seed: int = 1) -> Decoder:
+def make(config: ModelConfig, seed: int = 1, made: type[Decoder] = Decoder) -> Decoder:
     """A decoder in float64 whose every parameter matters."""
     torch.manual_seed(seed)
-    decoder = Decoder(config).double().eval()
+    decoder = made(config).double().eval()
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
             parameter.add_(torch.randn_like(parameter) * (0.4 if parameter.dim() < 3 else 0.1))

@@ -237,9 +237,12 @@ def _our_config(folder: Path, given: dict[str, Any]) -> ModelConfig:
     if (version := given.get("format_version")) != FORMAT_VERSION:
         raise Incompatible(f"{path} is of format {version}; this version reads format {FORMAT_VERSION}")
     try:
-        return ModelConfig.from_dict(fields)
+        config = ModelConfig.from_dict(fields)
     except (InvalidInput, TypeError) as error:
         raise Corrupt(f"{path}: {error}; restore the file") from error
+    if config.reads_source:
+        raise Incompatible(f"{path}: the decoder reads a source beside its text, and continues no text without one")
+    return config
 
 
 def sources_of(model: Model, files: Weights, family: Family | None) -> dict[str, Source]:

@@ -18,7 +18,7 @@ ABSOLUTE = ("learned", "sinusoidal")
 TURNING = ("rotary", "none")  # scores do not depend on distance otherwise
 ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu")
 NORM_ORDERS = ("pre", "post", "output", "sandwich")
-WHOLE_MODEL = ("join", "stack", "border")  # seams that all layers share
+WHOLE_MODEL = ("join", "stack", "border", "cross")  # seams that all layers share
 
 
 NUM_SINKS = 4  # first tokens of a text that stay visible beside a window that moves (arXiv 2309.17453, table 2)
@@ -37,8 +37,9 @@ class ModelConfig:
     of its sides (`sandwich`, Gemma). `rms_offset` multiplies by 1 + weight. Layers with a window turn by
     `local_rope_theta`, unscaled, where it is given. Those in `no_rope_layers` do not turn.
 
-    `layers` names the parts of each layer, over and over through the depth, and `join`, `stack` and `border` those that
-    all layers share (memlm/model/parts.py). Each is given as a part, as its kind, or as a table. None is the plain one.
+    `layers` names the parts of each layer, over and over through the depth, and `join`, `stack`, `border` and `cross`
+    those that all layers share (memlm/model/parts.py). Each is given as a part, as its kind, or as a table. None is the
+    plain one.
     """
 
     vocab_size: int
@@ -80,6 +81,7 @@ class ModelConfig:
     join: Part | None = None
     stack: Part | None = None
     border: Part | None = None
+    cross: Part | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "num_layers", "num_heads", "num_kv_heads", "ff_dim", "context_length"):
@@ -142,6 +144,12 @@ class ModelConfig:
             )
         for each in self.parts:
             each.check(self)
+        if self.cross and (self.norm_order != "pre" or self.parallel_residual):
+            raise InvalidInput(
+                f"{self.cross.kind} stands between attention and feed-forward with a norm before it; norm_order is"
+                f" {self.norm_order}{' and the residual parallel' if self.parallel_residual else ''}",
+                field="cross",
+            )
         if self.compression and self.border and self.border.num_front:
             raise InvalidInput(f"compression and {self.border.kind} fill the same places", field="border")
         mixers = [self.layer_at(layer).mixer for layer in range(self.num_layers)]
@@ -259,7 +267,7 @@ class ModelConfig:
     @property
     def is_plain(self) -> bool:
         """Whether all parts are the plain ones."""
-        return not (self.layers or self.join or self.stack or self.border)
+        return not (self.layers or self.join or self.stack or self.border or self.cross)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -269,12 +277,17 @@ class ModelConfig:
 
     @property
     def _shared_parts(self) -> tuple[Part | None, ...]:
-        return self.join, self.stack, self.border
+        return self.join, self.stack, self.border, self.cross
 
     @property
     def keeps_inputs(self) -> bool:
         """Whether states keep the inputs of the layers until the end of a segment."""
         return self.compression is not None or any(part.keeps_inputs for part in self.parts)
+
+    @property
+    def reads_source(self) -> bool:
+        """Whether each row of a state reads a source beside its own text, as the decoder of an encoder-decoder does."""
+        return self.cross is not None and self.cross.reads_source
 
     @property
     def num_blocks(self) -> int:

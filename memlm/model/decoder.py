@@ -41,6 +41,7 @@ from memlm.model.pages import Allocate, zeros
 from memlm.model.positions import BIASES, RelativeBias, Rotary, sinusoids
 from memlm.model.quantized import PanelWeight
 from memlm.model.segments import update_memories_at_boundary
+from memlm.model.source import Source
 from memlm.model.state import DecoderState, check_room
 from memlm.model.watch import Watch
 
@@ -167,11 +168,13 @@ class Decoder(nn.Module):
         training: bool = False,
         allocate: Allocate = zeros,
         adapters_B: Sequence[str | None] | None = None,
+        sources_B: Sequence[Source] | None = None,
     ) -> DecoderState:
         """Returns an empty state with room for `capacity` tokens a row (default: the context length).
 
-        `adapters_B` names the adapter that each row is read with, None for the model alone. Raises NotFound for one
-        that is not attached.
+        `adapters_B` names the adapter that each row is read with, None for the model alone. `sources_B` are
+        what the rows of a model with cross attention read. Raises NotFound for an adapter that is not attached, and
+        InvalidInput for sources that do not fit the model.
         """
         state = DecoderState(
             self.config, batch_size=batch_size, capacity=capacity, dtype=self.dtype, device=self.device,
@@ -180,6 +183,8 @@ class Decoder(nn.Module):
         names_B = [self.adapters.default] * batch_size if adapters_B is None else adapters_B
         for row, name in zip(state.rows, names_B, strict=True):
             row.adapter = None if name is None else self.adapters.find(name)
+        if sources_B is not None:
+            state.give_sources(sources_B)
         return state
 
     def forward(
@@ -256,6 +261,7 @@ class Decoder(nn.Module):
         new_B = [T] * B if new_B is None else new_B
         if state is None:
             needs_state = self.config.is_segmented or self.config.extended_attention or self._has_fields
+            needs_state = needs_state or self.config.reads_source
             if not needs_state and starts_BT is None:
                 return self._read_at_once(inputs, finishes, watch)
             state = self.new_state(batch_size=B, capacity=T)

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from memlm.errors import InvalidInput
 from memlm.model.mask import AttentionMask
 from memlm.model.positions import RelativeBias, Rotary
 from memlm.model.state import DecoderState
@@ -101,6 +102,18 @@ class ForwardContext:
         """Cosines and sines of a distance, which queries turn by where keys are not turned."""
         positions_11 = torch.full((1, 1), distance, device=self.mask.query_RT.device)
         return self._rope(f"distance {distance}", positions_11, (distance, distance + 1), layer)
+
+    @cached_property
+    def source(self) -> tuple[Float[Tensor, "L 2 B G N d"], AttentionMask]:
+        """Keys and values of the rows' sources, and the mask that shows each query all of its row's source.
+
+        Raises InvalidInput for a row without one.
+        """
+        if self.state is None or self.state.sources is None:
+            raise InvalidInput("the model reads a source; give `new_state` one for each row", field="source")
+        pairs_L2BGNd, length_B = self.state.sources.joined()
+        T, N = self.mask.num_new, pairs_L2BGNd.shape[4]
+        return pairs_L2BGNd, AttentionMask.bidirectional(length_B, N, pairs_L2BGNd.device, num_queries=T)
 
     @cached_property
     def is_real_BT(self) -> Bool[Tensor, "B T"]:

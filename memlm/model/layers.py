@@ -55,9 +55,10 @@ class Block(nn.Module):
         super().__init__()
         self.order, self.is_parallel = config.norm_order, config.parallel_residual
         self.has_input_norm = config.norm_order in ("pre", "sandwich")
-        parts, join = config.layer_at(layer), config.join
+        parts, join, cross = config.layer_at(layer), config.join, config.cross
         self.attention_norm = make_norm(config)
         self.attention: Any = Attention(config, layer) if parts.mixer is None else parts.mixer.build(config, layer)
+        self.cross: nn.Module | None = None if cross is None else cross.build(config, layer)
         self.ff_norm = make_norm(config)
         self.ff: Any = FeedForward(config) if parts.channel is None else parts.channel.build(config, layer)
         self.attention_join = None if join is None else join.build(config, layer, "attention")
@@ -69,7 +70,9 @@ class Block(nn.Module):
     def attend(
         self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
-        """Returns the residual stream after attention, and the input of the feed-forward: the layer's *key*."""
+        """Returns the residual stream after attention and the cross part, and the input of the feed-forward: the
+        layer's *key*.
+        """
         mixed_BTD = self.attention(self.attention_norm(hidden_BTD) if self.has_input_norm else hidden_BTD, context)
         if self.order == "sandwich":
             mixed_BTD = self.attention_out_norm(mixed_BTD)
@@ -77,6 +80,8 @@ class Block(nn.Module):
             mixed_BTD = self.attention_norm(mixed_BTD)
         join = self.attention_join
         attended_BTD = hidden_BTD + mixed_BTD if join is None else join(hidden_BTD, mixed_BTD)
+        if self.cross is not None:
+            attended_BTD = attended_BTD + self.cross(attended_BTD, context)
         if self.order == "post":
             attended_BTD = self.attention_norm(attended_BTD)
         if self.has_input_norm:

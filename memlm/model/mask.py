@@ -43,13 +43,18 @@ class AttentionMask:
     _hidden: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def bidirectional(cls, new_B: list[int], num_places: int, device: torch.device) -> AttentionMask:
-        """The mask of whole texts of `new_B` tokens with padding up to `num_places`, in which tokens see later ones."""
-        places_1T = torch.arange(num_places, device=device)[None]
+    def bidirectional(
+        cls, new_B: list[int], num_places: int, device: torch.device, *, num_queries: int | None = None
+    ) -> AttentionMask:
+        """The mask of whole texts of `new_B` tokens with padding up to `num_places`, in which tokens see later ones.
+
+        With `num_queries` the queries are of another text, of which each sees all of its row's.
+        """
+        places_1S = torch.arange(num_places, device=device)[None]
+        queries_1T = places_1S if num_queries is None else torch.arange(num_queries, device=device)[None]
         zero_1 = torch.zeros(1, dtype=torch.int64, device=device)
-        span = 0, num_places
         return cls(
-            places_1T, places_1T, span, span, torch.zeros_like(places_1T), zero_1,
+            queries_1T, places_1S, (0, queries_1T.shape[1]), (0, num_places), torch.zeros_like(queries_1T), zero_1,
             ends_R=torch.tensor(new_B, device=device), is_padded=min(new_B) < num_places,
         )  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""Parts, which may stand in the place of the decoder's own attention, feed-forward, sums, loop and segment end.
+"""Parts, which may stand in the place of the decoder's own attention, feed-forward, sums, loop and segment end, or
+between attention and feed-forward.
 
 | seam | replaces | module of a part |
 |---|---|---|
@@ -7,6 +8,7 @@
 | join | the sum of a residual | `forward(stream_BTD, change_BTD) -> BTD` |
 | stack | the loop over the layers | `read(blocks, hidden_BTD, context, *, finishes) -> (stream_BTD, key_BTD)` |
 | border | the end of a segment | `begin(decoder, state)` before a piece, `end(decoder, state)` after it |
+| cross | nothing: it stands between attention and feed-forward | `forward(stream_BTD, context) -> change_BTD` |
 
 A `Part` describes such a module, checks itself, and builds it. The plain parts have no description: None stands for
 them, so that a plain decoder computes nothing more. docs/zoo.md says how to add a part.
@@ -28,7 +30,14 @@ if TYPE_CHECKING:
     from memlm.model.config import ModelConfig
     from memlm.model.fields import Field
 
-PLAIN = {"mixer": "attention", "channel": "feed_forward", "join": "add", "stack": "plain", "border": "plain"}
+PLAIN = {
+    "mixer": "attention",
+    "channel": "feed_forward",
+    "join": "add",
+    "stack": "plain",
+    "border": "plain",
+    "cross": "none",
+}
 # Where the class of each kind is. It is loaded when a config names it first.
 KNOWN: dict[str, dict[str, str]] = {
     "mixer": {
@@ -61,6 +70,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "universal": "memlm.zoo.universal:Universal",
     },
     "border": {"recurrent_memory": "memlm.zoo.recurrent_memory:RecurrentMemory"},
+    "cross": {"source": "memlm.model.cross:SourceAttention"},
 }
 PLUGINS = "memlm.parts"  # entry points of other packages, named `seam.kind`
 
@@ -81,6 +91,8 @@ class Part:
     keeps_inputs: ClassVar[bool] = False
     # Whether a token's numbers have the same bits in any company, or are equal up to rounding.
     is_exact: ClassVar[bool] = True
+    # Whether each row of a state has a source that it reads (memlm/model/source.py).
+    reads_source: ClassVar[bool] = False
 
     @property
     def num_front(self) -> int:
@@ -98,7 +110,8 @@ class Part:
         return 1
 
     def build(self, config: ModelConfig, layer: int, sublayer: str = "") -> nn.Module | None:
-        """Returns the module of a layer. A join is built for the `sublayer` attention and for ff, and None is a sum.
+        """Returns the module of a layer. A join is built for the `sublayer` attention and for ff, and None is a sum. A
+        cross of None leaves the layer as it is.
 
         Modules with an `initialize` draw their parameters by it, after the decoder has drawn all as usual.
         """

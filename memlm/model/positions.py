@@ -165,7 +165,7 @@ class Alibi(RelativeBias):
 
 class T5Bias(RelativeBias):
     """A learned term for each head and bucket of distances, shared by all layers (arXiv 1910.10683). Far buckets are
-    wider.
+    wider. Where a query sees later tokens too, they have the second half of the buckets.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -175,7 +175,11 @@ class T5Bias(RelativeBias):
 
     def forward(self, mask: AttentionMask) -> Float[Tensor, "R H T S"]:
         """Returns the table's entry for each distance."""
-        buckets_RTS = t5_buckets(mask.distances(), self.num_buckets, self.max_distance)
+        if mask.ends_R is None:
+            buckets_RTS = t5_buckets(mask.distances(), self.num_buckets, self.max_distance)
+        else:
+            half, ahead_RTS = self.num_buckets // 2, mask.query_RT[:, :, None] - mask.key_RS[:, None]
+            buckets_RTS = t5_buckets(ahead_RTS.abs(), half, self.max_distance) + half * (ahead_RTS < 0)
         return self.table(buckets_RTS).permute(0, 3, 1, 2)
 
 

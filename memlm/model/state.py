@@ -29,6 +29,7 @@ from memlm.model.knn_memory import KnnCache, all_positions
 from memlm.model.mask import AttentionMask
 from memlm.model.pages import Allocate, zeros
 from memlm.model.rows import LastPass, Row
+from memlm.model.source import RowSources, Source
 from memlm.model.state_size import local_places
 from memlm.model.tensor_bytes import safetensors_pieces
 
@@ -72,6 +73,7 @@ class DecoderState:
         self.rows: list[Row] = []
         remembering = range(L) if config.extended_attention else config.memorizing.layers if config.memorizing else ()
         self.knn_caches: dict[int, list[KnnCache]] = {layer: [] for layer in remembering}
+        self.sources = RowSources() if config.reads_source else None
         self.compression_loss: Tensor | None = None
         # With their gradients: keys and values of the first places of each layer (2 B G S d), and what else a border
         # names. None where a pass learns nothing from earlier segments.
@@ -90,12 +92,14 @@ class DecoderState:
             self.fields.use_rows(count)
         del self.rows[count:]
         self.rows += [Row(base=self.config.num_sinks) for _ in range(count - len(self.rows))]
+        if self.sources is not None:
+            self.sources.use_rows(count)
         for caches in self.knn_caches.values():
             del caches[count:]
             caches += [self._new_knn_cache() for _ in range(count - len(caches))]
 
     def copy_row(self, row: int, source: DecoderState, source_row: int) -> None:
-        """Overwrites a row with one of a state of the same config. Both share its kNN caches afterwards."""
+        """Overwrites a row with one of a state of the same config. Both share its kNN caches and source afterwards."""
         self._copy_row(row, source, source_row, source.rows[source_row])
 
     def _copy_row(self, row: int, source: DecoderState, source_row: int, marks: Row) -> None:
@@ -105,6 +109,8 @@ class DecoderState:
             target_BS[row, :used].copy_(source_BS[source_row, :used])
         if self.fields is not None and source.fields is not None:
             self.fields.copy_row(row, source.fields, source_row, used)
+        if self.sources is not None and source.sources is not None:
+            self.sources[row] = source.sources[source_row]
         self.rows[row] = replace(marks)
         for layer, caches in self.knn_caches.items():
             caches[row] = source.knn_caches[layer][source_row]
@@ -136,7 +142,7 @@ class DecoderState:
         return twin
 
     def fork(self) -> DecoderState:
-        """Returns an independent copy."""
+        """Returns an independent copy. It shares the sources, which nothing changes."""
         twin = self._like(self.batch_size, self.num_front + self.num_local)
         for row in range(self.batch_size):
             twin.copy_row(row, self, row)
@@ -183,6 +189,7 @@ class DecoderState:
         tensors = [tensor for tensor in (self.cache_L2BGSd, self.inputs_LBSD, self.usage_LBS) if tensor is not None]
         reserved = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
         reserved += 0 if self.fields is None else self.fields.num_bytes
+        reserved += 0 if self.sources is None else self.sources.num_bytes
         return reserved + sum(cache.num_bytes for caches in self.knn_caches.values() for cache in caches)
 
     @property
@@ -199,6 +206,14 @@ class DecoderState:
         """A field of the rows in use, as `fields_of` names it."""
         assert self.fields is not None
         return self.fields.tensors[name]
+
+    def give_sources(self, sources_B: Sequence[Source]) -> None:
+        """Sets what each row reads by cross attention. Raises InvalidInput for another number or shape of sources, and
+        for a model that reads none.
+        """
+        if self.sources is None:
+            raise InvalidInput("the model reads no source; leave the sources out", field="source")
+        self.sources.give(sources_B, self.batch_size, self.config)
 
     def write_field(self, name: str, new: Shaped[Tensor, "B ..."], new_B: list[int]) -> None:
         """Writes the new tokens' values of a field with places."""
@@ -281,7 +296,7 @@ class DecoderState:
                     self._forget(number)
 
     def reset(self, row: int) -> None:
-        """Empties a row: its next token is the first of a new text."""
+        """Empties a row: its next token is the first of a new text. Its adapter and its source stay."""
         self.rows[row] = Row(base=self.config.num_sinks, adapter=self.rows[row].adapter)
         self._forget(row)
         if self.fields is not None:
@@ -375,6 +390,8 @@ class DecoderState:
         tensors = {name: tensor for name, tensor in named.items() if tensor is not None}
         if self.fields is not None:
             tensors |= {f"field.{name}": tensor for name, tensor in self.fields.tensors.items()}
+        if self.sources is not None:
+            tensors |= self.sources.tensors()
         for layer, caches in self.knn_caches.items():
             for row, cache in enumerate(caches):
                 tensors |= {f"knn.{layer}.{row}.{name}": tensor for name, tensor in cache.state().items()}
@@ -406,6 +423,8 @@ class DecoderState:
             state.fields.replace({name: tensors[f"field.{name}"] for name in state.fields.fields}, cache.dtype)
         state.use_rows(len(rows))
         state.rows = rows
+        if state.sources is not None:
+            state.sources.replace(tensors, cache.dtype)
         for layer, caches in state.knn_caches.items():
             for row, knn_cache in enumerate(caches):
                 prefix = f"knn.{layer}.{row}."

@@ -134,6 +134,10 @@ def _learning(
     base: Checkpoint | None, model_config: ModelConfig, config: TrainConfig
 ) -> tuple[Decoder, Adapter | None]:
     """Returns the decoder, and the adapter that alone learns, if the run has one. Seed torch before."""
+    if model_config.reads_source:
+        raise InvalidInput(
+            "this decoder reads a source beside its text, and documents have none; choose the cross none", field="cross"
+        )
     if base is None or not config.adapter:
         return (add_memories(base.decoder, model_config) if base else Decoder(model_config)), None
     # Without a shorter context, the model needs no second copy.

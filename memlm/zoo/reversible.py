@@ -45,9 +45,10 @@ class Reversible(Part):
 
     def check(self, config: ModelConfig) -> None:
         """Refuses sub-layers that do not add to one stream what they read from the other."""
-        if config.norm_order != "pre" or config.parallel_residual or config.join is not None:
+        if config.norm_order != "pre" or config.parallel_residual or config.join or config.cross:
             raise InvalidInput(
-                "reversible layers need norm_order pre, no parallel residual and the join add", field="stack"
+                "reversible layers need norm_order pre, no parallel residual, the join add and the cross none",
+                field="stack",
             )
 
 

@@ -55,8 +55,9 @@ def test_the_short_form_is_read_and_the_long_one_written():
 
 
 def test_a_plain_config_is_written_as_it_was_before_there_were_parts():
-    assert not {"layers", "join", "stack", "border"} & PLAIN.as_dict().keys()
-    assert replace(PLAIN, layers=[{"mixer": "attention"}], join="add", stack="plain", border="plain") == PLAIN
+    assert not {"layers", "join", "stack", "border", "cross"} & PLAIN.as_dict().keys()
+    spelled_out = {"join": "add", "stack": "plain", "border": "plain", "cross": "none"}
+    assert replace(PLAIN, layers=[{"mixer": "attention"}], **spelled_out) == PLAIN
 
 
 @pytest.mark.parametrize(

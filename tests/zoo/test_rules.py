@@ -12,6 +12,7 @@ import pytest
 import torch
 from decoders import SHAPE, logits, make, tokens_of
 from zoo import seam_parts  # its kinds become known
+from zoo.cross_twins import kind_of
 from zoo.twins import ZooTwin
 
 from memlm.errors import Incompatible, InvalidInput
@@ -130,6 +131,12 @@ ZOO: dict[str, ModelConfig] = {
     "recurrent memory and xl": segmented(border=ONE_MEMORY, xl_length=4, positions="transformer_xl"),
     "infinite, sticky": segmented(SIGNAL, xl_length=4),
     "infinite, even, in one layer": segmented({**SIGNAL, "sticky": False}, "attention", xl_length=5),
+    "a source": replace(PLAIN, cross="source"),
+    "a source, as T5 reads it": replace(PLAIN, cross="source", positions="t5", query_scale=2.0, num_kv_heads=4),
+    "a source beside xl, with biases": replace(
+        PLAIN, cross="source", xl_length=5, context_length=6, qkv_bias=True, out_bias=True
+    ),
+    "a source in rounds": replace(PLAIN, cross="source", num_layers=4, stack={"kind": "looped", "blocks": 2}),
     "recurrent memory beside a pattern": segmented(GLOBAL, "attention", border="recurrent_memory"),
 }
 PIECES = ([23], [1] * 23, [5, 1, 2, 11, 4])
@@ -142,7 +149,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def decoder(name: str) -> Decoder:
-    return make(ZOO[name])
+    return make(ZOO[name], made=kind_of(ZOO[name]))
 
 
 def is_exact(decoder: Decoder) -> bool:
@@ -333,7 +340,7 @@ def test_12_a_config_survives_json_and_nonsense_is_refused(decoder):
     parts = [
         (table, kind) for layer in given.get("layers", []) for kind in layer for table in [layer] if layer[kind] != ""
     ]
-    parts += [(given, seam) for seam in ("join", "stack", "border") if seam in given]
+    parts += [(given, seam) for seam in ("join", "stack", "border", "cross") if seam in given]
     for table, seam in parts:
         kept = table[seam]
         for nonsense in ("nothing", {"kind": "nothing"}, {"experts": 2}, 7, {"kind": "pattern", "sinks": 1}):
@@ -408,7 +415,7 @@ def test_16_an_exit_that_is_never_taken_changes_nothing_and_an_early_one_keeps_t
 
 def test_17_rounded_weights_are_read_by_torch_and_in_any_pieces(name):
     torch.manual_seed(2)
-    decoder = Decoder(ZOO[name]).eval()
+    decoder = kind_of(ZOO[name])(ZOO[name]).eval()
     exact = logits(decoder, tokens_of(23))
     decoder.pack(bits=8)
     assert decoder._native_step is None
@@ -420,7 +427,8 @@ def test_17_rounded_weights_are_read_by_torch_and_in_any_pieces(name):
 
 def test_18_a_state_takes_the_bytes_that_are_foretold(decoder):
     state = decoder.new_state(capacity=20)
-    assert state.num_bytes == row_bytes(decoder.config, 20, decoder.dtype)
+    source_bytes = 0 if state.sources is None else state.sources.num_bytes
+    assert state.num_bytes == row_bytes(decoder.config, 20, decoder.dtype) + source_bytes
 
 
 def test_19_the_begin_of_a_text_is_what_it_was_or_is_read_anew(decoder):

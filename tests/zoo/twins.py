@@ -7,7 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 from memory_twins import Twin
-from zoo import bucket_twins, differential_twins, hyper_twins, infinite_twins, linear_twins, score_twins, stack_twins
+from zoo import (
+    bucket_twins,
+    cross_twins,
+    differential_twins,
+    hyper_twins,
+    infinite_twins,
+    linear_twins,
+    score_twins,
+    stack_twins,
+)
 from zoo.draw_twins import drawn
 from zoo.seam_parts import Carry, Decay, Fatigue, Gate, Repeated
 from zoo.segment_twins import in_segments, with_memory
@@ -20,6 +29,10 @@ from memlm.zoo.recurrent_memory import RecurrentMemory
 class ZooTwin(Twin):
     """Reads whole texts, one document each, with the weights of a decoder that has parts."""
 
+    def __init__(self, decoder) -> None:
+        super().__init__(decoder)
+        self.decoder = decoder
+
     def logits(self, tokens: list[int]) -> np.ndarray:
         self.tokens = tokens
         read = TEXTS.get(type(self.config.border))
@@ -30,8 +43,12 @@ class ZooTwin(Twin):
         return super().stack(x) if stack is None else STACKS[type(stack)](self, stack, x)
 
     def layer(self, block: int, x: np.ndarray) -> np.ndarray:
-        """A pre-norm layer whose sums are joins."""
-        join, prefix = self.config.join, f"blocks.{block}."
+        """A pre-norm layer whose sums are joins, or with a cross part between its sub-layers."""
+        join, cross, prefix = self.config.join, self.config.cross, f"blocks.{block}."
+        if cross is not None:
+            x = x + self.attend(block, self.norm(prefix + "attention_norm", x))
+            x = x + CROSSES[type(cross)](self, cross, block, x)
+            return x + self.feed_forward(prefix, self.norm(prefix + "ff_norm", x))
         if join is None:
             return super().layer(block, x)
         add = JOINS[type(join)]
@@ -167,5 +184,6 @@ MIXERS = {Decay: decayed, Fatigue: tired, **OF_FILES}
 CHANNELS = {Experts: routed, Switch: routed, HashExperts: hashed}
 JOINS = {Gate: gated, **stack_twins.JOINS}
 STACKS = {Repeated: repeated, **stack_twins.STACKS}
+CROSSES = {**cross_twins.CROSSES}
 BORDERS = {Carry: carried, RecurrentMemory: with_memory}
 TEXTS = {RecurrentMemory: in_segments}  # borders through which a segment depends on the whole model's last one
