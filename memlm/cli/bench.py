@@ -282,6 +282,10 @@ def passkeys(
     tokens: Annotated[
         list[int] | None, typer.Option(min=600, help="Tokens of a text. Repeatable. Default: 2,000 and 8,000.")
     ] = None,
+    depth: Annotated[
+        list[float] | None,
+        typer.Option(min=0, max=1, help="Depth of a key in its text, a multiple of 0.1. Repeatable. Default: all."),
+    ] = None,
     window: Annotated[int, typer.Option(help="Tokens that the model reads at once.")] = 512,
     extended_attention: Annotated[int, typer.Option(help="Tokens beyond the window that find the keys.", min=1)] = 16,
     trials: Annotated[int, typer.Option(help="Texts of each length.", min=1)] = 1,
@@ -293,13 +297,13 @@ def passkeys(
 
     The context cache speaks as `memlm tune-context` set it for the model.
     """
-    from memlm.bench.passkeys import bench_passkeys
+    from memlm.bench.passkeys import DEPTHS, bench_passkeys
     from memlm.data.corpus import Corpus
 
     with ConsoleProgress() as progress:
         rows = bench_passkeys(
-            model, Corpus(texts), lengths=tokens or (2000, 8000), window=window, extended_attention=extended_attention,
-            trials=trials, dtype=dtype, device=device, progress=progress,
+            model, Corpus(texts), lengths=tokens or (2000, 8000), depths=depth or DEPTHS, window=window,
+            extended_attention=extended_attention, trials=trials, dtype=dtype, device=device, progress=progress,
         )  # fmt: skip
     if json:
         _print_report({"rows": rows}, None)

@@ -123,6 +123,11 @@ class KnnCache:
         keys, values = (each.flatten(0, 1).index_select(0, places).view(*ids_GQK.shape, -1) for each in self._ring_2GNd)
         return keys, values
 
+    @_as_stored
+    def replace(self, first: int, keys_GNd: Float[Tensor, "G N d"], values_GNd: Float[Tensor, "G N d"]) -> None:
+        """Overwrites the N pairs from an id on. Needs exact search, and that none was dropped for the capacity."""
+        self._ring_2GNd[:, :, first : first + keys_GNd.shape[1]] = torch.stack([keys_GNd, values_GNd])
+
     def crop(self, count: int) -> None:
         """Drops all pairs but the first `count`. Needs exact search, and that none was dropped for the capacity."""
         self.count = min(self.count, count)
