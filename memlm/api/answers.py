@@ -20,7 +20,7 @@ from memlm.index.store.filters import DocumentFilter
 MAX_QUESTION_CHARACTERS = 1 << 16
 MAX_PASSAGES, MAX_PASSAGE_CHARACTERS = 256, 1 << 18  # of one answer, all together
 NUM_PASSAGES = 8  # that are found by default
-BUDGET = 1024  # tokens of a prompt, at most, by default
+BUDGET, MAX_BUDGET = 1024, 1 << 20  # tokens of a prompt, by default, and at most
 PASSAGE_TOKENS = 128  # at most, of one that is found
 PASSAGES = "Passages"
 
@@ -133,12 +133,8 @@ class AnswerRequest(StreamRequest):
             raise InvalidInput("num_passages is given with passages; leave out one", field="num_passages")
         check_choice("passages_by", self.passages_by, PassagesBy)
         object.__setattr__(self, "passages_by", PassagesBy(self.passages_by))
-        if len(self.passage_stores) > MAX_STORES:
-            raise InvalidInput(
-                f"passage_stores has {len(self.passage_stores)} names; expected at most {MAX_STORES}",
-                field="passage_stores",
-            )
-        check_range("budget", self.budget, least=1, whole=True)
+        _check_stores(self.passage_stores)
+        check_range("budget", self.budget, least=1, most=MAX_BUDGET, whole=True)
         if self.mixture:
             self._check_mixture()
 
@@ -151,18 +147,23 @@ class AnswerRequest(StreamRequest):
         options: Mapping[str, Any],
     ) -> AnswerRequest:
         """Makes one of the arguments of `answer`, or returns a request as it is. No passages are found where `passages`
-        is an empty list. `settings` are fields of this class, and `options` those of `chat`. Raises InvalidInput.
+        is an empty list. `settings` are fields of this class, and `options` those of `chat`. Raises InvalidInput, also
+        for anything beside a request.
         """
         if isinstance(question, AnswerRequest):
-            if options or passages is not None:
-                raise InvalidInput("an AnswerRequest takes no options; put them into it", field="question")
+            plain = {each.name: each.default for each in fields(cls)}
+            given = [*options, *(name for name, value in settings.items() if value != plain[name])]
+            if given or passages is not None:
+                raise InvalidInput(
+                    f"an AnswerRequest takes no options; put {(*given, 'passages')[0]} into it", field="question"
+                )
             return question
-        given = dict(settings)
+        own = dict(settings)
         if passages is not None and not passages:
-            if given.get("num_passages"):
+            if own.get("num_passages"):
                 raise InvalidInput("num_passages is given with passages; leave out one", field="num_passages")
-            given["num_passages"] = 0
-        return cls(question, tuple(passages or ()), **given, **stream_fields(options))
+            own["num_passages"] = 0
+        return cls(question, tuple(passages or ()), **own, **stream_fields(options))
 
     @property
     def finds_passages(self) -> bool:
@@ -172,8 +173,18 @@ class AnswerRequest(StreamRequest):
     @property
     def searched_stores(self) -> tuple[str, ...]:
         """The names of the datastores to find passages in, or none for all."""
+        return self.passage_stores or self._mixed_stores
+
+    @property
+    def has_two_lists(self) -> bool:
+        """Whether other datastores are named for passages than for probabilities."""
+        return {*self.searched_stores} != {*self._mixed_stores}
+
+    @property
+    def _mixed_stores(self) -> tuple[str, ...]:
+        """The names of the datastores that change probabilities, or none for all."""
         named = tuple(each.name for each in self.retrieval.stores)
-        return tuple(self.passage_stores) or named or ((self.retrieval.store,) if self.retrieval.store else ())
+        return named or ((self.retrieval.store,) if self.retrieval.store else ())
 
     @property
     def search(self) -> FindPassagesRequest:
@@ -301,18 +312,40 @@ def _check_question(question: object) -> None:
         )
 
 
+def _check_stores(names: object) -> None:
+    """Raises InvalidInput for names of datastores to find passages in that are no names, too many, or not different."""
+    expected = ""
+    if not isinstance(names, tuple) or not all(name and isinstance(name, str) for name in names):
+        expected = "names in a tuple, none empty"
+    elif len(names) > MAX_STORES:
+        expected = f"at most {MAX_STORES} names"
+    elif len(set(names)) < len(names):
+        expected = "each datastore once"
+    if expected:
+        raise InvalidInput(f"passage_stores is {names!r}; expected {expected}", field="passage_stores")
+
+
 def _check_passages(passages: tuple[Passage, ...]) -> None:
+    size = 0
     for passage in passages:
         if not isinstance(passage, Passage):
             raise InvalidInput(
                 f"a passage is of the type {type(passage).__name__}; expected a Passage, as find_passages returns it",
                 field="passages",
             )
-        for name in ("text", "title", "document_id"):
+        for name in ("text", "title", "document_id", "store"):
             check_text(f"the {name} of a passage", getattr(passage, name), field=f"passages.{name}")
+        try:
+            size += passage.size
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(
+                f"the metadata of a passage cannot be sent as JSON ({error}); leave it out", field="passages.metadata"
+            ) from None
     if len(passages) > MAX_PASSAGES:
         raise InvalidInput(f"there are {len(passages):,} passages; at most {MAX_PASSAGES}", field="passages")
-    if (size := sum(len(p.text) + len(p.title) + len(p.document_id) for p in passages)) > MAX_PASSAGE_CHARACTERS:
+    if size > MAX_PASSAGE_CHARACTERS:
         raise InvalidInput(
-            f"the passages have {size:,} characters; at most {MAX_PASSAGE_CHARACTERS:,}: give fewer", field="passages"
+            f"the passages have {size:,} characters with their metadata; at most {MAX_PASSAGE_CHARACTERS:,}: give"
+            " fewer, or leave their metadata out",
+            field="passages",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -33,6 +34,12 @@ class Passage:
     score: float
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def size(self) -> int:
+        """Characters of its texts and of its metadata as JSON. Raises TypeError or ValueError for other metadata."""
+        texts = (self.store, self.document_id, self.title, self.text)
+        return sum(map(len, texts)) + (len(json.dumps(dict(self.metadata))) if self.metadata else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerPrompt:
@@ -47,3 +54,8 @@ class AnswerPrompt:
     passages: tuple[Passage, ...] = ()
     numbers: tuple[int, ...] = ()
     left_out: tuple[Passage, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Characters of the text and of all passages."""
+        return len(self.text) + sum(passage.size for passage in (*self.passages, *self.left_out))

@@ -165,6 +165,11 @@ class Generation:
         return Drafter(self._context_ids, expected_ids, retriever if gives_drafts else None)
 
     @property
+    def num_pending(self) -> int:
+        """The number of `pending_ids`."""
+        return len(self.pending_ids)
+
+    @property
     def ids_to_read(self) -> list[int]:
         """The tokens of the next pass: those that are pending, and the draft."""
         return self.pending_ids if self.draft is None else [*self.pending_ids, *self.draft.token_ids]

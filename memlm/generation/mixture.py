@@ -111,6 +111,11 @@ class MixedGeneration:
         self._since_s = 0.0
 
     @property
+    def num_pending(self) -> int:
+        """Tokens that the model reads next, of all prompts together."""
+        return sum(generation.num_pending for generation in self._generations)
+
+    @property
     def num_rows(self) -> int:
         """The number of prompts."""
         return len(self._generations)

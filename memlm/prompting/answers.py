@@ -6,8 +6,8 @@ them all at once.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from memlm.api.params import GenerateRequest, RetrievalParams, StreamRequest
 from memlm.api.passages import AnswerPrompt, Passage
 from memlm.base.steps import Offload, Steps, run_steps
 from memlm.data.chat import ChatTemplate
-from memlm.errors import NotFound
+from memlm.errors import InvalidInput, NotFound
 from memlm.generation.batch import stream
 from memlm.generation.engine import Engine
 from memlm.generation.generation import Generation
@@ -60,17 +60,20 @@ def start_answer(
     All passages that fit stand in one prompt. With `mixture`, each stands in a prompt of its own, and one prompt has
     none. The weight of a passage is proportional to 1 / rank, and the bare question ranks last. The default `budget` of
     a prompt is 1,024 tokens, or as many as the context has beside an answer of `max_tokens`, by default a quarter of
-    it. Raises InvalidInput for a question that alone exceeds the budget.
+    it. Raises InvalidInput for a question that alone exceeds the budget, and NotFound for a name in `exclude_documents`
+    that stands for no document of the datastores with passages, or of those that change the probabilities.
     """
     passages = request.passages
     if request.finds_passages:
-        passages = yield from engine.find_passages(request.search, request.searched_stores)
+        with _naming_stores(request, "passages are looked for"):
+            passages = yield from engine.find_passages(request.search, request.searched_stores)
     plan: _Plan = yield Offload(partial(_plan, engine.checkpoint, request, passages), is_long=True)
     generations = list[Generation]()
     try:
         for text in plan.texts:
             asked = _request_for(request, text, is_chat=plan.is_chat)
-            generations.append((yield from engine.start(asked, request_id=request_id, owner=owner)))
+            with _naming_stores(request, "probabilities are taken from"):
+                generations.append((yield from engine.start(asked, request_id=request_id, owner=owner)))
         if not request.mixture:
             return StartedAnswer(plan.prompt, generations[0])
         weights = [1 / rank for rank in range(1, len(generations) + 1)]
@@ -93,6 +96,22 @@ def stream_answer(engine: Engine, request: AnswerRequest) -> Generator[Generatio
             yield started.accepted if isinstance(event, Accepted) else event
 
 
+@contextmanager
+def _naming_stores(request: AnswerRequest, purpose: str) -> Iterator[None]:
+    """Says of which of the two lists of datastores an excluded document is unknown, where there are two."""
+    try:
+        yield
+    except NotFound as error:
+        if error.kind != "document" or not request.has_two_lists:
+            raise
+        raise NotFound(
+            f"{error}; {purpose} there. Passages and probabilities come from two lists of datastores, and each has to"
+            " know every name of exclude_documents: name one list, or set use_store to false",
+            kind=error.kind,
+            name=error.name,
+        ) from None
+
+
 class _Asking:
     """How a model is asked: by its chat template, or, without one, by a text to continue."""
 
@@ -100,6 +119,11 @@ class _Asking:
         longest, self._tokenizer = checkpoint.decoder.config.max_length, checkpoint.tokenizer
         if budget is None:  # with room for the answer
             budget = BUDGET if longest is None else min(BUDGET, longest - (max_tokens or longest // 4))
+            if budget < 1:
+                raise InvalidInput(
+                    f"max_tokens is {max_tokens:,}, and the context has {longest:,} tokens; leave some to the prompt",
+                    field="max_tokens",
+                )
         self._budget = budget
         self._template: ChatTemplate | None = None
         with suppress(NotFound):
@@ -150,4 +174,6 @@ def _request_for(request: AnswerRequest, text: str, *, is_chat: bool) -> StreamR
     options: dict[str, Any] = {each.name: getattr(request, each.name) for each in fields(StreamRequest)}
     if request.mixture:
         options |= {"retrieval": RetrievalParams(use_store=False), "drafts": 0}
+    elif request.finds_passages and not request.retrieval.use_store:
+        options["retrieval"] = replace(request.retrieval, exclude_documents=())  # they hold for the passages alone
     return ChatRequest((Message("user", text),), **options) if is_chat else GenerateRequest(text, **options)

@@ -14,7 +14,7 @@ from typing import Any
 from memlm.api.generation import Accepted, Finished, ResumeGenerationRequest
 from memlm.errors import Cancelled, Incompatible, InternalError, InvalidInput, MemlmError, NotFound, Overloaded
 from memlm.server.inference.deletions import Deletion, DeletionFilter
-from memlm.server.inference.messages import Answer, Events, Failed
+from memlm.server.inference.messages import Answer, Events, Failed, event_size
 from memlm.server.inference.pool import WorkerPool
 from memlm.server.quota import Holding, Quota
 from memlm.wire.codec import WireEvent
@@ -145,7 +145,7 @@ class ResumableGeneration:
         self.left_s = time.monotonic()
         self.work: asyncio.Task[None] | None = None
         self.expiring: asyncio.Task[None] | None = None
-        self._tokens, self._num_dropped = list[bytes](), 0
+        self._tokens, self._num_dropped, self._prompt_size = list[bytes](), 0, 0
         self._holding, self._is_forgotten = holding, False
         self.caller = holding.caller
         self._offsets: dict[object, int] = {}  # of each follower, the token that it gets next
@@ -153,7 +153,7 @@ class ResumableGeneration:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tokens that are kept."""
+        """Bytes of the tokens that are kept, and of the prompt of an answer."""
         return self._holding.amount
 
     @property
@@ -177,19 +177,19 @@ class ResumableGeneration:
         return not self.is_followed and time.monotonic() - self.left_s > self.keep_s
 
     def add(self, event: WireEvent) -> None:
-        """Adds an event. Raises Overloaded where there is no room for its tokens."""
+        """Adds an event. Raises Overloaded where there is no room for it."""
+        self._holding.take(event_size(event))
         if isinstance(event, Accepted):
-            self.accepted = event
+            self.accepted, self._prompt_size = event, event_size(event)
         elif isinstance(event, Finished):
             self.finished = event
         else:
-            self._holding.take(sum(map(len, event)))
             self._tokens += event
         self._notify()
 
     def drop_delivered(self) -> bool:
         """Drops the oldest of the tokens that all followers have received. Returns False if there are none."""
-        least = max(1, self.num_bytes // DROPPED_FRACTION)
+        least = max(1, (self.num_bytes - self._prompt_size) // DROPPED_FRACTION)
         delivered, count, freed = min(self._offsets.values(), default=0) - self._num_dropped, 0, 0
         while count < delivered and freed < least:
             freed += len(self._tokens[count])
@@ -284,8 +284,8 @@ class ResumableGenerationRegistry:
         return ResumableGeneration(owner, keep_s, since, Holding(self._event_bytes, caller))
 
     def add(self, run: ResumableGeneration, event: WireEvent) -> None:
-        """Adds an event. `Accepted` registers the generation. Raises Overloaded without room for its tokens."""
-        size = sum(map(len, event)) if isinstance(event, tuple) else 0
+        """Adds an event. `Accepted` registers the generation. Raises Overloaded without room for it."""
+        size = event_size(event)
         while run.num_bytes + size > self._max_bytes:
             if not run.drop_delivered():
                 raise Overloaded(

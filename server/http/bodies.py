@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memlm.api.answers import MAX_PASSAGES, MAX_QUESTION_CHARACTERS
+from memlm.api.answers import MAX_BUDGET, MAX_PASSAGES, MAX_QUESTION_CHARACTERS
 from memlm.api.datastores import CHECKS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
 from memlm.api.paging import MAX_PAGE, MAX_PAGE_SIZE
 from memlm.api.params import (
@@ -294,7 +294,7 @@ ANSWER = _object(
             "maxItems": MAX_STORES,
             "description": "Datastores to find passages in. Left out: those of memory, or all.",
         },
-        "budget": _whole("Tokens of a prompt, at most. Left out: 1,024, or the room in the context.", 1),
+        "budget": _whole("Tokens of a prompt, at most. Left out: 1,024, or the room in the context.", 1, MAX_BUDGET),
         "mixture": _switch("Mix the answers to prompts of one passage each, without a datastore."),
         "max_tokens": _whole("Maximum number of tokens. Left out: the room in the context.", 1),
         **_SAMPLING,

@@ -139,8 +139,14 @@ def _request(body: Mapping[str, Any], form: AnswerForm) -> AnswerRequest:
             **request_fields(body, body.get("max_tokens"), form),
         )
     except InvalidInput as error:
-        name = error.field if error.field in ANSWER["properties"] else f"memory.{error.field}"
-        raise InvalidInput(str(error), field=name if error.field else "") from None
+        raise InvalidInput(str(error), field=_parameter(error.field)) from None
+
+
+def _parameter(field: str) -> str:
+    """The parameter of a body that a field of a request comes from."""
+    if field == "adapter":
+        return "model"
+    return f"memory.{field}" if field in ANSWER["properties"]["memory"]["properties"] else field
 
 
 def _passage(given: Mapping[str, Any]) -> Passage:

@@ -72,8 +72,13 @@ class PendingRequest:
         self._arrived: asyncio.Future[None] | None = None  # what `take` waits for
 
     def put(self, answer: Answer) -> None:
-        """Adds an answer. Raises Overloaded where too many bytes wait to be taken."""
-        size = _num_bytes(answer)
+        """Adds an answer. Raises Overloaded where too many bytes wait to be taken, or one answer has too many."""
+        size = answer.size if isinstance(answer, Events) else 0  # others are small, or come alone
+        if size > self._max_bytes:
+            raise Overloaded(
+                f"one event of this generation has {size:,} bytes, and {self._max_bytes:,} may wait for a client; ask"
+                " for fewer passages or neighbors, or start the server with more --stream-bytes"
+            )
         if self._holding.amount + size > self._max_bytes:
             raise Overloaded(
                 f"more than {self._max_bytes:,} bytes of this generation waited; read it as fast as it comes"
@@ -91,13 +96,6 @@ class PendingRequest:
         taken, self._answers = self._answers, []
         self._holding.give(self._holding.amount)
         return taken
-
-
-def _num_bytes(answer: Answer) -> int:
-    """Bytes of the tokens in an answer. Other answers are small, or come alone."""
-    if not isinstance(answer, Events):
-        return 0
-    return sum(sum(map(len, event)) for event in answer.events if isinstance(event, tuple))
 
 
 def event_quota(config: ServerConfig) -> Quota:

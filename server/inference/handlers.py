@@ -165,7 +165,7 @@ def _mixture_steps(
     cache_budget: CacheBudget,
 ) -> Steps[None]:
     """A generation from a mixture of prompts, outside the batch: a piece of the prompts a step, then a token."""
-    active.generation = mixed.leader
+    active.generation = mixed
     try:
         active.cache_bytes, active.must_wait = cache_budget.required_bytes(mixed.leader, mixed.num_rows), True
         yield None  # until it is admitted

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from memlm.api.generation import Accepted
 from memlm.api.request import Request
 from memlm.errors import MemlmError
 from memlm.server.telemetry.datastores import StoreStats
@@ -92,6 +93,20 @@ class Events:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Events, (self.id, self.events)  # a dataclass with slots would be read field by field
+
+    @property
+    def size(self) -> int:
+        """The sizes of all events."""
+        return sum(map(event_size, self.events))
+
+
+def event_size(event: WireEvent) -> int:
+    """What an event takes of the quotas of events: the bytes of its tokens, or the characters of an answer's prompt
+    with its passages. Other events are small.
+    """
+    if isinstance(event, tuple):
+        return sum(map(len, event))
+    return event.prompt.size if isinstance(event, Accepted) and event.prompt is not None else 0
 
 
 @dataclass(frozen=True, slots=True)

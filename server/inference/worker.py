@@ -213,7 +213,7 @@ class Worker:
         with self._reporting_errors(active):
             offload = active.steps.send(result) if error is None else active.steps.throw(error)
             if active.generation is not None:
-                active.num_tokens = len(active.generation.pending_ids)
+                active.num_tokens = active.generation.num_pending
             if offload is not None:
                 active.offloaded, active.must_end = self._offloads.submit(active.caller, offload), offload.must_end
                 self._offloaded.append(active)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from memlm.api.answers import AnswerRequest
+from memlm.api.answers import AnswerRequest, passage_settings
 from memlm.api.chat import Message
 from memlm.api.passages import Passage
 from memlm.data.corpus import Document
@@ -163,6 +163,78 @@ def test_all_that_a_passage_brings_into_a_prompt_is_checked(changes, field):
     with pytest.raises(InvalidInput) as refused:
         AnswerRequest("why?", (replace(Passage("s", "d", "", 0, 1, "text", 1.0), **changes),))
     assert refused.value.field == field
+
+
+def test_metadata_of_passages_is_bounded_and_has_to_be_json():
+    long = replace(PASSAGES[0], metadata={"note": "a" * 262_144})
+    with pytest.raises(InvalidInput, match="with their metadata; at most 262,144"):
+        AnswerRequest("why?", (long,))
+    for wrong in ({"a": object()}, {"a": {1, 2}}, ["pair"]):
+        with pytest.raises(InvalidInput, match="cannot be sent as JSON") as refused:
+            AnswerRequest("why?", (replace(PASSAGES[0], metadata=wrong),))
+        assert refused.value.field == "passages.metadata"
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (("a", "b", "a"), "expected each datastore once"),
+        (("a", ""), "none empty"),
+        ("ab", "names in a tuple"),
+        (tuple(map(str, range(17))), "at most 16 names"),
+    ],
+)
+def test_wrong_names_of_datastores_are_refused(names, says):
+    with pytest.raises(InvalidInput, match=says) as refused:
+        AnswerRequest("why?", passage_stores=names)
+    assert refused.value.field == "passage_stores"
+
+
+@pytest.mark.parametrize(
+    ("passages", "settings", "options", "named"),
+    [
+        (None, {"budget": 5}, {}, "budget"),
+        (None, {"mixture": True}, {}, "mixture"),
+        (None, {"passage_stores": ("a",)}, {}, "passage_stores"),
+        (None, {}, {"lam": 0.5}, "lam"),
+        ([], {}, {}, "passages"),
+    ],
+)
+def test_a_request_goes_with_nothing_else(passages, settings, options, named):
+    request, plain = AnswerRequest("why?"), passage_settings(None, "words", (), None, mixture=False)
+    assert AnswerRequest.of(request, None, plain, {}) is request
+    with pytest.raises(InvalidInput, match=f"takes no options; put {named} into it"):
+        AnswerRequest.of(request, passages, {**plain, **settings}, options)
+
+
+def test_a_budget_is_bounded_and_a_long_answer_is_refused_by_its_own_name(model_folder):
+    for budget in (0, (1 << 20) + 1):
+        with pytest.raises(InvalidInput, match=f"budget is {budget}; expected between 1 and 1048576"):
+            AnswerRequest("why?", budget=budget)
+    with load(model_folder) as lm:  # of 48 tokens
+        with pytest.raises(InvalidInput, match="max_tokens is 48, and the context has 48 tokens") as refused:
+            lm.answer("?", [], max_tokens=48)
+        assert refused.value.field == "max_tokens"
+
+
+def test_excluded_documents_have_to_be_known_where_they_hold(model_folder, tmp_path):
+    for name in ("ports", "pages"):
+        build_index(model_folder, [Document(name, f"a {name}")], tmp_path / name, check="none")
+    with load(model_folder, [tmp_path / "ports", tmp_path / "pages"], attention_window=44) as lm:
+        options = {"seed": 1, "max_tokens": 2}
+        assert lm.answer("Which is a port?", exclude_documents="pages", **options).passages
+        lists = {"passage_stores": "ports", "store": "pages"}
+        with pytest.raises(
+            NotFound, match=r"'pages' to exclude in the datastore 'ports'.*passages are looked for there"
+        ):
+            lm.answer("Which is a port?", exclude_documents="pages", **lists, **options)
+        with pytest.raises(NotFound, match=r"'ports' to exclude in the datastore 'pages'.*taken from there.*two lists"):
+            lm.answer("Which is a port?", exclude_documents="ports", **lists, **options)
+        with pytest.raises(NotFound) as plain:
+            lm.answer("Which is a port?", exclude_documents="pages", store="ports", **options)
+        assert "two lists" not in str(plain.value)
+        alone = lm.answer("Which is a port?", exclude_documents="ports", use_store=False, **options)
+        assert {each.document_id for each in alone.passages} == {"pages"}
 
 
 def test_no_passages_and_a_number_of_them_are_refused():

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from memlm.language_model import LanguageModel, load
 from memlm.server.config import ServerConfig
 from memlm.server.frontend.auth import Principal
 from memlm.server.frontend.rights import Rights
+from memlm.server.http.openai import AnswerForm
+from memlm.server.http.questions import _request
 from memlm.server.inference.deletions import DeletionFilter, Deletions
 from memlm.server.registry import DatastoreRegistry
 from memlm.v1.generation_pb2_grpc import GenerationStub
@@ -32,6 +35,7 @@ from memlm.wire import codec
 QUESTION = "Which page has the memory?"
 ASK: dict[str, Any] = {"seed": 3, "max_tokens": 12, "budget": 500}
 WINDOW = ("--attention-window", "44")  # the tiny model's context has no room for passages
+FORM = AnswerForm("m", is_chat=False, is_stream=False)
 GIVEN = [Passage("s", f"doc-{n}", "", 0, 9, text, 1.0) for n, text in enumerate(["port one", "a", "port two"])]
 
 
@@ -183,9 +187,23 @@ def test_a_wrong_request_is_refused_by_the_name_of_its_field(asked: Any) -> None
         client.answer(QUESTION, mixture=True, timeout_s=0.01)
     refusal = httpx.post(f"{server.http_url}/v1/answers", json={"question": " "}, timeout=PATIENCE_S)
     assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "question")
-    body = {"question": "a", "mixture": True, "memory": {"lam": 0.5}}
-    refusal = httpx.post(f"{server.http_url}/v1/answers", json=body, timeout=PATIENCE_S)
-    assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "memory.lam")
+    for body, name in (
+        ({"mixture": True, "memory": {"lam": 0.5}}, "memory.lam"),
+        ({"mixture": True, "memory": {"neighbors": 2}}, "memory.neighbors"),
+        ({"memory": {"stores": ["a", "a"]}}, "memory.stores"),
+        ({"memory": {"knn_temperature": 0}}, "memory.knn_temperature"),
+        ({"mixture": True, "model": "tuned"}, "model"),
+        ({"passages": [{"text": "a\0", "document_id": "d"}]}, "passages.text"),
+        ({"passage_stores": ["a", "a"]}, "passage_stores"),
+        ({"budget": (1 << 20) + 1}, "budget"),
+    ):
+        with pytest.raises(InvalidInput) as wrong:
+            _request({"question": "a", **body}, replace(FORM, adapter="tuned" if "model" in body else None))
+        assert wrong.value.field == name
+        if "model" in body:
+            continue
+        refusal = httpx.post(f"{server.http_url}/v1/answers", json={"question": "a", **body}, timeout=PATIENCE_S)
+        assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, name)
 
 
 def test_an_answer_ends_once_a_document_of_its_prompt_is_deleted(

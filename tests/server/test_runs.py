@@ -10,6 +10,7 @@ from running import PATIENCE_S
 
 from memlm.api.generation import Accepted, Finished, FinishReason, Usage
 from memlm.api.params import GenerateRequest
+from memlm.api.passages import AnswerPrompt, Passage
 from memlm.errors import Incompatible, NotFound, Overloaded
 from memlm.server.config import ServerConfig
 from memlm.server.frontend.streams import MAX_EVENT_BYTES, ResumableGeneration, ResumableGenerationRegistry
@@ -99,6 +100,41 @@ async def test_a_caller_with_too_much_displaces_none_but_its_own() -> None:
     assert runs.find("4", "ann").num_bytes == 800
     with pytest.raises(NotFound):
         runs.find("3", "ann")
+
+
+def accepted(num_characters: int) -> Accepted:
+    """The first event of an answer whose prompt has so many characters, with its passages."""
+    passages = [Passage("s", "d", "", 0, 9, "a" * (num_characters // 4 - 2), 1.0) for _ in range(2)]
+    prompt = AnswerPrompt("a" * (num_characters // 2), 9, (passages[0],), (1,), (passages[1],))
+    return Accepted("a", 1, None, 0, 0.0, 0.0, prompt)
+
+
+async def test_the_prompt_of_an_answer_counts_with_its_passages() -> None:
+    runs, quota = runs_of(2_000, 1_000)
+    run = runs.new("ann", "ann", 60.0, Deletions().latest)
+    runs.add(run, accepted(600))
+    assert quota.of("ann") == run.num_bytes == 600
+    async with aclosing(run.follow(0)) as events:
+        assert isinstance(await anext(events), Accepted)
+        for _ in range(20):  # tokens that were delivered give way, the prompt stays
+            runs.add(run, (TOKEN,))
+            await anext(events)
+        assert 600 < run.num_bytes <= 1_000
+    runs.add(run, (TOKEN * ((1_000 - run.num_bytes) // 100),))
+    with pytest.raises(Overloaded, match="1,000 bytes"):
+        runs.add(run, (TOKEN,))
+    runs.drop(run, "why")
+    assert quota.taken == 0
+    with pytest.raises(Overloaded):
+        runs.add(runs.new("ann", "ann", 60.0, Deletions().latest), accepted(1_200))
+    with quota.hold("ann") as holding:
+        call = PendingRequest(holding, 1_000)
+        call.put(Events("a", (accepted(800),)))
+        assert quota.taken == 800
+        with pytest.raises(Overloaded, match="1,000 bytes of this generation waited"):
+            call.put(Events("a", ((TOKEN,) * 3,)))
+        with pytest.raises(Overloaded, match="1,200 bytes, and 1,000 may wait"):
+            call.put(Events("a", (accepted(1_200),)))
 
 
 async def test_what_a_follower_still_reads_is_counted_until_it_leaves() -> None:

@@ -3,22 +3,25 @@
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from running import anonymous_bytes
 
+from memlm.api.answers import AnswerRequest
 from memlm.api.datastores import SearchRequest
 from memlm.api.generation import Accepted, Finished
-from memlm.api.params import GenerateRequest, SamplingParams
+from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams
+from memlm.api.passages import PassagesBy
 from memlm.api.scoring import ScoreRequest
 from memlm.api.server import GetModelRequest
 from memlm.base.steps import run_steps
 from memlm.errors import DeadlineExceeded, InternalError, InvalidInput, NotFound, Overloaded
-from memlm.language_model import LanguageModel
+from memlm.language_model import LanguageModel, load
 from memlm.model.state_size import row_bytes
 from memlm.server.frontend.streams import MAX_EVENT_BYTES, merge_tokens
 from memlm.server.inference import handlers, worker
@@ -27,7 +30,14 @@ from memlm.server.inference.worker import Worker
 from memlm.server.processes import trim_heap
 from memlm.wire.codec import token_to_wire
 
-PROMPT = "the memory of"
+PROMPT, QUESTION = "the memory of", "Which page has the memory?"
+
+
+@pytest.fixture
+def asked(model_folder: Path, store_folder: Path) -> Iterator[LanguageModel]:
+    """A model with room for passages."""
+    with load(model_folder, [store_folder], attention_window=44) as lm:
+        yield lm
 
 
 class Script:
@@ -143,6 +153,56 @@ def played_with_cache(lm: LanguageModel, cache_bytes: int, *rounds: Any, max_run
     script = Script(*rounds)
     Worker(lm.engine, script, script.send, max_running, max_cache_bytes=cache_bytes).run()  # type: ignore[arg-type]
     return script.messages
+
+
+class SlowScript(Script):
+    """A script whose rounds leave other threads time to work. `look` is called before each."""
+
+    look: Callable[[], object] = staticmethod(lambda: None)
+
+    def take(self, *, wait_s: float) -> list[Any]:
+        self.look()
+        time.sleep(0.002)
+        return super().take(wait_s=wait_s)
+
+
+def answer(id_: str, count: int, **options: Any) -> Submission:
+    return ask(id_, AnswerRequest(QUESTION, sampling=SamplingParams(max_tokens=count, temperature=0), **options))
+
+
+def test_a_waiting_mixture_counts_with_all_its_prompts(asked: LanguageModel) -> None:
+    script, queued = SlowScript([generate("a", 1_000)], [answer("mixed", 2, mixture=True, num_passages=3)], 150), []
+    loop = Worker(asked.engine, script, script.send, 1)  # type: ignore[arg-type]
+    script.look = lambda: queued.append(loop._num_queued_tokens)
+    loop.run()
+    passages = asked.find_passages(QUESTION, k=3)
+    prompts = [
+        asked.answer(QUESTION, given, max_tokens=1).num_prompt_tokens for given in ([], *([p] for p in passages))
+    ]
+    assert len(prompts) == 4
+    assert queued[-1] == sum(prompts)
+
+
+@pytest.mark.parametrize("mixture", [False, True])
+def test_an_answer_that_found_its_passages_waits_again_for_room_in_the_cache(
+    asked: LanguageModel, mixture: bool
+) -> None:
+    """It was admitted to read the question, when nobody knew the size of its prompt."""
+    retrieval, options = RetrievalParams(use_store=False), {"num_passages": 2, "passages_by": PassagesBy.MEANING}
+    both = [answer(id_, 9, mixture=mixture, retrieval=retrieval, **options) for id_ in "ab"]
+    script, used = SlowScript(both, 400), list[int]()
+    loop = Worker(asked.engine, script, script.send, 8)  # type: ignore[arg-type]
+    script.look = lambda: used.append(loop._cache_bytes)
+    loop.run()
+    assert max(used) == 2 * min(filter(None, used))
+    for most, expected in (
+        (max(used), [Accepted, Accepted, Finished, Finished]),
+        (max(used) - 1, [Accepted, Finished, Accepted, Finished]),
+    ):
+        script = SlowScript(both, 400)
+        Worker(asked.engine, script, script.send, 8, max_cache_bytes=most).run()  # type: ignore[arg-type]
+        events = [event for message in script.messages for event in message.events]
+        assert [type(event) for event in events if not isinstance(event, tuple)] == expected
 
 
 def cache_of(lm: LanguageModel, count: int) -> int:
