@@ -38,7 +38,7 @@ class EncoderTokenizer:
         path = Path(folder) / FILE_NAME
         if not path.is_file():
             raise NotFound(
-                f"no tokenizer at {path}; where the folder has a vocab.txt, transformers writes one:"
+                f"no tokenizer at {path}; where the folder has a vocab.txt or spiece.model, transformers writes one:"
                 " AutoTokenizer.from_pretrained(folder).save_pretrained(folder)",
                 kind="tokenizer",
                 name=str(path),
@@ -72,16 +72,28 @@ class EncoderTokenizer:
         """Writes `tokenizer.json` into `folder`."""
         (Path(folder) / FILE_NAME).write_text(self._backend.to_str(), encoding="utf-8")
 
-    def encode(self, texts: Sequence[str], *, most: int) -> list[list[int]]:
+    def encode(self, texts: Sequence[str], *, most: int | None = None) -> list[list[int]]:
         """Returns the ids of each text in its template. Of a long text, the tokens that make `most` with the template
-        count.
+        count (None: all).
         """
         template = self._backend.num_special_tokens_to_add(is_pair=False)
         ids = []
         for encoding in self._backend.encode_batch(list(texts), add_special_tokens=False):
-            encoding.truncate(most - template)
+            if most is not None:
+                encoding.truncate(most - template)
             ids.append(self._backend.post_process(encoding).ids)
         return ids
+
+    def id_of(self, token: str) -> int:
+        """Returns a token's id. Raises InvalidInput for one that the tokenizer does not have."""
+        found = self._backend.token_to_id(token)
+        if found is None:
+            raise InvalidInput(f"the tokenizer has no token {token!r}; choose one of its vocabulary", field="token")
+        return int(found)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of token ids, without special tokens."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=True))
 
     @cached_property
     def vocab_size(self) -> int:

@@ -27,6 +27,7 @@ from memlm.model.huggingface_tables import (
     PHI3,
     QWEN3,
     QWEN3_MOE,
+    T5,
 )
 from memlm.model.mechanisms import RopeScaling
 
@@ -283,6 +284,30 @@ def _bert_config(c: JsonDict) -> dict[str, Any]:
     }
 
 
+def _t5_config(c: JsonDict) -> dict[str, Any]:
+    gate, _, activation = c.get("feed_forward_proj", "relu").rpartition("-")
+    gated, num_encoder_layers = {"gelu": "geglu", "silu": "swiglu"}, c["num_layers"]
+    if gate not in ("", "gated") or (gate and activation not in gated):
+        raise Incompatible(f"feed_forward_proj is {c['feed_forward_proj']!r}; expected relu, gated-gelu or gated-silu")
+    return {
+        "vocab_size": c["vocab_size"],
+        "dim": c["d_model"],
+        "num_layers": c.get("num_decoder_layers") or num_encoder_layers,
+        "num_heads": c["num_heads"],
+        "num_kv_heads": c["num_heads"],
+        "head_dim": c["d_kv"],
+        "ff_dim": c["d_ff"],
+        "context_length": c.get("n_positions", 512),
+        "positions": "t5",
+        "num_buckets": c.get("relative_attention_num_buckets", 32),
+        "max_distance": c.get("relative_attention_max_distance", 128),
+        "norm_eps": c.get("layer_norm_epsilon", 1e-6),
+        "activation": gated[activation] if gate else _activation(activation),
+        "query_scale": math.sqrt(c["d_kv"]),  # T5 does not divide by it
+        "cross": "source",
+    }
+
+
 FAMILIES: Mapping[str, Family] = {
     "gpt2": Family(_gpt2_config, GPT2, "transformer.", (".attn.bias", ".attn.masked_bias")),
     "gpt_neox": Family(
@@ -311,6 +336,12 @@ ENCODERS: Mapping[str, Family] = {
     ),
 }  # fmt: skip
 
+# Models that answer a source text. A bias of cross attention, which old files have, is not used.
+ENCODER_DECODERS: Mapping[str, Family] = dict.fromkeys(
+    ("t5", "mt5"),
+    Family(_t5_config, T5, "", (".embed_tokens.weight", ".EncDecAttention.relative_attention_bias.weight")),
+)
+
 
 def read_config(config: JsonDict, families: Mapping[str, Family] = FAMILIES) -> ModelConfig:
     """Returns memlm's config for another family's. Raises Incompatible, with its name, for an unknown family or
@@ -332,9 +363,15 @@ def family_of(config: JsonDict, families: Mapping[str, Family] = FAMILIES) -> Fa
     model_type = str(config.get("model_type"))
     if model_type in families:
         return families[model_type]
-    if families is ENCODERS:
+    if families is not FAMILIES:
+        kind = "encoders" if families is ENCODERS else "encoder-decoders"
         raise Incompatible(
-            f"model_type is {model_type!r}; the encoders that this version reads are {', '.join(families)}"
+            f"model_type is {model_type!r}; the {kind} that this version reads are {', '.join(families)}"
+        )
+    if model_type in ENCODER_DECODERS:
+        raise Incompatible(
+            f"model_type is {model_type!r}, an encoder-decoder, which answers a source and continues no prompt; load it"
+            " by memlm.Seq2Seq.load. Datastores, sessions, adapters and the server need a decoder"
         )
     if model_type in ENCODERS:
         raise Incompatible(

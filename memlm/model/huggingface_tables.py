@@ -157,3 +157,34 @@ BERT: Table = {
     "head.weight": same("cls.predictions.decoder.weight"),
     "head_bias_V": same("cls.predictions.bias"),
 }
+
+
+def _t5_layers(side: str, ours: str, feed_forward: int) -> Table:
+    """The layers of T5's encoder or decoder, whose feed-forward is the sub-layer of some number."""
+    block, ff = f"{side}.block.{{}}.layer", f"{side}.block.{{}}.layer.{feed_forward}"
+    attention, inner = f"{block}.0.SelfAttention", f"{ff}.DenseReluDense"
+    return {
+        f"{ours}blocks.{{}}.attention_norm.weight": same(f"{block}.0.layer_norm.weight"),
+        f"{ours}blocks.{{}}.attention.qkv.weight": same(*(f"{attention}.{name}.weight" for name in "qkv")),
+        f"{ours}blocks.{{}}.attention.out.weight": same(f"{attention}.o.weight"),
+        f"{ours}blocks.{{}}.ff_norm.weight": same(f"{ff}.layer_norm.weight"),
+        f"{ours}blocks.{{}}.ff.up.weight": same(f"{inner}.wi.weight"),
+        f"{ours}blocks.{{}}.ff.gate_up.weight": same(f"{inner}.wi_0.weight", f"{inner}.wi_1.weight"),
+        f"{ours}blocks.{{}}.ff.down.weight": same(f"{inner}.wo.weight"),
+        f"{ours}relative_bias.table.weight": same(f"{attention}.relative_attention_bias.weight".format(0)),
+        f"{ours}norm.weight": same(f"{side}.final_layer_norm.weight"),
+    }
+
+
+T5: Table = {
+    "embedding.weight": same("shared.weight"),
+    **_t5_layers("encoder", "encoder.", 1),
+    **_t5_layers("decoder", "", 2),
+    "blocks.{}.cross.norm.weight": same("decoder.block.{}.layer.1.layer_norm.weight"),
+    "blocks.{}.cross.query.weight": same("decoder.block.{}.layer.1.EncDecAttention.q.weight"),
+    "blocks.{}.cross.key_value.weight": same(
+        "decoder.block.{}.layer.1.EncDecAttention.k.weight", "decoder.block.{}.layer.1.EncDecAttention.v.weight"
+    ),
+    "blocks.{}.cross.out.weight": same("decoder.block.{}.layer.1.EncDecAttention.o.weight"),
+    "head.weight": same("lm_head.weight"),
+}
