@@ -319,6 +319,7 @@ def bench_effects(only: Iterable[str], *, jobs: int, device: str, progress: Prog
     return {
         "expects": {effect.part: effect.expects for effect in effects},
         "no_result": [e.part for e in effects if not any(row["effect"] == e.part and row["seeds"] for row in rows)],
+        "crashed": {effect.part: why for effect in effects if (why := _crash_of(effect, done))},
         "errors": {" ".join(map(str, job)): result for job, result in done.items() if isinstance(result, str)},
         "rows": rows,
     }
@@ -343,6 +344,14 @@ def run(job: Job, device: str) -> Mapping[str, Figures]:
 def _jobs_of(effect: Effect | Measurement) -> list[Job]:
     rows = ("",) if isinstance(effect, Measurement) else effect.rows
     return [Job(effect.part, row, seed) for row in rows for seed in range(SEEDS)]
+
+
+def _crash_of(effect: Effect | Measurement, done: Mapping[Job, Mapping[str, Figures] | str]) -> str:
+    """Says that all runs crashed on which the others are counted, those of the plain config, and why. Else empty."""
+    needed = [job for job in _jobs_of(effect) if job.row in ("", PLAIN)]
+    errors = [result for job in needed if isinstance(result := done[job], str)]
+    whose = "run" if isinstance(effect, Measurement) else "run of the plain decoder"
+    return f"each {whose} crashed ({errors[0]})" if len(errors) == len(needed) else ""
 
 
 def _rows_of(effect: Effect | Measurement, done: Mapping[Job, Mapping[str, Figures] | str]) -> list[dict[str, Any]]:

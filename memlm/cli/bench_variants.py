@@ -13,6 +13,8 @@ from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, err, out, print_table, table
 from memlm.errors import InvalidInput, check_choice, check_range
 
+MINUTES = 45.0
+
 COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "bits_a_byte": ("bits a byte", lambda value: f"{value:.3f}"),
     "bits_a_byte_at_mark_0": ("at 1/4 of the tokens", lambda value: f"{value:.3f}"),
@@ -38,8 +40,10 @@ def variants(
     only: Annotated[
         str, typer.Option(metavar="NAME,...", help="Variants, or parts with an effect (default: all).")
     ] = "",
-    minutes: Annotated[float, typer.Option(help="Time of the table.")] = 45.0,
-    jobs: Annotated[int, typer.Option(help="With --effects: runs side by side, each on one thread.")] = 1,
+    minutes: Annotated[float | None, typer.Option(help="Time of the table.", show_default=f"{MINUTES:g}")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="With --effects: runs side by side, each on one thread.", show_default="1")
+    ] = None,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to compute.")] = "cpu",
     out_file: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the table as Markdown too.")
@@ -51,21 +55,24 @@ def variants(
     """
     from memlm.bench.report import report
 
-    check_range("jobs", jobs, least=1)
+    check_range("jobs", jobs, least=1, whole=True)
     check_range("minutes", minutes, above=0)
     check_choice("device", device, ("auto", "cpu", "cuda"))
-    for name, is_given in {"texts": bool(texts), "out": out_file is not None}.items():
+    of_table = {"texts": bool(texts), "out": out_file is not None, "minutes": minutes is not None}
+    for name, is_given in of_table.items():
         if effects and is_given:
             raise InvalidInput(f"{name} belongs to the table of variants; leave it or --effects out", field=name)
+    if jobs is not None and not effects:
+        raise InvalidInput("jobs goes with --effects; leave it out, or add --effects", field="jobs")
     if out_file is not None and not out_file.parent.is_dir():
         raise InvalidInput(f"there is no folder {out_file.parent}; make it, or write elsewhere", field="out")
     with ConsoleProgress() as progress:
         if effects:
             from memlm.bench.effects import bench_effects
 
-            figures = bench_effects(names_in(only), jobs=jobs, device=device, progress=progress)
+            figures = bench_effects(names_in(only), jobs=jobs or 1, device=device, progress=progress)
         else:
-            figures = _table(texts, minutes, names_in(only), device, progress)
+            figures = _table(texts, minutes or MINUTES, names_in(only), device, progress)
     if out_file is not None:
         out_file.write_text(markdown(figures), encoding="utf-8")
     if json:
@@ -142,7 +149,9 @@ def print_effects(figures: dict[str, Any]) -> None:
             shown.add_row(row["config"], str(row["seeds"]), *values)
         print_table(shown)
         out.print(one_line(f"expected: {expects}"), markup=False)
-        if effect in figures["no_result"]:
+        if effect in figures["crashed"]:
+            out.print(one_line(f"no result: {figures['crashed'][effect]}"), markup=False)
+        elif effect in figures["no_result"]:
             out.print("no result: the plain decoder did not learn the task")
     _print_errors(figures)
 

@@ -27,6 +27,7 @@ from memlm.cli.render_index import (
     print_passages,
     print_tuning,
 )
+from memlm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from memlm.model.checkpoint import Checkpoint
@@ -304,7 +305,9 @@ def passages(
     model: options.Model,
     encoder: Annotated[
         Path | None,
-        typer.Option(help="BERT encoder whose vectors stand for meaning (default: the model's keys)."),
+        typer.Option(
+            metavar="FOLDER", help="BERT encoder whose vectors stand for meaning (default: the model's keys)."
+        ),
     ] = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -314,6 +317,8 @@ def passages(
     from memlm.base.steps import run_steps
     from memlm.language_model import load
 
+    if encoder is not None and request.by == "words":
+        raise InvalidInput("encoder is given, and a search by words needs none; add --by meaning or both", field="by")
     with load(model, [store], dtype=dtype, device=device, passage_encoder=encoder) as lm:
         print_passages(run_steps(lm.engine.find_passages(request)), json=json)
 

@@ -14,7 +14,6 @@ Shapes: B batch, T time, D width, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -33,7 +32,7 @@ from memlm.model.embedding import Embedding
 from memlm.model.fields import fields_of
 from memlm.model.forward import ForwardContext
 from memlm.model.layers import Block
-from memlm.model.linear import Linear
+from memlm.model.linear import Linear, panel_weights, stored_as
 from memlm.model.mask import AttentionMask
 from memlm.model.native_step import NativeStep
 from memlm.model.norms import make_norm
@@ -93,22 +92,14 @@ class Decoder(nn.Module):
     @cached_property
     def num_bytes(self) -> int:
         """Bytes of the parameters as loaded. An embedding in the model's file counts as part of the head."""
-        weights = self._panel_weights
+        weights = panel_weights(self)
         rest = self.num_parameters - sum(weight.out_features * weight.in_features for weight in weights)
         return rest * self.dtype.itemsize + sum(weight.num_bytes for weight in weights)
 
     @property
     def dtype_name(self) -> str:
         """How most of the weights are stored: as numbers of `dtype`, as int8 or int4, or as the types of the file."""
-        sizes = Counter[str]()
-        for weight in self._panel_weights:
-            sizes[weight.kind] += weight.out_features * weight.in_features
-        return max(sizes, key=sizes.__getitem__) if sizes else str(self.dtype).removeprefix("torch.")
-
-    @property
-    def _panel_weights(self) -> list[PanelWeight]:
-        packed = [module.packed for module in self.modules() if isinstance(module, Linear)]
-        return [weight for weight in packed if isinstance(weight, PanelWeight)]
+        return stored_as(self, self.dtype)
 
     @cached_property
     def _native_step(self) -> NativeStep | None:
@@ -223,6 +214,11 @@ class Decoder(nn.Module):
         """
         if vectors_BTD.shape[-1] != self.config.dim:
             raise InvalidInput(f"vectors are {vectors_BTD.shape[-1]} wide; the model reads {self.config.dim}")
+        for part in self.config.parts:  # before earlier layers change the state
+            if part.needs_tokens:
+                raise InvalidInput(
+                    f"the part {part.kind} chooses by tokens, and vectors were given; read tokens", field=part.seam
+                )
         with self.adapters.reading(state):
             return self._read(vectors_BTD.to(self.dtype), state, starts_BT, new_B, watch=watch)
 

@@ -22,10 +22,18 @@ from memlm.base.files import write_atomic
 from memlm.data.encoder_tokenizer import EncoderTokenizer
 from memlm.data.tokenizer import json_of
 from memlm.errors import Corrupt, Incompatible
-from memlm.model.checkpoint import CONFIG_FILE, Undrawn, fingerprint_of, form_of, read_config_file, sources_of
+from memlm.model.checkpoint import (
+    CONFIG_FILE,
+    Undrawn,
+    fingerprint_of,
+    form_of,
+    marks_of,
+    read_config_file,
+    sources_of,
+)
 from memlm.model.device import device_of
 from memlm.model.huggingface import ENCODERS, family_of, read_config
-from memlm.model.linear import Linear
+from memlm.model.linear import Linear, stored_as
 from memlm.model.loader import fill
 from memlm.model.text_encoder import TextEncoder
 from memlm.model.weight_files import WEIGHTS_FILE, WeightFiles
@@ -47,11 +55,18 @@ class EncoderCheckpoint:
     tokenizer: EncoderTokenizer
     pooling: str = "mean"
     max_tokens: int = 512
+    marks: tuple[tuple[int, ...], ...] = ()  # of the files as they were loaded; none: they are not compared
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all that the vectors of texts depend on."""
-        parts = (fingerprint_of(self.path), self.tokenizer.fingerprint, self.pooling, str(self.max_tokens))
+        """A hash of all that the vectors of texts depend on, the type of the weights as loaded included.
+
+        Raises Incompatible if the files have changed since the encoder was loaded.
+        """
+        if self.marks and self.marks != marks_of(self.path):
+            raise Incompatible(f"the files of {self.path} changed after the encoder was loaded; load it again")
+        stored = stored_as(self.encoder, self.encoder.dtype)
+        parts = (fingerprint_of(self.path), self.tokenizer.fingerprint, self.pooling, str(self.max_tokens), stored)
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
 
     @torch.inference_mode()
@@ -93,7 +108,7 @@ def load_encoder(
     if there is no model, Incompatible for one of another kind, Corrupt for files that do not belong together.
     """
     path = Path(folder)
-    given = read_config_file(path)
+    given, marks = read_config_file(path), marks_of(path)
     config, family = read_config(given, ENCODERS), family_of(given, ENCODERS)
     files, tokenizer = WeightFiles(path), EncoderTokenizer.load(path)
     if tokenizer.vocab_size > config.vocab_size:
@@ -110,7 +125,8 @@ def load_encoder(
         encoder = TextEncoder(config, num_segments=given.get("type_vocab_size", 2), has_head=has_head)
     fill(encoder, files, sources_of(encoder, files, family), form)
     most = json_of(path / LENGTH_FILE).get("max_seq_length") or config.context_length
-    return EncoderCheckpoint(path, encoder.eval(), tokenizer, _pooling(path), min(most, config.context_length))
+    most = min(most, config.context_length)
+    return EncoderCheckpoint(path, encoder.eval(), tokenizer, _pooling(path), most, marks)
 
 
 def save_encoder(folder: str | Path, encoder: TextEncoder, tokenizer: EncoderTokenizer) -> EncoderCheckpoint:

@@ -77,6 +77,7 @@ class HashExperts(Part):
     seam: ClassVar[str] = "channel"
     kind: ClassVar[str] = "hash"
     is_exact: ClassVar[bool] = False
+    needs_tokens: ClassVar[bool] = True
 
     experts: int = 8
     seed: int = 0

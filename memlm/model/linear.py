@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Protocol
 
 import torch
@@ -20,6 +21,20 @@ class LayerAdapters(Protocol):
     def are_used(self) -> bool: ...
 
     def __call__(self, x: Float[Tensor, "B T I"], y: Float[Tensor, "B T O"]) -> Float[Tensor, "B T O"]: ...
+
+
+def panel_weights(module: nn.Module) -> list[PanelWeight]:
+    """The packed weights of a model's linear layers that native kernels read."""
+    packed = [each.packed for each in module.modules() if isinstance(each, Linear)]
+    return [weight for weight in packed if isinstance(weight, PanelWeight)]
+
+
+def stored_as(module: nn.Module, dtype: torch.dtype) -> str:
+    """How most of a model's weights are stored: as numbers of `dtype`, as int8 or int4, or as the types of the file."""
+    sizes = Counter[str]()
+    for weight in panel_weights(module):
+        sizes[weight.kind] += weight.out_features * weight.in_features
+    return max(sizes, key=sizes.__getitem__) if sizes else str(dtype).removeprefix("torch.")
 
 
 class Linear(nn.Linear):

@@ -91,6 +91,8 @@ class Part:
     keeps_inputs: ClassVar[bool] = False
     # Whether a token's numbers have the same bits in any company, or are equal up to rounding.
     is_exact: ClassVar[bool] = True
+    # Whether it chooses by tokens, so that vectors cannot be read in their place.
+    needs_tokens: ClassVar[bool] = False
     # Whether each row of a state has a source that it reads (memlm/model/source.py).
     reads_source: ClassVar[bool] = False
 

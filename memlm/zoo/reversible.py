@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from memlm.errors import InvalidInput
 from memlm.model.knn_attention import exact
+from memlm.model.linear import Linear
 from memlm.model.parts import Part
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ class Reversible(Part):
     """A stack with two streams, both the embedding at first. The final stream is their mean.
 
     A backward pass computes each layer's inputs from its outputs, and needs the memory of one layer in place of all. It
-    takes another forward pass. Passes with a state, as those of models with memory, keep all numbers as usual. The
-    streams have float32 or more, since their rounding adds up on the way back.
+    takes another forward pass. Passes with a state, as those of models with memory, and passes with adapters keep all
+    numbers as usual. The streams have float32 or more, since their rounding adds up on the way back.
     """
 
     seam: ClassVar[str] = "stack"
@@ -60,7 +61,8 @@ class ReversibleStack(nn.Module):
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
         """Returns the mean of the streams, and the keys."""
         first_BTD = second_BTD = exact(hidden_BTD)
-        if torch.is_grad_enabled() and hidden_BTD.requires_grad and context.state is None and finishes:
+        learns = torch.is_grad_enabled() and hidden_BTD.requires_grad
+        if learns and context.state is None and finishes and not _have_adapters(blocks):
             names = list[str]()
             first_BTD, second_BTD, *told = _TakenBack.apply(first_BTD, second_BTD, blocks, context, names)
             for name, loss in zip(names, told, strict=True):
@@ -88,8 +90,8 @@ def change(block: Block, first_BTD: Tensor, context: ForwardContext) -> Tensor:
 class _TakenBack(torch.autograd.Function):
     """All layers, of which only the final streams are kept.
 
-    The backward pass adds to the gradients of all parameters that the layers use. It reads them without adapters, so a
-    model does not learn while it has one.
+    The backward pass adds to the gradients of all parameters that the layers use. It would read them without the
+    adapters of the pass, so passes with adapters do not come here.
     """
 
     @staticmethod
@@ -123,6 +125,11 @@ class _TakenBack(torch.autograd.Function):
             mixed_BTD, slope_BTD = _again(ctx, mix, block, second_BTD, of_first_BTD, of_losses)
             first_BTD, of_second_BTD = first_BTD - mixed_BTD, of_second_BTD + slope_BTD
         return of_first_BTD, of_second_BTD, None, None, None
+
+
+def _have_adapters(blocks: Sequence[Block]) -> bool:
+    linears = (module for block in blocks for module in block.modules() if isinstance(module, Linear))
+    return any(linear.adapters is not None and linear.adapters.are_used for linear in linears)
 
 
 def _anew(context: ForwardContext, losses: dict[str, Tensor]) -> ForwardContext:

@@ -125,6 +125,36 @@ def test_a_run_that_fails_leaves_the_others(in_this_process, monkeypatch):
     assert not figures["no_result"]
 
 
+def test_an_effect_whose_plain_runs_crash_says_so(in_this_process, monkeypatch):
+    def crash(job, device):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(effects, "run", crash)
+    result = CliRunner().invoke(app, ["bench", "variants", "--effects"])
+    assert "no result: each run of the plain decoder crashed (MemoryError: no room)" in result.stdout
+    assert "did not learn" not in result.stdout
+
+    def crash_once(job, device):
+        if job.seed == 1:
+            raise MemoryError("no room")
+        return {job.row: {"accuracy": 0.1, "is_learned": 0.0, "steps": 1.0}}
+
+    monkeypatch.setattr(effects, "run", crash_once)
+    assert "did not learn" in CliRunner().invoke(app, ["bench", "variants", "--effects"]).stdout
+    counted = Measurement("counted", "it grows", lambda seed: {}, 0.1)
+    done = {Job("counted", "", seed): "ValueError: it broke" for seed in range(3)}
+    assert effects._crash_of(counted, done) == "each run crashed (ValueError: it broke)"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"), [(["--effects", "--minutes", "1"], "minutes"), (["--jobs", "2"], "jobs")]
+)
+def test_an_option_without_effect_is_refused(options, named):
+    result = CliRunner().invoke(app, ["bench", "variants", *options])
+    assert isinstance(result.exception, InvalidInput)
+    assert result.exception.field == named
+
+
 def test_jobs_run_in_processes_of_their_own_that_know_the_table():
     with effects.ProcessPoolExecutor(1, effects.get_context("spawn")) as pool:
         error = pool.submit(effects.run, Job("patterns", "plain", 0), "nowhere").exception()

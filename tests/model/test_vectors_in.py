@@ -1,5 +1,7 @@
 """A decoder reads vectors in the place of tokens, with the same bits and the same promises."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from decoders import UNBOUNDED, make, tokens_of
@@ -72,3 +74,16 @@ def test_what_cannot_be_read_is_refused():
         make(UNBOUNDED["rotary"]).read(torch.zeros(1, 3, 17))
     with pytest.raises(InvalidInput, match="hash"):
         make(ZOO["hash"]).read(torch.zeros(1, 3, 16))
+
+
+def test_vectors_that_a_later_layer_refuses_change_no_state():
+    """The first layer adds to its sums before the second one chooses experts."""
+    decoder = make(replace(UNBOUNDED["rotary"], layers=[{"mixer": "rfa"}, {"channel": "hash"}], num_layers=2))
+    state = decoder.new_state(capacity=20)
+    with torch.inference_mode():
+        decoder(torch.tensor([tokens_of(5)]), state)
+        before = state.save()
+        with pytest.raises(InvalidInput, match="hash chooses by tokens") as refused:
+            decoder.read(decoder.token_vectors(torch.tensor([tokens_of(3)])), state)
+    assert refused.value.field == "channel"
+    assert state.save() == before

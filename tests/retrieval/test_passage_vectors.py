@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from encoders import save_bert
+from typer.testing import CliRunner
 
+from memlm.cli.app import app
 from memlm.data.corpus import Corpus
-from memlm.errors import Incompatible
+from memlm.errors import Incompatible, InvalidInput
 from memlm.index.store import passage_vectors, passages
 from memlm.index.store.manifest import PASSAGES, VECTORS
 from memlm.indexing.build import build_index
@@ -89,6 +91,37 @@ def test_vectors_are_made_once_and_anew_for_another_encoder(model_folder, store,
     file.write_bytes(b"no database" * 500)
     with opened(model_folder, store, bert) as lm:
         assert order(lm, "meaning") == meaning
+
+
+def test_vectors_in_another_type_are_others(model_folder, store, bert):
+    plain, narrow = load_encoder(bert, dtype="float32"), load_encoder(bert, dtype="bfloat16")
+    assert plain.fingerprint == load_encoder(bert, dtype="float32").fingerprint != narrow.fingerprint
+    with opened(model_folder, store, bert) as lm:
+        lm.engine.passage_encoder = plain
+        order(lm, "meaning")
+        (file,) = store.rglob(VECTORS)
+        content = file.read_bytes()
+    with opened(model_folder, store, bert) as lm:
+        lm.engine.passage_encoder = narrow
+        order(lm, "meaning")
+    assert file.read_bytes() != content
+
+
+def test_an_encoder_whose_files_changed_after_it_was_loaded_is_refused(bert, tmp_path):
+    folder = shutil.copytree(bert, tmp_path / "bert")
+    encoder = load_encoder(folder)
+    save_bert("no head", folder, seed=9)
+    with pytest.raises(Incompatible, match="changed after the encoder was loaded"):
+        _ = encoder.fingerprint
+
+
+def test_an_encoder_for_a_search_by_words_is_refused(store, bert, model_folder):
+    command = ["index", "passages", str(store), QUESTION, "--model", str(model_folder), "--encoder", str(bert)]
+    result = CliRunner().invoke(app, command)
+    assert isinstance(result.exception, InvalidInput)
+    assert result.exception.field == "by"
+    result = CliRunner().invoke(app, [*command, "--by", "meaning", "--json"])
+    assert result.exit_code == 0, result.output
 
 
 def test_deleted_and_added_documents_are_followed(model_folder, store, bert):

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from decoders import SHAPE, make, tokens_of
+from random_adapters import SPECS, random_adapter
 
 from memlm.errors import InvalidInput
 from memlm.model import Decoder
@@ -28,8 +29,8 @@ def plainly(self, blocks, hidden_BTD, context, *, finishes):
     """The same streams, with the numbers of all layers kept."""
     first = second = exact(hidden_BTD)
     for block in blocks:
-        first = first + mix(block, second, context)
-        second = second + change(block, first, context)
+        first = first + reversible.mix(block, second, context)
+        second = second + reversible.change(block, first, context)
     return (first + second) / 2, blocks[-1].ff_norm(first)
 
 
@@ -46,7 +47,10 @@ def gradients(decoder: Decoder) -> tuple[float, dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_the_kept_numbers(kind, monkeypatch):
-    decoder = make(KINDS[kind])
+    assert_gradients_are_plain(make(KINDS[kind]), monkeypatch)
+
+
+def assert_gradients_are_plain(decoder: Decoder, monkeypatch) -> None:
     loss, got = gradients(decoder)
     monkeypatch.setattr(ReversibleStack, "read", plainly)
     expected_loss, expected = gradients(decoder)
@@ -54,6 +58,33 @@ def test_gradients_are_those_of_the_kept_numbers(kind, monkeypatch):
     assert got.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(got[name], gradient, atol=1e-10, rtol=1e-8, msg=name)
+
+
+def test_what_layers_compute_once_is_computed_anew_on_the_way_back(monkeypatch):
+    """What a pass without gradients left in the context has none."""
+
+    def scaled(block, first_BTD, context):
+        if "scale" not in context.shared:
+            context.shared["scale"] = block.ff_norm.weight.exp().mean()
+        return context.shared["scale"] * change(block, first_BTD, context)
+
+    monkeypatch.setattr(reversible, "change", scaled)
+    decoder = make(replace(REVERSIBLE, num_layers=1))
+    with torch.no_grad():
+        decoder.blocks[0].ff_norm.weight.mul_(1.5)
+    assert_gradients_are_plain(decoder, monkeypatch)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_adapters_take_part_in_the_gradients(kind, monkeypatch):
+    decoder = make(REVERSIBLE)
+    adapter = random_adapter(SPECS[kind], decoder)
+    decoder.adapters.attach("a", adapter, decoder, trainable=True)
+    decoder.adapters.default = None
+    plain, _ = gradients(decoder)
+    decoder.adapters.default = "a"
+    assert gradients(decoder)[0] != plain
+    assert_gradients_are_plain(decoder, monkeypatch)
 
 
 def saved_bytes(config) -> int:
