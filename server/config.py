@@ -50,7 +50,8 @@ class AdapterFolder:
 class ServerConfig:
     """The model and datastores that are served, the address, and every limit. Raises InvalidInput for a bad value.
 
-    Requests may name one of the `adapters`. `port=0` takes any free port. With `http_port` the same calls are served
+    With an `encoder`, passages are found by its vectors, which every worker loads. Requests may name one of the
+    `adapters`. `port=0` takes any free port. With `http_port` the same calls are served
     over HTTP too, to as many connections. `num_workers` processes each own a copy of the model and its datastores, with
     `num_threads` threads (0: all cores, divided among them). A loaded worker that sends no heartbeat for
     `worker_timeout_s` is killed and replaced.
@@ -87,6 +88,13 @@ class ServerConfig:
     model: Path = field(
         metadata=option("Folder, GGUF file, hub id, or smollm2.", "--model", "-m", metavar="MODEL", panel=MODEL)
     )
+    encoder: Path | None = field(
+        default=None,
+        metadata=option(
+            "BERT encoder whose vectors find passages by meaning, in place of the model's keys.", metavar="FOLDER",
+            default="the model's keys", panel=MODEL,
+        ),
+    )  # fmt: skip
     stores: tuple[Path, ...] = field(
         default=(), metadata=option("Datastore folder. Repeatable.", "--store", "-s", metavar="FOLDER", panel=MODEL)
     )

@@ -78,6 +78,7 @@ def announcement(config: ServerConfig, address: str, http_url: str | None = None
     lines = [
         f"serving {config.model} at {address}",
         f"  datastores  {stores}",
+        *([f"  encoder     {config.encoder}: finds passages by meaning"] if config.encoder else []),
         *([f"  more in     {config.store_dir}: `memlm client datastore build` adds some"] if config.store_dir else []),
         f"  limits      {config.max_running} requests at a time, {config.max_queued} may wait,"
         f" {format_bytes(config.max_session_bytes)} of sessions",

@@ -35,7 +35,8 @@ class Rights:
         self._names_by_path = {
             path: stores.display_name(given) for given in config.stores for path in _spellings(given)
         }
-        self._names_by_path |= dict.fromkeys(_spellings(config.model), config.model.name)
+        for given in filter(None, (config.model, config.encoder)):
+            self._names_by_path |= dict.fromkeys(_spellings(given), given.name)
         paths = sorted({*self._folders, *self._names_by_path}, key=len, reverse=True)
         self._path_pattern = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, paths))})(/|(?![\w-]|\.\w))")
 

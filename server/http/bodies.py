@@ -251,7 +251,7 @@ _QUESTION: Schema = {"type": "string", "maxLength": MAX_QUESTION_CHARACTERS, "de
 _PASSAGES_BY: Schema = {
     "type": "string",
     "enum": [each.value for each in PassagesBy],
-    "description": "The order of passages: by words (BM25), by meaning (the model's mean state), or by both.",
+    "description": "By words (BM25), by meaning (the encoder of the server, or the mean state), or by both.",
 }
 PASSAGES = _object(
     {

@@ -30,6 +30,7 @@ from memlm.generation.engine import Engine
 from memlm.generation.sessions import Sessions
 from memlm.model.adapter_files import attach_adapters
 from memlm.model.checkpoint import load_checkpoint
+from memlm.model.encoder_files import load_encoder
 from memlm.retrieval.store import OnLost
 from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.active_request import ActiveRequest
@@ -118,7 +119,8 @@ def _load_model(
         max_per_owner=config.max_sessions_per_caller,
         is_ours=lambda name: worker_for_session(name, config.num_workers) == number,
     )
-    return Engine(checkpoint, stores, sessions, may_fail=may_fail, on_lost=on_lost)
+    encoder = None if config.encoder is None else load_encoder(config.encoder, device=config.device)
+    return Engine(checkpoint, stores, sessions, may_fail=may_fail, on_lost=on_lost, passage_encoder=encoder)
 
 
 class Worker:

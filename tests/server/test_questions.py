@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from encoders import save_bert
 from running import PATIENCE_S, RunningServer
 from typer.testing import CliRunner
 
@@ -21,7 +22,9 @@ from memlm.api.passages import Passage
 from memlm.cli.app import app
 from memlm.client import AsyncClient, Client
 from memlm.errors import DeadlineExceeded, InvalidInput, NotFound, PermissionDenied
+from memlm.index.store.manifest import VECTORS
 from memlm.language_model import LanguageModel, load
+from memlm.model.encoder_files import load_encoder
 from memlm.server.config import ServerConfig
 from memlm.server.frontend.auth import Principal
 from memlm.server.frontend.rights import Rights
@@ -287,6 +290,38 @@ def test_an_answer_finds_passages_in_the_callers_datastores_only(store_folder: P
         rights.authorize("Answer", nix, plain)
     assert not rights.authorize("Answer", nix, AnswerRequest.of("why?", GIVEN, {}, {})).retrieval.use_store
     assert rights.authorize("Answer", Principal("root"), plain) == plain
+
+
+@pytest.mark.parametrize("by", ["meaning", "both"])
+def test_a_server_with_an_encoder_finds_passages_by_its_vectors(
+    tmp_path: Path, model_folder: Path, own_store: Path, store_folder: Path, by: str
+) -> None:
+    bert = save_bert("no head", tmp_path / "bert")
+    options = ("--threads", "1", "--http-port", "0", "--encoder", str(bert), *WINDOW)
+    with load(model_folder, [store_folder], attention_window=44) as lm:
+        plain = [each.score for each in lm.find_passages(QUESTION, by=by)]
+        lm.engine.passage_encoder = load_encoder(bert)
+        expected, answer = lm.find_passages(QUESTION, by=by), lm.answer(QUESTION, passages_by=by, **ASK)
+    assert [each.score for each in expected] != plain
+    with (
+        RunningServer(tmp_path / "log", model_folder, own_store, options=options) as server,
+        Client(server.address) as client,
+    ):
+        found = client.find_passages(QUESTION, by=by)
+        assert [(each.document_id, each.token_offset) for each in found] == [
+            (each.document_id, each.token_offset) for each in expected
+        ]
+        assert [each.score for each in found] == pytest.approx([each.score for each in expected], abs=1e-5)
+        assert parts(client.answer(QUESTION, passages_by=by, **ASK))[0] == answer.text
+        url, body = f"{server.http_url}/v1/datastores/passages", {"question": QUESTION, "by": by}
+        listed = httpx.post(url, json=body, timeout=PATIENCE_S).json()["data"]
+        assert [each["score"] for each in listed] == pytest.approx([each.score for each in expected], abs=1e-5)
+    assert list(own_store.rglob(VECTORS))
+
+
+def test_a_server_refuses_a_folder_without_an_encoder(tmp_path: Path, model_folder: Path) -> None:
+    result = CliRunner().invoke(app, ["serve", "--model", str(model_folder), "--encoder", str(tmp_path), "--port", "0"])
+    assert result.exit_code != 0
 
 
 def test_what_is_remembered_is_answered_from(tmp_path: Path, model_folder: Path, own_store: Path) -> None:
