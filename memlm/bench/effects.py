@@ -2,7 +2,7 @@
 
 An `Effect` trains the plain decoder, some changes of it, and the plain one again, from three seeds each. A seed counts
 only if the plain decoder learned the task from it. An effect without such a seed has no result. A `Measurement`
-trains nothing. To add an effect of a part, add an entry to EFFECTS.
+makes its own models, or none. To add an effect of a part, add an entry to EFFECTS.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memlm.base.progress import Progress
+from memlm.bench.grid import bench_decisions
 from memlm.bench.learning import Learned, config_for, learn, score
 from memlm.bench.tasks import (
     Assignments,
@@ -97,7 +98,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A comparison without learning. `measure` takes a seed and returns figures by row."""
+    """A comparison of its own kind. `measure` takes a seed and returns figures by row. All seeds count."""
 
     part: str
     expects: str
@@ -286,6 +287,13 @@ EFFECTS: tuple[Effect | Measurement, ...] = (
         figures=bits,
         shape={"num_layers": 8},
         training={"batch_size": 16},
+    ),
+    Measurement(
+        "decisions",
+        "a Decision Transformer that learned from random walks gets more where more is asked for, and more than they"
+        " got on average; without returns it walks as they do",
+        bench_decisions,
+        minutes=2.0,
     ),
 )
 
