@@ -70,6 +70,7 @@ class Decoder(nn.Module):
         self.blocks: Sequence[Block] = nn.ModuleList(Block(config, n) for n in range(config.num_blocks))  # type: ignore[assignment]
         self.stack: Any = None if config.stack is None else config.stack.build(config, 0)
         self.border: Any = None if config.border is None else config.border.build(config, 0)
+        self.cross: Any = None if config.cross is None else config.cross.build_shared(config)
         self.norm = nn.Identity() if config.norm_order == "post" else make_norm(config)
         self.head = Linear(config.dim, config.vocab_size, bias=False)
         if config.tied_embeddings:
@@ -365,7 +366,13 @@ class Decoder(nn.Module):
             update_memories_at_boundary(list(self.blocks), self.rotary, state)
 
     def _through_layers(self, inputs: Inputs, context: ForwardContext, finishes: bool) -> tuple[Tensor, Tensor]:
+        self.begin_step(context)
         return self.through_blocks(self.embed(inputs, context.mask), context, finishes=finishes)
+
+    def begin_step(self, context: ForwardContext) -> None:
+        """Prepares a step for the layers with a cross."""
+        if self.cross is not None:
+            self.cross.begin(self, context)
 
     def through_blocks(
         self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext, *, finishes: bool

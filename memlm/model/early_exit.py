@@ -68,6 +68,7 @@ def forward_early_exit(
     state.make_room(1)
     mask, token_11 = state.attention_mask([1], 1, None), token_11.to(decoder.device)
     context = ForwardContext(mask, [1], decoder.dtype, state, decoder.rotary, decoder.relative_bias, tokens_BT=token_11)
+    decoder.begin_step(context)
     hidden_BTD, used = decoder.embed(token_11, mask), 0
     for block in decoder.blocks:
         before_BTD, used = hidden_BTD, used + 1

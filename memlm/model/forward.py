@@ -45,6 +45,7 @@ class ForwardContext:
     tokens_BT: Int[Tensor, "B T"] | None = None  # None where vectors are read instead
     losses: dict[str, Tensor] | None = None  # None where nothing learns
     share: float = 1.0  # of this step in the tokens of its pass
+    cross: Any = None  # what the parts between attention and feed-forward share
     layer_offset: int = 0  # a stack that reads a block again gives it other layers of the state
     shared: dict[Any, Tensor] = field(default_factory=dict)  # what layers of one kind compute once
     _ropes: dict[tuple[str, int], Tensor] = field(default_factory=dict)

@@ -91,6 +91,8 @@ class Block(nn.Module):
     def keep(self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext) -> None:
         """Writes keys and values of tokens that skip this layer, as if `hidden_BTD` were its input."""
         self.attention.keep(self.attention_norm(hidden_BTD) if self.has_input_norm else hidden_BTD, context)
+        if (keep := getattr(self.cross, "keep", None)) is not None:
+            keep(hidden_BTD, context)
 
     def finish(
         self,

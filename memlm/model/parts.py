@@ -70,7 +70,10 @@ KNOWN: dict[str, dict[str, str]] = {
         "universal": "memlm.zoo.universal:Universal",
     },
     "border": {"recurrent_memory": "memlm.zoo.recurrent_memory:RecurrentMemory"},
-    "cross": {"source": "memlm.model.cross:SourceAttention"},
+    "cross": {
+        "retro": "memlm.zoo.retro:Retro",
+        "source": "memlm.model.cross:SourceAttention",
+    },
 }
 PLUGINS = "memlm.parts"  # entry points of other packages, named `seam.kind`
 
@@ -118,6 +121,12 @@ class Part:
         Modules with an `initialize` draw their parameters by it, after the decoder has drawn all as usual.
         """
         raise NotImplementedError
+
+    def build_shared(self, config: ModelConfig) -> nn.Module | None:
+        """Returns the module that all layers with a cross share, or None. The decoder has it as `cross`, and calls its
+        `begin(decoder, context)` before each step, which may set `context.cross`.
+        """
+        return None
 
     def fields(self, config: ModelConfig) -> tuple[Field, ...]:
         """What a state remembers for each layer with this part."""

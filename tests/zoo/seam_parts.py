@@ -1,7 +1,8 @@
 """The least part for each seam and each kind of field, to test the seams by themselves. They mean nothing.
 
 `decay` remembers a sum of a token's inputs. `fatigue` adds to fields of earlier places. `gate` joins, `repeated` reads
-each block again, and `carry` fills a place in front of each segment.
+each block again, and `carry` fills a place in front of each segment. `told` is RETRO, with neighbors that follow from
+the tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from memlm.model.attention import Attention
 from memlm.model.fields import PLACES, Field
 from memlm.model.linear import Linear
 from memlm.model.parts import KNOWN, Part
+from memlm.zoo.retro import Retro
+from memlm.zoo.retro_encoder import NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,5 +211,30 @@ class CarryBorder(nn.Module):
                 cache[1, :, :, : state.num_front] = heads.value_BGTd
 
 
-for known in (Decay, Fatigue, Gate, Repeated, Carry):
+@dataclass(frozen=True, slots=True)
+class Told(Retro):
+    kind: ClassVar[str] = "told"
+
+    def build_shared(self, config):
+        shared = Retro.build_shared(self, config)
+        shared.neighbors = lambda chunk_Nm: torch.tensor(
+            [padded(told(chunk, self.neighbors, self.length), self.length) for chunk in chunk_Nm.tolist()]
+        )
+        return shared
+
+
+def told(chunk: list[int], count: int, most: int) -> list[list[int]]:
+    """Neighbors of a chunk, of which some are short and some have no token."""
+    seed = sum((place + 1) * token for place, token in enumerate(chunk))
+    lengths = [(seed * (number + 3) + 5 * number + chunk[-1]) % (most + 1) for number in range(count)]
+    return [
+        [(seed + (number + 2) * place**2 + 11 * number) % 40 for place in range(n)] for number, n in enumerate(lengths)
+    ]
+
+
+def padded(found: list[list[int]], length: int) -> list[list[int]]:
+    return [[*tokens, *[NOTHING] * (length - len(tokens))] for tokens in found]
+
+
+for known in (Decay, Fatigue, Gate, Repeated, Carry, Told):
     KNOWN[known.seam][known.kind] = f"zoo.seam_parts:{known.__name__}"

@@ -48,6 +48,8 @@ RANDOM = pattern("random", window=2, num_global=1, block=3, num_random=2)
 LATEST = {"kind": "lsh", "buckets": 2, "rounds": 2, "span": 2, "seed": 3}
 ROUTED = {"kind": "routing", "clusters": 3, "span": 3, "local_heads": 2, "local_window": 2}
 SPANS = {"kind": "adaptive_span", "ramp": 3, "longest": 9, "start": 0.4}
+RETRO = {"kind": "told", "chunk": 4, "length": 5, "encoder_layers": 1}
+ASKING = {"kind": "told", "layers": (0, 1), "chunk": 3, "length": 4, "conditioned": True}
 ZOO: dict[str, ModelConfig] = {
     "strided": mixed(pattern("strided", stride=4)),
     "fixed": mixed(pattern("fixed", block=4, summary=2)),
@@ -129,6 +131,9 @@ ZOO: dict[str, ModelConfig] = {
     "recurrent memory": segmented(border={"kind": "recurrent_memory", "memories": 3}),
     "recurrent memory of one vector, alibi": segmented(border=ONE_MEMORY, positions="alibi"),
     "recurrent memory and xl": segmented(border=ONE_MEMORY, xl_length=4, positions="transformer_xl"),
+    "retro": replace(PLAIN, cross=RETRO),
+    "retro in two layers, conditioned": replace(PLAIN, cross=ASKING, positions="shaw"),
+    "retro and xl": replace(PLAIN, cross=RETRO, xl_length=5, context_length=6),
     "infinite, sticky": segmented(SIGNAL, xl_length=4),
     "infinite, even, in one layer": segmented({**SIGNAL, "sticky": False}, "attention", xl_length=5),
     "a source": replace(PLAIN, cross="source"),

@@ -14,6 +14,7 @@ from zoo import (
     hyper_twins,
     infinite_twins,
     linear_twins,
+    retro_twins,
     score_twins,
     stack_twins,
 )
@@ -184,6 +185,6 @@ MIXERS = {Decay: decayed, Fatigue: tired, **OF_FILES}
 CHANNELS = {Experts: routed, Switch: routed, HashExperts: hashed}
 JOINS = {Gate: gated, **stack_twins.JOINS}
 STACKS = {Repeated: repeated, **stack_twins.STACKS}
-CROSSES = {**cross_twins.CROSSES}
+CROSSES = {**cross_twins.CROSSES, **retro_twins.CROSSES}
 BORDERS = {Carry: carried, RecurrentMemory: with_memory}
 TEXTS = {RecurrentMemory: in_segments}  # borders through which a segment depends on the whole model's last one
