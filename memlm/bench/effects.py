@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memlm.base.progress import Progress
+from memlm.bench import sequences
 from memlm.bench.grid import bench_decisions
 from memlm.bench.learning import Learned, config_for, learn, score
 from memlm.bench.tasks import (
@@ -294,6 +295,12 @@ EFFECTS: tuple[Effect | Measurement, ...] = (
         " got on average; without returns it walks as they do",
         bench_decisions,
         minutes=2.0,
+    ),
+    Measurement(
+        "source",
+        "whole answers of 12 symbols, reversed or sorted, by an encoder-decoder and by a decoder of equal size (T5)",
+        sequences.measure,
+        minutes=3.0,
     ),
 )
 

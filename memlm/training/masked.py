@@ -20,8 +20,7 @@ from memlm.data.encoder_tokenizer import EncoderTokenizer
 from memlm.errors import InvalidInput, check_range
 from memlm.model.encoder_files import padded
 from memlm.model.text_encoder import TextEncoder
-
-WARMUP = 0.1  # of the steps, in which the learning rate rises
+from memlm.training.fit import fit
 
 
 @dataclass(frozen=True)
@@ -90,29 +89,17 @@ def learn_masked(
     """Trains an encoder with a head on texts, of which the begin counts that it has places for. Returns the loss of
     each step, in nats a chosen token.
 
-    Uses AdamW, a rate that rises and then falls to zero, and gradients of norm 1 at most. Raises InvalidInput for an
-    encoder without a head, and for no text.
+    The optimizer is that of `fit`. Raises InvalidInput for an encoder without a head, and for no text.
     """
     if encoder.head is None or not texts:
         raise InvalidInput("an encoder learns from at least one text, and needs a head; got none", field="texts")
     rows = tokenizer.encode(texts, most=encoder.config.context_length)
     masking, generator = Masking.of(tokenizer), torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(encoder.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    losses = list[float]()
-    encoder.train()
-    for step in range(num_steps):
-        done = step / num_steps
-        rate = learning_rate * min((step + 1) / max(1.0, WARMUP * num_steps), (1 - done) / (1 - WARMUP))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+
+    def loss_of(step: int) -> Tensor:
         drawn = torch.randint(len(rows), (batch_size,), generator=generator).tolist()
         tokens_BT, new_B = padded([rows[place] for place in drawn])
         inputs_BT, chosen_BT = masking.hide(tokens_BT, new_B, generator)
-        loss = masked_loss(encoder, inputs_BT, tokens_BT, chosen_BT, new_B)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(encoder.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-    encoder.eval()
-    return losses
+        return masked_loss(encoder, inputs_BT, tokens_BT, chosen_BT, new_B)
+
+    return fit(encoder, loss_of, num_steps=num_steps, learning_rate=learning_rate)
