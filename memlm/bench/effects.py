@@ -19,6 +19,7 @@ import torch
 
 from memlm.base.progress import Progress
 from memlm.bench import sequences
+from memlm.bench.depths import bits_by_depth
 from memlm.bench.grid import bench_decisions
 from memlm.bench.learning import Learned, config_for, learn, score
 from memlm.bench.tasks import (
@@ -276,6 +277,24 @@ EFFECTS: tuple[Effect | Measurement, ...] = (
         steps=400,
         minutes=1.0,
         figures=bits,
+        training={"batch_size": 16},
+    ),
+    Effect(
+        "exits",
+        "exits that were trained have a lower loss at 1 to 3 of 4 layers than a plain model that is left there"
+        " (CALM's rules), and about the loss of the plain one at all 4 (Depth-Adaptive Transformer)",
+        LibraryText(),
+        {
+            "aligned": {"stack": "exits"},
+            "aligned, weights by layer": {"stack": {"kind": "exits", "weighting": "linear"}},
+            "mixed": {"stack": {"kind": "exits", "training": "mixed"}},
+            "geometric halting": {"stack": {"kind": "exits", "halt": "geometric"}},
+            "multinomial halting": {"stack": {"kind": "exits", "halt": "multinomial"}},
+        },
+        steps=500,
+        minutes=2.0,
+        figures=bits_by_depth,
+        shape={"num_layers": 4},
         training={"batch_size": 16},
     ),
     Effect(

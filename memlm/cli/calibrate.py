@@ -13,7 +13,9 @@ from memlm.cli.console import ConsoleProgress, emit_json, out, print_problem
 def calibrate(
     texts: options.Texts,
     model: options.Model,
-    measure: Annotated[str, typer.Option(metavar="softmax|state", help="Measure of a layer's confidence.")] = "softmax",
+    measure: Annotated[
+        str, typer.Option(metavar="softmax|state|halt", help="Measure of a layer's confidence.")
+    ] = "softmax",
     delta: Annotated[float, typer.Option(help="Share of greedy tokens that may differ.")] = 0.1,
     epsilon: Annotated[float, typer.Option(help="Risk that the share is larger.")] = 0.05,
     prompts: Annotated[int, typer.Option(help="Texts to test on.")] = 100,

@@ -26,7 +26,7 @@ from memlm.data.corpus import Corpus
 from memlm.errors import Corrupt, InvalidInput, NotFound
 from memlm.model import Decoder, DecoderState
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.model.early_exit import ExitRule, forward_early_exit, hoeffding_bentkus
+from memlm.model.early_exit import HALTING, ExitRule, forward_early_exit, hoeffding_bentkus, learned_to_halt
 from memlm.model.gguf import companion
 
 RULE_FILE = "early_exit.json"
@@ -121,6 +121,17 @@ class EarlyExitDecoder:
         """Reads one token into `state` and returns its final hidden state."""
         hidden_11D, _ = forward_early_exit(self._decoder, token_11, state, self._rule)
         return hidden_11D
+
+
+def rule_of(checkpoint: Checkpoint) -> ExitRule:
+    """Returns the rule of a model: the calibrated one, or else that of the halting that it has learned.
+
+    Raises NotFound for a model that has neither.
+    """
+    is_calibrated = companion(checkpoint.path, RULE_FILE).is_file()
+    if not is_calibrated and learned_to_halt(checkpoint.decoder):
+        return ExitRule("halt", HALTING)
+    return load_rule(checkpoint.path)
 
 
 def load_rule(folder: Path) -> ExitRule:

@@ -35,7 +35,7 @@ from memlm.errors import InvalidInput
 from memlm.generation.detokenizer import Detokenizer
 from memlm.generation.draft_budget import DraftBudget, Survival
 from memlm.generation.drafting import LONGEST_DRAFT, Draft, Drafter
-from memlm.generation.early_exit import EarlyExitDecoder, load_rule
+from memlm.generation.early_exit import EarlyExitDecoder, rule_of
 from memlm.generation.prompts import prompt_steps, too_long
 from memlm.generation.sampling import sample
 from memlm.generation.session_files import SessionState
@@ -110,7 +110,7 @@ class Generation:
                     field="early_exit",
                 )
             self.past = None  # it has no keys either
-            self.own_decoder = EarlyExitDecoder(checkpoint.decoder, load_rule(checkpoint.path))
+            self.own_decoder = EarlyExitDecoder(checkpoint.decoder, rule_of(checkpoint))
         seed = secrets.randbelow(MAX_SEED) if self._sampling.seed is None else self._sampling.seed
         self._rng, self._detokenizer = np.random.default_rng(seed), Detokenizer(self._sampling.stop)
         self.accepted = Accepted(

@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -31,6 +32,7 @@ from memlm.model.config import ModelConfig
 from memlm.model.embedding import Embedding
 from memlm.model.fields import fields_of
 from memlm.model.forward import ForwardContext
+from memlm.model.knn_attention import exact
 from memlm.model.layers import Block
 from memlm.model.linear import Linear, panel_weights, stored_as
 from memlm.model.mask import AttentionMask
@@ -78,7 +80,7 @@ class Decoder(nn.Module):
         self._initialize()
         # Parts may learn from losses of their own, and states hold what they remember.
         self._has_parts, self._has_fields = not config.is_plain, bool(fields_of(config))
-        self._has_borders = config.is_segmented
+        self._has_borders, self._has_exits = config.is_segmented, hasattr(self.stack, "loss")
         self.losses = dict[str, Tensor]()
 
     @property
@@ -256,6 +258,8 @@ class Decoder(nn.Module):
         inputs = inputs.to(self.device)
         B, T = inputs.shape[:2]
         new_B = [T] * B if new_B is None else new_B
+        if self._has_exits:
+            self.stack.begin_pass()
         if state is None:
             needs_state = self.config.is_segmented or self.config.extended_attention or self._has_fields
             needs_state = needs_state or self.config.reads_source
@@ -301,6 +305,15 @@ class Decoder(nn.Module):
             mask, new_B, self.dtype, None, self.rotary, self.relative_bias, watch, _tokens(inputs), losses
         )
         return self._through_layers(inputs, context, finishes)
+
+    def loss(self, hidden_BTD: Float[Tensor, "B T D"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
+        """Returns the nats of the next tokens, a mean over the targets that are not -100. `hidden_BTD` are the final
+        states of the latest pass. A stack with a loss of its own, such as exits, computes it from this pass instead.
+        """
+        if self._has_exits:
+            own: Tensor = self.stack.loss(self, targets_BT)
+            return own
+        return F.cross_entropy(exact(self.logits(hidden_BTD)).flatten(0, 1), targets_BT.flatten())
 
     def take_losses(self) -> Float[Tensor, ""] | None:
         """Returns the sum of the losses that parts told since the last call, each a mean over the tokens of its pass,

@@ -7,18 +7,21 @@ attention finds every place written.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from memlm.errors import InvalidInput
 from memlm.model.decoder import Decoder
+from memlm.model.exits import ExitStack
 from memlm.model.forward import ForwardContext
 from memlm.model.state import DecoderState, check_room
 
-MEASURES = ("softmax", "state")
+MEASURES = ("softmax", "state", "halt")
+HALTING = 0.5  # the confidence of a model's own halting at which a token leaves, where none was calibrated
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,8 @@ class ExitRule:
 
     `softmax` measures the probability of the likeliest token minus that of the second, at the cost of one product with
     the vocabulary per layer. `state` measures half of 1 + the cosine between the states before and after a layer.
-    Raises InvalidInput for another measure or a threshold outside 0 to 1.
+    `halt` measures the probability that the token needs no deeper exit, as the model has learned it
+    (`memlm.model.exits`). Raises InvalidInput for another measure or a threshold outside 0 to 1.
     """
 
     measure: str
@@ -42,14 +46,37 @@ class ExitRule:
         if self.first_layer < 1:
             raise InvalidInput(f"first_layer is {self.first_layer}; expected at least 1", field="first_layer")
 
-    def confidence(
-        self, decoder: Decoder, before_BTD: Float[Tensor, "B T D"], after_BTD: Float[Tensor, "B T D"]
-    ) -> float:
-        """Returns the confidence of one token's state after a layer, 0 to 1."""
+    def confidence(self, decoder: Decoder, streams: Sequence[Float[Tensor, "1 1 D"]]) -> float:
+        """Returns the confidence of one token after a layer, 0 to 1. `streams` are its states from the embedding on.
+
+        Raises InvalidInput for `halt` and a model that has not learned to halt.
+        """
+        before_11D, after_11D = streams[-2:]
         if self.measure == "state":
-            return (1 + float(F.cosine_similarity(before_BTD, after_BTD, dim=-1))) / 2
-        best = decoder.logits(decoder.norm(after_BTD)).float().softmax(dim=-1).flatten().topk(2).values
+            return (1 + float(F.cosine_similarity(before_11D, after_11D, dim=-1))) / 2
+        if self.measure == "halt":
+            stack = decoder.stack
+            if not learned_to_halt(decoder):
+                raise InvalidInput(
+                    "the model has not learned to halt; train one with a stack of exits and a halt, or measure softmax"
+                    " or state",
+                    field="measure",
+                )
+            reached = [streams[layer] for layer in stack.layers if layer < len(streams)]
+            return min(1.0, float(stack.log_depths(streams[1], reached).exp().sum()))
+        norm = norm_behind(len(streams) - 1, decoder)
+        best = decoder.logits(norm(after_11D)).float().softmax(dim=-1).flatten().topk(2).values
         return float(best[0] - best[1])
+
+
+def learned_to_halt(decoder: Decoder) -> bool:
+    """Whether a model has learned where its tokens may leave."""
+    return isinstance(decoder.stack, ExitStack) and decoder.stack.halt is not None
+
+
+def norm_behind(layer: int, decoder: Decoder) -> nn.Module:
+    """Returns the norm between a layer, counted from 1, and the head: that of an exit, or the decoder's own."""
+    return decoder.stack.norm_behind(layer, decoder) if isinstance(decoder.stack, ExitStack) else decoder.norm
 
 
 def forward_early_exit(
@@ -57,11 +84,14 @@ def forward_early_exit(
 ) -> tuple[Float[Tensor, "1 1 D"], int]:
     """Reads one token of one sequence. Returns the final hidden state, and the number of layers computed.
 
-    With a threshold of 1 the result equals the whole model's, bit for bit, unless a confidence of exactly 1 is reached.
-    Raises InvalidInput for a model with a stack of its own.
+    A token leaves a model with a stack of exits at these alone, and any other model at any layer. With a threshold of 1
+    the result equals the whole model's, bit for bit, unless a confidence of exactly 1 is reached. Raises InvalidInput
+    for a model with another stack.
     """
-    if decoder.stack is not None:
+    if decoder.stack is not None and not isinstance(decoder.stack, ExitStack):
         raise InvalidInput("early exit leaves out layers, and this model's stack reads them all", field="early_exit")
+    num_layers = decoder.config.num_layers
+    exits = range(1, num_layers) if decoder.stack is None else decoder.stack.layers
     check_room(state, 1)
     if decoder.border is not None:
         decoder.border.begin(decoder, state)
@@ -69,18 +99,18 @@ def forward_early_exit(
     mask, token_11 = state.attention_mask([1], 1, None), token_11.to(decoder.device)
     context = ForwardContext(mask, [1], decoder.dtype, state, decoder.rotary, decoder.relative_bias, tokens_BT=token_11)
     decoder.begin_step(context)
-    hidden_BTD, used = decoder.embed(token_11, mask), 0
+    streams, used = [decoder.embed(token_11, mask)], 0
     for block in decoder.blocks:
-        before_BTD, used = hidden_BTD, used + 1
-        hidden_BTD = block.finish(*block.attend(before_BTD, context), context)
-        last = used == decoder.config.num_layers
-        if not last and used >= rule.first_layer and rule.confidence(decoder, before_BTD, hidden_BTD) > rule.threshold:
+        streams.append(block.finish(*block.attend(streams[-1], context), context))
+        used += 1
+        may_leave = used in exits and rule.first_layer <= used < num_layers
+        if may_leave and rule.confidence(decoder, streams) > rule.threshold:
             break
     for block in list(decoder.blocks)[used:]:
-        block.keep(hidden_BTD, context)
+        block.keep(streams[-1], context)
     state.advance([1])
     decoder.end_piece(state)
-    return decoder.norm(hidden_BTD), used
+    return norm_behind(used, decoder)(streams[-1]), used
 
 
 def hoeffding_bentkus(risk: float, allowed: float, count: int) -> float:

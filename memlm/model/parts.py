@@ -65,6 +65,7 @@ KNOWN: dict[str, dict[str, str]] = {
     },
     "stack": {
         "dense": "memlm.zoo.dense:Dense",
+        "exits": "memlm.model.exits:Exits",
         "looped": "memlm.zoo.universal:Looped",
         "reversible": "memlm.zoo.reversible:Reversible",
         "universal": "memlm.zoo.universal:Universal",

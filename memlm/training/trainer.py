@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from memlm.base.files import move, sync_file
@@ -192,8 +191,7 @@ class Trainer:
             state = self.states[part] = self.decoder.new_state(batch_size=len(rows), training=True)
         with torch.autocast(self.decoder.device.type, torch.bfloat16, enabled=self.bfloat16):
             hidden_BTD, _ = self._forward(batch.inputs_BT, state, starts_BT=batch.starts_BT)
-            logits_BTV = self.decoder.logits(hidden_BTD)
-        loss = F.cross_entropy(logits_BTV.float().flatten(0, 1), batch.targets_BT.flatten())
+            loss = self.decoder.loss(hidden_BTD, batch.targets_BT)
         if state is not None and state.compression_loss is not None:
             loss = loss + self.config.compression_loss_weight * state.compression_loss
             state.compression_loss = None

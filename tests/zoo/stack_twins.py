@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from memory_twins import softmax
 
+from memlm.model.exits import Exits
 from memlm.zoo.dense import Dense
 from memlm.zoo.gated import Gated
 from memlm.zoo.reversible import Reversible
@@ -28,6 +29,13 @@ def gated(twin, part, block, sublayer, stream, change):
         h = np.tanh(W_g @ y + twin.w[prefix + "reset.weight"] @ (r * x))
         out.append((1 - z) * x + z * h)
     return np.stack(out)
+
+
+def layer_by_layer(twin, part, x):
+    twin.streams = [x]
+    for layer in range(twin.config.num_layers):
+        twin.streams.append(twin.layer(layer, twin.streams[-1]))
+    return twin.streams[-1]
 
 
 def averaged_over_depth(twin, part, x):
@@ -113,4 +121,10 @@ def without_skips(twin, part, block, sublayer, stream, change):
 
 MIXERS = {Shaped: shaped}
 JOINS = {Gated: gated, Skipless: without_skips}
-STACKS = {Dense: averaged_over_depth, Universal: halting, Looped: looped, Reversible: in_two_streams}
+STACKS = {
+    Exits: layer_by_layer,
+    Dense: averaged_over_depth,
+    Universal: halting,
+    Looped: looped,
+    Reversible: in_two_streams,
+}
