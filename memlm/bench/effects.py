@@ -150,6 +150,7 @@ EFFECTS: tuple[Effect | Measurement, ...] = (
         {
             "switch": _channel("switch", experts=8),
             "hash": _channel("hash", experts=8),
+            "base": _channel("base", experts=8),
             "top 2 of 8, half as wide": _channel("experts", experts=8, top=2, expert_dim=64),
         },
         steps=600,

@@ -55,6 +55,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "shaped": "memlm.zoo.simplified:Shaped",
     },
     "channel": {
+        "base": "memlm.zoo.base_layers:Base",
         "experts": "memlm.model.experts:Experts",
         "switch": "memlm.model.experts:Switch",
         "hash": "memlm.model.experts:HashExperts",

@@ -67,6 +67,7 @@ ZOO: dict[str, ModelConfig] = {
     "experts": channels({"kind": "experts", "experts": 4, "top": 2, "expert_dim": 12}),
     "switch": channels({"kind": "switch", "experts": 3}),
     "hash": channels({"kind": "hash", "experts": 3}),
+    "base": channels({"kind": "base", "experts": 3, "expert_dim": 12}, "feed_forward"),
     "experts in one layer": channels("feed_forward", {"kind": "experts", "experts": 3, "top": 2}),
     "experts and xl": replace(channels({"kind": "experts", "experts": 3, "top": 2}), xl_length=5, context_length=6),
     "pattern and experts": replace(PLAIN, layers=[{"mixer": GLOBAL, "channel": {"kind": "switch", "experts": 3}}]),

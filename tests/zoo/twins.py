@@ -24,6 +24,7 @@ from zoo.segment_twins import in_segments, with_memory
 
 from memlm.model.experts import Experts, HashExperts, Switch
 from memlm.model.patterns import Pattern
+from memlm.zoo.base_layers import Base
 from memlm.zoo.recurrent_memory import RecurrentMemory
 
 
@@ -111,6 +112,12 @@ def routed(twin, part, layer, t, x):
     return sum(p[e] / total * twin.expert(layer, e, x) for e in best)
 
 
+def by_vector(twin, part, layer, t, x):
+    scores = twin.linear(f"blocks.{layer}.ff.router", x)
+    best = int(np.argmax(scores))
+    return twin.expert(layer, best, x) / (1 + np.exp(-scores[best]))
+
+
 def hashed(twin, part, layer, t, x):
     order = sorted(range(twin.config.vocab_size), key=lambda token: drawn(part.seed, layer, token))
     return twin.expert(layer, order.index(twin.tokens[t]) % part.experts, x)
@@ -182,7 +189,7 @@ OF_FILES = (
     | stack_twins.MIXERS
 )
 MIXERS = {Decay: decayed, Fatigue: tired, **OF_FILES}
-CHANNELS = {Experts: routed, Switch: routed, HashExperts: hashed}
+CHANNELS = {Base: by_vector, Experts: routed, Switch: routed, HashExperts: hashed}
 JOINS = {Gate: gated, **stack_twins.JOINS}
 STACKS = {Repeated: repeated, **stack_twins.STACKS}
 CROSSES = {**cross_twins.CROSSES, **retro_twins.CROSSES}
