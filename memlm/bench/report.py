@@ -35,9 +35,9 @@ from memlm.base.version import __version__
 
 # Figures that describe the measurement; all others are its results.
 SETTINGS = (
-    "answers", "documents", "entries", "entries_1x", "entries_4x", "faiss_searches", "gates", "dim",
-    "dropped_from_memory", "index", "k", "lists", "nprobe", "parameters", "pruned", "queries", "rerank", "repeats",
-    "streams", "temperature", "tokens",
+    "answers", "budget", "documents", "entries", "entries_1x", "entries_4x", "faiss_searches", "files", "gates", "dim",
+    "dropped_from_memory", "holes", "index", "k", "lists", "nprobe", "parameters", "pruned", "queries", "rerank",
+    "repeats", "streams", "temperature", "tokens",
 )  # fmt: skip
 ROW_WORDS = (
     "entries", "store", "way", "index", "prompts", "streams", "keys", "windows", "tokens", "depth", "effect", "config"
