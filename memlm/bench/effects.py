@@ -22,6 +22,7 @@ from memlm.bench import sequences
 from memlm.bench.depths import bits_by_depth
 from memlm.bench.grid import bench_decisions
 from memlm.bench.learning import Learned, config_for, learn, score
+from memlm.bench.swapped_store import swapped_store
 from memlm.bench.tasks import (
     Assignments,
     CountsInOrder,
@@ -265,6 +266,13 @@ EFFECTS: tuple[Effect | Measurement, ...] = (
         minutes=1.0,
         shape={"num_heads": 4, "num_kv_heads": 4},
         training={"learning_rate": 1e-2},
+    ),
+    Measurement(
+        "retro",
+        "values that the store alone has are read from it: after it is swapped, the answers are the new ones, and with"
+        " values of other keys they are chance (RETRO)",
+        swapped_store,
+        minutes=1.3,
     ),
     Effect(
         "gated",

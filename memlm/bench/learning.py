@@ -105,6 +105,8 @@ def learn(
     settings = replace(TRAINING, seed=seed, device=device, steps=steps, **(training or {}))
     torch.manual_seed(seed)
     decoder = Decoder(config).to(device_of(settings))
+    if (prepare := getattr(task, "prepare", None)) is not None:  # a task may have more than texts
+        prepare(decoder)
     batches = TaskBatches(task, settings.batch_size, seed)
     trainer = Trainer(settings, decoder, batches, ProcessGroup())
     trainer.num_steps, begin, passed = steps, time.perf_counter(), 0

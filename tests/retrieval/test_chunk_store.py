@@ -1,0 +1,77 @@
+"""The store of RETRO's neighbors, against a search that looks at every chunk of every document."""
+
+import numpy as np
+import pytest
+import torch
+from decoders import SHAPE, make
+
+from memlm.errors import InvalidInput
+from memlm.model import Decoder
+from memlm.retrieval.chunk_store import ChunkStore, token_means
+from memlm.zoo.retro_encoder import NOTHING
+
+CHUNK, LENGTH = 4, 7
+
+
+def documents(seed: int = 0) -> list[list[int]]:
+    generator = np.random.default_rng(seed)
+    return [generator.integers(40, size=size).tolist() for size in (9, 0, 30, 3, 17, 12)]
+
+
+def slowly(documents, embed, asked, count, leaves_out_own):
+    """Texts of the nearest chunks, one chunk and document at a time."""
+    candidates = []
+    for text in documents:
+        has_it = any(text[place : place + CHUNK] == asked for place in range(len(text)))
+        for begin in range(0, len(text), CHUNK):
+            own = text[begin : begin + CHUNK]
+            vectors = [embed(np.array([each]))[0] for each in (own, asked)]
+            if not (leaves_out_own and has_it):
+                candidates.append((((vectors[0] - vectors[1]) ** 2).sum(), text[begin : begin + LENGTH]))
+    return [text for _, text in sorted(candidates, key=lambda each: each[0])[:count]]
+
+
+@pytest.mark.parametrize("leaves_out_own", [False, True])
+@pytest.mark.parametrize("count", [3, 50])
+def test_it_finds_what_a_search_of_every_chunk_finds(leaves_out_own, count):
+    texts, embed = documents(), token_means(make(SHAPE))
+    store = ChunkStore(texts, embed, chunk=CHUNK, neighbors=count, length=LENGTH, leaves_out_own=leaves_out_own)
+    asked = [texts[2][5:9], texts[4][8:12], [1, 2, 3, 4]]
+    found = store(torch.tensor(asked))
+    assert found.shape == (3, count, LENGTH)
+    for chunk, found_kr in zip(asked, found.tolist(), strict=True):
+        expected = slowly(texts, embed, chunk, count, leaves_out_own)
+        padded = [[*text, *[NOTHING] * (LENGTH - len(text))] for text in expected]
+        assert found_kr == padded + [[NOTHING] * LENGTH] * (count - len(expected))
+
+
+def test_no_neighbor_is_of_a_document_that_has_the_chunk_at_any_place():
+    texts = documents()
+    texts.append(texts[2][3:20])  # a copy within another document
+    store = ChunkStore(texts, token_means(make(SHAPE)), chunk=CHUNK, neighbors=2, length=CHUNK, leaves_out_own=True)
+    own = {tuple(text[place : place + CHUNK]) for text in (texts[2], texts[-1]) for place in range(len(text))}
+    for begin in range(3, 16):
+        found = store(torch.tensor([texts[2][begin : begin + CHUNK]]))[0].tolist()
+        assert not {tuple(token for token in text if token != NOTHING) for text in found} & own
+
+
+def test_it_looks_on_where_the_nearest_chunks_are_all_left_out():
+    texts, embed, asked = [[1, 2, 3, 4] * 30, *documents()], token_means(make(SHAPE)), [1, 2, 3, 4]
+    store = ChunkStore(texts, embed, chunk=CHUNK, neighbors=2, length=CHUNK, leaves_out_own=True)
+    expected = [text[:CHUNK] for text in slowly(texts, embed, asked, 2, True)]
+    assert store(torch.tensor([asked]))[0].tolist() == expected
+
+
+def test_learning_changes_no_distance():
+    decoder = Decoder(SHAPE)
+    store = ChunkStore(documents(), token_means(decoder), chunk=CHUNK)
+    asked = torch.tensor([[1, 2, 3, 4]])
+    before = store(asked)
+    with torch.no_grad():
+        decoder.embedding.weight.normal_()
+    assert torch.equal(store(asked), before)
+
+
+def test_documents_without_tokens_are_refused():
+    with pytest.raises(InvalidInput, match="no tokens"):
+        ChunkStore([[], []], token_means(make(SHAPE)))
