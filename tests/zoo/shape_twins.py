@@ -39,3 +39,19 @@ def decision_logits(model, returns, states, actions):
         read.append(embed(twin.w["embedding.weight"][actions[step]], step))
     hidden = twin.hidden(read)
     return np.array([twin.scores(hidden[3 * step + 1]) for step in range(len(actions))])
+
+
+def megabyte_logits(model, text):
+    """Scores (T, V) of each byte of a text from those before it."""
+    w, of_patches, of_bytes = numbers(model), VectorTwin(model.global_model), VectorTwin(model.local_model)
+    P = model.config.patch
+    D, scores = model.config.global_model.dim // P, []
+    patches = [of_patches.w["embedding.weight"][0]]  # the one before the first
+    for begin in range(0, len(text), P):
+        made, read = of_patches.hidden(patches)[-1], []
+        for place in range(min(P, len(text) - begin)):
+            before = of_bytes.w["embedding.weight"][text[begin + place - 1]] if place else w["start_L"]
+            read.append(w["to_local.weight"] @ made[place * D : (place + 1) * D] + before)
+            scores.append(of_bytes.scores(of_bytes.hidden(read)[-1]))
+        patches.append(np.concatenate([w["embedding.weight"][byte] for byte in text[begin : begin + P]]))
+    return np.array(scores)
