@@ -26,10 +26,10 @@ demo: $(STAMP)  ## run the main job on a pretrained model and show the result (t
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
 test: $(STAMP)  ## run the unit and the server tests (five to eleven minutes on two idle cores)
-	$(PYTEST) -m "not (crash or packaging or exhaustive or slow)"
+	$(PYTEST) -m "not (crash or packaging or exhaustive or slow or cluster)"
 
 test-rest: $(STAMP)  ## run the crash and the packaging tests
-	$(PYTEST) -m "(crash or packaging) and not (exhaustive or slow)"
+	$(PYTEST) -m "(crash or packaging) and not (exhaustive or slow or cluster)"
 
 test-all: $(STAMP)  ## run every test, the exhaustive grid and the slow ones included
 	$(PYTEST)

@@ -16,7 +16,7 @@ from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig, device
 from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
-TIERS = ("unit", "server", "crash", "packaging", "exhaustive", "slow")
+TIERS = ("unit", "server", "crash", "packaging", "exhaustive", "slow", "cluster")
 STARTED_SERVERS = {"server", "narrow_server", "web", "narrow_web", "guarded_web", "growing_web"}  # fixtures
 SHAPE = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim": 48, "context_length": 48}
 

@@ -32,6 +32,7 @@ FLOORS = (
     "zoo",
     "retrieval",
     "training indexing generation inspect",
+    "distributed",
     "prompting",
     "language_model",
     "evaluation",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,10 +29,13 @@ from memlm.cli.render_index import (
     print_passages,
     print_tuning,
 )
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, check_choice
 
 if TYPE_CHECKING:
+    from memlm.indexing.encoding import BlockEncoder
     from memlm.model.checkpoint import Checkpoint
+
+ENGINES = ("local", "ray")
 
 app = typer.Typer(help="Build, change, check and search a datastore.", no_args_is_help=True)
 
@@ -64,6 +69,8 @@ def build(
     check: options.Check = "quick",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    engine: options.Engine = "local",
+    address: options.Address = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the files, and the expected size and time.")
     ] = False,
@@ -86,11 +93,12 @@ def build(
         progress(LOADING, 0, 1)
         from memlm.indexing.build import build_index
 
-        report = build_index(
-            model, documents, out_folder, index=index, target=target, max_ram_bytes=options.num_bytes(max_ram),
-            keep_keys=keep_keys, prune=prune, window=window, stride=stride, seed=seed, check=check, dtype=dtype,
-            device=device, progress=progress,
-        )  # fmt: skip
+        with _reader(engine, model, dtype=dtype, device=device, address=address) as (loaded, encoder):
+            report = build_index(
+                loaded, documents, out_folder, index=index, target=target, encoder=encoder,
+                max_ram_bytes=options.num_bytes(max_ram), keep_keys=keep_keys, prune=prune, window=window,
+                stride=stride, seed=seed, check=check, dtype=dtype, device=device, progress=progress,
+            )  # fmt: skip
     print_build(report, json=json)
 
 
@@ -103,6 +111,8 @@ def add(
     check: options.Check = "quick",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    engine: options.Engine = "local",
+    address: options.Address = None,
     glob: options.Glob = "**/*",
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
@@ -116,10 +126,38 @@ def add(
         progress(LOADING, 0, 1)
         from memlm.indexing.build import add_to_index
 
-        report = add_to_index(
-            model, documents, store, replace=replace, check=check, dtype=dtype, device=device, progress=progress
-        )
+        with _reader(engine, model, dtype=dtype, device=device, address=address) as (loaded, encoder):
+            report = add_to_index(
+                loaded, documents, store, replace=replace, check=check, dtype=dtype, device=device,
+                encoder=encoder, progress=progress,
+            )  # fmt: skip
     print_build(report, json=json)
+
+
+@contextmanager
+def _reader(
+    engine: str, model: Path, *, dtype: str, device: str, address: str | None
+) -> Iterator[tuple[Path | Checkpoint, BlockEncoder | None]]:
+    """The model of a build, loaded if a cluster is to read with it, and what encodes with it."""
+    check_choice("engine", engine, ENGINES)
+    if engine == "local":
+        if address is not None:
+            raise InvalidInput(
+                f"address is {address!r}, and the engine local has none; give --engine ray", field="address"
+            )
+        yield model, None
+        return
+    try:
+        from memlm.distributed.encoding import RayEncoder
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            f"the engine ray needs {error.name}, which is not installed; pip install 'memlm[ray]'", field="engine"
+        ) from error
+    from memlm.model.checkpoint import load_checkpoint
+
+    checkpoint = load_checkpoint(model, dtype=dtype, device=device)
+    with RayEncoder(model, checkpoint, dtype=dtype, device=device, address=address) as encoder:
+        yield checkpoint, encoder
 
 
 @app.command(epilog="Example: memlm index delete store --where license=unknown")

@@ -23,6 +23,19 @@ Window = Annotated[
     typer.Option(help="Tokens that the model reads at once (default: its context, at most 1024)."),
 ]
 Stride = Annotated[int | None, typer.Option(help="Tokens that each window adds (default: half the window).")]
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="local|ray", help="Read in this process, or on the nodes of a Ray cluster.", rich_help_panel="Cluster"
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Of the Ray cluster, as HOST:PORT or auto (default: RAY_ADDRESS, else this machine).",
+        rich_help_panel="Cluster",
+    ),
+]
 Glob = Annotated[str, typer.Option(help="Files to read in folders.")]
 Hidden = Annotated[
     bool,

@@ -29,12 +29,13 @@ from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import JOURNAL, StoreSpec
 from memlm.index.store.writer import StoreWriter
 from memlm.indexing.checks import run_checks
+from memlm.indexing.encoding import BlockEncoder, LocalEncoder
 from memlm.indexing.estimate import estimate_build
-from memlm.indexing.pruning import EncodedWindow, check_prune, encode_and_prune
+from memlm.indexing.pruning import EncodedWindow, check_prune
 from memlm.indexing.quality import KeyCheck, Quality
 from memlm.indexing.self_tuning import SelfTuning
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.retrieval.encoder import Encoder, document_windows, window_size
+from memlm.retrieval.encoder import document_windows, window_size
 from memlm.retrieval.store import ModelStore
 
 CHECKPOINT_WINDOWS, CHECKPOINT_TOKENS = 128, 32_768  # of a block, at most
@@ -92,6 +93,7 @@ def build_index(
     check: str = "quick",
     dtype: str = "auto",
     device: str = "auto",
+    encoder: BlockEncoder | None = None,
     progress: Progress = silent,
 ) -> BuildReport:
     """Builds a datastore with one entry per token of the corpus, or resumes an interrupted build of it.
@@ -108,7 +110,8 @@ def build_index(
 
     `check` is "quick", "full" or "none" (see `memlm.indexing.checks`). Unless it is "none", the store is tuned on its
     own documents, each of which is left out of the search for its neighbors. `dtype` is the data type of a model that
-    is given by its path. Raises AlreadyExists if `out` holds a store, StorageFull if the disk will not hold it, and
+    is given by its path. An `encoder` reads the corpus in other processes (`memlm.distributed.encoding.RayEncoder`).
+    Raises AlreadyExists if `out` holds a store, StorageFull if the disk will not hold it, and
     InvalidInput for an option of keys beside an index of "none".
     """
     checkpoint, corpus = _loaded(model, dtype, device, progress), corpus_of(corpus)
@@ -118,7 +121,7 @@ def build_index(
     if index == NO_INDEX:
         _check_no_keys(
             target=target, max_ram_bytes=max_ram_bytes, keep_keys=None if keep_keys else False, prune=prune,
-            window=window, stride=stride,
+            window=window, stride=stride, encoder=encoder,
         )  # fmt: skip
     size = window_size(checkpoint.decoder, window, stride)
     spec = StoreSpec(
@@ -143,7 +146,7 @@ def build_index(
         if max_ram_bytes is not None and index == "auto":
             codes_within(max_ram_bytes, estimate.entries, spec.dim)
     with StoreWriter.create(out, spec) as writer:
-        return _fill(writer, checkpoint, corpus, spec, check=check, progress=progress)
+        return _fill(writer, checkpoint, corpus, spec, encoder=encoder, check=check, progress=progress)
 
 
 def add_to_index(
@@ -155,13 +158,14 @@ def add_to_index(
     check: str = "quick",
     dtype: str = "auto",
     device: str = "auto",
+    encoder: BlockEncoder | None = None,
     progress: Progress = silent,
 ) -> BuildReport:
     """Adds documents to a datastore as one more segment, encoded with the store's own settings.
 
     With `replace`, a document replaces the one with its id at the commit. Otherwise such an id raises AlreadyExists.
-    `check` is as of `build_index`; "quick" encodes some of the new documents again. Raises Incompatible for a store of
-    another model.
+    `check` and `encoder` are as of `build_index`; "quick" encodes some of the new documents again. Raises Incompatible
+    for a store of another model.
     """
     check_choice("check", check, CHECKS)
     checkpoint, corpus = _loaded(model, dtype, device, progress), corpus_of(corpus)
@@ -169,7 +173,7 @@ def add_to_index(
         ModelStore(existing, checkpoint)
         spec = existing.manifest.spec
     with StoreWriter.extend(store, spec) as writer:
-        return _fill(writer, checkpoint, corpus, spec, replace=replace, check=check, progress=progress)
+        return _fill(writer, checkpoint, corpus, spec, encoder=encoder, replace=replace, check=check, progress=progress)
 
 
 def compact_index(
@@ -260,8 +264,9 @@ class _CorpusWindow(NamedTuple):
 class _Reading:
     """The progress of reading a corpus, window by window, in bytes of text."""
 
-    def __init__(self, total_bytes: int, progress: Progress) -> None:
-        self.entries, self._bytes, self._total_bytes, self._progress = 0, 0.0, total_bytes, progress
+    def __init__(self, total_bytes: int, encoder: BlockEncoder, progress: Progress) -> None:
+        self.entries, self._bytes, self._total_bytes = 0, 0.0, total_bytes
+        self._encoder, self._progress = encoder, progress
         self._block: list[_CorpusWindow] = []
         self._tell(0.0)
 
@@ -282,7 +287,8 @@ class _Reading:
 
     def _tell(self, num_bytes: float) -> None:
         done = round(num_bytes)
-        self._progress("read", done, max(self._total_bytes, done), f"{self.entries:,} entries")
+        note = ", ".join(filter(None, (f"{self.entries:,} entries", self._encoder.note)))
+        self._progress("read", done, max(self._total_bytes, done), note)
 
 
 def _fill(
@@ -291,17 +297,18 @@ def _fill(
     corpus: Corpus,
     spec: StoreSpec,
     *,
+    encoder: BlockEncoder | None,
     replace: bool = False,
     check: str,
     progress: Progress,
 ) -> BuildReport:
     """Streams the corpus through the model into the writer, commits, and checks the result."""
     begin_s, resumed = time.perf_counter(), writer.num_resumed_entries
-    reading = _Reading(corpus.num_bytes, progress)
+    encoder = encoder or LocalEncoder(checkpoint.decoder)
+    reading = _Reading(corpus.num_bytes, encoder, progress)
     # The encoder reads ahead in its own copy of the blocks.
     at_once = UNREAD_WINDOWS if spec.drafts_only else windows_at_once(spec.context)
     blocks, ahead = itertools.tee(blocks_of(_windows(checkpoint, corpus, spec), at_once))
-    encoder = Encoder(checkpoint.decoder)
     with closing(_encode(encoder, ahead, resumed, spec, reading.on_window)) as encoded_blocks:
         for block in blocks:
             reading.begin(block)
@@ -373,7 +380,7 @@ def _windows(checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec) -> Iterato
 
 
 def _encode(
-    encoder: Encoder,
+    encoder: BlockEncoder,
     blocks: Iterator[list[_CorpusWindow]],
     num_resumed_entries: int,
     spec: StoreSpec,
@@ -393,8 +400,5 @@ def _encode(
     windows = ([each.window for each in block] for block in blocks)
     if spec.drafts_only:
         yield from ([EncodedWindow(None)] * len(block) for block in windows)
-    elif spec.prune is None:
-        for keys in encoder.keys_of_blocks(windows, on_window):
-            yield [EncodedWindow(keys_ND) for keys_ND in keys]
     else:
-        yield from encode_and_prune(encoder, windows, spec.prune, on_window)
+        yield from encoder.encode(windows, spec.prune, on_window)
