@@ -99,7 +99,7 @@ class ListDatastoresRequest(Request[DatastorePage]):
 
 
 class SearchBy(StrEnum):
-    """What a search compares."""
+    """The objects that a search compares."""
 
     STATE = "state"  # of the model: the contexts that it would continue alike
     WORDS = "words"  # of the texts: the places where they follow each other

@@ -18,5 +18,5 @@ def check_device(given: str) -> None:
 
 
 def check_dtype(given: str) -> None:
-    """Raises InvalidInput for what names no type."""
+    """Raises InvalidInput for a name of no type."""
     check_choice("dtype", given, DTYPE_NAMES)

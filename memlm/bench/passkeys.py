@@ -116,7 +116,7 @@ class _Text:
         return _Text(self._checkpoint, state, self.end)
 
     def tell(self, past: OwnPast, begin: int) -> None:
-        """Adds the tokens and keys from a place on to a context cache of what is before it."""
+        """Adds the tokens and keys from a place on to a context cache of the text before it."""
         past.cache.crop(begin)
         for first in range(begin - self.begin, len(self._ids), PIECE):
             piece = slice(first, first + PIECE)

@@ -33,7 +33,7 @@ def doctor(json: options.Json = False) -> None:
 
 
 def examined() -> tuple[dict[str, Any], list[str]]:
-    """What is known of the machine, and advice on what is slow or missing."""
+    """Facts about the machine, and advice on slow or missing parts."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # before the measurements add to it
     import faiss
     import torch

@@ -54,7 +54,7 @@ class _Leaf:
 
     @property
     def flag(self) -> str:
-        """What users type: the first long flag, or the name of an argument."""
+        """The word that users type: the first long flag, or the name of an argument."""
         if self.is_argument:
             return self.field.name.upper()
         return next(

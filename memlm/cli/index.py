@@ -138,7 +138,7 @@ def add(
 def _reader(
     engine: str, model: Path, *, dtype: str, device: str, address: str | None
 ) -> Iterator[tuple[Path | Checkpoint, BlockEncoder | None]]:
-    """The model of a build, loaded if a cluster is to read with it, and what encodes with it."""
+    """The model of a build, loaded if a cluster is to read with it, and its encoder."""
     check_choice("engine", engine, ENGINES)
     if engine == "local":
         if address is not None:

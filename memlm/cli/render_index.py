@@ -308,7 +308,7 @@ def print_lines(title: str, facts: Sequence[tuple[str, str]]) -> None:
 
 
 def info_lines(snapshot: Any) -> list[tuple[str, str]]:
-    """Names and values of what `index info` shows."""
+    """Names and values that `index info` shows."""
     manifest, defaults, spec = snapshot.manifest, snapshot.defaults, snapshot.manifest.spec
     committed = datetime.fromtimestamp((snapshot.path / manifest.name).stat().st_mtime, UTC).astimezone()
     pruned = f", {snapshot.num_pruned_entries:,} more are pruned" if snapshot.num_pruned_entries else ""

@@ -129,14 +129,14 @@ class PassCost:
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """What the sequences that use the same datastores have learned about drafts."""
+    """Experience with drafts of the sequences that use the same datastores."""
 
     survival: Survival = field(default_factory=Survival)
     cost: PassCost = field(default_factory=PassCost)
 
 
 class DraftBudget:
-    """What all sequences of a decoder have learned about drafts, apart for each set of datastores that they use.
+    """Experience with drafts of all sequences of a decoder, apart for each set of datastores that they use.
 
     The datastores of a text decide which of its drafts are right, also of those from the text itself, and the searches
     of a pass are part of its time. If the sequences of all sets shared an experience, the times of an answer would tell

@@ -12,7 +12,7 @@ from memlm.retrieval.encoder import Encoder
 
 
 class BlockEncoder(Protocol):
-    """Encodes blocks of windows of documents in their order, whatever processes it uses."""
+    """Encodes blocks of windows of documents in their order, in this process or in others."""
 
     @property
     def note(self) -> str:

@@ -190,7 +190,7 @@ class _Encoding:
         self._number, self.count = self._number + 1, self.count + len(targets_N) - skip
 
     def passages(self) -> Passages:
-        """Returns what was encoded."""
+        """Returns the encoded passages."""
         self._progress(self._phase, self._total, self._total)
         return Passages(
             *(np.concatenate([getattr(part, each.name) for part in self._parts]) for each in fields(Passages))

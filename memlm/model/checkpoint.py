@@ -209,7 +209,7 @@ def fingerprint_of(folder: Path) -> str:
 
 
 def marks_of(path: Path) -> tuple[tuple[int, ...], ...]:
-    """What changes about a model's files when they are replaced or written."""
+    """Marks of a model's files that change when they are replaced or written."""
     files = [path] if is_gguf(path) else [path / CONFIG_FILE, *weight_paths(path)]
     return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in map(Path.stat, files))
 

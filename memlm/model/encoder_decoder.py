@@ -49,7 +49,7 @@ class EncoderDecoder(Decoder):
     `num_encoder_layers` such layers (default: as many). Both share the embedding.
 
     A pass needs a state with a source for each row: `new_state(sources_B=model.encode(...))`. Parameters start as the
-    decoder's do. Raises InvalidInput for a config with what T5 lacks.
+    decoder's do. Raises InvalidInput for a config with parts that T5 lacks.
     """
 
     def __init__(self, config: ModelConfig, *, num_encoder_layers: int | None = None) -> None:

@@ -131,11 +131,11 @@ class Part:
         return None
 
     def fields(self, config: ModelConfig) -> tuple[Field, ...]:
-        """What a state remembers for each layer with this part."""
+        """The fields of a state for each layer with this part."""
         return ()
 
     def model_fields(self, config: ModelConfig) -> tuple[Field, ...]:
-        """What a state remembers once for the whole model."""
+        """The fields of a state for the whole model."""
         return ()
 
     def num_blocks(self, config: ModelConfig) -> int:

@@ -34,7 +34,7 @@ class TextEncoder(nn.Module):
 
     `num_segments` is how many segments a text may have, each of which has an embedding. With `has_head` it scores
     tokens, by a head that shares the embedding: `config.tied_embeddings` says the same. Parameters start as BERT's do.
-    Seed torch before for reproducible ones. Raises InvalidInput for a config with what an encoder lacks.
+    Seed torch before for reproducible ones. Raises InvalidInput for a config with parts that an encoder lacks.
     """
 
     def __init__(self, config: ModelConfig, *, num_segments: int = 2, has_head: bool = True) -> None:

@@ -32,7 +32,7 @@ class Weights(Protocol):
 
     @property
     def folder(self) -> Path:
-        """What errors call it."""
+        """The name in errors."""
 
     @property
     def names(self) -> set[str]:

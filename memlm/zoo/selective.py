@@ -63,7 +63,7 @@ class Selective(Part):
 
 
 class SelectiveAttention(Attention):
-    """Attention whose scores fall by what earlier tokens hide."""
+    """Attention whose scores fall as earlier tokens hide keys."""
 
     is_explicit = True
 

@@ -85,7 +85,7 @@ class AdmittedCall:
 
     @property
     def origin(self) -> dict[str, str]:
-        """What a worker learns of the call."""
+        """The part of the call that a worker learns."""
         return {"id_": self.record.id, "caller": self.queue_key, "owner": self.caller.name}
 
 

@@ -56,7 +56,7 @@ class ChoiceAnswer:
             self._around = tuple(self._encoded(content).rsplit(b'""', 1))
 
     def clear(self) -> None:
-        """Forgets what was sent."""
+        """Forgets the events that were sent."""
         self.text = ""
         if self.form.num_logprobs is not None:
             names = (

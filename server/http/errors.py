@@ -83,7 +83,7 @@ def body_of(error: MemlmError) -> dict[str, Any]:
 
 
 def headers_of(error: MemlmError) -> dict[str, str]:
-    """What a client needs to try again."""
+    """Headers that a client needs to try again."""
     if isinstance(error, Overloaded):
         return {"retry-after": f"{max(1, round(error.retry_after_s))}"}
     return {"www-authenticate": "Bearer"} if isinstance(error, Unauthenticated) else {}

@@ -101,7 +101,7 @@ class Events:
 
 
 def event_size(event: WireEvent) -> int:
-    """What an event takes of the quotas of events: the bytes of its tokens, or the characters of an answer's prompt
+    """Returns the share of an event in the quotas: the bytes of its tokens, or the characters of an answer's prompt
     with its passages. Other events are small.
     """
     if isinstance(event, tuple):
