@@ -31,6 +31,8 @@ def generate(
     device: options.Device = "auto",
     attention_window: options.AttentionWindow = None,
     extended_attention: options.ExtendedAttention = None,
+    mix_with: options.MixWith = None,
+    mix_top: options.MixTop = 0,
     show_sources: options.ShowSources = False,
     json: options.Json = False,
 ) -> None:
@@ -38,6 +40,17 @@ def generate(
     request = replace(request, prompt=options.read_prompt(prompt, file))
     if show_sources and not (store and request.retrieval.use_store):
         raise typer.BadParameter("--show-sources needs a datastore; give --store FOLDER")
+    if mix_with:
+        _generate_mixed(
+            request,
+            [model, *mix_with],
+            mix_top,
+            dtype,
+            device,
+            is_plain=not (store or attention_window or extended_attention),
+            json=json,
+        )
+        return
     from memlm.language_model import load
 
     adapters = () if request.adapter is None else (request.adapter,)
@@ -48,6 +61,19 @@ def generate(
         extended_attention=extended_attention, adapters=adapters,
     ) as lm:  # fmt: skip
         print_continuation(lm, request, show_sources=show_sources, json=json)
+
+
+def _generate_mixed(
+    request: GenerateRequest, models: list[Path], top: int, dtype: str, device: str, *, is_plain: bool, json: bool
+) -> None:
+    if not is_plain:
+        raise typer.BadParameter(
+            "--mix-with goes with neither --store, --attention-window nor --extended-attention; leave them out"
+        )
+    from memlm.generation.model_mixture import ModelMixture
+
+    with ModelMixture(models, top=top, dtype=dtype, device=device).generate(request) as tokens:
+        render.print_generation(tokens, prompt=request.prompt, json=json, show_sources=False)
 
 
 def print_continuation(

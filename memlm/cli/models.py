@@ -65,6 +65,23 @@ def merge(
     out.print(f"The model is in {out_folder}.", markup=False)
 
 
+@app.command("average", epilog="Example: memlm models average books code --weights 1,3 --out both")
+def average(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Models of one shape and tokenizer.")],
+    out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="The averaged model's new folder.")],
+    weights: Annotated[str, typer.Option(help="A number for each model, with commas between. Default: equal.")] = "",
+) -> None:
+    """Write the weighted mean of models, in float32, from which `memlm train --init-from` goes on."""
+    from memlm.model.averages import average_models
+
+    try:
+        given = [float(weight) for weight in weights.split(",")] if weights else []
+    except ValueError as error:
+        raise InvalidInput(f"the weights are {weights!r}; expected numbers such as 1,3", field="weights") from error
+    average_models(models, out_folder, given)
+    out.print(f"The model is in {out_folder}.", markup=False)
+
+
 @app.command("check", epilog="Example: memlm models check smollm2")
 def check(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, GGUF file, name, or id on the hub.")],

@@ -80,6 +80,17 @@ Dtype = Annotated[
         rich_help_panel="Model",
     ),
 ]
+MixWith = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="MODEL",
+        help="Another model of the same tokenizer to mix with, as likely as each makes the text. Repeatable.",
+        rich_help_panel="Model",
+    ),
+]
+MixTop = Annotated[
+    int, typer.Option(metavar="N", help="Likeliest models that predict a token, 0 for all.", rich_help_panel="Model")
+]
 AttentionWindow = Annotated[
     int | None,
     typer.Option(
