@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +14,7 @@ from memlm.base.printable import one_line
 from memlm.base.progress import LOADING
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, err, out, print_problem
+from memlm.cli.engine import reader_of
 from memlm.cli.fields import with_fields
 from memlm.cli.interruption import describe_build, on_interrupt, this_command
 from memlm.cli.render_index import (
@@ -29,13 +28,10 @@ from memlm.cli.render_index import (
     print_passages,
     print_tuning,
 )
-from memlm.errors import InvalidInput, check_choice
+from memlm.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from memlm.indexing.encoding import BlockEncoder
     from memlm.model.checkpoint import Checkpoint
-
-ENGINES = ("local", "ray")
 
 app = typer.Typer(help="Build, change, check and search a datastore.", no_args_is_help=True)
 
@@ -93,7 +89,7 @@ def build(
         progress(LOADING, 0, 1)
         from memlm.indexing.build import build_index
 
-        with _reader(engine, model, dtype=dtype, device=device, address=address) as (loaded, encoder):
+        with reader_of(engine, model, dtype=dtype, device=device, address=address) as (loaded, encoder):
             report = build_index(
                 loaded, documents, out_folder, index=index, target=target, encoder=encoder,
                 max_ram_bytes=options.num_bytes(max_ram), keep_keys=keep_keys, prune=prune, window=window,
@@ -126,38 +122,12 @@ def add(
         progress(LOADING, 0, 1)
         from memlm.indexing.build import add_to_index
 
-        with _reader(engine, model, dtype=dtype, device=device, address=address) as (loaded, encoder):
+        with reader_of(engine, model, dtype=dtype, device=device, address=address) as (loaded, encoder):
             report = add_to_index(
                 loaded, documents, store, replace=replace, check=check, dtype=dtype, device=device,
                 encoder=encoder, progress=progress,
             )  # fmt: skip
     print_build(report, json=json)
-
-
-@contextmanager
-def _reader(
-    engine: str, model: Path, *, dtype: str, device: str, address: str | None
-) -> Iterator[tuple[Path | Checkpoint, BlockEncoder | None]]:
-    """The model of a build, loaded if a cluster is to read with it, and its encoder."""
-    check_choice("engine", engine, ENGINES)
-    if engine == "local":
-        if address is not None:
-            raise InvalidInput(
-                f"address is {address!r}, and the engine local has none; give --engine ray", field="address"
-            )
-        yield model, None
-        return
-    try:
-        from memlm.distributed.encoding import RayEncoder
-    except ModuleNotFoundError as error:
-        raise InvalidInput(
-            f"the engine ray needs {error.name}, which is not installed; pip install 'memlm[ray]'", field="engine"
-        ) from error
-    from memlm.model.checkpoint import load_checkpoint
-
-    checkpoint = load_checkpoint(model, dtype=dtype, device=device)
-    with RayEncoder(model, checkpoint, dtype=dtype, device=device, address=address) as encoder:
-        yield checkpoint, encoder
 
 
 @app.command(epilog="Example: memlm index delete store --where license=unknown")

@@ -138,6 +138,12 @@ def _learning(
         raise InvalidInput(
             "this decoder reads a source beside its text, and documents have none; choose the cross none", field="cross"
         )
+    if model_config.cross is not None and model_config.cross.kind == "retro":
+        raise InvalidInput(
+            "training has no neighbors for the cross retro, which would learn nothing; train a decoder without it, and"
+            " then `memlm.zoo.retro.retrofit` of it (docs/zoo.md)",
+            field="cross",
+        )
     if base is None or not config.adapter:
         return (add_memories(base.decoder, model_config) if base else Decoder(model_config)), None
     # Without a shorter context, the model needs no second copy.
