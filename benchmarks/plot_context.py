@@ -1,8 +1,10 @@
-"""Draws docs/reports/context-gain.svg from benchmarks/context-h100.json, and prints its tables. Needs matplotlib.
+"""Draws the plots of docs/reports/context.md and prints its tables, from benchmarks/context-h100.json and the reports
+passkeys*.json. Needs matplotlib.
 
 python benchmarks/plot_context.py
 """
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 from report import load, rows_of
 
-PICTURE = Path(__file__).parents[1] / "docs" / "reports" / "context-gain.svg"
+REPORTS = Path(__file__).parents[1] / "docs" / "reports"
 WAYS = {
     "datastore": "datastore",
     "context_cache": "context cache",
@@ -20,13 +22,19 @@ WAYS = {
 }
 
 
+PASS_KEYS = {"attention_window": "window", "context_cache": "context cache", "extended_attention": "extended attention"}
+GUESS = 11.5  # nats of five digits
+
+
 def main() -> None:
-    """Gains over a window of 512 by kind of text, and of a datastore by its size."""
-    rows = rows_of(load()["context-h100"])
+    """Gains over a window of 512 by kind of text, and of a datastore by its size, and pass keys by depth."""
+    reports = load()
+    rows = rows_of(reports["context-h100"])
     texts = [row for row in rows if "nats_per_token" in row]
     sizes = [row for row in rows if "nats_less_datastore" in row and "nats_per_token" not in row]
     sys.stdout.write("\n".join([*table(texts), "", *table_of_sizes(sizes)]) + "\n")
     draw(texts, sizes)
+    draw_passkeys([row for name in sorted(reports) if name.startswith("passkeys") for row in rows_of(reports[name])])
 
 
 def table(texts: list[dict[str, Any]]) -> Iterator[str]:
@@ -76,7 +84,34 @@ def draw(texts: list[dict[str, Any]], sizes: list[dict[str, Any]]) -> None:
         panel.grid(alpha=0.3, axis="y")
         panel.set_axisbelow(True)
     figure.tight_layout()
-    figure.savefig(PICTURE, metadata={"Date": None})
+    figure.savefig(REPORTS / "context-gain.svg", metadata={"Date": None})
+
+
+def draw_passkeys(rows: list[dict[str, Any]]) -> None:
+    """A heat map for each way: nats of the answer by length of the text and depth of the key, with a dot where it was
+    right.
+    """
+    import matplotlib.pyplot as plt
+
+    lengths = sorted({int(row["tokens"]) for row in rows})
+    depths = sorted({float(row["depth"]) for row in rows})
+    figure, panels = plt.subplots(1, len(PASS_KEYS), figsize=(8.4, 3.4), sharey=True, layout="constrained")
+    for panel, (way, name) in zip(panels, PASS_KEYS.items(), strict=True):
+        nats = [[math.nan] * len(lengths) for _ in depths]
+        for row in rows:
+            if row["way"] == way:
+                line, column = depths.index(float(row["depth"])), lengths.index(int(row["tokens"]))
+                nats[line][column] = row["nats_of_answer"]
+                if row["right"] == 1:
+                    panel.plot(column, line, "o", color="white", markersize=4)
+        picture = panel.imshow(nats, aspect="auto", cmap="viridis_r", vmin=0, vmax=1.5 * GUESS)
+        panel.set_xticks(range(len(lengths)), [f"{length // 1000:,}k" for length in lengths])
+        panel.set_xlabel("tokens of the text")
+        panel.set_title(name, fontsize=9)
+    panels[0].set_yticks(range(0, len(depths), 2), [f"{depth:.0%}" for depth in depths[::2]])
+    panels[0].set_ylabel("depth of the key")
+    figure.colorbar(picture, ax=panels, label="nats of five digits")
+    figure.savefig(REPORTS / "context-passkeys.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -152,6 +152,7 @@ IN_REPORTS = {  # families whose tables are in a report
     "retrieval": ("Retrieval methods", "../docs/reports/retrieval.md"),
     "drafts": ("Drafts", "../docs/reports/drafts.md"),
     "context": ("Context cache", "../docs/reports/context.md"),
+    "passkeys": ("Pass keys", "../docs/reports/context.md#pass-keys"),
     "effects": ("Effects of parts", "../docs/zoo.md#effects"),
 }
 
