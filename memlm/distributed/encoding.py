@@ -26,24 +26,28 @@ from memlm.errors import Incompatible, InvalidInput, MemlmError, Unavailable
 from memlm.indexing.encoding import LocalEncoder
 from memlm.indexing.pruning import EncodedWindow
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.config import ModelConfig
 
 BLOCKS_EACH = 2  # a worker has one to encode and one to go on with
 BLOCKS_AHEAD = 4  # for each worker: those encoded before an earlier one wait in this process
 PATIENCE_S = 600.0  # without any worker
-CONNECT_S = 10.0
+CONNECT_S, GREET_AGAIN_S = 10.0, 1.0
+MOST_DEATHS = 5  # of workers that had the same block
 
 
 class Identity(NamedTuple):
     """Properties that the checkpoints of all workers share, so that equal windows have equal keys, but for rounding."""
 
-    fingerprint: str
+    files: str
     number_type: str
     weights: str
+    config: ModelConfig
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Identity:
         """That of a loaded checkpoint."""
-        return cls(checkpoint.fingerprint, str(checkpoint.decoder.dtype), checkpoint.decoder.dtype_name)
+        decoder = checkpoint.decoder
+        return cls(checkpoint.fingerprint, str(decoder.dtype), decoder.dtype_name, decoder.config)
 
 
 class Worker:
@@ -51,6 +55,7 @@ class Worker:
 
     def __init__(self, model: str, dtype: str, device: str) -> None:
         self._model, self._dtype, self._device = model, dtype, device
+        self._encoder: LocalEncoder | None = None
 
     def greet(self) -> tuple[Identity, str]:
         """Loads the model. Returns which it is, and the node."""
@@ -59,7 +64,10 @@ class Worker:
         return Identity.of(checkpoint), ray.get_runtime_context().get_node_id()
 
     def encode(self, windows: Sequence[Window], prune: float | None) -> list[EncodedWindow]:
-        """Encodes one block."""
+        """Encodes one block. A worker that was started anew since its greeting loads the model again."""
+        if self._encoder is None:
+            self.greet()
+        assert self._encoder is not None
         (encoded,) = self._encoder.encode([windows], prune, lambda place: None)
         return encoded
 
@@ -72,13 +80,15 @@ class Share(NamedTuple):
     gpus: int
 
     @classmethod
-    def of(cls, nodes: Iterable[dict[str, Any]]) -> Share:
-        """A worker for each GPU, or else as many equal workers as fit, the largest of which is the smallest node.
+    def of(cls, nodes: Iterable[dict[str, Any]], device: str) -> Share:
+        """A worker for each GPU, unless the device is cpu. Without GPUs, as many equal workers as fit, each as large as
+        the smallest node.
 
         Raises Unavailable for nodes without processors.
         """
         resources = [node["Resources"] for node in nodes if node["Alive"]]
-        if gpus := sum(int(each.get("GPU", 0)) for each in resources):
+        gpus = sum(int(min(each.get("GPU", 0), each.get("CPU", 0))) for each in resources)
+        if gpus and device != "cpu":
             return cls(gpus, 1, 1)
         cpus = [int(each.get("CPU", 0)) for each in resources if each.get("CPU", 0) >= 1]
         if not cpus:
@@ -92,14 +102,16 @@ class _Block:
 
     windows: Sequence[Window]
     encoded: list[EncodedWindow] | None = None
+    deaths: int = 0
 
 
 class RayEncoder:
     """Encodes blocks of windows on a Ray cluster. A context manager, which ends its workers.
 
-    `model` must be found on each node under the same name. `address` is that of the cluster, as of `ray.init`. Without
-    one, RAY_ADDRESS counts, and without that this machine is the cluster. Raises InvalidInput for a model with memory,
-    which reads the windows of a document one after another, and Unavailable if there is no such cluster.
+    `model` must be found on each node under the same name. `address` is HOST:PORT of the cluster that this machine is a
+    node of, or auto. Without one, RAY_ADDRESS counts, and without that this machine is the cluster. Raises InvalidInput
+    for a model with memory, which reads the windows of a document one after another, and Unavailable if there is no
+    such cluster.
     """
 
     def __init__(
@@ -117,18 +129,29 @@ class RayEncoder:
                 " out",
                 field="engine",
             )
+        if getattr(checkpoint.decoder.cross, "neighbors", None) is not None:
+            raise InvalidInput("engine is ray, and workers cannot find the neighbors of retro", field="engine")
         self._identity, self._is_own = Identity.of(checkpoint), not ray.is_initialized()
         if self._is_own:
             _connect(address)
-        share = Share.of(ray.nodes())
-        actor: Any = ray.remote(
-            num_cpus=share.cpus, num_gpus=share.gpus, max_restarts=-1, scheduling_strategy="SPREAD"
-        )(Worker)  # fmt: skip
-        path = str(Path(model).resolve()) if Path(model).exists() else str(model)
-        self._workers: list[Any] = [actor.remote(path, dtype, device) for _ in range(share.workers)]
-        self._nodes: dict[Any, str] = {}  # of the workers that are ready
-        self._greetings = {worker.greet.remote(): worker for worker in self._workers}
+        elif address is not None:
+            raise InvalidInput(f"address is {address!r}, and Ray runs here already; leave it out", field="address")
+        self._workers = list[Any]()
+        self._nodes = dict[Any, str]()  # of the workers that are ready
+        self._greetings = dict[Any, Any]()
+        self._dead = dict[Any, float]()  # when each is to be greeted again
         self._alone_since_s = time.monotonic()
+        try:
+            share = Share.of(ray.nodes(), device)
+            actor: Any = ray.remote(
+                num_cpus=share.cpus, num_gpus=share.gpus, max_restarts=-1, scheduling_strategy="SPREAD"
+            )(Worker)  # fmt: skip
+            path = str(Path(model).absolute()) if Path(model).exists() else str(model)
+            self._workers += [actor.remote(path, dtype, device) for _ in range(share.workers)]
+            self._greetings |= {worker.greet.remote(): worker for worker in self._workers}
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def note(self) -> str:
@@ -144,7 +167,8 @@ class RayEncoder:
     ) -> Iterator[list[EncodedWindow]]:
         """Encodes as `BlockEncoder`. A block whose worker dies goes to another one.
 
-        Raises Unavailable after ten minutes without a worker, and Incompatible if a worker has another model.
+        Raises Unavailable after ten minutes without a worker, for a worker that cannot start and for a block that one
+        worker after another dies of, and Incompatible if a worker has another model.
         """
         unread = iter(blocks)
         ahead, waiting = deque[_Block](), deque[_Block]()
@@ -167,7 +191,13 @@ class RayEncoder:
                 block, worker = running.pop(ref)
                 try:
                     block.encoded = ray.get(ref)
-                except (RayActorError, ObjectLostError):
+                except (RayActorError, ObjectLostError) as error:
+                    block.deaths += 1
+                    if block.deaths == MOST_DEATHS:
+                        raise Unavailable(
+                            f"{MOST_DEATHS} workers died one after another of the same block ({error}); give the nodes"
+                            " more memory, or the build a smaller window"
+                        ) from error
                     waiting.appendleft(block)
                     self._lose(worker)
                 except RayTaskError as error:
@@ -202,16 +232,20 @@ class RayEncoder:
                     yield worker
 
     def _done(self, refs: list[Any]) -> list[Any]:
-        """Waits until some of the work is done. Returns which."""
-        while True:
-            done, _ = ray.wait(refs, num_returns=1, timeout=1.0)
-            if done:
-                return done
-            if not self._nodes and time.monotonic() - self._alone_since_s > PATIENCE_S:
-                raise Unavailable(
-                    f"the Ray cluster had no worker for {PATIENCE_S:.0f} s; `ray status` tells what it has. The same"
-                    " command resumes the build"
-                )
+        """Waits for some of the work, a second at most. Returns the parts that are done."""
+        if not self._nodes and time.monotonic() - self._alone_since_s > PATIENCE_S:
+            raise Unavailable(
+                f"the Ray cluster had no worker for {PATIENCE_S:.0f} s; `ray status` tells what it has, and the same"
+                " command resumes the build"
+            )
+        for worker in [worker for worker, due_s in self._dead.items() if time.monotonic() >= due_s]:
+            del self._dead[worker]
+            self._greetings[worker.greet.remote()] = worker
+        if not refs:
+            time.sleep(GREET_AGAIN_S / 4)
+            return []
+        done, _ = ray.wait(refs, num_returns=1, timeout=GREET_AGAIN_S)
+        return done
 
     def _welcome(self, ref: Any) -> None:
         """Takes a worker that has loaded the model."""
@@ -220,34 +254,46 @@ class RayEncoder:
             identity, node = ray.get(ref)
         except RayTaskError as error:
             raise _cause_of(error) from error
-        except RayActorError:
-            self._greetings[worker.greet.remote()] = worker
+        except RayActorError as error:
+            if error.actor_init_failed:
+                raise Unavailable(
+                    f"a worker of the Ray cluster cannot start: {error}; install memlm, of this version, on every node"
+                ) from error
+            self._lose(worker)
             return
-        if identity != self._identity:
+        if differing := [
+            name for name, here, there in zip(Identity._fields, self._identity, identity, strict=True) if here != there
+        ]:
             raise Incompatible(
-                f"a worker has loaded {identity}, and this process {self._identity}; give every node the same files, or"
-                " a dtype if their processors differ"
+                f"a worker has loaded a model of another {' and '.join(differing)} than this process; give every node"
+                " the same files, or a dtype if their processors differ"
             )
         self._nodes[worker] = node
 
     def _lose(self, worker: Any) -> None:
-        """Notes that a worker has died. It greets again when the cluster has started it anew."""
-        if self._nodes.pop(worker, None) is not None:
-            self._greetings[worker.greet.remote()] = worker
+        """Notes that a worker has died. It is greeted again soon, for the cluster starts it anew."""
+        if self._nodes.pop(worker, None) is not None and not self._nodes:
             self._alone_since_s = time.monotonic()
+        if worker not in self._dead and worker not in self._greetings.values():
+            self._dead[worker] = time.monotonic() + GREET_AGAIN_S
 
 
 def _connect(address: str | None) -> None:
     """Joins a cluster, or starts one on this machine. Raises Unavailable if there is none at the address."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address or os.environ.get("RAY_ADDRESS")
+    if address is not None and "://" in address:
+        raise InvalidInput(
+            f"address is {address!r}, of Ray's client; run this on a node of the cluster, with HOST:PORT or auto",
+            field="address",
+        )
     try:
         if address is None:
             ray.init(log_to_driver=False, logging_level=logging.WARNING, include_dashboard=False)
             return
         host, _, port = address.rpartition(":")
         if host and port.isdecimal():  # Ray itself tries for minutes
-            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
         ray.init(address, log_to_driver=False, logging_level=logging.WARNING)
     except (OSError, ValueError, RayError) as error:
         raise Unavailable(f"no Ray cluster answers at {address} ({error}); `ray status` tells of one") from error

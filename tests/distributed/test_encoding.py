@@ -1,6 +1,9 @@
 """Builds whose model runs on a Ray cluster: the same entries as a build in one process, whatever dies meanwhile."""
 
+import os
 import random
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from memlm.indexing import build as indexing_build
 from memlm.indexing.build import add_to_index, build_index
 from memlm.model import Decoder, Memorizing, ModelConfig
 from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+from memlm.retrieval.encoder import Encoder, document_windows
 
 ray = pytest.importorskip("ray")
 distributed = pytest.importorskip("memlm.distributed.encoding")
@@ -39,7 +43,7 @@ def cluster():
 @pytest.fixture
 def two_workers(cluster, monkeypatch):
     """Two workers of a core each, on the one node."""
-    monkeypatch.setattr(distributed.Share, "of", lambda nodes: distributed.Share(2, 1, 0))
+    monkeypatch.setattr(distributed.Share, "of", lambda nodes, device: distributed.Share(2, 1, 0))
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +164,54 @@ def test_a_killed_worker_costs_its_blocks_alone(two_workers, tmp_path, model_fol
     assert_same(tmp_path / "store", local)
 
 
+class Unable:
+    """A worker that cannot start, as on a node without memlm."""
+
+    def __init__(self, *options):
+        raise ImportError("no memlm here")
+
+    def greet(self):
+        raise NotImplementedError
+
+
+class Deadly(distributed.Worker):
+    """A worker that each block kills."""
+
+    def encode(self, windows, prune):
+        os._exit(1)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("worker", "message"), [(Unable, "install memlm"), (Deadly, "one after another of the same block")]
+)
+def test_a_cluster_that_cannot_work_is_given_up(
+    cluster, tmp_path, model_folder, checkpoint, corpus_folder, monkeypatch, worker, message
+):
+    monkeypatch.setattr(distributed, "Worker", worker)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no worker can import this file
+    monkeypatch.setattr(distributed.Share, "of", lambda nodes, device: distributed.Share(1, 1, 0))
+    with distributed.RayEncoder(model_folder, checkpoint) as encoder, pytest.raises(Unavailable, match=message):
+        build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "store", encoder=encoder)
+
+
+@pytest.mark.cluster
+def test_a_worker_that_died_unnoticed_loads_the_model_again(
+    two_workers, model_folder, checkpoint, corpus_folder, local
+):
+    with distributed.RayEncoder(model_folder, checkpoint) as encoder:
+        while not encoder._nodes:
+            for ref in encoder._done(list(encoder._greetings)):
+                encoder._welcome(ref)
+        for worker in encoder._nodes:
+            ray.kill(worker, no_restart=False)
+        time.sleep(3)  # started anew by Ray
+        window = next(document_windows(checkpoint.decoder, np.arange(5, 40), checkpoint.tokenizer.start_id))
+        (encoded,) = next(encoder.encode([[window]], None, lambda place: None))
+    (expected,) = Encoder(checkpoint.decoder).keys([window])
+    assert np.array_equal(encoded.keys_ND, expected)
+
+
 @pytest.mark.cluster
 def test_workers_with_another_model_are_refused(two_workers, tmp_path, tokenizer, checkpoint, corpus_folder):
     save_checkpoint(tmp_path / "other", Decoder(ModelConfig(vocab_size=tokenizer.vocab_size, **SHAPE)), tokenizer)
@@ -183,13 +235,29 @@ def test_a_model_that_no_worker_finds_is_named(two_workers, tmp_path, checkpoint
 def test_a_cluster_without_a_worker_is_given_up(
     cluster, tmp_path, model_folder, checkpoint, corpus_folder, monkeypatch
 ):
-    monkeypatch.setattr(distributed.Share, "of", lambda nodes: distributed.Share(1, 64, 0))
+    monkeypatch.setattr(distributed.Share, "of", lambda nodes, device: distributed.Share(1, 64, 0))
     monkeypatch.setattr(distributed, "PATIENCE_S", 0.1)
     with (
         distributed.RayEncoder(model_folder, checkpoint) as encoder,
         pytest.raises(Unavailable, match="ray status"),
     ):
         build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "store", encoder=encoder)
+
+
+@pytest.mark.cluster
+def test_a_model_with_another_window_is_refused(two_workers, tmp_path, model_folder, corpus_folder):
+    checkpoint = load_checkpoint(model_folder, attention_window=16)
+    with distributed.RayEncoder(model_folder, checkpoint) as encoder, pytest.raises(Incompatible, match="config"):
+        build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "store", encoder=encoder)
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "127.0.0.1:1"])
+def test_no_cluster_is_at_an_address(model_folder, checkpoint, address):
+    if ray.is_initialized():
+        ray.shutdown()
+    with pytest.raises((InvalidInput, Unavailable), match=r"node of the cluster|no Ray cluster"):
+        distributed.RayEncoder(model_folder, checkpoint, address=address)
+    assert not ray.is_initialized()
 
 
 def test_a_model_with_memory_is_refused(tmp_path, tokenizer):
@@ -199,27 +267,22 @@ def test_a_model_with_memory_is_refused(tmp_path, tokenizer):
         distributed.RayEncoder(tmp_path / "model", load_checkpoint(tmp_path / "model"))
 
 
-def test_no_cluster_at_an_address(model_folder, checkpoint):
-    if ray.is_initialized():
-        ray.shutdown()
-    with pytest.raises(Unavailable, match="no Ray cluster"):
-        distributed.RayEncoder(model_folder, checkpoint, address="127.0.0.1:1")
-
-
 @pytest.mark.parametrize(
-    ("resources", "expected"),
+    ("resources", "device", "expected"),
     [
-        ([{"CPU": 8.0}], (1, 8, 0)),
-        ([{"CPU": 8.0}, {"CPU": 2.0}, {"CPU": 5.0}], (7, 2, 0)),
-        ([{"CPU": 16.0, "GPU": 2.0}, {"CPU": 4.0}], (2, 1, 1)),
-        ([{"CPU": 4.0}, {"memory": 1.0}], (1, 4, 0)),
+        ([{"CPU": 8.0}], "auto", (1, 8, 0)),
+        ([{"CPU": 8.0}, {"CPU": 2.0}, {"CPU": 5.0}], "auto", (7, 2, 0)),
+        ([{"CPU": 16.0, "GPU": 2.0}, {"CPU": 4.0}], "cuda", (2, 1, 1)),
+        ([{"CPU": 16.0, "GPU": 2.0}, {"CPU": 4.0}], "cpu", (5, 4, 0)),
+        ([{"CPU": 4.0}, {"CPU": 0.0, "GPU": 2.0}], "auto", (1, 4, 0)),
+        ([{"CPU": 4.0}, {"memory": 1.0}], "auto", (1, 4, 0)),
     ],
 )
-def test_workers_share_a_cluster(resources, expected):
+def test_workers_share_a_cluster(resources, device, expected):
     nodes = [{"Alive": True, "Resources": each} for each in resources]
-    assert distributed.Share.of([*nodes, {"Alive": False, "Resources": {"CPU": 1.0}}]) == expected
+    assert distributed.Share.of([*nodes, {"Alive": False, "Resources": {"CPU": 1.0}}], device) == expected
     with pytest.raises(Unavailable, match="no processors"):
-        distributed.Share.of([{"Alive": True, "Resources": {"CPU": 0.0}}])
+        distributed.Share.of([{"Alive": True, "Resources": {"CPU": 0.0}}], device)
 
 
 def test_the_command_builds_on_a_cluster_of_its_own(tmp_path, model_folder, corpus_folder, local):
