@@ -18,8 +18,8 @@ from torch import Tensor
 
 from memlm.bench.learning import config_for, learn, score
 from memlm.bench.tasks import Drawn, Task
-from memlm.retrieval.chunk_store import ChunkStore
 from memlm.training.validation import PADDING
+from memlm.zoo.chunk_store import ChunkStore
 from memlm.zoo.retro import Neighbors
 
 SYMBOLS, TOKENS, PAIRS, ASKED = 16, 4, 2000, 4

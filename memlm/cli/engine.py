@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memlm.errors import InvalidInput, check_choice
+from memlm.index.factory import NO_INDEX
 
 if TYPE_CHECKING:
     from memlm.indexing.encoding import BlockEncoder
@@ -18,10 +19,18 @@ ENGINES = ("local", "ray")
 
 @contextmanager
 def reader_of(
-    engine: str, model: Path, *, dtype: str, device: str, address: str | None
+    engine: str, model: Path, *, dtype: str, device: str, address: str | None, index: str = ""
 ) -> Iterator[tuple[Path | Checkpoint, BlockEncoder | None]]:
-    """The model of a build, loaded if a cluster is to read with it, and its encoder."""
+    """The model of a build, loaded if a cluster is to read with it, and its encoder.
+
+    Raises InvalidInput for options that do not go together.
+    """
     check_choice("engine", engine, ENGINES)
+    if engine != "local" and index == NO_INDEX:
+        raise InvalidInput(
+            f"engine is {engine}, and a store with the index none is built without the model; leave engine out",
+            field="engine",
+        )
     if engine == "local":
         if address is not None:
             raise InvalidInput(

@@ -89,7 +89,7 @@ def build(
         progress(LOADING, 0, 1)
         from memlm.indexing.build import build_index
 
-        with reader_of(engine, model, dtype=dtype, device=device, address=address) as (loaded, encoder):
+        with reader_of(engine, model, dtype=dtype, device=device, address=address, index=index) as (loaded, encoder):
             report = build_index(
                 loaded, documents, out_folder, index=index, target=target, encoder=encoder,
                 max_ram_bytes=options.num_bytes(max_ram), keep_keys=keep_keys, prune=prune, window=window,

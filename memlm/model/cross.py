@@ -62,4 +62,5 @@ class CrossAttention(nn.Module):
 def make_sources(blocks: Iterable[Any], states_BND: Float[Tensor, "B N D"], length_B: Sequence[int]) -> list[Source]:
     """Returns what the layers of a decoder read of encoded texts, `length_B` states of each."""
     pairs_L2BGNd = torch.stack([block.cross.pairs(states_BND) for block in blocks])
-    return [Source(pairs_L2BGNd[:, :, row, :, :length]) for row, length in enumerate(length_B)]
+    # Copies: a view would keep the whole batch for as long as one of its rows.
+    return [Source(pairs_L2BGNd[:, :, row, :, :length].clone()) for row, length in enumerate(length_B)]

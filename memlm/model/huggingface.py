@@ -297,7 +297,7 @@ def _t5_config(c: JsonDict) -> dict[str, Any]:
         "num_kv_heads": c["num_heads"],
         "head_dim": c["d_kv"],
         "ff_dim": c["d_ff"],
-        "context_length": c.get("n_positions", 512),
+        "context_length": c.get("n_positions") or 512,
         "positions": "t5",
         "num_buckets": c.get("relative_attention_num_buckets", 32),
         "max_distance": c.get("relative_attention_max_distance", 128),

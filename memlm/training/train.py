@@ -81,6 +81,7 @@ def train(
     if init_from:
         base = load_checkpoint(init_from, trainable=True)
         tokenizer, model_config = base.tokenizer, config_with_memories(base.decoder.config, config.model_fields)
+    _check_cross(model_config or config.model(config.vocab_size), has_adapter=bool(config.adapter))
     progress = progress if group.is_main else silent
     if group.is_main and not resume:
         _start(out, work, config, init_from)
@@ -130,20 +131,24 @@ def train(
     )
 
 
-def _learning(
-    base: Checkpoint | None, model_config: ModelConfig, config: TrainConfig
-) -> tuple[Decoder, Adapter | None]:
-    """Returns the decoder, and the adapter that alone learns, if the run has one. Seed torch before."""
-    if model_config.reads_source:
+def _check_cross(config: ModelConfig, *, has_adapter: bool) -> None:
+    """Raises InvalidInput for a decoder that reads more than the documents of a corpus."""
+    if config.reads_source:
         raise InvalidInput(
             "this decoder reads a source beside its text, and documents have none; choose the cross none", field="cross"
         )
-    if model_config.cross is not None and model_config.cross.kind == "retro":
+    if config.cross is not None and config.cross.kind == "retro" and not has_adapter:
         raise InvalidInput(
             "training has no neighbors for the cross retro, which would learn nothing; train a decoder without it, and"
             " then `memlm.zoo.retro.retrofit` of it (docs/zoo.md)",
             field="cross",
         )
+
+
+def _learning(
+    base: Checkpoint | None, model_config: ModelConfig, config: TrainConfig
+) -> tuple[Decoder, Adapter | None]:
+    """Returns the decoder, and the adapter that alone learns, if the run has one. Seed torch before."""
     if base is None or not config.adapter:
         return (add_memories(base.decoder, model_config) if base else Decoder(model_config)), None
     # Without a shorter context, the model needs no second copy.

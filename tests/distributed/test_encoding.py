@@ -295,7 +295,11 @@ def test_the_command_builds_on_a_cluster_of_its_own(tmp_path, model_folder, corp
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--engine", "spark"], "engine"), (["--address", "auto"], "--engine ray")],
+    [
+        (["--engine", "spark"], "engine"),
+        (["--address", "auto"], "--engine ray"),
+        (["--engine", "ray", "--index", "none"], "without the model"),
+    ],
 )
 def test_options_that_do_not_fit_are_refused(tmp_path, model_folder, corpus_folder, options, message):
     command = ["index", "build", str(corpus_folder), "--model", str(model_folder), "--out", str(tmp_path / "store")]

@@ -1,5 +1,7 @@
 """The store of RETRO's neighbors, against a search that looks at every chunk of every document."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,8 @@ from decoders import SHAPE, make
 
 from memlm.errors import InvalidInput
 from memlm.model import Decoder
-from memlm.retrieval.chunk_store import ChunkStore, token_means
+from memlm.zoo import chunk_store
+from memlm.zoo.chunk_store import ChunkStore, token_means
 from memlm.zoo.retro_encoder import NOTHING
 
 CHUNK, LENGTH = 4, 7
@@ -22,7 +25,8 @@ def slowly(documents, embed, asked, count, leaves_out_own):
     """Texts of the nearest chunks, one chunk and document at a time."""
     candidates = []
     for text in documents:
-        has_it = any(text[place : place + CHUNK] == asked for place in range(len(text)))
+        runs = [text[place : place + CHUNK - 1] for place in range(len(text))]
+        has_it = asked[1:] in runs or asked[:-1] in runs
         for begin in range(0, len(text), CHUNK):
             own = text[begin : begin + CHUNK]
             vectors = [embed(np.array([each]))[0] for each in (own, asked)]
@@ -75,3 +79,32 @@ def test_learning_changes_no_distance():
 def test_documents_without_tokens_are_refused():
     with pytest.raises(InvalidInput, match="no tokens"):
         ChunkStore([[], []], token_means(make(SHAPE)))
+
+
+def test_the_first_chunk_of_a_model_finds_no_text_of_its_own():
+    generator, start = np.random.default_rng(0), 99
+    texts = [generator.integers(90, size=60).tolist() for _ in range(8)]
+    store = ChunkStore(
+        texts, token_means(make(replace(SHAPE, vocab_size=100))), chunk=8, neighbors=1, leaves_out_own=True
+    )
+    for text in texts:
+        ((found,),) = store(torch.tensor([[start, *text[:7]]])).tolist()
+        assert found[:8] not in [text[place : place + 8] for place in range(0, 60, 8)]
+
+
+def test_embeddings_are_made_in_parts(monkeypatch):
+    monkeypatch.setattr(chunk_store, "EMBEDDED", 2)
+    sizes, embed = [], token_means(make(SHAPE))
+    store = ChunkStore(documents(), lambda chunks: (sizes.append(len(chunks)), embed(chunks))[1], chunk=CHUNK)
+    monkeypatch.undo()
+    asked = torch.tensor([documents()[2][4:8]])
+    assert max(sizes) == 2
+    assert torch.equal(store(asked), ChunkStore(documents(), embed, chunk=CHUNK)(asked))
+
+
+def test_chunks_and_lengths_that_do_not_fit_are_refused():
+    embed = token_means(make(SHAPE))
+    with pytest.raises(InvalidInput, match="have 5 tokens"):
+        ChunkStore(documents(), embed, chunk=CHUNK)(torch.zeros(1, 5, dtype=torch.int64))
+    with pytest.raises(InvalidInput, match="length"):
+        ChunkStore(documents(), embed, chunk=CHUNK, length=-3)

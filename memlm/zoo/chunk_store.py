@@ -22,6 +22,7 @@ from memlm.zoo.retro_encoder import NOTHING
 
 # Chunks (N, m), with NOTHING behind short ones -> vectors (N, E).
 Embed: TypeAlias = Callable[[np.ndarray], np.ndarray]
+EMBEDDED = 1024  # chunks at once
 SPARE = 8  # more candidates than neighbors, so that most searches go on without those that are left out
 BASE = 0x9E3779B97F4A7C15  # of the hash of a run of tokens, odd
 
@@ -31,8 +32,9 @@ class ChunkStore:
 
     It is a function as `decoder.cross.neighbors` takes. Documents are lists of token ids, in memory. Distances are
     squared differences of embeddings, by exact search. With `leaves_out_own`, as learning needs, no neighbor is of a
-    document that has the chunk that asks in it, at any place. Otherwise a model would learn to copy its own text.
-    Raises InvalidInput for documents without tokens.
+    document that has the first or the last m - 1 tokens of the chunk that asks, at any place. Otherwise a model would
+    learn to copy its own text. One token may differ, since a model's first chunk begins with the start token. Raises
+    InvalidInput for documents without tokens.
     """
 
     def __init__(
@@ -45,8 +47,9 @@ class ChunkStore:
         length: int = 0,
         leaves_out_own: bool = False,
     ) -> None:
-        check_range("chunk", chunk, least=1, whole=True)
+        check_range("chunk", chunk, least=2, whole=True)
         check_range("neighbors", neighbors, least=1, whole=True)
+        check_range("length", length, least=0, whole=True)
         if not any(map(len, documents)):
             raise InvalidInput("the documents of a chunk store have no tokens; give some that have", field="documents")
         self.chunk, self.neighbors, self.length = chunk, neighbors, length or 2 * chunk
@@ -60,7 +63,7 @@ class ChunkStore:
         vectors_PE = self._vectors(self._texts(self._begin_P, chunk))
         self._index = faiss.IndexFlatL2(vectors_PE.shape[1])
         self._index.add(vectors_PE)
-        hashes = _hashes(self._tokens, chunk) if leaves_out_own else np.zeros(0, dtype=np.uint64)
+        hashes = _hashes(self._tokens, chunk - 1) if leaves_out_own else np.zeros(0, dtype=np.uint64)
         self._places = np.argsort(hashes, kind="stable")
         self._hashes = hashes[self._places]
 
@@ -80,7 +83,16 @@ class ChunkStore:
         return torch.from_numpy(tokens).to(chunk_Nm.device)
 
     def search(self, asked_Nm: Int64[np.ndarray, "N m"]) -> Int64[np.ndarray, "N k"]:
-        """Returns the numbers of the nearest chunks, nearest first, NOTHING where there are no more."""
+        """Returns the numbers of the nearest chunks, nearest first, NOTHING where there are no more.
+
+        Raises InvalidInput for chunks of another length.
+        """
+        if asked_Nm.shape[1] != self.chunk:
+            raise InvalidInput(
+                f"the chunks that ask have {asked_Nm.shape[1]} tokens, and those of the store {self.chunk}; give it the"
+                " model's",
+                field="chunk",
+            )
         vectors_NE = self._vectors(asked_Nm)
         found_Nk = np.full((len(asked_Nm), self.neighbors), NOTHING)
         own = [self._documents_with(asked_m) for asked_m in asked_Nm] if self.leaves_out_own else None
@@ -98,11 +110,12 @@ class ChunkStore:
         return found_Nk
 
     def _documents_with(self, asked_m: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " n"]:
-        """The numbers of the documents in which a chunk stands, at any place."""
-        (wanted,) = _hashes(asked_m, self.chunk)
-        first, last = (np.searchsorted(self._hashes, wanted, side=side) for side in ("left", "right"))
-        places = self._places[first:last]
-        same = [place for place in places if np.array_equal(self._tokens[place : place + self.chunk], asked_m)]
+        """The numbers of the documents with the first or the last m - 1 tokens of a chunk, at any place."""
+        same = list[int]()
+        for run, wanted in zip((asked_m[:-1], asked_m[1:]), _hashes(asked_m, self.chunk - 1), strict=True):
+            first, last = (np.searchsorted(self._hashes, wanted, side=side) for side in ("left", "right"))
+            places = self._places[first:last]
+            same += [place for place in places if np.array_equal(self._tokens[place : place + len(run)], run)]
         return np.unique(np.searchsorted(self._ends, np.array(same, dtype=np.int64), side="right"))
 
     def _texts(self, begins: Int64[np.ndarray, " n"], length: int) -> Int64[np.ndarray, "n r"]:
@@ -113,7 +126,8 @@ class ChunkStore:
         return np.where(place < ends, self._tokens[np.minimum(place, len(self._tokens) - 1)], NOTHING)
 
     def _vectors(self, chunks: Int64[np.ndarray, "n m"]) -> Float32[np.ndarray, "n E"]:
-        return np.ascontiguousarray(self._embed(chunks), dtype=np.float32)
+        vectors = [self._embed(chunks[first : first + EMBEDDED]) for first in range(0, max(1, len(chunks)), EMBEDDED)]
+        return np.ascontiguousarray(np.concatenate(vectors), dtype=np.float32)
 
 
 def token_means(decoder: Decoder) -> Embed:
