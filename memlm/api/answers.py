@@ -14,6 +14,7 @@ from memlm.api.passages import AnswerPrompt, Passage, PassagesBy
 from memlm.api.prompts import approximate_tokens, check_text
 from memlm.api.request import Request
 from memlm.base.options import option
+from memlm.base.storable import problem_in
 from memlm.errors import InternalError, InvalidInput, check_choice, check_range
 from memlm.index.store.filters import DocumentFilter
 
@@ -177,8 +178,9 @@ class AnswerRequest(StreamRequest):
 
     @property
     def has_two_lists(self) -> bool:
-        """Whether other datastores are named for passages than for probabilities."""
-        return {*self.searched_stores} != {*self._mixed_stores}
+        """Whether datastores change the probabilities, and others are named for passages."""
+        changes = self.retrieval.use_store and not self.mixture
+        return changes and {*self.searched_stores} != {*self._mixed_stores}
 
     @property
     def _mixed_stores(self) -> tuple[str, ...]:
@@ -338,9 +340,7 @@ def _check_passages(passages: tuple[Passage, ...]) -> None:
         try:
             size += passage.size
         except (TypeError, ValueError) as error:
-            raise InvalidInput(
-                f"the metadata of a passage cannot be sent as JSON ({error}); leave it out", field="passages.metadata"
-            ) from None
+            raise _metadata_error(str(error)) from None
     if len(passages) > MAX_PASSAGES:
         raise InvalidInput(f"there are {len(passages):,} passages; at most {MAX_PASSAGES}", field="passages")
     if size > MAX_PASSAGE_CHARACTERS:
@@ -349,3 +349,12 @@ def _check_passages(passages: tuple[Passage, ...]) -> None:
             " fewer, or leave their metadata out",
             field="passages",
         )
+    for passage in passages:
+        if problem := problem_in(passage.metadata, "metadata"):
+            raise _metadata_error(problem)
+
+
+def _metadata_error(problem: str) -> InvalidInput:
+    return InvalidInput(
+        f"the metadata of a passage cannot be sent as JSON ({problem}); leave it out", field="passages.metadata"
+    )

@@ -38,7 +38,10 @@ class Passage:
     def size(self) -> int:
         """Characters of its texts and of its metadata as JSON. Raises TypeError or ValueError for other metadata."""
         texts = (self.store, self.document_id, self.title, self.text)
-        return sum(map(len, texts)) + (len(json.dumps(dict(self.metadata))) if self.metadata else 0)
+        try:
+            return sum(map(len, texts)) + (len(json.dumps(dict(self.metadata))) if self.metadata else 0)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
 
 
 @dataclass(frozen=True, slots=True)

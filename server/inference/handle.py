@@ -16,13 +16,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeAlias, TypeVar, cast
 
 from memlm.api.generation import Finished
 from memlm.api.request import Request
-from memlm.errors import MemlmError, Overloaded, Unavailable
+from memlm.errors import InternalError, InvalidInput, MemlmError, Overloaded, Unavailable
 from memlm.server.config import ServerConfig
 from memlm.server.inference.messages import (
     Answer,
@@ -72,10 +73,12 @@ class PendingRequest:
         self._arrived: asyncio.Future[None] | None = None  # what `take` waits for
 
     def put(self, answer: Answer) -> None:
-        """Adds an answer. Raises Overloaded where too many bytes wait to be taken, or one answer has too many."""
+        """Adds an answer. Raises Overloaded where too many bytes wait to be taken, and InvalidInput where one answer
+        has too many.
+        """
         size = answer.size if isinstance(answer, Events) else 0  # others are small, or come alone
-        if size > self._max_bytes:
-            raise Overloaded(
+        if size > self._max_bytes:  # asked again, it would have as many
+            raise InvalidInput(
                 f"one event of this generation has {size:,} bytes, and {self._max_bytes:,} may wait for a client; ask"
                 " for fewer passages or neighbors, or start the server with more --stream-bytes"
             )
@@ -247,7 +250,11 @@ class WorkerHandle:
         arguments = (worker_end, self._config, self._start_stores, self.number, self._supervisor is not None)
         process = context.Process(target=_run_worker, args=arguments, name=f"worker {self.number}", daemon=True)
         self._process = process
-        to_worker = process, worker_end, pipe, self._outgoing
+
+        def fail(failed: Failed) -> None:
+            loop.call_soon_threadsafe(self._on_answer, failed)
+
+        to_worker = process, worker_end, pipe, self._outgoing, fail
         threading.Thread(target=_start_and_write, args=to_worker, name="to worker", daemon=True).start()
         threading.Thread(target=self._read, args=(pipe, loop), name="from worker", daemon=True).start()
         await self._loaded
@@ -321,7 +328,7 @@ class WorkerHandle:
             self._ended_s.append(self._heartbeat_s)
         try:
             pending.put(answer)
-        except Overloaded as error:
+        except (InvalidInput, Overloaded) as error:
             pending.put(Failed(answer.id, error))
             self._cancel(answer.id)
 
@@ -365,13 +372,26 @@ def _is_last(answer: Answer) -> bool:
     return not isinstance(answer, Events) or isinstance(answer.events[-1], Finished)
 
 
-def _start_and_write(process: BaseProcess, worker_end: Connection, pipe: Connection, outgoing: Outgoing) -> None:
-    """Thread: starts the worker and writes messages to it, until a None or a closed pipe."""
+def _start_and_write(
+    process: BaseProcess, worker_end: Connection, pipe: Connection, outgoing: Outgoing, fail: Callable[[Failed], None]
+) -> None:
+    """Thread: starts the worker and writes messages to it, until a None, a closed pipe or a closed loop.
+
+    A request that cannot be pickled ends by `fail`, alone.
+    """
     with worker_end:  # the first start of all waits until torch is loaded
         process.start()
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):
         while (message := outgoing.get()) is not None:
-            pipe.send(message)
+            try:
+                pickled = ForkingPickler.dumps(message)
+            except Exception as error:
+                log.exception("a message could not be sent to an inference worker")
+                if isinstance(message, Submission):
+                    why = f"the request could not be sent to a worker ({type(error).__name__}); see the server's log"
+                    fail(Failed(message.id, InternalError(why)))
+            else:
+                pipe.send_bytes(pickled)
 
 
 def _run_worker(

@@ -165,11 +165,26 @@ def test_all_that_a_passage_brings_into_a_prompt_is_checked(changes, field):
     assert refused.value.field == field
 
 
+def nested(levels):
+    metadata = {}
+    for _ in range(levels):
+        metadata = {"a": metadata}
+    return metadata
+
+
+def test_metadata_of_passages_is_nested_no_deeper_than_that_of_documents():
+    assert AnswerRequest("why?", (replace(PASSAGES[0], metadata=nested(99)),)).passages
+    for levels in (100, 500, 100_000):  # by the rule, beyond pickle, beyond json
+        with pytest.raises(InvalidInput, match="nested") as refused:
+            AnswerRequest("why?", (replace(PASSAGES[0], metadata=nested(levels)),))
+        assert refused.value.field == "passages.metadata"
+
+
 def test_metadata_of_passages_is_bounded_and_has_to_be_json():
     long = replace(PASSAGES[0], metadata={"note": "a" * 262_144})
     with pytest.raises(InvalidInput, match="with their metadata; at most 262,144"):
         AnswerRequest("why?", (long,))
-    for wrong in ({"a": object()}, {"a": {1, 2}}, ["pair"]):
+    for wrong in ({"a": object()}, {"a": {1, 2}}, ["pair"], {"a": float("nan")}, {"a": "\ud800"}):
         with pytest.raises(InvalidInput, match="cannot be sent as JSON") as refused:
             AnswerRequest("why?", (replace(PASSAGES[0], metadata=wrong),))
         assert refused.value.field == "passages.metadata"
@@ -235,6 +250,10 @@ def test_excluded_documents_have_to_be_known_where_they_hold(model_folder, tmp_p
         assert "two lists" not in str(plain.value)
         alone = lm.answer("Which is a port?", exclude_documents="ports", use_store=False, **options)
         assert {each.document_id for each in alone.passages} == {"pages"}
+        for one_list in ({"use_store": False}, {"mixture": True}):  # no probabilities come from datastores
+            with pytest.raises(NotFound) as plain:
+                lm.answer("Which is a port?", exclude_documents="pages", **lists, **one_list, **options)
+            assert "two lists" not in str(plain.value)
 
 
 def test_no_passages_and_a_number_of_them_are_refused():

@@ -322,6 +322,8 @@ def test_a_server_with_an_encoder_finds_passages_by_its_vectors(
 def test_a_server_refuses_a_folder_without_an_encoder(tmp_path: Path, model_folder: Path) -> None:
     result = CliRunner().invoke(app, ["serve", "--model", str(model_folder), "--encoder", str(tmp_path), "--port", "0"])
     assert result.exit_code != 0
+    assert isinstance(result.exception, NotFound)
+    assert f"no model at {tmp_path}: it has no config.json" in str(result.exception)
 
 
 def test_what_is_remembered_is_answered_from(tmp_path: Path, model_folder: Path, own_store: Path) -> None:

@@ -2,21 +2,26 @@
 
 import asyncio
 import pickle
+import queue
 from contextlib import aclosing
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from running import PATIENCE_S
 
+from memlm.api.datastores import ListDatastoresRequest
 from memlm.api.generation import Accepted, Finished, FinishReason, Usage
 from memlm.api.params import GenerateRequest
 from memlm.api.passages import AnswerPrompt, Passage
-from memlm.errors import Incompatible, NotFound, Overloaded
+from memlm.errors import Incompatible, InternalError, InvalidInput, NotFound, Overloaded
 from memlm.server.config import ServerConfig
 from memlm.server.frontend.streams import MAX_EVENT_BYTES, ResumableGeneration, ResumableGenerationRegistry
 from memlm.server.inference.deletions import Deletions
-from memlm.server.inference.handle import PendingRequest, WorkerHandle
-from memlm.server.inference.messages import Events, Failed
+from memlm.server.inference.handle import PendingRequest, WorkerHandle, _start_and_write
+from memlm.server.inference.messages import Cancel, Events, Failed, Submission
 from memlm.server.quota import Quota
 
 FINISHED = Finished(FinishReason.LENGTH, None, Usage())
@@ -133,7 +138,7 @@ async def test_the_prompt_of_an_answer_counts_with_its_passages() -> None:
         assert quota.taken == 800
         with pytest.raises(Overloaded, match="1,000 bytes of this generation waited"):
             call.put(Events("a", ((TOKEN,) * 3,)))
-        with pytest.raises(Overloaded, match="1,200 bytes, and 1,000 may wait"):
+        with pytest.raises(InvalidInput, match="1,200 bytes, and 1,000 may wait"):  # asked again, it would be as large
             call.put(Events("a", (accepted(1_200),)))
 
 
@@ -184,6 +189,50 @@ async def test_answers_are_taken_together_in_order_and_give_back_their_bytes() -
         assert await asyncio.wait_for(call.take(), PATIENCE_S) == [ones]
         assert quota.taken == 0
     assert pickle.loads(pickle.dumps(others)) == others
+
+
+async def test_an_event_that_can_never_fit_ends_its_generation() -> None:
+    handle = WorkerHandle(ServerConfig(Path("m"), max_stream_bytes=20_000), 0, dict)
+    with handle._event_bytes.hold("ann") as holding:
+        handle._pending["a"] = call = PendingRequest(holding, 20_000)
+        handle._on_answer(Events("a", (accepted(30_000),)))
+        (failed,) = await call.take()
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, InvalidInput)
+    assert handle.num_open == 0
+
+
+def test_a_request_that_cannot_be_pickled_fails_alone() -> None:
+    """The thread goes on with those of others."""
+    here, there = Pipe()
+    deep, failed, started = dict[str, Any](), list[Failed](), list[bool]()
+    for _ in range(5_000):
+        deep = {"a": deep}
+    outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    messages = [Submission("deep", cast("Any", deep), 0.0, None), Submission("odd", cast("Any", lambda: 0), 0.0, None)]
+    for message in (*messages, Cancel("next"), None):
+        outgoing.put(message)
+    process = cast("Any", SimpleNamespace(start=lambda: started.append(True)))
+    _start_and_write(process, Pipe()[1], here, outgoing, failed.append)
+    assert started
+    assert there.poll()
+    assert there.recv() == Cancel("next")
+    assert [each.id for each in failed] == ["deep", "odd"]
+    assert all(isinstance(each.error, InternalError) for each in failed)
+    assert "RecursionError" in str(failed[0].error)
+
+
+async def test_a_worker_answers_after_a_request_that_could_not_be_sent(long_model: Path) -> None:
+    handle = WorkerHandle(ServerConfig(long_model, num_threads=1), 0, dict)
+    await handle.start()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(InternalError, match="could not be sent to a worker"):
+                await handle.answer(cast("Any", lambda: 0))
+            assert await handle.answer(ListDatastoresRequest()) == ()
+        assert handle.num_open == 0
+    finally:
+        await handle.stop(5)
 
 
 async def test_a_generation_whose_client_does_not_read_ends(long_model: Path) -> None:
