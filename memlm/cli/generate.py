@@ -40,6 +40,8 @@ def generate(
     request = replace(request, prompt=options.read_prompt(prompt, file))
     if show_sources and not (store and request.retrieval.use_store):
         raise typer.BadParameter("--show-sources needs a datastore; give --store FOLDER")
+    if mix_top and not mix_with:
+        raise typer.BadParameter("--mix-top chooses among several models; give --mix-with MODEL")
     if mix_with:
         _generate_mixed(
             request,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Unpack
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from memlm.api.generation import GenerationEvent
 from memlm.api.handles import TokenStream
 from memlm.api.options import GenerateOptions
-from memlm.api.params import GenerateRequest
+from memlm.api.params import GenerateRequest, RetrievalParams
 from memlm.base.steps import run_steps
 from memlm.errors import Incompatible, InvalidInput, check_range
 from memlm.generation.generation import Generation
@@ -33,6 +33,7 @@ from memlm.model.checkpoint import Checkpoint, load_checkpoint
 PIECE_TOKENS = 64  # whose distributions of all models are held at once
 OF_PRIOR = 0.3  # of a text's posterior in the moving mean of priors (DEMix, section 5.1)
 OWN_DATA = ("session", "adapter", "early_exit")  # options that belong to one model
+OF_STORES = ("neighbors", "drafts", "draft")  # options for datastores and drafts, beside `retrieval`
 
 
 class MixedText:
@@ -85,20 +86,23 @@ class MixedText:
 
 
 def best_of(logweights_DT: Float64[Tensor, "D T"], top: int) -> Float64[Tensor, "D T"]:
-    """Returns the weights of the `top` best models of each token, which sum to 1, and -inf for the others."""
+    """Returns the weights of the `top` best models of each token, which sum to 1, and -inf for the others. Of models
+    that are equally good, the first ones are the best.
+    """
     if not top or top >= len(logweights_DT):
         return logweights_DT
-    least_1T = logweights_DT.topk(top, dim=0).values[-1:]
-    return logweights_DT.masked_fill(logweights_DT < least_1T, -math.inf).log_softmax(dim=0)
+    best_nT = logweights_DT.argsort(dim=0, descending=True, stable=True)[:top]
+    kept_DT = torch.full_like(logweights_DT, -math.inf).scatter(0, best_nT, logweights_DT.gather(0, best_nT))
+    return kept_DT.log_softmax(dim=0)
 
 
 class ModelMixture:
     """Models of one tokenizer, by their folders, as one model. For one thread at a time.
 
     `prior` are p(d) up to a factor, uniform by default. `learn_prior` takes it from held-out texts, and with `updates`
-    each text that is generated or scored changes it. `top` models of the greatest posterior predict a token, 0 for all.
-    Raises Incompatible for models of other tokenizers, InvalidInput for weights that do not fit the models, and as
-    `memlm.load` does.
+    each text that is generated or scored to its end changes it and `posterior`. A stream that is closed early changes
+    neither. `top` models of the greatest posterior predict a token, 0 for all. Raises Incompatible for models of other
+    tokenizers or sizes of vocabulary, InvalidInput for weights that do not fit the models, and as `memlm.load` does.
     """
 
     def __init__(
@@ -124,6 +128,12 @@ class ModelMixture:
                 raise Incompatible(
                     f"{other.path} has another tokenizer than {first.path}; train it with --init-from {first.path}"
                 )
+            sizes = [each.decoder.config.vocab_size for each in (other, first)]
+            if sizes[0] != sizes[1]:
+                raise Incompatible(
+                    f"{other.path} predicts {sizes[0]:,} tokens and {first.path} {sizes[1]:,}; expected as many: train"
+                    f" it with --init-from {first.path}"
+                )
         prior = tuple(prior) or (1.0,) * len(self.checkpoints)
         if len(prior) != len(self.checkpoints) or not all(0 < weight < math.inf for weight in prior):
             raise InvalidInput(
@@ -137,12 +147,14 @@ class ModelMixture:
         self, prompt: str | Sequence[int] | GenerateRequest = "", **options: Unpack[GenerateOptions]
     ) -> TokenStream:
         """Continues a prompt token by token, with the options of `LanguageModel.generate` but those of one model:
-        sessions, adapters, early exit and datastores. The prompt counts in the posterior.
+        sessions, adapters, early exit, drafts and datastores. The prompt counts in the posterior. Raises InvalidInput
+        for these options.
         """
         request = GenerateRequest.of(prompt, options)
         for name in OWN_DATA:
             if getattr(request, name):
                 raise InvalidInput(f"{name} belongs to one model; leave it out of a mixture", field=name)
+        _refuse_stores(request)
         return TokenStream.begin(self._stream(replace(request, drafts=0, draft="")))
 
     def score(self, text: str) -> float:
@@ -188,6 +200,19 @@ class ModelMixture:
             yield leader.finished
         finally:
             leader.close()
+
+
+def _refuse_stores(request: GenerateRequest) -> None:
+    """Raises InvalidInput for options that would have no effect, as a mixture has no datastores and no drafts."""
+    plain = RetrievalParams(use_store=request.retrieval.use_store)
+    names = (each.name for each in fields(plain))
+    given = [name for name in names if getattr(request.retrieval, name) != getattr(plain, name)]
+    given += [name for name in OF_STORES if getattr(request, name)]
+    if given:
+        raise InvalidInput(
+            f"{given[0]} is given, and a mixture of models has neither datastores nor drafts; leave it out",
+            field=given[0],
+        )
 
 
 def moved(prior: Sequence[float], posterior: Sequence[float]) -> tuple[float, ...]:

@@ -16,7 +16,8 @@ def average_models(models: Sequence[str | Path], out: str | Path, weights: Seque
     """Writes the model whose parameters are the weighted mean of others, in float32. `weights` are equal by default,
     and are divided by their sum.
 
-    Means of models with a common ancestor predict well, others do not. One model is held at a time, beside the sum.
+    Means of models with a common ancestor predict well, others do not. The first model, one of the others and the sum
+    in float64 are held at once.
     Raises AlreadyExists for a folder that is not empty, Incompatible for models of other shapes or tokenizers,
     InvalidInput for weights that fit no models, and as `load_checkpoint` does.
     """

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,6 +127,13 @@ def test_the_best_models_share_the_weight_of_the_others():
     assert best_of(weights, 0) is weights
 
 
+@pytest.mark.parametrize("top", [1, 2])
+def test_as_many_models_are_left_where_weights_are_equal(top):
+    weights = torch.tensor([[0.2, 0.4], [0.4, 0.2], [0.4, 0.4]]).double().log()
+    best = {1: [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]], 2: [[0.0, 0.5], [0.5, 0.0], [0.5, 0.5]]}[top]  # the first ones
+    torch.testing.assert_close(best_of(weights, top).exp(), torch.tensor(best).double())
+
+
 def test_the_mean_of_models_is_that_of_their_parameters(folders, tmp_path):
     average_models(folders[:2], tmp_path / "mean", [1, 3])
     got, (first, second) = load_checkpoint(tmp_path / "mean").decoder, [load_checkpoint(f).decoder for f in folders[:2]]
@@ -149,6 +157,13 @@ def test_models_that_do_not_fit_together_are_refused(folders, tmp_path):
         ModelMixture([folders[0], tmp_path / "other"])
     with pytest.raises(Incompatible, match="shape or tokenizer"):
         average_models([folders[0], tmp_path / "other"], tmp_path / "mean")
+    save_checkpoint(
+        tmp_path / "padded",
+        Decoder(replace(config, vocab_size=config.vocab_size + 8)),
+        load_checkpoint(folders[0]).tokenizer,
+    )
+    with pytest.raises(Incompatible, match=f"predicts {config.vocab_size + 8} tokens .* {config.vocab_size}; expected"):
+        ModelMixture([folders[0], tmp_path / "padded"])
     for bad, message in (({"prior": [1.0]}, "prior"), ({"top": 4}, "top"), ({"prior": [1, 0, 1]}, "above 0")):
         with pytest.raises(InvalidInput, match=message):
             ModelMixture(folders, **bad)
@@ -159,6 +174,20 @@ def test_models_that_do_not_fit_together_are_refused(folders, tmp_path):
             ModelMixture(folders).generate("the", **option)
     with pytest.raises(InvalidInput, match="empty"):
         ModelMixture(folders).score("")
+
+
+def test_options_of_datastores_are_refused_and_a_stream_that_is_closed_early_changes_nothing(folders):
+    mixture = ModelMixture(folders, updates=True)
+    for option in (
+        {"store": "x"}, {"stores": ["x"]}, {"lam": 0.5}, {"k": 3}, {"context_cache": 9}, {"spalm": True},
+        {"exclude_documents": "x"}, {"loop_guard": False}, {"neighbors": 2}, {"drafts": 3}, {"draft": "x"},
+    ):  # fmt: skip
+        with pytest.raises(InvalidInput, match="neither datastores nor drafts; leave it out") as refused:
+            mixture.generate("the", **option)
+        assert refused.value.field == next(iter(option))
+    with mixture.generate("the", use_store=False, drafts=0, max_tokens=9) as tokens:
+        next(tokens)
+    assert mixture.prior == mixture.posterior == (1 / 3,) * 3
 
 
 def test_the_commands(folders, tmp_path):
@@ -179,8 +208,14 @@ def test_the_commands(folders, tmp_path):
     assert result.exit_code == 0, result.output
     expected = ModelMixture(folders, top=2).generate("the memory of", temperature=0.0, max_tokens=6).result()
     assert json.loads(result.output)["text"].endswith(expected.text)
-    result = runner.invoke(app, [*drawn, *mixed, "--store", str(tmp_path)])
-    assert result.exit_code != 0
+    for wrong, message in (
+        ([*mixed, "--store", str(tmp_path)], "goes with neither"),
+        ([*mixed, "--lam", "0.5"], "lam is given"),
+        (["--mix-top", "2"], "give --mix-with"),
+    ):
+        result = runner.invoke(app, [*drawn, *wrong])
+        assert result.exit_code != 0
+        assert message in f"{result.output} {result.exception}"
     result = runner.invoke(
         app, ["models", "average", *map(str, folders), "--weights", "1,1,2", "--out", str(tmp_path / "mean")]
     )
