@@ -73,9 +73,19 @@ def bench_decisions(seed: int) -> dict[str, dict[str, float]]:
 
 
 def rank_correlation(asked: Sequence[float], got: Sequence[float]) -> float:
-    """Returns Spearman's correlation. Equal numbers have ranks by their order."""
-    ranks = [np.argsort(np.argsort(each, kind="stable")) for each in (asked, got)]
+    """Returns Spearman's correlation, and 0 where all numbers of a side are equal. Equal numbers share the mean of
+    their ranks.
+    """
+    ranks = [_ranks(each) for each in (asked, got)]
+    if not all(np.ptp(each) for each in ranks):
+        return 0.0
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _ranks(numbers: Sequence[float]) -> np.ndarray:
+    _, place_N, count_U = np.unique(numbers, return_inverse=True, return_counts=True)
+    mean_rank_U = count_U.cumsum() - (count_U - 1) / 2
+    return mean_rank_U[place_N]
 
 
 def _by_target(got: Sequence[float]) -> dict[str, float]:

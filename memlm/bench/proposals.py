@@ -75,13 +75,13 @@ def bench_proposals(
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Returns nats per token of holes in the Python files of a folder, in each of `WAYS`, and how much less than behind
-    the text before the hole. A prompt has `budget` tokens.
+    the text before the hole. A prompt has `budget` tokens. Hidden files and folders are left out.
 
     Holes are drawn at random, as many as are read in so many minutes. Errors are standard errors over holes. Raises
     InvalidInput for a folder of fewer than two files, and where too few holes were read.
     """
     check_range("minutes", minutes, above=0)
-    paths = sorted(path for path in folder.rglob("*.py") if path.is_file())
+    paths = sorted(path for path in folder.rglob("*.py") if path.is_file() and not _is_hidden(path, folder))
     files = {path.relative_to(folder).as_posix(): path.read_text("utf-8", errors="replace") for path in paths}
     if len(files) < 2:
         raise InvalidInput(f"{folder} has {len(files)} files of Python; give a folder of at least two", field="folder")
@@ -144,7 +144,7 @@ def compare(measured: Sequence[Measured]) -> dict[str, Any]:
         PREFIX: lambda each: each.prefix,
         "by rule": lambda each: each.by_rule,
         "by ranker": lambda each: each.by_ranker(rankers[half_of[each.hole.path]]),
-        "best of all": lambda each: min(each.prefix, *each.with_each),
+        "best of all": lambda each: min((each.prefix, *each.with_each)),
     }
     sizes_H = np.array([each.num_tokens for each in measured], float)
     prefix_H, rows = np.array([each.prefix for each in measured]), []
@@ -160,6 +160,11 @@ def compare(measured: Sequence[Measured]) -> dict[str, Any]:
         "share_that_helps": float(np.mean(helped)),
         "rows": rows,
     }
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    """Whether a part of a path below the folder begins with a dot, as in a virtual environment."""
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def _fitted(measured: Sequence[Measured]) -> ProposalRanker:

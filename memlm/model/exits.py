@@ -93,6 +93,15 @@ class Exits(Part):
             )
 
 
+def refuse_exits(name: str, config: ModelConfig) -> None:
+    """Raises InvalidInput for a model with exits. For models whose loss is not the decoder's: no exit would learn."""
+    if isinstance(config.stack, Exits):
+        raise InvalidInput(
+            f"{name} has a stack of exits, which learn by the loss of next tokens alone; leave the stack out",
+            field=f"{name}.stack",
+        )
+
+
 class Pass(NamedTuple):
     """The parts of a learning pass that its loss needs: the streams behind the first layer and behind each exit, and
     the exits that mixed training drew, as layers.
@@ -111,7 +120,7 @@ class ExitStack(nn.Module):
         self.part, self.layers = part, part.all_layers(config)
         self.norms = nn.ModuleDict({str(layer): make_norm(config) for layer in self.layers[:-1]})
         num_scores = {"none": 0, "multinomial": len(self.layers), "geometric": len(self.layers) - 1}[part.halt]
-        # Few numbers that decide much, and are never rounded to fewer bits.
+        # Few numbers that decide much. They are not quantized, and have the model's dtype.
         self.halt = nn.Linear(config.dim, num_scores) if num_scores else None
         self._passes = list[Pass]()
 

@@ -123,7 +123,9 @@ class ExpertFeedForwards(nn.Module):
 
 
 class RoutedExperts(ExpertFeedForwards):
-    """Experts that a learned router chooses. The router is computed in float32 and is never rounded to fewer bits."""
+    """Experts that a learned router chooses. Scores are computed in float32. The router has the model's dtype, also
+    where the model's matrices are quantized.
+    """
 
     def __init__(self, config: ModelConfig, part: Experts) -> None:
         super().__init__(config, part.experts, part.expert_dim, part.top)

@@ -53,7 +53,9 @@ class Base(Part):
 
 
 class BaseExperts(ExpertFeedForwards):
-    """The feed-forwards and their vectors, which are computed in float32 and never rounded to fewer bits."""
+    """The feed-forwards and their vectors. Scores are computed in float32. The vectors have the model's dtype, also
+    where its matrices are quantized.
+    """
 
     def __init__(self, config: ModelConfig, part: Base) -> None:
         super().__init__(config, part.experts, part.expert_dim, top=1)
@@ -79,8 +81,10 @@ def balanced(scores_NE: Float64[np.ndarray, "N E"]) -> Int64[np.ndarray, " N"]:
 
     Starts from the best expert of each token. The cheapest chain of moves then takes a token from an expert with too
     many to one that has room, over and over (successive shortest paths). The paper's auction reaches the same sum up to
-    a tolerance. Each chain takes some E^2 + N steps.
+    a tolerance. Each chain takes some E^2 + N steps. Where a score is not finite, each token keeps its best expert.
     """
+    if not np.isfinite(scores_NE).all():
+        return scores_NE.argmax(axis=1)
     N, E = scores_NE.shape
     least, most, expert_N = N // E, -(-N // E), scores_NE.argmax(axis=1)
     cost_EE, token_EE = np.full((E, E), np.inf), np.zeros((E, E), dtype=np.int64)
@@ -102,6 +106,8 @@ def balanced(scores_NE: Float64[np.ndarray, "N E"]) -> Int64[np.ndarray, " N"]:
             best_E = cost_nE.argmin(axis=0)
             cost_EE[giver], token_EE[giver] = cost_nE[best_E, np.arange(E)], token_n[best_E]
         changed = _cheapest_chain(cost_EE, gives_E, takes_E)
+        if len(changed) == 1:  # all moves cost too much for a float
+            return expert_N
         for giver, taker in pairwise(changed):
             expert_N[token_EE[giver, taker]] = taker
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from memlm.errors import InvalidInput, check_range
 from memlm.model import Decoder, DecoderState, ModelConfig
+from memlm.model.exits import refuse_exits
 from memlm.zoo.folders import load_folder, save_folder
 
 MODEL_TYPE = "memlm-decisions"
@@ -47,6 +48,7 @@ class DecisionConfig:
         for name in ("state_dim", "num_steps"):
             check_range(name, getattr(self, name), least=1, whole=True)
         check_range("return_scale", self.return_scale, above=0)
+        refuse_exits("model", self.model)
         room = self.model.max_length
         if room is not None and room < 3 * self.num_steps:
             raise InvalidInput(

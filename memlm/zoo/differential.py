@@ -130,7 +130,7 @@ class DifferentialV2Attention(MaskedAttention):
         super().__init__(config, layer)
         self.num_pairs = config.num_heads // 2
         self.out = Linear(self.num_pairs * config.head_dim, config.dim, bias=config.out_bias)
-        # As small as a router, and like it never rounded to fewer bits nor changed by adapters.
+        # As small as a router, and like it neither quantized nor changed by adapters.
         self.share = nn.Linear(config.dim, self.num_pairs, bias=False)
 
     def forward(self, hidden_BTD: Float[Tensor, "B T D"], context: ForwardContext) -> Float[Tensor, "B T D"]:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from memlm.errors import InvalidInput, check_range
 from memlm.model import Decoder, ModelConfig
+from memlm.model.exits import refuse_exits
 from memlm.zoo.folders import load_folder, save_folder
 from memlm.zoo.megabyte_state import MegabyteState
 
@@ -58,6 +59,14 @@ class MegabyteConfig:
                 " the first patch",
                 field="global_model.vocab_size",
             )
+        if self.local_model.vocab_size != NUM_BYTES:
+            raise InvalidInput(
+                f"the local model has a vocabulary of {self.local_model.vocab_size}; expected {NUM_BYTES}, the values"
+                " of a byte",
+                field="local_model.vocab_size",
+            )
+        for name in ("global_model", "local_model"):
+            refuse_exits(name, getattr(self, name))
         if self.local_model.context_length < 2 * self.patch:
             raise InvalidInput(
                 f"the local model's context is {self.local_model.context_length}; expected two patches of {self.patch}"
@@ -93,8 +102,10 @@ class Megabyte(nn.Module):
 
     def predict(self, bytes_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
         """Returns the scores of each byte of whole texts, from the bytes before it."""
-        (B, T), P = bytes_BT.shape, self.config.patch
-        K = -(-T // P)
+        (B, T), P, bytes_BT = bytes_BT.shape, self.config.patch, bytes_BT.long()
+        K, most = -(-T // P), self.config.global_model.max_length
+        if most is not None and most < K:
+            raise InvalidInput(f"{T} bytes do not fit into {most} patches of {P}; shorten the text", field="bytes_BT")
         bytes_BKP = F.pad(bytes_BT, (0, -T % P)).view(B, K, P)
         patches_BKG = torch.cat([self._first_patch(B), self.embedding(bytes_BKP[:, :-1]).flatten(2)], dim=1)
         vectors_BKPL = self._cut(self.global_model.read(patches_BKG)[0])
@@ -105,7 +116,7 @@ class Megabyte(nn.Module):
 
     def loss(self, bytes_BT: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
         """Returns the cross-entropy in nats a byte, plus the losses of the models' parts."""
-        loss = F.cross_entropy(self.predict(bytes_BT).flatten(0, 1).float(), bytes_BT.flatten())
+        loss = F.cross_entropy(self.predict(bytes_BT).flatten(0, 1).float(), bytes_BT.long().flatten())
         for told in (self.global_model.take_losses(), self.local_model.take_losses()):
             loss = loss if told is None else loss + told
         return loss
@@ -143,7 +154,7 @@ class Megabyte(nn.Module):
         place of their patch. A byte takes a step of the local model, and the last one of a patch a step of the global
         model too. Raises InvalidInput for bytes that do not fit behind those in the state.
         """
-        (B, T), P = bytes_BT.shape, self.config.patch
+        (B, T), P, bytes_BT = bytes_BT.shape, self.config.patch, bytes_BT.long()
         new_B = [T] * B if new_B is None else new_B
         place_B = state.places_B
         bytes_BS = torch.zeros(B, 2 * P + T, dtype=torch.int64, device=bytes_BT.device)  # from the patch's begin on
@@ -151,6 +162,12 @@ class Megabyte(nn.Module):
             bytes_BS[row, :place] = state.bytes_BP[row, :place]
             bytes_BS[row, place : place + new] = bytes_BT[row, :new]
         full_B = [(place + new) // P for place, new in zip(place_B, new_B, strict=True)]
+        room, row = state.of_patches.room(), full_B.index(max(full_B))
+        if room is not None and room < full_B[row]:
+            left = P * (room + 1) - 1 - place_B[row]
+            raise InvalidInput(
+                f"{new_B[row]} bytes do not fit into the places left, {left} bytes; shorten the text", field="prompt"
+            )
         vectors_BSL = state.vectors_BPL
         if full := max(full_B):
             patches_BKG = self.embedding(bytes_BS[:, : full * P].view(B, full, P)).flatten(2)

@@ -66,7 +66,7 @@ class GatedFeatureAttention(LinearAttention):
         super().__init__(config, layer)
         G, d = config.num_kv_heads, config.head_dim
         self.scales_C = nn.Parameter(torch.ones(G * d))  # of one axis: the optimizer turns matrices
-        # The gate is computed in float32 and is never rounded to fewer bits: it multiplies once for each token.
+        # The gate is computed in float32 and is not quantized: it multiplies once for each token.
         self.gate = nn.Linear(config.dim, G) if part.gate else None
         heads, draws, columns = (torch.arange(count, device="cpu") for count in (G, part.draws, d))
         self.drawn_Gmd = Drawn(normals(part.seed, layer, heads[:, None, None], draws[:, None], columns))

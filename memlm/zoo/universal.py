@@ -140,7 +140,7 @@ class UniversalStack(nn.Module):
     def __init__(self, config: ModelConfig, part: Universal) -> None:
         super().__init__()
         self.num_rounds, self.part = config.num_layers // part.blocks, part
-        self.halt = nn.Linear(config.dim, 1)  # few numbers that decide much, and are never rounded to fewer bits
+        self.halt = nn.Linear(config.dim, 1)  # few numbers that decide much, and are not quantized
         self.signals = nn.Embedding(self.num_rounds, config.dim) if part.signals else None
 
     def initialize(self) -> None:

@@ -1,12 +1,26 @@
 """Loss by depth: the cut model is what tokens that leave there read, and rules cost what they say."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
-from memlm.bench.depths import bits_by_depth, cut_behind
-from memlm.bench.learning import config_for, learn
+from memlm.bench.depths import bits_by_depth
+from memlm.bench.learning import TEST_STEP, config_for, learn
 from memlm.bench.tasks import LibraryText
 from memlm.model.early_exit import ExitRule, forward_early_exit
+from memlm.training.validation import PADDING
+
+
+def forced(decoder, inputs_T, layer):
+    """Scores (T, V) of a text whose tokens leave behind a layer."""
+    state, hidden = decoder.new_state(), []
+    for token_1 in inputs_T.split(1):
+        hidden_11D, used = forward_early_exit(decoder, token_1[None], state, ExitRule("state", 0.0, layer))
+        assert used == layer
+        hidden.append(hidden_11D[0])
+    return decoder.logits(torch.cat(hidden))
 
 
 @pytest.mark.parametrize("stack", [None, {"kind": "exits", "halt": "geometric"}])
@@ -19,10 +33,12 @@ def test_bits_by_depth_are_those_of_tokens_that_leave_there(stack, monkeypatch):
     assert figures.keys() == {
         *(f"bits_{n}" for n in (1, 2, 3)), *(f"{rule}_{name}" for rule in rules for name in ("layers", "more_bits")),
     }  # fmt: skip
-    cut, state, tokens = cut_behind(learned.decoder, 2), learned.decoder.new_state(), torch.arange(9)[None]
+    held_out, generator = task.held_out, np.random.default_rng([learned.seed, TEST_STEP])
+    inputs_BT, targets_BT = map(torch.from_numpy, held_out.draw(generator, 2, held_out.stages[-1]))
     with torch.inference_mode():
-        forced = [
-            forward_early_exit(learned.decoder, t, state, ExitRule("state", 0.0, 2))[0] for t in tokens.split(1, 1)
-        ]
-        torch.testing.assert_close(torch.cat(forced, dim=1), cut(tokens)[0], atol=1e-5, rtol=1e-5)
+        for layer in (1, 2, 3):
+            rows = [forced(learned.decoder, inputs_T, layer) for inputs_T in inputs_BT]
+            nats = torch.nn.functional.cross_entropy(torch.cat(rows), targets_BT.flatten(), ignore_index=PADDING)
+            assert figures[f"bits_{layer}"] == pytest.approx(float(nats) / math.log(2), abs=1e-4)
+    assert len({round(figures[f"bits_{layer}"], 3) for layer in (1, 2, 3)}) == 3
     assert all(1 <= figures[f"{rule}_layers"] <= 3 for rule in rules)

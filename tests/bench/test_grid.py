@@ -31,6 +31,13 @@ def test_ranks_are_compared(got, expected):
     assert rank_correlation((1, 2, 3, 4, 5), got) == pytest.approx(expected)
 
 
+def test_equal_numbers_share_their_mean_rank():
+    asked, got = (4.0, 1.0, 3.0, 2.0), (2.0, 1.0, 2.0, 1.0)  # ranks 4 1 3 2 and 3.5 1.5 3.5 1.5
+    assert rank_correlation(asked, got) == pytest.approx(2 / 5**0.5)
+    assert rank_correlation(got, got) == pytest.approx(1)
+    assert rank_correlation(asked, (3.0,) * 4) == rank_correlation((3.0,) * 4, asked) == 0.0
+
+
 def test_the_rows_are_compared_on_the_same_figures(monkeypatch):
     for name, value in (("NUM_WALKS", 32), ("BATCH", 4), ("LEARNING_STEPS", 2), ("PLAYED", 4)):
         monkeypatch.setattr(grid, name, value)

@@ -68,6 +68,25 @@ def test_the_ranker_learns_from_the_other_half_of_the_files():
     assert compare(measured)["share_that_helps"] == 0.5
 
 
+def test_a_hole_without_proposals_has_its_prefix_as_the_best_of_all():
+    found = (Proposal("current", "after", "", (1.0, 0.0)),)
+    measured = [Measured(Hole(f"{n}.py", 0, 4), 2, found, 9.0, 6.0, (5.0,)) for n in range(4)]
+    measured.append(Measured(Hole("4.py", 0, 4), 2, (), 9.0, 6.0, ()))
+    rows = {row["way"]: row for row in compare(measured)["rows"]}
+    assert rows["best of all"]["nats_per_token"] == pytest.approx((4 * 5.0 + 6.0) / 10)
+
+
+def test_hidden_folders_are_not_read(tmp_path, model_folder):
+    repository = tmp_path / ".work" / "repository"  # only folders below it count
+    (repository / ".venv" / "lib").mkdir(parents=True)
+    for name, text in FILES.items():
+        (repository / name).write_text(text)
+    (repository / ".venv" / "lib" / "other.py").write_text(FILES["gate.py"])
+    (repository / ".hidden.py").write_text(FILES["gate.py"])
+    figures = bench_proposals(model_folder, repository, budget=24)
+    assert (figures["files"], figures["holes"]) == (2, 5)
+
+
 def test_the_command_reports_every_way(tmp_path, model_folder):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)

@@ -54,6 +54,20 @@ def test_many_tokens_have_the_sum_of_the_hungarian_method():
         assert value(scores, got) == pytest.approx(np.repeat(scores, 16, axis=1)[rows, columns].sum(), abs=1e-9)
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 1.7e308])
+def test_scores_that_are_not_finite_or_too_far_apart_end(wrong):
+    scores = np.random.default_rng(0).normal(size=(7, 3))
+    for places in (np.s_[2, 1], np.s_[:, 0], np.s_[:, :]):
+        given = scores.copy()
+        given[places] = wrong
+        if np.isfinite(wrong):
+            given[:, 1:] = -wrong  # no difference of two scores is a number
+        with np.errstate(over="ignore"):
+            got = balanced(given)
+        assert got.shape == (7,)
+        assert got.tolist() == given.argmax(axis=1).tolist() or np.isfinite(wrong)
+
+
 def experts_of(decoder, tokens_BT, **options):
     """The expert of each token, from what each expert reads."""
     ff, read = decoder.blocks[0].ff, []

@@ -178,6 +178,8 @@ def test_what_does_not_fit_is_refused():
         model(*(torch.cat([each, each[:, :1]], dim=1) for each in drawn(1)))
     with pytest.raises(InvalidInput, match="9 steps take 27 places; the model has 24"):
         replace(CONFIG, num_steps=9)
+    with pytest.raises(InvalidInput, match="model has a stack of exits"):
+        replace(CONFIG, model=replace(MODEL, stack="exits"))
     with pytest.raises(InvalidInput, match="return_scale"):
         replace(CONFIG, return_scale=0)
 

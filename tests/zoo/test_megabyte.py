@@ -15,7 +15,7 @@ from memlm.zoo.megabyte import Megabyte, MegabyteConfig
 from memlm.zoo.megabyte_state import MegabyteState
 
 GLOBAL = replace(SHAPE, vocab_size=1, context_length=12)
-LOCAL = replace(SHAPE, context_length=8)
+LOCAL = replace(SHAPE, vocab_size=256, context_length=8)
 CONFIG = MegabyteConfig(4, GLOBAL, LOCAL)
 CONFIGS = {
     "plain": CONFIG,
@@ -92,7 +92,7 @@ def test_rows_at_other_places_of_their_patches_read_as_alone(model):
         for row, (begin, new) in enumerate(zip(begins, new_B, strict=True)):
             piece_BT[row, :new] = bytes_BT[row, begin : begin + new]
         got = model.read(piece_BT, state, new_B=new_B)
-        assert got.shape == (3, T, 40)
+        assert got.shape == (3, T, 256)
         for row, (begin, new) in enumerate(zip(begins, new_B, strict=True)):
             close(got[row, :new], expected[row, begin + 1 : begin + new + 1])
             close(state.logits_BV[row], expected[row, begin + new])
@@ -160,7 +160,7 @@ def test_a_session_takes_the_bytes_of_its_patches():
     per_place = 2 * 2 * 2 * 4 * 8  # layers, keys and values, heads, width, float64
     assert state.of_patches.num_bytes == 2 * per_place * (400 // 4 + 1)
     assert state.of_bytes.num_bytes == 2 * per_place * 8
-    own = 2 * (4 * 8 + 4 * 16 * 8 + 40 * 8)  # bytes, vectors, scores
+    own = 2 * (4 * 8 + 4 * 16 * 8 + 256 * 8)  # bytes, vectors, scores
     assert state.num_bytes == state.of_patches.num_bytes + state.of_bytes.num_bytes + own
 
 
@@ -179,7 +179,7 @@ def test_a_model_learns_a_text_and_writes_it():
     model = Megabyte(
         MegabyteConfig(
             4, replace(GLOBAL, **shape, head_dim=0, rotary_dim=0, context_length=32),
-            replace(LOCAL, **shape, head_dim=0, rotary_dim=0, vocab_size=256),
+            replace(LOCAL, **shape, head_dim=0, rotary_dim=0),
         )
     )  # fmt: skip
     text = b"The patch is read as one, its bytes one by one. "
@@ -200,6 +200,9 @@ def test_what_does_not_fit_is_refused():
         ({"patch": 0}, "patch"),
         ({"global_model": replace(GLOBAL, vocab_size=2)}, "a vocabulary of 2; expected 1"),
         ({"local_model": replace(LOCAL, context_length=7)}, "context is 7; expected two patches of 4"),
+        ({"local_model": replace(LOCAL, vocab_size=40)}, "a vocabulary of 40; expected 256, the values of a byte"),
+        ({"local_model": replace(LOCAL, stack="exits")}, "local_model has a stack of exits"),
+        ({"global_model": replace(GLOBAL, stack="exits")}, "global_model has a stack of exits"),
     ):
         with pytest.raises(InvalidInput, match=message):
             replace(CONFIG, **changes)
@@ -207,11 +210,21 @@ def test_what_does_not_fit_is_refused():
     state = model.new_state(capacity=9)
     model.read(drawn(1, 10), state)
     before = state.save()
-    with pytest.raises(InvalidInput, match="do not fit"):
+    with pytest.raises(InvalidInput, match="2 bytes do not fit into the places left, 1 bytes"):
         model.read(drawn(1, 2), state)
     assert state.save() == before
+    with pytest.raises(InvalidInput, match="60 bytes do not fit into the places left, 47 bytes"):
+        model.generate(b"a" * 60, num_bytes=1)
+    with pytest.raises(InvalidInput, match="49 bytes do not fit into 12 patches of 4"):
+        model.predict(drawn(1, 49))
     with pytest.raises(InvalidInput, match="temperature"):
         model.generate(num_bytes=1, temperature=-1)
+
+
+def test_bytes_may_have_the_dtype_of_bytes():
+    model, bytes_BT = make(), drawn()
+    for read in (model.predict, model.loss, lambda each: model.read(each, model.new_state(3))):
+        assert torch.equal(read(bytes_BT.to(torch.uint8)), read(bytes_BT))
 
 
 def test_a_folder_holds_the_model(tmp_path, model):
