@@ -88,6 +88,9 @@ class ServerConfig:
     model: Path = field(
         metadata=option("Folder, GGUF file, hub id, or smollm2.", "--model", "-m", metavar="MODEL", panel=MODEL)
     )
+    stores: tuple[Path, ...] = field(
+        default=(), metadata=option("Datastore folder. Repeatable.", "--store", "-s", metavar="FOLDER", panel=MODEL)
+    )
     encoder: Path | None = field(
         default=None,
         metadata=option(
@@ -95,9 +98,6 @@ class ServerConfig:
             default="the model's keys", panel=MODEL,
         ),
     )  # fmt: skip
-    stores: tuple[Path, ...] = field(
-        default=(), metadata=option("Datastore folder. Repeatable.", "--store", "-s", metavar="FOLDER", panel=MODEL)
-    )
     adapters: tuple[AdapterFolder, ...] = field(
         default=(),
         metadata=option(

@@ -56,6 +56,7 @@ class Retro(Part):
 
     seam: ClassVar[str] = "cross"
     kind: ClassVar[str] = "retro"
+    needs_tokens: ClassVar[bool] = True
 
     layers: tuple[int, ...] = ()
     chunk: int = 64

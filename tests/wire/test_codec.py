@@ -90,11 +90,12 @@ document = st.builds(
     st.dictionaries(text, st.integers() | text, max_size=2),
 )
 question = prompts.filter(str.strip)
+shown = text.filter(lambda drawn: "\0" not in drawn)
 passage = st.builds(
     passages.Passage,
-    text,
-    text,
-    text,
+    shown,
+    shown,
+    shown,
     st.integers(0, 2**40),
     st.integers(0, 2**40),
     prompts,
@@ -119,8 +120,8 @@ requests = st.one_of(
         answers.AnswerRequest,
         question=question,
         passages=st.lists(passage, min_size=1, max_size=3).map(tuple),
-        passage_stores=st.lists(text, max_size=3).map(tuple),
-        budget=maybe(st.integers(1, 2**31 - 1)),
+        passage_stores=st.lists(text.filter(bool), max_size=3, unique=True).map(tuple),
+        budget=maybe(st.integers(1, answers.MAX_BUDGET)),
         sampling=sampling,
         retrieval=retrieval,
         neighbors=st.integers(0, params.MAX_NEIGHBORS),
