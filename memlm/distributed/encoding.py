@@ -109,9 +109,9 @@ class RayEncoder:
     """Encodes blocks of windows on a Ray cluster. A context manager, which ends its workers.
 
     `model` must be found on each node under the same name. `address` is HOST:PORT of the cluster that this machine is a
-    node of, or auto. Without one, RAY_ADDRESS counts, and without that this machine is the cluster. Raises InvalidInput
-    for a model with memory, which reads the windows of a document one after another, and Unavailable if there is no
-    such cluster.
+    node of, or auto. Without one, RAY_ADDRESS counts, and without that this machine becomes a cluster of its own.
+    Raises InvalidInput for a model with memory, which reads the windows of a document one after another, and
+    Unavailable if there is no such cluster.
     """
 
     def __init__(
@@ -289,7 +289,8 @@ def _connect(address: str | None) -> None:
         )
     try:
         if address is None:
-            ray.init(log_to_driver=False, logging_level=logging.WARNING, include_dashboard=False)
+            # Without "local", Ray would join whatever cluster was last started here, which another program may end.
+            ray.init("local", log_to_driver=False, logging_level=logging.WARNING, include_dashboard=False)
             return
         host, _, port = address.rpartition(":")
         if host and port.isdecimal():  # Ray itself tries for minutes
