@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack, cast, overload
@@ -32,11 +32,12 @@ from memlm.generation.batch import complete_all, stream
 from memlm.generation.engine import Engine
 from memlm.generation.likelihood import logits_of, loglikelihood, split_ids
 from memlm.generation.sessions import Sessions
+from memlm.index.store.exclusion import search_views
 from memlm.model.adapter_files import attach_adapters
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.model.encoder_files import EncoderCheckpoint, load_encoder
 from memlm.prompting.answers import stream_answer
-from memlm.retrieval.store import ModelStore
+from memlm.retrieval.store import ModelStore, ViewSearch
 
 
 def load(
@@ -81,11 +82,20 @@ class LanguageModel:
         *,
         may_fail: Collection[str] = (),
         passage_encoder: EncoderCheckpoint | None = None,
+        shards: Sequence[str] = (),
     ) -> None:
-        """Opens the datastores. Those named in `may_fail` need not be usable now. Raises InvalidInput if two share a
-        name.
+        """Opens the datastores. Those named in `may_fail` need not be usable now. `shards` are the addresses, HOST:PORT
+        or unix:PATH, of processes that search them (`memlm shard`). Raises InvalidInput if two datastores share a name.
         """
-        self.engine = Engine(checkpoint, stores, sessions, may_fail=may_fail, passage_encoder=passage_encoder)
+        self._held = ExitStack()
+        search: ViewSearch = search_views
+        if shards:
+            from memlm.distributed.shards import Shards  # here, since it loads grpc
+
+            search = self._held.enter_context(Shards(shards)).search
+        self.engine = Engine(
+            checkpoint, stores, sessions, may_fail=may_fail, passage_encoder=passage_encoder, search=search
+        )
         self.checkpoint = checkpoint
 
     def __repr__(self) -> str:
@@ -429,8 +439,9 @@ class LanguageModel:
         return self.engine.stores.prepare_refresh().apply()
 
     def close(self) -> None:
-        """Closes the datastores."""
+        """Closes the datastores, and the connections to shards."""
         self.engine.stores.close()
+        self._held.close()
 
     def __enter__(self) -> LanguageModel:
         return self

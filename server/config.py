@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import zlib
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from memlm.api.params import MAX_DRAFTS, MAX_NEIGHBORS, parse_drafts
 from memlm.base.compute import check_device, check_dtype
 from memlm.base.machine import ram_bytes
-from memlm.base.options import option, parse_bytes
+from memlm.base.options import check_address, option, parse_bytes
 from memlm.errors import InvalidInput, check_choice, check_range
 from memlm.server.telemetry.logs import FORMATS
 
@@ -50,7 +51,8 @@ class AdapterFolder:
 class ServerConfig:
     """The model and datastores that are served, the address, and every limit. Raises InvalidInput for a bad value.
 
-    With an `encoder`, passages are found by its vectors, which every worker loads. Requests may name one of the
+    A datastore is searched by the workers, or by the processes at `shards`. With an `encoder`, passages are found by
+    its vectors, which every worker loads. Requests may name one of the
     `adapters`. `port=0` takes any free port. With `http_port` the same calls are served
     over HTTP too, to as many connections. `num_workers` processes each own a copy of the model and its datastores, with
     `num_threads` threads (0: all cores, divided among them). A loaded worker that sends no heartbeat for
@@ -91,6 +93,13 @@ class ServerConfig:
     stores: tuple[Path, ...] = field(
         default=(), metadata=option("Datastore folder. Repeatable.", "--store", "-s", metavar="FOLDER", panel=MODEL)
     )
+    shards: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "Process that searches a shard of a datastore (`memlm shard`). Repeatable.", "--shard",
+            metavar="HOST:PORT|unix:PATH", parse=partial(check_address, "shards"), panel=MODEL,
+        ),
+    )  # fmt: skip
     encoder: Path | None = field(
         default=None,
         metadata=option(

@@ -78,7 +78,7 @@ def _compacted(path: Path, progress: Progress) -> CompactionResult:
         if before.num_entries:
             done = 0
             for segment in before.segments:
-                done = _copy(segment, writer, done, before.num_entries, progress)
+                done = copy_documents(segment, writer, done, before.num_entries, progress)
             committed = writer.commit(progress)
         else:
             committed = writer.commit_empty()
@@ -89,10 +89,17 @@ def _compacted(path: Path, progress: Progress) -> CompactionResult:
             return replace(result, linked_files=linked)
 
 
-def _copy(segment: Segment, writer: StoreWriter, done: int, total: int, progress: Progress) -> int:
-    """Copies the live documents of a segment. Returns the number of entries copied so far."""
+def copy_documents(
+    segment: Segment,
+    writer: StoreWriter,
+    done: int,
+    total: int,
+    progress: Progress,
+    rows: range | None = None,
+) -> int:
+    """Copies the live documents of a segment, all or those in some `rows`. Returns the entries copied so far."""
     for document in segment.documents:
-        if segment.deleted_mask[document.row]:
+        if segment.deleted_mask[document.row] or (rows is not None and document.row not in rows):
             continue
         writer.begin_document(document.id, title=document.title, metadata=document.metadata)
         first, last = segment.starts[document.row : document.row + 2].tolist()

@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from memlm.index.neighbors import Neighbors, merge_nearest
+from memlm.index.neighbors import Neighbors
 from memlm.index.store.filters import DocumentFilter
-from memlm.index.store.segment import Segment
+from memlm.index.store.segment import Segment, search_segments
 from memlm.index.store.snapshot import Snapshot
 
 
@@ -65,11 +65,7 @@ def search_views(
     """Finds the k nearest entries to each query in its own view of one snapshot, as a search of each view would.
     `only` chooses documents of equal views.
     """
-    if len(set(views_Q)) < 2:
-        return views_Q[0].search(queries_QD, k, nprobe=nprobe, only=only) if views_Q else Neighbors.none(0, k)
-    if only:
-        raise ValueError("different views take no filter")
+    if not views_Q:
+        return Neighbors.none(0, k)
     queries_QD = views_Q[0].rounded(queries_QD, k)
-    segments = zip(*(view.segments for view in views_Q), strict=True)
-    found = [segments_Q[0].search_views(segments_Q, queries_QD, k, nprobe) for segments_Q in segments]
-    return merge_nearest(found, k) if found else Neighbors.none(len(queries_QD), k)
+    return search_segments([view.segments for view in views_Q], queries_QD, k, nprobe, only)

@@ -23,7 +23,7 @@ from memlm.index.store.manifest import (
 )
 
 BUILDING = "building"
-BUILD, ADD, COMPACT = "build", "add", "compact"
+BUILD, ADD, COMPACT, MOVE = "build", "add", "compact", "move"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ def is_being_extended(path: Path) -> bool:
 
 
 def reserved_segment(path: Path, manifest: Manifest) -> int | None:
-    """The number of the segment that an unfinished addition or compaction will commit. None if there is none. Raises
-    Corrupt and Incompatible as `Journal.decode`.
+    """The number of the segment that an unfinished addition, compaction or move will commit. None if there is none.
+    Raises Corrupt and Incompatible as `Journal.decode`.
     """
     try:
         number = Journal.decode(path / JOURNAL).segment

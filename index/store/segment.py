@@ -16,7 +16,7 @@ from memlm.errors import Corrupt, Incompatible
 from memlm.index.arrays import RowSubset
 from memlm.index.exact import FlatIndex, exact_neighbors
 from memlm.index.ivf import Ivf, is_lossless, open_index
-from memlm.index.neighbors import Neighbors, RawSearch, deeper, search_filtered
+from memlm.index.neighbors import Neighbors, RawSearch, deeper, merge_nearest, search_filtered
 from memlm.index.store.documents import DocumentRow, DocumentTable
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import RESTORE, ROW_BITS, FileRecord, SegmentRecord
@@ -350,6 +350,30 @@ class Segment:
         if whole and checksum(path) != expected.checksum:
             return f"{path} was changed (wrong checksum)"
         return None
+
+
+def search_segments(
+    views_Q: Sequence[tuple[Segment, ...]],
+    queries_QD: Float32[np.ndarray, "Q D"],
+    k: int,
+    nprobe: int | None = None,
+    only: DocumentFilter | None = None,
+) -> Neighbors:
+    """Finds the k nearest entries to each query, which is rounded to float16, in its own view of some segments. `only`
+    chooses documents of equal views.
+    """
+    if not views_Q:
+        return Neighbors.none(0, k)
+    if len(set(views_Q)) == 1:
+        found = [
+            segment.search(queries_QD, k, nprobe, segment.chosen(only) if only else None) for segment in views_Q[0]
+        ]
+    elif only:
+        raise ValueError("different views take no filter")
+    else:
+        segments = zip(*views_Q, strict=True)
+        found = [segments_Q[0].search_views(segments_Q, queries_QD, k, nprobe) for segments_Q in segments]
+    return merge_nearest(found, k) if found else Neighbors.none(len(queries_QD), k)
 
 
 def _inodes_of(folder: Path, record: SegmentRecord) -> list[tuple[int, int]] | None:

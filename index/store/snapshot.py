@@ -20,7 +20,7 @@ from memlm.index.store.documents import DocumentRow
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.journal import is_being_extended
 from memlm.index.store.manifest import KnnDefaults, Manifest, SegmentRecord
-from memlm.index.store.segment import Segment
+from memlm.index.store.segment import Segment, search_segments
 
 SELF_QUERIES, SELF_K, MOST_LOST = 256, 32, 0.25
 
@@ -153,10 +153,7 @@ class Snapshot:
         `only` chooses documents, and reads the table of documents for it.
         """
         queries_QD = self.rounded(queries_QD, k)
-        found = [
-            segment.search(queries_QD, k, nprobe, segment.chosen(only) if only else None) for segment in self.segments
-        ]
-        return merge_nearest(found, k) if found else Neighbors.none(len(queries_QD), k)
+        return search_segments([self.segments] * len(queries_QD), queries_QD, k, nprobe, only)
 
     def exact(self, *, pruned: bool = False) -> Exact:
         """Exact search over the live entries. With `pruned`, also over the pruned ones."""

@@ -30,7 +30,16 @@ from memlm.index.arrays import HEADER_BYTES
 from memlm.index.ivf import resolve_index
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.documents import DocumentTable
-from memlm.index.store.journal import ADD, BUILD, BUILDING, COMPACT, Journal, next_segment, reserved_segment
+from memlm.index.store.journal import (
+    ADD,
+    BUILD,
+    BUILDING,
+    COMPACT,
+    MOVE,
+    Journal,
+    next_segment,
+    reserved_segment,
+)
 from memlm.index.store.lock import COMMIT_LOCK, LOCK, StoreLock, commit_lock, write_lock
 from memlm.index.store.manifest import (
     CURRENT,
@@ -69,6 +78,7 @@ class StoreWriter:
         self.base = held.enter_context(closing(Snapshot(path, manifest))) if manifest else None
         self._replaced: list[str] = []
         self._replaces = False
+        self._moved: tuple[int, range] | None = None
         self._number = (reserved_segment(path, manifest) or next_segment(path, manifest)) if manifest else 1
         self.num_resumed_entries = self._recover()
         if manifest is not None:  # above all segments of `base`, which no merge takes from under it then
@@ -127,13 +137,25 @@ class StoreWriter:
         return cls._holding(Path(path), read_manifest(Path(path)).spec, COMPACT)
 
     @classmethod
+    def moving(cls, path: str | Path, segment: int, rows: range) -> StoreWriter:
+        """Starts a segment that takes some documents from another one, given by its number, or resumes an interrupted
+        one. The commit removes the other segment if it was its last documents.
+
+        Raises Incompatible if an interrupted addition waits.
+        """
+        path = Path(path)
+        writer = cls._holding(path, read_manifest(path).spec, f"{MOVE} {segment} {rows.start}-{rows.stop}")
+        writer._moved = segment, rows
+        return writer
+
+    @classmethod
     def _holding(cls, path: Path, spec: StoreSpec, task: str) -> StoreWriter:
         with ExitStack() as held:
             lock = held.enter_context(write_lock(path))
             with commit_lock(path):  # so that nobody sweeps away what is being opened, or brought back
                 manifest = None if task == BUILD else read_manifest(path)  # what counts now that nobody else writes
-                if manifest and task == COMPACT:
-                    task = f"{COMPACT} {manifest.number}"
+                if manifest and task != ADD:
+                    task = f"{task} {manifest.number}"  # a later change overtakes what was copied
                 writer = cls(path, spec, manifest, held, task, lock)
             writer._held = held.pop_all()
             return writer
@@ -310,11 +332,26 @@ class StoreWriter:
             replaced = now.find_each([name for name in self._replaced if now.has_document(name)])
             old = write_tombstones(self.path, now.segments, replaced, number)
             return now.manifest.next(segments=(*old, record), quality=None)
-        with closing(Segment(self.path, record, self.spec.dim)) as merged:
-            rows = [merged.documents.row_of(name) for name in self.base.deleted_between(now)]
-            copies = [(merged, row) for row in rows if row is not None]
-            segments = write_tombstones(self.path, [merged], copies, number)
+        with closing(Segment(self.path, record, self.spec.dim)) as copied:
+            rows = [copied.documents.row_of(name) for name in self.base.deleted_between(now)]
+            copies = [(copied, row) for row in rows if row is not None]
+            segments = write_tombstones(self.path, [copied], copies, number)
+        if self._moved is not None:
+            return now.manifest.next(segments=(*self._left_by_move(now, number), *segments), quality=None)
         return now.manifest.next(segments=(*segments, *now.later_than(self.base)), quality=None)
+
+    def _left_by_move(self, now: Snapshot, number: int) -> tuple[SegmentRecord, ...]:
+        """The records of all segments of `now`, without the documents that were moved."""
+        assert self._moved is not None
+        source, moved = self._moved
+        kept, places = list[Segment](), list[tuple[Segment, int]]()
+        for segment in now.segments:
+            live = np.flatnonzero(~segment.deleted_mask) if segment.record.number == source else np.arange(0)
+            rows = [row for row in live.tolist() if row in moved]
+            if not len(live) or len(rows) < len(live):
+                kept.append(segment)
+                places += [(segment, row) for row in rows]
+        return write_tombstones(self.path, kept, places, number)
 
     def _remembered_meanwhile(self, now: Snapshot, base: Snapshot) -> list[str]:
         """The ids of new documents that others have given to a document since the start, to be replaced. Raises

@@ -48,6 +48,13 @@ def parse_bytes(text: str | int) -> int:
     return int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " "))
 
 
+def check_address(field: str, text: str) -> str:
+    """Returns the address of a process: HOST:PORT, or unix:PATH. Raises InvalidInput for other text."""
+    if not re.fullmatch(r"unix:.+|[^\s/:]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", text):
+        raise InvalidInput(f"{field} is {text!r}; expected HOST:PORT, or unix:PATH on one machine", field=field)
+    return text
+
+
 def format_bytes(number: int) -> str:
     """Formats a number of bytes in the largest binary unit that divides it: 4194304 is 4MiB."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):

@@ -20,6 +20,7 @@ from memlm.cli.inspect import inspect
 from memlm.cli.interruption import InterruptibleGroup
 from memlm.cli.lm_eval import lm_eval
 from memlm.cli.serve import serve as serve_command
+from memlm.cli.shards import shard, split_store
 from memlm.cli.trace import trace
 from memlm.cli.train import train as train_command
 from memlm.cli.tune_context import tune_context
@@ -55,6 +56,10 @@ def root(
 
 
 app.command(epilog="Example: memlm train docs/ --out model --minutes 5")(train_command)
+
+
+app.command(epilog="Example: memlm shard store --shard 1/4 --listen 10.0.0.7:50061")(shard)
+index.app.command("shard", epilog="Example: memlm index shard store --shards 4")(split_store)
 
 
 app.command("eval", epilog="Example: memlm eval heldout/ --model model --store store")(evaluate)

@@ -29,6 +29,7 @@ from memlm.generation.remembering import entries_of, mean_key
 from memlm.generation.scoring import score_text
 from memlm.generation.session_files import SessionState
 from memlm.generation.sessions import Sessions
+from memlm.index.store.exclusion import search_views
 from memlm.model.checkpoint import Checkpoint
 from memlm.model.encoder_files import EncoderCheckpoint
 from memlm.retrieval.context_cache import ContextCache
@@ -36,7 +37,7 @@ from memlm.retrieval.encoder import key_after
 from memlm.retrieval.own_past import OwnPast
 from memlm.retrieval.passage_search import find_passages
 from memlm.retrieval.retriever import Retriever
-from memlm.retrieval.store import ModelStore, OnLost
+from memlm.retrieval.store import ModelStore, OnLost, ViewSearch
 from memlm.retrieval.tracing import trace
 
 NO_STORE = "no datastore is loaded, and this needs one; load one"
@@ -54,11 +55,12 @@ class Engine:
         may_fail: Collection[str] = (),
         on_lost: OnLost = lambda store, document_ids: None,
         passage_encoder: EncoderCheckpoint | None = None,
+        search: ViewSearch = search_views,
     ) -> None:
         """Opens the datastores as `LoadedStores` does. With a `passage_encoder`, passages are found by its vectors."""
         self.checkpoint, self.passage_encoder = checkpoint, passage_encoder
         self.sessions = Sessions(checkpoint) if sessions is None else sessions
-        self.stores = LoadedStores(checkpoint, stores, may_fail=may_fail, on_lost=on_lost)
+        self.stores = LoadedStores(checkpoint, stores, may_fail=may_fail, on_lost=on_lost, search=search)
 
     @property
     def info(self) -> ModelInfo:

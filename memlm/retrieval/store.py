@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -32,6 +32,22 @@ from memlm.index.store.suffixes import SegmentSuffixes
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.passages import Passage
 from memlm.retrieval.phrases import Phrases
+
+
+class ViewSearch(Protocol):
+    """Searches for each key in its view of a snapshot, as `memlm.index.store.exclusion.search_views` does."""
+
+    def __call__(
+        self,
+        views_Q: Sequence[Snapshot],
+        queries_QD: Float32[np.ndarray, "Q D"],
+        k: int,
+        *,
+        nprobe: int | None = None,
+        only: DocumentFilter | None = None,
+    ) -> Neighbors:
+        """Finds the k nearest entries to each query."""
+
 
 # Takes a datastore's name and the documents that it lost in a switch to another snapshot (None: unknown).
 OnLost: TypeAlias = Callable[[str, Sequence[str] | None], None]
@@ -56,6 +72,7 @@ class ModelStore:
         self.datastore, self.name = datastore, name or datastore.path.name
         self.model_folder, self._tokenizer = checkpoint.path, checkpoint.tokenizer
         self.on_lost: OnLost = lambda store, document_ids: None
+        self.search_views: ViewSearch = search_views  # or that of shards
         self.has_remembered = False  # documents, whose small segments may want to be merged
         self._marks = lru_cache(maxsize=MARKED_DOCUMENTS)(self._count)
         self._phrases = Phrases(checkpoint.tokenizer)
@@ -83,9 +100,9 @@ class ModelStore:
         nprobe: int | None = None,
         only: DocumentFilter | None = None,
     ) -> Neighbors:
-        """Searches for each key in its view of a snapshot, as `search_views`, and counts the search."""
+        """Searches for each key in its view of a snapshot, and counts the search."""
         begin_s = time.perf_counter()
-        found = search_views(views_Q, keys_QD, k, nprobe=nprobe, only=only)
+        found = self.search_views(views_Q, keys_QD, k, nprobe=nprobe, only=only)
         self.counter.add_search(time.perf_counter() - begin_s)
         return found
 

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,14 +24,16 @@ import torch
 from memlm.api.datastores import DeleteDocumentsRequest, LoadDatastoreRequest
 from memlm.api.params import StreamRequest
 from memlm.base.cpu import use_cores
+from memlm.distributed.shards import Shards
 from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded
 from memlm.generation.batch import Batch
 from memlm.generation.engine import Engine
 from memlm.generation.sessions import Sessions
+from memlm.index.store.exclusion import search_views
 from memlm.model.adapter_files import attach_adapters
 from memlm.model.checkpoint import load_checkpoint
 from memlm.model.encoder_files import load_encoder
-from memlm.retrieval.store import OnLost
+from memlm.retrieval.store import OnLost, ViewSearch
 from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.active_request import ActiveRequest
 from memlm.server.inference.background import BackgroundTasks
@@ -89,12 +91,14 @@ def run_worker(
         def on_lost(store: str, document_ids: Sequence[str] | None) -> None:
             outbox.send(DocumentsDeleted(store, None if document_ids is None else tuple(document_ids)))
 
-        engine = _load_model(config, stores, number, may_fail=set(stores) - required, on_lost=on_lost)
+        shards = Shards(config.shards) if config.shards else None
+        search: ViewSearch = search_views if shards is None else shards.search
+        engine = _load_model(config, stores, number, may_fail=set(stores) - required, on_lost=on_lost, search=search)
     except MemlmError as error:
         outbox.send(LoadFailed(error))
         outbox.flush()
         return
-    with closing(engine.stores):
+    with closing(engine.stores), shards or nullcontext():
         outbox.send(Loaded())
         outbox.flush()
         Worker(
@@ -103,7 +107,13 @@ def run_worker(
 
 
 def _load_model(
-    config: ServerConfig, stores: Mapping[str, Path], number: int, *, may_fail: Collection[str], on_lost: OnLost
+    config: ServerConfig,
+    stores: Mapping[str, Path],
+    number: int,
+    *,
+    may_fail: Collection[str],
+    on_lost: OnLost,
+    search: ViewSearch,
 ) -> Engine:
     checkpoint = load_checkpoint(
         config.model, dtype=config.dtype, device=config.device, attention_window=config.attention_window,
@@ -120,7 +130,9 @@ def _load_model(
         is_ours=lambda name: worker_for_session(name, config.num_workers) == number,
     )
     encoder = None if config.encoder is None else load_encoder(config.encoder, device=config.device)
-    return Engine(checkpoint, stores, sessions, may_fail=may_fail, on_lost=on_lost, passage_encoder=encoder)
+    return Engine(
+        checkpoint, stores, sessions, may_fail=may_fail, on_lost=on_lost, passage_encoder=encoder, search=search
+    )
 
 
 class Worker:

@@ -1,0 +1,255 @@
+"""Searches of datastores whose segments are divided among shards: every shard at once, and its answers merged.
+
+The result is that of a search in this process, to the bit. This process has the datastore's folder open too: values,
+documents and deletions are its own, and a shard only ranks keys.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+import grpc
+import numpy as np
+from jaxtyping import Float32
+
+from memlm.distributed.shard_messages import (
+    ALL_LIVE,
+    DESCRIBE,
+    SEARCH,
+    Description,
+    SegmentView,
+    ShardAnswer,
+    ShardSearch,
+    core_of,
+    digest_of,
+    packed_mask,
+)
+from memlm.errors import InvalidInput, Unavailable
+from memlm.index.neighbors import Neighbors
+from memlm.index.store.exclusion import search_views
+from memlm.index.store.filters import DocumentFilter
+from memlm.index.store.manifest import ROW_BITS
+from memlm.index.store.segment import Segment
+from memlm.index.store.shards import shards_of
+from memlm.index.store.snapshot import Snapshot
+
+MAX_MESSAGE_BYTES = 256 << 20
+CHANNEL = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_retries", 0),  # another replica answers sooner
+    ("grpc.use_local_subchannel_pool", 1),
+)
+TIMEOUT_S, GREETING_S = 10.0, 1.0
+GREET_AGAIN_S, CHECK_AGAIN_S = 0.5, 5.0
+FIRST_GREETING_S = 10.0  # that a new object waits for its shards
+
+
+@dataclass(eq=False, slots=True)
+class _Replica:
+    """A process of a shard. `failed` says that the latest call to it did."""
+
+    address: str
+    channel: grpc.Channel
+    description: Description | None = None
+    failed: bool = False
+
+    def describe(self) -> bool:
+        """Asks which shard it is. Returns whether it answered."""
+        try:
+            self.description = Description.decode(self.channel.unary_unary(DESCRIBE)(b"", timeout=GREETING_S))
+        except (grpc.RpcError, ValueError):
+            self.failed = True
+        else:
+            self.failed = False
+        return not self.failed
+
+    def search(self, search: ShardSearch, timeout_s: float) -> Any:
+        """Starts a search. Returns its future."""
+        return self.channel.unary_unary(SEARCH).future(search.encode(), timeout=timeout_s)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A search of one shard that is under way."""
+
+    shard: int
+    search: ShardSearch
+    replicas: list[_Replica]  # to be asked next if the first one fails
+    future: Any
+
+
+class Shards:
+    """The shards of one or several datastores, by their addresses: HOST:PORT, or unix:PATH. Several addresses may be
+    replicas of one shard. Any thread may search. A context manager.
+
+    A search takes at most `timeout_s`. One that fails goes to another replica.
+    """
+
+    def __init__(self, addresses: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> None:
+        """Waits up to ten seconds for all of them. Those that do not answer by then are asked again, until they do."""
+        if repeated := [each for each in addresses if addresses.count(each) > 1]:
+            raise InvalidInput(f"the shard {repeated[0]!r} was given twice; leave one out", field="shards")
+        self._timeout_s, self._turn = timeout_s, 0
+        self._replicas = [_Replica(each, grpc.insecure_channel(each, options=CHANNEL)) for each in addresses]
+        self._masks: weakref.WeakKeyDictionary[Segment, tuple[SegmentView, bytes]] = weakref.WeakKeyDictionary()
+        self._closing = threading.Event()
+        deadline_s = time.monotonic() + FIRST_GREETING_S
+        while silent := [each for each in self._replicas if each.description is None]:
+            for each in silent:
+                each.describe()
+            if time.monotonic() > deadline_s or self._closing.wait(0.1):
+                break
+        self._greeter = threading.Thread(target=self._greet, name="shards", daemon=True)
+        self._greeter.start()
+
+    def search(
+        self,
+        views_Q: Sequence[Snapshot],
+        queries_QD: Float32[np.ndarray, "Q D"],
+        k: int,
+        *,
+        nprobe: int | None = None,
+        only: DocumentFilter | None = None,
+    ) -> Neighbors:
+        """Searches as `search_views` does, in the shards of the datastore. One without shards is searched here.
+
+        Raises Unavailable if a shard does not answer.
+        """
+        if not views_Q:
+            return Neighbors.none(0, k)
+        replicas = self._replicas_of(views_Q[0].manifest.store_id)
+        if replicas is None:
+            return search_views(views_Q, queries_QD, k, nprobe=nprobe, only=only)
+        queries_QD = views_Q[0].rounded(queries_QD, k)
+        views = dict.fromkeys(view.segments for view in views_Q)
+        if only and len(views) > 1:
+            raise ValueError("different views take no filter")
+        number_of = {segments: number for number, segments in enumerate(views)}
+        view_Q = np.array([number_of[view.segments] for view in views_Q])
+        whole = ShardSearch(queries_QD, k, nprobe, (), view_Q, only)
+        segments = views_Q[0].segments
+        shard_of = shards_of([segment.record for segment in segments], len(replicas))
+        asked = list[_Asked]()
+        for shard in sorted(set(shard_of)):
+            mine = [place for place, other in enumerate(shard_of) if other == shard]
+            named = tuple(tuple(self._view_of(view[place])[0] for place in mine) for view in views)
+            asked.append(self._ask(shard, replace(whole, views=named), replicas[shard - 1]))
+        masks = {view.deleted: mask for each in views for view, mask in map(self._view_of, each) if mask}
+        try:
+            found = [self._answer(each, masks) for each in asked]
+        finally:
+            for each in asked:
+                each.future.cancel()
+        place_of = {segment.record.number: place for place, segment in enumerate(segments)}
+        return _merged(found, place_of, k) if found else Neighbors.none(len(queries_QD), k)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._closing.set()
+        self._greeter.join()
+        for replica in self._replicas:
+            replica.channel.close()
+
+    def __enter__(self) -> Shards:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _greet(self) -> None:
+        """Asks those that failed or never answered again and again, and all now and then."""
+        checked_s = time.monotonic()
+        while not self._closing.wait(GREET_AGAIN_S):
+            is_due = time.monotonic() - checked_s > CHECK_AGAIN_S
+            checked_s = time.monotonic() if is_due else checked_s
+            for replica in self._replicas:
+                if is_due or replica.failed or replica.description is None:
+                    replica.describe()
+
+    def _replicas_of(self, store_id: str) -> list[list[_Replica]] | None:
+        """The replicas of each shard of a datastore, those first that answered last time. None for a datastore without
+        shards. Raises Unavailable for one whose shards are not all known.
+        """
+        known = [(each, each.description) for each in self._replicas if each.description is not None]
+        mine = [(each, of) for each, of in known if of.store_id == store_id]
+        silent = [each.address for each in self._replicas if each.description is None]
+        if not mine:
+            if silent:  # one of them may have the datastore
+                raise Unavailable(f"no shard answers at {', '.join(silent)}")
+            return None
+        if len(counts := {of.num_shards for _, of in mine}) > 1:
+            raise Unavailable(f"the shards are of {' and of '.join(map(str, sorted(counts)))}; start all of them anew")
+        shards: list[list[_Replica]] = [[] for _ in range(mine[0][1].num_shards)]
+        self._turn = (self._turn + 1) % len(mine)  # so that replicas share the work
+        for replica, of in mine[self._turn :] + mine[: self._turn]:
+            shards[of.shard - 1].append(replica)
+        if lacking := [str(number) for number, replicas in enumerate(shards, 1) if not replicas]:
+            answer = f"; no answer from {', '.join(silent)}" if silent else ""
+            raise Unavailable(f"no address is that of shard {', '.join(lacking)} of {len(shards)}{answer}")
+        return [sorted(replicas, key=lambda replica: replica.failed) for replicas in shards]
+
+    def _view_of(self, segment: Segment) -> tuple[SegmentView, bytes]:
+        """The name of a segment with its deletions, and the mask, which is empty without any."""
+        if (known := self._masks.get(segment)) is None:
+            mask = packed_mask(segment.deleted_mask) if segment.any_deleted else b""
+            known = SegmentView(core_of(segment), digest_of(mask) if mask else ALL_LIVE), mask
+            self._masks[segment] = known
+        return known
+
+    def _ask(self, shard: int, search: ShardSearch, replicas: list[_Replica]) -> _Asked:
+        return _Asked(shard, search, replicas, replicas[0].search(search, self._timeout_s))
+
+    def _answer(self, asked: _Asked, masks: Mapping[str, bytes]) -> Neighbors:
+        """Waits for the answer of a shard, or asks its next replica. Raises Unavailable if there is none."""
+        while True:
+            replica, search = asked.replicas[0], asked.search
+            try:
+                answer = ShardAnswer.decode(asked.future.result())
+                if answer.missing:
+                    needed = {digest: masks[digest] for digest in answer.missing}
+                    asked.future = replica.search(replace(search, masks=needed), self._timeout_s)
+                    answer = ShardAnswer.decode(asked.future.result())
+                if answer.found is None:
+                    raise ValueError("a shard asks for masks without end")
+            except (grpc.RpcError, ValueError) as error:
+                replica.failed = True
+                if len(asked.replicas) > 1:
+                    asked.replicas = asked.replicas[1:]
+                    asked.future = asked.replicas[0].search(search, self._timeout_s)
+                    continue
+                raise Unavailable(
+                    f"shard {asked.shard} at {replica.address} does not answer ({_reason(error)})"
+                ) from error
+            return answer.found
+
+
+def _merged(parts: Sequence[Neighbors], place_of: Mapping[int, int], k: int) -> Neighbors:
+    """The k nearest of several shards. Of equal distances, those in earlier segments come first, as in one process."""
+    arrays = zip(*((part.distances_QK, part.ids_QK, part.values_QK) for part in parts), strict=True)
+    distances_QM, ids_QM, values_QM = (np.concatenate(each, axis=1) for each in arrays)
+    numbers, inverse = np.unique(ids_QM >> ROW_BITS, return_inverse=True)
+    places = np.array([place_of.get(number, len(place_of)) for number in numbers.tolist()])
+    places_QM = places[inverse].reshape(ids_QM.shape)
+    order_QM = np.argsort(places_QM, axis=1, kind="stable")
+    nearest_QM = np.take_along_axis(distances_QM, order_QM, axis=1).argsort(axis=1, kind="stable")
+    order_QK = np.take_along_axis(order_QM, nearest_QM, axis=1)[:, :k]
+    return Neighbors(distances_QM, ids_QM, values_QM).take(order_QK)
+
+
+def _reason(error: Exception) -> str:
+    """What gRPC says of a failed call."""
+    if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__

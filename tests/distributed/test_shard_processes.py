@@ -1,0 +1,175 @@
+"""`memlm shard` and `memlm serve --shard`: processes that are killed and restarted while others ask the server."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from running import RunningServer, wait_until
+from typer.testing import CliRunner
+
+from memlm.cli.app import app
+from memlm.client.client import Client
+from memlm.errors import InvalidInput, MemlmError, Unavailable
+from memlm.index.store.datastore import Datastore
+
+STREAMS, TOKENS = 4, 8
+
+
+class ShardProcess:
+    """`memlm shard` in a process of its own."""
+
+    def __init__(self, store: Path, shard: str, listen: str, log: Path) -> None:
+        self._command = [
+            sys.executable,
+            "-c",
+            "from memlm.cli import main; main()",
+            "shard",
+            str(store),
+            "--shard",
+            shard,
+        ]
+        self._listen, self._log = listen, log
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, also anew at its address."""
+        with self._log.open("w") as file:
+            self.process = subprocess.Popen([*self._command, "--listen", self._listen], stdout=file, stderr=file)
+        wait_until(lambda: "entries at" in self._log.read_text() or self.process.poll() is not None)
+        assert self.process.poll() is None, self._log.read_text()
+        self._listen = self.address = self._log.read_text().split("entries at", 1)[1].split()[0]
+
+    def end(self, number: signal.Signals) -> int:
+        """Sends a signal, and waits for the end."""
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+@contextmanager
+def shard_processes(store: Path, folder: Path, *shards: str) -> Iterator[list[ShardProcess]]:
+    """Shards by their numbers, on sockets or on ports by turns."""
+    with ExitStack() as held:
+        started = []
+        for place, shard in enumerate(shards):
+            listen = f"unix:{folder}/{place}.sock" if place % 2 else "127.0.0.1:0"
+            process = ShardProcess(store, shard, listen, folder / f"shard-{place}.log")
+            held.callback(process.process.kill)
+            started.append(process)
+        yield started
+        for process in started:
+            assert process.end(signal.SIGTERM) == 0, process._log.read_text()
+
+
+class Load:
+    """Streams that ask a server over and over. `failures` are their errors, `wrong` the texts that are others."""
+
+    def __init__(self, server: RunningServer, expected: str) -> None:
+        self.answers, self.failures, self.wrong = 0, list[MemlmError](), list[str]()
+        self._server, self._expected, self._done = server, expected, threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(STREAMS)]
+
+    def _ask(self) -> None:
+        with Client(self._server.address) as client:
+            while not self._done.is_set():
+                try:
+                    text = ask(client)
+                except MemlmError as error:
+                    self.failures.append(error)
+                    time.sleep(0.05)
+                else:
+                    self.answers += 1
+                    self.wrong += [text] * (text != self._expected)
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def wait_for(self, answers: int) -> None:
+        """Waits until that many further answers came."""
+        wanted = self.answers + answers
+        wait_until(lambda: self.answers >= wanted)
+
+
+def ask(client: Client) -> str:
+    return client.generate("the quick", max_tokens=TOKENS, temperature=0).result().text
+
+
+@pytest.fixture
+def cut_store(tmp_path: Path, store_folder: Path) -> Path:
+    """A store in as many segments as two shards need, cut by the command."""
+    store = Path(shutil.copytree(store_folder, tmp_path / "store"))
+    result = CliRunner().invoke(app, ["index", "shard", str(store), "--shards", "2"])
+    assert result.exit_code == 0, result.output
+    assert "1 segment was cut" in result.output
+    assert "--shard 1/2" in result.output
+    with Datastore.open(store) as opened:
+        assert len(opened.snapshot.segments) == 2
+    return store
+
+
+def test_a_killed_shard_is_reported_and_comes_back(tmp_path, model_folder, cut_store):
+    with RunningServer(tmp_path / "alone.log", model_folder, cut_store) as server, Client(server.address) as client:
+        expected = ask(client)
+        plain = client.generate("the quick", max_tokens=TOKENS, temperature=0, use_store=False).result().text
+    assert plain != expected  # or the store would not be seen
+    with shard_processes(cut_store, tmp_path, "1/2", "2/2") as shards:
+        options = tuple(word for each in shards for word in ("--shard", each.address))
+        with RunningServer(tmp_path / "server.log", model_folder, cut_store, options=options) as server:
+            with Load(server, expected) as load:
+                load.wait_for(2 * STREAMS)
+                assert not load.failures
+                shards[0].end(signal.SIGKILL)
+                wait_until(lambda: len(load.failures) >= STREAMS)
+                shards[0].start()
+                load.wait_for(2 * STREAMS)
+            assert {type(error) for error in load.failures} == {Unavailable}
+            assert "shard 1 at" in str(load.failures[-1])
+            assert load.wrong == []
+
+
+@pytest.mark.cluster
+def test_a_rolling_restart_of_replicas_fails_no_request(tmp_path, model_folder, cut_store):
+    with RunningServer(tmp_path / "alone.log", model_folder, cut_store) as server, Client(server.address) as client:
+        expected = ask(client)
+    with shard_processes(cut_store, tmp_path, "1/2", "1/2", "2/2", "2/2") as shards:
+        options = tuple(word for each in shards for word in ("--shard", each.address))
+        with RunningServer(tmp_path / "server.log", model_folder, cut_store, options=options) as server:
+            with Load(server, expected) as load:
+                for number in (signal.SIGTERM, signal.SIGKILL):
+                    for shard in shards:
+                        load.wait_for(2 * STREAMS)
+                        shard.end(number)
+                        load.wait_for(2 * STREAMS)
+                        shard.start()
+                        time.sleep(2)  # until it is known to be back
+            assert load.failures == []
+            assert load.wrong == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["shard", "STORE", "--shard", "3/2"], "1/4 for the first of four"),
+        (["shard", "STORE", "--shard", "1/2", "--listen", "nowhere"], "HOST:PORT"),
+        (["index", "shard", "STORE", "--shards", "1000"], "documents, which stay whole"),
+        (["serve", "--model", "MODEL", "--shard", "ray"], "HOST:PORT"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(store_folder, model_folder, arguments, message):
+    words = {"STORE": str(store_folder), "MODEL": str(model_folder)}
+    result = CliRunner().invoke(app, [words.get(word, word) for word in arguments])
+    assert isinstance(result.exception, InvalidInput) or result.exit_code == 2
+    assert message in f"{result.exception} {result.output}"
