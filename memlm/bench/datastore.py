@@ -74,8 +74,10 @@ def bench_datastore(
     `codes:` for an index without re-ranking. Raises InvalidInput if the texts have fewer tokens than the largest size.
     """
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
-    keys_ND, values_N, tokens_per_s = _keys(checkpoint, texts, work, max(sizes), progress)
-    questions = _questions(checkpoint, held_out)
+    keys_ND, values_N, tokens_per_s = corpus_keys(checkpoint, texts, work, max(sizes), progress)
+    if len(values_N) < max(sizes):
+        raise InvalidInput(f"the texts have {len(values_N):,} tokens; {max(sizes):,} are wanted", field="entries")
+    questions = held_out_questions(checkpoint, held_out)
     dim = keys_ND.shape[1]
     kinds = kinds or default_kinds(dim)
     rows: list[dict[str, Any]] = []
@@ -104,17 +106,17 @@ def default_kinds(dim: int) -> list[str]:
     ]
 
 
-def _keys(
+def corpus_keys(
     checkpoint: Checkpoint, texts: Corpus, work: Path, num_keys: int, progress: Progress
 ) -> tuple[Float16[np.ndarray, "N D"], np.ndarray, float | None]:
-    """Keys and values of the first tokens of a corpus, and the tokens/s if they were not in the folder already."""
+    """Keys and values of the first tokens of a corpus, `num_keys` or all that there are, and the tokens/s if they were
+    not in the folder already.
+    """
     work.mkdir(parents=True, exist_ok=True)
     paths, pace = (work / "keys.npy", work / "values.npy"), None
     if not all(path.exists() for path in paths) or len(np.load(paths[1], mmap_mode="r")) < num_keys:
         pace = _compute_keys(checkpoint, texts, paths, num_keys, progress)
     keys_ND, values_N = (np.load(path, mmap_mode="r") for path in paths)
-    if len(values_N) < num_keys:
-        raise InvalidInput(f"the texts have {len(values_N):,} tokens; {num_keys:,} are wanted", field="entries")
     return keys_ND, values_N, pace
 
 
@@ -146,8 +148,8 @@ def _compute_keys(
         return keys.rows / (time.perf_counter() - begin)
 
 
-def _questions(checkpoint: Checkpoint, held_out: Corpus) -> Questions:
-    """Random positions of all held-out windows."""
+def held_out_questions(checkpoint: Checkpoint, held_out: Corpus) -> Questions:
+    """Random positions of all held-out windows. Raises InvalidInput if there are none."""
     windows = [
         window
         for document in held_out

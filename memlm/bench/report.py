@@ -37,7 +37,7 @@ from memlm.base.version import __version__
 SETTINGS = (
     "answers", "budget", "documents", "entries", "entries_1x", "entries_4x", "faiss_searches", "files", "gates", "dim",
     "dropped_from_memory", "holes", "index", "k", "lists", "nprobe", "parameters", "pruned", "queries", "rerank",
-    "repeats", "streams", "temperature", "tokens",
+    "real_keys", "repeats", "shards", "streams", "target", "temperature", "tokens",
 )  # fmt: skip
 ROW_WORDS = (
     "entries", "store", "way", "index", "prompts", "streams", "keys", "windows", "tokens", "depth", "effect", "config"
