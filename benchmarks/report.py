@@ -154,6 +154,7 @@ IN_REPORTS = {  # families whose tables are in a report
     "context": ("Context cache", "../docs/reports/context.md"),
     "passkeys": ("Pass keys", "../docs/reports/context.md#pass-keys"),
     "effects": ("Effects of parts", "../docs/zoo.md#effects"),
+    "variants": ("Variants of the decoder", "../docs/reports/variants.md"),
 }
 
 

@@ -1,0 +1,44 @@
+"""`memlm bench shards`: what a datastore in several processes costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memlm.cli import options
+from memlm.cli.console import ConsoleProgress, emit_json, out, print_table, table
+
+
+def shards(
+    store: options.StoreArgument,
+    model: options.Model,
+    number: Annotated[int, typer.Option("--shards", help="Processes.", min=1, max=64)] = 4,
+    repeats: Annotated[int, typer.Option(help="Repeats. Medians are reported.", min=1)] = 5,
+    dtype: options.Dtype = "auto",
+    json: options.Json = False,
+) -> None:
+    """Time of a token with a datastore in several processes over one, and of one hop between processes."""
+    from memlm.bench.report import report
+    from memlm.bench.shards import bench_shards
+
+    with ConsoleProgress() as progress:
+        figures = bench_shards(Path(model), store, shards=number, repeats=repeats, dtype=dtype, progress=progress)
+    if json:
+        emit_json(report(figures, repeats=repeats))
+        return
+    shown = table(
+        "", "ms a token", "in one process", "ratio (least to most)", title=f"bench shards: {number} processes"
+    )
+    for row in figures["rows"]:
+        ratio = f"{row['sharded_over_alone']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
+        shown.add_row(row["way"], f"{row['ms_per_token_sharded']:.2f}", f"{row['ms_per_token']:.2f}", ratio)
+    print_table(shown)
+    for name, hop in figures["hops"].items():
+        out.print(
+            f"one hop by {name}, 8 queries: {hop['p50_ms']:.2f} ms (99 %: {hop['p99_ms']:.2f}), the same search here"
+            f" {hop['here_p50_ms']:.2f} ms"
+        )
+    same = "the same texts" if figures["identical"] else "OTHER TEXTS"
+    out.print(f"{figures['entries']:,} entries in {figures['segments']} segments; {same}", markup=False)
