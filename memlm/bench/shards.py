@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from memlm.model.checkpoint import load_checkpoint
 
 HOP_QUERIES, HOP_K, HOPS = 8, 64, 2000
 STARTED_S = 60.0
+WAYS: dict[str, dict[str, Any]] = {"no drafts": {"drafts": 0}, "drafts": {}}
 PROMPTS = ("lemma ", "The ", "import os\n\n\ndef main(", "theorem ")
 
 
@@ -50,15 +52,15 @@ def bench_shards(
         alone = held.enter_context(LanguageModel(checkpoint, [copy]))
         sharded = held.enter_context(LanguageModel(checkpoint, [copy], shards=addresses))
         rows, identical = [], True
-        for number, (name, options) in enumerate((("no drafts", {"drafts": 0}), ("drafts", {}))):
+        for number, (name, options) in enumerate(WAYS.items()):
             texts: dict[LanguageModel, list[str]] = {alone: [], sharded: []}
             for lm in texts:
                 _time_per_token(lm, texts[lm], options)
             progress("generate", number, 2)
             times = alternately(
                 repeats,
-                lambda options=options, texts=texts: _time_per_token(sharded, texts[sharded], options),
-                lambda options=options, texts=texts: _time_per_token(alone, texts[alone], options),
+                partial(_time_per_token, sharded, texts[sharded], options),
+                partial(_time_per_token, alone, texts[alone], options),
             )
             ratio, least, most = median_ratio(*times)
             identical &= texts[alone] == texts[sharded]
