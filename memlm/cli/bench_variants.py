@@ -142,10 +142,13 @@ def print_effects(figures: dict[str, Any]) -> None:
     """Prints a table of configs for each effect."""
     for effect, expects in figures["expects"].items():
         rows = [row for row in figures["rows"] if row["effect"] == effect]
-        names = [name for name in (rows[0] if rows else ()) if f"{name}_least" in rows[0]]
+        # A config may have figures that the plain one lacks.
+        names = list(dict.fromkeys(name for row in rows for name in row if f"{name}_least" in row))
         shown = table("config", "seeds", *(name.replace("_", " ") for name in names), title=effect)
         for row in rows:
-            values = (f"{row[n]:.3g} ({row[f'{n}_least']:.3g} to {row[f'{n}_most']:.3g})" for n in names if n in row)
+            values = (
+                f"{row[n]:.3g} ({row[f'{n}_least']:.3g} to {row[f'{n}_most']:.3g})" if n in row else "" for n in names
+            )
             shown.add_row(row["config"], str(row["seeds"]), *values)
         print_table(shown)
         out.print(one_line(f"expected: {expects}"), markup=False)

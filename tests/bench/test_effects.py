@@ -5,8 +5,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from memlm.bench import effect as kinds
 from memlm.bench import effects
-from memlm.bench.effects import EFFECTS, Effect, Job, Measurement, bench_effects, chosen_effects
+from memlm.bench.effect import Effect, Measurement
+from memlm.bench.effects import EFFECTS, Job, bench_effects, chosen_effects
 from memlm.bench.learning import config_for
 from memlm.bench.tasks import OffsetCopy
 from memlm.cli.app import app
@@ -67,7 +69,7 @@ def test_a_run_has_its_own_seed_and_changes_of_the_training(monkeypatch):
         seen.append((config.windows, options["seed"], options["training"]))
         raise InterruptedError
 
-    monkeypatch.setattr(effects, "learn", learn)
+    monkeypatch.setattr(kinds, "learn", learn)
     configs = {"blind": {"windows": (1, 1), "training": {"batch_size": 2}}}
     effect = Effect("easy", "as it is", EASY.task, configs, 1, 1.0, training={"learning_rate": 0.5})
     for row in effect.rows:
@@ -98,6 +100,16 @@ def test_the_command_trains_each_config_and_reports_in_json(in_this_process, mon
     assert values["accuracy[effect=easy,config=blind]"]["value"] < 0.6
     assert values["seeds[effect=easy,config=plain]"]["value"] == 1
     assert report["settings"]["expects"] == {"easy": "it learns"}
+
+
+def test_a_figure_that_the_plain_config_lacks_is_printed(in_this_process, monkeypatch):
+    figures = {"bits": 0.5, "is_learned": 1.0, "steps": 7.0}
+    monkeypatch.setattr(
+        effects, "run", lambda job, device: {job.row: {**figures, **({"load": 2.25} if job.row == "blind" else {})}}
+    )
+    printed = CliRunner().invoke(app, ["bench", "variants", "--effects"], env={"COLUMNS": "200"}).stdout
+    assert "load" in printed
+    assert printed.count("2.25 (2.25 to 2.25)") == 1
 
 
 @pytest.mark.parametrize("is_learned", [True, False])
