@@ -27,7 +27,8 @@ SEARCH_TERMS = (
     "a list byte",
 )
 EXACT = 1e-18  # a sum of squared relative errors that is rounding alone
-QUERY_BYTES_PER_NUMBER, NEIGHBOR_BYTES = 4, 20  # a float32 of the query; distance, id and value of a neighbor
+QUERY_BYTES_PER_NUMBER = 2  # float16, as in `ShardSearch.encode`
+NEIGHBOR_BYTES = 16  # float32 distance, int64 id and int32 value, as in `ShardAnswer.encode`
 
 # 0.975 quantiles of Student's t for 1, 2, ... degrees of freedom, for intervals of 95 %.
 T_QUANTILES = (

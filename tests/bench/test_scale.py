@@ -52,7 +52,7 @@ def test_costs_that_follow_the_laws_are_predicted_exactly(monkeypatch):
     assert larger["network_bytes_per_query"] == 0
     assert larger["ms_per_query_batch8_predicted"] == pytest.approx(1e3 * times_8[8, larger["nprobe"]][0], rel=1e-4)
     assert divided["shards"] == 2128  # 136 bytes an entry, and the centroids of 10^7 entries, in 64 GB
-    assert divided["network_bytes_per_query"] == 2128 * (4 * 64 + 20 * 32)
+    assert divided["network_bytes_per_query"] == 2128 * (2 * 64 + 16 * 32)
     _, times_shard = made_up(round(10**12 / 2128))
     one_s = times_shard[1, divided["nprobe"]][0]
     assert divided["ms_per_query_batch1_predicted"] == pytest.approx(1e3 * one_s + 0.5, rel=1e-3)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from memlm.bench.scale_law import (
+    NEIGHBOR_BYTES,
+    QUERY_BYTES_PER_NUMBER,
     SEARCH_TERMS,
     T_QUANTILES,
     PowerLaw,
@@ -12,7 +14,9 @@ from memlm.bench.scale_law import (
     fit_law,
     t_quantile,
 )
+from memlm.distributed.shard_messages import ShardAnswer, ShardSearch
 from memlm.errors import InvalidInput
+from memlm.index.neighbors import Neighbors
 
 CACHE = 32 << 20
 SIZES = (100_000, 300_000, 1_000_000)
@@ -136,6 +140,20 @@ def test_a_store_is_divided_over_as_few_machines_as_hold_it():
     many = divided(1e12, 24.1, 64e9, dim=64, k=32)
     assert many.shards == 377  # of 376.6
     assert many.shard_entries == pytest.approx(1e12 / 377)
-    assert many.network_bytes == 377 * (4 * 64 + 20 * 32)
+    assert many.network_bytes == 377 * (2 * 64 + 16 * 32)
     with pytest.raises(InvalidInput, match="an entry takes 24"):
         divided(1e6, 24.0, 20.0, dim=64, k=32)
+
+
+def test_network_bytes_are_those_of_the_messages_of_shards():
+    def search(dim):
+        return ShardSearch(np.ones((1, dim), np.float32), 32, None, (), np.zeros(1, np.int64)).encode()
+
+    def answer(k):
+        found = Neighbors(np.ones((1, k), np.float32), np.ones((1, k), np.int64), np.ones((1, k), np.int64))
+        return ShardAnswer(found).encode()
+
+    assert len(search(576)) - len(search(512)) == 64 * QUERY_BYTES_PER_NUMBER  # headers of one length
+    assert len(answer(64)) - len(answer(32)) == 32 * NEIGHBOR_BYTES
+    whole = len(search(576)) + len(answer(32))
+    assert divided(2e6, 1.0, 1e6, dim=576, k=32).network_bytes == pytest.approx(2 * whole, rel=0.1)
