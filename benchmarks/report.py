@@ -155,6 +155,7 @@ IN_REPORTS = {  # families whose tables are in a report
     "passkeys": ("Pass keys", "../docs/reports/context.md#pass-keys"),
     "effects": ("Effects of parts", "../docs/zoo.md#effects"),
     "variants": ("Variants of the decoder", "../docs/reports/variants.md"),
+    "scale": ("Scale", "../docs/scale.md"),
 }
 
 
