@@ -87,15 +87,16 @@ class LanguageModel:
         """Opens the datastores. Those named in `may_fail` need not be usable now. `shards` are the addresses, HOST:PORT
         or unix:PATH, of processes that search them (`memlm shard`). Raises InvalidInput if two datastores share a name.
         """
-        self._held = ExitStack()
         search: ViewSearch = search_views
-        if shards:
-            from memlm.distributed.shards import Shards  # here, since it loads grpc
+        with ExitStack() as held:
+            if shards:
+                from memlm.distributed.shards import Shards  # here, since it loads grpc
 
-            search = self._held.enter_context(Shards(shards)).search
-        self.engine = Engine(
-            checkpoint, stores, sessions, may_fail=may_fail, passage_encoder=passage_encoder, search=search
-        )
+                search = held.enter_context(Shards(shards)).search
+            self.engine = Engine(
+                checkpoint, stores, sessions, may_fail=may_fail, passage_encoder=passage_encoder, search=search
+            )
+            self._held = held.pop_all()
         self.checkpoint = checkpoint
 
     def __repr__(self) -> str:

@@ -55,6 +55,7 @@ class Segment:
             self.pruned_N = np.load(self._folder / PRUNED, mmap_mode="r")
         self.documents = DocumentTable(self._folder / DOCUMENTS)
         self._index: Ivf | None = None
+        self._shared_flat: list[FlatIndex] = []
         if INDEX in record.files:
             self._index = Ivf(open_index(self._folder / INDEX, self.num_indexed, dim), record.index, self.keys_ND)
         self.deleted_mask: Bool[np.ndarray, " docs"] = np.zeros(record.documents, bool)
@@ -253,8 +254,6 @@ class Segment:
         """The segment as it is with some documents deleted too. It shares all but the mask of deleted documents."""
         if not (documents & ~self.deleted_mask).any():
             return self
-        if self._index is None and self.has_keys:
-            self._resident  # noqa: B018 - made once, for all that share it
         view = copy(self)
         for name in ("num_live_entries", "num_kept_entries"):
             vars(view).pop(name, None)
@@ -275,9 +274,11 @@ class Segment:
         keys_ND = None if self.keys_ND is None else self.keys_ND[rows]
         return keys_ND, self.text_of(row), None if self.pruned_N is None else np.array(self.pruned_N[rows])
 
-    def lost_in(self, others: Sequence[Segment]) -> Iterator[str]:
-        """The ids of live documents that none of some segments has alive with the same values."""
-        for document in self.live_documents():
+    def lost_in(self, others: Sequence[Segment], rows: Sequence[int] | None = None) -> Iterator[str]:
+        """The ids of documents that none of some segments has alive with the same values, of those that are live or of
+        those in some `rows`.
+        """
+        for document in self.live_documents() if rows is None else self.documents.at_each(rows).values():
             places = ((other, other.documents.row_of(document.id)) for other in reversed(others))  # the newest first
             if not any(
                 row is not None
@@ -333,13 +334,18 @@ class Segment:
         rows_QK = np.where(found.ids_QK < 0, -1, self.kept[np.maximum(found.ids_QK, 0)])
         return Neighbors(found.distances_QK, rows_QK, found.values_QK)
 
-    @cached_property
+    @property
     def _resident(self) -> FlatIndex:
-        """A small segment's keys, as searching wants them."""
+        """A small segment's keys, as searching wants them: made once, for all that share the segment."""
+        if self._shared_flat:
+            return self._shared_flat[0]
         keys_ND = self.stored_keys()
         if self.pruned_N is None:
-            return FlatIndex(keys_ND, self.values_N)
-        return FlatIndex(RowSubset(keys_ND, self.kept), self.values_N[self.kept])
+            flat = FlatIndex(keys_ND, self.values_N)
+        else:
+            flat = FlatIndex(RowSubset(keys_ND, self.kept), self.values_N[self.kept])
+        self._shared_flat.append(flat)  # another thread may have been sooner, with an equal one
+        return self._shared_flat[0]
 
     def _problem_of(self, name: str, expected: FileRecord, *, whole: bool) -> str | None:
         path = self._folder / name

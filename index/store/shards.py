@@ -61,9 +61,9 @@ def split(path: str | Path, num_shards: int, progress: Progress = silent) -> int
     Returns the number of segments that were cut.
 
     Documents stay whole. Keys are copied, and each new segment gets an index of its own. Readers keep their snapshots.
-    A kill leaves a store in which some documents have moved already, and the same call goes on. Needs disk space for
-    the new segments beside the old ones. Raises Locked while another process writes, Incompatible for a store whose
-    keys were not kept or with an interrupted addition, and InvalidInput for one with too few documents.
+    A kill leaves a store in which some documents have moved already, and the same call moves the others. Needs disk
+    space for the new segments beside the old ones. Raises Locked while another process writes, Incompatible for a store
+    whose keys were not kept or with an interrupted addition, and InvalidInput for one with too few documents.
     """
     check_range("shards", num_shards, least=1, most=MAX_SHARDS, whole=True)
     path = Path(path)
@@ -76,6 +76,8 @@ def split(path: str | Path, num_shards: int, progress: Progress = silent) -> int
             )
         share = max(1, -(-snapshot.num_entries // num_shards))
         large = [segment for segment in snapshot.segments if segment.num_live_entries > UNEVEN * share]
+        for segment in large:
+            segment.stored_keys()  # raises before anything is written
         total, done = sum(segment.num_kept_entries for segment in large), 0
         for segment in large:
             for rows in _pieces(segment, -(-segment.num_live_entries // share)):
@@ -88,7 +90,8 @@ def _move(path: Path, number: int, rows: range, done: int, total: int, progress:
     with StoreWriter.moving(path, number, rows) as writer:
         assert writer.base is not None
         source = next((each for each in writer.base.segments if each.record.number == number), None)
-        if source is None or source.deleted_mask[rows.start : rows.stop].all():  # all were deleted meanwhile
+        places = slice(rows.start, rows.stop)
+        if source is None or not source.sizes[places][~source.deleted_mask[places]].any():  # all were deleted meanwhile
             writer.discard()
             return done
         done = copy_documents(source, writer, done, total, progress, rows)

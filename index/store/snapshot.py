@@ -326,12 +326,14 @@ class Snapshot:
         segment, as after a compaction, or cannot be read.
         """
         later_segments = {segment.core: segment for segment in later.segments}
+        known = {segment.core for segment in self.segments}
+        added = [segment for segment in later.segments if segment.core not in known]
         lost = list[str]()
         try:
             for before in self.segments:
                 if (after := later_segments.get(before.core)) is not None:
                     rows = np.flatnonzero(after.deleted_mask & ~before.deleted_mask).tolist()
-                    lost += (document.id for document in before.documents.at_each(rows).values())
+                    lost += before.lost_in(added, rows)  # or moved to a new segment
                 elif before.is_small:  # merged with others
                     lost += before.lost_in(later.segments)
                 else:

@@ -139,7 +139,7 @@ class StoreWriter:
     @classmethod
     def moving(cls, path: str | Path, segment: int, rows: range) -> StoreWriter:
         """Starts a segment that takes some documents from another one, given by its number, or resumes an interrupted
-        one. The commit removes the other segment if it was its last documents.
+        one. The commit removes the other segment if these were its last live documents.
 
         Raises Incompatible if an interrupted addition waits.
         """

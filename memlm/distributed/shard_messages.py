@@ -20,14 +20,14 @@ from jaxtyping import Bool, Float32, Int64
 
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.filters import DocumentFilter
-from memlm.index.store.segment import DOCUMENTS, VALUES, Segment
+from memlm.index.store.manifest import SegmentRecord
 
 SERVICE = "memlm.Shard"  # of unary calls: bytes in, bytes out
 DESCRIBE, SEARCH = f"/{SERVICE}/Describe", f"/{SERVICE}/Search"
 ALL_LIVE = ""  # the digest of a mask without a deleted document
 _LENGTH = struct.Struct("<I")
 
-Core: TypeAlias = tuple[int, str, str]  # a segment's number, and the checksums of its values and documents
+Core: TypeAlias = tuple[int, str]  # a segment's number, and a digest of its files and the settings of its index
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,11 @@ class SegmentView:
 
 @dataclass(frozen=True, slots=True)
 class ShardSearch:
-    """A search for Q queries, the q-th in the segments of `views[view_Q[q]]`. `masks` are those that the shard asked
-    for, by digest, each a bit a document. `only` chooses documents, and goes with one view.
+    """A search for Q queries in a store, the q-th in the segments of `views[view_Q[q]]`. `masks` come where the shard
+    asked for them, by digest, each a bit a document. `only` chooses documents, and goes with one view.
     """
 
+    store_id: str
     queries_QD: Float32[np.ndarray, "Q D"]  # rounded to float16
     k: int
     nprobe: int | None
@@ -56,6 +57,7 @@ class ShardSearch:
         """As bytes: 2 for each dimension of a query, some hundred for each segment."""
         queries_QD, view_Q = self.queries_QD.astype("<f2"), self.view_Q.astype("<u2")
         header = {
+            "store": self.store_id,
             "shape": queries_QD.shape,
             "k": self.k,
             "nprobe": self.nprobe,
@@ -76,14 +78,15 @@ class ShardSearch:
         for digest, size in header["masks"]:
             masks[digest], body = bytes(body[:size]), body[size:]
         views = tuple(
-            tuple(SegmentView((number, values, documents), deleted) for number, values, documents, deleted in view)
+            tuple(SegmentView((number, content), deleted) for number, content, deleted in view)
             for view in header["views"]
         )
         if num_queries and not 0 <= view_Q.max() < len(views):
             raise ValueError(f"a query names view {view_Q.max()} of {len(views)}")
         only = header["only"]
         return cls(
-            queries_QD.astype(np.float32), header["k"], header["nprobe"], views, view_Q.astype(np.int64),
+            header["store"], queries_QD.astype(np.float32), header["k"], header["nprobe"], views,
+            view_Q.astype(np.int64),
             None if only is None else DocumentFilter(tuple(only[0]), tuple(map(tuple, only[1]))), masks,
         )  # fmt: skip
 
@@ -140,10 +143,11 @@ class Description:
             raise ValueError(f"no description of a shard: {message[:80]!r}") from error
 
 
-def core_of(segment: Segment) -> Core:
-    """The content of a segment, independent of its deletions."""
-    files = segment.record.files
-    return segment.record.number, files[VALUES].checksum, files[DOCUMENTS].checksum
+def core_of(record: SegmentRecord) -> Core:
+    """The identity of all that a search of a segment depends on, but for its deletions."""
+    files = {name: file.checksum for name, file in record.files.items() if name != record.deleted}
+    content = json.dumps([sorted(files.items()), record.index, record.nprobe, record.rerank])
+    return record.number, blake2b(content.encode(), digest_size=12).hexdigest()
 
 
 def packed_mask(deleted: Bool[np.ndarray, " docs"]) -> bytes:

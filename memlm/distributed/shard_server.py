@@ -1,7 +1,7 @@
 """A shard: a process that searches some segments of a datastore for others, over gRPC.
 
 It opens its own segments at start and any other that it is asked for, reads no tombstones, and answers for the deleted
-documents that the caller names (`shard_messages`). It authenticates nobody: run shards in a network of their own.
+documents that the caller names (`shard_messages`). It has no authentication: run shards in a network of their own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from memlm.distributed.shard_messages import (
     digest_of,
 )
 from memlm.errors import Corrupt, Incompatible, MemlmError, Unavailable, check_range
-from memlm.index.store.manifest import Manifest, SegmentRecord, read_manifest
+from memlm.index.store.manifest import SegmentRecord, read_manifest, read_pointer
 from memlm.index.store.segment import Segment, search_segments
 from memlm.index.store.shards import ShardNumber, shards_of
 
@@ -43,6 +43,7 @@ MAX_MESSAGE_BYTES = 256 << 20
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.http2.min_ping_interval_without_data_ms", 2000),  # servers ping, to notice a machine that is gone
     ("grpc.so_reuseport", 0),  # or two shards would share a port, and a caller would reach either
 )
 DRAIN_S = 5.0  # that running searches may take at the end
@@ -72,27 +73,37 @@ class ShardSegments:
 
     @property
     def description(self) -> Description:
-        """What the shard holds now, by the newest manifest."""
+        """What the shard holds now. Opens what was committed since."""
         with self._lock:
-            entries = sum(record.entries for record in self._own(self._manifest))
+            if read_pointer(self.path) != self._manifest.pointer:
+                self._refresh()
+            self._forget()
+            entries = sum(record.entries for record in self._own())
         return Description(self._manifest.store_id, self.shard.number, self.shard.of, self._process, entries)
 
     def search(self, search: ShardSearch) -> ShardAnswer:
         """Searches the segments that are named. Raises Unavailable for a segment that the folder does not have."""
+        check_range("k", search.k, least=1, whole=True)
         with self._lock:
+            if search.store_id != self._manifest.store_id:
+                self._refresh()
+            if search.store_id != self._manifest.store_id:
+                raise Unavailable(f"the folder {self.path} has come to hold another datastore")
             wanted = dict.fromkeys(each for view in search.views for each in view)
             missing = tuple({each.deleted for each in wanted if not self._has(each, search.masks)})
             if missing:
                 return ShardAnswer(None, missing)
             segments = {each: self._view(each, search.masks) for each in wanted}
-        check_range("k", search.k, least=1, whole=True)
+            while len(self._views) > KEPT_VIEWS:
+                self._views.popitem(last=False)
         views = [tuple(segments[each] for each in view) for view in search.views]
         views_Q = [views[number] for number in search.view_Q.tolist()]
         return ShardAnswer(search_segments(views_Q, search.queries_QD, search.k, search.nprobe, search.only))
 
-    def _own(self, manifest: Manifest) -> list[SegmentRecord]:
-        shards = shards_of(manifest.segments, self.shard.of)
-        return [record for record, shard in zip(manifest.segments, shards, strict=True) if shard == self.shard.number]
+    def _own(self) -> list[SegmentRecord]:
+        records = self._manifest.segments
+        shards = shards_of(records, self.shard.of)
+        return [record for record, shard in zip(records, shards, strict=True) if shard == self.shard.number]
 
     def _has(self, view: SegmentView, masks: Mapping[str, bytes]) -> bool:
         return view.deleted == ALL_LIVE or view in self._views or view.deleted in masks
@@ -109,53 +120,54 @@ class ShardSegments:
                 raise Corrupt(f"the mask of segment {view.core[0]} has {len(mask)} bytes for {count} documents")
             known = whole.without(np.unpackbits(np.frombuffer(mask, np.uint8), count=count).astype(bool))
             self._views[view] = known
-            while len(self._views) > KEPT_VIEWS:
-                self._views.popitem(last=False)
         self._views.move_to_end(view)
         return known
 
     def _open(self, core: Core) -> Segment:
         """Opens a segment that is not the shard's own, or that was committed since. The caller holds the lock."""
         self._refresh()
-        if (found := self._opened.get(core)) is not None:
-            return found
         for record in self._manifest.segments:
-            if record.number == core[0]:
-                segment = self._whole(record)
-                if core_of(segment) == core:
-                    self._opened[core] = segment
-                    return segment
+            if core_of(record) == core:
+                return self._opened.get(core) or self._whole(record)
         raise Unavailable(
             f"shard {self.shard} has no segment {core[0]} as it is searched; its folder {self.path} is at manifest"
             f" {self._manifest.number}"
         )
 
     def _refresh(self) -> None:
-        """Opens the newest manifest's segments of this shard. Those that left stay for a while, since servers ask for
-        them until they switch.
-        """
+        """Opens the newest manifest's segments of this shard, unless they are open."""
         while True:
-            manifest = read_manifest(self.path)
+            before, self._manifest = self._manifest, read_manifest(self.path)
             try:
-                for record in self._own(manifest):
-                    segment = self._whole(record)
-                    self._opened.setdefault(core_of(segment), segment)
+                if before.store_id != self._manifest.store_id:
+                    self._opened, self._left_s = {}, {}
+                    self._views.clear()
+                for record in self._own():
+                    if core_of(record) not in self._opened:
+                        self._whole(record)
             except (Corrupt, OSError):
-                if read_manifest(self.path).pointer == manifest.pointer:
+                if read_pointer(self.path) == self._manifest.pointer:
                     raise
             else:
                 break
-        self._manifest, now_s = manifest, time.monotonic()
-        current = {record.number for record in manifest.segments}
-        self._left_s = {core: self._left_s.get(core, now_s) for core in self._opened if core[0] not in current}
-        for core, left_s in self._left_s.items():
-            if now_s - left_s > KEPT_S:
-                del self._opened[core]
+        self._forget()
+
+    def _forget(self) -> None:
+        """Closes segments a while after they left the store. Until then servers may ask for them."""
+        now_s, current = time.monotonic(), {core_of(record) for record in self._manifest.segments}
+        self._left_s = {core: self._left_s.get(core, now_s) for core in self._opened if core not in current}
+        gone = {core for core, left_s in self._left_s.items() if now_s - left_s > KEPT_S}
+        for core in gone:
+            del self._opened[core]
+        for view in [view for view in self._views if view.core in gone]:
+            del self._views[view]
 
     def _whole(self, record: SegmentRecord) -> Segment:
-        """Opens a segment with all of its documents."""
+        """Opens a segment with all of its documents. The caller holds the lock."""
         files = {name: file for name, file in record.files.items() if name != record.deleted}
-        return Segment(self.path, replace(record, files=files, deleted=None), self._manifest.spec.dim)
+        segment = Segment(self.path, replace(record, files=files, deleted=None), self._manifest.spec.dim)
+        self._opened[core_of(record)] = segment
+        return segment
 
 
 class ShardServer:
@@ -198,6 +210,7 @@ class ShardServer:
         try:
             return self._segments.search(ShardSearch.decode(message)).encode()
         except MemlmError as error:
+            log.warning("a search was refused: %s", error)
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except (ValueError, KeyError, TypeError) as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no search of a shard: {error}")

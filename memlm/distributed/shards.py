@@ -6,6 +6,7 @@ documents and deletions are its own, and a shard only ranks keys.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
@@ -18,6 +19,7 @@ import grpc
 import numpy as np
 from jaxtyping import Float32
 
+from memlm.base.options import check_address
 from memlm.distributed.shard_messages import (
     ALL_LIVE,
     DESCRIBE,
@@ -44,38 +46,57 @@ CHANNEL = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 3000),  # the limit of an attempt to connect
     ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.enable_retries", 0),  # another replica answers sooner
     ("grpc.use_local_subchannel_pool", 1),
 )
-TIMEOUT_S, GREETING_S = 10.0, 1.0
+TIMEOUT_S, GREETING_S = 5.0, 1.0
 GREET_AGAIN_S, CHECK_AGAIN_S = 0.5, 5.0
+FIRST_REST_S, LONGEST_REST_S = 0.25, 30.0  # of a process after failed searches, doubled each time
 FIRST_GREETING_S = 10.0  # that a new object waits for its shards
+
+
+log = logging.getLogger("memlm.shards")
 
 
 @dataclass(eq=False, slots=True)
 class _Replica:
-    """A process of a shard. `failed` says that the latest call to it did."""
+    """A process of a shard. It is `reachable` if it answered when it was asked last. After failed searches it rests."""
 
     address: str
     channel: grpc.Channel
     description: Description | None = None
-    failed: bool = False
+    reachable: bool = False
+    failures: int = 0
+    rests_until_s: float = 0.0
 
-    def describe(self) -> bool:
-        """Asks which shard it is. Returns whether it answered."""
+    @property
+    def is_ready(self) -> bool:
+        """Whether a search may go to it."""
+        return self.reachable and time.monotonic() >= self.rests_until_s
+
+    def describe(self) -> None:
+        """Asks which shard it is."""
         try:
             self.description = Description.decode(self.channel.unary_unary(DESCRIBE)(b"", timeout=GREETING_S))
         except (grpc.RpcError, ValueError):
-            self.failed = True
+            self.reachable = False
         else:
-            self.failed = False
-        return not self.failed
+            self.reachable = True
 
-    def search(self, search: ShardSearch, timeout_s: float) -> Any:
+    def search(self, search: ShardSearch, deadline_s: float) -> Any:
         """Starts a search. Returns its future."""
-        return self.channel.unary_unary(SEARCH).future(search.encode(), timeout=timeout_s)
+        return self.channel.unary_unary(SEARCH).future(search.encode(), timeout=max(0.0, deadline_s - time.monotonic()))
+
+    def note(self, *, failed: bool) -> None:
+        """Notes how a search ended."""
+        self.failures = self.failures + 1 if failed else 0
+        if failed:
+            self.reachable = False
+            self.rests_until_s = time.monotonic() + min(FIRST_REST_S * 2**self.failures, LONGEST_REST_S)
 
 
 @dataclass(slots=True)
@@ -92,7 +113,7 @@ class Shards:
     """The shards of one or several datastores, by their addresses: HOST:PORT, or unix:PATH. Several addresses may be
     replicas of one shard. Any thread may search. A context manager.
 
-    A search takes at most `timeout_s`. One that fails goes to another replica.
+    A search takes at most `timeout_s`. If a replica fails, another one of its shard is asked.
     """
 
     def __init__(self, addresses: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> None:
@@ -100,7 +121,10 @@ class Shards:
         if repeated := [each for each in addresses if addresses.count(each) > 1]:
             raise InvalidInput(f"the shard {repeated[0]!r} was given twice; leave one out", field="shards")
         self._timeout_s, self._turn = timeout_s, 0
-        self._replicas = [_Replica(each, grpc.insecure_channel(each, options=CHANNEL)) for each in addresses]
+        self._known_stores = set[str]()
+        self._replicas = [
+            _Replica(check_address("shards", each), grpc.insecure_channel(each, options=CHANNEL)) for each in addresses
+        ]
         self._masks: weakref.WeakKeyDictionary[Segment, tuple[SegmentView, bytes]] = weakref.WeakKeyDictionary()
         self._closing = threading.Event()
         deadline_s = time.monotonic() + FIRST_GREETING_S
@@ -136,17 +160,19 @@ class Shards:
             raise ValueError("different views take no filter")
         number_of = {segments: number for number, segments in enumerate(views)}
         view_Q = np.array([number_of[view.segments] for view in views_Q])
-        whole = ShardSearch(queries_QD, k, nprobe, (), view_Q, only)
-        segments = views_Q[0].segments
+        whole = ShardSearch(views_Q[0].manifest.store_id, queries_QD, k, nprobe, (), view_Q, only)
+        segments, deadline_s = views_Q[0].segments, time.monotonic() + self._timeout_s
         shard_of = shards_of([segment.record for segment in segments], len(replicas))
         asked = list[_Asked]()
         for shard in sorted(set(shard_of)):
             mine = [place for place, other in enumerate(shard_of) if other == shard]
             named = tuple(tuple(self._view_of(view[place])[0] for place in mine) for view in views)
-            asked.append(self._ask(shard, replace(whole, views=named), replicas[shard - 1]))
+            search = replace(whole, views=named)
+            first = replicas[shard - 1][0]
+            asked.append(_Asked(shard, search, replicas[shard - 1], first.search(search, deadline_s)))
         masks = {view.deleted: mask for each in views for view, mask in map(self._view_of, each) if mask}
         try:
-            found = [self._answer(each, masks) for each in asked]
+            found = [_answer(each, masks, deadline_s) for each in asked]
         finally:
             for each in asked:
                 each.future.cancel()
@@ -175,8 +201,11 @@ class Shards:
             is_due = time.monotonic() - checked_s > CHECK_AGAIN_S
             checked_s = time.monotonic() if is_due else checked_s
             for replica in self._replicas:
-                if is_due or replica.failed or replica.description is None:
+                was_reachable = replica.reachable
+                if is_due or not was_reachable:
                     replica.describe()
+                if replica.reachable != was_reachable:
+                    log.warning("the shard at %s %s", replica.address, "answers" if replica.reachable else "is gone")
 
     def _replicas_of(self, store_id: str) -> list[list[_Replica]] | None:
         """The replicas of each shard of a datastore, those first that answered last time. None for a datastore without
@@ -188,7 +217,12 @@ class Shards:
         if not mine:
             if silent:  # one of them may have the datastore
                 raise Unavailable(f"no shard answers at {', '.join(silent)}")
+            if store_id not in self._known_stores:
+                self._known_stores.add(store_id)
+                log.warning("no shard is of the datastore with the id %s, which is searched here", store_id)
             return None
+        if len({of.num_shards for _, of in mine}) > 1:  # some may be gone for good
+            mine = [(each, of) for each, of in mine if each.reachable] or mine
         if len(counts := {of.num_shards for _, of in mine}) > 1:
             raise Unavailable(f"the shards are of {' and of '.join(map(str, sorted(counts)))}; start all of them anew")
         shards: list[list[_Replica]] = [[] for _ in range(mine[0][1].num_shards)]
@@ -198,41 +232,45 @@ class Shards:
         if lacking := [str(number) for number, replicas in enumerate(shards, 1) if not replicas]:
             answer = f"; no answer from {', '.join(silent)}" if silent else ""
             raise Unavailable(f"no address is that of shard {', '.join(lacking)} of {len(shards)}{answer}")
-        return [sorted(replicas, key=lambda replica: replica.failed) for replicas in shards]
+        for number, replicas in enumerate(shards, 1):
+            replicas.sort(key=lambda replica: not replica.is_ready)
+            if not replicas[0].is_ready:
+                raise Unavailable(f"shard {number} at {replicas[0].address} does not answer; try again in a moment")
+        return shards
 
     def _view_of(self, segment: Segment) -> tuple[SegmentView, bytes]:
         """The name of a segment with its deletions, and the mask, which is empty without any."""
         if (known := self._masks.get(segment)) is None:
             mask = packed_mask(segment.deleted_mask) if segment.any_deleted else b""
-            known = SegmentView(core_of(segment), digest_of(mask) if mask else ALL_LIVE), mask
+            known = SegmentView(core_of(segment.record), digest_of(mask) if mask else ALL_LIVE), mask
             self._masks[segment] = known
         return known
 
-    def _ask(self, shard: int, search: ShardSearch, replicas: list[_Replica]) -> _Asked:
-        return _Asked(shard, search, replicas, replicas[0].search(search, self._timeout_s))
 
-    def _answer(self, asked: _Asked, masks: Mapping[str, bytes]) -> Neighbors:
-        """Waits for the answer of a shard, or asks its next replica. Raises Unavailable if there is none."""
-        while True:
-            replica, search = asked.replicas[0], asked.search
-            try:
+def _answer(asked: _Asked, masks: Mapping[str, bytes], deadline_s: float) -> Neighbors:
+    """Waits for the answer of a shard, or asks its next replica. Raises Unavailable if there is none."""
+    while True:
+        replica, search = asked.replicas[0], asked.search
+        try:
+            answer = ShardAnswer.decode(asked.future.result())
+            if answer.missing:
+                own = {each.deleted for view in search.views for each in view} - {ALL_LIVE}
+                with_masks = replace(search, masks={digest: masks[digest] for digest in own})
+                asked.future = replica.search(with_masks, deadline_s)
                 answer = ShardAnswer.decode(asked.future.result())
-                if answer.missing:
-                    needed = {digest: masks[digest] for digest in answer.missing}
-                    asked.future = replica.search(replace(search, masks=needed), self._timeout_s)
-                    answer = ShardAnswer.decode(asked.future.result())
-                if answer.found is None:
-                    raise ValueError("a shard asks for masks without end")
-            except (grpc.RpcError, ValueError) as error:
-                replica.failed = True
-                if len(asked.replicas) > 1:
-                    asked.replicas = asked.replicas[1:]
-                    asked.future = asked.replicas[0].search(search, self._timeout_s)
-                    continue
-                raise Unavailable(
-                    f"shard {asked.shard} at {replica.address} does not answer ({_reason(error)})"
-                ) from error
-            return answer.found
+            if answer.found is None or answer.found.ids_QK.shape != (len(search.queries_QD), search.k):
+                raise ValueError("its answer is of another search")
+        except (grpc.RpcError, ValueError, KeyError, TypeError) as error:
+            replica.note(failed=True)
+            if len(asked.replicas) > 1:
+                asked.replicas = asked.replicas[1:]
+                asked.future = asked.replicas[0].search(search, deadline_s)
+                continue
+            raise Unavailable(
+                f"shard {asked.shard} at {replica.address} does not answer ({_reason(error)}); try again in a moment"
+            ) from error
+        replica.note(failed=False)
+        return answer.found
 
 
 def _merged(parts: Sequence[Neighbors], place_of: Mapping[int, int], k: int) -> Neighbors:

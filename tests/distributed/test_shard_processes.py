@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from memlm.cli.app import app
 from memlm.client.client import Client
+from memlm.distributed.shards import TIMEOUT_S
 from memlm.errors import InvalidInput, MemlmError, Unavailable
 from memlm.index.store.datastore import Datastore
 
@@ -140,6 +141,27 @@ def test_a_killed_shard_is_reported_and_comes_back(tmp_path, model_folder, cut_s
             assert load.wrong == []
 
 
+def test_a_shard_that_hangs_is_given_up_in_time(tmp_path, model_folder, cut_store):
+    with shard_processes(cut_store, tmp_path, "1/2", "2/2") as shards:
+        options = tuple(word for each in shards for word in ("--shard", each.address))
+        with (
+            RunningServer(tmp_path / "server.log", model_folder, cut_store, options=options) as server,
+            Client(server.address) as client,
+        ):
+            expected = ask(client)
+            shards[1].process.send_signal(signal.SIGSTOP)
+            with pytest.raises(Unavailable, match="shard 2"):
+                ask(client)
+            begin_s = time.monotonic()
+            with pytest.raises(Unavailable, match="shard 2"):
+                ask(client)  # which does not wait again
+            assert time.monotonic() - begin_s < TIMEOUT_S
+            shards[1].process.send_signal(signal.SIGCONT)
+            with Load(server, expected) as load:
+                load.wait_for(STREAMS)
+            assert load.wrong == []
+
+
 @pytest.mark.cluster
 def test_a_rolling_restart_of_replicas_fails_no_request(tmp_path, model_folder, cut_store):
     with RunningServer(tmp_path / "alone.log", model_folder, cut_store) as server, Client(server.address) as client:
@@ -154,7 +176,7 @@ def test_a_rolling_restart_of_replicas_fails_no_request(tmp_path, model_folder, 
                         shard.end(number)
                         load.wait_for(2 * STREAMS)
                         shard.start()
-                        time.sleep(2)  # until it is known to be back
+                        time.sleep(5)  # some times as long as until it is known to be back
             assert load.failures == []
             assert load.wrong == []
 

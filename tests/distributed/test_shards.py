@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from memlm.index.store.small_segments import NewEntries
 from memlm.language_model import LanguageModel
 
 QUERIES_QD = np.random.default_rng(3).normal(size=(9, DIM)).astype(np.float32) * 3
-INDEXES = ("Flat", "IVF4,SQfp16", "IVF4,SQ8", "IVF4,PQ4x4")
+INDEXES = ("Flat", "IVF4,SQfp16", "IVF4,SQ8")
 
 
 @contextmanager
@@ -173,7 +174,7 @@ def test_another_replica_answers_for_a_lost_one(tmp_path):
 
 
 def test_a_shard_that_is_not_there_yet_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards_module, "FIRST_GREETING_S", 0.1)
+    monkeypatch.setattr(shards_module, "FIRST_GREETING_S", 3.0)
     path = cut_store(tmp_path, num_shards=2)
     with Datastore.open(path) as store, served(path, 1, 2) as first:
         views_Q = [store.snapshot] * 9
@@ -209,6 +210,57 @@ def test_a_folder_that_lags_behind_is_no_answer(tmp_path):
             shards.search([store.snapshot], QUERIES_QD[:1], 8)
 
 
+def test_keys_that_are_dropped_are_used_no_more(tmp_path):
+    path = cut_store(tmp_path, "IVF4,SQ8", num_shards=2)
+    with Datastore.open(path) as store, sharded(path, 2) as shards:
+        views_Q = [store.snapshot] * 9
+        before = search_views(views_Q, QUERIES_QD, 8)
+        assert_same(shards.search(views_Q, QUERIES_QD, 8), before)
+        store.drop_keys()
+        views_Q = [store.snapshot] * 9
+        expected = search_views(views_Q, QUERIES_QD, 8)
+        assert not np.array_equal(expected.distances_QK, before.distances_QK)
+        assert_same(shards.search(views_Q, QUERIES_QD, 8), expected)
+
+
+def test_another_store_in_the_folder_is_never_taken_for_the_old_one(tmp_path):
+    """Of equal documents, so that values and names say nothing of the difference."""
+    path = cut_store(tmp_path, num_shards=2)
+    other_docs = Corpus(1, num_documents=24)
+    other_docs.keys_ND += 1
+    with Datastore.open(path) as store, sharded(path, 2) as shards:
+        views_Q = [store.snapshot] * 9
+        assert_same(shards.search(views_Q, QUERIES_QD, 8), search_views(views_Q, QUERIES_QD, 8))
+        path.rename(tmp_path / "before")
+        with build(path, other_docs, "Flat") as other:
+            views_Q = [other.snapshot] * 9
+            expected = search_views(views_Q, QUERIES_QD, 8)
+            for _ in range(100):
+                assert_same(shards.search(views_Q, QUERIES_QD, 8), expected)  # here, and then by the shards
+                if {of.description.store_id for of in shards._replicas} == {other.manifest.store_id}:
+                    break
+                time.sleep(0.2)
+            assert_same(shards.search(views_Q, QUERIES_QD, 8), expected)
+
+
+def test_more_exclusions_than_a_shard_keeps(tmp_path, monkeypatch):
+    monkeypatch.setattr("memlm.distributed.shard_server.KEPT_VIEWS", 4)
+    path = cut_store(tmp_path, num_shards=2)
+    with Datastore.open(path) as store, sharded(path, 2) as shards:
+        views_Q = [Exclusion([f"doc-{number}"]).view_of(store.snapshot) for number in range(9)]
+        for _ in range(3):
+            assert_same(shards.search(views_Q, QUERIES_QD, 8), search_views(views_Q, QUERIES_QD, 8))
+
+
+def test_many_threads_may_search(tmp_path):
+    path = cut_store(tmp_path, num_shards=2)
+    with Datastore.open(path) as store, sharded(path, 2) as shards, ThreadPoolExecutor(8) as pool:
+        views = [[Exclusion([f"doc-{number % 5}"]).view_of(store.snapshot)] * 9 for number in range(40)]
+        found = list(pool.map(lambda views_Q: shards.search(views_Q, QUERIES_QD, 8), views))
+        for views_Q, each in zip(views, found, strict=True):
+            assert_same(each, search_views(views_Q, QUERIES_QD, 8))
+
+
 def test_stores_that_no_shard_can_serve_are_refused(tmp_path):
     build(tmp_path / "drafts", Corpus(1), "none").close()
     with pytest.raises(Incompatible, match="drafts only"):
@@ -224,8 +276,8 @@ def test_stores_that_no_shard_can_serve_are_refused(tmp_path):
 )  # fmt: skip
 def test_a_search_stays_itself_as_bytes(num_queries, k, nprobe, masks, only):
     queries_QD = np.random.default_rng(0).normal(size=(num_queries, 4)).astype(np.float16).astype(np.float32)
-    views = ((SegmentView((1, "a", "b")), SegmentView((2, "c", "d"), "ff")), ())
-    search = ShardSearch(queries_QD, k, nprobe, views, np.arange(num_queries) % 2, only, masks)
+    views = ((SegmentView((1, "a")), SegmentView((2, "c"), "ff")), ())
+    search = ShardSearch("store", queries_QD, k, nprobe, views, np.arange(num_queries) % 2, only, masks)
     again = ShardSearch.decode(search.encode())
     np.testing.assert_array_equal(again.queries_QD, queries_QD)
     np.testing.assert_array_equal(again.view_Q, search.view_Q)
@@ -244,7 +296,7 @@ def test_an_answer_stays_itself_as_bytes():
 
 @pytest.mark.parametrize("cut", [0, 3, 20, -1])
 def test_bytes_that_are_no_message_are_refused(cut):
-    search = ShardSearch(QUERIES_QD, 8, None, ((SegmentView((1, "a", "b")),),), np.zeros(9, np.int64)).encode()
+    search = ShardSearch("store", QUERIES_QD, 8, None, ((SegmentView((1, "a")),),), np.zeros(9, np.int64)).encode()
     answer = ShardAnswer(Neighbors.none(9, 8)).encode()
     for kind, message in ((ShardSearch, search), (ShardAnswer, answer)):
         with pytest.raises(ValueError):  # noqa: PT011 - json's own among them
@@ -253,9 +305,9 @@ def test_bytes_that_are_no_message_are_refused(cut):
 
 def test_a_shard_survives_bytes_that_are_no_search(tmp_path):
     path = cut_store(tmp_path, num_shards=2)
-    wrong = ShardSearch(QUERIES_QD, 0, None, ((),), np.zeros(9, np.int64))
+    wrong = ShardSearch("store", QUERIES_QD, 0, None, ((),), np.zeros(9, np.int64))
     named = ShardSearch(
-        QUERIES_QD, 8, None, ((SegmentView((1, "a", "b"), "00"),),), np.zeros(9, np.int64), None, {"00": b"x"}
+        "store", QUERIES_QD, 8, None, ((SegmentView((1, "a"), "00"),),), np.zeros(9, np.int64), None, {"00": b"x"}
     )
     with served(path, 1, 2) as address, grpc.insecure_channel(address) as channel:
         call = channel.unary_unary(SEARCH)

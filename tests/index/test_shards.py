@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_stores import Corpus, add, build, spec
 
+from memlm.base.progress import silent
 from memlm.errors import Incompatible, InvalidInput, Locked
-from memlm.index.store.compaction import compact
+from memlm.index.store.compaction import compact, copy_documents
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.lock import write_lock
 from memlm.index.store.manifest import SegmentRecord
@@ -101,6 +102,21 @@ def test_what_others_change_meanwhile_stands(tmp_path, monkeypatch, moment):
     assert set(after) == set(DOCS.names) - {"doc-2", "doc-12", "doc-20"}
     with Datastore.open(tmp_path / "s") as store:
         assert store.snapshot.tokens("doc-3").tolist() == store.snapshot.tokens("doc-19").tolist() == new.tolist()
+
+
+def test_documents_that_move_are_not_lost(tmp_path):
+    build(tmp_path / "s", DOCS, "Flat").close()
+    with Datastore.open(tmp_path / "s") as store:
+        before = store.snapshot
+        store.delete(["doc-4"])
+        segment = store.snapshot.segments[0]
+        with StoreWriter.moving(tmp_path / "s", segment.record.number, range(8)) as writer:
+            copy_documents(segment, writer, 0, 1, silent, range(8))
+            writer.commit().close()
+        store.refresh()
+        assert before.missing_from(store.snapshot) == ["doc-4"]
+        store.delete(["doc-2", "doc-20"])
+        assert before.missing_from(store.snapshot) == ["doc-2", "doc-4", "doc-20"]
 
 
 def test_a_crash_at_every_step_loses_nothing_and_the_same_call_goes_on(tmp_path):
