@@ -147,7 +147,7 @@ def test_a_store_is_divided_over_as_few_machines_as_hold_it():
 
 def test_network_bytes_are_those_of_the_messages_of_shards():
     def search(dim):
-        return ShardSearch(np.ones((1, dim), np.float32), 32, None, (), np.zeros(1, np.int64)).encode()
+        return ShardSearch("store", np.ones((1, dim), np.float32), 32, None, (), np.zeros(1, np.int64)).encode()
 
     def answer(k):
         found = Neighbors(np.ones((1, k), np.float32), np.ones((1, k), np.int64), np.ones((1, k), np.int64))
