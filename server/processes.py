@@ -18,12 +18,10 @@ from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
 
+from memlm.base.cpu import spin_briefly
 from memlm.server.config import IDLE
 
 PRELOADED = "memlm.server.preload"
-# How often libgomp's threads look for work before they sleep. The default is 300,000: where another process wants the
-# core, 16 streams took seven times as long as with this number (docs/log, 2026-11-24).
-OPENMP_SPIN_COUNT = 20_000
 PR_SET_PDEATHSIG = 1  # sys/prctl.h
 THREAD_POLL_S = 0.005
 
@@ -33,14 +31,13 @@ _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
 def process_context() -> ForkServerContext | SpawnContext:
     """The context that starts processes and makes the pipes to them.
 
-    The first call starts the fork server and does not wait until it has loaded. The processes' OpenMP threads spin for
-    `OPENMP_SPIN_COUNT`, unless the environment sets how they wait.
+    The first call starts the fork server and does not wait until it has loaded. The processes' OpenMP threads spin as
+    `spin_briefly` says.
     """
     raise_file_limit()  # child processes inherit it
     if sys.platform == "darwin":
         return multiprocessing.get_context("spawn")
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", str(OPENMP_SPIN_COUNT))  # read once, when a process loads OpenMP
+    spin_briefly()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])
     forkserver.ensure_running()

@@ -37,7 +37,7 @@ class ServerForker:
     """The process that forks, as tests see it. It ends with them."""
 
     def __init__(self) -> None:
-        from memlm.server.processes import OPENMP_SPIN_COUNT
+        from memlm.base.cpu import OPENMP_SPIN_COUNT
 
         self._connection, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.exit_codes: dict[int, int] = {}

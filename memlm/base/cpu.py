@@ -6,6 +6,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# How often libgomp's threads look for work before they sleep. The default is 300,000: where another process wants the
+# core, 16 streams took seven times as long as with this number (docs/log, 2026-11-24).
+OPENMP_SPIN_COUNT = 20_000
+
 _cores: int | None = None
 
 
@@ -39,3 +43,11 @@ def threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def spin_briefly() -> None:
+    """Makes the OpenMP threads of processes that start from now on, and of this one if it has loaded no OpenMP yet,
+    spin for `OPENMP_SPIN_COUNT`, unless the environment sets how they wait.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(OPENMP_SPIN_COUNT))  # read once, when a process loads OpenMP

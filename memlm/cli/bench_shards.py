@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from memlm.base.cpu import spin_briefly
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, out, print_table, table
 
@@ -20,6 +21,7 @@ def shards(
     json: options.Json = False,
 ) -> None:
     """Time of a token with a datastore in several processes over one, and of one hop between processes."""
+    spin_briefly()  # as the processes of a server do
     from memlm.bench.report import report
     from memlm.bench.shards import bench_shards
 

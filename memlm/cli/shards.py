@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from memlm.base.cpu import spin_briefly
 from memlm.base.options import check_address
 from memlm.base.printable import one_line
 from memlm.cli import options
@@ -28,6 +29,7 @@ def shard(
 
     It authenticates nobody. Listen in a network of your own.
     """
+    spin_briefly()  # before Faiss loads: servers and other shards want the cores too
     from memlm.distributed.shard_server import ShardSegments, ShardServer
     from memlm.index.store.shards import ShardNumber
 

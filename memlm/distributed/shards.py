@@ -55,7 +55,7 @@ CHANNEL = (
 )
 TIMEOUT_S, GREETING_S = 5.0, 1.0
 GREET_AGAIN_S, CHECK_AGAIN_S = 0.5, 5.0
-FIRST_REST_S, LONGEST_REST_S = 0.25, 30.0  # of a process after failed searches, doubled each time
+FIRST_REST_S, LONGEST_REST_S, MOST_DOUBLINGS = 0.25, 30.0, 10  # of a process after failed searches
 FIRST_GREETING_S = 10.0  # that a new object waits for its shards
 
 
@@ -87,13 +87,13 @@ class _Replica:
         else:
             self.reachable = True
 
-    def search(self, search: ShardSearch, deadline_s: float) -> Any:
+    def search(self, search: ShardSearch, timeout_s: float) -> Any:
         """Starts a search. Returns its future."""
-        return self.channel.unary_unary(SEARCH).future(search.encode(), timeout=max(0.0, deadline_s - time.monotonic()))
+        return self.channel.unary_unary(SEARCH).future(search.encode(), timeout=max(0.0, timeout_s))
 
     def note(self, *, failed: bool) -> None:
         """Notes how a search ended."""
-        self.failures = self.failures + 1 if failed else 0
+        self.failures = min(self.failures + 1, MOST_DOUBLINGS) if failed else 0
         if failed:
             self.reachable = False
             self.rests_until_s = time.monotonic() + min(FIRST_REST_S * 2**self.failures, LONGEST_REST_S)
@@ -105,8 +105,20 @@ class _Asked:
 
     shard: int
     search: ShardSearch
-    replicas: list[_Replica]  # to be asked next if the first one fails
-    future: Any
+    replicas: list[_Replica]  # the one that is asked, and those to be asked if it fails
+    deadline_s: float
+    future: Any = None
+
+    def ask(self, masks: Mapping[str, bytes] | None = None) -> ShardAnswer:
+        """Waits for the answer of the first replica, which is asked again if there are `masks` to send."""
+        if masks is not None:
+            self.start(replace(self.search, masks=masks))
+        return ShardAnswer.decode(self.future.result())
+
+    def start(self, search: ShardSearch) -> None:
+        """Sends a search to the first replica. The time that is left is shared with the others."""
+        timeout_s = (self.deadline_s - time.monotonic()) / len(self.replicas)
+        self.future = self.replicas[0].search(search, timeout_s)
 
 
 class Shards:
@@ -167,12 +179,11 @@ class Shards:
         for shard in sorted(set(shard_of)):
             mine = [place for place, other in enumerate(shard_of) if other == shard]
             named = tuple(tuple(self._view_of(view[place])[0] for place in mine) for view in views)
-            search = replace(whole, views=named)
-            first = replicas[shard - 1][0]
-            asked.append(_Asked(shard, search, replicas[shard - 1], first.search(search, deadline_s)))
+            asked.append(_Asked(shard, replace(whole, views=named), replicas[shard - 1], deadline_s))
+            asked[-1].start(asked[-1].search)
         masks = {view.deleted: mask for each in views for view, mask in map(self._view_of, each) if mask}
         try:
-            found = [_answer(each, masks, deadline_s) for each in asked]
+            found = [_answer(each, masks) for each in asked]
         finally:
             for each in asked:
                 each.future.cancel()
@@ -247,24 +258,22 @@ class Shards:
         return known
 
 
-def _answer(asked: _Asked, masks: Mapping[str, bytes], deadline_s: float) -> Neighbors:
+def _answer(asked: _Asked, masks: Mapping[str, bytes]) -> Neighbors:
     """Waits for the answer of a shard, or asks its next replica. Raises Unavailable if there is none."""
     while True:
         replica, search = asked.replicas[0], asked.search
         try:
-            answer = ShardAnswer.decode(asked.future.result())
+            answer = asked.ask()
             if answer.missing:
                 own = {each.deleted for view in search.views for each in view} - {ALL_LIVE}
-                with_masks = replace(search, masks={digest: masks[digest] for digest in own})
-                asked.future = replica.search(with_masks, deadline_s)
-                answer = ShardAnswer.decode(asked.future.result())
+                answer = asked.ask({digest: masks[digest] for digest in own})
             if answer.found is None or answer.found.ids_QK.shape != (len(search.queries_QD), search.k):
                 raise ValueError("its answer is of another search")
         except (grpc.RpcError, ValueError, KeyError, TypeError) as error:
             replica.note(failed=True)
             if len(asked.replicas) > 1:
                 asked.replicas = asked.replicas[1:]
-                asked.future = asked.replicas[0].search(search, deadline_s)
+                asked.start(search)
                 continue
             raise Unavailable(
                 f"shard {asked.shard} at {replica.address} does not answer ({_reason(error)}); try again in a moment"

@@ -1,6 +1,7 @@
 """Searches by shards: those of one process, to the bit, and an honest failure where a shard is gone."""
 
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -171,6 +172,28 @@ def test_another_replica_answers_for_a_lost_one(tmp_path):
             held.close()
             for _ in range(8):  # by turns with the lost one first
                 assert_same(shards.search(views_Q, QUERIES_QD, 8), expected)
+
+
+def test_another_replica_answers_for_one_that_hangs(tmp_path, monkeypatch):
+    path, hangs = cut_store(tmp_path, num_shards=1), threading.Event()
+
+    class Hanging(ShardSegments):
+        def search(self, search):
+            hangs.wait(60)
+            return super().search(search)
+
+    with (
+        Datastore.open(path) as store,
+        ShardServer(Hanging(path, ShardNumber(1, 1)), "127.0.0.1:0") as first,
+        served(path, 1, 1) as second,
+        Shards([first.address, second], timeout_s=4.0) as shards,
+    ):
+        views_Q = [store.snapshot] * 9
+        expected = search_views(views_Q, QUERIES_QD, 8)
+        for _ in range(4):  # by turns with the hanging one first
+            assert_same(shards.search(views_Q, QUERIES_QD, 8), expected)
+        hangs.set()
+        assert any(replica.failures for replica in shards._replicas)
 
 
 def test_a_shard_that_is_not_there_yet_is_named(tmp_path, monkeypatch):

@@ -22,13 +22,13 @@ from running import PATIENCE_S, RunningServer, cpu_seconds, family_of, forker_of
 
 from memlm.api.generation import FinishReason
 from memlm.api.handles import TokenStream
+from memlm.base.cpu import OPENMP_SPIN_COUNT
 from memlm.client import AsyncClient, Client
 from memlm.errors import Corrupt, DeadlineExceeded, InvalidInput, NotFound, Overloaded, Unavailable
 from memlm.index.store.lock import commit_lock
 from memlm.index.store.manifest import CURRENT, FIRST_MANIFEST
 from memlm.language_model import load
 from memlm.server.config import ServerConfig
-from memlm.server.processes import OPENMP_SPIN_COUNT
 
 LONG = {"temperature": 0}  # on the long model: goes round in circles for many seconds
 
