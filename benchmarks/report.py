@@ -154,6 +154,7 @@ IN_REPORTS = {  # families whose tables are in a report
     "context": ("Context cache", "../docs/reports/context.md"),
     "passkeys": ("Pass keys", "../docs/reports/context.md#pass-keys"),
     "effects": ("Effects of parts", "../docs/zoo.md#effects"),
+    "shards": ("Shards", "../docs/log/2026-11-26-shards.md"),
     "variants": ("Variants of the decoder", "../docs/reports/variants.md"),
     "scale": ("Scale", "../docs/scale.md"),
 }
