@@ -1,6 +1,6 @@
 """MEGABYTE (arXiv 2305.07185) beside a plain decoder of bytes: the work until equal quality, speed and memory.
 
-All rates are of seconds of the processor, on one thread, so that other processes do not change them.
+All rates are of seconds of the processor, on one thread, so that other processes change them less.
 
 Shapes: B rows, T bytes.
 """
@@ -79,6 +79,7 @@ def _learn(model: nn.Module, logits_of: Logits, seed: int, steps: int) -> list[C
     """Trains a model, with a check every `CHECK_EVERY` steps and at the end. `logits_of` returns the scores of all
     bytes of texts but the first, which a plain model cannot predict.
     """
+    torch.optim.AdamW(model.parameters())  # its first one in a process imports for seconds
     checks, begin, apart = list[Check](), time.process_time(), 0.0
 
     def loss_of(bytes_BT: Tensor) -> Tensor:

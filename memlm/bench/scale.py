@@ -183,11 +183,9 @@ def _rows(built: Sequence[Built], times: Sequence[Times], plan: Plan) -> Iterato
     nprobe = before.nprobe.at(built[-1].entries)
     held_out |= {"nprobe_predicted": nprobe, "nprobe_off": nprobe / held_out["nprobe"] - 1}
     yield from rows
+    step = math.log(built[-1].entries / built[-2].entries)
     for entries in plan.predict:
-        # The error of the held-out size, for each such step beyond the measured ones.
-        steps = max(0.0, math.log(entries / built[-1].entries) / math.log(built[-1].entries / built[-2].entries))
-        drifts = {name: abs(error) * steps for name, error in off.items()}
-        yield _predicted(entries, after, built[-1], drifts, plan.machine)
+        yield _predicted(entries, after, built[-1], off, step, plan.machine)
 
 
 def _measured(facts: Built, times: Times, target: float) -> dict[str, Any]:
@@ -205,14 +203,20 @@ def _measured(facts: Built, times: Times, target: float) -> dict[str, Any]:
     return row
 
 
-def _predicted(entries: int, laws: Laws, largest: Built, drifts: dict[str, float], machine: Machine) -> dict[str, Any]:
-    """The row of a predicted size. Bytes and build seconds are those of all shards, times those of one and the hop."""
+def _predicted(
+    entries: int, laws: Laws, largest: Built, off: dict[str, float], step: float, machine: Machine
+) -> dict[str, Any]:
+    """The row of a predicted size. Bytes and build seconds are those of all shards, times those of one and the hop. The
+    errors `off` of the held-out size count for each factor of exp(`step`) from the largest size to a shard.
+    """
     share = Division(1, entries, 0)
     if machine.ram_bytes is not None:
         per_entry = laws.bytes.predict(largest.shape.byte_terms()).value / largest.entries
         share = divided(entries, per_entry, machine.ram_bytes, dim=largest.dim, k=K)
     shard = Shape(share.shard_entries, lists_for(round(share.shard_entries)), largest.code_bytes, largest.dim)
     nprobe = min(laws.nprobe.at(share.shard_entries), shard.lists)
+    steps = max(0.0, math.log(share.shard_entries / largest.entries) / step)
+    drifts = {name: abs(error) * steps for name, error in off.items()}
     row: dict[str, Any] = {
         "entries": entries, "index": largest.index, "lists": shard.lists, "nprobe": round(nprobe),
         "shards": share.shards, "network_bytes_per_query": share.network_bytes,

@@ -31,7 +31,7 @@ from memlm.language_model import LanguageModel
 from memlm.model.checkpoint import load_checkpoint
 
 HOP_QUERIES, HOP_K, HOPS = 8, 64, 2000
-STARTED_S = 60.0
+ENDED_S = 60.0
 WAYS: dict[str, dict[str, Any]] = {"no drafts": {"drafts": 0}, "drafts": {}}
 PROMPTS = ("lemma ", "The ", "import os\n\n\ndef main(", "theorem ")
 
@@ -66,7 +66,8 @@ def bench_shards(
             identical &= texts[alone] == texts[sharded]
             rows.append(
                 {
-                    "way": name, "sharded_over_alone": ratio, "least": least, "most": most,
+                    "way": name, "sharded_over_alone": ratio,
+                    "sharded_over_alone_least": least, "sharded_over_alone_most": most,
                     "ms_per_token_sharded": statistics.median(times[0]), "ms_per_token": statistics.median(times[1]),
                 }
             )  # fmt: skip
@@ -90,15 +91,22 @@ def _served(store: Path, shards: int, folder: Path, listen: str = "") -> Iterato
             started.append(subprocess.Popen([*command, "--listen", address], stderr=subprocess.PIPE, text=True))
         for process in started:
             assert process.stderr is not None
-            line = process.stderr.readline()
-            if "entries at" not in line:
-                raise InternalError(f"a shard did not start: {line}{process.stderr.read()}")
-            addresses.append(line.split("entries at", 1)[1].split()[0])
+            output = ""
+            while "entries at" not in output:
+                if not (line := process.stderr.readline()):
+                    raise InternalError(f"a shard did not start: {output}")
+                output += line
+            addresses.append(output.split("entries at", 1)[1].split()[0])
         yield addresses
     finally:
         for process in started:
             process.terminate()
-            process.communicate(timeout=STARTED_S)
+        for process in started:
+            try:
+                process.communicate(timeout=ENDED_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
 
 
 def _hop(folder: Path, listen: str) -> dict[str, float]:

@@ -36,7 +36,7 @@ class Copies(OffsetCopy):
         return 2 * self.length * self.copies - 1
 
     def draw(self, generator: np.random.Generator, rows: int, stage: Any) -> Drawn:
-        """Returns texts in which all symbols of a second half are asked for, but the first one of the text's halves."""
+        """Returns texts in which all symbols of second halves are asked for."""
         half_BCL = generator.integers(self.symbols, size=(rows, self.copies, self.length))
         text_BT = np.concatenate([half_BCL, half_BCL], axis=2).reshape(rows, -1)
         is_second_T = np.arange(text_BT.shape[1]) % (2 * self.length) >= self.length

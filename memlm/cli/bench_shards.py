@@ -34,8 +34,9 @@ def shards(
         "", "ms a token", "in one process", "ratio (least to most)", title=f"bench shards: {number} processes"
     )
     for row in figures["rows"]:
-        ratio = f"{row['sharded_over_alone']:.2f} ({row['least']:.2f} to {row['most']:.2f})"
-        shown.add_row(row["way"], f"{row['ms_per_token_sharded']:.2f}", f"{row['ms_per_token']:.2f}", ratio)
+        ratio, least, most = (row[f"sharded_over_alone{part}"] for part in ("", "_least", "_most"))
+        times = (f"{row[name]:.2f}" for name in ("ms_per_token_sharded", "ms_per_token"))
+        shown.add_row(row["way"], *times, f"{ratio:.2f} ({least:.2f} to {most:.2f})")
     print_table(shown)
     for name, hop in figures["hops"].items():
         out.print(

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from memlm.base.progress import silent
 from memlm.bench import shards
+from memlm.cli.app import app
 
 
 def test_the_bench_of_shards(monkeypatch: pytest.MonkeyPatch, model_folder: Path, store_folder: Path) -> None:
@@ -19,3 +21,14 @@ def test_the_bench_of_shards(monkeypatch: pytest.MonkeyPatch, model_folder: Path
         assert row["sharded_over_alone"] == pytest.approx(row["ms_per_token_sharded"] / row["ms_per_token"])
     for hop in figures["hops"].values():
         assert 0 < hop["p50_ms"] <= hop["p99_ms"]
+
+
+def test_the_command_prints_the_ratios(monkeypatch: pytest.MonkeyPatch, model_folder: Path, store_folder: Path) -> None:
+    monkeypatch.setattr(shards, "HOPS", 2)
+    monkeypatch.setattr(shards, "TOKENS", 8)
+    command = ["bench", "shards", str(store_folder), "--model", str(model_folder), "--shards", "2", "--repeats", "1"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "no drafts" in result.output
+    assert "one hop by unix, 8 queries" in result.output
+    assert "the same texts" in result.output
