@@ -28,6 +28,7 @@ MAY_START_PROCESSES = {
     "memlm/bench/build.py",
     "memlm/bench/opening.py",
     "memlm/bench/serve.py",
+    "memlm/bench/shards.py",
     "memlm/bench/versus_llama_cpp.py",
     "memlm/cli/models.py",
 }

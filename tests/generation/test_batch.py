@@ -140,14 +140,14 @@ def test_one_that_fails_harms_no_other(checkpoint, monkeypatch, work):
 
 
 def test_one_search_a_step_serves_all_that_ask_alike(lm: LanguageModel, monkeypatch):
-    searches, snapshot = [], lm.engine.stores.model_store().snapshot
-    search = type(snapshot).search
+    searches, store = [], lm.engine.stores.model_store()
+    search = store.search_views
 
-    def counted(self, queries_QD, k, **options):
+    def counted(views_Q, queries_QD, k, **options):
         searches.append((len(queries_QD), k))
-        return search(self, queries_QD, k, **options)
+        return search(views_Q, queries_QD, k, **options)
 
-    monkeypatch.setattr(type(snapshot), "search", counted)
+    monkeypatch.setattr(store, "search_views", counted)
     batch = Batch(lm.checkpoint, max_sequences=8)
     param_sets = [{"k": 4}, {"k": 4}, {"k": 9}, {"use_store": False}, {"k": 4, "lam": 0.0}]
     sequences = [add(batch, start(lm, GenerateRequest.of("the", {"seed": 1, **memory}))) for memory in param_sets]
@@ -204,7 +204,7 @@ def test_a_store_that_fails_harms_only_those_that_ask_it(lm: LanguageModel, monk
     def fail(*_: object, **__: object) -> None:
         raise InternalError("the disk is gone")
 
-    monkeypatch.setattr(type(lm.engine.stores.model_store().snapshot), "search", fail)
+    monkeypatch.setattr(lm.engine.stores.model_store(), "search_views", fail)
     tokens_seen = []
     while len(batch):
         for sequence in batch.step():
