@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,9 @@ class ShardSegments:
     def description(self) -> Description:
         """What the shard holds now. Opens what was committed since."""
         with self._lock:
-            if read_pointer(self.path) != self._manifest.pointer:
-                self._refresh()
+            with suppress(MemlmError, OSError):  # a folder that is away for a moment changes nothing
+                if read_pointer(self.path) != self._manifest.pointer:
+                    self._refresh()
             self._forget()
             entries = sum(record.entries for record in self._own())
         return Description(self._manifest.store_id, self.shard.number, self.shard.of, self._process, entries)

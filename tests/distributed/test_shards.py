@@ -55,7 +55,7 @@ def cut_store(folder: Path, index: str = "Flat", num_shards: int = 4) -> Path:
     """A store of several segments, some documents deleted and some entries twice, so that distances are equal."""
     build(folder / "store", Corpus(1, num_documents=24), index).close()
     split(folder / "store", num_shards)
-    add(folder / "store", Corpus(1, num_documents=5, prefix="again"), index=index)
+    add(folder / "store", Corpus(1, num_documents=24, prefix="again"), index=index)  # equal keys
     with Datastore.open(folder / "store") as store:
         store.delete(["doc-5", "again-1"])
     return folder / "store"
@@ -282,6 +282,18 @@ def test_many_threads_may_search(tmp_path):
         found = list(pool.map(lambda views_Q: shards.search(views_Q, QUERIES_QD, 8), views))
         for views_Q, each in zip(views, found, strict=True):
             assert_same(each, search_views(views_Q, QUERIES_QD, 8))
+
+
+def test_a_folder_that_is_moved_away_ends_no_search(tmp_path):
+    path = cut_store(tmp_path, num_shards=2)
+    with Datastore.open(path) as store, sharded(path, 2) as shards:
+        views_Q = [store.snapshot] * 9
+        expected = search_views(views_Q, QUERIES_QD, 8)
+        path.rename(tmp_path / "elsewhere")
+        for replica in shards._replicas:
+            replica.describe()
+            assert replica.reachable
+        assert_same(shards.search(views_Q, QUERIES_QD, 8), expected)
 
 
 def test_stores_that_no_shard_can_serve_are_refused(tmp_path):
