@@ -7,7 +7,9 @@ for every index.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +23,11 @@ import faiss
 import numpy as np
 from jaxtyping import Float16, Float32, Int64
 
+from memlm.base.files import write_atomic
 from memlm.base.progress import Progress, silent
 from memlm.bench.texts import median_ratio
 from memlm.data.corpus import Corpus
+from memlm.data.formats import PIPED_IN
 from memlm.data.windows import blocks_of
 from memlm.errors import InvalidInput
 from memlm.index.arrays import GrowingArray
@@ -110,19 +114,40 @@ def corpus_keys(
     checkpoint: Checkpoint, texts: Corpus, work: Path, num_keys: int, progress: Progress
 ) -> tuple[Float16[np.ndarray, "N D"], np.ndarray, float | None]:
     """Keys and values of the first tokens of a corpus, `num_keys` or all that there are, and the tokens/s if they were
-    not in the folder already.
+    not in the folder already. Raises InvalidInput if the folder has those of another model or of other texts.
     """
     work.mkdir(parents=True, exist_ok=True)
+    source, kept = {"model": checkpoint.fingerprint, "texts": _digest_of(texts)}, work / "source.json"
+    known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {**source, "all": False}
+    for name, other in (("model", "another model"), ("texts", "other texts")):
+        if known[name] != source[name]:
+            raise InvalidInput(f"work has keys of {other}; give another folder", field="work")
     paths, pace = (work / "keys.npy", work / "values.npy"), None
-    if not all(path.exists() for path in paths) or len(np.load(paths[1], mmap_mode="r")) < num_keys:
-        pace = _compute_keys(checkpoint, texts, paths, num_keys, progress)
+    have = len(np.load(paths[1], mmap_mode="r")) if all(path.exists() for path in paths) else 0
+    if not kept.exists() or (have < num_keys and not known["all"]):
+        write_atomic(kept, json.dumps({**source, "all": False}).encode())
+        rows, pace = _compute_keys(checkpoint, texts, paths, num_keys, progress)
+        write_atomic(kept, json.dumps({**source, "all": rows < num_keys}).encode())
     keys_ND, values_N = (np.load(path, mmap_mode="r") for path in paths)
     return keys_ND, values_N, pace
 
 
+def _digest_of(texts: Corpus) -> str:
+    digest = hashlib.sha256()
+    for name, file in texts.files():
+        digest.update(f"{len(name)} {name} ".encode(errors="surrogateescape"))
+        if file is not PIPED_IN:  # which can be read only once
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    for document in texts.documents:
+        digest.update(f"{len(document.text)} {document.text}".encode())
+    return digest.hexdigest()
+
+
 def _compute_keys(
     checkpoint: Checkpoint, texts: Corpus, paths: tuple[Path, Path], num_keys: int, progress: Progress
-) -> float:
+) -> tuple[int, float]:
+    """Writes the keys and values, and returns their number and the tokens/s."""
     encoder, begin = Encoder(checkpoint.decoder), time.perf_counter()
     with (
         closing(GrowingArray(paths[0], "<f2", checkpoint.decoder.config.dim)) as keys,
@@ -145,7 +170,7 @@ def _compute_keys(
                 break
         keys.sync()
         values.sync()
-        return keys.rows / (time.perf_counter() - begin)
+        return keys.rows, keys.rows / (time.perf_counter() - begin)
 
 
 def held_out_questions(checkpoint: Checkpoint, held_out: Corpus) -> Questions:

@@ -12,10 +12,10 @@
     }
 
 `low` and `high` are the smallest and largest of `n` repeats, or, for a mean over texts or queries, one standard error
-below and above it. They are null for a single value, and `n` is null if it was not counted. `target` may be added. The
-metrics of a bench with rows carry the words of the row: `recall_k32[entries=100000,index=Flat]`. The machine's
-bandwidth is that of summing 400 MB on all cores, its GFLOP/s those of a product of 2048 x 2048 matrices, both measured
-after the bench.
+below and above it. They are null for a single value, and `n` is null if it was not counted. A figure `x` with `x_n` has
+an `n` of its own. `target` may be added. The metrics of a bench with rows carry the words of the row:
+`recall_k32[entries=100000,index=Flat]`. The machine's bandwidth is that of summing 400 MB on all cores, its GFLOP/s
+those of a product of 2048 x 2048 matrices, both measured after the bench.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def results(figures: Mapping[str, Any], repeats: int | None) -> Iterator[dict[st
             low, high = figures.get(f"{name}_least"), figures.get(f"{name}_most")
             if (error := figures.get(f"{name}_error")) is not None:
                 low, high = value - error, value + error
-            yield {"metric": name, "value": value, "low": low, "high": high, "n": repeats}
+            yield {"metric": name, "value": value, "low": low, "high": high, "n": figures.get(f"{name}_n", repeats)}
 
 
 def _row_settings(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -87,7 +87,7 @@ def _is_setting(name: str, value: Any) -> bool:
 
 
 def _is_bound(name: str, figures: Mapping[str, Any]) -> bool:
-    return re.sub(r"_(least|most|error)$", "", name) in figures.keys() - {name}
+    return re.sub(r"_(least|most|error|n)$", "", name) in figures.keys() - {name}
 
 
 def commit() -> str | None:

@@ -34,10 +34,12 @@ from memlm.bench.scale_law import (
 from memlm.bench.scale_store import BATCHES, Built, K, Times, build, factory_of, scaled_keys, time_searches
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput, check_range
-from memlm.index.ivf import create_index, lists_for
+from memlm.index.ivf import code_bytes, create_index, lists_for
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 
 MIN_QUERIES = max(BATCHES)
+ID_BYTES = 8  # of an entry, beside its code
+ONCE = ("softmax_mass", "bytes", "bytes_per_entry", "build_s", "built_per_s")  # figures that no repeat measures again
 CACHE_FILE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # of Linux, "32768K"
 CACHE_BYTES = 32 << 20  # where the system does not say
 
@@ -142,8 +144,11 @@ def bench_scale(
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     dim = checkpoint.decoder.config.dim
     kinds = plan.kinds or default_kinds(dim)
-    for kind in kinds:
-        create_index(factory_of(kind, plan.sizes[0]), dim)  # refuses what Faiss cannot build, before computing keys
+    for kind in kinds:  # refuses what cannot be built or divided, before computing keys
+        factory = factory_of(kind, plan.sizes[0])
+        create_index(factory, dim)
+        if plan.predict and plan.machine.ram_bytes is not None:
+            divided(plan.predict[-1], code_bytes(factory, dim) + ID_BYTES, plan.machine.ram_bytes, dim=dim, k=K)
     queries_QD = held_out_questions(checkpoint, held_out).keys_QD
     if len(queries_QD) < MIN_QUERIES:
         raise InvalidInput(
@@ -181,6 +186,7 @@ def _rows(built: Sequence[Built], times: Sequence[Times], plan: Plan) -> Iterato
         off[name] = prediction.value / held_out[name] - 1
         held_out |= {f"{name}_predicted": prediction.value, f"{name}_off": off[name]}
     nprobe = before.nprobe.at(built[-1].entries)
+    held_out |= {f"{name}_{of}_n": None for name in (*off, "nprobe") for of in ("predicted", "off")}
     held_out |= {"nprobe_predicted": nprobe, "nprobe_off": nprobe / held_out["nprobe"] - 1}
     yield from rows
     step = math.log(built[-1].entries / built[-2].entries)
@@ -196,6 +202,7 @@ def _measured(facts: Built, times: Times, target: float) -> dict[str, Any]:
         "softmax_mass": facts.mass(nprobe), "bytes": facts.bytes, "bytes_per_entry": facts.bytes / facts.entries,
         "build_s": facts.build_s, "built_per_s": facts.entries / facts.build_s,
     }  # fmt: skip
+    row |= {f"{name}_n": 1 for name in ONCE}
     for (batch, probed), spent in times.items():
         name = _query_name(batch) if probed == nprobe else f"{_query_name(batch)}_nprobe{probed}"
         row |= {name: 1e3 * statistics.median(spent)}
@@ -219,12 +226,12 @@ def _predicted(
     drifts = {name: abs(error) * steps for name, error in off.items()}
     row: dict[str, Any] = {
         "entries": entries, "index": largest.index, "lists": shard.lists, "nprobe": round(nprobe),
-        "shards": share.shards, "network_bytes_per_query": share.network_bytes,
+        "shards": share.shards, "network_bytes_per_query": share.network_bytes, "network_bytes_per_query_n": None,
     }  # fmt: skip
     hop_ms = machine.hop_ms if share.shards > 1 else 0.0
     for name, one in laws.predict(shard, nprobe, drifts).items():
         whole = one.plus(hop_ms) if name.startswith("ms_") else one.times(share.shards)
-        row |= {f"{name}_predicted": whole.value}
+        row |= {f"{name}_predicted": whole.value, f"{name}_predicted_n": None}
         row |= {f"{name}_predicted_least": whole.low, f"{name}_predicted_most": whole.high}
     return row
 

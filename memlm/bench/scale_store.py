@@ -85,19 +85,18 @@ def scaled_keys(
 ) -> tuple[Float16[np.ndarray, "N D"], np.ndarray, int]:
     """Keys and values of `entries` entries, and how many of them are of the texts. The others are rotated copies.
 
-    Raises InvalidInput if the texts are empty.
+    Raises InvalidInput if the texts are empty, or if the folder has the keys of another model or of other texts.
     """
-    paths = work / "scaled-keys.npy", work / "scaled-values.npy"
+    real_ND, real_N, _ = corpus_keys(checkpoint, texts, work, entries, progress)
+    if not (real := len(real_N)):
+        raise InvalidInput("there is no token to make keys of; the texts are empty", field="texts")
+    if real >= entries:
+        return real_ND[:entries], real_N[:entries], entries
+    paths = work / f"{real}-keys.npy", work / f"{real}-values.npy"
     if not all(path.exists() for path in paths) or len(np.load(paths[1], mmap_mode="r")) < entries:
-        keys_ND, values_N, _ = corpus_keys(checkpoint, texts, work, entries, progress)
-        if not len(values_N):
-            raise InvalidInput("there is no token to make keys of; the texts are empty", field="texts")
-        if len(values_N) >= entries:
-            return keys_ND[:entries], values_N[:entries], entries
-        _write_copies(np.asarray(keys_ND), np.asarray(values_N), paths, entries, progress)
-    real = len(np.load(work / "values.npy", mmap_mode="r"))
+        _write_copies(real_ND, np.asarray(real_N), paths, entries, progress)
     keys_ND, values_N = (np.load(path, mmap_mode="r") for path in paths)
-    return keys_ND[:entries], values_N[:entries], min(real, entries)
+    return keys_ND[:entries], values_N[:entries], real
 
 
 def _write_copies(

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -143,6 +144,61 @@ def test_indexes_of_other_keys_are_refused(model_folder, corpus_folder, tmp_path
         bench_scale(model_folder, texts, texts, tmp_path, plan)
 
 
+def test_a_folder_of_other_texts_or_another_model_is_refused(model_folder, corpus_folder, tmp_path):
+    checkpoint, plan = load_checkpoint(model_folder), Plan((300, 1000), KINDS[:1], repeats=1)
+    texts, others = Corpus([corpus_folder]), Corpus([corpus_folder / "doc-1.txt"])
+    work = tmp_path / "work"
+    bench_scale(checkpoint, texts, others, work, plan)
+    kept = {path.name: path.read_bytes() for path in work.iterdir()}
+    with pytest.raises(InvalidInput, match="work has keys of other texts"):
+        bench_scale(checkpoint, others, texts, work, plan)
+    another = load_checkpoint(copied(model_folder, tmp_path / "model"))
+    with pytest.raises(InvalidInput, match="work has keys of another model"):
+        bench_scale(another, texts, others, work, plan)
+    assert {path.name: path.read_bytes() for path in work.iterdir()} == kept
+
+
+def copied(model_folder, to):
+    """A copy of a model with another configuration file, and so another fingerprint."""
+    shutil.copytree(model_folder, to)
+    config = to / "config.json"
+    config.write_text(config.read_text() + "\n")
+    return to
+
+
+def test_texts_that_ended_are_not_read_again(model_folder, corpus_folder, tmp_path):
+    checkpoint, texts = load_checkpoint(model_folder), Corpus([corpus_folder / "doc-1.txt"])
+    first_ND, first_N, real = scaled_keys(checkpoint, texts, tmp_path, 1000, lambda *args: None)
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    again_ND, again_N, _ = scaled_keys(checkpoint, texts, tmp_path, 1000, lambda *args: None)
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    assert real < 1000
+    assert np.array_equal(first_ND, again_ND)
+    assert np.array_equal(first_N, again_N)
+
+
+def test_a_run_that_was_interrupted_leaves_no_part_for_the_whole(model_folder, corpus_folder, tmp_path):
+    checkpoint, texts = load_checkpoint(model_folder), Corpus([corpus_folder])
+
+    def interrupted(stage, *counts):
+        if stage == "compute keys":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scaled_keys(checkpoint, texts, tmp_path / "work", 6000, interrupted)
+    keys_ND, _, real = scaled_keys(checkpoint, texts, tmp_path / "work", 6000, lambda *args: None)
+    whole_ND, _, known = scaled_keys(checkpoint, texts, tmp_path / "whole", 6000, lambda *args: None)
+    assert real == known
+    assert np.array_equal(keys_ND, whole_ND)
+
+
+def test_a_machine_too_small_for_an_entry_is_refused_before_keys_are_computed(model_folder, corpus_folder, tmp_path):
+    plan = Plan((300, 1000), KINDS[:1], predict=(10**6,), machine=Machine(20))
+    with pytest.raises(InvalidInput, match="shard_ram is 20 bytes"):
+        bench_scale(model_folder, Corpus([corpus_folder]), Corpus([corpus_folder]), tmp_path / "work", plan)
+    assert not (tmp_path / "work").exists()
+
+
 @pytest.mark.parametrize(
     ("plan", "match"),
     [
@@ -184,7 +240,11 @@ def test_the_command_shows_its_tables(model_folder, corpus_folder, tmp_path):
     assert result.exit_code == 0, result.output
     for word in ("held out", "predicted", "rotated copies", "IVF*,SQfp16"):
         assert word in result.stdout
-    figures = figures_of(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    printed = CliRunner().invoke(app, [*command, "--json", "--repeats", "2"]).stdout
+    counts = {each["metric"].partition("[")[0]: each["n"] for each in json.loads(printed)["results"]}
+    assert (counts["bytes"], counts["build_s"], counts["ms_per_query_batch8"]) == (1, 1, 2)
+    assert counts["bytes_off"] is counts["ms_per_query_batch8_predicted"] is counts["network_bytes_per_query"] is None
+    figures = figures_of(printed)
     assert figures["shards[entries=1000000000,index=IVF*,SQfp16]"] > 1
     assert figures["bytes_off[entries=3000,index=IVF*,SQfp16]"] == pytest.approx(0, abs=0.1)
     refused = CliRunner().invoke(app, [*command, "--entries", "300"])
