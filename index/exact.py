@@ -40,7 +40,7 @@ def exact_neighbors(
     if not len(keys_ND):
         return Neighbors.none(len(queries_QD), k)
     if len(keys_ND) <= rows_per_core(BLOCK_ROWS):
-        with faiss_threads(len(queries_QD)):
+        with faiss_threads(len(queries_QD), len(keys_ND) * queries_QD.shape[1]):
             return search((0, len(keys_ND)))
     best = Neighbors.none(len(queries_QD), k)
     for _, found in run_in_threads(search, even_blocks(len(keys_ND), BLOCK_ROWS)):

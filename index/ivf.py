@@ -171,7 +171,8 @@ def search_ivf(index: Any, queries_QD: Float32[np.ndarray, "Q D"], k: int, nprob
     lists = inner(index)
     shared = len(queries_QD) == 1 and nprobe * lists.ntotal >= SHARED_ENTRIES * lists.nlist
     lists.parallel_mode = BY_LISTS if shared else BY_QUERIES
-    with faiss_threads(len(queries_QD), shared=shared):
+    numbers = (lists.nlist + nprobe * lists.ntotal / lists.nlist) * lists.d
+    with faiss_threads(len(queries_QD), numbers, shared=shared):
         params: Any = faiss.SearchParametersIVF(nprobe=nprobe)  # type: ignore[call-arg]  # its stubs know no keywords
         if isinstance(index, faiss.IndexPreTransform):
             params = faiss.SearchParametersPreTransform(index_params=params)  # type: ignore[call-arg]

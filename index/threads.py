@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,7 @@ import faiss
 from memlm.base.cpu import num_cores
 
 PARALLEL_QUERIES = 8
+PARALLEL_NUMBERS = 1 << 22  # of keys, over all queries: one thread reads them in 1 ms, and waking others takes as long
 MIN_BLOCKS = 2  # larger blocks are fresh memory each time, and page faults cost a fifth of the time
 MIN_BLOCK_ROWS = 1024  # smaller blocks take hardly less time
 MAX_BLOCKS = 8  # smaller blocks would take longer; with more cores, more rows are processed at a time
@@ -22,14 +24,16 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def faiss_threads(num_queries: int, *, shared: bool = False) -> Iterator[None]:
-    """Gives Faiss one thread for a few queries, and all cores for many queries or for one with `shared` work.
+def faiss_threads(num_queries: int, numbers: float = math.inf, *, shared: bool = False) -> Iterator[None]:
+    """Gives Faiss one thread for a few queries or for little work, and all cores for many queries or for one with
+    `shared` work. `numbers` are the keys' numbers that each query is compared with.
 
     The earlier number is restored, because torch follows it where torch's own was never set: one search would leave all
     of torch on a single thread.
     """
     before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(num_cores() if shared or num_queries >= PARALLEL_QUERIES else 1)
+    is_large = num_queries >= PARALLEL_QUERIES and num_queries * numbers >= PARALLEL_NUMBERS
+    faiss.omp_set_num_threads(num_cores() if shared or is_large else 1)
     try:
         yield
     finally:
