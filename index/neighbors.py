@@ -13,16 +13,21 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 
 
 @dataclass(frozen=True)
 class Neighbors:
-    """The K nearest entries to each of Q queries. The module describes missing ones."""
+    """The K nearest entries to each of Q queries. The module describes missing ones.
+
+    `shares_Q` are the shares of the live entries that a search could reach. None: all of them. Only the result of a
+    whole search has them, and no reordered, filtered or merged one.
+    """
 
     distances_QK: Float32[np.ndarray, "Q K"]
     ids_QK: Int64[np.ndarray, "Q K"]
     values_QK: Int64[np.ndarray, "Q K"]
+    shares_Q: Float64[np.ndarray, " Q"] | None = None
 
     @classmethod
     def none(cls, num_queries: int, k: int) -> Neighbors:

@@ -27,7 +27,7 @@ from memlm.api.sessions import SessionInfo
 from memlm.api.tracing import Trace, TraceRequest
 from memlm.base.steps import run_steps
 from memlm.data.tokenizer import Tokenizer
-from memlm.errors import MemlmError
+from memlm.errors import InvalidInput, MemlmError
 from memlm.generation.batch import complete_all, stream
 from memlm.generation.engine import Engine
 from memlm.generation.likelihood import logits_of, loglikelihood, split_ids
@@ -83,16 +83,21 @@ class LanguageModel:
         may_fail: Collection[str] = (),
         passage_encoder: EncoderCheckpoint | None = None,
         shards: Sequence[str] = (),
+        partial: bool = False,
     ) -> None:
         """Opens the datastores. Those named in `may_fail` need not be usable now. `shards` are the addresses, HOST:PORT
-        or unix:PATH, of processes that search them (`memlm shard`). Raises InvalidInput if two datastores share a name.
+        or unix:PATH, of processes that search them (`memlm shard`). With `partial`, generation and `score` go on
+        without those that do not answer, and tell the share of the entries that was searched. Raises InvalidInput if
+        two datastores share a name, and for `partial` without shards.
         """
+        if partial and not shards:
+            raise InvalidInput("partial is for shards; give some, or leave it out", field="partial")
         search: ViewSearch = search_views
         with ExitStack() as held:
             if shards:
                 from memlm.distributed.shards import Shards  # here, since it loads grpc
 
-                search = held.enter_context(Shards(shards)).search
+                search = held.enter_context(Shards(shards, partial=partial)).search
             self.engine = Engine(
                 checkpoint, stores, sessions, may_fail=may_fail, passage_encoder=passage_encoder, search=search
             )

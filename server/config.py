@@ -51,7 +51,8 @@ class AdapterFolder:
 class ServerConfig:
     """The model and datastores that are served, the address, and every limit. Raises InvalidInput for a bad value.
 
-    A datastore is searched by the workers, or by the processes at `shards`. With an `encoder`, passages are found by
+    A datastore is searched by the workers, or by the processes at `shards`, and if `partial` also without some of them.
+    With an `encoder`, passages are found by
     its vectors, which every worker loads. Requests may name one of the `adapters`. `port=0` takes any free port. With
     `http_port` the same calls are served over HTTP too, to as many connections. `num_workers` processes each own a copy
     of the model and its datastores, with `num_threads` threads (0: all cores, divided among them). A loaded worker that
@@ -100,6 +101,13 @@ class ServerConfig:
             metavar="HOST:PORT|unix:PATH", parse=partial(check_address, "shards"), panel=MODEL,
         ),
     )  # fmt: skip
+    partial: bool = field(
+        default=False,
+        metadata=option(
+            "While a shard does not answer, search the others. Answers tell the share of entries that was searched.",
+            panel=MODEL,
+        ),
+    )
     encoder: Path | None = field(
         default=None,
         metadata=option(
@@ -330,6 +338,8 @@ class ServerConfig:
                 f"adapters are {', '.join(names)}, beside the model {self.model.name}; give each a name of its own",
                 field="adapters",
             )
+        if self.partial and not self.shards:
+            raise InvalidInput("partial is for shards, and none is given; give some (shards)", field="partial")
         if self.index_ahead and not (self.store_dir and self.index_workers and self.index_idle_s):
             raise InvalidInput(
                 "index_ahead needs store_dir, index_workers and index_idle_s above 0, without which no index worker"

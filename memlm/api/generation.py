@@ -118,6 +118,9 @@ class Usage:
     are milliseconds of wall clock. `retrieval_ms` is part of prefill and decode, and includes searches that several
     requests share. `steps` counts the forward passes that named tokens: `generated_tokens / steps` is above 1 where
     drafts were accepted. `drafts` has an entry for each source that drafted anything.
+
+    `searched_share` is the smallest share of the live entries of a datastore that a search could reach: below 1 where a
+    shard did not answer a server that goes on without it. None without a search.
     """
 
     prompt_tokens: int = 0
@@ -131,6 +134,7 @@ class Usage:
     lam: float = 0.0
     steps: int = 0
     drafts: tuple[DraftUsage, ...] = ()
+    searched_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

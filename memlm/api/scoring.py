@@ -57,6 +57,7 @@ class Score:
     """Log-probability of a text under the model alone (`base`) and the mixture (`knn`, None without a memory).
 
     `words` counts whitespace-separated words plus one for each newline, which compares across tokenizers.
+    `searched_share` is as in `Usage`.
     """
 
     tokens: int
@@ -69,6 +70,7 @@ class Score:
     lam: float | None = None
     knn_temperature: float | None = None
     token_scores: tuple[TokenScore, ...] = ()
+    searched_share: float | None = None
 
     @property
     def figures(self) -> Figures:

@@ -15,18 +15,23 @@ class SearchCounts:
 
     `weight` is the sum of the datastore's weights in the contexts' mixtures: lam times its share of p_kNN.
     `by_duration[i]` searches took at most `BOUNDS_S[i]`, and more than the bound before. The last took longer than
-    all bounds.
+    all bounds. `partial` searches did not reach all entries, because a shard did not answer.
     """
 
     contexts: int = 0
     weight: float = 0.0
     total_s: float = 0.0
     by_duration: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
+    partial: int = 0
 
     def __add__(self, other: SearchCounts) -> SearchCounts:
         durations = tuple(map(sum, zip(self.by_duration, other.by_duration, strict=True)))
         return SearchCounts(
-            self.contexts + other.contexts, self.weight + other.weight, self.total_s + other.total_s, durations
+            self.contexts + other.contexts,
+            self.weight + other.weight,
+            self.total_s + other.total_s,
+            durations,
+            self.partial + other.partial,
         )
 
 
@@ -36,11 +41,11 @@ class SearchCounter:
     def __init__(self) -> None:
         self._lock, self._counts = threading.Lock(), SearchCounts()
 
-    def add_search(self, took_s: float) -> None:
-        """Counts a search that took `took_s`."""
+    def add_search(self, took_s: float, *, is_partial: bool = False) -> None:
+        """Counts a search that took `took_s`, and whether it did not reach all entries."""
         durations = [0] * (len(BOUNDS_S) + 1)
         durations[bisect_left(BOUNDS_S, took_s)] = 1
-        self._add(SearchCounts(total_s=took_s, by_duration=tuple(durations)))
+        self._add(SearchCounts(total_s=took_s, by_duration=tuple(durations), partial=int(is_partial)))
 
     def add_contexts(self, contexts: int, weight: float) -> None:
         """Counts contexts, with the sum of the datastore's weights in their mixtures."""

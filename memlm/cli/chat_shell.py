@@ -103,7 +103,9 @@ class ChatShell:
         """Prints the JSON of an answer, or on a terminal the line under it."""
         if self._json:
             emit_json({"text": answer, "finished": finished, "stopped": was_stopped, "sources": self._sources()})
-        elif out.is_terminal:
+            return
+        render.warn_if_partial(finished.usage.searched_share if finished else None)
+        if out.is_terminal:
             parts = [render.summary(self._last, finished.usage if finished else None)] if self._last else []
             if was_stopped:
                 parts.append("stopped")

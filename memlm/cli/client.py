@@ -32,6 +32,7 @@ from memlm.cli.client_connection import (
 from memlm.cli.console import cell, emit_json, out, print_table, table
 from memlm.cli.fields import Overrides, with_fields
 from memlm.cli.generate import print_continuation
+from memlm.cli.render import warn_if_partial
 from memlm.cli.render_index import print_neighbors
 from memlm.cli.trace import client_trace
 
@@ -95,6 +96,7 @@ def score(
     if json:
         emit_json(scored)
         return
+    warn_if_partial(scored.searched_share)
     out.print(f"{scored.nll:.4f} nats, {scored.bits_per_byte:.4f} bits per byte, {scored.tokens:,} tokens")
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from memlm.api.generation import Neighbor, Token, Usage
 from memlm.api.handles import TokenStream
 from memlm.base.printable import one_line, printable
-from memlm.cli.console import emit_json, out
+from memlm.cli.console import emit_json, err, out
 
 # Upper ends of shares of p_kNN with their styles: colors of the xterm cube, all of the hue of cyan.
 LIMITS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.01)
@@ -123,6 +123,13 @@ def summary(tokens: Sequence[Token], usage: Usage | None) -> str:
     return " · ".join(parts)
 
 
+def warn_if_partial(share: float | None) -> None:
+    """Says so if a search could reach only a share of the entries."""
+    if share is not None and share < 1:
+        line = f"warning: a shard does not answer; only {share:.1%} of the entries could be searched"
+        err.print(line, style="yellow", markup=False, soft_wrap=True)
+
+
 def print_sources(tokens: Sequence[Token], *, to: Console = out, details: bool = True) -> None:
     """Lists the documents behind a text with bars, and with `details` the tokens that each gave most to."""
     width = to.width
@@ -203,6 +210,7 @@ def print_generation(tokens: TokenStream, *, prompt: str, json: bool, show_sourc
     usage = tokens.finished.usage if tokens.finished is not None else None
     if out.is_terminal:
         out.print(summary(seen, usage), style="dim")
+    warn_if_partial(usage.searched_share if usage else None)
     if show_sources:
         out.print(legend())
     if show_sources or (out.is_terminal and any(token.neighbors for token in seen)):

@@ -125,14 +125,15 @@ class Shards:
     """The shards of one or several datastores, by their addresses: HOST:PORT, or unix:PATH. Several addresses may be
     replicas of one shard. Any thread may search. A context manager.
 
-    A search takes at most `timeout_s`. If a replica fails, another one of its shard is asked.
+    A search takes at most `timeout_s`. If a replica fails, another one of its shard is asked. If all of a shard fail,
+    so does the search, or, with `partial`, goes on without this shard, and its result tells the shares of the entries.
     """
 
-    def __init__(self, addresses: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, addresses: Sequence[str], *, timeout_s: float = TIMEOUT_S, partial: bool = False) -> None:
         """Waits up to ten seconds for all of them. Those that do not answer by then are asked again, until they do."""
         if repeated := [each for each in addresses if addresses.count(each) > 1]:
             raise InvalidInput(f"the shard {repeated[0]!r} was given twice; leave one out", field="shards")
-        self._timeout_s, self._turn = timeout_s, 0
+        self._timeout_s, self._partial, self._turn = timeout_s, partial, 0
         self._known_stores = set[str]()
         self._replicas = [
             _Replica(check_address("shards", each), grpc.insecure_channel(each, options=CHANNEL)) for each in addresses
@@ -159,7 +160,7 @@ class Shards:
     ) -> Neighbors:
         """Searches as `search_views` does, in the shards of the datastore. One without shards is searched here.
 
-        Raises Unavailable if a shard does not answer.
+        Raises Unavailable if a shard does not answer, with `partial` if none does.
         """
         if not views_Q:
             return Neighbors.none(0, k)
@@ -175,20 +176,25 @@ class Shards:
         whole = ShardSearch(views_Q[0].manifest.store_id, queries_QD, k, nprobe, (), view_Q, only)
         segments, deadline_s = views_Q[0].segments, time.monotonic() + self._timeout_s
         shard_of = shards_of([segment.record for segment in segments], len(replicas))
+        if not segments:
+            return Neighbors.none(len(queries_QD), k)
         asked = list[_Asked]()
         for shard in sorted(set(shard_of)):
             mine = [place for place, other in enumerate(shard_of) if other == shard]
             named = tuple(tuple(self._view_of(view[place])[0] for place in mine) for view in views)
-            asked.append(_Asked(shard, replace(whole, views=named), replicas[shard - 1], deadline_s))
-            asked[-1].start(asked[-1].search)
+            if replicas[shard - 1]:
+                asked.append(_Asked(shard, replace(whole, views=named), replicas[shard - 1], deadline_s))
+                asked[-1].start(asked[-1].search)
         masks = {view.deleted: mask for each in views for view, mask in map(self._view_of, each) if mask}
-        try:
-            found = [_answer(each, masks) for each in asked]
-        finally:
-            for each in asked:
-                each.future.cancel()
+        found = self._answers(asked, masks)
+        if not found:
+            raise Unavailable("no shard that has entries of the datastore answers; try again in a moment")
         place_of = {segment.record.number: place for place, segment in enumerate(segments)}
-        return _merged(found, place_of, k) if found else Neighbors.none(len(queries_QD), k)
+        nearest = _merged([*found.values()], place_of, k)
+        if len(found) == len(set(shard_of)):
+            return nearest
+        shares = np.array([_share(view, [shard in found for shard in shard_of]) for view in views])
+        return nearest if (shares == 1).all() else replace(nearest, shares_Q=shares[view_Q])
 
     def close(self) -> None:
         """Closes the connections."""
@@ -218,9 +224,25 @@ class Shards:
                 if replica.reachable != was_reachable:
                     log.warning("the shard at %s %s", replica.address, "answers" if replica.reachable else "is gone")
 
+    def _answers(self, asked: Sequence[_Asked], masks: Mapping[str, bytes]) -> dict[int, Neighbors]:
+        """Waits for the neighbors that each shard finds, with `partial` those that answer."""
+        found = dict[int, Neighbors]()
+        try:
+            for each in asked:
+                try:
+                    found[each.shard] = _answer(each, masks)
+                except Unavailable:
+                    if not self._partial:
+                        raise
+        finally:
+            for each in asked:
+                each.future.cancel()
+        return found
+
     def _replicas_of(self, store_id: str) -> list[list[_Replica]] | None:
         """The replicas of each shard of a datastore, those first that answered last time. None for a datastore without
-        shards. Raises Unavailable for one whose shards are not all known.
+        shards. Raises Unavailable for one whose shards are not all known, or do not answer. With `partial` such a shard
+        has no replicas.
         """
         known = [(each, each.description) for each in self._replicas if each.description is not None]
         mine = [(each, of) for each, of in known if of.store_id == store_id]
@@ -240,11 +262,14 @@ class Shards:
         self._turn = (self._turn + 1) % len(mine)  # so that replicas share the work
         for replica, of in mine[self._turn :] + mine[: self._turn]:
             shards[of.shard - 1].append(replica)
+        for replicas in shards:
+            replicas.sort(key=lambda replica: not replica.is_ready)
+        if self._partial and any(replicas and replicas[0].is_ready for replicas in shards):
+            return [replicas if replicas and replicas[0].is_ready else [] for replicas in shards]
         if lacking := [str(number) for number, replicas in enumerate(shards, 1) if not replicas]:
             answer = f"; no answer from {', '.join(silent)}" if silent else ""
             raise Unavailable(f"no address is that of shard {', '.join(lacking)} of {len(shards)}{answer}")
         for number, replicas in enumerate(shards, 1):
-            replicas.sort(key=lambda replica: not replica.is_ready)
             if not replicas[0].is_ready:
                 raise Unavailable(f"shard {number} at {replicas[0].address} does not answer; try again in a moment")
         return shards
@@ -280,6 +305,13 @@ def _answer(asked: _Asked, masks: Mapping[str, bytes]) -> Neighbors:
             ) from error
         replica.note(failed=False)
         return answer.found
+
+
+def _share(view: Sequence[Segment], is_searched: Sequence[bool]) -> float:
+    """The share of a view's live entries that lie in searched segments."""
+    sizes = [segment.num_live_entries for segment in view]
+    searched = sum(size for size, found in zip(sizes, is_searched, strict=True) if found)
+    return searched / sum(sizes) if searched < sum(sizes) else 1.0
 
 
 def _merged(parts: Sequence[Neighbors], place_of: Mapping[int, int], k: int) -> Neighbors:

@@ -30,7 +30,7 @@ from memlm.model import DecoderState, decoding_threads
 from memlm.model.checkpoint import Checkpoint
 from memlm.model.state_pool import UNBOUNDED, StatePool
 from memlm.model.state_size import row_bytes
-from memlm.retrieval.retriever import RetrievalResult
+from memlm.retrieval.result import RetrievalResult
 
 PREFILL_TOKENS = 256
 # A session's state is read apart from the others' where reading it takes a quarter of the time of reading the weights.

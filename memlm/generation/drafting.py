@@ -19,7 +19,8 @@ import numpy as np
 from memlm.api.generation import DraftSource
 from memlm.index.store.snapshot import Snapshot
 from memlm.retrieval.passages import Passage
-from memlm.retrieval.retriever import RetrievalResult, Retriever
+from memlm.retrieval.result import RetrievalResult
+from memlm.retrieval.retriever import Retriever
 
 LONGEST_DRAFT = 16
 LONG_RUN, SHORT_RUN = 5, 2  # a run of tokens is looked up by its last 5 tokens, or its last 2

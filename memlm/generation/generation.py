@@ -47,7 +47,8 @@ from memlm.retrieval.interpolation import knn_logprobs, mix
 from memlm.retrieval.loop_guard import WINDOW
 from memlm.retrieval.own_past import OwnPast, describe_past, with_past
 from memlm.retrieval.policy import RetrievalPolicy
-from memlm.retrieval.retriever import RetrievalResult, Retriever
+from memlm.retrieval.result import RetrievalResult
+from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore
 
 
@@ -298,7 +299,7 @@ class Generation:
         self.pending_ids = [token_id]
         self._context_ids.append(token_id)
         if result is not None:
-            self.policy.observe(result.neighbors, token_id)
+            self.policy.observe(result.followed, token_id)
         if self._drafter is not None:
             self._drafter.append(token_id, result)
         token, tokens, reason = None, list[Token](), None
@@ -378,7 +379,9 @@ class Generation:
     def _count(self, token: Token | None, result: RetrievalResult | None, elapsed_ms: float, *, is_first: bool) -> None:
         """Counts a token. The first one of a pass has the time of its search."""
         before, count = self.usage, self.usage.generated_tokens + (token is not None)
-        is_prefill = before.generated_tokens == 0
+        is_prefill, share = before.generated_tokens == 0, before.searched_share
+        if result is not None and result.searched_Q[0]:
+            share = min(1.0 if share is None else share, result.share)
         self.usage = replace(
             before,
             generated_tokens=count,
@@ -390,6 +393,7 @@ class Generation:
             decode_ms=before.decode_ms + elapsed_ms * (not is_prefill),
             retrieval_ms=before.retrieval_ms + (result.took_ms if result is not None and is_first else 0.0),
             lam=before.lam if token is None else before.lam + (token.lam - before.lam) / count,
+            searched_share=share,
         )
 
 

@@ -15,7 +15,7 @@ from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput
 from memlm.model import Decoder
 from memlm.retrieval.interpolation import knn_logprobs, mix
-from memlm.retrieval.retriever import RetrievalResult
+from memlm.retrieval.result import RetrievalResult
 
 ROWS = 64  # positions with their log-probabilities over the vocabulary in RAM at once
 

@@ -21,7 +21,8 @@ from memlm.retrieval.encoder import document_windows as windows_for
 from memlm.retrieval.gate import SpalmGate, gated
 from memlm.retrieval.interpolation import mix_targets, target_logprobs
 from memlm.retrieval.own_past import OwnPast, with_past
-from memlm.retrieval.retriever import RetrievalResult, Retriever
+from memlm.retrieval.result import RetrievalResult
+from memlm.retrieval.retriever import Retriever
 
 COUNTED_CHARACTERS = 1 << 16
 STEP_WINDOWS = 4  # a step is short, since other requests wait for it
@@ -29,7 +30,7 @@ STEP_WINDOWS = 4  # a step is short, since other requests wait for it
 
 class Scored(NamedTuple):
     """N consecutive tokens with their log-probabilities under p_LM, p_kNN and the mixture (without retrieval None), and
-    on request the likeliest tokens.
+    on request the likeliest tokens. `searched_share` is as in `Usage`.
     """
 
     targets_N: Int64[np.ndarray, " N"]
@@ -37,6 +38,7 @@ class Scored(NamedTuple):
     knn_logprobs_N: Float32[np.ndarray, " N"] | None
     logprobs_N: Float32[np.ndarray, " N"] | None
     likeliest: Likeliest | None = None
+    searched_share: float | None = None
 
 
 def score_windows(
@@ -61,9 +63,10 @@ def score_parts(
     *,
     at_once: int,
     top_logprobs: int = 0,
+    may_be_partial: bool = False,
 ) -> Iterator[Scored | None]:
     """Scores the windows of one document, with the datastores of a retriever and the document's own `past`, which is
-    empty at first. Yields None after a piece of work without a result.
+    empty at first. Yields None after a piece of work without a result. `may_be_partial` is as in `Retriever.search`.
     """
     encoder, gate = Encoder(checkpoint.decoder), retriever.gate if retriever else None
     policy = retriever.new_policy() if retriever else None
@@ -73,9 +76,12 @@ def score_parts(
                 yield None
                 continue
             targets_N, read = part
-            found, lm_logprobs_N = None, read.logprobs_N
+            found, share, lm_logprobs_N = None, None, read.logprobs_N
             if retriever is not None and policy is not None:
-                found = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, targets_N, policy)
+                found = retriever.search_in_order(
+                    read.keys_ND, read.max_logprobs_N, targets_N, policy, may_be_partial=may_be_partial
+                )
+                share = found.share if found.searched_Q.any() else None
                 if gate is not None:
                     lm_logprobs_N = _gated_logprobs(checkpoint, gate, read, found, targets_N)
             if past is not None:
@@ -89,7 +95,7 @@ def score_parts(
             found_N = (found.neighbors.ids_QK >= 0).any(axis=1)
             mixed_N = mix_targets(lm_logprobs_N, knn_N, found_N, found.lams_Q)
             top = _likeliest(checkpoint, gate, read, found, top_logprobs)
-            yield Scored(targets_N, read.logprobs_N, knn_N, mixed_N, top)
+            yield Scored(targets_N, read.logprobs_N, knn_N, mixed_N, top, share)
 
 
 def _likeliest(
@@ -140,7 +146,10 @@ def score_text(
     size = retriever.window_size if retriever else None
     windows = windows_for(checkpoint.decoder, np.asarray(ids, dtype=np.int64), start_id, size)
     yield None  # from here on it needs the model
-    parts = score_parts(checkpoint, windows, retriever, past, at_once=STEP_WINDOWS, top_logprobs=request.top_logprobs)
+    parts = score_parts(
+        checkpoint, windows, retriever, past,
+        at_once=STEP_WINDOWS, top_logprobs=request.top_logprobs, may_be_partial=True,
+    )  # fmt: skip
     for scored in parts:
         if scored is not None:
             accumulator.add(scored)
@@ -160,6 +169,7 @@ class ScoreAccumulator:
     base_nll: float = 0.0
     knn_nll: float = 0.0
     has_memory: bool = False
+    searched_share: float | None = None
 
     def add(self, scored: Scored) -> None:
         """Adds tokens."""
@@ -168,6 +178,9 @@ class ScoreAccumulator:
         if scored.logprobs_N is not None:
             self.has_memory = True
             self.knn_nll -= float(scored.logprobs_N.sum(dtype=np.float64))
+        if scored.searched_share is not None:
+            before = 1.0 if self.searched_share is None else self.searched_share
+            self.searched_share = min(before, scored.searched_share)
 
     def add_text(self, text: str) -> Steps[None]:
         """Adds a text's words and bytes, a bounded part a step. Words are runs of characters other than white space,
@@ -198,6 +211,7 @@ class ScoreAccumulator:
             lam=retriever.lam,
             knn_temperature=retriever.temperature,
             token_scores=token_scores,
+            searched_share=self.searched_share,
         )
 
 

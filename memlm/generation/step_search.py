@@ -18,7 +18,8 @@ from memlm.model import Decoder, DecoderState
 from memlm.retrieval.gate import gated
 from memlm.retrieval.loop_guard import without_repeats
 from memlm.retrieval.own_past import nothing_before
-from memlm.retrieval.retriever import RetrievalResult, Retriever
+from memlm.retrieval.result import RetrievalResult
+from memlm.retrieval.retriever import Retriever
 
 
 @dataclass(eq=False, slots=True)
@@ -89,7 +90,8 @@ def _search_stores(
             assert keys_RD is not None
             max_logprobs_Q = logprobs_RV.numpy()[rows].max(axis=1) if retriever.needs_max_logprob else None
             policies = [generation.policy for generation, _ in generations]
-            result = retriever.search(keys_RD[rows], max_logprobs_Q, policies, [views[row] for row in rows])
+            views_Q = [views[row] for row in rows]
+            result = retriever.search(keys_RD[rows], max_logprobs_Q, policies, views_Q, may_be_partial=True)
             texts = [generation.guarded_ids(place) for generation, place in generations]
             result = without_repeats(result, texts, retriever.tokens_before)
             if retriever.gate is not None:

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from memlm.retrieval.retriever import RetrievalResult
+from memlm.retrieval.result import RetrievalResult
 
 RUN, WINDOW, COPIED = 4, 64, 16
 

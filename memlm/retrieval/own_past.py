@@ -27,7 +27,7 @@ from memlm.model.gguf import companion
 from memlm.retrieval.adaptive import AdaptiveLam, features_of
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.interpolation import neighbor_logweights
-from memlm.retrieval.retriever import RetrievalResult
+from memlm.retrieval.result import RetrievalResult
 
 SETTINGS_FILE = "context-cache.json"
 OWN_PAST = -1  # instead of the number of a store

@@ -13,12 +13,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Float32, Int64
 
 from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams
 from memlm.data.windows import WindowSize
-from memlm.errors import InvalidInput, NotFound
+from memlm.errors import InvalidInput, NotFound, Unavailable
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.exclusion import Exclusion
 from memlm.index.store.filters import DocumentFilter
@@ -29,46 +29,12 @@ from memlm.retrieval.interpolation import neighbor_logweights
 from memlm.retrieval.passages import SHORTEST_PASSAGE, Passage
 from memlm.retrieval.pointers import Pointers, check_pointers
 from memlm.retrieval.policy import RetrievalPolicy, Shortcut
+from memlm.retrieval.result import RetrievalResult
 from memlm.retrieval.skipping import SkipConfident
 from memlm.retrieval.store import ModelStore
 
 # Takes a snapshot, the ids of N entries and a count C. Returns C tokens beside each entry, (N, C).
 TokensAround: TypeAlias = Callable[[Snapshot, np.ndarray, int], np.ndarray]
-
-
-@dataclass(frozen=True, slots=True)
-class RetrievalResult:
-    """The neighbors of Q keys, largest weight first, with the logarithms of their weights in p_kNN, the store each
-    comes from, the λ of each key, and whether an index was searched. `took_ms` is the time of the whole retrieval.
-    """
-
-    neighbors: Neighbors
-    logweights_QK: Float32[np.ndarray, "Q K"]
-    lams_Q: Float[np.ndarray, " Q"]
-    stores_QK: Int64[np.ndarray, "Q K"]
-    searched_Q: Bool[np.ndarray, " Q"]
-    took_ms: float = 0.0
-
-    @classmethod
-    def joined(cls, rows: Sequence[RetrievalResult]) -> RetrievalResult:
-        """Concatenates the results of several keys in their order."""
-        found = [row.neighbors for row in rows]
-        parts: list[list[np.ndarray]] = [
-            [each.distances_QK for each in found], [each.ids_QK for each in found], [each.values_QK for each in found],
-            [row.logweights_QK for row in rows], [row.lams_Q for row in rows], [row.stores_QK for row in rows],
-            [row.searched_Q for row in rows],
-        ]  # fmt: skip
-        distances_QK, ids_QK, values_QK, logweights_QK, lams_Q, stores_QK, searched_Q = map(np.concatenate, parts)
-        near, took_ms = Neighbors(distances_QK, ids_QK, values_QK), sum(row.took_ms for row in rows)
-        return cls(near, logweights_QK, lams_Q, stores_QK, searched_Q, took_ms)
-
-    def row(self, number: int) -> RetrievalResult:
-        """Returns the result of one key."""
-        one = slice(number, number + 1)
-        found = self.neighbors
-        parts: list[np.ndarray] = [found.distances_QK[one], found.ids_QK[one], found.values_QK[one]]
-        rest = (self.logweights_QK[one], self.lams_Q[one], self.stores_QK[one], self.searched_Q[one], self.took_ms)
-        return RetrievalResult(Neighbors(*parts), *rest)
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -208,12 +174,15 @@ class Retriever:
         policies: Sequence[RetrievalPolicy] = (),
         views: Sequence[tuple[Snapshot, ...]] = (),
         only: DocumentFilter | None = None,
+        *,
+        may_be_partial: bool = False,
     ) -> RetrievalResult:
         """Finds the neighbors of Q keys and weighs them.
 
         `max_logprobs_Q` are the model's largest log-probabilities. Without them λ does not adapt. `policies`,
         one for each key, may replace its search. `views`, one for each key, are those of the retriever that it is for.
-        `only` chooses documents of equal views.
+        `only` chooses documents of equal views. Raises Unavailable where a shard of a store does not answer, unless its
+        shards may be missing and the result `may_be_partial`, because the caller tells of it.
         """
         begin_s = time.perf_counter()
         views = views or [self.views] * len(keys_QD)
@@ -222,6 +191,11 @@ class Retriever:
             result = self._search_one(keys_QD, max_logprobs_Q, policies, views_SQ[0], only)
         else:
             result = self._union(keys_QD, views_SQ, only)
+        if result.share < 1 and not may_be_partial:
+            raise Unavailable(
+                f"a shard does not answer, and only {result.share:.1%} of the entries of {self.name!r} could be"
+                " searched, of which the answer could not tell; try again in a moment"
+            )
         return replace(result, took_ms=1000 * (time.perf_counter() - begin_s))
 
     def search_in_order(
@@ -230,18 +204,20 @@ class Retriever:
         max_logprobs_N: Float32[np.ndarray, " N"],
         targets_N: Int64[np.ndarray, " N"],
         policy: RetrievalPolicy,
+        *,
+        may_be_partial: bool = False,
     ) -> RetrievalResult:
         """Retrieves for consecutive positions of one text, each followed by its target: at once, if the policy allows.
 
-        The policy keeps its state for the positions behind them.
+        The policy keeps its state for the positions behind them. Raises as `search`.
         """
         if not policy.is_sequential:
-            return self.search(keys_ND, max_logprobs_N, [policy] * len(keys_ND))
+            return self.search(keys_ND, max_logprobs_N, [policy] * len(keys_ND), may_be_partial=may_be_partial)
         rows = []
         for position, target in enumerate(targets_N.tolist()):
             one = slice(position, position + 1)
-            rows.append(self.search(keys_ND[one], max_logprobs_N[one], [policy]))
-            policy.observe(rows[-1].neighbors, target)
+            rows.append(self.search(keys_ND[one], max_logprobs_N[one], [policy], may_be_partial=may_be_partial))
+            policy.observe(rows[-1].followed, target)
         return RetrievalResult.joined(rows)
 
     def tokens_before(
@@ -316,20 +292,26 @@ class Retriever:
                 shortcuts[row], searched_Q[row] = found, False
         if not shortcuts:
             neighbors = store.search(views_Q, keys_QD, self.k, nprobe=self.nprobe, only=only)
+            shares_Q = neighbors.shares_Q
         else:
-            neighbors = Neighbors.none(len(keys_QD), self.k)
+            neighbors, shares_Q = Neighbors.none(len(keys_QD), self.k), None
             for row, found in shortcuts.items():
                 neighbors.put(np.array([row]), found)
             if len(rows_R := np.flatnonzero(searched_Q)):
                 views_R = [views_Q[row] for row in rows_R.tolist()]
-                neighbors.put(rows_R, store.search(views_R, keys_QD[rows_R], self.k, nprobe=self.nprobe, only=only))
+                searched = store.search(views_R, keys_QD[rows_R], self.k, nprobe=self.nprobe, only=only)
+                neighbors.put(rows_R, searched)
+                if searched.shares_Q is not None:
+                    shares_Q = np.ones(len(keys_QD))
+                    shares_Q[rows_R] = searched.shares_Q
         logweights_QK = neighbor_logweights(neighbors.distances_QK, self.temperature)
         lams_Q = np.full(len(keys_QD), self.lam)
         if self.adaptive is not None and max_logprobs_Q is not None:
             features_QF = features_of(neighbors, logweights_QK, self.temperature, max_logprobs_Q)
             lams_Q = self.adaptive.lams(features_QF).astype(np.float64)
         store.counter.add_contexts(len(keys_QD), float(lams_Q[neighbors.ids_QK[:, 0] >= 0].sum()))
-        return RetrievalResult(neighbors, logweights_QK, lams_Q, np.zeros_like(neighbors.ids_QK), searched_Q)
+        stores_QK = np.zeros_like(neighbors.ids_QK)
+        return RetrievalResult(neighbors, logweights_QK, lams_Q, stores_QK, searched_Q, shares_Q=shares_Q)
 
     def _union(
         self, keys_QD: Float32[np.ndarray, "Q D"], views_SQ: Sequence[Sequence[Snapshot]], only: DocumentFilter | None
@@ -357,7 +339,9 @@ class Retriever:
         weights_S = np.bincount(stores_QK.ravel(), np.exp(logweights_QK).ravel(), minlength=len(self.stores))
         for store, weight in zip(self.stores, weights_S.tolist(), strict=True):
             store.counter.add_contexts(len(keys_QD), self.lam * weight)
-        return RetrievalResult(neighbors, logweights_QK, lams_Q, stores_QK, searched_Q)
+        partial = [part.shares_Q for part in parts if part.shares_Q is not None]
+        shares_Q = np.minimum.reduce(partial) if partial else None
+        return RetrievalResult(neighbors, logweights_QK, lams_Q, stores_QK, searched_Q, shares_Q=shares_Q)
 
 
 def exclusion_of(names: Sequence[str], stores: Sequence[ModelStore]) -> Exclusion:

@@ -100,10 +100,12 @@ class ModelStore:
         nprobe: int | None = None,
         only: DocumentFilter | None = None,
     ) -> Neighbors:
-        """Searches for each key in its view of a snapshot, and counts the search."""
+        """Searches for each key in its view of a snapshot, and counts the search. With shards of which some may be
+        missing, the result has `shares_Q`.
+        """
         begin_s = time.perf_counter()
         found = self.search_views(views_Q, keys_QD, k, nprobe=nprobe, only=only)
-        self.counter.add_search(time.perf_counter() - begin_s)
+        self.counter.add_search(time.perf_counter() - begin_s, is_partial=found.shares_Q is not None)
         return found
 
     def refresh(self) -> bool:

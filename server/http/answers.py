@@ -65,8 +65,7 @@ class ChoiceAnswer:
                 else ("tokens", "token_logprobs", "top_logprobs", "text_offset")
             )
             self.logprobs = {name: [] for name in names}
-        if self.form.shows_memory:
-            self.memory = {"tokens": []}
+        self.memory = {"tokens": []} if self.form.shows_memory else None
 
     def add_echo(self, text: str, scores: Sequence[TokenScore], first: str | None) -> None:
         """Adds the prompt. `first` is the text of a first token that is only read."""
@@ -99,7 +98,9 @@ class ChoiceAnswer:
             self.memory["tokens"] += map(_memory_token, tokens)
 
     def add_finished(self, finished: Finished) -> None:
-        self.finish_reason = _REASONS[finished.reason]
+        self.finish_reason, share = _REASONS[finished.reason], finished.usage.searched_share
+        if self.memory is not None or (share is not None and share < 1):  # which no answer leaves out
+            self.memory = {**(self.memory or {}), "searched_share": share}
         if self._has_echo and self.logprobs is not None:
             # Clients that score a prompt ask for one token, and drop the last entry, which is that token's.
             self._add_logprob("", None, None)
@@ -158,6 +159,7 @@ class AnswerUsage:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     steps: int = 0
+    searched_share: float | None = None
     drafted: Counter[str] = field(default_factory=Counter)  # by source
     accepted: Counter[str] = field(default_factory=Counter)
     drafts: Counter[str] = field(default_factory=Counter)
@@ -167,10 +169,16 @@ class AnswerUsage:
         self.prompt_tokens += usage.prompt_tokens * counts_prompt
         self.generated_tokens += usage.generated_tokens
         self.steps += usage.steps
+        self.add_share(usage.searched_share)
         for each in usage.drafts:
             self.drafted[each.source] += each.drafted
             self.accepted[each.source] += each.accepted
             self.drafts[each.source] += each.drafts
+
+    def add_share(self, share: float | None) -> None:
+        """Adds the share of entries that the searches of one choice, or of its prompt, could reach."""
+        if share is not None:
+            self.searched_share = min(share, 1.0 if self.searched_share is None else self.searched_share)
 
     def shown(self, *, has_prediction: bool) -> dict[str, Any]:
         """The object `usage`. What came of a prediction is in OpenAI's words, and of all drafts in those of `Usage`."""
@@ -179,6 +187,8 @@ class AnswerUsage:
             "completion_tokens": self.generated_tokens,
             "total_tokens": self.prompt_tokens + self.generated_tokens,
         }
+        if self.searched_share is not None and self.searched_share < 1:
+            shown["searched_share"] = self.searched_share
         if has_prediction:
             accepted = self.accepted["request"]
             shown["completion_tokens_details"] = {

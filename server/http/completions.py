@@ -136,6 +136,7 @@ class _Answer:
                 text = await self._ask("Detokenize", DetokenizeRequest(prompt or ()))
                 first = await self._ask("Detokenize", DetokenizeRequest((prompt or ())[:1]))
         assert scored is None or isinstance(scored, Score)
+        self._usage.add_share(None if scored is None else scored.searched_share)
         answer.add_echo(text, () if scored is None else scored.token_scores, first)
         if choice.request is None and choice.counts_prompt:
             self._usage.prompt_tokens += (0 if scored is None else scored.tokens) + (first is not None)

@@ -91,7 +91,7 @@ def run_worker(
         def on_lost(store: str, document_ids: Sequence[str] | None) -> None:
             outbox.send(DocumentsDeleted(store, None if document_ids is None else tuple(document_ids)))
 
-        shards = Shards(config.shards) if config.shards else None
+        shards = Shards(config.shards, partial=config.partial) if config.shards else None
         search: ViewSearch = search_views if shards is None else shards.search
         engine = _load_model(config, stores, number, may_fail=set(stores) - required, on_lost=on_lost, search=search)
     except MemlmError as error:

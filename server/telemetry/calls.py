@@ -132,6 +132,8 @@ class CallRecord:
             self.has_finished, usage = True, event.usage
             self.fields |= {"reason": event.reason.value}
             self.fields |= {name: getattr(usage, name) for name in ("prompt_tokens", "generated_tokens", "searches")}
+            if usage.searched_share is not None and usage.searched_share < 1:
+                self.fields["searched_share"] = usage.searched_share
             if usage.drafts:
                 self.fields |= {
                     name: sum(getattr(each, name) for each in usage.drafts) for name in ("drafted", "accepted")

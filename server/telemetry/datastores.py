@@ -79,6 +79,11 @@ class DatastoreMetrics(Collector):
             "Sum over these contexts of the datastore's weight in the mixture: lam times its share of p_kNN.",
             labels=LABEL,
         )
+        partial = CounterMetricFamily(
+            "memlm_datastore_partial_searches",
+            "Searches that did not reach all entries, because a shard did not answer.",
+            labels=LABEL,
+        )
         seconds = HistogramMetricFamily(
             "memlm_datastore_search_seconds", "Duration of a search, for the contexts of one step.", labels=LABEL
         )
@@ -86,7 +91,8 @@ class DatastoreMetrics(Collector):
             searches = store.searches
             contexts.add_metric([store.name], searches.contexts)
             weight.add_metric([store.name], searches.weight)
+            partial.add_metric([store.name], searches.partial)
             bounds = [*map(str, BOUNDS_S), "+Inf"]
             buckets = list(zip(bounds, map(float, accumulate(searches.by_duration)), strict=True))
             seconds.add_metric([store.name], buckets, searches.total_s)
-        yield from (contexts, weight, seconds)
+        yield from (contexts, weight, partial, seconds)

@@ -34,3 +34,11 @@ def test_no_count_of_any_thread_is_lost_or_taken_twice() -> None:
             total += counter.take()
     total += counter.take()
     assert (total.contexts, total.weight) == (12000, 3000)
+
+
+def test_partial_searches_are_counted_beside_all() -> None:
+    counter = SearchCounter()
+    for is_partial in (False, True, True):
+        counter.add_search(0.001, is_partial=is_partial)
+    counts = counter.take() + SearchCounts(partial=1)
+    assert (counts.partial, sum(counts.by_duration)) == (3, 3)

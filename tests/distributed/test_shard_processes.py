@@ -2,110 +2,19 @@
 
 import shutil
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from running import RunningServer, wait_until
+from running_shards import STREAMS, TOKENS, Load, ask, shard_processes
 from typer.testing import CliRunner
 
 from memlm.cli.app import app
 from memlm.client.client import Client
 from memlm.distributed.shards import TIMEOUT_S
-from memlm.errors import InvalidInput, MemlmError, Unavailable
+from memlm.errors import InvalidInput, Unavailable
 from memlm.index.store.datastore import Datastore
-
-STREAMS, TOKENS = 4, 8
-
-
-class ShardProcess:
-    """`memlm shard` in a process of its own."""
-
-    def __init__(self, store: Path, shard: str, listen: str, log: Path) -> None:
-        self._command = [
-            sys.executable,
-            "-c",
-            "from memlm.cli import main; main()",
-            "shard",
-            str(store),
-            "--shard",
-            shard,
-        ]
-        self._listen, self._log = listen, log
-        self.start()
-
-    def start(self) -> None:
-        """Starts it, also anew at its address."""
-        with self._log.open("w") as file:
-            self.process = subprocess.Popen([*self._command, "--listen", self._listen], stdout=file, stderr=file)
-        wait_until(lambda: "entries at" in self._log.read_text() or self.process.poll() is not None)
-        assert self.process.poll() is None, self._log.read_text()
-        self._listen = self.address = self._log.read_text().split("entries at", 1)[1].split()[0]
-
-    def end(self, number: signal.Signals) -> int:
-        """Sends a signal, and waits for the end."""
-        self.process.send_signal(number)
-        return self.process.wait(60)
-
-
-@contextmanager
-def shard_processes(store: Path, folder: Path, *shards: str) -> Iterator[list[ShardProcess]]:
-    """Shards by their numbers, on sockets or on ports by turns."""
-    with ExitStack() as held:
-        started = []
-        for place, shard in enumerate(shards):
-            listen = f"unix:{folder}/{place}.sock" if place % 2 else "127.0.0.1:0"
-            process = ShardProcess(store, shard, listen, folder / f"shard-{place}.log")
-            held.callback(process.process.kill)
-            started.append(process)
-        yield started
-        for process in started:
-            assert process.end(signal.SIGTERM) == 0, process._log.read_text()
-
-
-class Load:
-    """Streams that ask a server over and over. `failures` are their errors, `wrong` the texts that are others."""
-
-    def __init__(self, server: RunningServer, expected: str) -> None:
-        self.answers, self.failures, self.wrong = 0, list[MemlmError](), list[str]()
-        self._server, self._expected, self._done = server, expected, threading.Event()
-        self._threads = [threading.Thread(target=self._ask) for _ in range(STREAMS)]
-
-    def _ask(self) -> None:
-        with Client(self._server.address) as client:
-            while not self._done.is_set():
-                try:
-                    text = ask(client)
-                except MemlmError as error:
-                    self.failures.append(error)
-                    time.sleep(0.05)
-                else:
-                    self.answers += 1
-                    self.wrong += [text] * (text != self._expected)
-
-    def __enter__(self) -> "Load":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._done.set()
-        for thread in self._threads:
-            thread.join(60)
-
-    def wait_for(self, answers: int) -> None:
-        """Waits until that many further answers came."""
-        wanted = self.answers + answers
-        wait_until(lambda: self.answers >= wanted)
-
-
-def ask(client: Client) -> str:
-    return client.generate("the quick", max_tokens=TOKENS, temperature=0).result().text
 
 
 @pytest.fixture

@@ -3,9 +3,8 @@
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -13,7 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_stores import DIM, Corpus, add, build
+from random_stores import DIM, Corpus, build
+from running_shards import assert_same, cut_store, served, sharded
 
 from memlm.distributed import shards as shards_module
 from memlm.distributed.shard_messages import SEARCH, Description, SegmentView, ShardAnswer, ShardSearch
@@ -30,41 +30,6 @@ from memlm.language_model import LanguageModel
 
 QUERIES_QD = np.random.default_rng(3).normal(size=(9, DIM)).astype(np.float32) * 3
 INDEXES = ("Flat", "IVF4,SQfp16", "IVF4,SQ8")
-
-
-@contextmanager
-def served(path: Path, number: int, num_shards: int, address: str = "127.0.0.1:0") -> Iterator[str]:
-    """One shard of a store. Yields its address."""
-    with ShardServer(ShardSegments(path, ShardNumber(number, num_shards)), address) as server:
-        yield server.address
-
-
-@contextmanager
-def sharded(path: Path, num_shards: int, *, replicas: int = 1) -> Iterator[Shards]:
-    """All shards of a store, and their client."""
-    with ExitStack() as held:
-        addresses = [
-            held.enter_context(served(path, number, num_shards))
-            for number in range(1, num_shards + 1)
-            for _ in range(replicas)
-        ]
-        yield held.enter_context(Shards(addresses))
-
-
-def cut_store(folder: Path, index: str = "Flat", num_shards: int = 4) -> Path:
-    """A store of several segments, some documents deleted and some entries twice, so that distances are equal."""
-    build(folder / "store", Corpus(1, num_documents=24), index).close()
-    split(folder / "store", num_shards)
-    add(folder / "store", Corpus(1, num_documents=24, prefix="again"), index=index)  # equal keys
-    with Datastore.open(folder / "store") as store:
-        store.delete(["doc-5", "again-1"])
-    return folder / "store"
-
-
-def assert_same(found: Neighbors, expected: Neighbors) -> None:
-    np.testing.assert_array_equal(found.ids_QK, expected.ids_QK)
-    np.testing.assert_array_equal(found.distances_QK, expected.distances_QK)
-    np.testing.assert_array_equal(found.values_QK, expected.values_QK)
 
 
 @pytest.fixture(scope="module")

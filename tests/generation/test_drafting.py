@@ -37,7 +37,8 @@ from memlm.index.store.snapshot import Snapshot
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig
 from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from memlm.retrieval.retriever import RetrievalResult, Retriever
+from memlm.retrieval.result import RetrievalResult
+from memlm.retrieval.retriever import Retriever
 
 PROMPT = "a model can be read, a model can"
 SAMPLINGS = {

@@ -13,7 +13,7 @@ from memlm.indexing.build import build_index
 from memlm.language_model import load
 from memlm.retrieval.interpolation import knn_logprobs, neighbor_logweights
 from memlm.retrieval.loop_guard import RUN, repeating_ids, without_repeats
-from memlm.retrieval.retriever import RetrievalResult
+from memlm.retrieval.result import RetrievalResult
 
 STRONG = {"lam": 0.9, "k": 8, "knn_temperature": 0.1, "temperature": 0}
 

@@ -12,7 +12,7 @@ from memlm.retrieval.adaptive import AdaptiveLam
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.interpolation import knn_logprobs, mix
 from memlm.retrieval.own_past import OWN_PAST, SETTINGS_FILE, ContextSettings, OwnPast, with_past
-from memlm.retrieval.retriever import RetrievalResult
+from memlm.retrieval.result import RetrievalResult
 
 VOCABULARY = 12
 ADAPTIVE = AdaptiveLam(0.1, (0.5, -0.2, 0.3, 0.1, 0.4), (0.0,) * 5, (1.0,) * 5, reach=3.0)

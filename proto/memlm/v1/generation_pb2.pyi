@@ -354,7 +354,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., passage_weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "generated_tokens", "retrieved_neighbors", "queue_ms", "prefill_ms", "decode_ms", "searches", "retrieval_ms", "lam", "steps", "drafts")
+    __slots__ = ("prompt_tokens", "generated_tokens", "retrieved_neighbors", "queue_ms", "prefill_ms", "decode_ms", "searches", "retrieval_ms", "lam", "steps", "drafts", "searched_share")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETRIEVED_NEIGHBORS_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +366,7 @@ class Usage(_message.Message):
     LAM_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    SEARCHED_SHARE_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     generated_tokens: int
     retrieved_neighbors: int
@@ -377,7 +378,8 @@ class Usage(_message.Message):
     lam: float
     steps: int
     drafts: _containers.RepeatedCompositeFieldContainer[DraftUsage]
-    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., retrieved_neighbors: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., searches: _Optional[int] = ..., retrieval_ms: _Optional[float] = ..., lam: _Optional[float] = ..., steps: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftUsage, _Mapping]]] = ...) -> None: ...
+    searched_share: float
+    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., retrieved_neighbors: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., searches: _Optional[int] = ..., retrieval_ms: _Optional[float] = ..., lam: _Optional[float] = ..., steps: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftUsage, _Mapping]]] = ..., searched_share: _Optional[float] = ...) -> None: ...
 
 class DraftUsage(_message.Message):
     __slots__ = ("source", "drafted", "accepted", "drafts")
@@ -406,7 +408,7 @@ class ScoreRequest(_message.Message):
     def __init__(self, text: _Optional[str] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., token_scores: bool = ..., token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
-    __slots__ = ("tokens", "words", "bytes", "base", "knn", "store", "k", "lam", "knn_temperature", "token_scores")
+    __slots__ = ("tokens", "words", "bytes", "base", "knn", "store", "k", "lam", "knn_temperature", "token_scores", "searched_share")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -417,6 +419,7 @@ class ScoreResponse(_message.Message):
     LAM_FIELD_NUMBER: _ClassVar[int]
     KNN_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_SCORES_FIELD_NUMBER: _ClassVar[int]
+    SEARCHED_SHARE_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     words: int
     bytes: int
@@ -427,7 +430,8 @@ class ScoreResponse(_message.Message):
     lam: float
     knn_temperature: float
     token_scores: _containers.RepeatedCompositeFieldContainer[TokenScore]
-    def __init__(self, tokens: _Optional[int] = ..., words: _Optional[int] = ..., bytes: _Optional[int] = ..., base: _Optional[_Union[Figures, _Mapping]] = ..., knn: _Optional[_Union[Figures, _Mapping]] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., token_scores: _Optional[_Iterable[_Union[TokenScore, _Mapping]]] = ...) -> None: ...
+    searched_share: float
+    def __init__(self, tokens: _Optional[int] = ..., words: _Optional[int] = ..., bytes: _Optional[int] = ..., base: _Optional[_Union[Figures, _Mapping]] = ..., knn: _Optional[_Union[Figures, _Mapping]] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., token_scores: _Optional[_Iterable[_Union[TokenScore, _Mapping]]] = ..., searched_share: _Optional[float] = ...) -> None: ...
 
 class TraceRequest(_message.Message):
     __slots__ = ("text", "store", "min_tokens", "spans_per_token", "max_documents", "rank_by", "documents", "where")

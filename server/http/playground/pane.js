@@ -138,7 +138,8 @@ export class Pane extends EventTarget {
     const parts = [plural(count, "token"), `${percent(meanShare(this.tokens))} from memory`, ending];
     if (this.seed !== undefined) parts.push(`seed ${this.seed}`);
     if (count > 1 && seconds > 0) parts.push(`${figure(count / seconds, count / seconds < 10 ? 1 : 0)} tokens/s`);
-    const { drafts, steps, completion_tokens: generated } = this.usage;
+    const { drafts, steps, completion_tokens: generated, searched_share: share } = this.usage;
+    if (share !== undefined) parts.splice(2, 0, `only ${percent(share)} of the entries were searched: a shard is down`);
     if (drafts && steps) parts.push(`${figure(generated / steps, 1)} tokens a step`);
     this.status.textContent = parts.join(" · ");
     announce(`${this.title}: ${parts.slice(0, 3).join(", ")}`);
