@@ -11,6 +11,7 @@ from memlm.cli import options
 from memlm.cli.bench_prompting import proposals
 from memlm.cli.bench_scale import scale
 from memlm.cli.bench_shards import shards
+from memlm.cli.bench_speculation import speculation
 from memlm.cli.bench_variants import variants
 from memlm.cli.console import ConsoleProgress, emit_json, print_table, table
 from memlm.errors import InvalidInput, check_choice
@@ -19,6 +20,7 @@ app = typer.Typer(help="Measure speed and RAM.", no_args_is_help=True)
 
 app.command(epilog="Example: memlm bench variants --effects --only patterns --jobs 2")(variants)
 app.command(epilog="Example: memlm bench shards store --model smollm2 --shards 4")(shards)
+app.command(epilog="Example: memlm bench speculation held-out/ --model smollm2 --store store")(speculation)
 app.command(epilog="Example: memlm bench proposals src/ --model smollm2 --minutes 10")(proposals)
 app.command(epilog="Example: memlm bench scale docs/ --held-out more/ --model model --work stores --predict 1e8")(scale)
 

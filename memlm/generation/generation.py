@@ -34,21 +34,20 @@ from memlm.base.steps import Steps
 from memlm.errors import InvalidInput
 from memlm.generation.detokenizer import Detokenizer
 from memlm.generation.draft_budget import DraftBudget, Survival
-from memlm.generation.drafting import LONGEST_DRAFT, Draft, Drafter
+from memlm.generation.drafting import LONGEST_DRAFT, LONGEST_RUN, Draft, Drafter, Guesser
 from memlm.generation.early_exit import EarlyExitDecoder, rule_of
-from memlm.generation.prompts import prompt_steps, too_long
+from memlm.generation.prompts import prompt_steps, room_for
 from memlm.generation.sampling import sample
 from memlm.generation.session_files import SessionState
 from memlm.generation.session_reading import copied_aside
 from memlm.generation.sessions import Lease
 from memlm.model import DecoderState
 from memlm.model.checkpoint import Checkpoint
-from memlm.retrieval.interpolation import knn_logprobs, mix
 from memlm.retrieval.loop_guard import WINDOW
-from memlm.retrieval.own_past import OwnPast, describe_past, with_past
+from memlm.retrieval.own_past import OwnPast, describe_past, mix_memories
 from memlm.retrieval.policy import RetrievalPolicy
 from memlm.retrieval.result import RetrievalResult
-from memlm.retrieval.retriever import Retriever
+from memlm.retrieval.retriever import NearbySearch, Retriever
 from memlm.retrieval.store import ModelStore
 
 
@@ -99,7 +98,7 @@ class Generation:
         self._first_place = len(self._context_ids) - self.prompt_positions + 1
         if past is not None:
             self._first_place += self._session.num_read - len(past.cache)
-        self._max_tokens = _room_for(checkpoint, self.prompt_positions, self._sampling.max_tokens)
+        self._max_tokens = room_for(checkpoint, self.prompt_positions, self._sampling.max_tokens)
         self.max_positions = self.prompt_positions + self._max_tokens - 1
         # A decoder that is not shared with the batch: the number of layers differs from token to token.
         self.own_decoder: EarlyExitDecoder | None = None
@@ -125,7 +124,7 @@ class Generation:
         self.usage = Usage(prompt_tokens=len(prompt_ids))
         self.finished: Finished | None = None
         self.draft: Draft | None = None
-        self._drafter = self._new_drafter(expected_ids)
+        self._drafter, self.guesser = self._new_drafter(expected_ids), self._new_guesser()
         self._survival = Survival(DraftBudget.of(checkpoint.decoder).experience(self.stores).survival)
         self._draft_counts: dict[DraftSource, tuple[int, int, int]] = {}
 
@@ -164,6 +163,16 @@ class Generation:
         retriever = self.retriever
         gives_drafts = self.needs_retrieval or (retriever is not None and retriever.draft_stores)
         return Drafter(self._context_ids, expected_ids, retriever if gives_drafts else None)
+
+    def _new_guesser(self) -> Guesser | None:
+        """By default, tokens are read before slow searches, which changes no number: each is read by itself anyway. A
+        request with a number of drafts has copies alone.
+        """
+        retriever = self.retriever
+        if retriever is None or self._request.drafts is not None or not self.needs_retrieval:
+            return None
+        can_guess = retriever.has_keys and not self.policy.is_sequential
+        return Guesser(retriever, self._sampling, self._end_ids) if can_guess else None
 
     @property
     def num_pending(self) -> int:
@@ -224,14 +233,55 @@ class Generation:
         before it, and whether all of them are to be read at any cost.
         """
         self.draft, chances = None, list[float]()
-        longest = self._request.drafts or LONGEST_DRAFT
-        count = min(room, longest, self._max_tokens - self.usage.generated_tokens - 1)
+        count = min(room, self._request.drafts or LONGEST_DRAFT, self._most_drafted)
         if self._drafter is not None and count > 0:
             for draft in self._drafter.drafts(count):
                 expected = self._survival.chances(draft)
                 if sum(expected) > sum(chances):
                     self.draft, chances = draft, expected
         return chances, self._request.drafts is not None
+
+    def run_chances(self, room: int) -> list[float]:
+        """How likely each of the tokens that a run before the next search may read is to be accepted along with all
+        before it. Empty without runs.
+        """
+        count = 0 if self.guesser is None else max(0, min(room, LONGEST_RUN, self._most_drafted))
+        return self._survival.chances(Draft([0] * count, DraftSource.NEARBY, 0))
+
+    def begin_run(self) -> None:
+        """Begins an empty draft, which `guess` extends. May raise as `Guesser.begin` does."""
+        assert self.guesser is not None
+        self.draft = Draft((), DraftSource.NEARBY, 0)
+        self.guesser.begin(self._rng)
+
+    @property
+    def is_in_run(self) -> bool:
+        """Whether `guess` extends the draft."""
+        return self.draft is not None and self.draft.source is DraftSource.NEARBY
+
+    @property
+    def nearby_search(self) -> NearbySearch:
+        """Finds entries that its next keys probably have as neighbors."""
+        assert self.guesser is not None
+        return self.guesser.nearby.search
+
+    def guess(
+        self, lm_logprobs_V: Float[Tensor, " V"], result: RetrievalResult | None, past: RetrievalResult | None
+    ) -> int | None:
+        """Extends the draft by the token that these neighbors would lead to. Returns None for the end of the text,
+        which is not read.
+        """
+        assert self.guesser is not None
+        assert self.draft is not None
+        drafted = [*self.draft.token_ids]
+        token_id = self.guesser.next(mix_memories(lm_logprobs_V, result, past).logprobs_V, self._context_ids, drafted)
+        if token_id is not None:
+            self.draft = self.draft._replace(token_ids=[*drafted, token_id])
+        return token_id
+
+    @property
+    def _most_drafted(self) -> int:
+        return self._max_tokens - self.usage.generated_tokens - 1
 
     def shorten_draft(self, length: int) -> None:
         """Keeps the first tokens of the draft."""
@@ -262,7 +312,7 @@ class Generation:
             if reason is not None or not is_accepted:
                 break
             begin_s = time.perf_counter()
-        if draft is not None:
+        if draft is not None and draft.token_ids:
             self._survival.add(draft, num_accepted)
             drafted, accepted, drafts = self._draft_counts.get(draft.source, (0, 0, 0))
             counts = drafted + len(draft.token_ids), accepted + num_accepted, drafts + 1
@@ -289,17 +339,14 @@ class Generation:
 
         Returns the tokens that may be shown, and the reason if it is the last.
         """
-        knn, lam = None, 0.0
-        memory = result if past is None else with_past(result, past)
-        if memory is not None:
-            knn = knn_logprobs(memory.logweights_QK[0], memory.neighbors.values_QK[0])
-            lam = 0.0 if knn is None else float(memory.lams_Q[0])
-        logprobs_V = mix(lm_logprobs_V, knn, lam)
+        logprobs_V, knn, lam, memory = mix_memories(lm_logprobs_V, result, past)
         token_id = sample(logprobs_V, self._sampling, self._context_ids, self._rng)
         self.pending_ids = [token_id]
         self._context_ids.append(token_id)
         if result is not None:
             self.policy.observe(result.followed, token_id)
+            if self.guesser is not None:
+                self.guesser.nearby.observe(result, token_id)
         if self._drafter is not None:
             self._drafter.append(token_id, result)
         token, tokens, reason = None, list[Token](), None
@@ -395,20 +442,3 @@ class Generation:
             lam=before.lam if token is None else before.lam + (token.lam - before.lam) / count,
             searched_share=share,
         )
-
-
-def _room_for(checkpoint: Checkpoint, num_positions: int, max_tokens: int | None) -> int:
-    """Returns how many tokens may be generated after `num_positions`: `max_tokens`, or all that fit the context."""
-    config = checkpoint.decoder.config
-    if config.max_length is None:  # Transformer-XL memory takes any length; without a limit, one segment
-        return max_tokens or config.context_length
-    room = config.max_length - num_positions + 1
-    if room < 1:
-        raise too_long(str(num_positions - 1), config.max_length)
-    if max_tokens is not None and max_tokens > room:
-        raise InvalidInput(
-            f"max_tokens is {max_tokens}; after a prompt of {num_positions - 1} tokens the context of"
-            f" {config.max_length} has room for {room}: ask for at most that, or leave max_tokens out",
-            field="max_tokens",
-        )
-    return max_tokens or room

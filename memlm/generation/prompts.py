@@ -54,3 +54,20 @@ def too_long(size: str, context: int) -> InvalidInput:
     return InvalidInput(
         f"the prompt has {size} tokens; the model takes at most {context - 1}: shorten the prompt", field="prompt"
     )
+
+
+def room_for(checkpoint: Checkpoint, num_positions: int, max_tokens: int | None) -> int:
+    """Returns how many tokens may be generated after `num_positions`: `max_tokens`, or all that fit the context."""
+    config = checkpoint.decoder.config
+    if config.max_length is None:  # Transformer-XL memory takes any length; without a limit, one segment
+        return max_tokens or config.context_length
+    room = config.max_length - num_positions + 1
+    if room < 1:
+        raise too_long(str(num_positions - 1), config.max_length)
+    if max_tokens is not None and max_tokens > room:
+        raise InvalidInput(
+            f"max_tokens is {max_tokens}; after a prompt of {num_positions - 1} tokens the context of"
+            f" {config.max_length} has room for {room}: ask for at most that, or leave max_tokens out",
+            field="max_tokens",
+        )
+    return max_tokens or room

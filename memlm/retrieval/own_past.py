@@ -13,10 +13,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Float32, Int64
+from torch import Tensor
 
 from memlm.api.generation import Neighbor
 from memlm.base.files import write_atomic
@@ -26,7 +27,7 @@ from memlm.index.neighbors import Neighbors
 from memlm.model.gguf import companion
 from memlm.retrieval.adaptive import AdaptiveLam, features_of
 from memlm.retrieval.context_cache import ContextCache
-from memlm.retrieval.interpolation import neighbor_logweights
+from memlm.retrieval.interpolation import KnnLogprobs, knn_logprobs, mix, neighbor_logweights
 from memlm.retrieval.result import RetrievalResult
 
 SETTINGS_FILE = "context-cache.json"
@@ -150,6 +151,29 @@ def nothing_before(
 ) -> Int64[np.ndarray, "E C"]:
     """No tokens before entries, for the guard against loops: a text that copies its own past is in a loop."""
     return np.full((len(ids_E), count), -1)
+
+
+class Mixed(NamedTuple):
+    """The log-probabilities of the next token, those of p_kNN (None without a neighbor), the λ between them, and the
+    neighbors of all memories.
+    """
+
+    logprobs_V: Float[Tensor, " V"]
+    knn: KnnLogprobs | None
+    lam: float
+    memory: RetrievalResult | None
+
+
+def mix_memories(
+    lm_logprobs_V: Float[Tensor, " V"], result: RetrievalResult | None, past: RetrievalResult | None
+) -> Mixed:
+    """Mixes the neighbors of one key, in datastores and in the text's own past, into the model's distribution."""
+    knn, lam = None, 0.0
+    memory = result if past is None else with_past(result, past)
+    if memory is not None:
+        knn = knn_logprobs(memory.logweights_QK[0], memory.neighbors.values_QK[0])
+        lam = 0.0 if knn is None else float(memory.lams_Q[0])
+    return Mixed(mix(lm_logprobs_V, knn, lam), knn, lam, memory)
 
 
 def with_past(memory: RetrievalResult | None, past: RetrievalResult) -> RetrievalResult:

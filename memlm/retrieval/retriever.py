@@ -36,6 +36,11 @@ from memlm.retrieval.store import ModelStore
 # Takes a snapshot, the ids of N entries and a count C. Returns C tokens beside each entry, (N, C).
 TokensAround: TypeAlias = Callable[[Snapshot, np.ndarray, int], np.ndarray]
 
+# Takes the number of a store, one key (1, D) and k. Returns the k nearest of some entries that it has at hand.
+NearbySearch: TypeAlias = Callable[[int, np.ndarray, int], Neighbors]
+# Takes the number of a store and the numbers of R keys. Returns their neighbors.
+_Find: TypeAlias = Callable[[int, np.ndarray], Neighbors]
+
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Retriever:
@@ -149,6 +154,11 @@ class Retriever:
         return " + ".join(store.name for store in self.stores)
 
     @property
+    def has_keys(self) -> bool:
+        """Whether the keys of all entries can be read."""
+        return all(store.snapshot.has_keys for store in self.stores)
+
+    @property
     def changes_output(self) -> bool:
         """Whether neighbors can change the distribution: λ = 0 is the model alone."""
         return bool(self.lam or self.adaptive or self.gate)
@@ -175,22 +185,35 @@ class Retriever:
         views: Sequence[tuple[Snapshot, ...]] = (),
         only: DocumentFilter | None = None,
         *,
+        nearby: Sequence[NearbySearch] = (),
         may_be_partial: bool = False,
     ) -> RetrievalResult:
         """Finds the neighbors of Q keys and weighs them.
 
         `max_logprobs_Q` are the model's largest log-probabilities. Without them λ does not adapt. `policies`,
         one for each key, may replace its search. `views`, one for each key, are those of the retriever that it is for.
-        `only` chooses documents of equal views. Raises Unavailable where a shard of a store does not answer, unless its
-        shards may be missing and the result `may_be_partial`, because the caller tells of it.
+        `only` chooses documents of equal views. With `nearby`, one for each key, the result is a guess: these replace
+        the searches of the stores, and nothing is counted. Raises Unavailable where a shard of a store does not answer,
+        unless its shards may be missing and the result `may_be_partial`, because the caller tells of it.
         """
         begin_s = time.perf_counter()
         views = views or [self.views] * len(keys_QD)
         views_SQ = [[views_of_key[number] for views_of_key in views] for number in range(len(self.stores))]
+
+        def find(number: int, rows_R: Int64[np.ndarray, " R"]) -> Neighbors:
+            if nearby:
+                return Neighbors.joined(
+                    [nearby[row](number, keys_QD[row : row + 1], self.k) for row in rows_R.tolist()]
+                )
+            views_R = [views_SQ[number][row] for row in rows_R.tolist()]
+            return self.stores[number].search(views_R, keys_QD[rows_R], self.k, nprobe=self.nprobe, only=only)
+
         if len(self.stores) == 1:
-            result = self._search_one(keys_QD, max_logprobs_Q, policies, views_SQ[0], only)
+            result = self._search_one(keys_QD, max_logprobs_Q, policies, find)
         else:
-            result = self._union(keys_QD, views_SQ, only)
+            result = self._union(len(keys_QD), find)
+        if not nearby:
+            self._count(result)
         if result.share < 1 and not may_be_partial:
             raise Unavailable(
                 f"a shard does not answer, and only {result.share:.1%} of the entries of {self.name!r} could be"
@@ -280,26 +303,24 @@ class Retriever:
         keys_QD: Float32[np.ndarray, "Q D"],
         max_logprobs_Q: Float32[np.ndarray, " Q"] | None,
         policies: Sequence[RetrievalPolicy],
-        views_Q: Sequence[Snapshot],
-        only: DocumentFilter | None,
+        find: _Find,
     ) -> RetrievalResult:
         """Searches the only store for the keys that have no shortcut."""
-        store, searched_Q = self.stores[0], np.ones(len(keys_QD), bool)
+        searched_Q = np.ones(len(keys_QD), bool)
         shortcuts: dict[int, Neighbors] = {}
         for row, policy in enumerate(policies):
             max_logprob = -np.inf if max_logprobs_Q is None else float(max_logprobs_Q[row])
             if (found := policy.without_search(keys_QD[row : row + 1], max_logprob)) is not None:
                 shortcuts[row], searched_Q[row] = found, False
         if not shortcuts:
-            neighbors = store.search(views_Q, keys_QD, self.k, nprobe=self.nprobe, only=only)
+            neighbors = find(0, np.arange(len(keys_QD)))
             shares_Q = neighbors.shares_Q
         else:
             neighbors, shares_Q = Neighbors.none(len(keys_QD), self.k), None
             for row, found in shortcuts.items():
                 neighbors.put(np.array([row]), found)
             if len(rows_R := np.flatnonzero(searched_Q)):
-                views_R = [views_Q[row] for row in rows_R.tolist()]
-                searched = store.search(views_R, keys_QD[rows_R], self.k, nprobe=self.nprobe, only=only)
+                searched = find(0, rows_R)
                 neighbors.put(rows_R, searched)
                 if searched.shares_Q is not None:
                     shares_Q = np.ones(len(keys_QD))
@@ -309,18 +330,14 @@ class Retriever:
         if self.adaptive is not None and max_logprobs_Q is not None:
             features_QF = features_of(neighbors, logweights_QK, self.temperature, max_logprobs_Q)
             lams_Q = self.adaptive.lams(features_QF).astype(np.float64)
-        store.counter.add_contexts(len(keys_QD), float(lams_Q[neighbors.ids_QK[:, 0] >= 0].sum()))
         stores_QK = np.zeros_like(neighbors.ids_QK)
         return RetrievalResult(neighbors, logweights_QK, lams_Q, stores_QK, searched_Q, shares_Q=shares_Q)
 
-    def _union(
-        self, keys_QD: Float32[np.ndarray, "Q D"], views_SQ: Sequence[Sequence[Snapshot]], only: DocumentFilter | None
-    ) -> RetrievalResult:
+    def _union(self, num_keys: int, find: _Find) -> RetrievalResult:
         """Finds the k entries of largest weight in one softmax over all stores. A store's weight is a shift of its
         distances by -temperature log(weight).
         """
-        searches = zip(self.stores, views_SQ, strict=True)
-        parts = [store.search(views_Q, keys_QD, self.k, nprobe=self.nprobe, only=only) for store, views_Q in searches]
+        parts = [find(number, np.arange(num_keys)) for number in range(len(self.stores))]
         shifts = [np.float32(-self.temperature * np.log(weight)) for weight in self.weights]
         shifted_QM = np.concatenate(
             [part.distances_QK + shift for part, shift in zip(parts, shifts, strict=True)], axis=1
@@ -335,13 +352,21 @@ class Retriever:
         )
         logweights_QK = neighbor_logweights(np.take_along_axis(shifted_QM, order_QK, axis=1), self.temperature)
         neighbors = Neighbors(distances_QK, ids_QK, values_QK)
-        lams_Q, searched_Q = np.full(len(keys_QD), self.lam), np.ones(len(keys_QD), bool)
-        weights_S = np.bincount(stores_QK.ravel(), np.exp(logweights_QK).ravel(), minlength=len(self.stores))
-        for store, weight in zip(self.stores, weights_S.tolist(), strict=True):
-            store.counter.add_contexts(len(keys_QD), self.lam * weight)
         partial = [part.shares_Q for part in parts if part.shares_Q is not None]
         shares_Q = np.minimum.reduce(partial) if partial else None
+        lams_Q, searched_Q = np.full(num_keys, self.lam), np.ones(num_keys, bool)
         return RetrievalResult(neighbors, logweights_QK, lams_Q, stores_QK, searched_Q, shares_Q=shares_Q)
+
+    def _count(self, result: RetrievalResult) -> None:
+        """Counts the contexts of each store, with its weights in their mixtures."""
+        if len(self.stores) == 1:
+            weights = [float(result.lams_Q[result.neighbors.ids_QK[:, 0] >= 0].sum())]
+        else:
+            shares_QK = np.exp(result.logweights_QK)
+            shares_S = np.bincount(result.stores_QK.ravel(), shares_QK.ravel(), minlength=len(self.stores))
+            weights = (self.lam * shares_S).tolist()
+        for store, weight in zip(self.stores, weights, strict=True):
+            store.counter.add_contexts(len(result.lams_Q), weight)
 
 
 def exclusion_of(names: Sequence[str], stores: Sequence[ModelStore]) -> Exclusion:
