@@ -427,6 +427,24 @@ class LanguageModel:
         opened = ModelStore.open(path, self.checkpoint, name or "")
         return self.engine.stores.register_store(opened, replace=replace)
 
+    def read_chunks(self, store: str | Path) -> None:
+        """Lets a model with the cross retro read the chunks of a datastore's documents, added and deleted ones from
+        their commit on. Without, it reads none.
+
+        Raises InvalidInput for a model without this cross, and for one whose datastore has keys, since those were made
+        without neighbors. Raises Incompatible for a datastore of another tokenizer.
+        """
+        from memlm.zoo.datastore_chunks import DatastoreChunks
+
+        if keyed := [each.name for each in self.stores if each.dim]:
+            raise InvalidInput(
+                f"the keys of the datastore {keyed[0]!r} were made without a chunk store, and would not be found with"
+                " one; leave out either",
+                field="chunk_store",
+            )
+        found = DatastoreChunks(store, self.checkpoint.decoder, self.tokenizer)
+        self.checkpoint.decoder.cross.neighbors = self._held.enter_context(found)
+
     def unload_datastore(self, name: str) -> StoreInfo:
         """Unloads a datastore. It is closed once no generation uses it. Its files stay."""
         return self.engine.stores.unload(name)

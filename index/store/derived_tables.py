@@ -8,28 +8,36 @@ from __future__ import annotations
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sized
 from pathlib import Path
+from typing import Generic, TypeVar
 from urllib.parse import quote
 
 from memlm.errors import MemlmError
 from memlm.index.store.derived import DerivedFile
-from memlm.index.store.pieces import Pieces
 from memlm.index.store.segment import VALUES, Segment
 
+P = TypeVar("P", bound=Sized)
 
-class DerivedTables(ABC):
+
+class DerivedTables(ABC, Generic[P]):
     """Tables of some pieces. `build` completes them, `at_once` pieces a call.
 
     `form` names the tables' format. A file of another form, or of other tokens, is made anew. Any thread may call the
     methods. `is_complete` says whether `build` is done.
     """
 
-    def __init__(self, store: Path, segment: Segment, name: str, *, form: str, pieces: Pieces, at_once: int) -> None:
+    def __init__(self, store: Path, segment: Segment, name: str, *, form: str, pieces: P, at_once: int) -> None:
         self._file, self._pieces, self._at_once = DerivedFile(store, segment, name), pieces, at_once
         self._identity = f"{form} {segment.record.files[VALUES].checksum}"
         self._done, self._lock = 0, threading.Lock()
         self._base = self._opened()
         self.is_complete = self._base is not None
+
+    @property
+    def num_done(self) -> int:
+        """Pieces that `build` has added, or all of a file that was complete."""
+        return len(self._pieces) if self.is_complete else self._done
 
     @abstractmethod
     def _create(self, base: sqlite3.Connection) -> None:

@@ -36,6 +36,8 @@ SEGMENTS = "segments"
 JOURNAL = "building.json"
 # Beside a segment's files, from its tokens: no manifest names them.
 WORDS, PASSAGES, VECTORS, SUFFIXES = "words.sqlite", "passages.sqlite", "vectors.sqlite", "suffixes.bin"
+CHUNKS = "chunks.sqlite"
+DERIVED = (WORDS, PASSAGES, VECTORS, SUFFIXES, CHUNKS)
 RESTORE = "restore it from a copy, or build the store anew"
 
 T = TypeVar("T")
@@ -282,7 +284,7 @@ def sweep(path: Path, manifest: Manifest) -> None:
             remove(folder)
             continue
         for file in folder.iterdir():
-            if file.name not in segment.files and file.name not in (WORDS, PASSAGES, VECTORS, SUFFIXES):
+            if file.name not in segment.files and file.name not in DERIVED:
                 remove(file)
 
 

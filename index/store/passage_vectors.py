@@ -33,7 +33,7 @@ class PassageEncoder(Protocol):
     def vectors(self, texts: list[str]) -> Float32[np.ndarray, "P D"]: ...
 
 
-class SegmentVectors(DerivedTables):
+class SegmentVectors(DerivedTables[Pieces]):
     """A vector for each passage of one segment, in the order of `SegmentPassages`."""
 
     def __init__(self, store: Path, segment: Segment, decode_bytes: DecodeBytes, encoder: PassageEncoder) -> None:

@@ -28,7 +28,7 @@ PASSAGE_TOKENS, OVERLAP_TOKENS = 128, 32
 PASSAGES_AT_ONCE = 512
 
 
-class SegmentPassages(DerivedTables):
+class SegmentPassages(DerivedTables[Pieces]):
     """The passages of one segment, numbered in the order of its documents."""
 
     def __init__(self, store: Path, segment: Segment, decode_bytes: DecodeBytes) -> None:

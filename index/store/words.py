@@ -24,7 +24,7 @@ PIECE_TOKENS, OVERLAP_TOKENS = 8192, 512  # a phrase of at most OVERLAP_TOKENS l
 PIECES_AT_ONCE = 8
 
 
-class SegmentWords(DerivedTables):
+class SegmentWords(DerivedTables[Pieces]):
     """The words of one segment. `pieces` finds those with a phrase."""
 
     def __init__(self, store: Path, segment: Segment, decode_bytes: DecodeBytes) -> None:

@@ -18,6 +18,7 @@ def evaluate(
     model: options.Model,
     retrieval: Annotated[dict[str, Any], Overrides(RetrievalParams)],
     store: options.Stores = None,
+    chunk_store: options.ChunkStore = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     glob: options.Glob = "**/*",
@@ -33,6 +34,8 @@ def evaluate(
     with on_interrupt(lambda: f"nothing was changed; to begin anew: {this_command()}"), ConsoleProgress() as progress:
         progress(LOADING, 0, 1)
         with load(model, store or (), dtype=dtype, device=device) as lm:
+            if chunk_store:
+                lm.read_chunks(chunk_store)
             documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)
             evaluation = run(lm, documents, progress=progress, **retrieval)
     if json:

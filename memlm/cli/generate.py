@@ -27,6 +27,7 @@ def generate(
     prompt: options.Prompt = None,
     file: options.PromptFile = None,
     store: options.Stores = None,
+    chunk_store: options.ChunkStore = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     attention_window: options.AttentionWindow = None,
@@ -49,7 +50,7 @@ def generate(
             mix_top,
             dtype,
             device,
-            is_plain=not (store or attention_window or extended_attention),
+            is_plain=not (store or chunk_store or attention_window or extended_attention),
             json=json,
         )
         return
@@ -62,6 +63,8 @@ def generate(
         model, store or (), dtype=dtype, device=device, attention_window=attention_window,
         extended_attention=extended_attention, adapters=adapters,
     ) as lm:  # fmt: skip
+        if chunk_store:
+            lm.read_chunks(chunk_store)
         print_continuation(lm, request, show_sources=show_sources, json=json)
 
 
@@ -70,7 +73,8 @@ def _generate_mixed(
 ) -> None:
     if not is_plain:
         raise typer.BadParameter(
-            "--mix-with goes with neither --store, --attention-window nor --extended-attention; leave them out"
+            "--mix-with goes with neither --store, --chunk-store, --attention-window nor --extended-attention; leave"
+            " them out"
         )
     from memlm.generation.model_mixture import ModelMixture
 

@@ -72,6 +72,12 @@ Stores = Annotated[
     list[Path] | None,
     typer.Option("--store", "-s", metavar="FOLDER", help="Datastore folder. Repeatable.", rich_help_panel="Model"),
 ]
+ChunkStore = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="STORE", help="Datastore whose texts a model with the cross retro reads.", rich_help_panel="Model"
+    ),
+]
 Dtype = Annotated[
     str,
     typer.Option(

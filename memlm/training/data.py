@@ -1,4 +1,5 @@
-"""Documents -> batches for training: one file of token ids, read in windows or, for models with memory, by document.
+"""Documents -> batches for training: one file of token ids, read in windows or, for models with memory or neighbors, by
+document.
 
 The tokens of a step are a function of seed and step alone, so a resumed run reads the same ones.
 """
@@ -123,8 +124,8 @@ def _order_of(seed: int, epoch: int, num_windows: int, context_length: int) -> t
 
 @dataclass(frozen=True)
 class DocumentStreams:
-    """Rows of whole documents for a model with memory. Each row reads one document after another, `context_length`
-    tokens per step.
+    """Rows of whole documents for a model with memory or neighbors. Each row reads one document after another,
+    `context_length` tokens per step.
 
     Every document of an epoch is in one row, in an order of the epoch, and every token is read once. A row that ends
     its epoch continues with the next one, so nothing is padded or skipped. Raises InvalidInput for a file with fewer
@@ -141,8 +142,8 @@ class DocumentStreams:
     def __post_init__(self) -> None:
         if len(self._bounds) - 1 < self.batch_size:
             raise InvalidInput(
-                f"the corpus has {len(self._bounds) - 1} documents; a model with memory reads {self.batch_size} side by"
-                " side: give more documents, or a smaller batch_size",
+                f"the corpus has {len(self._bounds) - 1} documents; a model with memory or neighbors reads"
+                f" {self.batch_size} side by side: give more documents, or a smaller batch_size",
                 field="corpus",
             )
 

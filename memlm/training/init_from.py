@@ -9,9 +9,9 @@ from typing import Any
 from memlm.errors import Incompatible, InvalidInput
 from memlm.model import Decoder, ModelConfig
 
-MAY_CHANGE = ("memorizing", "compression", "xl_length", "context_length")
+MAY_CHANGE = ("memorizing", "compression", "xl_length", "context_length", "cross")
 NEW_KNN_ATTENTION: dict[str, Any] = {"memorizing": {"mixing": "tanh", "normalize": "memory"}}
-NEW_PARTS = (".knn.", ".compressor.")
+NEW_PARTS = (".knn.", ".compressor.", "cross.")
 
 
 def config_with_memories(config: ModelConfig, model_fields: dict[str, Any]) -> ModelConfig:
@@ -30,9 +30,13 @@ def config_with_memories(config: ModelConfig, model_fields: dict[str, Any]) -> M
             )
     changes = dict(model_fields)
     for name, given in changes.items():  # settings that are not given stay as they are
-        if isinstance(given, dict):
+        if isinstance(given, dict) and name != "cross":
             changes[name] = {**(learned[name] or NEW_KNN_ATTENTION.get(name, {})), **given}
     grown = ModelConfig.from_dict({**config.as_dict(), **changes})
+    if config.cross is not None and grown.cross != config.cross:
+        raise InvalidInput(
+            f"the model has the cross {config.cross.kind} already, which cannot change; leave cross out", field="cross"
+        )
     if config.positions == "learned" and grown.context_length > config.context_length:
         raise InvalidInput(
             f"the model has {config.context_length} learned positions; its segments cannot be longer",
@@ -44,7 +48,8 @@ def config_with_memories(config: ModelConfig, model_fields: dict[str, Any]) -> M
 def add_memories(decoder: Decoder, config: ModelConfig) -> Decoder:
     """Returns a decoder of another config with this one's parameters. Only memories are new. Seed torch before.
 
-    Raises Incompatible, with their names, for tensors that are neither.
+    Only the new parameters learn where the model gets a cross (RETROfit, arXiv 2112.04426, section 4.2). Raises
+    Incompatible, with their names, for tensors that are neither.
     """
     grown = Decoder(config)
     if decoder.positions is not None and config.context_length < decoder.config.context_length:
@@ -59,4 +64,7 @@ def add_memories(decoder: Decoder, config: ModelConfig) -> Decoder:
                 f"{name} is {tuple(tensor.shape)}; the requested model has {tuple(expected[name].shape)}"
             )
     grown.load_state_dict(learned, strict=False)
+    if decoder.config.cross is None and config.cross is not None:
+        for name, parameter in grown.named_parameters():
+            parameter.requires_grad_(name not in learned)
     return grown

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,6 +33,9 @@ from memlm.training.init_from import add_memories, config_with_memories
 from memlm.training.metrics import summary_writer
 from memlm.training.trainer import CHECKPOINT_FILE, Trainer
 from memlm.training.validation import HeldOut
+
+if TYPE_CHECKING:
+    from memlm.zoo.datastore_chunks import DatastoreChunks
 
 NEW = "new"  # the name of the adapter that learns
 TOKENS_FILE, RUN_FILE, METRICS_FILE = "tokens.u32", "run.json", "metrics.csv"
@@ -81,7 +84,8 @@ def train(
     if init_from:
         base = load_checkpoint(init_from, trainable=True)
         tokenizer, model_config = base.tokenizer, config_with_memories(base.decoder.config, config.model_fields)
-    _check_cross(model_config or config.model(config.vocab_size), has_adapter=bool(config.adapter))
+    has_tokenizer = resume or tokenizer is not None
+    _check_cross(model_config or config.model(config.vocab_size), config, has_tokenizer=has_tokenizer)
     progress = progress if group.is_main else silent
     if group.is_main and not resume:
         _start(out, work, config, init_from)
@@ -97,13 +101,8 @@ def train(
         torch.manual_seed(config.seed)
         model_config = model_config or config.model(tokenizer.vocab_size)
         decoder, adapter = _learning(base, model_config, config)
-        length, rows = model_config.training_length, config.batch_size * config.accumulate
-        data: TrainingData
-        if model_config.is_segmented:
-            ids = tokenizer.start_id, tokenizer.end_id
-            data = DocumentStreams(work / TOKENS_FILE, length, rows, config.seed, *ids)
-        else:
-            data = Batches(work / TOKENS_FILE, length, rows, config.seed)
+        neighbors = _neighbors(decoder, tokenizer, config, progress)
+        data = _data(work / TOKENS_FILE, model_config, config, tokenizer)
         score = None if held_out is None else partial(held_out.loss, group=group, progress=progress)
         trainer = Trainer(config, decoder.to(device_of(config)), data, group, score, adapter)
     except MemlmError:  # a corpus that cannot be trained on leaves nothing behind, except checkpoints of earlier runs
@@ -120,6 +119,8 @@ def train(
             save_adapter(out, adapter, base)
         (work / METRICS_FILE).replace(out / METRICS_FILE)
         shutil.rmtree(work)
+    if neighbors is not None:
+        neighbors.close()
     group.destroy()
     return TrainReport(
         steps=len(trainer.records),
@@ -131,17 +132,28 @@ def train(
     )
 
 
-def _check_cross(config: ModelConfig, *, has_adapter: bool) -> None:
-    """Raises InvalidInput for a decoder that reads more than the documents of a corpus."""
+def _check_cross(config: ModelConfig, settings: TrainConfig, *, has_tokenizer: bool) -> None:
+    """Raises InvalidInput for a decoder that reads more than the documents of a corpus, without what it reads."""
     if config.reads_source:
         raise InvalidInput(
             "this decoder reads a source beside its text, and documents have none; choose the cross none", field="cross"
         )
-    if config.cross is not None and config.cross.kind == "retro" and not has_adapter:
+    is_retro = config.cross is not None and config.cross.kind == "retro"
+    if is_retro and not settings.chunk_store and not settings.adapter:
         raise InvalidInput(
-            "training has no neighbors for the cross retro, which would learn nothing; train a decoder without it, and"
-            " then `memlm.zoo.retro.retrofit` of it (docs/zoo.md)",
-            field="cross",
+            "the cross retro learns to read neighbors, and there are none; give a datastore as --chunk-store",
+            field="chunk_store",
+        )
+    if settings.chunk_store and not is_retro:
+        raise InvalidInput(
+            "a chunk store is read by the cross retro, and this model has none; choose it, or leave chunk_store out",
+            field="chunk_store",
+        )
+    if settings.chunk_store and not has_tokenizer:
+        raise InvalidInput(
+            "the chunk store has a tokenizer, and training would learn another; give its model as"
+            " --init-from, or its folder as --tokenizer",
+            field="tokenizer",
         )
 
 
@@ -159,6 +171,27 @@ def _learning(
     decoder.adapters.attach(NEW, adapter, decoder, trainable=True)
     decoder.adapters.default = NEW
     return decoder, adapter
+
+
+def _neighbors(
+    decoder: Decoder, tokenizer: Tokenizer, config: TrainConfig, progress: Progress
+) -> DatastoreChunks | None:
+    """Lets the decoder read chunks of the datastore, but none of a document that it learns from."""
+    if not config.chunk_store:
+        return None
+    from memlm.zoo.datastore_chunks import DatastoreChunks
+
+    found = DatastoreChunks(config.chunk_store, decoder, tokenizer, leaves_out_own=True, progress=progress)
+    decoder.cross.neighbors = found
+    return found
+
+
+def _data(path: Path, shape: ModelConfig, config: TrainConfig, tokenizer: Tokenizer) -> TrainingData:
+    """The batches of a run. Chunks that have neighbors belong to one document, as do those of a model with memory."""
+    length, rows = shape.training_length, config.batch_size * config.accumulate
+    if shape.is_segmented or config.chunk_store:
+        return DocumentStreams(path, length, rows, config.seed, tokenizer.start_id, tokenizer.end_id)
+    return Batches(path, length, rows, config.seed)
 
 
 def loss_on(valid: Corpus, decoder: Decoder, tokenizer: Tokenizer) -> float:

@@ -7,6 +7,8 @@ an embedding.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from hashlib import blake2b
 from typing import TypeAlias
 
 import faiss
@@ -16,6 +18,7 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from memlm.errors import InvalidInput, check_range
+from memlm.index.store.chunk_vectors import chunks_of, texts_from
 from memlm.index.threads import faiss_threads
 from memlm.model.decoder import Decoder
 from memlm.zoo.retro_encoder import NOTHING
@@ -31,21 +34,22 @@ class ChunkStore:
     """Finds for each chunk the nearest chunks of some documents, and returns each with its continuation.
 
     It is a function as `decoder.cross.neighbors` takes. Documents are lists of token ids, in memory. Distances are
-    squared differences of embeddings, by exact search. With `leaves_out_own`, as learning needs, no neighbor is of a
-    document that has the first or the last m - 1 tokens of the chunk that asks, at any place. Otherwise a model would
-    learn to copy its own text. One token may differ, since a model's first chunk begins with the start token. Raises
-    InvalidInput for documents without tokens.
+    squared differences of embeddings, by exact search. `vectors_PE` are those of the store's own chunks, where they are
+    known. With `leaves_out_own`, as learning needs, no neighbor is of a document that has the first or the last m - 1
+    tokens of the chunk that asks, at any place. Otherwise a model would learn to copy its own text. One token may
+    differ, since a model's first chunk begins with the start token. Raises InvalidInput for documents without tokens.
     """
 
     def __init__(
         self,
-        documents: Sequence[Sequence[int]],
+        documents: Sequence[Sequence[int] | np.ndarray],
         embed: Embed,
         *,
         chunk: int = 64,
         neighbors: int = 2,
         length: int = 0,
         leaves_out_own: bool = False,
+        vectors_PE: Float32[np.ndarray, "P E"] | None = None,
     ) -> None:
         check_range("chunk", chunk, least=2, whole=True)
         check_range("neighbors", neighbors, least=1, whole=True)
@@ -55,12 +59,11 @@ class ChunkStore:
         self.chunk, self.neighbors, self.length = chunk, neighbors, length or 2 * chunk
         self.leaves_out_own, self._embed = leaves_out_own, embed
         self._tokens = np.concatenate([np.asarray(document, dtype=np.int64) for document in documents])
-        self._ends = np.cumsum([len(document) for document in documents])
-        self._begin_P = np.concatenate(
-            [np.arange(end - len(each), end, chunk) for end, each in zip(self._ends, documents, strict=True)]
-        )
-        self._document_P = np.searchsorted(self._ends, self._begin_P, side="right")
-        vectors_PE = self._vectors(self._texts(self._begin_P, chunk))
+        starts = np.cumsum([0, *map(len, documents)])
+        self._ends = starts[1:]
+        self._begin_P, self._document_P = chunks_of(starts, chunk)
+        if vectors_PE is None:
+            vectors_PE = self._vectors(self._texts(self._begin_P, chunk))
         self._index = faiss.IndexFlatL2(vectors_PE.shape[1])
         self._index.add(vectors_PE)
         hashes = _hashes(self._tokens, chunk - 1) if leaves_out_own else np.zeros(0, dtype=np.uint64)
@@ -120,29 +123,32 @@ class ChunkStore:
 
     def _texts(self, begins: Int64[np.ndarray, " n"], length: int) -> Int64[np.ndarray, "n r"]:
         """The tokens from some places on, up to the end of the document."""
-        place = begins[:, None] + np.arange(length)
         document = np.searchsorted(self._ends, begins, side="right")
-        ends = np.append(self._ends, 0)[document][:, None]
-        return np.where(place < ends, self._tokens[np.minimum(place, len(self._tokens) - 1)], NOTHING)
+        return texts_from(self._tokens, begins, np.append(self._ends, 0)[document], length)
 
     def _vectors(self, chunks: Int64[np.ndarray, "n m"]) -> Float32[np.ndarray, "n E"]:
         vectors = [self._embed(chunks[first : first + EMBEDDED]) for first in range(0, max(1, len(chunks)), EMBEDDED)]
         return np.ascontiguousarray(np.concatenate(vectors), dtype=np.float32)
 
 
-def token_means(decoder: Decoder) -> Embed:
-    """Returns the means of a decoder's token embeddings as a function for `ChunkStore`. It keeps the embeddings as they
-    are now, so that learning changes no distance.
+class TokenMeans:
+    """The means of a decoder's token embeddings, as a function for `ChunkStore`. It keeps the embeddings as they are
+    now, so that learning changes no distance.
     """
-    table_VE = decoder.embedding.table_VD.detach().float().cpu().numpy().copy()
 
-    def embed(chunks_Nm: np.ndarray) -> np.ndarray:
+    def __init__(self, decoder: Decoder) -> None:
+        self._table_VE = decoder.embedding.table_VD.detach().float().cpu().numpy().copy()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names the embeddings."""
+        return blake2b(self._table_VE.tobytes(), digest_size=16).hexdigest()
+
+    def __call__(self, chunks_Nm: np.ndarray) -> np.ndarray:
         is_there_Nm1 = (chunks_Nm != NOTHING)[..., None]
-        total_NE = (table_VE[np.maximum(chunks_Nm, 0)] * is_there_Nm1).sum(axis=1)
+        total_NE = (self._table_VE[np.maximum(chunks_Nm, 0)] * is_there_Nm1).sum(axis=1)
         means_NE: np.ndarray = total_NE / np.maximum(is_there_Nm1.sum(axis=1), 1)
         return means_NE
-
-    return embed
 
 
 def _hashes(tokens: Int64[np.ndarray, " n"], length: int) -> np.ndarray:

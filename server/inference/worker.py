@@ -25,7 +25,7 @@ from memlm.api.datastores import DeleteDocumentsRequest, LoadDatastoreRequest
 from memlm.api.params import StreamRequest
 from memlm.base.cpu import use_cores
 from memlm.distributed.shards import Shards
-from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded
+from memlm.errors import DeadlineExceeded, Incompatible, InternalError, MemlmError, Overloaded
 from memlm.generation.batch import Batch
 from memlm.generation.engine import Engine
 from memlm.generation.sessions import Sessions
@@ -119,6 +119,11 @@ def _load_model(
         config.model, dtype=config.dtype, device=config.device, attention_window=config.attention_window,
         extended_attention=config.extended_attention,
     )  # fmt: skip
+    if checkpoint.decoder.cross is not None:
+        raise Incompatible(
+            f"{config.model} reads a chunk store by its cross {checkpoint.decoder.cross.part.kind}, and a server gives"
+            " it none; use it in process (`memlm generate --chunk-store`), or serve the model that it was made of"
+        )
     attach_adapters(checkpoint, {adapter.name: adapter.path for adapter in config.adapters})
     sessions = Sessions(
         checkpoint,

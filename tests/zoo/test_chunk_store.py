@@ -10,7 +10,7 @@ from decoders import SHAPE, make
 from memlm.errors import InvalidInput
 from memlm.model import Decoder
 from memlm.zoo import chunk_store
-from memlm.zoo.chunk_store import ChunkStore, token_means
+from memlm.zoo.chunk_store import ChunkStore, TokenMeans
 from memlm.zoo.retro_encoder import NOTHING
 
 CHUNK, LENGTH = 4, 7
@@ -38,7 +38,7 @@ def slowly(documents, embed, asked, count, leaves_out_own):
 @pytest.mark.parametrize("leaves_out_own", [False, True])
 @pytest.mark.parametrize("count", [3, 50])
 def test_it_finds_what_a_search_of_every_chunk_finds(leaves_out_own, count):
-    texts, embed = documents(), token_means(make(SHAPE))
+    texts, embed = documents(), TokenMeans(make(SHAPE))
     store = ChunkStore(texts, embed, chunk=CHUNK, neighbors=count, length=LENGTH, leaves_out_own=leaves_out_own)
     asked = [texts[2][5:9], texts[4][8:12], [1, 2, 3, 4]]
     found = store(torch.tensor(asked))
@@ -52,7 +52,7 @@ def test_it_finds_what_a_search_of_every_chunk_finds(leaves_out_own, count):
 def test_no_neighbor_is_of_a_document_that_has_the_chunk_at_any_place():
     texts = documents()
     texts.append(texts[2][3:20])  # a copy within another document
-    store = ChunkStore(texts, token_means(make(SHAPE)), chunk=CHUNK, neighbors=2, length=CHUNK, leaves_out_own=True)
+    store = ChunkStore(texts, TokenMeans(make(SHAPE)), chunk=CHUNK, neighbors=2, length=CHUNK, leaves_out_own=True)
     own = {tuple(text[place : place + CHUNK]) for text in (texts[2], texts[-1]) for place in range(len(text))}
     for begin in range(3, 16):
         found = store(torch.tensor([texts[2][begin : begin + CHUNK]]))[0].tolist()
@@ -60,7 +60,7 @@ def test_no_neighbor_is_of_a_document_that_has_the_chunk_at_any_place():
 
 
 def test_it_looks_on_where_the_nearest_chunks_are_all_left_out():
-    texts, embed, asked = [[1, 2, 3, 4] * 30, *documents()], token_means(make(SHAPE)), [1, 2, 3, 4]
+    texts, embed, asked = [[1, 2, 3, 4] * 30, *documents()], TokenMeans(make(SHAPE)), [1, 2, 3, 4]
     store = ChunkStore(texts, embed, chunk=CHUNK, neighbors=2, length=CHUNK, leaves_out_own=True)
     expected = [text[:CHUNK] for text in slowly(texts, embed, asked, 2, True)]
     assert store(torch.tensor([asked]))[0].tolist() == expected
@@ -68,7 +68,7 @@ def test_it_looks_on_where_the_nearest_chunks_are_all_left_out():
 
 def test_learning_changes_no_distance():
     decoder = Decoder(SHAPE)
-    store = ChunkStore(documents(), token_means(decoder), chunk=CHUNK)
+    store = ChunkStore(documents(), TokenMeans(decoder), chunk=CHUNK)
     asked = torch.tensor([[1, 2, 3, 4]])
     before = store(asked)
     with torch.no_grad():
@@ -78,14 +78,14 @@ def test_learning_changes_no_distance():
 
 def test_documents_without_tokens_are_refused():
     with pytest.raises(InvalidInput, match="no tokens"):
-        ChunkStore([[], []], token_means(make(SHAPE)))
+        ChunkStore([[], []], TokenMeans(make(SHAPE)))
 
 
 def test_the_first_chunk_of_a_model_finds_no_text_of_its_own():
     generator, start = np.random.default_rng(0), 99
     texts = [generator.integers(90, size=60).tolist() for _ in range(8)]
     store = ChunkStore(
-        texts, token_means(make(replace(SHAPE, vocab_size=100))), chunk=8, neighbors=1, leaves_out_own=True
+        texts, TokenMeans(make(replace(SHAPE, vocab_size=100))), chunk=8, neighbors=1, leaves_out_own=True
     )
     for text in texts:
         ((found,),) = store(torch.tensor([[start, *text[:7]]])).tolist()
@@ -94,7 +94,7 @@ def test_the_first_chunk_of_a_model_finds_no_text_of_its_own():
 
 def test_embeddings_are_made_in_parts(monkeypatch):
     monkeypatch.setattr(chunk_store, "EMBEDDED", 2)
-    sizes, embed = [], token_means(make(SHAPE))
+    sizes, embed = [], TokenMeans(make(SHAPE))
     store = ChunkStore(documents(), lambda chunks: (sizes.append(len(chunks)), embed(chunks))[1], chunk=CHUNK)
     monkeypatch.undo()
     asked = torch.tensor([documents()[2][4:8]])
@@ -103,7 +103,7 @@ def test_embeddings_are_made_in_parts(monkeypatch):
 
 
 def test_chunks_and_lengths_that_do_not_fit_are_refused():
-    embed = token_means(make(SHAPE))
+    embed = TokenMeans(make(SHAPE))
     with pytest.raises(InvalidInput, match="have 5 tokens"):
         ChunkStore(documents(), embed, chunk=CHUNK)(torch.zeros(1, 5, dtype=torch.int64))
     with pytest.raises(InvalidInput, match="length"):
