@@ -19,7 +19,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
-ROW_WORDS = "entries|store|way|index|prompts|streams|text|window|windows|keys|tokens|depth|context"
+ROW_WORDS = "table|entries|store|way|index|cut|prompts|streams|text|window|windows|keys|tokens|depth|context"
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,7 @@ IN_REPORTS = {  # families whose tables are in a report
     "drafts": ("Drafts", "../docs/reports/drafts.md"),
     "context": ("Context cache", "../docs/reports/context.md"),
     "passkeys": ("Pass keys", "../docs/reports/context.md#pass-keys"),
+    "evidence": ("What memory is worth", "../docs/reports/evidence.md"),
     "effects": ("Effects of parts", "../docs/zoo.md#effects"),
     "shards": ("Shards", "../docs/log/2026-11-26-shards.md"),
     "variants": ("Variants of the decoder", "../docs/reports/variants.md"),

@@ -16,6 +16,11 @@ def test_the_page_of_benchmarks_is_fresh() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_tables_of_the_evidence_are_fresh() -> None:
+    done = subprocess.run([sys.executable, FOLDER / "plot_evidence.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.json")), ids=lambda file: file.stem)
 def test_a_report_names_its_machine_and_its_origin(file: Path) -> None:
     report = json.loads(file.read_text(encoding="utf-8"))

@@ -40,7 +40,8 @@ SETTINGS = (
     "real_keys", "repeats", "shards", "streams", "target", "temperature", "tokens",
 )  # fmt: skip
 ROW_WORDS = (
-    "entries", "store", "way", "index", "prompts", "streams", "keys", "windows", "tokens", "depth", "effect", "config"
+    "table", "text", "entries", "store", "way", "index", "cut", "prompts", "streams", "keys", "windows", "tokens",
+    "depth", "effect", "config",
 )  # fmt: skip
 LIBRARIES = ("torch", "numpy", "faiss-cpu", "grpcio", "transformers", "llama-cpp-python")
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from memlm.cli import options
+from memlm.cli.bench_evidence import evidence
 from memlm.cli.bench_prompting import proposals
 from memlm.cli.bench_scale import scale
 from memlm.cli.bench_shards import shards
@@ -19,6 +20,7 @@ from memlm.errors import InvalidInput, check_choice
 app = typer.Typer(help="Measure speed and RAM.", no_args_is_help=True)
 
 app.command(epilog="Example: memlm bench variants --effects --only patterns --jobs 2")(variants)
+app.command(epilog="Example: memlm bench evidence library --only gain-by-domain --model smollm2")(evidence)
 app.command(epilog="Example: memlm bench shards store --model smollm2 --shards 4")(shards)
 app.command(epilog="Example: memlm bench speculation held-out/ --model smollm2 --store store")(speculation)
 app.command(epilog="Example: memlm bench proposals src/ --model smollm2 --minutes 10")(proposals)

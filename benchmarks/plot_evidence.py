@@ -1,0 +1,213 @@
+"""Writes the tables of docs/reports/evidence.md from the reports evidence-*.json, and draws its plots.
+
+python benchmarks/plot_evidence.py            writes tables and plots; needs matplotlib
+python benchmarks/plot_evidence.py --check    fails if a table is stale
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from report import load, rows_of
+
+REPORTS = Path(__file__).parents[1] / "docs" / "reports"
+PAGE = REPORTS / "evidence.md"
+WAYS = {"one_lam": "one λ", "adaptive_lam": "adaptive λ", "context_cache": "context cache", "both": "both"}
+TEXTS = {"isabelle": "Isabelle", "library": "standard library", "wikitext": "WikiText-2", "books": "books"}
+CUTS = {
+    "frequency": ("0", "1-9", "10-99", "100+"),
+    "word": ("name", "number", "function word", "other word", "sign"),
+    "overlap": ("none", "2 tokens", "4 tokens", "8 tokens"),
+}
+CUT_NAMES = {
+    "frequency": "occurrences in the datastore",
+    "word": "word",
+    "overlap": "longest n-gram in the datastore",
+}
+Rows = list[dict[str, Any]]
+
+
+def main() -> None:
+    """Writes the tables and draws the plots, or checks the tables."""
+    reports = {name: report for name, report in load().items() if name.startswith("evidence")}
+    rows = [row for report in reports.values() for row in rows_of(report)]
+    text = filled(PAGE.read_text(encoding="utf-8"), list(reports.values()), rows)
+    if "--check" in sys.argv[1:]:
+        if PAGE.read_text(encoding="utf-8") != text:
+            sys.exit("docs/reports/evidence.md is stale: run `python benchmarks/plot_evidence.py`")
+        return
+    PAGE.write_text(text, encoding="utf-8")
+    draw(rows)
+
+
+def filled(page: str, reports: Rows, rows: Rows) -> str:
+    """The page with each table, which stands between `<!-- table: NAME -->` and `<!-- end -->`, made anew."""
+    tables: dict[str, Callable[[], Iterator[str]]] = {
+        "texts": lambda: table_of_texts(reports, rows),
+        "gain-by-domain": lambda: table_of_gains(of(rows, "gain-by-domain")),
+        "gain-by-token": lambda: table_of_tokens(of(rows, "gain-by-token")),
+        "deletion": lambda: table_of_deletions(of(rows, "deletion")),
+        "generation": lambda: table_of_generation(of(rows, "generation")),
+        "facts": lambda: table_of_facts(of(rows, "facts")),
+    }
+
+    def made(found: re.Match[str]) -> str:
+        lines = "\n".join(tables[found[1]]())
+        return f"<!-- table: {found[1]} -->\n\n{lines}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- table: (\S+) -->.*?<!-- end -->", made, page, flags=re.DOTALL)
+
+
+def of(rows: Rows, table: str) -> Rows:
+    """The rows of one table, in the order of the domains."""
+    order = list(TEXTS)
+    return sorted((row for row in rows if row["table"] == table), key=lambda row: order.index(row["text"]))
+
+
+def header(*columns: str) -> Iterator[str]:
+    """The first two lines of a table."""
+    yield "| " + " | ".join(columns) + " |"
+    yield "|" + "---|" * len(columns)
+
+
+def line(*cells: str) -> str:
+    """A line of a table."""
+    return "| " + " | ".join(cells) + " |"
+
+
+def with_error(row: dict[str, Any], name: str, digits: int = 3) -> str:
+    """A figure and its standard error."""
+    return f"{row[name]:.{digits}f} ± {row[f'{name}_error']:.{digits}f}"
+
+
+def table_of_texts(reports: Rows, rows: Rows) -> Iterator[str]:
+    """The texts of each domain by hash, and how many 13-grams of the test texts the datastore contains."""
+    yield from header("text", "datastore", "tuning", "test", "13-grams of the test text in the datastore")
+    shares = {row["text"]: row for row in of(rows, "gain-by-domain")}
+    for name, share in shares.items():
+        texts = next(texts for texts in map(texts_of_gains, reports) if name in texts)[name]
+        parts = (texts[part] for part in ("stored", "tuning", "test"))
+        cells = (f"{part['documents']} documents, `{part['sha256']}`" for part in parts)
+        percent = f"{100 * share['overlap_share']:.2f} ± {100 * share['overlap_share_error']:.2f} %"
+        yield line(TEXTS[name], *cells, percent)
+
+
+def texts_of_gains(report: dict[str, Any]) -> dict[str, Any]:
+    """The texts of a report by domain, none for a report without gains."""
+    has_gains = any("table=gain-by-domain" in result["metric"] for result in report["results"])
+    return dict(report["settings"]["texts"]) if has_gains else {}
+
+
+def table_of_gains(rows: Rows) -> Iterator[str]:
+    """A line for each domain."""
+    yield from header("text", "entries", "tokens", "alone", *WAYS.values())
+    for name in dict.fromkeys(row["text"] for row in rows):
+        ways = {row["way"]: row for row in rows if row["text"] == name}
+        one = ways["one_lam"]
+        cells = (with_error(ways[way], "nats_less") for way in WAYS)
+        counts = f"{int(one['entries']):,}", f"{int(one['tokens']):,}"
+        yield line(TEXTS[name], *counts, with_error(one, "nats_per_token"), *cells)
+
+
+def table_of_tokens(rows: Rows) -> Iterator[str]:
+    """A line for each cut, with the share of the tokens and the gain of both memories in each domain."""
+    names = list(dict.fromkeys(row["text"] for row in rows))
+    yield from header("cut", "tokens", *(f"{TEXTS[name]}: {way}" for name in names for way in ("datastore", "cache")))
+    found = {(row["text"], row["cut"], row["way"]): row for row in rows}
+    for cut, labels in CUTS.items():
+        for label in labels:
+            cells, shares = [], []
+            for name in names:
+                for way in ("adaptive_lam", "context_cache"):
+                    row = found.get((name, f"{cut} {label}", way))
+                    cells.append("-" if row is None else with_error(row, "nats_less"))
+                row = found.get((name, f"{cut} {label}", "both"))
+                shares.append("-" if row is None else f"{100 * row['share_of_tokens']:.1f}")
+            yield line(f"{CUT_NAMES[cut]}: {label}", f"{', '.join(shares)} %", *cells)
+
+
+def table_of_deletions(rows: Rows) -> Iterator[str]:
+    """A line for each kind of index."""
+    yield from header(
+        "index", "held", "deleted", "purged", "never held", "off, deleted", "off, deleted, every list", "off, purged",
+        "traces held", "deleted", "purged",
+    )  # fmt: skip
+    for row in rows:
+        nats = (with_error(row, f"nats_{state}") for state in ("held", "deleted", "purged", "never"))
+        off = (f"{row[name]:.1e}" for name in ("off_deleted", "off_deleted_exact", "off_purged"))
+        traces = (f"{int(row[f'traces_{state}']):,}" for state in ("held", "deleted", "purged"))
+        yield line(row["index"], *nats, *off, *traces)
+
+
+def table_of_generation(rows: Rows) -> Iterator[str]:
+    """A line for each domain and way."""
+    yield from header(
+        "text", "way", "texts", "distinct runs of 4", "longest copied run", "tokens from memory",
+        "attribution precision",
+    )  # fmt: skip
+    for row in rows:
+        precision = with_error(row, "attribution_precision", 2) if "attribution_precision" in row else "-"
+        cells = (with_error(row, *figure) for figure in (("distinct", 2), ("copied_tokens", 1), ("from_memory", 2)))
+        yield line(TEXTS[row["text"]], row["way"], f"{row['documents']:.0f}", *cells, precision)
+
+
+def table_of_facts(rows: Rows) -> Iterator[str]:
+    """A line for each domain and form of the question."""
+    yield from header("text", "question", "facts", "before", "taught", "deleted")
+    for row in rows:
+        cells = (with_error(row, f"right_{state}", 2) for state in ("before", "taught", "deleted"))
+        yield line(TEXTS[row["text"]], row["way"].replace("_", " "), f"{row['facts']:.0f}", *cells)
+
+
+def draw(rows: Rows) -> None:
+    """Gains by domain on the left, gains by cut of the tokens on the right."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"svg.hashsalt": "memlm", "font.size": 9, "svg.fonttype": "none"})
+    gains, tokens = of(rows, "gain-by-domain"), of(rows, "gain-by-token")
+    names = list(dict.fromkeys(row["text"] for row in gains))
+    figure, panel = plt.subplots(figsize=(6.4, 3.0), layout="constrained")
+    bars(panel, names, [TEXTS[name] for name in names], {
+        label: [next(row for row in gains if (row["text"], row["way"]) == (name, way)) for name in names]
+        for way, label in WAYS.items()
+    })  # fmt: skip
+    panel.set_title("SmolLM2-135M, window of 512", fontsize=9)
+    figure.savefig(REPORTS / "evidence-gain.svg", metadata={"Date": None})
+    names = list(dict.fromkeys(row["text"] for row in tokens))
+    figure, panels = plt.subplots(1, len(CUTS), figsize=(9.6, 3.2), sharey=True, layout="constrained")
+    for panel, (cut, labels) in zip(panels, CUTS.items(), strict=True):
+        series = {}
+        for name in names:
+            by_cut = {row["cut"]: row for row in tokens if (row["text"], row["way"]) == (name, "adaptive_lam")}
+            series[TEXTS[name]] = [by_cut.get(f"{cut} {label}") for label in labels]
+        bars(panel, labels, [label.replace(" word", "") for label in labels], series)
+        panel.set_title(CUT_NAMES[cut], fontsize=9)
+    for panel in panels[1:]:
+        panel.get_legend().remove()
+        panel.set_ylabel("")
+    figure.savefig(REPORTS / "evidence-tokens.svg", metadata={"Date": None})
+
+
+def bars(panel: Any, places: Any, labels: list[str], series: dict[str, list[Any]]) -> None:
+    """Groups of bars with standard errors. None is a missing bar."""
+    width = 0.8 / len(series)
+    for number, (name, rows) in enumerate(series.items()):
+        shown = [(place, row) for place, row in enumerate(rows) if row is not None]
+        at = [place + (number - (len(series) - 1) / 2) * width for place, _ in shown]
+        gains, errors = ([row[f"nats_less{end}"] for _, row in shown] for end in ("", "_error"))
+        panel.bar(at, gains, width, yerr=errors, label=name, error_kw={"linewidth": 0.8})
+    panel.set_xticks(range(len(places)), labels)
+    panel.set_ylabel("nats a token less than alone")
+    panel.axhline(0, color="0.4", linewidth=0.6)
+    panel.grid(alpha=0.3, axis="y")
+    panel.set_axisbelow(True)
+    panel.legend(fontsize=8)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Evidence of what memory is worth: tables of one model on texts of several domains.
+
+Each table reads a domain that was prepared before: a datastore of some of its texts, whose λ, temperature and k, and
+those of the context cache, are tuned on held-out documents. Figures are of other held-out documents, and errors are
+standard errors over these. A folder keeps what was prepared, so that each table can run by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from memlm.base.progress import Progress, silent
+from memlm.bench.evidence_deletion import deletion
+from memlm.bench.evidence_domains import Prepared, prepare
+from memlm.bench.evidence_gain import gain_by_domain
+from memlm.bench.evidence_generation import facts, generation
+from memlm.bench.evidence_texts import Domain, Sizes, domain_of, text_hash
+from memlm.bench.evidence_tokens import gain_by_token
+from memlm.errors import check_choice
+from memlm.model.checkpoint import Checkpoint
+
+Table = Callable[[Checkpoint, Prepared, Progress], list[dict[str, Any]]]
+TABLES: dict[str, Table] = {
+    "gain-by-domain": gain_by_domain,
+    "gain-by-token": gain_by_token,
+    "deletion": deletion,
+    "generation": generation,
+    "facts": facts,
+}
+
+
+def bench_evidence(
+    checkpoint: Checkpoint,
+    domains: Sequence[str],
+    work: Path,
+    only: Sequence[str] = (),
+    sizes: Sizes | None = None,
+    *,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """The rows of some tables, by default of all, for each domain. `texts` names the texts of each domain by hash.
+
+    Raises InvalidInput for an unknown table or domain.
+    """
+    sizes = sizes or Sizes()
+    for name in only:
+        check_choice("only", name, tuple(TABLES))
+    drawn = [domain_of(given, checkpoint.tokenizer, sizes, seed) for given in domains]
+    figures: dict[str, Any] = {
+        "model": checkpoint.path.name, "dtype": str(checkpoint.decoder.dtype).removeprefix("torch."), "seed": str(seed),
+        "sizes": asdict(sizes), "texts": {domain.name: _named(domain) for domain in drawn}, "rows": [],
+    }  # fmt: skip
+    for domain in drawn:
+        prepared = prepare(checkpoint, domain, work / domain.name, sizes, progress)
+        for name in only or TABLES:
+            rows = TABLES[name](checkpoint, prepared, progress)
+            figures["rows"] += [{"table": name, **row} for row in rows]
+    return figures
+
+
+def _named(domain: Domain) -> dict[str, Any]:
+    parts = {"stored": domain.stored, "tuning": domain.tuning, "test": domain.test}
+    return {name: {"documents": len(each), "sha256": text_hash(each)} for name, each in parts.items()}

@@ -1,0 +1,156 @@
+"""A domain's datastore and context cache, both tuned, and the nats of its test documents with each memory.
+
+A document is read once, and each memory is searched once. All ways of mixing come from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float, Float32
+
+from memlm.api.params import RetrievalParams
+from memlm.base.progress import Progress, silent
+from memlm.bench.evidence_texts import Domain, Sizes, text_hash
+from memlm.bench.past import per_token
+from memlm.data.corpus import Corpus, Document
+from memlm.data.windows import WindowSize
+from memlm.errors import InvalidInput
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.journal import is_datastore
+from memlm.indexing.build import build_index
+from memlm.indexing.option_trials import EncodedText
+from memlm.indexing.tune import tune
+from memlm.indexing.tune_context import fit_past, read_past
+from memlm.model.checkpoint import Checkpoint
+from memlm.retrieval.context_cache import ContextCache
+from memlm.retrieval.encoder import Encoder, text_windows, window_size
+from memlm.retrieval.interpolation import mix_targets, target_logprobs
+from memlm.retrieval.own_past import ContextSettings, OwnPast, with_past
+from memlm.retrieval.result import RetrievalResult
+from memlm.retrieval.retriever import Retriever
+from memlm.retrieval.store import ModelStore
+
+WINDOW, STRIDE = 512, 384  # a window of the datastore and of the texts, shorter where the model's context is
+ALONE, ONE_LAM, ADAPTIVE, CACHE, BOTH = "alone", "one_lam", "adaptive_lam", "context_cache", "both"
+WAYS = (ONE_LAM, ADAPTIVE, CACHE, BOTH)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A domain with its datastore and the tuned settings of both memories."""
+
+    domain: Domain
+    folder: Path
+    past: ContextSettings
+    sizes: Sizes
+
+    @property
+    def store(self) -> Path:
+        """The folder of the datastore."""
+        return self.folder / "store"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadText:
+    """A held-out document as the model read it, with the log-probability of each token in each way, `alone` too."""
+
+    document: Document
+    read: EncodedText
+    logprobs: Mapping[str, Float32[np.ndarray, " N"]]
+
+
+def prepare(
+    checkpoint: Checkpoint, domain: Domain, folder: Path, sizes: Sizes, progress: Progress = silent
+) -> Prepared:
+    """Builds the datastore of a domain and tunes both memories. Takes those that an earlier run left in the folder.
+
+    Raises InvalidInput for a folder that holds another domain.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    named, label = folder / "texts", text_hash([*domain.stored, *domain.held_out])
+    if named.exists() and named.read_text(encoding="utf-8") != label:
+        raise InvalidInput(f"{folder} holds other texts of {domain.name}; give another folder", field="work")
+    named.write_text(label, encoding="utf-8")
+    size = windows_for(checkpoint)
+    if not is_datastore(folder / "store"):
+        build_index(
+            checkpoint, Corpus(domain.stored), folder / "store", window=size.window, stride=size.stride,
+            progress=progress,
+        )  # fmt: skip
+    past = ContextSettings.load(folder)
+    if past is None:
+        most = sum(len(checkpoint.tokenizer.encode(each.text)) for each in domain.tuning)
+        tune(checkpoint, folder / "store", Corpus(domain.tuning), max_tokens=most, progress=progress)
+        evidence = read_past(
+            checkpoint, domain.tuning, max_tokens=most, document_tokens=sizes.document_tokens, size=size,
+            progress=progress,
+        )  # fmt: skip
+        past = fit_past(evidence, domain.name).settings
+        past.save(folder)  # the last step: a folder with this file is complete
+    return Prepared(domain, folder, past, sizes)
+
+
+def read_test(checkpoint: Checkpoint, prepared: Prepared, progress: Progress = silent) -> list[ReadText]:
+    """Reads the test documents once, and searches both memories once for all ways."""
+    texts = []
+    with Datastore.open(prepared.store) as datastore:
+        retriever = Retriever.of([ModelStore(datastore, checkpoint)], RetrievalParams())
+        for number, document in enumerate(prepared.domain.test):
+            read = read_document(checkpoint, document, windows_for(checkpoint))
+            ways = {way: logprobs_of(read, found) for way, found in searched(read, retriever, prepared.past).items()}
+            texts.append(ReadText(document, read, {ALONE: read.lm_logprobs_N, **ways}))
+            progress("score", number + 1, len(prepared.domain.test))
+    return texts
+
+
+def read_document(checkpoint: Checkpoint, document: Document, size: WindowSize) -> EncodedText:
+    """Reads a document: keys, tokens and the model's log-probabilities."""
+    windows = list(text_windows(checkpoint, document.text, size))
+    predictions = Encoder(checkpoint.decoder).predictions(windows)
+    return EncodedText.joined([EncodedText.of(*each) for each in zip(windows, predictions, strict=True)])
+
+
+def searched(read: EncodedText, retriever: Retriever, settings: ContextSettings) -> dict[str, RetrievalResult]:
+    """Searches the datastore and the document's own past. One λ and adaptive λ share the neighbors and temperature."""
+    adaptive = retriever.search(read.keys_ND, read.max_logprobs_N)
+    past = OwnPast(settings, ContextCache(read.keys_ND.shape[1]))
+    past.cache.append(read.keys_ND, read.targets_N)
+    own = past.search(read.keys_ND, read.max_logprobs_N)
+    one = replace(adaptive, lams_Q=np.full(len(read.targets_N), retriever.lam))
+    return {ONE_LAM: one, ADAPTIVE: adaptive, CACHE: own, BOTH: with_past(adaptive, own)}
+
+
+def logprobs_of(read: EncodedText, found: RetrievalResult) -> Float32[np.ndarray, " N"]:
+    """The log-probability of each token in the mixture of the model and its neighbors."""
+    knn_N = target_logprobs(found.logweights_QK, found.neighbors.values_QK, read.targets_N)
+    found_N = (found.neighbors.ids_QK >= 0).any(axis=1)
+    return mix_targets(read.lm_logprobs_N, knn_N, found_N, found.lams_Q)
+
+
+def nats_less(
+    texts: Sequence[ReadText], way: str, chosen: Sequence[Bool[np.ndarray, " N"]] | None = None
+) -> dict[str, float]:
+    """Nats per token of the model alone and how many fewer one way has, with standard errors over documents. `chosen`
+    marks the tokens of each document that count.
+    """
+    masks = chosen or [np.ones(len(text.read.targets_N), bool) for text in texts]
+    sums: dict[str, Float[np.ndarray, " D"]] = {}
+    for name in (ALONE, way):
+        parts = [text.logprobs[name][mask_N] for text, mask_N in zip(texts, masks, strict=True)]
+        sums[name] = -np.array([part.sum(dtype=np.float64) for part in parts])
+    sizes_D = np.array([mask_N.sum() for mask_N in masks])
+    alone, alone_error = per_token(sums[ALONE], sizes_D)
+    less, error = per_token(sums[ALONE] - sums[way], sizes_D)
+    return {
+        "nats_per_token": alone, "nats_per_token_error": alone_error, "nats_less": less, "nats_less_error": error,
+    }  # fmt: skip
+
+
+def windows_for(checkpoint: Checkpoint) -> WindowSize:
+    """The windows of a datastore and of the texts."""
+    window = min(WINDOW, checkpoint.decoder.config.context_length)
+    return window_size(checkpoint.decoder, window, min(STRIDE, window))

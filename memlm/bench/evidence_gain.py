@@ -1,0 +1,27 @@
+"""Tables of `memlm bench evidence`: what memory gains on text, by domain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from memlm.base.progress import Progress
+from memlm.bench.evidence_domains import WAYS, Prepared, nats_less, read_test
+from memlm.bench.evidence_texts import overlap
+from memlm.bench.past import per_token
+from memlm.index.store.datastore import Datastore
+from memlm.model.checkpoint import Checkpoint
+
+
+def gain_by_domain(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> list[dict[str, Any]]:
+    """A row for each way: nats fewer than the model alone, and the overlap of the test documents with the store."""
+    texts = read_test(checkpoint, prepared, progress)
+    shares = overlap([text.document.text for text in texts], [each.text for each in prepared.domain.stored])
+    mean, error = per_token(np.array(shares), np.ones(len(shares)))
+    tokens = sum(len(text.read.targets_N) for text in texts)
+    with Datastore.open(prepared.store) as datastore:
+        entries = datastore.snapshot.num_entries
+    words = {"text": prepared.domain.name, "entries": entries, "tokens": tokens}
+    same = {"documents": len(texts), "overlap_share": mean, "overlap_share_error": error}
+    return [{**words, "way": way, **nats_less(texts, way), **same} for way in WAYS]

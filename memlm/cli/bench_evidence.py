@@ -1,0 +1,83 @@
+"""`memlm bench evidence`: tables of what memory is worth, and where it does harm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from memlm.cli import options
+from memlm.cli.console import ConsoleProgress, emit_json, print_table, table
+
+
+def evidence(
+    domains: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[DOMAIN...]", help="library, or NAME=STORED,HELD_OUT with two corpora (default: library)."
+        ),
+    ] = None,
+    model: options.Model = Path("smollm2"),
+    only: Annotated[str, typer.Option(metavar="TABLE,...", help="Tables (default: all).")] = "",
+    work: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder that keeps the datastores for another table.")
+    ] = None,
+    entries: Annotated[int, typer.Option(help="Tokens in the datastore of each domain.", min=100)] = 100_000,
+    documents: Annotated[
+        int, typer.Option(help="Held-out documents of each domain. Every other one tunes.", min=8)
+    ] = 32,
+    document_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of one of them.", min=8)] = 1024,
+    seed: Annotated[int, typer.Option(help="Equal seeds draw equal documents.", min=0)] = 0,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    json: options.Json = False,
+) -> None:
+    """Tables of what memory is worth, by domain. Each figure has a standard error over held-out documents."""
+    from memlm.bench.evidence import TABLES, bench_evidence
+    from memlm.bench.evidence_texts import LIBRARY, Sizes
+    from memlm.bench.report import report
+    from memlm.errors import check_choice
+    from memlm.model.checkpoint import load_checkpoint
+
+    names = [name for name in only.split(",") if name]
+    for name in names:
+        check_choice("only", name, tuple(TABLES))  # before the model is loaded
+    checkpoint = load_checkpoint(model, dtype=dtype, device=device)
+    sizes = Sizes(entries, documents, document_tokens)
+    with ConsoleProgress() as progress, _folder(work) as folder:
+        figures = bench_evidence(checkpoint, domains or [LIBRARY], folder, names, sizes, seed=seed, progress=progress)
+    if json:
+        emit_json(report(figures, repeats=None))
+        return
+    for name, rows in groupby(figures["rows"], key=lambda row: row["table"]):
+        _print(name, list(rows))
+
+
+@contextmanager
+def _folder(work: Path | None) -> Iterator[Path]:
+    from memlm.bench.texts import workplace
+
+    if work is not None:
+        yield work
+        return
+    with workplace() as folder:
+        yield folder
+
+
+def _print(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Prints the rows of one table: words first, each figure with its standard error."""
+    names = [name for name in rows[0] if name != "table" and not name.endswith("_error")]
+    shown = table(*(name.replace("_", " ") for name in names), title=title)
+    for row in rows:
+        shown.add_row(*(_cell(row[name], row.get(f"{name}_error")) for name in names))
+    print_table(shown)
+
+
+def _cell(value: Any, error: float | None) -> str:
+    if error is not None:
+        return f"{value:.4g} ± {error:.2g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
