@@ -37,7 +37,7 @@ class Learned:
     """The end of a run. `accuracy` and `loss` (nats an answer) are of new texts of the last stage.
 
     `stage` counts the stages that were passed. `steps` is the number of steps until the last one was learned, or of
-    all steps if it was not.
+    all steps if it was not. `seconds` are those of the processor, on all threads of the process.
     """
 
     decoder: Decoder
@@ -99,6 +99,7 @@ def learn(
 ) -> Learned:
     """Trains a new model until it has learned the task, for at most `steps` steps and about `seconds` seconds.
 
+    The seconds are those of the processor, so that other processes on the machine cut no run.
     A stage ends at the accuracy `task.passed` on new texts, and the run at `task.learnt` in the last one. `training`
     changes fields of `TRAINING`.
     """
@@ -109,8 +110,8 @@ def learn(
         prepare(decoder)
     batches = TaskBatches(task, settings.batch_size, seed)
     trainer = Trainer(settings, decoder, batches, ProcessGroup())
-    trainer.num_steps, begin, passed = steps, time.perf_counter(), 0
-    while len(trainer.records) < steps and time.perf_counter() - begin < seconds:
+    trainer.num_steps, begin, passed = steps, time.process_time(), 0
+    while len(trainer.records) < steps and time.process_time() - begin < seconds:
         trainer.step()
         if len(trainer.records) % check_every:
             continue
@@ -125,7 +126,7 @@ def learn(
     if batches.stage == len(task.stages) - 1 and accuracy >= task.passed:
         passed = len(task.stages)
     return Learned(
-        decoder, task, accuracy, loss, passed, len(trainer.records), time.perf_counter() - begin, seed
+        decoder, task, accuracy, loss, passed, len(trainer.records), time.process_time() - begin, seed
     )  # fmt: skip
 
 

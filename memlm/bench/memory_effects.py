@@ -34,7 +34,7 @@ MEMORY: tuple[Effect | Measurement, ...] = (
             "compressive": {"xl_length": 64, "compression": {"length": 64, "rate": 4}},
         },
         steps=600,
-        minutes=2.0,
+        minutes=4.0,
         training={"batch_size": 16},
     ),
     Measurement(

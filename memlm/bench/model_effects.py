@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memlm.bench import sequences
+from memlm.bench.chains import bench_chains
 from memlm.bench.domains import bench_domains
 from memlm.bench.effect import Effect, Measurement
 from memlm.bench.grid import bench_decisions
@@ -34,6 +35,13 @@ MODELS: tuple[Effect | Measurement, ...] = (
         "branches of a model that learned one domain each, mixed by the posterior, predict each domain about as well as"
         " its own branch, and better than one that went on with both (DEMix, Branch-Train-Merge)",
         bench_domains,
+        minutes=3.0,
+    ),
+    Measurement(
+        "chains",
+        "small models that learned to write the steps of a sum or of a way through facts answer questions that models"
+        " of equal size do not learn to answer at once (scratchpad, least-to-most, selection-inference)",
+        bench_chains,
         minutes=3.0,
     ),
 )

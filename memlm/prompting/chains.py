@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,8 +23,9 @@ WORK_TOKENS = 256
 class Writer(Protocol):
     """A model that continues prompts: `LanguageModel`, `Client`, or anything with their `generate`."""
 
-    def generate(self, prompt: Any, /, **options: Any) -> TokenStream:
-        """Continues a prompt."""
+    @property
+    def generate(self) -> Callable[..., TokenStream]:
+        """Continues a prompt, with options by name."""
 
 
 class Ranker(Writer, Protocol):

@@ -23,7 +23,7 @@ EASY = Effect(
 @pytest.mark.parametrize("effect", EFFECTS, ids=lambda effect: effect.part)
 def test_every_entry_makes_models(effect):
     assert effect.expects
-    assert 0 < effect.minutes <= 3
+    assert 0 < effect.minutes <= 4
     if isinstance(effect, Effect):
         assert {"plain", "plain again"} < {*effect.rows}
         for change in ({}, *effect.configs.values()):
