@@ -32,7 +32,7 @@ from memlm.prompting.chains import least_to_most, scratchpad, selection_inferenc
 from memlm.training.validation import PADDING
 
 DIGITS, HOPS, SYMBOLS, CIRCLE = 6, 3, "abcdefghijkl", 6
-CONTEXT, VOCAB_SIZE = 160, 320
+CONTEXT, VOCAB_SIZE = 1024, 320  # room for chains of a model that writes too much
 STEPS, SECONDS, QUESTIONS = 1500, 120.0, 100
 SHAPE: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 4, "context_length": CONTEXT}
 TRAINING = {"learning_rate": 3e-3}
