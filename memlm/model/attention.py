@@ -263,8 +263,13 @@ class MaskedAttention(Attention):
         has_own_scores = self.positions is not None or context.bias_RHTS is not None or context.mask.sink_cap
         if found is not None or has_own_scores or self.counts_use or context.watch is not None:
             return super()._attend_explicitly(query_BHTd, heads, key_BGSd, value_BGSd, context, found)
-        mixed_BHTd = F.scaled_dot_product_attention(
+        return self.combine(self._attend_masked(query_BHTd, heads, key_BGSd, value_BGSd, context), context)
+
+    def _attend_masked(
+        self, query_BHTd: Tensor, heads: Heads, key_BGSd: Tensor, value_BGSd: Tensor, context: ForwardContext
+    ) -> Float[Tensor, "B H T d"]:
+        """Attends to the visible places, of all that are there."""
+        return F.scaled_dot_product_attention(
             query_BHTd, key_BGSd, value_BGSd, attn_mask=self.visible(heads, context),
             enable_gqa=query_BHTd.shape[1] != key_BGSd.shape[1],
         )  # fmt: skip
-        return self.combine(mixed_BHTd, context)

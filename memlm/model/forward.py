@@ -47,7 +47,7 @@ class ForwardContext:
     share: float = 1.0  # of this step in the tokens of its pass
     cross: Any = None  # what the parts between attention and feed-forward share
     layer_offset: int = 0  # a stack that reads a block again gives it other layers of the state
-    shared: dict[Any, Tensor] = field(default_factory=dict)  # what layers of one kind compute once
+    shared: dict[Any, Any] = field(default_factory=dict)  # what layers of one kind compute once
     _ropes: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
     @cached_property

@@ -18,10 +18,11 @@ Shapes: B batch, T new tokens, S places, H heads, R rows (1 if all have equal po
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from memlm.errors import check_choice, check_range
@@ -33,6 +34,7 @@ from memlm.model.parts import Part
 if TYPE_CHECKING:
     from memlm.model.config import ModelConfig
 
+MANY_PLACES = 2048  # from here on, a copy of the places that are seen costs less than reading all
 RULES = ("strided", "fixed", "dilated", "global", "random", "blocks")
 
 
@@ -73,16 +75,16 @@ class Pattern(Part):
         head_H11 = torch.arange(num_heads, device=key_RTS.device)[:, None, None]
         query_R1T1, key_R1TS = query_RT1[:, None], key_RTS[:, None]
         away_R1TS = query_R1T1 - key_R1TS
-        blocks_back_R1TS = query_R1T1 // self.block - key_R1TS // self.block
         is_even = head_H11 % 2 == 0
         if self.rule == "strided":
             seen = torch.where(is_even, away_R1TS < self.stride, away_R1TS % self.stride == 0)
         elif self.rule == "fixed":
-            seen = torch.where(is_even, blocks_back_R1TS == 0, key_R1TS % self.block >= self.block - self.summary)
+            is_same_R1TS = query_R1T1 // self.block == key_R1TS // self.block
+            seen = torch.where(is_even, is_same_R1TS, key_R1TS % self.block >= self.block - self.summary)
         elif self.rule == "dilated":
             seen = (away_R1TS < self.window * self.dilation) & (away_R1TS % self.dilation == 0)
         elif self.rule == "blocks":
-            seen = blocks_back_R1TS == head_H11
+            seen = query_R1T1 // self.block - key_R1TS // self.block == head_H11
         else:
             seen = (away_R1TS < self.window) | (key_R1TS < self.num_global)
         if self.rule == "random":
@@ -96,8 +98,16 @@ class Pattern(Part):
         return (key_block == block) & (query_block > 0)
 
 
+class HeadPlaces(NamedTuple):
+    """The places that some heads see from one query. Those that are not `shown` fill rows and heads that see fewer."""
+
+    head_n: Int[Tensor, " n"]
+    place_RnK: Int[Tensor, "R n K"]
+    shown_Rn1K: Bool[Tensor, "R n 1 K"]
+
+
 class PatternAttention(MaskedAttention):
-    """Attention that sees the places of a pattern."""
+    """Attention that sees the places of a pattern. A token that comes alone reads no others, where they are many."""
 
     def __init__(self, config: ModelConfig, layer: int, pattern: Pattern) -> None:
         super().__init__(config, layer)
@@ -116,3 +126,53 @@ class PatternAttention(MaskedAttention):
                 seen_RHTS = seen_RHTS | (torch.arange(mask.num_places, device=seen_RHTS.device) < mask.num_front)
             context.shared[key] = seen_RHTS & mask.visible(self.window)
         return context.shared[key]
+
+    def _attend_masked(
+        self, query_BHTd: Tensor, heads: Heads, key_BGSd: Tensor, value_BGSd: Tensor, context: ForwardContext
+    ) -> Float[Tensor, "B H T d"]:
+        """Attends to the places that are seen, and copies them first where they are few of many."""
+        copies = query_BHTd.shape[2] == 1 and key_BGSd.shape[2] >= MANY_PLACES and not torch.is_grad_enabled()
+        if not copies or query_BHTd.device.type != "cpu":
+            return super()._attend_masked(query_BHTd, heads, key_BGSd, value_BGSd, context)
+        key = "places", self.pattern, self.window
+        if key not in context.shared:
+            context.shared[key] = seen_places(self.visible(heads, context)[:, :, 0])
+        mixed_BHTd = torch.empty_like(query_BHTd)
+        for head_n, place_RnK, shown_Rn1K in context.shared[key]:
+            group_n = head_n // (self.config.num_heads // self.config.num_kv_heads)
+            key_BnKd, value_BnKd = (_rows_at(each, group_n, place_RnK) for each in (key_BGSd, value_BGSd))
+            mixed_BHTd[:, head_n] = F.scaled_dot_product_attention(
+                query_BHTd[:, head_n], key_BnKd, value_BnKd, attn_mask=shown_Rn1K
+            )
+        return mixed_BHTd
+
+
+def seen_places(visible_RHS: Bool[Tensor, "R H S"]) -> list[HeadPlaces]:
+    """Returns the places that one query sees, for heads with similar numbers of them together."""
+    size_H = visible_RHS.sum(dim=2).amax(dim=0).clamp(min=1).log2().ceil()
+    found = list[HeadPlaces]()
+    for size in size_H.unique():
+        (head_n,) = (size_H == size).nonzero(as_tuple=True)
+        visible_NS = visible_RHS[:, head_n].flatten(0, 1)
+        count_N1 = visible_NS.sum(dim=1, keepdim=True)
+        row_i, place_i = visible_NS.nonzero(as_tuple=True)  # row by row, so that the first of each are at `first_N`
+        first_N = count_N1[:, 0].cumsum(0) - count_N1[:, 0]
+        place_NK = place_i.new_zeros(len(visible_NS), int(count_N1.max()))
+        place_NK[row_i, torch.arange(len(place_i)) - first_N[row_i]] = place_i
+        shown_NK = torch.arange(place_NK.shape[1]) < count_N1
+        shape = len(visible_RHS), len(head_n)
+        found.append(HeadPlaces(head_n, place_NK.unflatten(0, shape), shown_NK.unflatten(0, shape)[:, :, None]))
+    return found
+
+
+def _rows_at(
+    held_BGSd: Float[Tensor, "B G S d"], group_n: Int[Tensor, " n"], place_RnK: Int[Tensor, "R n K"]
+) -> Float[Tensor, "B n K d"]:
+    """Returns the rows at some places, by one copy of whole rows."""
+    B, _, S, d = held_BGSd.shape
+    row_stride, group_stride = held_BGSd.stride(0) // d, held_BGSd.stride(1) // d
+    row_B11 = torch.arange(B)[:, None, None] * row_stride
+    index_BnK = row_B11 + group_n[:, None] * group_stride + place_RnK
+    num_rows = (B - 1) * row_stride + (held_BGSd.shape[1] - 1) * group_stride + S
+    rows_Nd = held_BGSd.as_strided((num_rows, d), (d, 1))
+    return rows_Nd.index_select(0, index_BnK.flatten()).view(*index_BnK.shape, d)

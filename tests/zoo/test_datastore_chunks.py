@@ -109,6 +109,23 @@ def test_it_finds_what_the_documents_in_memory_have_through_additions_and_deleti
         assert (chunks(asked) == NOTHING).all()
 
 
+def test_each_chunk_has_the_vector_of_its_own_tokens(store, retro_folder):
+    embed = TokenMeans(load_checkpoint(retro_folder).decoder)
+    with Datastore.open(store) as datastore:
+        (segment,) = datastore.snapshot.segments
+        chunks = chunk_vectors.SegmentChunks(store, segment, CHUNK, embed)
+        while not chunks.is_complete:
+            chunks.build()
+        expected = [
+            embed(np.array([text[begin : begin + CHUNK]]))[0]
+            for text in documents_of(store).values()
+            for begin in range(0, len(text), CHUNK)
+        ]
+        assert any(len(text) % CHUNK for text in documents_of(store).values())
+        np.testing.assert_allclose(chunks.vectors_PE, expected, rtol=1e-6)
+        chunks.close()
+
+
 def test_vectors_are_made_once_and_anew_for_another_embedding(store, retro_folder, monkeypatch):
     checkpoint, asked = load_checkpoint(retro_folder), some_chunks(store)
 

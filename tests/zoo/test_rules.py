@@ -16,7 +16,7 @@ from zoo.cross_twins import kind_of
 from zoo.twins import ZooTwin
 
 from memlm.errors import Incompatible, InvalidInput
-from memlm.model import Decoder, DecoderState, ModelConfig
+from memlm.model import Decoder, DecoderState, ModelConfig, patterns
 from memlm.model.early_exit import ExitRule, forward_early_exit
 from memlm.model.exits import Exits
 from memlm.model.state_pool import StatePool
@@ -155,6 +155,14 @@ ZOO: dict[str, ModelConfig] = {
     "recurrent memory beside a pattern": segmented(GLOBAL, "attention", border="recurrent_memory"),
 }
 PIECES = ([23], [1] * 23, [5, 1, 2, 11, 4])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def many_places():
+    """Patterns copy the places that a token sees once there are a few, and mask the others before."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(patterns, "MANY_PLACES", 6)
+        yield
 
 
 @pytest.fixture(scope="module", params=ZOO)
