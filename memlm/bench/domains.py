@@ -20,7 +20,7 @@ import numpy as np
 from memlm.bench.learning import TEST_STEP, config_for, learn
 from memlm.bench.tasks import Drawn, LibraryText
 from memlm.data.tokenizer import Tokenizer
-from memlm.generation.model_mixture import MixedText
+from memlm.generation.model_mixture import MixedText, Reader
 from memlm.model import Decoder
 from memlm.model.checkpoint import Checkpoint
 
@@ -121,7 +121,7 @@ def _learned(task: DomainText, steps: int, seed: int) -> Decoder:
 
 
 def _read(models: list[Checkpoint], capacity: int) -> MixedText:
-    return MixedText(models, [1.0] * len(models), top=0, capacity=capacity)
+    return MixedText([Reader(model) for model in models], [1.0] * len(models), top=0, capacity=capacity)
 
 
 @cache

@@ -19,6 +19,7 @@ def evaluate(
     retrieval: Annotated[dict[str, Any], Overrides(RetrievalParams)],
     store: options.Stores = None,
     chunk_store: options.ChunkStore = None,
+    domain: options.Domain = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     glob: options.Glob = "**/*",
@@ -30,10 +31,13 @@ def evaluate(
     from memlm.data.corpus import Corpus
     from memlm.evaluation import evaluate as run
     from memlm.language_model import load
+    from memlm.zoo.domains import use_domain
 
     with on_interrupt(lambda: f"nothing was changed; to begin anew: {this_command()}"), ConsoleProgress() as progress:
         progress(LOADING, 0, 1)
         with load(model, store or (), dtype=dtype, device=device) as lm:
+            if domain is not None:
+                use_domain(lm.checkpoint.decoder, domain)
             if chunk_store:
                 lm.read_chunks(chunk_store)
             documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)

@@ -72,6 +72,16 @@ Stores = Annotated[
     list[Path] | None,
     typer.Option("--store", "-s", metavar="FOLDER", help="Datastore folder. Repeatable.", rich_help_panel="Model"),
 ]
+Domain = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Domain whose experts read, of a model that has some.", rich_help_panel="Model"),
+]
+MixDomains = Annotated[
+    bool,
+    typer.Option(
+        "--mix-domains", help="Mix all domains of the model, as likely as each makes the text.", rich_help_panel="Model"
+    ),
+]
 ChunkStore = Annotated[
     Path | None,
     typer.Option(

@@ -5,7 +5,9 @@ p(x_t | x_<t) = sum over d of p(d | x_<t) p_d(x_t | x_<t), where the weight of m
 tokens so far: p(d | x_<t) is proportional to p(d) times the probability that the model gave to x_<t. The published code
 multiplies the prior by the probability of the previous token alone.
 
-Shapes: D models, T tokens, V vocabulary.
+A model with experts of domains (`memlm.zoo.domains`) counts once for each of its domains.
+
+Shapes: D models, or domains of models, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import time
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 import torch
 from jaxtyping import Float, Float64
@@ -29,6 +31,7 @@ from memlm.base.steps import run_steps
 from memlm.errors import Incompatible, InvalidInput, check_range
 from memlm.generation.generation import Generation
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.state import DecoderState
 
 PIECE_TOKENS = 64  # whose distributions of all models are held at once
 OF_PRIOR = 0.3  # of a text's posterior in the moving mean of priors (DEMix, section 5.1)
@@ -36,12 +39,35 @@ OWN_DATA = ("session", "adapter", "early_exit")  # options that belong to one mo
 OF_STORES = ("neighbors", "drafts", "draft")  # options for datastores and drafts, beside `retrieval`
 
 
+class Reader(NamedTuple):
+    """A model, or one domain of a model."""
+
+    checkpoint: Checkpoint
+    domain: str | None = None
+
+    @classmethod
+    def all_of(cls, checkpoint: Checkpoint) -> list[Reader]:
+        """The domains of a model, or the model."""
+        from memlm.zoo.domains import domains_of
+
+        return [cls(checkpoint, name) for name in domains_of(checkpoint.decoder.config)] or [cls(checkpoint)]
+
+    def new_state(self, capacity: int) -> DecoderState:
+        """Returns an empty state of one row."""
+        state = self.checkpoint.decoder.new_state(capacity=capacity)
+        if self.domain is not None:
+            from memlm.zoo.domains import number_of, set_domains
+
+            set_domains(state, [number_of(self.checkpoint.decoder.config, self.domain)])
+        return state
+
+
 class MixedText:
     """One text that D models read, and the posterior over them. Tokens after the first change it."""
 
-    def __init__(self, checkpoints: Sequence[Checkpoint], prior: Sequence[float], *, top: int, capacity: int) -> None:
-        self._decoders, self._top = [each.decoder for each in checkpoints], top
-        self._states = [decoder.new_state(capacity=capacity) for decoder in self._decoders]
+    def __init__(self, readers: Sequence[Reader], prior: Sequence[float], *, top: int, capacity: int) -> None:
+        self._decoders, self._top = [each.checkpoint.decoder for each in readers], top
+        self._states = [each.new_state(capacity) for each in readers]
         self._logweights_D = torch.tensor(prior, dtype=torch.float64).log().log_softmax(dim=0)
         self._last_DV: Float64[Tensor, "D V"] | None = None
 
@@ -121,7 +147,6 @@ class ModelMixture:
         ]
         if not self.checkpoints:
             raise InvalidInput("a mixture has no models; give one at least", field="models")
-        check_range("top", top, least=0, most=len(self.checkpoints), whole=True)
         first = self.checkpoints[0]
         for other in self.checkpoints[1:]:
             if other.tokenizer.fingerprint != first.tokenizer.fingerprint:
@@ -134,10 +159,12 @@ class ModelMixture:
                     f"{other.path} predicts {sizes[0]:,} tokens and {first.path} {sizes[1]:,}; expected as many: train"
                     f" it with --init-from {first.path}"
                 )
-        prior = tuple(prior) or (1.0,) * len(self.checkpoints)
-        if len(prior) != len(self.checkpoints) or not all(0 < weight < math.inf for weight in prior):
+        self.readers = [reader for each in self.checkpoints for reader in Reader.all_of(each)]
+        check_range("top", top, least=0, most=len(self.readers), whole=True)
+        prior = tuple(prior) or (1.0,) * len(self.readers)
+        if len(prior) != len(self.readers) or not all(0 < weight < math.inf for weight in prior):
             raise InvalidInput(
-                f"the prior is {list(prior)} for {len(self.checkpoints)} models; give each a weight above 0",
+                f"the prior is {list(prior)} for {len(self.readers)} models or domains; give each a weight above 0",
                 field="prior",
             )
         self.prior, self.top, self.updates = tuple(weight / sum(prior) for weight in prior), top, updates
@@ -177,7 +204,7 @@ class ModelMixture:
         return self.prior
 
     def _new_text(self, capacity: int) -> MixedText:
-        return MixedText(self.checkpoints, self.prior, top=self.top, capacity=capacity)
+        return MixedText(self.readers, self.prior, top=self.top, capacity=capacity)
 
     def _end(self, text: MixedText) -> None:
         self.posterior = text.posterior

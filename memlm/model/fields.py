@@ -32,7 +32,8 @@ class Field:
     `shape` is that of one row. With an axis of PLACES it holds a value for each place of the cache, and without one it
     holds sums of all tokens so far. `dtype` None is the type of the state. A `wide` one has at least float32. A field
     `of_segments` is written at the end of segments alone, and forgotten where a document begins. A field with places
-    `adds` where later tokens change the values of earlier places.
+    `adds` where later tokens change the values of earlier places. A field that `is_given` is set by a caller, and no
+    pass changes it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Field:
     wide: bool = False
     of_segments: bool = False
     adds: bool = False
+    is_given: bool = False
 
     @property
     def place_axis(self) -> int | None:
@@ -50,7 +52,7 @@ class Field:
     @property
     def changes(self) -> bool:
         """Whether a pass changes the numbers of earlier tokens, so that taking it back needs a copy."""
-        return not self.of_segments and (self.adds or self.place_axis is None)
+        return not (self.of_segments or self.is_given) and (self.adds or self.place_axis is None)
 
     def type_in(self, dtype: torch.dtype) -> torch.dtype:
         """The type of its numbers in a state of `dtype`."""

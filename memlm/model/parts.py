@@ -56,6 +56,7 @@ KNOWN: dict[str, dict[str, str]] = {
     },
     "channel": {
         "base": "memlm.zoo.base_layers:Base",
+        "domain": "memlm.zoo.domains:Domains",
         "experts": "memlm.model.experts:Experts",
         "switch": "memlm.model.experts:Switch",
         "hash": "memlm.model.experts:HashExperts",

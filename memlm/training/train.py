@@ -10,7 +10,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from memlm.model.adapter_files import ADAPTER_CONFIG, AdapterNames, save_adapter
 from memlm.model.adapters import Adapter, new_adapter, parse_adapter
 from memlm.model.checkpoint import CONFIG_FILE, Checkpoint, load_checkpoint, save_checkpoint
 from memlm.training.config import PRESETS, TrainConfig
-from memlm.training.data import Batches, DocumentStreams, TrainingData, write_tokens
+from memlm.training.data import Batches, DocumentStreams, DomainStreams, TrainingData, write_tokens
 from memlm.training.distributed import ProcessGroup, device_of
 from memlm.training.init_from import add_memories, config_with_memories
 from memlm.training.metrics import summary_writer
@@ -73,7 +73,8 @@ def train(
     adapter alone (`memlm.model.adapter_files`). An interrupted run leaves its last checkpoint in `out/training`.
     With `resume=True` it continues from there, with its original configuration. Raises AlreadyExists if `out` holds a
     model or an unfinished run, NotFound if there is no run to resume, and InvalidInput for a corpus shorter than one
-    window and for settings that contradict each other.
+    window and for settings that contradict each other. Each path of the corpus is a domain of a model with experts for
+    them.
     """
     out, work = Path(out), Path(out) / "training"
     group = ProcessGroup.join(device_of(config))
@@ -86,6 +87,8 @@ def train(
         tokenizer, model_config = base.tokenizer, config_with_memories(base.decoder.config, config.model_fields)
     has_tokenizer = resume or tokenizer is not None
     _check_cross(model_config or config.model(config.vocab_size), config, has_tokenizer=has_tokenizer)
+    domains = _domains(model_config or config.model(config.vocab_size), corpus, config, has_valid=valid is not None)
+    files = [work / f"tokens-{name}.u32" for name in range(len(domains))] or [work / TOKENS_FILE]
     progress = progress if group.is_main else silent
     if group.is_main and not resume:
         _start(out, work, config, init_from)
@@ -93,8 +96,9 @@ def train(
     try:
         if group.is_main:
             tokenizer = _tokenizer_for(corpus, work, config, tokenizer, progress)
-            if not (work / TOKENS_FILE).exists():
-                write_tokens(corpus, tokenizer, work / TOKENS_FILE, num_bytes=corpus.num_bytes, progress=progress)
+            for path, part in zip(files, _by_domain(corpus, len(files)), strict=True):
+                if not path.exists():
+                    write_tokens(part, tokenizer, path, num_bytes=part.num_bytes, progress=progress)
         group.barrier()
         tokenizer = Tokenizer.load(work)
         held_out = None if valid is None else HeldOut(valid, tokenizer)
@@ -102,7 +106,7 @@ def train(
         model_config = model_config or config.model(tokenizer.vocab_size)
         decoder, adapter = _learning(base, model_config, config)
         neighbors = _neighbors(decoder, tokenizer, config, progress)
-        data = _data(work / TOKENS_FILE, model_config, config, tokenizer)
+        data = _data(files, model_config, config, tokenizer)
         score = None if held_out is None else partial(held_out.loss, group=group, progress=progress)
         trainer = Trainer(config, decoder.to(device_of(config)), data, group, score, adapter)
     except MemlmError:  # a corpus that cannot be trained on leaves nothing behind, except checkpoints of earlier runs
@@ -186,12 +190,49 @@ def _neighbors(
     return found
 
 
-def _data(path: Path, shape: ModelConfig, config: TrainConfig, tokenizer: Tokenizer) -> TrainingData:
+def _domains(shape: ModelConfig, corpus: Corpus, config: TrainConfig, *, has_valid: bool) -> tuple[str, ...]:
+    """The domains of a model with experts for them. Raises InvalidInput where the run does not fit them."""
+    if not any(part.kind == "domain" for part in shape.parts):
+        return ()
+    from memlm.zoo.domains import domains_of
+
+    names, rows = domains_of(shape), config.batch_size * config.accumulate
+    if len(corpus.paths) != len(names) or corpus.documents:
+        raise InvalidInput(
+            f"the model has the domains {', '.join(names)}, and the corpus {len(corpus.paths)} paths; give a path for"
+            " each, in this order",
+            field="corpus",
+        )
+    if rows < len(names):
+        raise InvalidInput(
+            f"a step has {rows} rows for {len(names)} domains; give a batch_size of {len(names)} at least",
+            field="batch_size",
+        )
+    if has_valid:
+        raise InvalidInput(
+            "held-out text has no domain; leave --valid out, and score with `memlm eval --domain`", field="valid"
+        )
+    return names
+
+
+def _by_domain(corpus: Corpus, count: int) -> list[Corpus]:
+    """The corpus of each domain."""
+    return [corpus] if count == 1 else [replace(corpus, paths=[path]) for path in corpus.paths]
+
+
+def _data(files: list[Path], shape: ModelConfig, config: TrainConfig, tokenizer: Tokenizer) -> TrainingData:
     """The batches of a run. Chunks that have neighbors belong to one document, as do those of a model with memory."""
     length, rows = shape.training_length, config.batch_size * config.accumulate
+    ids = tokenizer.start_id, tokenizer.end_id
+    if any(part.kind == "domain" for part in shape.parts):
+        counts = [len(range(number, rows, len(files))) for number in range(len(files))]
+        streams = (
+            DocumentStreams(path, length, each, config.seed, *ids) for path, each in zip(files, counts, strict=True)
+        )
+        return DomainStreams(tuple(streams))
     if shape.is_segmented or config.chunk_store:
-        return DocumentStreams(path, length, rows, config.seed, tokenizer.start_id, tokenizer.end_id)
-    return Batches(path, length, rows, config.seed)
+        return DocumentStreams(files[0], length, rows, config.seed, *ids)
+    return Batches(files[0], length, rows, config.seed)
 
 
 def loss_on(valid: Corpus, decoder: Decoder, tokenizer: Tokenizer) -> float:

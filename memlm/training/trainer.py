@@ -189,6 +189,8 @@ class Trainer:
         state = self.states[part]
         if state is None and self.decoder.config.is_segmented:
             state = self.states[part] = self.decoder.new_state(batch_size=len(rows), training=True)
+        if batch.domains_B:
+            state = self._of_domains(batch, state)
         with torch.autocast(self.decoder.device.type, torch.bfloat16, enabled=self.bfloat16):
             hidden_BTD, _ = self._forward(batch.inputs_BT, state, starts_BT=batch.starts_BT)
             loss = self.decoder.loss(hidden_BTD, batch.targets_BT)
@@ -198,6 +200,16 @@ class Trainer:
         if (told := self.decoder.take_losses()) is not None:  # parts weight their own
             loss = loss + told
         return loss
+
+    def _of_domains(self, batch: TrainingBatch, state: DecoderState | None) -> DecoderState:
+        """Gives the rows their domains, in a state of this batch alone where the model has no memory."""
+        from memlm.zoo.domains import set_domains
+
+        if state is None:
+            rows, length = batch.inputs_BT.shape
+            state = self.decoder.new_state(batch_size=rows, capacity=length, training=True)
+        set_domains(state, batch.domains_B)
+        return state
 
     def _score(self, number: int) -> float | None:
         """Returns the loss on held-out text if it is due, and keeps the best weights if there is a patience."""
@@ -246,7 +258,7 @@ def _on(batch: TrainingBatch, device: torch.device) -> TrainingBatch:
     if device.type == "cpu":
         return batch
     starts_BT = None if batch.starts_BT is None else batch.starts_BT.to(device)
-    return TrainingBatch(batch.inputs_BT.to(device), batch.targets_BT.to(device), starts_BT)
+    return TrainingBatch(batch.inputs_BT.to(device), batch.targets_BT.to(device), starts_BT, batch.domains_B)
 
 
 def _write(path: Path, value: Any) -> None:

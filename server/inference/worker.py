@@ -119,6 +119,11 @@ def _load_model(
         config.model, dtype=config.dtype, device=config.device, attention_window=config.attention_window,
         extended_attention=config.extended_attention,
     )  # fmt: skip
+    if any(part.kind == "domain" for part in checkpoint.decoder.config.parts):
+        raise Incompatible(
+            f"{config.model} has experts of domains, and a server chooses none; use it in process (`memlm generate"
+            " --domain`), or serve a model without"
+        )
     if checkpoint.decoder.cross is not None:
         raise Incompatible(
             f"{config.model} reads a chunk store by its cross {checkpoint.decoder.cross.part.kind}, and a server gives"

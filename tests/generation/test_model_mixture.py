@@ -13,7 +13,7 @@ from memlm.cli.app import app
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput
 from memlm.generation import model_mixture
-from memlm.generation.model_mixture import MixedText, ModelMixture, best_of
+from memlm.generation.model_mixture import MixedText, ModelMixture, Reader, best_of
 from memlm.language_model import load
 from memlm.model import Decoder, ModelConfig
 from memlm.model.averages import average_models
@@ -87,7 +87,7 @@ def test_the_product_of_the_mixtures_is_the_mean_over_whole_texts(folders):
 
 def test_equal_models_mix_to_the_model(folders):
     ids, checkpoints = ids_of(folders), [load_checkpoint(folders[1])] * 2
-    text = MixedText(checkpoints, [0.3, 0.7], top=0, capacity=64)
+    text = MixedText([Reader(each) for each in checkpoints], [0.3, 0.7], top=0, capacity=64)
     np.testing.assert_allclose(text.read(ids).numpy(), alone(folders[1], ids)[-1], atol=1e-5)
     assert text.posterior == pytest.approx([0.3, 0.7])
 
@@ -95,7 +95,7 @@ def test_equal_models_mix_to_the_model(folders):
 def test_texts_are_generated_from_the_mixture_after_the_prompt(folders):
     with load(folders[0]) as lm:
         expected, prompt = list[int](), lm.tokenizer.prompt("the memory of")
-    text = MixedText([load_checkpoint(f) for f in folders], [1, 1, 1], top=0, capacity=64)
+    text = MixedText([Reader(load_checkpoint(f)) for f in folders], [1, 1, 1], top=0, capacity=64)
     ids = prompt
     for _ in range(10):
         expected.append(int(text.read(ids).argmax()))

@@ -21,6 +21,7 @@ from memlm.model.early_exit import ExitRule, forward_early_exit
 from memlm.model.exits import Exits
 from memlm.model.state_pool import StatePool
 from memlm.model.state_size import row_bytes
+from memlm.zoo.domains import domains_of, set_domains
 
 assert seam_parts
 PLAIN = replace(SHAPE, context_length=40)
@@ -68,6 +69,8 @@ ZOO: dict[str, ModelConfig] = {
     "switch": channels({"kind": "switch", "experts": 3}),
     "hash": channels({"kind": "hash", "experts": 3}),
     "base": channels({"kind": "base", "experts": 3, "expert_dim": 12}, "feed_forward"),
+    "domains": channels({"kind": "domain", "names": ("a", "b", "c"), "expert_dim": 12}),
+    "domains in one layer, xl": replace(channels("feed_forward", "domain"), xl_length=5, context_length=6),
     "experts in one layer": channels("feed_forward", {"kind": "experts", "experts": 3, "top": 2}),
     "experts and xl": replace(channels({"kind": "experts", "experts": 3, "top": 2}), xl_length=5, context_length=6),
     "pattern and experts": replace(PLAIN, layers=[{"mixer": GLOBAL, "channel": {"kind": "switch", "experts": 3}}]),
@@ -398,7 +401,10 @@ def test_12_a_config_survives_json_and_nonsense_is_refused(decoder):
 def test_13_every_parameter_gets_a_gradient(decoder):
     decoder.zero_grad()
     tokens = torch.tensor([tokens_of(40, seed) for seed in range(3)])
-    state = decoder.new_state(batch_size=3, training=True) if decoder.config.is_segmented else None
+    names = domains_of(decoder.config)
+    state = decoder.new_state(batch_size=3, training=True) if decoder.config.is_segmented or names else None
+    if names:
+        set_domains(state, [row % len(names) for row in range(3)])
     hidden, _ = decoder(tokens[:, :-1], state)
     loss = decoder.loss(hidden, tokens[:, 1:])
     told = decoder.take_losses()

@@ -25,15 +25,16 @@ from zoo.segment_twins import in_segments, with_memory
 from memlm.model.experts import Experts, HashExperts, Switch
 from memlm.model.patterns import Pattern
 from memlm.zoo.base_layers import Base
+from memlm.zoo.domains import Domains
 from memlm.zoo.recurrent_memory import RecurrentMemory
 
 
 class ZooTwin(Twin):
     """Reads whole texts, one document each, with the weights of a decoder that has parts."""
 
-    def __init__(self, decoder) -> None:
+    def __init__(self, decoder, domain: int = 0) -> None:
         super().__init__(decoder)
-        self.decoder = decoder
+        self.decoder, self.domain = decoder, domain
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         self.tokens = tokens
@@ -123,6 +124,10 @@ def hashed(twin, part, layer, t, x):
     return twin.expert(layer, order.index(twin.tokens[t]) % part.experts, x)
 
 
+def of_domain(twin, part, layer, t, x):
+    return twin.expert(layer, twin.domain, x)
+
+
 def decayed(twin, part, layer, x):
     prefix, total, read = f"blocks.{layer}.attention.", 0.0, []
     for row in twin.linear(prefix + "inner", x):
@@ -189,7 +194,7 @@ OF_FILES = (
     | stack_twins.MIXERS
 )
 MIXERS = {Decay: decayed, Fatigue: tired, **OF_FILES}
-CHANNELS = {Base: by_vector, Experts: routed, Switch: routed, HashExperts: hashed}
+CHANNELS = {Base: by_vector, Domains: of_domain, Experts: routed, Switch: routed, HashExperts: hashed}
 JOINS = {Gate: gated, **stack_twins.JOINS}
 STACKS = {Repeated: repeated, **stack_twins.STACKS}
 CROSSES = {**cross_twins.CROSSES, **retro_twins.CROSSES}
