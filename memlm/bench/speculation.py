@@ -77,7 +77,7 @@ def bench_speculation(
         for number, (delay_ms, kind) in enumerate((delay_ms, kind) for delay_ms in delays_ms for kind in KINDS):
             progress("delays", number, len(delays_ms) * len(KINDS))
             search.delay_s = delay_ms / 1000
-            rows.append({"texts": kind, "delay_ms": delay_ms, **_compared(lm, search, middles, KINDS[kind], repeats)})
+            rows.append({"prompts": kind, "delay_ms": delay_ms, **_compared(lm, search, middles, KINDS[kind], repeats)})
     return {"rows": rows, "model": lm.info.name}
 
 

@@ -37,10 +37,10 @@ def speculation(
     if json:
         emit_json(report(figures, repeats=repeats))
         return
-    shown = table("texts", "delay", "over copies", "over none", "searches a token", "accepted", "same text")
+    shown = table("prompts", "delay", "over copies", "over none", "searches a token", "accepted", "same text")
     for row in figures["rows"]:
         shown.add_row(
-            row["texts"], f"{row['delay_ms']:g} ms", f"{row['speculation_over_copies']:.2f}",
+            row["prompts"], f"{row['delay_ms']:g} ms", f"{row['speculation_over_copies']:.2f}",
             f"{row['speculation_over_none']:.2f}", f"{row['searches_per_token_speculation']:.2f}",
             f"{row['accepted']}/{row['drafted']}", f"{row['identical']:.0%}",
         )  # fmt: skip

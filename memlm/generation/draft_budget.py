@@ -26,7 +26,7 @@ PRIOR_CHANCE = {
     DraftSource.TEXT: (0.3, 0.4, 0.5, 0.7, 0.8, 0.95),
     DraftSource.NEIGHBORS: (0.1, 0.2, 0.3, 0.5),
     DraftSource.DATASTORE: (0.3, 0.4, 0.5, 0.7, 0.8, 0.95),
-    DraftSource.NEARBY: (0.7,),
+    DraftSource.NEARBY: (0.85,),
 }
 PRIOR_TRIALS = 4.0  # how many trials a prior counts as
 FORGETTING = 0.97  # of the weight of earlier trials, at each one

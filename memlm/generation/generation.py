@@ -20,7 +20,6 @@ from torch import Tensor
 from memlm.api.chat import ChatRequest
 from memlm.api.generation import (
     Accepted,
-    Alternative,
     DraftSource,
     DraftUsage,
     Finished,
@@ -37,10 +36,11 @@ from memlm.generation.draft_budget import DraftBudget, Survival
 from memlm.generation.drafting import LONGEST_DRAFT, LONGEST_RUN, Draft, Drafter, Guesser
 from memlm.generation.early_exit import EarlyExitDecoder, rule_of
 from memlm.generation.prompts import prompt_steps, room_for
-from memlm.generation.sampling import sample
+from memlm.generation.sampling import alternatives, sample
 from memlm.generation.session_files import SessionState
 from memlm.generation.session_reading import copied_aside
 from memlm.generation.sessions import Lease
+from memlm.generation.usage import with_token
 from memlm.model import DecoderState
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.loop_guard import WINDOW
@@ -363,7 +363,7 @@ class Generation:
                 knn_logprob=None if knn is None else knn.of(token_id),
                 lam=lam,
                 neighbors=neighbors,
-                top_logprobs=self._top_logprobs(logprobs_V),
+                top_logprobs=alternatives(logprobs_V, self._request.top_logprobs, self._tokenizer),
             )
             tokens = self._detokenizer.push(token)
             if self._detokenizer.stopped_by is not None:
@@ -374,7 +374,8 @@ class Generation:
                 reason = FinishReason.TIME
         if reason is not None and reason is not FinishReason.STOP:
             tokens += self._detokenizer.finish()
-        self._count(token, result, 1000 * (time.perf_counter() - begin_s), is_first=is_first)
+        elapsed_ms = 1000 * (time.perf_counter() - begin_s)
+        self.usage = with_token(self.usage, token, result, elapsed_ms, is_first=is_first)
         return tokens, reason
 
     def _described(self, memory: RetrievalResult) -> tuple[Neighbor, ...]:
@@ -415,30 +416,3 @@ class Generation:
         is_alone = self._is_chat and not self.usage.generated_tokens  # an answer begins a text of its own
         is_first = is_alone or len(self._context_ids) == 1
         return piece.removeprefix(b" ") if is_first and self._tokenizer.prepends_space else piece
-
-    def _top_logprobs(self, logprobs_V: Float[Tensor, " V"]) -> tuple[Alternative, ...]:
-        if not self._request.top_logprobs:
-            return ()
-        best = logprobs_V.topk(min(self._request.top_logprobs, len(logprobs_V)))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return tuple(Alternative(token_id, self._tokenizer.decode([token_id]), logprob) for token_id, logprob in pairs)
-
-    def _count(self, token: Token | None, result: RetrievalResult | None, elapsed_ms: float, *, is_first: bool) -> None:
-        """Counts a token. The first one of a pass has the time of its search."""
-        before, count = self.usage, self.usage.generated_tokens + (token is not None)
-        is_prefill, share = before.generated_tokens == 0, before.searched_share
-        if result is not None and result.searched_Q[0]:
-            share = min(1.0 if share is None else share, result.share)
-        self.usage = replace(
-            before,
-            generated_tokens=count,
-            steps=before.steps + is_first,
-            retrieved_neighbors=before.retrieved_neighbors
-            + (0 if result is None else int((result.neighbors.ids_QK >= 0).sum())),
-            searches=before.searches + (result is not None and bool(result.searched_Q[0])),
-            prefill_ms=before.prefill_ms + elapsed_ms * is_prefill,
-            decode_ms=before.decode_ms + elapsed_ms * (not is_prefill),
-            retrieval_ms=before.retrieval_ms + (result.took_ms if result is not None and is_first else 0.0),
-            lam=before.lam if token is None else before.lam + (token.lam - before.lam) / count,
-            searched_share=share,
-        )

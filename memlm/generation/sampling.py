@@ -14,7 +14,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from memlm.api.generation import Alternative
 from memlm.api.params import SamplingParams
+from memlm.data.tokenizer import Tokenizer
 from memlm.errors import Corrupt
 
 # Divisors that float32 holds, at which the limits of temperature 0 and infinity are reached.
@@ -56,6 +58,15 @@ def _checked(token: np.intp, logprobs_V: Float[Tensor, " V"]) -> int:
     if not logprobs_V[int(token)] > -torch.inf:
         raise Corrupt("the model's log-probabilities are not numbers; its weights may be damaged: restore them")
     return int(token)
+
+
+def alternatives(logprobs_V: Float[Tensor, " V"], count: int, tokenizer: Tokenizer) -> tuple[Alternative, ...]:
+    """The likeliest tokens, at most `count`."""
+    if not count:
+        return ()
+    best = logprobs_V.topk(min(count, len(logprobs_V)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return tuple(Alternative(token_id, tokenizer.decode([token_id]), logprob) for token_id, logprob in pairs)
 
 
 def heat(logprobs_V: Float[Tensor, " V"], temperature: float) -> Float[Tensor, " V"]:

@@ -249,7 +249,8 @@ class DecoderState:
 
     @contextmanager
     def run(self, num_tokens: int) -> Iterator[None]:
-        """The passes within it are one to `crop`. A row reads at most `num_tokens`, and less than its `draft_room_B`.
+        """The passes within it are one to `crop`. A row reads at most `num_tokens`, fewer if it then waits for others,
+        and `num_tokens` are within its `draft_room_B`.
 
         Windows move now, since a later move would drop what the tokens that stay still see.
         """
@@ -289,7 +290,7 @@ class DecoderState:
 
     def make_room(self, num_new: int) -> None:
         """Moves the window of each row whose places are used up. No later token sees the places that it drops."""
-        if self.config.is_segmented or not self.is_rolling or self._in_run:
+        if self.config.is_segmented or not self.is_rolling:
             return
         keep = max(self.config.windows) - 1
         for number, row in enumerate(self.rows):

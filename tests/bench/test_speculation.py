@@ -21,11 +21,11 @@ def test_the_command_compares_texts_with_guesses_and_without(model_folder, store
     figures = figures_of(CliRunner().invoke(app, [*words, *settings, "--json"]).stdout)
     for kind in ("greedy", "sampled"):
         for delay in ("0.0", "200.0"):
-            row = f"[delay_ms={delay},texts={kind}]"
+            row = f"[prompts={kind},delay_ms={delay}]"
             assert figures[f"identical{row}"] == 1
             assert figures[f"searches_per_token_none{row}"] == 1
             assert figures[f"speculation_over_none{row}"] > 0
-        slow = f"[delay_ms=200.0,texts={kind}]"
+        slow = f"[prompts={kind},delay_ms=200.0]"
         assert 0 < figures[f"accepted{slow}"] <= figures[f"drafted{slow}"]
         assert figures[f"searches_per_token_speculation{slow}"] < 0.8
         assert figures[f"speculation_over_none{slow}"] > 1
