@@ -14,6 +14,7 @@ from memlm.base.compute import check_device, check_dtype
 from memlm.base.machine import ram_bytes
 from memlm.base.options import check_address, option, parse_bytes
 from memlm.errors import InvalidInput, check_choice, check_range
+from memlm.server.cluster_config import ClusterConfig
 from memlm.server.telemetry.logs import FORMATS
 
 MIN_SESSION_BYTES = 1 << 20
@@ -168,6 +169,7 @@ class ServerConfig:
         default=30.0,
         metadata=option("Replace a worker without a heartbeat for this long.", metavar="SECONDS", panel=PROCESSES),
     )
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     max_running: int = field(default=32, metadata=option("Requests that run at a time.", panel=LIMITS))
     max_queued: int = field(default=256, metadata=option("Requests that may wait. Others are refused.", panel=LIMITS))
     max_queued_tokens: int = field(default=1 << 20, metadata=option("Prompt tokens that may wait.", panel=LIMITS))
@@ -397,6 +399,7 @@ class ServerConfig:
             check_range("index_nice", self.index_nice, least=0, most=19)
         check_dtype(self.dtype)
         check_device(self.device)
+        self.cluster.check_beside(self.num_workers, self.device)
         check_choice("log_level", self.log_level, LOG_LEVELS)
         check_choice("log_format", self.log_format, FORMATS)
         if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_client_ca and not self.tls_cert):
@@ -410,8 +413,8 @@ class ServerConfig:
         return self.max_cache_bytes or ram_bytes() // 2
 
     def per_worker(self, num_cores: int) -> Self:
-        """These settings with the limits divided among the workers."""
-        count = self.num_workers
+        """These settings with the limits divided among the workers, or the replicas that there are at the start."""
+        count = self.cluster.replicas if self.cluster.is_ray else self.num_workers
         if count == 1:
             return self
         return replace(

@@ -15,6 +15,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from memlm.distributed.cluster import prepare
 from memlm.errors import InvalidInput
 from memlm.server.config import ServerConfig
 from memlm.server.frontend.auth import Authenticator
@@ -23,7 +24,7 @@ from memlm.server.frontend.service import Service
 from memlm.server.frontend.servicer import Servicer
 from memlm.server.frontend.watched_files import WatchedFiles, warn_if_world_readable
 from memlm.server.inference.handle import JOIN_S
-from memlm.server.inference.pool import WorkerPool
+from memlm.server.inference.pool import EnginePool, WorkerPool
 from memlm.server.ownership import lock_folders
 from memlm.server.processes import file_limit, raise_file_limit, trim_heap
 from memlm.server.registry import DatastoreRegistry
@@ -68,7 +69,7 @@ class _Server:
         self._metrics = Metrics()
         self._registry = DatastoreRegistry(config.stores, config.store_dir)
         self._metrics.datastores.watch(lambda: self._registry.paths)
-        self._workers = WorkerPool(config, lambda: self._registry.paths, self._metrics.datastores.add)
+        self._workers = _engines(config)(config, lambda: self._registry.paths, self._metrics.datastores.add)
         self._metrics.observe_workers(lambda: self._workers.heartbeat_age_s, lambda: self._workers.stats)
         self._authenticator = Authenticator(config.auth_file)
         self._credentials = server_credentials(config)
@@ -89,6 +90,7 @@ class _Server:
         try:
             if not await _run_until_signal(self._stop_requested, self._workers.start()):
                 return 0
+            self._handle_signals()  # Ray has replaced the handlers by some that log a stack
             server, address = self._bind()
             await self._service.load_model_info()
             if (port := self._config.metrics_port) is not None:
@@ -207,6 +209,21 @@ async def _run_until_signal(signalled: asyncio.Event, work: Awaitable[None]) -> 
     finally:
         working.cancel()
         waiting.cancel()
+
+
+def _engines(config: ServerConfig) -> Callable[..., EnginePool]:
+    """The class of the pool. Raises InvalidInput for replicas where Ray Serve is not installed."""
+    if not config.cluster.is_ray:
+        return WorkerPool
+    prepare(config.cluster.address)
+    try:
+        from memlm.server.inference.replicas import ReplicaPool
+    except ImportError as error:
+        raise InvalidInput(
+            f"the engine ray needs Ray Serve, and {error.name} is not installed; pip install 'memlm[replicas]'",
+            field="engine",
+        ) from error
+    return ReplicaPool
 
 
 def _http_port(config: ServerConfig) -> HttpPort | None:

@@ -8,7 +8,7 @@ import gc
 import signal
 
 import memlm.indexing.build
-import memlm.server.inference.worker
+import memlm.server.inference.startup
 import memlm.server.jobs.worker  # noqa: F401
 
 # A terminal and a service manager signal the whole process group; only the front end acts on it.

@@ -39,14 +39,14 @@ class Mallinfo(ctypes.Structure):
 
 
 def run_worker(*arguments: Any) -> None:
-    from memlm.server.inference.worker import run_worker as run
+    from memlm.server.inference.startup import run_worker as run
 
     _break()
     run(*arguments)
 
 
 def run_reporting_worker(*arguments: Any) -> None:
-    from memlm.server.inference.worker import run_worker as run
+    from memlm.server.inference.startup import run_worker as run
 
     report_held_bytes()
     run(*arguments)
@@ -74,7 +74,7 @@ def run_index_worker(*arguments: Any) -> None:
 
 
 def run_worker_on_full_disk(*arguments: Any) -> None:
-    from memlm.server.inference.worker import run_worker as run
+    from memlm.server.inference.startup import run_worker as run
 
     fill_disk()
     run(*arguments)

@@ -50,6 +50,7 @@ class RunningServer:
         first: str = "pass",
         fails: bool = False,
         forked: bool = True,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.log, self.fails = log, fails
         arguments = ["serve", "--model", str(model), "--port", "0", "--log-level", "info"]
@@ -67,7 +68,7 @@ class RunningServer:
             command = [sys.executable, "-c", f"{first}\nfrom memlm.cli import main; main()"]
             with log.open("w") as file:
                 self.process = subprocess.Popen([*command, *arguments], stdout=file, stderr=file)
-        wait_until(lambda: "serving" in self.output or self.process.poll() is not None)
+        wait_until(lambda: "serving" in self.output or self.process.poll() is not None, patience_s)
         assert self.process.poll() is None, self.output
         self.address = self.output.split("serving", 1)[1].splitlines()[0].split()[-1]
 

@@ -28,7 +28,7 @@ LOADED = (
     "memlm.cli.serve",
     "memlm.server.main",
     "memlm.indexing.build",
-    "memlm.server.inference.worker",
+    "memlm.server.inference.startup",
     "memlm.server.jobs.worker",
 )
 

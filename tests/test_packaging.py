@@ -40,6 +40,7 @@ FLOORS = (
     "client",
     "integrations",
     "server.telemetry",
+    "server.cluster_config",
     "server.config",
     "server.registry server.ownership server.quota",
     "server.processes",

@@ -11,8 +11,8 @@ from memlm.cli import options
 from memlm.cli.console import emit_json, out
 from memlm.cli.render_index import file_size, print_lines
 
-EXTRAS = {"http": "uvicorn", "ray": "ray", "parquet": "pyarrow", "lm-eval": "lm_eval", "tensorboard": "tensorboard",
-          "otel": "opentelemetry.sdk"}  # fmt: skip
+EXTRAS = {"http": "uvicorn", "ray": "ray", "replicas": "fastapi", "parquet": "pyarrow", "lm-eval": "lm_eval",
+          "tensorboard": "tensorboard", "otel": "opentelemetry.sdk"}  # fmt: skip
 SLOW_BANDWIDTH = 15.0  # gigabytes a second: of one channel of DDR4
 BUSY = 0.5  # of the cores, by other processes
 SMALL_RAM = 4 << 30

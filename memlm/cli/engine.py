@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memlm.distributed.cluster import prepare
 from memlm.errors import InvalidInput, check_choice
 from memlm.index.factory import NO_INDEX
 
@@ -38,6 +39,7 @@ def reader_of(
             )
         yield model, None
         return
+    prepare(address)
     try:
         from memlm.distributed.encoding import RayEncoder
     except ModuleNotFoundError as error:

@@ -7,9 +7,6 @@ had, and an interrupted build resumes with or without the cluster.
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,9 +16,10 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from memlm.data.windows import Window
+from memlm.distributed.cluster import connect
 from memlm.errors import Incompatible, InvalidInput, MemlmError, Unavailable
 from memlm.indexing.encoding import LocalEncoder
 from memlm.indexing.pruning import EncodedWindow
@@ -31,7 +29,7 @@ from memlm.model.config import ModelConfig
 BLOCKS_EACH = 2  # a worker has one to encode and one to go on with
 BLOCKS_AHEAD = 4  # for each worker: those encoded before an earlier one wait in this process
 PATIENCE_S = 600.0  # without any worker
-CONNECT_S, GREET_AGAIN_S = 10.0, 1.0
+GREET_AGAIN_S = 1.0
 MOST_DEATHS = 5  # of workers that had the same block
 
 
@@ -133,7 +131,7 @@ class RayEncoder:
             raise InvalidInput("engine is ray, and workers cannot find the neighbors of retro", field="engine")
         self._identity, self._is_own = Identity.of(checkpoint), not ray.is_initialized()
         if self._is_own:
-            _connect(address)
+            connect(address)
         elif address is not None:
             raise InvalidInput(f"address is {address!r}, and Ray runs here already; leave it out", field="address")
         self._workers = list[Any]()
@@ -276,28 +274,6 @@ class RayEncoder:
             self._alone_since_s = time.monotonic()
         if worker not in self._dead and worker not in self._greetings.values():
             self._dead[worker] = time.monotonic() + GREET_AGAIN_S
-
-
-def _connect(address: str | None) -> None:
-    """Joins a cluster, or starts one on this machine. Raises Unavailable if there is none at the address."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = address or os.environ.get("RAY_ADDRESS")
-    if address is not None and "://" in address:
-        raise InvalidInput(
-            f"address is {address!r}, of Ray's client; run this on a node of the cluster, with HOST:PORT or auto",
-            field="address",
-        )
-    try:
-        if address is None:
-            # Without "local", Ray would join whatever cluster was last started here, which another program may end.
-            ray.init("local", log_to_driver=False, logging_level=logging.WARNING, include_dashboard=False)
-            return
-        host, _, port = address.rpartition(":")
-        if host and port.isdecimal():  # Ray itself tries for minutes
-            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
-        ray.init(address, log_to_driver=False, logging_level=logging.WARNING)
-    except (OSError, ValueError, RayError) as error:
-        raise Unavailable(f"no Ray cluster answers at {address} ({error}); `ray status` tells of one") from error
 
 
 def _cause_of(error: RayTaskError) -> MemlmError:

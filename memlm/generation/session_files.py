@@ -20,13 +20,13 @@ from safetensors.numpy import load, save
 from memlm.base.clock import Stamp
 from memlm.base.files import checksum_of, read_signed, remove, sign, sync_folder, write_atomic
 from memlm.errors import Corrupt, Incompatible
+from memlm.generation.session_names import SUFFIX
 from memlm.model import DecoderState
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.context_cache import ContextCache
 
 MAGIC = b"memlm session 3\n"
 TOKEN_TYPE = "i"
-SUFFIX = ".session"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,13 @@ class SessionFiles:
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             if is_ours(path.stem):
                 yield self._read(path)
+
+    def read(self, name: str) -> SessionRecord | None:
+        """Reads one session, or None without a file, and removes files of interrupted writes. Raises as `read_all`."""
+        for left in self._folder.glob(f"{name}{SUFFIX}.*tmp"):
+            remove(left)
+        path = self._file(name)
+        return self._read(path) if path.exists() else None
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}{SUFFIX}"

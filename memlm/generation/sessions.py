@@ -27,6 +27,7 @@ from memlm.base.clock import Clock
 from memlm.base.steps import Offload, Steps, run_steps
 from memlm.errors import InvalidInput, Locked, NotFound, Overloaded
 from memlm.generation.session_files import SessionFiles, SessionRecord, SessionState
+from memlm.generation.session_names import SessionNames
 from memlm.generation.session_reading import ReadProgress, SessionReader, copied_aside
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.own_past import ContextSettings
@@ -96,13 +97,13 @@ class Sessions:
         max_bytes: int = DEFAULT_MAX_BYTES,
         max_sessions: int | None = None,
         max_per_owner: int | None = None,
-        is_ours: Callable[[str], bool] = lambda name: True,
+        names: SessionNames | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Reads the sessions that an earlier run left in `folder`. Raises Incompatible for a file of another model,
-        Corrupt for a damaged one. If several processes share the folder, `is_ours` selects the names of this process.
+        Corrupt for a damaged one. If several processes share the folder, `names` are those of this process.
         """
-        self._ttl_s, self._max_bytes, self._is_ours = ttl_s, max_bytes, is_ours
+        self._ttl_s, self._max_bytes, self._names = ttl_s, max_bytes, names or SessionNames()
         self._adapters = checkpoint.decoder.adapters
         self.context_settings = ContextSettings.load(checkpoint.path)
         self._reader = SessionReader(checkpoint, self.context_settings)
@@ -114,7 +115,9 @@ class Sessions:
         self._gone: dict[str, tuple[str, str]] = {}  # name -> owner, and why
         self._num_bytes = 0
         if self._files is not None:
-            for session in sorted(map(self._restored, self._files.read_all(is_ours)), key=lambda each: each.used_at_s):
+            for session in sorted(
+                map(self._restored, self._files.read_all(self._names.are_ours)), key=lambda each: each.used_at_s
+            ):
                 self._add(session)
 
     @property
@@ -214,6 +217,17 @@ class Sessions:
         ForgetInSessionRequest(name, start, stop)
         return (yield from self._edit(name, owner, partial(self._reader.forget, start=start, stop=stop)))
 
+    def read_file(self, name: str) -> SessionRecord | None:
+        """Reads the file of a session that another process had, if there is one. May run in a thread. Raises as the
+        constructor.
+        """
+        return None if self._files is None else self._files.read(name)
+
+    def adopt(self, record: SessionRecord | None) -> None:
+        """Adds a session that was read from its file, unless it is there."""
+        if record is not None and record.name not in self._sessions:
+            self._add(self._restored(record))
+
     def lease(self, name: str, *, owner: str = "") -> Lease:
         """Reserves a session for a generation. Raises Locked while it is used."""
         session = self._idle(name, owner)
@@ -283,7 +297,7 @@ class Sessions:
         )
 
     def _new_name(self) -> str:
-        while not self._is_ours(name := secrets.token_hex(16)):
+        while not self._names.are_ours(name := secrets.token_hex(16) + self._names.suffix):
             pass
         return name
 

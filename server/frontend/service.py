@@ -56,7 +56,7 @@ from memlm.server.frontend.auth import Authenticator, Principal
 from memlm.server.frontend.message_reader import MessageReader
 from memlm.server.frontend.rights import Rights
 from memlm.server.frontend.streams import GenerationStreams
-from memlm.server.inference.pool import WorkerPool
+from memlm.server.inference.pool import EnginePool
 from memlm.server.jobs.service import JobService
 from memlm.server.quota import Quota, share_of
 from memlm.server.registry import DatastoreRegistry
@@ -96,7 +96,7 @@ class Service:
 
     def __init__(
         self,
-        workers: WorkerPool,
+        workers: EnginePool,
         config: ServerConfig,
         authenticator: Authenticator,
         metrics: Metrics,

@@ -15,7 +15,7 @@ from memlm.api.generation import Accepted, Finished, ResumeGenerationRequest
 from memlm.errors import Cancelled, Incompatible, InternalError, InvalidInput, MemlmError, NotFound, Overloaded
 from memlm.server.inference.deletions import Deletion, DeletionFilter
 from memlm.server.inference.messages import Answer, Events, Failed, event_size
-from memlm.server.inference.pool import WorkerPool
+from memlm.server.inference.pool import EnginePool
 from memlm.server.quota import Holding, Quota
 from memlm.wire.codec import WireEvent
 
@@ -30,7 +30,7 @@ DROPPED_FRACTION = 8  # the part of a generation's bytes that is dropped at a ti
 
 
 class GenerationStreams:
-    def __init__(self, workers: WorkerPool, max_stream_bytes: int) -> None:
+    def __init__(self, workers: EnginePool, max_stream_bytes: int) -> None:
         """At most `max_stream_bytes` of one resumable generation are kept."""
         self._workers, self._registry = workers, ResumableGenerationRegistry(workers.event_bytes, max_stream_bytes)
 

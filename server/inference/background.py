@@ -1,4 +1,4 @@
-"""Datastores that open, change or refresh in threads while a worker's loop keeps generating."""
+"""Datastores that open, change or refresh, and sessions that are read, in threads beside a worker's loop."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from memlm.generation.engine import Engine
 from memlm.generation.loaded_stores import PendingChange, PendingRefresh
 from memlm.retrieval.store import ModelStore
 from memlm.server.inference.active_request import ActiveRequest
-from memlm.server.inference.messages import Refresh
+from memlm.server.inference.messages import Adopt, Refresh
 
-BackgroundRequest: TypeAlias = LoadDatastoreRequest | DeleteDocumentsRequest | Refresh
+BackgroundRequest: TypeAlias = LoadDatastoreRequest | DeleteDocumentsRequest | Refresh | Adopt
 
 log = logging.getLogger("memlm.server.worker")
 
@@ -26,7 +26,7 @@ class BackgroundTasks:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._checkpoint, self._stores = engine.checkpoint, engine.stores
+        self._checkpoint, self._stores, self._sessions = engine.checkpoint, engine.stores, engine.sessions
         # Opening a large datastore takes long, and a deletion waits for other writers. Neither waits for the other.
         self._opener, self._deleter = ThreadPoolExecutor(1, "opener"), ThreadPoolExecutor(1, "deleter")
         self._tasks: list[tuple[ActiveRequest, Future[Any], Callable[[Any], Any]]] = []
@@ -44,6 +44,9 @@ class BackgroundTasks:
         elif isinstance(request, DeleteDocumentsRequest):
             deleting = self._deleter.submit(self._stores.prepare_delete, request.document_ids, request.store)
             self._tasks.append((active, deleting, PendingChange.apply))
+        elif isinstance(request, Adopt):
+            reading = self._opener.submit(self._sessions.read_file, request.session_name)
+            self._tasks.append((active, reading, self._sessions.adopt))
         else:
             refreshing = self._deleter.submit(self._stores.prepare_refresh, request.store)
             self._tasks.append((active, refreshing, PendingRefresh.apply))

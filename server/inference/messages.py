@@ -29,6 +29,13 @@ class Refresh(Request[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class Adopt(Request[None]):
+    """A request of the front end itself: read a session's file, whose earlier engine is gone."""
+
+    session_name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """A request, under the id that its answers, the logs and the client use.
 

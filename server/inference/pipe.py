@@ -8,18 +8,21 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from memlm.server.inference.messages import FromWorker, ToWorker
 
 
 class Inbox:
-    """Messages of the front end, read by a thread, so that the front end never blocks in writing."""
+    """Messages of the front end that the loop has not taken yet."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
+    def __init__(self) -> None:
         self._messages: queue.SimpleQueue[ToWorker] = queue.SimpleQueue()
-        threading.Thread(target=self._read, name="inbox", daemon=True).start()
+
+    def put(self, message: ToWorker) -> None:
+        """Adds a message. Any thread may."""
+        self._messages.put(message)
 
     def take(self, *, wait_s: float) -> list[ToWorker]:
         """Returns all messages that have come. Waits up to `wait_s` for the first one."""
@@ -31,10 +34,19 @@ class Inbox:
         except queue.Empty:
             return taken
 
+
+class PipeInbox(Inbox):
+    """An inbox whose messages a thread reads from a pipe, so that the front end never blocks in writing."""
+
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__()
+        self._pipe = pipe
+        threading.Thread(target=self._read, name="inbox", daemon=True).start()
+
     def _read(self) -> None:
         try:
             while True:
-                self._messages.put(self._pipe.recv())
+                self.put(self._pipe.recv())
         except (EOFError, OSError):
             _exit_process()
 
@@ -42,8 +54,9 @@ class Inbox:
 class Outbox:
     """Messages to the front end. Those of one iteration of the loop go together, since each write costs both sides."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe, self._unsent = pipe, list[FromWorker]()
+    def __init__(self, write: Callable[[list[FromWorker]], None]) -> None:
+        """`write` carries them. Where it raises OSError, the front end is gone."""
+        self._write, self._unsent = write, list[FromWorker]()
 
     def send(self, message: FromWorker) -> None:
         """Queues a message for the next `flush`."""
@@ -54,7 +67,7 @@ class Outbox:
         if not self._unsent:
             return
         try:
-            self._pipe.send(self._unsent)
+            self._write(self._unsent)
         except OSError:
             _exit_process()
         self._unsent = []

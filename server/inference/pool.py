@@ -8,6 +8,8 @@ that cannot follow is restarted, and then loads the datastores that are in servi
 from __future__ import annotations
 
 import asyncio
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
@@ -29,8 +31,9 @@ from memlm.base.cpu import num_cores
 from memlm.errors import InternalError, MemlmError, NotFound, Unavailable
 from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.deletions import Deletions
-from memlm.server.inference.handle import JOIN_S, PendingRequest, WorkerHandle, event_quota
+from memlm.server.inference.handle import JOIN_S, WorkerHandle
 from memlm.server.inference.messages import Refresh
+from memlm.server.inference.requests import EngineHandle, PendingRequest, event_quota
 from memlm.server.telemetry.datastores import StoreStats
 from memlm.server.telemetry.metrics import Stats
 
@@ -39,32 +42,33 @@ FRESH_HEARTBEAT_S = 2.0  # four heartbeats: a worker that is silent for longer m
 R = TypeVar("R")
 
 
-class WorkerPool:
-    def __init__(
-        self,
-        config: ServerConfig,
-        stores: Callable[[], Mapping[str, Path]],
-        on_store_stats: Callable[[Sequence[StoreStats]], None] = lambda stores: None,
-    ) -> None:
-        """`stores` returns the datastores that a starting worker loads. `on_store_stats` is called with the figures of
-        each heartbeat.
-        """
-        self.deletions, self._stores = Deletions(), stores
-        per_worker = config.per_worker(num_cores())
+class EnginePool(ABC):
+    """All engines, which are called workers here: those of `WorkerPool`, or the replicas of `ReplicaPool`."""
+
+    kind = "inference worker"
+
+    def __init__(self, config: ServerConfig, stores: Callable[[], Mapping[str, Path]]) -> None:
+        """`stores` returns the datastores that a starting worker loads."""
+        self.deletions, self._config, self._stores = Deletions(), config, stores
         self.event_bytes = event_quota(config)
-        self._workers = tuple(
-            WorkerHandle(per_worker, number, stores, self.event_bytes, self.mark_deleted, on_store_stats)
-            for number in range(config.num_workers)
-        )
         self._limit_s = config.worker_timeout_s + JOIN_S  # a worker that hangs is killed before
 
+    @abstractmethod
     async def start(self) -> None:
         """Starts all workers and waits until they are loaded. Raises the error that kept one from loading."""
-        await asyncio.gather(*(worker.start() for worker in self._workers))
 
+    @abstractmethod
     async def stop(self, timeout_s: float) -> None:
         """Stops all workers and waits up to `timeout_s`. Workers that do not stop are killed."""
-        await asyncio.gather(*(worker.stop(timeout_s) for worker in self._workers))
+
+    @property
+    @abstractmethod
+    def _workers(self) -> Sequence[EngineHandle]:
+        """The workers that may get requests."""
+
+    @abstractmethod
+    def _owner_of(self, session: str) -> EngineHandle:
+        """The worker of a session. Raises Unavailable where there is none at the moment."""
 
     @property
     def is_serving(self) -> bool:
@@ -74,7 +78,7 @@ class WorkerPool:
     @property
     def heartbeat_age_s(self) -> float:
         """The age of the oldest last heartbeat."""
-        return max(worker.heartbeat_age_s for worker in self._workers)
+        return max((worker.heartbeat_age_s for worker in self._workers), default=math.inf)
 
     @property
     def stats(self) -> Stats:
@@ -133,7 +137,7 @@ class WorkerPool:
     async def _broadcast(self, request: Request[R], on_done: Callable[[R], None], **origin: Any) -> R:
         workers = [worker for worker in self._workers if worker.is_loaded]
         if not workers:
-            raise Unavailable("the inference worker is being started again; try again in a moment")
+            raise self._none_is_there()
         results = dict(zip(workers, await self._gather_results(workers, request, internal=True, **origin), strict=True))
         done = {worker: value for worker, value in results.items() if not isinstance(value, BaseException)}
         if not done:
@@ -166,7 +170,7 @@ class WorkerPool:
         await run_to_end(self._follow(leader, report.store, "a text that is to be remembered"))
         return report
 
-    async def _follow(self, leader: WorkerHandle, store: str, change: str) -> None:
+    async def _follow(self, leader: EngineHandle, store: str, change: str) -> None:
         """Switches all workers but one to its commit. A worker that cannot follow is restarted."""
         followers = [worker for worker in self._workers if worker.is_loaded and worker is not leader]
         outcomes = await self._gather_results(followers, Refresh(store), internal=True)
@@ -186,37 +190,75 @@ class WorkerPool:
     async def _gather_answers(self, request: Request[R], time_left_s: float | None = None, **origin: Any) -> list[R]:
         """Returns every worker's answer. Raises the error of one, and Unavailable at once where one does not serve."""
         if not all(worker.is_serving for worker in self._workers):
-            raise Unavailable("not all inference workers serve at the moment; try again in a moment")
+            raise Unavailable(f"not all {self.kind}s serve at the moment; try again in a moment")
         return await asyncio.gather(*(self._answer(worker, request, time_left_s, **origin) for worker in self._workers))
 
-    async def _gather_results(self, workers: list[WorkerHandle], request: Request[Any], **origin: Any) -> list[Any]:
+    async def _gather_results(self, workers: list[EngineHandle], request: Request[Any], **origin: Any) -> list[Any]:
         """Returns the answer or the error of each of these workers."""
         answers: list[Awaitable[Any]] = [self._answer(worker, request, **origin) for worker in workers]
         return [_reraise_unexpected(value) for value in await asyncio.gather(*answers, return_exceptions=True)]
 
     async def _answer(
-        self, worker: WorkerHandle, request: Request[R], time_left_s: float | None = None, **origin: Any
+        self, worker: EngineHandle, request: Request[R], time_left_s: float | None = None, **origin: Any
     ) -> R:
         """Returns one worker's answer. Raises Unavailable after `_limit_s`, unless a datastore is opened."""
         try:
             async with asyncio.timeout(None if isinstance(request, LoadDatastoreRequest) else self._limit_s):
                 return await worker.answer(request, time_left_s, **origin)
         except TimeoutError:
-            raise Unavailable(f"inference worker {worker.number} did not answer within {self._limit_s:g} s") from None
+            raise Unavailable(f"{worker.name} did not answer within {self._limit_s:g} s") from None
 
-    def _worker_for(self, request: Request[Any]) -> WorkerHandle:
+    def _worker_for(self, request: Request[Any]) -> EngineHandle:
         session = getattr(request, "session", None)
-        return self._workers[worker_for_session(session, len(self._workers))] if session else self._least_loaded()
+        return self._owner_of(session) if session else self._least_loaded()
 
-    def _least_loaded(self) -> WorkerHandle:
+    def _least_loaded(self) -> EngineHandle:
         """The serving worker with the fewest requests in flight, at random among equals."""
-        return min(
-            self._workers, key=lambda worker: (not worker.is_serving, not worker.is_ready, worker.num_open, random())
+        if not (workers := self._workers):
+            raise self._none_is_there()
+        return min(workers, key=lambda worker: (not worker.is_serving, not worker.is_ready, worker.num_open, random()))
+
+    def _leader(self) -> EngineHandle:
+        """The first worker with a fresh heartbeat. A worker that hangs could not answer before it is replaced."""
+        if not (workers := self._workers):
+            raise self._none_is_there()
+        return min(workers, key=lambda worker: (not worker.is_ready, worker.heartbeat_age_s > FRESH_HEARTBEAT_S))
+
+    def _none_is_there(self) -> Unavailable:
+        return Unavailable(f"the {self.kind} is being started again; try again in a moment")
+
+
+class WorkerPool(EnginePool):
+    """Worker processes of this server. The name of a session maps to the number of its worker."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        stores: Callable[[], Mapping[str, Path]],
+        on_store_stats: Callable[[Sequence[StoreStats]], None] = lambda stores: None,
+    ) -> None:
+        """As `EnginePool`. `on_store_stats` is called with the figures of each heartbeat."""
+        super().__init__(config, stores)
+        per_worker = config.per_worker(num_cores())
+        self._handles = tuple(
+            WorkerHandle(per_worker, number, stores, self.event_bytes, self.mark_deleted, on_store_stats)
+            for number in range(config.num_workers)
         )
 
-    def _leader(self) -> WorkerHandle:
-        """The first worker with a fresh heartbeat. A worker that hangs could not answer before it is replaced."""
-        return min(self._workers, key=lambda worker: (not worker.is_ready, worker.heartbeat_age_s > FRESH_HEARTBEAT_S))
+    async def start(self) -> None:
+        """As `EnginePool.start`."""
+        await asyncio.gather(*(worker.start() for worker in self._handles))
+
+    async def stop(self, timeout_s: float) -> None:
+        """As `EnginePool.stop`."""
+        await asyncio.gather(*(worker.stop(timeout_s) for worker in self._handles))
+
+    @property
+    def _workers(self) -> Sequence[EngineHandle]:
+        return self._handles
+
+    def _owner_of(self, session: str) -> EngineHandle:
+        return self._handles[worker_for_session(session, len(self._handles))]
 
 
 async def run_to_end(change: Coroutine[Any, Any, R]) -> R:

@@ -8,54 +8,34 @@ admitted by turns among the callers, so that a caller with a hundred requests do
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from memlm.api.datastores import DeleteDocumentsRequest, LoadDatastoreRequest
 from memlm.api.params import StreamRequest
-from memlm.base.cpu import use_cores
-from memlm.distributed.shards import Shards
-from memlm.errors import DeadlineExceeded, Incompatible, InternalError, MemlmError, Overloaded
+from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded
 from memlm.generation.batch import Batch
 from memlm.generation.engine import Engine
-from memlm.generation.sessions import Sessions
-from memlm.index.store.exclusion import search_views
-from memlm.model.adapter_files import attach_adapters
-from memlm.model.checkpoint import load_checkpoint
-from memlm.model.encoder_files import load_encoder
-from memlm.retrieval.store import OnLost, ViewSearch
-from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.active_request import ActiveRequest
-from memlm.server.inference.background import BackgroundTasks
+from memlm.server.inference.background import BackgroundRequest, BackgroundTasks
 from memlm.server.inference.cache_budget import CacheBudget
 from memlm.server.inference.handlers import FlushTimer, answer_and_send, generate_steps
 from memlm.server.inference.messages import (
     Cancel,
-    DocumentsDeleted,
     Failed,
     FromWorker,
     Heartbeat,
-    Loaded,
-    LoadFailed,
-    Refresh,
     Result,
     Stop,
 )
 from memlm.server.inference.offloads import Offloads
-from memlm.server.inference.pipe import Inbox, Outbox
+from memlm.server.inference.pipe import Inbox
 from memlm.server.inference.store_stats import store_stats
 from memlm.server.processes import trim_heap
-from memlm.server.telemetry.logs import start_logging
 from memlm.server.telemetry.metrics import Stats
 
 log = logging.getLogger("memlm.server.worker")
@@ -66,83 +46,6 @@ OFFLOAD_POLL_S = 0.002
 FINISH_WRITES_S = 10.0
 IDLE_RELEASE_S = 5.0  # without work, until unused RAM is released
 RETRY_AFTER_S = 1.0
-
-
-def run_worker(
-    pipe: Connection, config: ServerConfig, stores: Mapping[str, Path], number: int = 0, restarted: bool = False
-) -> None:
-    """Runs a worker process: loads, then serves until `Stop` or until the front end is gone.
-
-    The worker owns the sessions whose names map to its `number`. At the server's start a datastore given by --store
-    that cannot be opened is an error. In a `restarted` worker it is not, since the server is already in use.
-    """
-    # A terminal and a service manager signal the whole process group; only the front end acts on it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    start_logging(config.log_level, config.log_format)
-    inbox, outbox = Inbox(pipe), Outbox(pipe)
-    # Set even where nothing changes: torch keeps a number that was set, while Faiss would change the default.
-    torch.set_num_threads(config.num_threads or torch.get_num_threads())
-    if config.num_workers > 1:
-        use_cores(config.num_threads)
-    try:
-        required = set() if restarted else {path.resolve().name for path in config.stores}
-
-        def on_lost(store: str, document_ids: Sequence[str] | None) -> None:
-            outbox.send(DocumentsDeleted(store, None if document_ids is None else tuple(document_ids)))
-
-        shards = Shards(config.shards, partial=config.partial) if config.shards else None
-        search: ViewSearch = search_views if shards is None else shards.search
-        engine = _load_model(config, stores, number, may_fail=set(stores) - required, on_lost=on_lost, search=search)
-    except MemlmError as error:
-        outbox.send(LoadFailed(error))
-        outbox.flush()
-        return
-    with closing(engine.stores), shards or nullcontext():
-        outbox.send(Loaded())
-        outbox.flush()
-        Worker(
-            engine, inbox, outbox.send, config.max_running, config.max_queued_tokens, outbox.flush, config.cache_bytes
-        ).run()
-
-
-def _load_model(
-    config: ServerConfig,
-    stores: Mapping[str, Path],
-    number: int,
-    *,
-    may_fail: Collection[str],
-    on_lost: OnLost,
-    search: ViewSearch,
-) -> Engine:
-    checkpoint = load_checkpoint(
-        config.model, dtype=config.dtype, device=config.device, attention_window=config.attention_window,
-        extended_attention=config.extended_attention,
-    )  # fmt: skip
-    if any(part.kind == "domain" for part in checkpoint.decoder.config.parts):
-        raise Incompatible(
-            f"{config.model} has experts of domains, and a server chooses none; use it in process (`memlm generate"
-            " --domain`), or serve a model without"
-        )
-    if checkpoint.decoder.cross is not None:
-        raise Incompatible(
-            f"{config.model} reads a chunk store by its cross {checkpoint.decoder.cross.part.kind}, and a server gives"
-            " it none; use it in process (`memlm generate --chunk-store`), or serve the model that it was made of"
-        )
-    attach_adapters(checkpoint, {adapter.name: adapter.path for adapter in config.adapters})
-    sessions = Sessions(
-        checkpoint,
-        folder=config.session_dir,
-        ttl_s=config.session_ttl_s,
-        max_bytes=config.max_session_bytes,
-        max_sessions=config.max_sessions,
-        max_per_owner=config.max_sessions_per_caller,
-        is_ours=lambda name: worker_for_session(name, config.num_workers) == number,
-    )
-    encoder = None if config.encoder is None else load_encoder(config.encoder, device=config.device)
-    return Engine(
-        checkpoint, stores, sessions, may_fail=may_fail, on_lost=on_lost, passage_encoder=encoder, search=search
-    )
 
 
 class Worker:
@@ -207,7 +110,7 @@ class Worker:
         self._last_work_s = time.monotonic()
         request, send = active.submission.request, partial(self._reply, active)
         with self._reporting_errors(active):
-            if isinstance(request, LoadDatastoreRequest | DeleteDocumentsRequest | Refresh):
+            if isinstance(request, BackgroundRequest):
                 self._background.start(active, request)
             elif isinstance(request, StreamRequest):
                 self._check_queue(active, request)

@@ -21,7 +21,7 @@ from memlm.errors import Cancelled, InternalError, Locked, MemlmError, Unavailab
 from memlm.index.store.journal import rollback
 from memlm.index.store.manifest import read_manifest
 from memlm.server.config import ServerConfig
-from memlm.server.inference.pool import WorkerPool
+from memlm.server.inference.pool import EnginePool
 from memlm.server.jobs.job import Job
 from memlm.server.jobs.process import IndexWorkers
 from memlm.server.jobs.records import JobRecords
@@ -41,7 +41,7 @@ class JobRunner:
     """Runs jobs from the event loop."""
 
     def __init__(
-        self, config: ServerConfig, records: JobRecords, stores: DatastoreRegistry, workers: WorkerPool
+        self, config: ServerConfig, records: JobRecords, stores: DatastoreRegistry, workers: EnginePool
     ) -> None:
         self._config, self._records, self._stores, self._workers = config, records, stores, workers
         self._index_workers = IndexWorkers(config)

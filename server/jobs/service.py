@@ -30,7 +30,7 @@ from memlm.base.files import is_under
 from memlm.data.corpus import check_glob
 from memlm.errors import AlreadyExists, Incompatible, NotFound, Overloaded, PermissionDenied
 from memlm.server.config import ServerConfig
-from memlm.server.inference.pool import WorkerPool, run_to_end
+from memlm.server.inference.pool import EnginePool, run_to_end
 from memlm.server.jobs.job import PREFIX, Job, Upload
 from memlm.server.jobs.records import JobRecords
 from memlm.server.jobs.runner import PUBLISHING, JobRunner, cancelled_error
@@ -46,7 +46,7 @@ RETRY_AFTER_S = 5.0
 class JobService:
     """All jobs of a server. A restart continues unfinished ones. Everything runs on the event loop."""
 
-    def __init__(self, config: ServerConfig, stores: DatastoreRegistry, metrics: Metrics, workers: WorkerPool) -> None:
+    def __init__(self, config: ServerConfig, stores: DatastoreRegistry, metrics: Metrics, workers: EnginePool) -> None:
         """Reads the records of earlier servers."""
         self._config, self._stores, self._workers = config, stores, workers
         self._records = JobRecords(None if stores.folder is None else stores.folder / JOBS)

@@ -8,6 +8,7 @@ import pytest
 from memlm.base.clock import Clock
 from memlm.base.steps import run_steps
 from memlm.errors import NotFound, Overloaded
+from memlm.generation.session_names import SessionNames, home_of, names_in, suffix_of
 from memlm.generation.sessions import EXPIRED_AT_ONCE, Sessions
 
 TEXT = "the memory of a model can be read and edited"
@@ -144,5 +145,28 @@ def test_what_an_interrupted_write_left_is_removed(checkpoint, tmp_path: Path) -
     name = run_steps(Sessions(checkpoint, folder=tmp_path).create()).name
     for left in (f"{name}.session.0123abcd.tmp", "feed.session.0123abcd.tmp"):
         (tmp_path / left).write_text("a secret")
-    Sessions(checkpoint, folder=tmp_path, is_ours=lambda each: each == name)
+    Sessions(checkpoint, folder=tmp_path, names=SessionNames(lambda each: each == name))
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.session", "feed.session.0123abcd.tmp"}
+
+
+def test_a_session_is_adopted_from_its_file(checkpoint, tmp_path: Path) -> None:
+    """As if it had always been there, and once. Names tell whose they are."""
+    names = [SessionNames(lambda name, home=home: home_of(name) == home, suffix_of(home)) for home in ("one", "two")]
+    one, two = (Sessions(checkpoint, folder=tmp_path, names=each) for each in names)
+    name = run_steps(one.create(owner="ann")).name
+    info = run_steps(one.append(name, TEXT, owner="ann"))
+    assert name.endswith("-one")
+    assert names_in(tmp_path) == [name]
+    assert len(Sessions(checkpoint, folder=tmp_path, names=names[1])) == 0
+    (tmp_path / f"{name}.session.0123abcd.tmp").write_text("a secret")
+    for _ in range(2):
+        two.adopt(two.read_file(name))
+    assert len(two) == 1
+    assert two.num_bytes == one.num_bytes
+    there = two.get(name, owner="ann")
+    assert (there.num_tokens, there.created_s) == (info.num_tokens, info.created_s)
+    assert there.used_s == pytest.approx(info.used_s, abs=60)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{name}.session"]
+    two.adopt(two.read_file("no such session"))
+    Sessions(checkpoint).adopt(Sessions(checkpoint).read_file(name))
+    assert len(two) == 1

@@ -220,7 +220,7 @@ def test_a_worker_does_not_outlive_a_front_that_is_killed(tmp_path: Path, long_m
 
 def test_a_worker_that_hangs_is_not_healthy(tmp_path: Path, model_folder: Path) -> None:
     """Health means that the work loop moves; a stopped process still exists."""
-    impatient = "import memlm.server.inference.handle as link; link.STALE_HEARTBEAT_S = 1.5"
+    impatient = "import memlm.server.inference.requests as link; link.STALE_HEARTBEAT_S = 1.5"
     with (
         RunningServer(tmp_path / "log", model_folder, first=impatient) as server,
         grpc.insecure_channel(server.address) as channel,

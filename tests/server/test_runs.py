@@ -20,8 +20,9 @@ from memlm.errors import Incompatible, InternalError, InvalidInput, NotFound, Ov
 from memlm.server.config import ServerConfig
 from memlm.server.frontend.streams import MAX_EVENT_BYTES, ResumableGeneration, ResumableGenerationRegistry
 from memlm.server.inference.deletions import Deletions
-from memlm.server.inference.handle import PendingRequest, WorkerHandle, _start_and_write
+from memlm.server.inference.handle import WorkerHandle, _start_and_write
 from memlm.server.inference.messages import Cancel, Events, Failed, Submission
+from memlm.server.inference.requests import PendingRequest
 from memlm.server.quota import Quota
 
 FINISHED = Finished(FinishReason.LENGTH, None, Usage())

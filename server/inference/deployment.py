@@ -1,0 +1,133 @@
+"""The deployment of replicas on a Ray cluster by Ray Serve, which places them, replaces them and adds to them.
+
+No proxy of Ray Serve runs, since the front end of the server is the ingress.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from secrets import token_hex
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.api import RunTarget
+
+from memlm.base.cpu import num_cores
+from memlm.distributed.cluster import connect
+from memlm.errors import Unavailable
+from memlm.server.config import AdapterFolder, ServerConfig
+from memlm.server.inference.replica import Replica
+
+ROUTER = "memlm.server.inference.router.Router"
+DRAIN_POLL_S = 0.2
+TARGET_SHARE = 0.75  # of the requests that a replica runs at a time; where more are open, Ray Serve adds a replica
+UPSCALE_DELAY_S, DOWNSCALE_DELAY_S, METRICS_S = 5.0, 300.0, 2.0
+HEALTH_CHECK_S = 1.0  # so soon Ray Serve sees a replica that died
+UNBOUNDED = 1 << 20  # requests of one replica: the front end refuses those that are too many
+
+
+class Deployment:
+    """The replicas of one server, and its cluster or its place in one."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config, self._is_own = config, False
+        # The same after a restart, so that it replaces what a server that was killed left.
+        self.name = f"memlm-{socket.gethostname()}-{config.host}-{config.port or token_hex(4)}"
+        self.per_replica = config  # the settings of each replica, once there are any
+
+    def start(self) -> Any:
+        """Starts the replicas, and a cluster where there is none. Returns Ray Serve's handle on them, without waiting
+        for them. Raises Unavailable as `connect`, and for a cluster without processors.
+        """
+        cluster, cores = self._config.cluster, num_cores()
+        threads = self._config.num_threads or max(1, cores // cluster.most_replicas)
+        num_cpus = max(cores, threads * cluster.most_replicas)
+        self._is_own = connect(cluster.address, num_cpus=num_cpus, niceness=0)
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # the server logs what its operator needs
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        self.per_replica = _absolute(settings_of(self._config, nodes))
+        serve.start(proxy_location="Disabled")
+        with suppress(RayError):  # one of a server here that was killed
+            serve.delete(self.name)
+        application = deployment_of(self.per_replica, needs_gpu=_needs_gpu(self._config, nodes)).bind(self.per_replica)
+        target = RunTarget(application, name=self.name, route_prefix=None)
+        (handle,) = serve.run_many([target], wait_for_applications_running=False)
+        return handle
+
+    def problem(self) -> str | None:
+        """Why Ray Serve has given up to start replicas, in one line. None while it has not."""
+        status = serve.status().applications[self.name]
+        if status.status != "DEPLOY_FAILED":
+            return None
+        lines = [line for each in status.deployments.values() for line in each.message.splitlines() if line.strip()]
+        return lines[-1].strip() if lines else status.message
+
+    def stop(self) -> None:
+        """Ends the replicas, and the cluster if it was started for them."""
+        if not self._is_own and ray.is_initialized():
+            serve.delete(self.name)
+        ray.shutdown()
+
+
+def deployment_of(config: ServerConfig, *, needs_gpu: bool) -> Any:
+    """Ray Serve's deployment of replicas with these settings."""
+    cluster = config.cluster
+    if cluster.most_replicas > cluster.replicas:
+        scale: dict[str, Any] = {
+            "autoscaling_config": {
+                "min_replicas": cluster.replicas,
+                "initial_replicas": cluster.replicas,
+                "max_replicas": cluster.most_replicas,
+                "target_ongoing_requests": max(1.0, TARGET_SHARE * config.max_running),
+                "upscale_delay_s": UPSCALE_DELAY_S,
+                "downscale_delay_s": DOWNSCALE_DELAY_S,
+                "look_back_period_s": 2 * METRICS_S,
+                "metrics_interval_s": METRICS_S,
+            }
+        }
+    else:
+        scale = {"num_replicas": cluster.replicas}
+    return serve.deployment(
+        Replica,
+        name="replica",
+        max_ongoing_requests=UNBOUNDED,
+        ray_actor_options={"num_cpus": config.num_threads, "num_gpus": int(needs_gpu)},
+        health_check_period_s=HEALTH_CHECK_S,
+        health_check_timeout_s=config.worker_timeout_s,
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
+        graceful_shutdown_timeout_s=max(1.0, config.drain_s),
+        request_router_config={"request_router_class": ROUTER},
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+        **scale,
+    )
+
+
+def settings_of(config: ServerConfig, nodes: Sequence[Mapping[str, Any]]) -> ServerConfig:
+    """The settings of each replica: the limits divided among them, and the threads that fit on the smallest node."""
+    cpus = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]
+    if not cpus:
+        raise Unavailable("the Ray cluster has no processors; start a node with `ray start --address ...`")
+    threads = config.num_threads or max(1, min(min(cpus), sum(cpus) // config.cluster.most_replicas))
+    return replace(config.per_worker(threads), num_threads=threads)
+
+
+def _needs_gpu(config: ServerConfig, nodes: Sequence[Mapping[str, Any]]) -> bool:
+    return config.device == "cuda" or (config.device == "auto" and any(node.get("GPU", 0) >= 1 for node in nodes))
+
+
+def _absolute(config: ServerConfig) -> ServerConfig:
+    """The settings with paths that mean the same in every folder. A model may be a name."""
+    return replace(
+        config,
+        model=config.model.absolute() if config.model.exists() else config.model,
+        stores=tuple(path.absolute() for path in config.stores),
+        encoder=None if config.encoder is None else config.encoder.absolute(),
+        adapters=tuple(AdapterFolder(each.name, each.path.absolute()) for each in config.adapters),
+        session_dir=None if config.session_dir is None else config.session_dir.absolute(),
+    )

@@ -1,0 +1,198 @@
+"""The front end's handle on replicas, engines that Ray Serve places on a cluster, replaces and adds to.
+
+The front end stays the ingress, and chooses a replica for each request as it does among workers. It learns which
+replicas there are from `Router`, the part of Ray Serve in this process, which sends each call to the chosen one. The
+name of a session ends in the id of its replica. The sessions of a replica that is gone are read from their files by
+others, where there is a session folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from memlm.errors import MemlmError, Unavailable
+from memlm.generation.session_names import home_of, names_in
+from memlm.server.config import ServerConfig
+from memlm.server.inference.deployment import Deployment
+from memlm.server.inference.messages import Adopt
+from memlm.server.inference.pool import EnginePool
+from memlm.server.inference.replica_handle import POLL_S, ReplicaHandle
+from memlm.server.inference.requests import EngineHandle
+from memlm.server.telemetry.datastores import StoreStats
+
+DEATH_POLL_S = 0.2
+STATUS_POLL_S = 2.0
+ROOM_S = 30.0  # until a warning that the cluster may lack room
+MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
+
+log = logging.getLogger("memlm.server")
+
+watchers: dict[str, Callable[[Mapping[str, str]], None]] = {}  # by the name of the application
+
+
+class ReplicaPool(EnginePool):
+    """All replicas of one server."""
+
+    kind = "replica"
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        stores: Callable[[], Mapping[str, Path]],
+        on_store_stats: Callable[[Sequence[StoreStats]], None] = lambda stores: None,
+    ) -> None:
+        """As `EnginePool`. `on_store_stats` is called with the figures of each heartbeat."""
+        super().__init__(config, stores)
+        self._on_store_stats, self._deployment = on_store_stats, Deployment(config)
+        self._calls: Any = None
+        self._handles: dict[str, ReplicaHandle] = {}  # of those that Ray Serve runs
+        self._leaving: dict[str, ReplicaHandle] = {}  # until their processes are gone and their sessions elsewhere
+        self._homes: dict[str, str] = {}  # of sessions that were read from their files: the ids of their replicas
+        self._tasks = set[asyncio.Task[None]]()
+        self._has_started = False
+        self._start: asyncio.Future[None] | None = None
+
+    async def start(self) -> None:
+        """As `EnginePool.start`, with a cluster of its own where none is given."""
+        loop = asyncio.get_running_loop()
+        self._start = loop.create_future()
+        watchers[self._deployment.name] = lambda replicas: _call_soon(loop, self._on_replicas, replicas)
+        self._calls = await asyncio.to_thread(self._deployment.start)
+        self._calls.options(stream=True)  # makes the router
+        watching = asyncio.create_task(self._watch_deployment())
+        try:
+            await self._start
+        finally:
+            watching.cancel()
+        await self._restore(None)
+        self._has_started = True
+
+    async def stop(self, timeout_s: float) -> None:
+        """As `EnginePool.stop`, with the cluster if it was started for them."""
+        watchers.pop(self._deployment.name, None)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*(each.stop(timeout_s) for each in [*self._handles.values(), *self._leaving.values()]))
+        await asyncio.to_thread(self._deployment.stop)
+
+    @property
+    def _workers(self) -> Sequence[EngineHandle]:
+        return [each for each in self._handles.values() if each.is_loaded]
+
+    @property
+    def num_open(self) -> int:
+        """Requests in flight, with those of replicas that are leaving."""
+        return sum(each.num_open for each in [*self._handles.values(), *self._leaving.values()])
+
+    def _owner_of(self, session: str) -> EngineHandle:
+        id_ = self._homes.get(session) or home_of(session)
+        if (handle := self._handles.get(id_)) is not None and handle.is_loaded:
+            return handle
+        if id_ in self._leaving and self._config.session_dir is not None:
+            raise Unavailable("the session is on its way to another replica; try again in a moment")
+        return self._least_loaded()  # which knows no such session
+
+    async def _watch_deployment(self) -> None:
+        """Fails the start where Ray Serve has given up, and says where it waits for room."""
+        began_s, has_warned = time.monotonic(), False
+        while self._start is not None and not self._start.done():
+            await asyncio.sleep(STATUS_POLL_S)
+            if (why := await asyncio.to_thread(self._deployment.problem)) is not None:
+                self._fail_start(Unavailable(f"Ray Serve cannot start replicas: {why}"))
+            wanted = self._config.cluster.replicas
+            if not has_warned and len(self._handles) < wanted and time.monotonic() - began_s > ROOM_S:
+                has_warned = True
+                log.warning("%d of %d replicas run; the Ray cluster may lack room", len(self._handles), wanted)
+
+    def _fail_start(self, error: MemlmError) -> None:
+        if self._start is not None and not self._start.done():
+            self._start.set_exception(error)
+
+    def _on_replicas(self, actors: Mapping[str, str]) -> None:
+        """Takes the replicas that Ray Serve runs now: their ids, and the names of their actors."""
+        for id_ in [id_ for id_ in self._handles if id_ not in actors]:
+            self._leaving[id_] = handle = self._handles.pop(id_)
+            handle.leave()
+            self._begin(self._retire(handle))
+        for id_ in [id_ for id_ in actors if id_ not in self._handles and id_ not in self._leaving]:
+            self._handles[id_] = handle = ReplicaHandle(
+                self._deployment.per_replica, id_, actors[id_], self._calls, self._stores, self.event_bytes,
+                self.mark_deleted, self._on_store_stats,
+            )  # fmt: skip
+            self._begin(self._join(handle))
+
+    def _begin(self, work: Any) -> None:
+        self._tasks.add(task := asyncio.create_task(work))
+        task.add_done_callback(self._tasks.discard)
+
+    async def _join(self, handle: ReplicaHandle) -> None:
+        """Lets a replica load, again and again while it cannot. At the start of the server the first error counts."""
+        pause_s = MIN_PAUSE_S
+        while self._handles.get(handle.id) is handle:
+            try:
+                await handle.start(restarted=self._has_started)
+            except MemlmError as error:
+                if not self._has_started:
+                    self._fail_start(error)
+                    return
+                log.error("%s could not be started: %s", handle.name, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            else:
+                log.info("%s is ready: %s", handle.name, handle.where)
+                ready = sum(each.is_ready for each in self._handles.values())
+                if ready >= self._config.cluster.replicas and self._start is not None and not self._start.done():
+                    self._start.set_result(None)
+                return
+
+    async def _retire(self, handle: ReplicaHandle) -> None:
+        """Waits for the end of a replica that Ray Serve runs no more. Then others take its sessions."""
+        log.warning("%s is gone; Ray Serve replaces one that died", handle.name)
+        while await asyncio.to_thread(handle.is_alive):
+            await asyncio.sleep(DEATH_POLL_S)
+        handle.end()
+        try:
+            await self._restore(handle.id)
+        finally:
+            del self._leaving[handle.id]
+
+    async def _restore(self, gone: str | None) -> None:
+        """Lets the replicas read the files of sessions whose replica is gone (None: of all sessions).
+
+        Raises the error of a file at the start of the server. Later such a session is lost.
+        """
+        if (folder := self._config.session_dir) is None:
+            return
+        names = set(await asyncio.to_thread(names_in, folder))
+        self._homes = {name: id_ for name, id_ in self._homes.items() if name in names}
+        for name in sorted(names):
+            if gone is None or (self._homes.get(name) or home_of(name)) == gone:
+                await self._restore_session(name)
+
+    async def _restore_session(self, name: str) -> None:
+        while True:
+            try:
+                handle = self._least_loaded()
+                assert isinstance(handle, ReplicaHandle)
+                await handle.answer(Adopt(name), internal=True)
+            except Unavailable:
+                await asyncio.sleep(POLL_S)
+            except MemlmError as error:
+                if not self._has_started:
+                    raise
+                log.error("the session of a replica that is gone cannot be read: %s", error)
+                return
+            else:
+                self._homes[name] = handle.id
+                return
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(callback, *arguments)

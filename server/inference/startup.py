@@ -1,0 +1,123 @@
+"""The start of an engine: its model, datastores and sessions are loaded, then its loop runs.
+
+An inference worker gets its messages over a pipe, a replica on a Ray cluster through Ray Serve.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing, nullcontext
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from memlm.base.cpu import use_cores
+from memlm.distributed.shards import Shards
+from memlm.errors import Incompatible, MemlmError
+from memlm.generation.engine import Engine
+from memlm.generation.session_names import SessionNames
+from memlm.generation.sessions import Sessions
+from memlm.index.store.exclusion import search_views
+from memlm.model.adapter_files import attach_adapters
+from memlm.model.checkpoint import load_checkpoint
+from memlm.model.encoder_files import load_encoder
+from memlm.retrieval.store import OnLost, ViewSearch
+from memlm.server.config import ServerConfig, worker_for_session
+from memlm.server.inference.messages import DocumentsDeleted, Loaded, LoadFailed
+from memlm.server.inference.pipe import Inbox, Outbox, PipeInbox
+from memlm.server.inference.worker import Worker
+from memlm.server.telemetry.logs import start_logging
+
+
+def run_worker(
+    pipe: Connection, config: ServerConfig, stores: Mapping[str, Path], number: int = 0, restarted: bool = False
+) -> None:
+    """Runs a worker process: loads, then serves until `Stop` or until the front end is gone.
+
+    The worker owns the sessions whose names map to its `number`. At the server's start a datastore given by --store
+    that cannot be opened is an error. In a `restarted` worker it is not, since the server is already in use.
+    """
+    # A terminal and a service manager signal the whole process group; only the front end acts on it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    names = SessionNames(lambda name: worker_for_session(name, config.num_workers) == number)
+    run_engine(config, stores, PipeInbox(pipe), Outbox(pipe.send), names=names, restarted=restarted)
+
+
+def run_engine(
+    config: ServerConfig,
+    stores: Mapping[str, Path],
+    inbox: Inbox,
+    outbox: Outbox,
+    *,
+    names: SessionNames,
+    restarted: bool = False,
+) -> None:
+    """Loads the model and the datastores, then serves until `Stop`. The first message is `Loaded`, or `LoadFailed`,
+    which is the only one. `restarted` as for `run_worker`.
+    """
+    start_logging(config.log_level, config.log_format)
+    # Set even where nothing changes: torch keeps a number that was set, while Faiss would change the default.
+    torch.set_num_threads(config.num_threads or torch.get_num_threads())
+    if config.num_workers > 1:
+        use_cores(config.num_threads)
+    try:
+        required = set() if restarted else {path.resolve().name for path in config.stores}
+
+        def on_lost(store: str, document_ids: Sequence[str] | None) -> None:
+            outbox.send(DocumentsDeleted(store, None if document_ids is None else tuple(document_ids)))
+
+        shards = Shards(config.shards, partial=config.partial) if config.shards else None
+        search: ViewSearch = search_views if shards is None else shards.search
+        engine = _load_model(config, stores, names, may_fail=set(stores) - required, on_lost=on_lost, search=search)
+    except MemlmError as error:
+        outbox.send(LoadFailed(error))
+        outbox.flush()
+        return
+    with closing(engine.stores), shards or nullcontext():
+        outbox.send(Loaded())
+        outbox.flush()
+        Worker(
+            engine, inbox, outbox.send, config.max_running, config.max_queued_tokens, outbox.flush, config.cache_bytes
+        ).run()
+
+
+def _load_model(
+    config: ServerConfig,
+    stores: Mapping[str, Path],
+    names: SessionNames,
+    *,
+    may_fail: Collection[str],
+    on_lost: OnLost,
+    search: ViewSearch,
+) -> Engine:
+    checkpoint = load_checkpoint(
+        config.model, dtype=config.dtype, device=config.device, attention_window=config.attention_window,
+        extended_attention=config.extended_attention,
+    )  # fmt: skip
+    if any(part.kind == "domain" for part in checkpoint.decoder.config.parts):
+        raise Incompatible(
+            f"{config.model} has experts of domains, and a server chooses none; use it in process (`memlm generate"
+            " --domain`), or serve a model without"
+        )
+    if checkpoint.decoder.cross is not None:
+        raise Incompatible(
+            f"{config.model} reads a chunk store by its cross {checkpoint.decoder.cross.part.kind}, and a server gives"
+            " it none; use it in process (`memlm generate --chunk-store`), or serve the model that it was made of"
+        )
+    attach_adapters(checkpoint, {adapter.name: adapter.path for adapter in config.adapters})
+    sessions = Sessions(
+        checkpoint,
+        folder=config.session_dir,
+        ttl_s=config.session_ttl_s,
+        max_bytes=config.max_session_bytes,
+        max_sessions=config.max_sessions,
+        max_per_owner=config.max_sessions_per_caller,
+        names=names,
+    )
+    encoder = None if config.encoder is None else load_encoder(config.encoder, device=config.device)
+    return Engine(
+        checkpoint, stores, sessions, may_fail=may_fail, on_lost=on_lost, passage_encoder=encoder, search=search
+    )
