@@ -185,10 +185,11 @@ def test_a_fast_store_is_searched_in_every_step_and_nothing_is_read_of_it(lm, mo
 
 def test_a_store_that_takes_its_time_is_searched_less_often(quantized, store_folder):
     with LanguageModel(quantized, [store_folder]) as lm:
-        expected = written(lm, temperature=0, drafts=0, k=8, max_tokens=28)
-        searches = watch(lm, delay_s=0.2)
-        found = written(lm, temperature=0, k=8, max_tokens=28)
+        expected = written(lm, temperature=0.9, drafts=0, k=8, max_tokens=28)
+        searches = watch(lm, delay_s=0.3)
+        found = written(lm, temperature=0.9, k=8, max_tokens=28)
         assert found.tokens == expected.tokens
+        assert nearby([found])[0] > 0
         assert len(searches.sizes) < len(found.tokens)
 
 
@@ -322,7 +323,8 @@ def test_a_search_that_fails_ends_the_text_behind_confirmed_tokens(lm, fails_at)
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_guess_that_fails_ends_its_own_text_alone(lm, monkeypatch):
+@pytest.mark.parametrize("part", ["update", "next"])
+def test_a_guess_that_fails_ends_its_own_text_alone(lm, monkeypatch, part):
     doomed = start(lm, GenerateRequest.of(PROMPT, {"max_tokens": 20, "seed": 1, "k": 8}))
     other = start(lm, GenerateRequest.of(PROMPT, {"max_tokens": 20, "seed": 2, "k": 8}))
     expected = lm.generate(PROMPT, max_tokens=20, seed=2, k=8, drafts=0).result()
@@ -331,7 +333,7 @@ def test_a_guess_that_fails_ends_its_own_text_alone(lm, monkeypatch):
         raise OSError("the disk is gone")
 
     assert doomed.guesser is not None
-    monkeypatch.setattr(doomed.guesser.nearby, "update", fail)
+    monkeypatch.setattr(doomed.guesser.nearby if part == "update" else doomed.guesser, part, fail)
     batch, tokens = Batch(lm.checkpoint, max_sequences=2), list[Token]()
     sequences = [add(batch, each) for each in (doomed, other)]
     while len(batch):
@@ -398,7 +400,7 @@ def nearest_slowly(snapshot: Any, noted: Sequence[tuple[Any, int]], key_1D: np.n
 def test_the_nearest_entries_are_those_of_a_comparison_with_each(shared_lm, seed, searches, k):
     retriever = shared_lm.engine.stores.retriever(GenerateRequest.of("a", {"k": 12}).retrieval)
     snapshot = retriever.stores[0].snapshot
-    keys_ND = snapshot.keys(snapshot.sample(searches + 1, seed))
+    keys_ND = snapshot.keys(snapshot.sample(searches + 1, seed)) * np.float32(1 + 1e-4)  # not as float16 has them
     entries, noted = NearbyEntries(retriever), []
     for key_D in keys_ND[1:]:
         result = retriever.search(key_D[None])
