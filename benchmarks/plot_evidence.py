@@ -51,6 +51,8 @@ def filled(page: str, reports: Rows, rows: Rows) -> str:
         "deletion": lambda: table_of_deletions(of(rows, "deletion")),
         "generation": lambda: table_of_generation(of(rows, "generation")),
         "facts": lambda: table_of_facts(of(rows, "facts")),
+        "passages": lambda: table_of_passages(of(rows, "passages")),
+        "questions": lambda: table_of_questions(of(rows, "questions")),
     }
 
     def made(found: re.Match[str]) -> str:
@@ -159,6 +161,21 @@ def table_of_facts(rows: Rows) -> Iterator[str]:
     for row in rows:
         cells = (with_error(row, f"right_{state}", 2) for state in ("before", "taught", "deleted"))
         yield line(TEXTS[row["text"]], row["way"].replace("_", " "), f"{row['facts']:.0f}", *cells)
+
+
+def table_of_passages(rows: Rows) -> Iterator[str]:
+    """A line for each domain and way of predicting text."""
+    yield from header("text", "way", "nats a token", "less than alone")
+    for row in rows:
+        yield line(TEXTS[row["text"]], row["way"], with_error(row, "nats_per_token"), with_error(row, "nats_less"))
+
+
+def table_of_questions(rows: Rows) -> Iterator[str]:
+    """A line for each domain and way of answering questions."""
+    yield from header("text", "way", "questions", "right", "tokens of a prompt")
+    for row in rows:
+        cells = f"{row['questions']:.0f}", with_error(row, "right", 2), with_error(row, "prompt_tokens", 0)
+        yield line(TEXTS[row["text"]], row["way"].replace("_", " "), *cells)
 
 
 def draw(rows: Rows) -> None:

@@ -17,6 +17,7 @@ from memlm.bench.evidence_deletion import deletion
 from memlm.bench.evidence_domains import Prepared, prepare
 from memlm.bench.evidence_gain import gain_by_domain
 from memlm.bench.evidence_generation import facts, generation
+from memlm.bench.evidence_passages import passages, questions
 from memlm.bench.evidence_texts import Domain, Sizes, domain_of, text_hash
 from memlm.bench.evidence_tokens import gain_by_token
 from memlm.errors import check_choice
@@ -29,6 +30,8 @@ TABLES: dict[str, Table] = {
     "deletion": deletion,
     "generation": generation,
     "facts": facts,
+    "passages": passages,
+    "questions": questions,
 }
 
 

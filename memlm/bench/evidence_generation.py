@@ -196,12 +196,12 @@ def _right(lm: LanguageModel, taught: Sequence[Fact]) -> dict[str, float]:
             batch = taught[begin : begin + AT_ONCE]
             prompts = [before + fact.question for fact in batch]
             answers = lm.generate_batch(prompts, temperature=0, max_tokens=ANSWER_TOKENS)
-            right += sum(is_right(answer.text, fact) for answer, fact in zip(answers, batch, strict=True))
+            right += sum(begins_with(answer.text, fact.answer) for answer, fact in zip(answers, batch, strict=True))
         shares[form] = right / len(taught)
     return shares
 
 
-def is_right(answer: str, fact: Fact) -> bool:
-    """Whether an answer begins with that of a fact, and not with a longer word."""
-    rest = answer.strip().removeprefix(fact.answer)
-    return rest != answer.strip() and not rest[:1].isalnum()
+def begins_with(text: str, answer: str) -> bool:
+    """Whether a text begins with an answer, and not with a longer word."""
+    rest = text.strip().removeprefix(answer)
+    return rest != text.strip() and not rest[:1].isalnum()

@@ -81,7 +81,7 @@ def word_classes(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
     """
     ends_N = np.cumsum(tokenizer.characters[np.asarray(ids)]) - tokenizer.prepends_space
     text = tokenizer.decode(list(ids))
-    return [_class_of(_word_around(text, min(int(end), len(text)) - 1)) for end in ends_N]
+    return [class_of(_word_around(text, min(int(end), len(text)) - 1)) for end in ends_N]
 
 
 def _word_around(text: str, place: int) -> str:
@@ -96,7 +96,8 @@ def _word_around(text: str, place: int) -> str:
     return text[begin:end]
 
 
-def _class_of(word: str) -> str:
+def class_of(word: str) -> str:
+    """The class of a word: number, sign, function word, name, or other word."""
     if any(letter.isdigit() for letter in word):
         return "number"
     if not word[:1].isalpha():

@@ -27,7 +27,7 @@ from memlm.bench.evidence_domains import (
     searched,
     windows_for,
 )
-from memlm.bench.evidence_generation import facts_of, is_attributed, is_right, longest_copied
+from memlm.bench.evidence_generation import begins_with, facts_of, is_attributed, longest_copied
 from memlm.bench.evidence_texts import Sizes, domain_of, ngrams, overlap, text_hash
 from memlm.bench.evidence_tokens import frequency, grams_of, overlaps, word_classes
 from memlm.cli.app import app
@@ -262,7 +262,7 @@ def test_facts_have_names_of_their_own():
     assert all(fact.answer not in other.question for fact in facts for other in facts)
     first = facts[0]
     answers = (f" {first.answer}", f"{first.answer}. And", f" {first.answer}s", f"the {first.answer}", "")
-    assert [is_right(answer, first) for answer in answers] == [True, True, False, False, False]
+    assert [begins_with(answer, first.answer) for answer in answers] == [True, True, False, False, False]
 
 
 def test_the_longest_copied_run_is_whole_tokens_of_one_document():
