@@ -72,6 +72,7 @@ class _Replica:
     reachable: bool = False
     failures: int = 0
     rests_until_s: float = 0.0
+    is_logged: bool = False  # its failure, since it answered last
 
     @property
     def is_ready(self) -> bool:
@@ -94,6 +95,7 @@ class _Replica:
     def note(self, *, failed: bool) -> None:
         """Notes how a search ended."""
         self.failures = min(self.failures + 1, MOST_DOUBLINGS) if failed else 0
+        self.is_logged = self.is_logged and failed
         if failed:
             self.reachable = False
             self.rests_until_s = time.monotonic() + min(FIRST_REST_S * 2**self.failures, LONGEST_REST_S)
@@ -231,9 +233,12 @@ class Shards:
             for each in asked:
                 try:
                     found[each.shard] = _answer(each, masks)
-                except Unavailable:
+                except Unavailable as error:
                     if not self._partial:
                         raise
+                    if not each.replicas[0].is_logged:
+                        log.warning("searches go on without a shard: %s", error)
+                        each.replicas[0].is_logged = True
         finally:
             for each in asked:
                 each.future.cancel()

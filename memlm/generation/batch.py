@@ -219,20 +219,27 @@ class Batch:
         if any(chances):
             lengths = allot(chances, lambda num_rows: experience.seconds(num_rows + sum(num_forced)))
         run_B, length = [list[float]()] * len(sequences), 0
-        if experience.searches_slowly:
+        # Prompts would wait for the passes of a run, and so would rows and sequences apart for those of each other.
+        has_time = not self._prompts and len(sequences) == len(self)
+        if experience.searches_slowly and has_time:
             run_B = [generation.run_chances(room - 1) for generation, room in zip(generations, room_B, strict=True)]
             gained_B = [sum(each[:count]) for each, count in zip(chances, lengths, strict=True)]
             drafted_B = [forced or count for forced, count in zip(num_forced, lengths, strict=True)]
             length = run_length(run_B, gained_B, drafted_B, experience)
-        for number, sequence in enumerate(sequences):
-            try:
-                if length and run_B[number]:
-                    sequence.generation.begin_run()
-                else:  # within a run, there must be room for a token in each row
-                    drafted = num_forced[number] or lengths[number]
-                    sequence.generation.shorten_draft(min(drafted, max(0, room_B[number] - 2)) if length else drafted)
-            except Exception as error:
-                sequence.failure = error
+        begin_s = time.perf_counter()
+        for number, generation in enumerate(generations):
+            if length and run_B[number]:
+                generation.begin_run()
+            else:  # within a run, there must be room for a token in each row
+                drafted = num_forced[number] or lengths[number]
+                generation.shorten_draft(min(drafted, max(0, room_B[number] - 2)) if length else drafted)
+        if num_running := sum(map(bool, run_B)):
+            if length:
+                experience.reading.add(num_running, time.perf_counter() - begin_s)
+            else:
+                experience.reading.fade()
+                for generation in generations:
+                    generation.forget_runs()
         return length
 
     def _experience(self, sequences: Iterable[RunningSequence]) -> Experience:

@@ -83,6 +83,14 @@ class Survival:
         if self._prior is not None:
             self._prior.add(draft, num_accepted)
 
+    def fade(self, source: DraftSource) -> None:
+        """Draws the chances of a source a little towards the prior, so that one that failed is tried again."""
+        for (of, _, _), trials in self._trials.items():
+            if of is source:
+                trials.accepted, trials.all = FORGETTING * trials.accepted, FORGETTING * trials.all
+        if self._prior is not None:
+            self._prior.fade(source)
+
     def _chance(self, draft: Draft, *, is_first: bool) -> float:
         prior = (
             PRIOR_CHANCE[draft.source][draft.closeness]
@@ -166,6 +174,10 @@ class SearchCost:
         """The expected time of a search, 0 before the first one."""
         return self._first_s * self._shape(num_keys)
 
+    def fade(self) -> None:
+        """Draws the time a little towards 0, so that what was slow once is tried again."""
+        self._first_s *= FORGETTING
+
     def _shape(self, num_keys: int) -> float:
         return 1 + self._price * (num_keys - 1)
 
@@ -184,11 +196,14 @@ class SearchCost:
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """Experience with drafts of the sequences that use the same datastores."""
+    """Experience with drafts of the sequences that use the same datastores. `reading` is the time to read the entries
+    that a run is guessed from, by the number of sequences.
+    """
 
     survival: Survival = field(default_factory=Survival)
     cost: PassCost = field(default_factory=PassCost)
     search: SearchCost = field(default_factory=SearchCost)
+    reading: SearchCost = field(default_factory=SearchCost)
 
     def seconds(self, num_rows: int) -> float:
         """The expected time of a pass and the search of its keys."""
@@ -260,19 +275,24 @@ def run_length(
     experience: Experience,
 ) -> int:
     """Returns how many tokens sequences should read one by one before the search, for the most expected tokens a
-    second. 0 if that would be hardly more than with their other drafts.
+    second. 0 if that is less than LEAST_GAIN times as many as with their other drafts.
 
     `chances_B` has those of each sequence's tokens, none for a sequence that does not read on. With other drafts, it
-    would read `drafted_B` tokens, of which `gained_B` are expected to be accepted.
+    would read `drafted_B` tokens, of which `gained_B` are expected to be accepted. A sequence that does not read on
+    waits for the others at most as long as for the search.
     """
     B, others = len(chances_B), [number for number, each in enumerate(chances_B) if not each]
     best = LEAST_GAIN * (B + sum(gained_B)) / experience.seconds(B + sum(drafted_B))
     num_tokens, num_rows = B + sum(gained_B[each] for each in others), B + sum(drafted_B[each] for each in others)
-    seconds, best_length = experience.cost.seconds(num_rows), 0
+    seconds, best_length = experience.cost.seconds(num_rows) + experience.reading.seconds(B - len(others)), 0
+    waited_s, most_s = 0.0, experience.search.seconds(num_rows) if others else math.inf
     for length in range(1, max(map(len, chances_B), default=0) + 1):
         reached = [each[length - 1] for each in chances_B if len(each) >= length]
         num_tokens, num_rows = num_tokens + sum(reached), num_rows + len(reached)
-        seconds += experience.cost.seconds(len(reached))
+        pass_s = experience.cost.seconds(len(reached))
+        waited_s, seconds = waited_s + pass_s, seconds + pass_s
+        if waited_s > most_s:
+            break
         rate = num_tokens / (seconds + experience.search.seconds(num_rows))
         if rate > best:
             best, best_length = rate, length

@@ -7,6 +7,7 @@ the samples are those of the draft, and returns the tokens that may be shown.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -49,6 +50,8 @@ from memlm.retrieval.policy import RetrievalPolicy
 from memlm.retrieval.result import RetrievalResult
 from memlm.retrieval.retriever import NearbySearch, Retriever
 from memlm.retrieval.store import ModelStore
+
+log = logging.getLogger("memlm.generation")
 
 
 class Generation:
@@ -171,7 +174,7 @@ class Generation:
         retriever = self.retriever
         if retriever is None or self._request.drafts is not None or not self.needs_retrieval:
             return None
-        can_guess = retriever.has_keys and not self.policy.is_sequential
+        can_guess = retriever.has_keys and retriever.gate is None and not self.policy.is_sequential
         return Guesser(retriever, self._sampling, self._end_ids) if can_guess else None
 
     @property
@@ -249,10 +252,24 @@ class Generation:
         return self._survival.chances(Draft([0] * count, DraftSource.NEARBY, 0))
 
     def begin_run(self) -> None:
-        """Begins an empty draft, which `guess` extends. May raise as `Guesser.begin` does."""
+        """Begins an empty draft, which `guess` extends."""
         assert self.guesser is not None
         self.draft = Draft((), DraftSource.NEARBY, 0)
-        self.guesser.begin(self._rng)
+        try:
+            self.guesser.begin(self._rng)
+        except Exception as error:
+            self.stop_guessing(error)
+
+    def stop_guessing(self, error: Exception) -> None:
+        """Writes the rest of the text without runs, after a guess failed. Earlier guesses stay a draft."""
+        log.warning("a text goes on without reading on before searches, since a guess failed: %s", error)
+        self.guesser = None
+        if self.draft is not None and not self.draft.token_ids:
+            self.draft = None
+
+    def forget_runs(self) -> None:
+        """Forgets a little of how often runs were right, as they are not tried."""
+        self._survival.fade(DraftSource.NEARBY)
 
     @property
     def is_in_run(self) -> bool:

@@ -47,7 +47,7 @@ def read_on(
 
 
 def _guess(decoder: Decoder, parts: dict[int, list[Decoded]]) -> dict[int, int]:
-    """The next token of each row, none for a text that ends or fails. Notes the log-probabilities of the positions."""
+    """The next token of each row, none for a text that ends or whose guess fails. Notes their log-probabilities."""
     if not parts:
         return {}
     with decoding_threads(decoder, len(parts)):
@@ -58,14 +58,17 @@ def _guess(decoder: Decoder, parts: dict[int, list[Decoded]]) -> dict[int, int]:
     guessed = dict[int, int]()
     rows = zip(parts.items(), found.logprobs_RV, found.results, found.pasts, strict=True)
     for (row, each), logprobs_V, results, past in rows:
-        if (sequence := each[-1].sequence).failure is None:
-            try:
-                token_id = sequence.generation.guess(logprobs_V, results[0], past)
-            except Exception as error:
-                sequence.failure = error
-            else:
-                if token_id is not None:
-                    guessed[row] = token_id
+        generation, failure = (sequence := each[-1].sequence).generation, sequence.failure
+        try:
+            if failure is not None:  # of the guess: the search may do without what failed here
+                sequence.failure = None
+                raise failure
+            token_id = generation.guess(logprobs_V, results[0], past)
+        except Exception as error:
+            generation.stop_guessing(error)
+        else:
+            if token_id is not None:
+                guessed[row] = token_id
     return guessed
 
 

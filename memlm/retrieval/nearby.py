@@ -76,9 +76,13 @@ class NearbyEntries:
         """Reads the neighbors that were noted, and the entries behind those that named the token that followed."""
         self._follow_views()
         for number, view in enumerate(self._views[: len(self._retriever.stores)]):
-            ids = [_near(result, token_id, number, view) for result, token_id in self._results]
+            ids = [_near(result, token_id, number, view) for result, token_id in reversed(self._results)]
+            if not ids:
+                continue
+            _, first_N = np.unique(near_N := np.concatenate(ids), return_index=True)
+            ids_N = near_N[np.sort(first_N)][:MOST_ENTRIES]  # the latest search first, and its nearest
             # After a change between a search and its note, some may be of documents that were deleted.
-            if ids and len(ids_N := view.live(np.unique(np.concatenate(ids)))):
+            if len(ids_N := view.live(ids_N)):
                 self._entries.setdefault(number, _Entries(view.dim)).add(view, ids_N)
         self._results.clear()
 

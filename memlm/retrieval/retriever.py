@@ -217,7 +217,7 @@ class Retriever:
         if result.share < 1 and not may_be_partial:
             raise Unavailable(
                 f"a shard does not answer, and only {result.share:.1%} of the entries of {self.name!r} could be"
-                " searched, of which the answer could not tell; try again in a moment"
+                " searched; this answer has no place to say so: try again in a moment"
             )
         return replace(result, took_ms=1000 * (time.perf_counter() - begin_s))
 

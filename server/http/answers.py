@@ -47,6 +47,7 @@ class ChoiceAnswer:
     _head: bytes = b""
     _around: tuple[bytes, ...] = ()  # of the text, in an event that shows nothing else
     _has_echo: bool = False
+    _echo_share: float | None = None
 
     def __post_init__(self) -> None:
         self._head = f'data: {_to_json(self.form.head)[:-1]},"choices":['.encode()  # of every event
@@ -67,9 +68,9 @@ class ChoiceAnswer:
             self.logprobs = {name: [] for name in names}
         self.memory = {"tokens": []} if self.form.shows_memory else None
 
-    def add_echo(self, text: str, scores: Sequence[TokenScore], first: str | None) -> None:
-        """Adds the prompt. `first` is the text of a first token that is only read."""
-        self._has_echo = True
+    def add_echo(self, text: str, scores: Sequence[TokenScore], first: str | None, share: float | None = None) -> None:
+        """Adds the prompt. `first` is the text of a first token that is only read, and `share` the searched share."""
+        self._has_echo, self._echo_share = True, share
         self.text += text
         if self.logprobs is not None:
             if first is not None:
@@ -98,12 +99,17 @@ class ChoiceAnswer:
             self.memory["tokens"] += map(_memory_token, tokens)
 
     def add_finished(self, finished: Finished) -> None:
-        self.finish_reason, share = _REASONS[finished.reason], finished.usage.searched_share
-        if self.memory is not None or (share is not None and share < 1):  # which no answer leaves out
-            self.memory = {**(self.memory or {}), "searched_share": share}
+        self.finish(_REASONS[finished.reason], finished.usage.searched_share)
         if self._has_echo and self.logprobs is not None:
             # Clients that score a prompt ask for one token, and drop the last entry, which is that token's.
             self._add_logprob("", None, None)
+
+    def finish(self, reason: str, share: float | None = None) -> None:
+        """Ends the choice. `share` is that of the searches behind the prompt."""
+        self.finish_reason = reason
+        share = min((each for each in (self._echo_share, share) if each is not None), default=None)
+        if self.memory is not None or (share is not None and share < 1):  # which no answer leaves out
+            self.memory = {**(self.memory or {}), "searched_share": share}
 
     def _add_logprob(
         self, text: str, logprob: float | None, top: dict[str, float] | None, size: int | None = None

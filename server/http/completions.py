@@ -96,7 +96,7 @@ class _Answer:
         if choice.echo is not None:
             await self._echo(choice, answer)
             if choice.request is None:
-                answer.finish_reason = "length"
+                answer.finish("length")
             yield
         if choice.request is None:
             return
@@ -136,8 +136,9 @@ class _Answer:
                 text = await self._ask("Detokenize", DetokenizeRequest(prompt or ()))
                 first = await self._ask("Detokenize", DetokenizeRequest((prompt or ())[:1]))
         assert scored is None or isinstance(scored, Score)
-        self._usage.add_share(None if scored is None else scored.searched_share)
-        answer.add_echo(text, () if scored is None else scored.token_scores, first)
+        share = None if scored is None else scored.searched_share
+        self._usage.add_share(share)
+        answer.add_echo(text, () if scored is None else scored.token_scores, first, share)
         if choice.request is None and choice.counts_prompt:
             self._usage.prompt_tokens += (0 if scored is None else scored.tokens) + (first is not None)
 

@@ -78,6 +78,17 @@ def test_a_partial_search_finds_what_the_other_shards_have_and_tells_its_share(t
             np.testing.assert_allclose(found.shares_Q, [*shares] * 3, rtol=1e-12)
 
 
+def test_the_log_names_a_shard_that_is_left_out_once(tmp_path, caplog):
+    path = cut_store(tmp_path, num_shards=2)
+    with Datastore.open(path) as store, without_some(path, 2, 2) as (shards, addresses):
+        for _ in range(20):  # over several rests of the process
+            shards.search([store.snapshot], QUERIES_QD[:1], 8)
+            time.sleep(0.1)
+        lines = [line for line in caplog.messages if "searches go on without a shard" in line]
+        assert len(lines) == 1
+        assert addresses[1] in lines[0]
+
+
 def test_shards_that_are_back_give_whole_results_again(tmp_path):
     path = cut_store(tmp_path, num_shards=2)
     with Datastore.open(path) as store, without_some(path, 2, 2) as (shards, addresses):
@@ -239,6 +250,7 @@ def test_a_server_tells_everywhere_of_a_shard_that_is_down(tmp_path, model_folde
             for path, fields in (
                 ("/v1/completions", {"prompt": "the quick"}),
                 ("/v1/completions", {"prompt": "the quick", "memory": {"neighbors": 1}}),
+                ("/v1/completions", {"prompt": "the quick", "echo": True, "logprobs": 1, "max_tokens": 0}),
                 ("/v1/chat/completions", {"messages": [{"role": "user", "content": "the quick"}]}),
             ):
                 last = [line for line in http(path, stream=True, **fields).splitlines() if '"finish_reason":"' in line][

@@ -17,14 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import alike
 
-from memlm.api.generation import Completion, Token
+from memlm.api.generation import Completion, DraftSource, Token
 from memlm.api.params import GenerateRequest
 from memlm.data.corpus import Corpus
 from memlm.errors import Unavailable
 from memlm.generation import speculation
 from memlm.generation.batch import Batch, complete_all
-from memlm.generation.draft_budget import Experience, PassCost, SearchCost, run_length
-from memlm.generation.drafting import Drafter
+from memlm.generation.draft_budget import Experience, PassCost, SearchCost, Survival, run_length
+from memlm.generation.drafting import Draft, Drafter
+from memlm.generation.step_search import RunningSequence
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.exclusion import search_views
 from memlm.indexing.build import build_index
@@ -323,43 +324,47 @@ def test_a_search_that_fails_ends_the_text_behind_confirmed_tokens(lm, fails_at)
 
 
 @pytest.mark.usefixtures("slow")
-@pytest.mark.parametrize("part", ["update", "next"])
-def test_a_guess_that_fails_ends_its_own_text_alone(lm, monkeypatch, part):
-    doomed = start(lm, GenerateRequest.of(PROMPT, {"max_tokens": 20, "seed": 1, "k": 8}))
+@pytest.mark.parametrize("failing", ["update", "search", "next"])
+def test_a_text_whose_guess_fails_goes_on_without(lm, monkeypatch, failing, caplog):
+    unlucky = start(lm, GenerateRequest.of(PROMPT, {"max_tokens": 20, "seed": 1, "k": 8}))
     other = start(lm, GenerateRequest.of(PROMPT, {"max_tokens": 20, "seed": 2, "k": 8}))
-    expected = lm.generate(PROMPT, max_tokens=20, seed=2, k=8, drafts=0).result()
+    expected = [lm.generate(PROMPT, max_tokens=20, seed=seed, k=8, drafts=0).result().tokens for seed in (1, 2)]
 
     def fail(*_: Any) -> Neighbors:
         raise OSError("the disk is gone")
 
-    assert doomed.guesser is not None
-    monkeypatch.setattr(doomed.guesser.nearby if part == "update" else doomed.guesser, part, fail)
-    batch, tokens = Batch(lm.checkpoint, max_sequences=2), list[Token]()
-    sequences = [add(batch, each) for each in (doomed, other)]
+    assert unlucky.guesser is not None
+    monkeypatch.setattr(unlucky.guesser if failing == "next" else unlucky.guesser.nearby, failing, fail)
+    batch, tokens = Batch(lm.checkpoint, max_sequences=2), ([], [])
+    sequences = [add(batch, each) for each in (unlucky, other)]
     while len(batch):
         for sequence in batch.step():
-            tokens += sequence.tokens if sequence is sequences[1] else ()
-    assert isinstance(sequences[0].failure, OSError)
-    assert tokens == [*expected.tokens]
-    assert any(each.source == "nearby" for each in other.usage.drafts)
+            tokens[sequences.index(sequence)].extend(sequence.tokens)
+    assert [each.failure for each in sequences] == [None, None]
+    assert tokens == tuple(map(list, expected))
+    assert not any(each.source == "nearby" for each in unlucky.usage.drafts)
+    assert caplog.text.count("the disk is gone") >= 1
 
 
 @pytest.mark.usefixtures("slow")
 def test_no_token_of_a_run_is_shown_before_its_search(lm, monkeypatch):
     """A run reads tokens, and the text has those of the steps before until the search has come back."""
     lengths, read_on = list[int](), speculation.read_on
-    shown = list[Token]()
 
-    def noted(*arguments: Any) -> Any:
-        lengths.append(len(shown))
-        read = read_on(*arguments)
-        assert len(shown) == lengths[-1]
+    def shown(sequence: RunningSequence) -> tuple[Any, ...]:
+        generation = sequence.generation
+        return sequence.tokens, generation.usage, [*generation.pending_ids], [*generation._context_ids]
+
+    def noted(decoder: Any, state: Any, decoded: Any, *arguments: Any) -> Any:
+        before = [shown(each.sequence) for each in decoded]
+        read = read_on(decoder, state, decoded, *arguments)
+        assert [shown(each.sequence) for each in decoded] == before
+        lengths.extend(len(each.sequence.generation.draft.token_ids) for each in read)
         return read
 
     monkeypatch.setattr("memlm.generation.batch.read_on", noted)
-    for token in lm.generate(PROMPT, temperature=0, max_tokens=24, k=8):
-        shown.append(token)
-    assert lengths
+    lm.generate(PROMPT, temperature=0, max_tokens=24, k=8).result()
+    assert sum(lengths) > 0
 
 
 def test_entries_of_deleted_documents_are_forgotten(quantized, store_folder, tmp_path):
@@ -451,13 +456,65 @@ def test_a_run_is_as_long_as_gives_most_tokens_a_second(chances, search_s, gaine
             rows, seconds = rows + reading, seconds + experience.cost.seconds(reading)
         return tokens / (seconds + experience.search.seconds(rows))
 
-    longest = max(map(len, chances))
+    def waited_s(length: int) -> float:
+        return sum(experience.cost.seconds(sum(len(each) > place for each in chances)) for place in range(length))
+
+    longest, others = max(map(len, chances)), chances.count([])
+    if others:  # they wait for the run as long as for the search, at most
+        most_s = experience.search.seconds(B + 4 * others)
+        longest = max((length for length in range(longest + 1) if waited_s(length) <= most_s), default=0)
     best = max(map(rate, range(1, longest + 1)), default=0.0)
     if length:
         assert rate(length) == pytest.approx(best)
         assert best > 1.1 * rate(0)
     else:
         assert best <= 1.1 * rate(0) * (1 + 1e-9)
+
+
+def test_runs_that_failed_are_tried_again_later():
+    experience = experience_of(0.005, 0.01, 0.0)
+    text = Survival(experience.survival)
+    wrong = Draft([0] * 8, DraftSource.NEARBY, 0)
+
+    def length() -> int:
+        return run_length([text.chances(wrong)], [0.0], [0], experience)
+
+    assert length() > 0
+    for _ in range(20):
+        text.add(wrong, 0)
+    assert length() == 0
+    for _ in range(200):
+        text.fade(DraftSource.NEARBY)
+    assert length() > 0
+
+
+def test_a_run_counts_the_time_to_read_its_entries():
+    experience = experience_of(0.005, 0.02, 0.0)
+    assert run_length([[0.9] * 8], [0.0], [0], experience) > 0
+    experience.reading.add(1, 0.5)
+    assert run_length([[0.9] * 8], [0.0], [0], experience) == 0
+    for _ in range(200):
+        experience.reading.fade()
+    assert run_length([[0.9] * 8], [0.0], [0], experience) > 0
+
+
+@pytest.mark.usefixtures("slow")
+def test_no_text_reads_on_while_a_prompt_waits(lm, monkeypatch):
+    waiting, read_on = list[int](), speculation.read_on
+    batch = Batch(lm.checkpoint, max_sequences=2, prefill_tokens=4)
+
+    def noted(*arguments: Any) -> Any:
+        waiting.append(len(batch._prompts))
+        return read_on(*arguments)
+
+    monkeypatch.setattr("memlm.generation.batch.read_on", noted)
+    add(batch, start(lm, GenerateRequest.of(PROMPT, {"max_tokens": 24, "temperature": 0, "k": 8})))
+    while not waiting:
+        batch.step()
+    add(batch, start(lm, GenerateRequest.of(PROMPT, {"max_tokens": 4, "temperature": 0, "k": 8})))
+    while len(batch):
+        batch.step()
+    assert max(waiting) == 0
 
 
 def test_the_time_of_a_search_follows_a_store_that_becomes_slow_and_fast_again():
