@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import zlib
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 from memlm.api.params import MAX_DRAFTS, MAX_NEIGHBORS, parse_drafts
 from memlm.base.compute import check_device, check_dtype
 from memlm.base.machine import ram_bytes
-from memlm.base.options import check_address, option, parse_bytes
+from memlm.base.options import check_shard, option, parse_bytes
 from memlm.errors import InvalidInput, check_choice, check_range
 from memlm.server.cluster_config import ClusterConfig
 from memlm.server.telemetry.logs import FORMATS
@@ -92,13 +91,20 @@ class ServerConfig:
         metadata=option("Folder, GGUF file, hub id, or smollm2.", "--model", "-m", metavar="MODEL", panel=MODEL)
     )
     stores: tuple[Path, ...] = field(
-        default=(), metadata=option("Datastore folder. Repeatable.", "--store", "-s", metavar="FOLDER", panel=MODEL)
+        default=(),
+        metadata=option(
+            "Datastore folder, or ray://NAME: its shards on a Ray cluster. Repeatable.",
+            "--store",
+            "-s",
+            metavar="FOLDER|ray://NAME",
+            panel=MODEL,
+        ),
     )
     shards: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "Process that searches a shard of a datastore (`memlm shard`). Repeatable.", "--shard",
-            metavar="HOST:PORT|unix:PATH", parse=partial(check_address, "shards"), panel=MODEL,
+            "Process that searches a shard of a datastore (`memlm shard`), or a name on a Ray cluster. Repeatable.",
+            "--shard", metavar="HOST:PORT|unix:PATH|ray://NAME", parse=check_shard, panel=MODEL,
         ),
     )  # fmt: skip
     partial: bool = field(

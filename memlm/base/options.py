@@ -10,6 +10,7 @@ from typing import Any
 from memlm.errors import InvalidInput
 
 OPTION = "option"
+RAY = "ray://"  # before the name under which shards run on a Ray cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,17 @@ def check_address(field: str, text: str) -> str:
     if not re.fullmatch(r"unix:.+|[^\s/:]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", text):
         raise InvalidInput(f"{field} is {text!r}; expected HOST:PORT, or unix:PATH on one machine", field=field)
     return text
+
+
+def check_shard(text: str) -> str:
+    """Returns where shards are: the address of one, or ray://NAME. Raises InvalidInput for other text."""
+    if text.startswith(RAY):
+        if not re.fullmatch(r"[\w.-]+", text.removeprefix(RAY)):
+            raise InvalidInput(
+                f"shards is {text!r}; expected ray://NAME, of letters, digits, dots and dashes", field="shards"
+            )
+        return text
+    return check_address("shards", text)
 
 
 def format_bytes(number: int) -> str:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from memlm.base.options import format_bytes
+from memlm.base.options import RAY, check_shard, format_bytes
 from memlm.base.printable import one_line
 from memlm.cli.console import emit_json, err
 from memlm.cli.fields import with_fields
@@ -54,6 +54,7 @@ def serve(
         emit_json(_without_passwords(config))
         return
 
+    config = found_on_ray(config)
     from memlm.server.ownership import keep_private
     from memlm.server.processes import process_context
 
@@ -67,6 +68,19 @@ def serve(
             err.print(one_line(line), markup=False)
 
     raise typer.Exit(run(config, announce))
+
+
+def found_on_ray(config: ServerConfig) -> ServerConfig:
+    """The settings with the folder in place of each datastore ray://NAME, whose shards are searched."""
+    stores, shards = list[Path](), list(config.shards)
+    for path in config.stores:
+        if path.parts[:1] == (RAY.removesuffix("//"),):  # as a path has it
+            from memlm.distributed.shard_finder import find_folder
+
+            url = RAY + "/".join(path.parts[1:])
+            path, shards = Path(find_folder(check_shard(url))), [*shards, url]
+        stores.append(path)
+    return replace(config, stores=tuple(stores), shards=tuple(dict.fromkeys(shards)))
 
 
 def announcement(config: ServerConfig, address: str, http_url: str | None = None) -> list[str]:

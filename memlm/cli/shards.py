@@ -3,32 +3,77 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from memlm.base.cpu import spin_briefly
+from memlm.base.options import RAY as RAY_URL
 from memlm.base.options import check_address
 from memlm.base.printable import one_line
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, err, out, print_table, table
+from memlm.cli.engine import ENGINES
 from memlm.cli.interruption import on_interrupt, this_command
+from memlm.distributed.shard_finder import no_shards
+from memlm.errors import InvalidInput, check_choice
+
+if TYPE_CHECKING:
+    from memlm.distributed.ray_shards import PlacedShard
+
+RAY = "On a Ray cluster"
 
 
 def shard(
-    store: options.StoreArgument,
+    store: Annotated[str, typer.Argument(metavar="STORE|ray://NAME", help="Datastore folder, or shards on Ray.")],
     number: Annotated[
-        str, typer.Option("--shard", metavar="I/N", help="Which shard this is: 1/4 for the first of four.")
-    ],
+        str | None, typer.Option("--shard", metavar="I/N", help="Which shard this is: 1/4 for the first of four.")
+    ] = None,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT|unix:PATH", help="Where servers find it. Port 0: any free port.")
     ] = "127.0.0.1:0",
+    engine: Annotated[
+        str, typer.Option(metavar="local|ray", help="Search in this process, or place all shards on a Ray cluster.")
+    ] = "local",
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the shards on Ray.", rich_help_panel=RAY)] = None,
+    shards: Annotated[int | None, typer.Option(metavar="N", help="How many.", rich_help_panel=RAY)] = None,
+    replicas: Annotated[int, typer.Option(help="Processes of each shard.", rich_help_panel=RAY)] = 1,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Of the cluster (default: RAY_ADDRESS, or this node's).", rich_help_panel=RAY
+        ),
+    ] = None,
+    stop: Annotated[bool, typer.Option("--stop", help="End the shards of ray://NAME.", rich_help_panel=RAY)] = False,
 ) -> None:
     """Search one shard of a datastore for servers (`memlm serve --shard`), until SIGTERM or Ctrl-C.
 
-    It authenticates nobody. Listen in a network of your own.
+    With --engine ray, start all shards on a Ray cluster, for `memlm serve --store ray://NAME`, and return. `memlm shard
+    ray://NAME` shows them. A shard authenticates nobody. Listen in a network of your own.
     """
+    check_choice("engine", engine, ENGINES)
+    if store.startswith(RAY_URL):
+        _on_ray(store.removeprefix(RAY_URL), address, stop=stop)
+    elif engine == "ray":
+        if name is None or shards is None or number is not None or stop:
+            raise InvalidInput(
+                "the engine ray starts all shards; give --name and --shards, and no --shard", field="engine"
+            )
+        _place(Path(store), name, shards, replicas, address)
+    elif name or shards or address or replicas != 1 or stop:
+        raise InvalidInput("this is for shards on Ray; give --engine ray, or ray://NAME with --stop", field="engine")
+    elif number is None:
+        raise InvalidInput("which shard is this? give --shard 1/4 for the first of four", field="shard")
+    else:
+        _serve(Path(store), number, listen)
+
+
+def _serve(store: Path, number: str, listen: str) -> None:
+    """Answers searches for one shard until a signal."""
     spin_briefly()  # before Faiss loads: servers and other shards want the cores too
     from memlm.distributed.shard_server import ShardSegments, ShardServer
     from memlm.index.store.shards import ShardNumber
@@ -41,6 +86,54 @@ def shard(
         line = f"shard {number} of {store}: {segments.description.entries:,} entries at {server.address}"
         err.print(one_line(line), markup=False, soft_wrap=True)
         server.wait()
+
+
+@contextmanager
+def _joined(address: str | None) -> Iterator[None]:
+    """Joins the cluster. Raises InvalidInput where Ray is not installed."""
+    try:
+        from memlm.distributed.ray_shards import joined
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            f"shards on Ray need {error.name}, which is not installed; pip install 'memlm[ray]'", field="engine"
+        ) from error
+    with joined(address):
+        yield
+
+
+def _place(store: Path, name: str, shards: int, replicas: int, address: str | None) -> None:
+    """Starts all shards on a cluster, and shows them."""
+    from memlm.index.store.manifest import read_manifest
+
+    read_manifest(store)  # a wrong folder is told before a cluster is asked
+    with _joined(address):
+        from memlm.distributed.ray_shards import place
+
+        _show(place(store, name, num_shards=shards, replicas=replicas))
+    out.print(f"Search them: memlm serve --model MODEL --store {RAY_URL}{name}", markup=False)
+
+
+def _on_ray(name: str, address: str | None, *, stop: bool) -> None:
+    """Shows the shards of a name, or ends them."""
+    with _joined(address):
+        from memlm.distributed import ray_shards
+
+        if stop:
+            out.print(f"{ray_shards.stop(name)} processes were ended", markup=False)
+            return
+        found = ray_shards.find(name, wait_s=10.0)
+        if not found:
+            raise no_shards(RAY_URL + name)
+        _show([each for each in found.values() if each is not None])
+        if silent := [actor for actor, each in found.items() if each is None]:
+            err.print(f"no answer from {', '.join(silent)}", markup=False)
+
+
+def _show(placed: Sequence[PlacedShard]) -> None:
+    shown = table("shard", "address", "node", "process", "problem")
+    for each in placed:
+        shown.add_row(f"{each.shard}/{each.num_shards}", each.address, each.node[:8], str(each.pid), each.problem)
+    print_table(shown)
 
 
 def split_store(

@@ -7,6 +7,7 @@ documents and deletions are its own, and a shard only ranks keys.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import weakref
@@ -19,7 +20,8 @@ import grpc
 import numpy as np
 from jaxtyping import Float32
 
-from memlm.base.options import check_address
+from memlm.base.options import RAY, check_shard
+from memlm.distributed.shard_finder import ShardFinder
 from memlm.distributed.shard_messages import (
     ALL_LIVE,
     DESCRIBE,
@@ -125,7 +127,8 @@ class _Asked:
 
 class Shards:
     """The shards of one or several datastores, by their addresses: HOST:PORT, or unix:PATH. Several addresses may be
-    replicas of one shard. Any thread may search. A context manager.
+    replicas of one shard. `ray://NAME` stands for the addresses that shards on a Ray cluster have at the time. Any
+    thread may search. A context manager.
 
     A search takes at most `timeout_s`. If a replica fails, another one of its shard is asked. If all of a shard fail,
     so does the search, or, with `partial`, goes on without this shard, and its result tells the shares of the entries.
@@ -137,19 +140,24 @@ class Shards:
             raise InvalidInput(f"the shard {repeated[0]!r} was given twice; leave one out", field="shards")
         self._timeout_s, self._partial, self._turn = timeout_s, partial, 0
         self._known_stores = set[str]()
-        self._replicas = [
-            _Replica(check_address("shards", each), grpc.insecure_channel(each, options=CHANNEL)) for each in addresses
-        ]
+        given = [check_shard(each) for each in addresses]
+        self._replicas = [_connected(each) for each in given if not each.startswith(RAY)]
+        self._finders = [ShardFinder(each) for each in given if each.startswith(RAY)]
+        self._unfound = {finder.url for finder in self._finders}  # under which there is no address
         self._masks: weakref.WeakKeyDictionary[Segment, tuple[SegmentView, bytes]] = weakref.WeakKeyDictionary()
-        self._closing = threading.Event()
+        self._closing, self._moving = threading.Event(), threading.Lock()
         deadline_s = time.monotonic() + FIRST_GREETING_S
-        while silent := [each for each in self._replicas if each.description is None]:
-            for each in silent:
-                each.describe()
+        self._threads = [threading.Thread(target=self._follow, args=(each,), daemon=True) for each in self._finders]
+        for thread in self._threads:
+            thread.start()
+        while self._silent:
+            for replica in self._replicas:
+                if replica.description is None:
+                    replica.describe()
             if time.monotonic() > deadline_s or self._closing.wait(0.1):
                 break
-        self._greeter = threading.Thread(target=self._greet, name="shards", daemon=True)
-        self._greeter.start()
+        self._threads.append(threading.Thread(target=self._greet, name="shards", daemon=True))
+        self._threads[-1].start()
 
     def search(
         self,
@@ -201,7 +209,10 @@ class Shards:
     def close(self) -> None:
         """Closes the connections."""
         self._closing.set()
-        self._greeter.join()
+        for finder in self._finders:
+            finder.close()
+        for thread in self._threads:
+            thread.join()
         for replica in self._replicas:
             replica.channel.close()
 
@@ -212,6 +223,41 @@ class Shards:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def _silent(self) -> list[str]:
+        """The addresses that have never answered, and the names under which there was none yet."""
+        names = sorted(self._unfound)  # read before the replicas, which are there once a name leaves it
+        return names + [replica.address for replica in self._replicas if replica.description is None]
+
+    def _follow(self, finder: ShardFinder) -> None:
+        """Asks where the shards of a name are: often while one of them does not answer, and all now and then."""
+        before, asked_s, problem, gone = set[str](), -math.inf, "", list[_Replica]()
+        while not self._closing.is_set():
+            mine = [each for each in self._replicas if each.address in before]
+            is_due = time.monotonic() - asked_s > CHECK_AGAIN_S
+            if is_due or not mine or not all(each.reachable for each in mine):
+                asked_s, last = time.monotonic(), problem
+                try:
+                    finder.ask()
+                except Unavailable as error:
+                    problem = str(error)
+                else:
+                    problem, now = "", set(finder.addresses.values())
+                    for each in gone:  # a round after they were used last
+                        each.channel.close()
+                    with self._moving:
+                        if not now:
+                            self._unfound.add(finder.url)
+                        gone = [each for each in self._replicas if each.address in before - now]
+                        kept = [each for each in self._replicas if each.address not in before - now]
+                        self._replicas = kept + [_connected(each) for each in sorted(now - before)]
+                        if now:
+                            self._unfound.discard(finder.url)
+                    before = now
+                if problem != last and not self._closing.is_set():
+                    log.warning("%s", problem or f"Ray tells again where the shards of {finder.url} are")
+            self._closing.wait(GREET_AGAIN_S)
 
     def _greet(self) -> None:
         """Asks those that failed or never answered again and again, and all now and then."""
@@ -249,9 +295,13 @@ class Shards:
         shards. Raises Unavailable for one whose shards are not all known, or do not answer. With `partial` such a shard
         has no replicas.
         """
-        known = [(each, each.description) for each in self._replicas if each.description is not None]
+        silent, known = sorted(self._unfound), list[tuple[_Replica, Description]]()
+        for each in self._replicas:
+            if (of := each.description) is None:
+                silent.append(each.address)
+            else:
+                known.append((each, of))
         mine = [(each, of) for each, of in known if of.store_id == store_id]
-        silent = [each.address for each in self._replicas if each.description is None]
         if not mine:
             if silent:  # one of them may have the datastore
                 raise Unavailable(f"no shard answers at {', '.join(silent)}")
@@ -286,6 +336,10 @@ class Shards:
             known = SegmentView(core_of(segment.record), digest_of(mask) if mask else ALL_LIVE), mask
             self._masks[segment] = known
         return known
+
+
+def _connected(address: str) -> _Replica:
+    return _Replica(address, grpc.insecure_channel(address, options=CHANNEL))
 
 
 def _answer(asked: _Asked, masks: Mapping[str, bytes]) -> Neighbors:
