@@ -425,6 +425,9 @@ class LanguageModel:
         Raises AlreadyExists for a name in use, Incompatible for a datastore of another model.
         """
         opened = ModelStore.open(path, self.checkpoint, name or "")
+        if opened.snapshot.dim and getattr(self.checkpoint.decoder.cross, "neighbors", None) is not None:
+            opened.datastore.close()
+            raise _keys_without_chunks(opened.name)
         return self.engine.stores.register_store(opened, replace=replace)
 
     def read_chunks(self, store: str | Path) -> None:
@@ -437,13 +440,26 @@ class LanguageModel:
         from memlm.zoo.datastore_chunks import DatastoreChunks
 
         if keyed := [each.name for each in self.stores if each.dim]:
-            raise InvalidInput(
-                f"the keys of the datastore {keyed[0]!r} were made without a chunk store, and would not be found with"
-                " one; leave out either",
-                field="chunk_store",
-            )
+            raise _keys_without_chunks(keyed[0])
         found = DatastoreChunks(store, self.checkpoint.decoder, self.tokenizer)
         self.checkpoint.decoder.cross.neighbors = self._held.enter_context(found)
+
+    def use_domain(self, name: str) -> None:
+        """Lets a model with experts of domains read by those of one (DEMix, arXiv 2108.05036).
+
+        Raises NotFound for a domain that the model does not have. Raises InvalidInput for another domain than the first
+        where a datastore has keys, since the first one made them.
+        """
+        from memlm.zoo.domains import domains_of, use_domain
+
+        names, keyed = domains_of(self.checkpoint.decoder.config), [each.name for each in self.stores if each.dim]
+        if keyed and name in names[1:]:
+            raise InvalidInput(
+                f"the keys of the datastore {keyed[0]!r} were made in the domain {names[0]!r}, and would not be found"
+                f" in {name!r}; leave out either",
+                field="domain",
+            )
+        use_domain(self.checkpoint.decoder, name)
 
     def unload_datastore(self, name: str) -> StoreInfo:
         """Unloads a datastore. It is closed once no generation uses it. Its files stay."""
@@ -474,3 +490,11 @@ class LanguageModel:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _keys_without_chunks(name: str) -> InvalidInput:
+    return InvalidInput(
+        f"the keys of the datastore {name!r} were made without a chunk store, and would not be found with one; leave"
+        " out either",
+        field="chunk_store",
+    )

@@ -31,13 +31,12 @@ def evaluate(
     from memlm.data.corpus import Corpus
     from memlm.evaluation import evaluate as run
     from memlm.language_model import load
-    from memlm.zoo.domains import use_domain
 
     with on_interrupt(lambda: f"nothing was changed; to begin anew: {this_command()}"), ConsoleProgress() as progress:
         progress(LOADING, 0, 1)
         with load(model, store or (), dtype=dtype, device=device) as lm:
             if domain is not None:
-                use_domain(lm.checkpoint.decoder, domain)
+                lm.use_domain(domain)
             if chunk_store:
                 lm.read_chunks(chunk_store)
             documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)

@@ -67,9 +67,7 @@ def generate(
         extended_attention=extended_attention, adapters=adapters,
     ) as lm:  # fmt: skip
         if domain is not None:
-            from memlm.zoo.domains import use_domain
-
-            use_domain(lm.checkpoint.decoder, domain)
+            lm.use_domain(domain)
         if chunk_store:
             lm.read_chunks(chunk_store)
         print_continuation(lm, request, show_sources=show_sources, json=json)

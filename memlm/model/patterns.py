@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from memlm.model.config import ModelConfig
 
 MANY_PLACES = 2048  # from here on, a copy of the places that are seen costs less than reading all
+MOST_COPIED = 0.25  # of the keys that are held; more are read where they are
 RULES = ("strided", "fixed", "dilated", "global", "random", "blocks")
 
 
@@ -131,12 +132,14 @@ class PatternAttention(MaskedAttention):
         self, query_BHTd: Tensor, heads: Heads, key_BGSd: Tensor, value_BGSd: Tensor, context: ForwardContext
     ) -> Float[Tensor, "B H T d"]:
         """Attends to the places that are seen, and copies them first where they are few of many."""
-        copies = query_BHTd.shape[2] == 1 and key_BGSd.shape[2] >= MANY_PLACES and not torch.is_grad_enabled()
-        if not copies or query_BHTd.device.type != "cpu":
+        is_alone = query_BHTd.shape[2] == 1 and key_BGSd.shape[2] >= MANY_PLACES and not torch.is_grad_enabled()
+        key, num_held = ("places", self.pattern, self.window), self.config.num_kv_heads * key_BGSd.shape[2]
+        if is_alone and query_BHTd.device.type == "cpu" and key not in context.shared:
+            places = seen_places(self.visible(heads, context)[:, :, 0])
+            num_copied = sum(len(head_n) * place_RnK.shape[2] for head_n, place_RnK, _ in places)
+            context.shared[key] = places if num_copied <= MOST_COPIED * num_held else []
+        if not context.shared.get(key):
             return super()._attend_masked(query_BHTd, heads, key_BGSd, value_BGSd, context)
-        key = "places", self.pattern, self.window
-        if key not in context.shared:
-            context.shared[key] = seen_places(self.visible(heads, context)[:, :, 0])
         mixed_BHTd = torch.empty_like(query_BHTd)
         for head_n, place_RnK, shown_Rn1K in context.shared[key]:
             group_n = head_n // (self.config.num_heads // self.config.num_kv_heads)

@@ -105,8 +105,13 @@ def number_of(config: ModelConfig, name: str) -> int:
 
 
 def set_domains(state: DecoderState, domains_B: Sequence[int]) -> None:
-    """Gives each row of a state its domain, until the row is reset. Set it before the row reads."""
-    state.field(DOMAIN).copy_(torch.tensor(domains_B) + 1)
+    """Gives each row of a state its domain, until the row is reset. Set it before the row reads.
+
+    Raises ValueError for another number of domains than rows. Numbers that the model does not have fail in its pass.
+    """
+    if len(domains_B) != len(held_B := state.field(DOMAIN)) or min(domains_B, default=0) < 0:
+        raise ValueError(f"domains are {[*domains_B]}; expected a number from 0 on for each of {len(held_B)} rows")
+    held_B.copy_(torch.tensor(domains_B) + 1)
 
 
 def use_domain(decoder: Decoder, name: str) -> None:
@@ -129,7 +134,7 @@ def with_domain(decoder: Decoder, name: str, *, like: str) -> Decoder:
 
 
 def without_domain(decoder: Decoder, name: str) -> Decoder:
-    """Returns a decoder without the experts of a domain. The others keep their numbers. Raises NotFound for a domain
+    """Returns a decoder without the experts of a domain. The others keep their weights. Raises NotFound for a domain
     that is not there, InvalidInput for the last one.
     """
     names, removed = domains_of(decoder.config), number_of(decoder.config, name)

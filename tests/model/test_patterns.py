@@ -58,3 +58,21 @@ def test_a_token_behind_many_places_reads_those_that_it_sees_alone(rule, monkeyp
             expected = logits(decoder, [*text, *new])[len(text) :]
             torch.testing.assert_close(torch.stack([each[row] for each in read]), expected, atol=1e-10, rtol=1e-10)
     assert MANY_PLACES <= 2060
+
+
+def test_a_token_that_sees_most_places_copies_none(monkeypatch):
+    rule = {"kind": "pattern", "rule": "global", "window": 4096}
+    decoder = make(replace(SHAPE, context_length=2500, layers=[{"mixer": rule}]))
+    state, keys = decoder.new_state(batch_size=1, capacity=2300), list[int]()
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def spied(query, key, value, **given):
+        keys.append(key.shape[2])
+        return attend(query, key, value, **given)
+
+    with torch.inference_mode():
+        decoder(torch.tensor([tokens_of(2100)]), state)
+        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spied)
+        monkeypatch.setattr(patterns, "_rows_at", None)
+        decoder(torch.tensor([[5]]), state)
+    assert min(keys) > 2000

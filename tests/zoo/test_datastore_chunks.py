@@ -27,7 +27,7 @@ from memlm.language_model import load
 from memlm.model import Decoder
 from memlm.model.checkpoint import load_checkpoint
 from memlm.server.config import ServerConfig
-from memlm.server.inference.worker import _load_model
+from memlm.server.inference.startup import _load_model
 from memlm.training.train import train
 from memlm.zoo.chunk_store import ChunkStore, TokenMeans
 from memlm.zoo.datastore_chunks import DatastoreChunks
@@ -320,6 +320,9 @@ def test_what_has_no_meaning_is_refused(store, store_folder, model_folder, retro
         lm.read_chunks(store)
     with load(retro_folder, [store]) as lm:  # for drafts only
         lm.read_chunks(store)
+        with pytest.raises(InvalidInput, match="leave out either"):
+            lm.load_datastore(tmp_path / "keyed")
+        assert [each.name for each in lm.stores] == [store.name]
     with pytest.raises(Incompatible, match="a server gives it none"):
         _load_model(
             ServerConfig(model=retro_folder), {}, 0, may_fail=(), on_lost=lambda store, ids: None, search=search_views

@@ -16,11 +16,13 @@ from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput, NotFound
 from memlm.generation.model_mixture import ModelMixture
 from memlm.index.store.exclusion import search_views
+from memlm.indexing.build import build_index
+from memlm.language_model import load
 from memlm.model import Decoder, DecoderState, ModelConfig
 from memlm.model.checkpoint import load_checkpoint, save_checkpoint
 from memlm.model.state_pool import StatePool
 from memlm.server.config import ServerConfig
-from memlm.server.inference.worker import _load_model
+from memlm.server.inference.startup import _load_model
 from memlm.training.config import TrainConfig
 from memlm.training.train import train
 from memlm.zoo.domains import Domains, domains_of, set_domains, use_domain, with_domain, without_domain
@@ -208,6 +210,27 @@ def test_a_resumed_run_reads_the_same_rows_of_each_domain(domains, tmp_path):
         train(corpus, tmp_path / "killed", settings, progress=kill_at(3))
     assert train(corpus, tmp_path / "killed", resume=True).losses == whole.losses
     assert load_checkpoint(tmp_path / "killed").fingerprint == load_checkpoint(tmp_path / "whole").fingerprint
+
+
+def test_keys_are_of_the_first_domain(domains, tmp_path):
+    corpus = Corpus([domains / "up", domains / "down"])
+    train(corpus, tmp_path / "model", settings_of(steps=1))
+    build_index(tmp_path / "model", Corpus([domains / "up"]), tmp_path / "store", check="none")
+    with load(tmp_path / "model", [tmp_path / "store"]) as lm:
+        lm.use_domain("up")
+        with pytest.raises(InvalidInput, match="'store' were made in the domain 'up'"):
+            lm.use_domain("down")
+    with load(tmp_path / "model") as lm:
+        lm.use_domain("down")
+        with pytest.raises(NotFound, match="its domains are up, down"):
+            lm.use_domain("left")
+
+
+def test_each_row_has_a_domain():
+    state = make(CONFIG).new_state(batch_size=3, capacity=8)
+    for wrong in ([1], [0, 1, -1]):
+        with pytest.raises(ValueError, match="3 rows"):
+            set_domains(state, wrong)
 
 
 def test_what_has_no_meaning_is_refused(domains, tmp_path):

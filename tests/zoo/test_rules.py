@@ -165,6 +165,7 @@ def many_places():
     """Patterns copy the places that a token sees once there are a few, and mask the others before."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(patterns, "MANY_PLACES", 6)
+        patched.setattr(patterns, "MOST_COPIED", 100)
         yield
 
 
