@@ -55,6 +55,8 @@ class SegmentChunks(DerivedTables[np.ndarray]):
             raise Corrupt(self._damaged.format(error)) from error
         if len(rows) != len(self.begin_P):
             raise Corrupt(self._damaged.format(f"{len(rows)} vectors, expected {len(self.begin_P)}"))
+        if len(sizes := {len(vector) for (vector,) in rows}) > 1 or any(size % 4 for size in sizes):
+            raise Corrupt(self._damaged.format(f"vectors of {' and '.join(map(str, sorted(sizes)))} bytes"))
         vectors = np.frombuffer(b"".join(vector for (vector,) in rows), "<f4")
         return vectors.reshape(len(rows), len(vectors) // max(1, len(rows)))
 

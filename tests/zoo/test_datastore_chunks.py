@@ -148,12 +148,15 @@ def test_vectors_are_made_once_and_anew_for_another_embedding(store, retro_folde
     assert file.read_bytes() != content
 
 
-def test_a_file_without_some_vectors_is_refused_by_name(store, retro_folder):
+@pytest.mark.parametrize(
+    "damage", ["delete from vectors where chunk = 3", "update vectors set vector = x'0102' where chunk = 3"]
+)
+def test_a_file_without_some_vectors_is_refused_by_name(store, retro_folder, damage):
     checkpoint = load_checkpoint(retro_folder)
     DatastoreChunks(store, checkpoint.decoder, checkpoint.tokenizer).close()
     (file,) = store.rglob(CHUNKS)
     with sqlite3.connect(file) as base:
-        base.execute("delete from vectors where chunk = 3")
+        base.execute(damage)
     with pytest.raises(Corrupt, match=r"chunks\.sqlite is damaged .* remove it"):
         DatastoreChunks(store, checkpoint.decoder, checkpoint.tokenizer)
     file.unlink()
