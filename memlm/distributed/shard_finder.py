@@ -32,7 +32,11 @@ class ShardFinder:
         """Asks Ray. An address holds until its actor has another one, or is gone, so that nothing changes while Ray
         does not answer. Raises Unavailable then.
         """
-        answer = json.loads(self._line())
+        try:
+            answer = json.loads(self._line())
+        except (OSError, ValueError) as error:  # no process can be started, or it was killed in the middle of a line
+            self._end()
+            raise Unavailable(f"Ray does not tell where the shards of {self.url} are ({error})") from error
         if (problem := answer.get("problem")) is not None:
             self._end()  # it ends by itself, and the next one may find a cluster
             raise Unavailable(problem)
@@ -42,13 +46,14 @@ class ShardFinder:
         self.addresses = {actor: address for actor, address in known.items() if address}
 
     def _line(self) -> str:
-        if self._process is None or self._process.poll() is not None:
+        process = self._process
+        if process is None or process.poll() is not None:
             self._end()
             command = [sys.executable, "-m", "memlm.distributed.shard_finder", self.url.removeprefix(RAY)]
-            self._process = subprocess.Popen(
+            self._process = process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
             )
-        process, line = self._process, ""
+        line = ""
         if self._is_closed:
             process.kill()
         assert process.stdin is not None

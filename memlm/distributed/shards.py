@@ -232,7 +232,7 @@ class Shards:
 
     def _follow(self, finder: ShardFinder) -> None:
         """Asks where the shards of a name are: often while one of them does not answer, and all now and then."""
-        before, asked_s, problem, gone = set[str](), -math.inf, "", list[_Replica]()
+        before, asked_s, problem, gone = set[str](), -math.inf, "", list[tuple[float, _Replica]]()
         while not self._closing.is_set():
             mine = [each for each in self._replicas if each.address in before]
             is_due = time.monotonic() - asked_s > CHECK_AGAIN_S
@@ -244,12 +244,10 @@ class Shards:
                     problem = str(error)
                 else:
                     problem, now = "", set(finder.addresses.values())
-                    for each in gone:  # a round after they were used last
-                        each.channel.close()
                     with self._moving:
                         if not now:
                             self._unfound.add(finder.url)
-                        gone = [each for each in self._replicas if each.address in before - now]
+                        gone += [(asked_s, each) for each in self._replicas if each.address in before - now]
                         kept = [each for each in self._replicas if each.address not in before - now]
                         self._replicas = kept + [_connected(each) for each in sorted(now - before)]
                         if now:
@@ -257,7 +255,13 @@ class Shards:
                     before = now
                 if problem != last and not self._closing.is_set():
                     log.warning("%s", problem or f"Ray tells again where the shards of {finder.url} are")
-            self._closing.wait(GREET_AGAIN_S)
+            for since_s, each in gone:
+                if time.monotonic() > since_s + 2 * self._timeout_s:  # no search uses it any more
+                    each.channel.close()
+            gone = [(since_s, each) for since_s, each in gone if time.monotonic() <= since_s + 2 * self._timeout_s]
+            self._closing.wait(CHECK_AGAIN_S if problem else GREET_AGAIN_S)  # Ray takes seconds to be asked anew
+        for _, each in gone:
+            each.channel.close()
 
     def _greet(self) -> None:
         """Asks those that failed or never answered again and again, and all now and then."""

@@ -17,12 +17,15 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.api import RunTarget
+from ray.serve.exceptions import RayServeException
 
 from memlm.base.cpu import num_cores
 from memlm.distributed.cluster import connect
 from memlm.errors import Unavailable
 from memlm.server.config import AdapterFolder, ServerConfig
 from memlm.server.inference.replica import Replica
+
+log = logging.getLogger("memlm.server")
 
 ROUTER = "memlm.server.inference.router.Router"
 DRAIN_POLL_S = 0.2
@@ -53,7 +56,7 @@ class Deployment:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self.per_replica = _absolute(settings_of(self._config, nodes))
         serve.start(proxy_location="Disabled")
-        with suppress(RayError):  # one of a server here that was killed
+        with suppress(RayError, RayServeException, TimeoutError):  # one of a server here that was killed
             serve.delete(self.name)
         application = deployment_of(self.per_replica, needs_gpu=_needs_gpu(self._config, nodes)).bind(self.per_replica)
         target = RunTarget(application, name=self.name, route_prefix=None)
@@ -62,7 +65,8 @@ class Deployment:
 
     def problem(self) -> str | None:
         """Why Ray Serve has given up to start replicas, in one line. None while it has not."""
-        status = serve.status().applications[self.name]
+        if (status := serve.status().applications.get(self.name)) is None:
+            return "its application is gone"
         if status.status != "DEPLOY_FAILED":
             return None
         lines = [line for each in status.deployments.values() for line in each.message.splitlines() if line.strip()]
@@ -70,9 +74,13 @@ class Deployment:
 
     def stop(self) -> None:
         """Ends the replicas, and the cluster if it was started for them."""
-        if not self._is_own and ray.is_initialized():
-            serve.delete(self.name)
-        ray.shutdown()
+        try:
+            if not self._is_own and ray.is_initialized():
+                serve.delete(self.name)
+        except (RayError, RayServeException, TimeoutError) as error:
+            log.warning("the replicas may be left on the Ray cluster, under the name %s: %s", self.name, error)
+        finally:
+            ray.shutdown()
 
 
 def deployment_of(config: ServerConfig, *, needs_gpu: bool) -> Any:
@@ -109,12 +117,19 @@ def deployment_of(config: ServerConfig, *, needs_gpu: bool) -> Any:
 
 
 def settings_of(config: ServerConfig, nodes: Sequence[Mapping[str, Any]]) -> ServerConfig:
-    """The settings of each replica: the limits divided among them, and the threads that fit on the smallest node."""
+    """The settings of each replica: the limits divided among them, as many threads as let all replicas fit the nodes,
+    and nothing that the front end alone needs, since all processes of the cluster can read them.
+    """
     cpus = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]
     if not cpus:
         raise Unavailable("the Ray cluster has no processors; start a node with `ray start --address ...`")
-    threads = config.num_threads or max(1, min(min(cpus), sum(cpus) // config.cluster.most_replicas))
-    return replace(config.per_worker(threads), num_threads=threads)
+    most = config.cluster.most_replicas
+    fitting = [threads for threads in range(1, max(cpus) + 1) if sum(each // threads for each in cpus) >= most]
+    threads = config.num_threads or max(fitting, default=1)
+    return replace(
+        config.per_worker(threads), num_threads=threads, otlp=None, auth_file=None, tls_cert=None, tls_key=None,
+        tls_client_ca=None,
+    )  # fmt: skip
 
 
 def _needs_gpu(config: ServerConfig, nodes: Sequence[Mapping[str, Any]]) -> bool:

@@ -146,6 +146,7 @@ class EnginePool(ABC):
         on_done(value)
         if isinstance(request, LoadDatastoreRequest) and request.replace:
             self.mark_deleted(value.name)
+        self._end_leaving()
         for worker in self._workers:
             if worker.is_loaded and worker not in done:
                 worker.restart(f"it could not do what the others did ({results.get(worker, 'it came up meanwhile')})")
@@ -161,6 +162,7 @@ class EnginePool(ABC):
             raise
         self.mark_deleted(report.store, request.document_ids)
         await self._follow(leader, report.store, "a deletion")
+        self._end_leaving()
         return report
 
     async def _remember(self, request: RememberRequest, time_left_s: float | None, **origin: Any) -> RememberReport:
@@ -178,6 +180,9 @@ class EnginePool(ABC):
             if isinstance(value, BaseException) and not isinstance(value, NotFound):  # it was unloaded meanwhile
                 worker.restart(f"it could not follow {change} ({value})")
 
+    def _end_leaving(self) -> None:  # noqa: B027 - nothing to do, unless a pool has such processes
+        """Fails the requests of processes that serve on without being told of changes."""
+
     def mark_deleted(self, store: str | None, document_ids: Collection[str] | None = None) -> None:
         """Removes documents of a datastore (None: all of them) from events that wait for delivery.
 
@@ -189,6 +194,8 @@ class EnginePool(ABC):
 
     async def _gather_answers(self, request: Request[R], time_left_s: float | None = None, **origin: Any) -> list[R]:
         """Returns every worker's answer. Raises the error of one, and Unavailable at once where one does not serve."""
+        if not self._workers:
+            raise self._none_is_there()
         if not all(worker.is_serving for worker in self._workers):
             raise Unavailable(f"not all {self.kind}s serve at the moment; try again in a moment")
         return await asyncio.gather(*(self._answer(worker, request, time_left_s, **origin) for worker in self._workers))

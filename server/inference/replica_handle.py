@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
 
 from memlm.errors import InternalError, Unavailable
 from memlm.server.config import ServerConfig
@@ -22,6 +23,7 @@ from memlm.server.telemetry.datastores import StoreStats
 
 NAMESPACE = "serve"  # of Ray Serve's actors
 POLL_S = 0.5  # between heartbeats
+GONE = RayError, RayServeException  # of calls that did not reach a replica, or lost it
 
 log = logging.getLogger("memlm.server")
 
@@ -57,7 +59,7 @@ class ReplicaHandle(EngineHandle):
         stores = {name: path.absolute() for name, path in self._start_stores.items()}
         try:
             answer = await self._calls.load.remote(self.id, stores, restarted)
-        except RayError as error:
+        except GONE as error:
             raise Unavailable(f"the {self.name} died while it was loading; Ray's logs may say why") from error
         if answer is None:
             raise Unavailable(f"the {self.name} is gone")
@@ -71,7 +73,7 @@ class ReplicaHandle(EngineHandle):
         """Ends the engine, and waits for that up to `timeout_s`."""
         self.leave()
         if timeout_s and self.is_loaded:
-            with suppress(RayError, TimeoutError):
+            with suppress(*GONE, TimeoutError):
                 await asyncio.wait_for(self._calls.stop.remote(self.id), timeout_s)
 
     def leave(self) -> None:
@@ -90,7 +92,8 @@ class ReplicaHandle(EngineHandle):
     def restart(self, why: str) -> None:
         """As `EngineHandle.restart`. Ray Serve replaces the process."""
         log.error("%s is started again: %s", self.name, why)
-        with suppress(ValueError):  # it is gone
+        self.is_ready = False
+        with suppress(ValueError, RayError):  # it is gone, or Ray does not answer
             ray.kill(ray.get_actor(self.actor, namespace=NAMESPACE))
 
     def is_alive(self) -> bool:
@@ -99,6 +102,8 @@ class ReplicaHandle(EngineHandle):
             ray.get_actor(self.actor, namespace=NAMESPACE)
         except ValueError:
             return False
+        except RayError:  # which says nothing of the replica
+            return True
         return True
 
     def _send(self, submission: Submission) -> None:
@@ -122,20 +127,34 @@ class ReplicaHandle(EngineHandle):
             except asyncio.CancelledError:
                 response.cancel()
                 raise
-        except RayActorError:
-            self._on_answer(Failed(id_, Unavailable("the replica died at this request or another; ask again")))
-        except Exception:
+        except Exception as error:
+            if isinstance(error, GONE) and not isinstance(error, RayTaskError):
+                return
             log.exception("request %s failed on its way to or from the %s", id_, self.name)
             why = f"a bug in the server; its log has the details under request {id_}"
             self._on_answer(Failed(id_, InternalError(why)))
         finally:
+            if id_ in self._pending:  # without an answer
+                self._on_answer(Failed(id_, Unavailable("the replica died at this request or another; ask again")))
             del self._relays[id_]
 
     async def _poll(self) -> None:
         """Asks for heartbeats, until the replica is gone."""
-        with suppress(RayActorError):
-            while (messages := await self._calls.heartbeat.remote(self.id)) is not None:
+        try:
+            while (messages := await self._heartbeat()) is not None:
                 if messages:
                     self._on_messages(messages)
                 await asyncio.sleep(POLL_S)
-        self.is_ready = False  # until Ray Serve has seen it, too
+        except GONE as error:
+            log.warning("%s sends no heartbeats: %s", self.name, error)
+        finally:
+            self.is_ready = False  # until Ray Serve has seen it, too
+
+    async def _heartbeat(self) -> Any:
+        """The messages since the last one, None from a replica that is gone."""
+        try:
+            return await self._calls.heartbeat.remote(self.id)
+        except ActorUnavailableError:  # for a moment, as far as Ray knows
+            return ()
+        except RayActorError:
+            return None

@@ -98,6 +98,17 @@ class ReplicaPool(EnginePool):
             raise Unavailable("the session is on its way to another replica; try again in a moment")
         return self._least_loaded()  # which knows no such session
 
+    async def _gather_answers(self, request: Any, time_left_s: float | None = None, **origin: Any) -> list[Any]:
+        """As that of `EnginePool`. Raises Unavailable while sessions are between two replicas."""
+        if self._leaving and self._config.session_dir is not None:
+            raise Unavailable("sessions are on their way to other replicas; try again in a moment")
+        return await super()._gather_answers(request, time_left_s, **origin)
+
+    def _end_leaving(self) -> None:
+        """Fails the requests of replicas that are leaving: they are not told of changes."""
+        for handle in self._leaving.values():
+            handle.end()
+
     async def _watch_deployment(self) -> None:
         """Fails the start where Ray Serve has given up, and says where it waits for room."""
         began_s, has_warned = time.monotonic(), False
@@ -138,7 +149,7 @@ class ReplicaPool(EnginePool):
             try:
                 await handle.start(restarted=self._has_started)
             except MemlmError as error:
-                if not self._has_started:
+                if self._start is not None and not self._start.done():
                     self._fail_start(error)
                     return
                 log.error("%s could not be started: %s", handle.name, error)

@@ -30,6 +30,8 @@ from memlm.server.inference.pipe import Inbox, Outbox, PipeInbox
 from memlm.server.inference.worker import Worker
 from memlm.server.telemetry.logs import start_logging
 
+ENCODER_DTYPES = ("float32", "bfloat16", "float16")  # the others are of a decoder's weights
+
 
 def run_worker(
     pipe: Connection, config: ServerConfig, stores: Mapping[str, Path], number: int = 0, restarted: bool = False
@@ -117,7 +119,8 @@ def _load_model(
         max_per_owner=config.max_sessions_per_caller,
         names=names,
     )
-    encoder = None if config.encoder is None else load_encoder(config.encoder, device=config.device)
+    dtype = config.dtype if config.dtype in ENCODER_DTYPES else "auto"
+    encoder = None if config.encoder is None else load_encoder(config.encoder, dtype=dtype, device=config.device)
     return Engine(
         checkpoint, stores, sessions, may_fail=may_fail, on_lost=on_lost, passage_encoder=encoder, search=search
     )

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams, StoreWeight
 from memlm.base.options import OPTION, format_bytes, parse_bytes
 from memlm.cli.fields import Overrides, with_fields
+from memlm.server.cluster_config import ClusterConfig
 from memlm.server.config import ServerConfig
 from memlm.training.config import TrainConfig
 
@@ -31,7 +32,8 @@ def parsed(record: Any, *words: str) -> Any:
 
 
 def test_every_setting_of_the_server_is_an_option_with_its_default() -> None:
-    assert all(OPTION in field.metadata for field in fields(ServerConfig))
+    settings = [*fields(ClusterConfig), *(field for field in fields(ServerConfig) if field.name != "cluster")]
+    assert all(OPTION in field.metadata for field in settings)
     assert parsed(ServerConfig, "--model", "m") == ServerConfig(Path("m"))
 
 

@@ -84,7 +84,7 @@ def test_a_build_on_a_cluster_has_the_entries_of_one_in_this_process(
     two_workers, tmp_path, model_folder, checkpoint, corpus_folder, local
 ):
     notes, store = [], tmp_path / "store"
-    with distributed.RayEncoder(model_folder, checkpoint) as encoder:
+    with distributed.RayEncoder(model_folder, checkpoint, dtype="float32") as encoder:
         report = build_index(
             checkpoint, Corpus([corpus_folder]), store, encoder=encoder, check="none",
             progress=lambda phase, done, total, note="": notes.append((phase, note)),
@@ -99,7 +99,7 @@ def test_a_build_on_a_cluster_has_the_entries_of_one_in_this_process(
 def test_pruned_entries_are_the_same(two_workers, tmp_path, model_folder, checkpoint, corpus_folder):
     corpus = Corpus([corpus_folder])
     here = build_index(checkpoint, corpus, tmp_path / "here", prune=0.02, check="none")
-    with distributed.RayEncoder(model_folder, checkpoint) as encoder:
+    with distributed.RayEncoder(model_folder, checkpoint, dtype="float32") as encoder:
         there = build_index(checkpoint, corpus, tmp_path / "there", prune=0.02, check="none", encoder=encoder)
     assert 0 < here.pruned == there.pruned < 1
     assert_same(tmp_path / "there", entries_of(tmp_path / "here"))
@@ -117,7 +117,9 @@ def test_a_stopped_build_resumes_with_either_engine(
             raise Stopped
 
     for is_first in (True, False):
-        encoder = distributed.RayEncoder(model_folder, checkpoint) if is_first is on_cluster_first else None
+        encoder = (
+            distributed.RayEncoder(model_folder, checkpoint, dtype="float32") if is_first is on_cluster_first else None
+        )
         try:
             if is_first:
                 with pytest.raises(Stopped):
@@ -138,7 +140,7 @@ def test_documents_are_added_on_a_cluster(two_workers, tmp_path, model_folder, c
     for name, is_cluster in (("here", False), ("there", True)):
         store = tmp_path / name
         build_index(checkpoint, Corpus([corpus_folder]), store, check="none")
-        encoder = distributed.RayEncoder(model_folder, checkpoint) if is_cluster else None
+        encoder = distributed.RayEncoder(model_folder, checkpoint, dtype="float32") if is_cluster else None
         add_to_index(checkpoint, Corpus([tmp_path / "new.txt"]), store, encoder=encoder, check="none")
         if encoder:
             encoder.close()
@@ -148,7 +150,7 @@ def test_documents_are_added_on_a_cluster(two_workers, tmp_path, model_folder, c
 
 def test_a_killed_worker_costs_its_blocks_alone(two_workers, tmp_path, model_folder, checkpoint, corpus_folder, local):
     draw, killed = random.Random(0), 0
-    with distributed.RayEncoder(model_folder, checkpoint) as encoder:
+    with distributed.RayEncoder(model_folder, checkpoint, dtype="float32") as encoder:
 
         def kill(phase, done, total, note=""):
             nonlocal killed
@@ -192,7 +194,10 @@ def test_a_cluster_that_cannot_work_is_given_up(
     monkeypatch.setattr(distributed, "Worker", worker)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no worker can import this file
     monkeypatch.setattr(distributed.Share, "of", lambda nodes, device: distributed.Share(1, 1, 0))
-    with distributed.RayEncoder(model_folder, checkpoint) as encoder, pytest.raises(Unavailable, match=message):
+    with (
+        distributed.RayEncoder(model_folder, checkpoint, dtype="float32") as encoder,
+        pytest.raises(Unavailable, match=message),
+    ):
         build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "store", encoder=encoder)
 
 
@@ -200,7 +205,7 @@ def test_a_cluster_that_cannot_work_is_given_up(
 def test_a_worker_that_died_unnoticed_loads_the_model_again(
     two_workers, model_folder, checkpoint, corpus_folder, local
 ):
-    with distributed.RayEncoder(model_folder, checkpoint) as encoder:
+    with distributed.RayEncoder(model_folder, checkpoint, dtype="float32") as encoder:
         while not encoder._nodes:
             for ref in encoder._done(list(encoder._greetings)):
                 encoder._welcome(ref)
@@ -217,7 +222,7 @@ def test_a_worker_that_died_unnoticed_loads_the_model_again(
 def test_workers_with_another_model_are_refused(two_workers, tmp_path, tokenizer, checkpoint, corpus_folder):
     save_checkpoint(tmp_path / "other", Decoder(ModelConfig(vocab_size=tokenizer.vocab_size, **SHAPE)), tokenizer)
     with (
-        distributed.RayEncoder(tmp_path / "other", checkpoint) as encoder,
+        distributed.RayEncoder(tmp_path / "other", checkpoint, dtype="float32") as encoder,
         pytest.raises(Incompatible, match="same files"),
     ):
         build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "store", encoder=encoder)
@@ -226,7 +231,7 @@ def test_workers_with_another_model_are_refused(two_workers, tmp_path, tokenizer
 @pytest.mark.cluster
 def test_a_model_that_no_worker_finds_is_named(two_workers, tmp_path, checkpoint, corpus_folder):
     with (
-        distributed.RayEncoder(tmp_path / "nowhere", checkpoint) as encoder,
+        distributed.RayEncoder(tmp_path / "nowhere", checkpoint, dtype="float32") as encoder,
         pytest.raises(NotFound, match="nowhere"),
     ):
         build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "store", encoder=encoder)
@@ -239,7 +244,7 @@ def test_a_cluster_without_a_worker_is_given_up(
     monkeypatch.setattr(distributed.Share, "of", lambda nodes, device: distributed.Share(1, 64, 0))
     monkeypatch.setattr(distributed, "PATIENCE_S", 0.1)
     with (
-        distributed.RayEncoder(model_folder, checkpoint) as encoder,
+        distributed.RayEncoder(model_folder, checkpoint, dtype="float32") as encoder,
         pytest.raises(Unavailable, match="ray status"),
     ):
         build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "store", encoder=encoder)
@@ -248,7 +253,10 @@ def test_a_cluster_without_a_worker_is_given_up(
 @pytest.mark.cluster
 def test_a_model_with_another_window_is_refused(two_workers, tmp_path, model_folder, corpus_folder):
     checkpoint = load_checkpoint(model_folder, attention_window=16)
-    with distributed.RayEncoder(model_folder, checkpoint) as encoder, pytest.raises(Incompatible, match="config"):
+    with (
+        distributed.RayEncoder(model_folder, checkpoint, dtype="float32") as encoder,
+        pytest.raises(Incompatible, match="config"),
+    ):
         build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "store", encoder=encoder)
 
 
@@ -257,7 +265,7 @@ def test_no_cluster_is_at_an_address(model_folder, checkpoint, address):
     if ray.is_initialized():
         ray.shutdown()
     with pytest.raises((InvalidInput, Unavailable), match=r"node of the cluster|no Ray cluster"):
-        distributed.RayEncoder(model_folder, checkpoint, address=address)
+        distributed.RayEncoder(model_folder, checkpoint, dtype="float32", address=address)
     assert not ray.is_initialized()
 
 
@@ -287,7 +295,17 @@ def test_workers_share_a_cluster(resources, device, expected):
 
 
 def test_the_command_builds_on_a_cluster_of_its_own(tmp_path, model_folder, corpus_folder, local):
-    command = ["index", "build", str(corpus_folder), "--model", str(model_folder), "--check", "none"]
+    command = [
+        "index",
+        "build",
+        str(corpus_folder),
+        "--model",
+        str(model_folder),
+        "--check",
+        "none",
+        "--dtype",
+        "float32",
+    ]
     result = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "store"), "--engine", "ray"])
     assert result.exit_code == 0, result.output
     assert not ray.is_initialized()
@@ -303,7 +321,17 @@ def test_the_command_builds_on_a_cluster_of_its_own(tmp_path, model_folder, corp
     ],
 )
 def test_options_that_do_not_fit_are_refused(tmp_path, model_folder, corpus_folder, options, message):
-    command = ["index", "build", str(corpus_folder), "--model", str(model_folder), "--out", str(tmp_path / "store")]
+    command = [
+        "index",
+        "build",
+        str(corpus_folder),
+        "--model",
+        str(model_folder),
+        "--out",
+        str(tmp_path / "store"),
+        "--dtype",
+        "float32",
+    ]
     result = CliRunner().invoke(app, [*command, *options])
     assert isinstance(result.exception, InvalidInput)
     assert message in str(result.exception)
@@ -337,7 +365,7 @@ def test_a_node_may_die_at_any_moment(tmp_path, model_folder, checkpoint, corpus
         ray.init(cluster.address, log_to_driver=False)
         for trial in range(20):
             nodes += [cluster.add_node(num_cpus=1) for _ in range(2 - len(nodes))]
-            with distributed.RayEncoder(model_folder, checkpoint) as encoder:
+            with distributed.RayEncoder(model_folder, checkpoint, dtype="float32") as encoder:
                 store, kill = tmp_path / str(trial), killer(draw.randrange(1, 30))
                 build_index(checkpoint, corpus, store, encoder=encoder, check="none", progress=kill)
             assert_same(store, local)
