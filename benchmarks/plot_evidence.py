@@ -1,4 +1,4 @@
-"""Writes the tables of docs/reports/evidence.md from the reports evidence-*.json, and draws its plots.
+"""Writes the tables of docs/reports/evidence.md and a table of README.md from evidence-*.json, and draws the plots.
 
 python benchmarks/plot_evidence.py            writes tables and plots; needs matplotlib
 python benchmarks/plot_evidence.py --check    fails if a table is stale
@@ -12,8 +12,9 @@ from typing import Any
 
 from report import load, rows_of
 
-REPORTS = Path(__file__).parents[1] / "docs" / "reports"
-PAGE = REPORTS / "evidence.md"
+ROOT = Path(__file__).parents[1]
+REPORTS = ROOT / "docs" / "reports"
+PAGES = (REPORTS / "evidence.md", ROOT / "README.md")
 WAYS = {"one_lam": "one λ", "adaptive_lam": "adaptive λ", "context_cache": "context cache", "both": "both"}
 TEXTS = {"isabelle": "Isabelle", "library": "standard library", "wikitext": "WikiText-2", "books": "books"}
 CUTS = {
@@ -33,18 +34,20 @@ def main() -> None:
     """Writes the tables and draws the plots, or checks the tables."""
     reports = {name: report for name, report in load().items() if name.startswith("evidence")}
     rows = [row for report in reports.values() for row in rows_of(report)]
-    text = filled(PAGE.read_text(encoding="utf-8"), list(reports.values()), rows)
-    if "--check" in sys.argv[1:]:
-        if PAGE.read_text(encoding="utf-8") != text:
-            sys.exit("docs/reports/evidence.md is stale: run `python benchmarks/plot_evidence.py`")
-        return
-    PAGE.write_text(text, encoding="utf-8")
-    draw(rows)
+    for page in PAGES:
+        text = filled(page.read_text(encoding="utf-8"), list(reports.values()), rows)
+        if "--check" not in sys.argv[1:]:
+            page.write_text(text, encoding="utf-8")
+        elif page.read_text(encoding="utf-8") != text:
+            sys.exit(f"{page.relative_to(ROOT)} is stale: run `python benchmarks/plot_evidence.py`")
+    if "--check" not in sys.argv[1:]:
+        draw(rows)
 
 
 def filled(page: str, reports: Rows, rows: Rows) -> str:
     """The page with each table, which stands between `<!-- table: NAME -->` and `<!-- end -->`, made anew."""
     tables: dict[str, Callable[[], Iterator[str]]] = {
+        "summary": lambda: table_of_the_summary(rows),
         "texts": lambda: table_of_texts(reports, rows),
         "gain-by-domain": lambda: table_of_gains(of(rows, "gain-by-domain")),
         "gain-by-token": lambda: table_of_tokens(of(rows, "gain-by-token")),
@@ -82,6 +85,53 @@ def line(*cells: str) -> str:
 def with_error(row: dict[str, Any], name: str, digits: int = 3) -> str:
     """A figure and its standard error."""
     return f"{row[name]:.{digits}f} ± {row[f'{name}_error']:.{digits}f}"
+
+
+def table_of_the_summary(rows: Rows) -> Iterator[str]:
+    """A line for each domain and task: the model alone, and the change by a datastore and by its alternative."""
+    yield from header("text or task", "measure", "model alone", "datastore", "passages in the prompt")
+    nats, right, none = "nats a token", "right answers", "not measured"
+    for row in (row for row in of(rows, "gain-by-domain") if row["way"] == "adaptive_lam"):
+        text = f"unseen text like {int(row['entries']):,} stored tokens, {TEXTS[row['text']]}"
+        yield line(link(text, "gain-by-domain"), nats, f"{row['nats_per_token']:.2f}", change(row), none)
+    for name, ways in by_text(of(rows, "passages")):
+        task = link(f"the same with equal contexts, {TEXTS[name]}", "text-against-passages-in-the-prompt")
+        alone = f"{ways['alone']['nats_per_token']:.2f}"
+        yield line(task, nats, alone, change(ways["datastore"]), change(ways["passages"]))
+    for name, ways in by_text(of(rows, "questions")):
+        task = link(f"questions about stored documents, {TEXTS[name]}", "questions-against-passages-in-the-prompt")
+        yield line(task, right, *(percent(ways[way], "right") for way in ("alone", "datastore", "passages by_words")))
+    for row in (row for row in of(rows, "facts") if row["way"] == "as_taught"):
+        before = percent(row, "right_before")
+        task = link(f"{row['facts']:.0f} invented facts, taught", "invented-facts")
+        yield line(task, right, before, percent(row, "right_taught"), none)
+        yield line("the same facts, deleted", right, before, percent(row, "right_deleted"), none)
+    if deleted := of(rows, "deletion"):
+        kinds = sum(row["index"] != "remembered" for row in deleted)
+        task = link(f"text that was deleted and purged, {kinds} kinds of index, tiny model", "deletion")
+        off = max(row["off_purged"] for row in deleted)
+        yield line(task, "largest change of a probability by it", "-", f"{off:.1g}", none)
+
+
+def link(text: str, section: str) -> str:
+    """A link from the README to a section of the report."""
+    return f"[{text}](docs/reports/evidence.md#{section})"
+
+
+def by_text(rows: Rows) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
+    """The rows of each domain by their ways."""
+    for name in dict.fromkeys(row["text"] for row in rows):
+        yield name, {row["way"]: row for row in rows if row["text"] == name}
+
+
+def change(row: dict[str, Any]) -> str:
+    """The change of the nats against the model alone. Less is better."""
+    return f"{-row['nats_less']:+.3f} ± {row['nats_less_error']:.3f}"
+
+
+def percent(row: dict[str, Any], name: str) -> str:
+    """A share in percent with its standard error."""
+    return f"{100 * row[name]:.0f} ± {100 * row[f'{name}_error']:.0f} %"
 
 
 def table_of_texts(reports: Rows, rows: Rows) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Reports of benchmarks: the page that they are rendered to is fresh, and every file has the fields of a report."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,34 @@ def test_the_page_of_benchmarks_is_fresh() -> None:
 def test_the_tables_of_the_evidence_are_fresh() -> None:
     done = subprocess.run([sys.executable, FOLDER / "plot_evidence.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_has_the_gain_of_each_domain() -> None:
+    text = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+    gains = [
+        result
+        for file in FOLDER.glob("evidence-*.json")
+        for result in json.loads(file.read_text(encoding="utf-8"))["results"]
+        if result["metric"].startswith("nats_less[table=gain-by-domain") and "way=adaptive_lam" in result["metric"]
+    ]
+    assert len(gains) >= 3
+    for gain in gains:
+        assert f"| {-gain['value']:+.3f} ± {gain['high'] - gain['value']:.3f} |" in text, gain["metric"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/reports/evidence.md"])
+def test_a_changed_figure_of_the_evidence_is_stale(page: str, tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path / "benchmarks")
+    (tmp_path / "docs/reports").mkdir(parents=True)
+    for name in ("README.md", "docs/reports/evidence.md"):
+        shutil.copyfile(FOLDER.parent / name, tmp_path / name)
+    command = [sys.executable, tmp_path / "benchmarks/plot_evidence.py", "--check"]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    text = (tmp_path / page).read_text(encoding="utf-8")
+    (tmp_path / page).write_text(text.replace(" ± 0.0", " ± 0.1", 1), encoding="utf-8")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"{page} is stale" in done.stderr
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.json")), ids=lambda file: file.stem)
