@@ -89,7 +89,7 @@ def test_a_build_on_a_cluster_has_the_entries_of_one_in_this_process(
             checkpoint, Corpus([corpus_folder]), store, encoder=encoder, check="none",
             progress=lambda phase, done, total, note="": notes.append((phase, note)),
         )  # fmt: skip
-        assert "workers" in encoder.note
+        assert encoder.note.endswith("on 1 node")  # of one or two workers: the second may load until the end
     assert report.entries == len(local[0])
     assert_same(store, local)
     assert any("on 1 node" in note for phase, note in notes if phase == "read")
