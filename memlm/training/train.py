@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -33,9 +33,7 @@ from memlm.training.init_from import add_memories, config_with_memories
 from memlm.training.metrics import summary_writer
 from memlm.training.trainer import CHECKPOINT_FILE, Trainer
 from memlm.training.validation import HeldOut
-
-if TYPE_CHECKING:
-    from memlm.zoo.datastore_chunks import DatastoreChunks
+from memlm.zoo.datastore_chunks import DatastoreChunks, check_chunk_store
 
 NEW = "new"  # the name of the adapter that learns
 TOKENS_FILE, RUN_FILE, METRICS_FILE = "tokens.u32", "run.json", "metrics.csv"
@@ -87,6 +85,8 @@ def train(
         tokenizer, model_config = base.tokenizer, config_with_memories(base.decoder.config, config.model_fields)
     has_tokenizer = resume or tokenizer is not None
     _check_cross(model_config or config.model(config.vocab_size), config, has_tokenizer=has_tokenizer)
+    if config.chunk_store and tokenizer is not None:  # before the corpus is tokenized
+        check_chunk_store(config.chunk_store, tokenizer)
     domains = _domains(model_config or config.model(config.vocab_size), corpus, config, has_valid=valid is not None)
     files = [work / f"tokens-{name}.u32" for name in range(len(domains))] or [work / TOKENS_FILE]
     progress = progress if group.is_main else silent
@@ -183,8 +183,6 @@ def _neighbors(
     """Lets the decoder read chunks of the datastore, but none of a document that it learns from."""
     if not config.chunk_store:
         return None
-    from memlm.zoo.datastore_chunks import DatastoreChunks
-
     found = DatastoreChunks(config.chunk_store, decoder, tokenizer, leaves_out_own=True, progress=progress)
     decoder.cross.neighbors = found
     return found

@@ -22,12 +22,17 @@ from memlm.data.tokenizer import Tokenizer
 from memlm.errors import Incompatible, InvalidInput
 from memlm.index.store.chunk_vectors import SegmentChunks
 from memlm.index.store.datastore import Datastore
-from memlm.index.store.manifest import Manifest
+from memlm.index.store.manifest import Manifest, read_manifest
 from memlm.index.store.snapshot import Snapshot
 from memlm.model.decoder import Decoder
 from memlm.zoo.chunk_store import ChunkStore, TokenMeans
 from memlm.zoo.retro import Retrieval
 from memlm.zoo.retro_encoder import NOTHING
+
+
+def check_chunk_store(path: str | Path, tokenizer: Tokenizer) -> None:
+    """Raises Incompatible for a datastore of another tokenizer, and NotFound or Corrupt where none can be read."""
+    _check_tokenizer(read_manifest(Path(path)), path=Path(path), tokenizer=tokenizer)
 
 
 class DatastoreChunks:

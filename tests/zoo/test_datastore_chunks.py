@@ -16,7 +16,7 @@ from memlm.api.generation import Completion
 from memlm.cli.app import app
 from memlm.data.corpus import Corpus
 from memlm.data.tokenizer import Tokenizer
-from memlm.errors import Corrupt, Incompatible, InvalidInput
+from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.index.store import chunk_vectors
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
@@ -310,8 +310,14 @@ def test_what_has_no_meaning_is_refused(store, store_folder, model_folder, retro
     with pytest.raises(InvalidInput, match="--tokenizer"):
         train(corpus, out, with_store)
     other = Tokenizer.train(["other texts, other tokens"], vocab_size=260)
+    seen = list[str]()
     with pytest.raises(Incompatible, match="another tokenizer"):
-        train(corpus, out, with_store, tokenizer=other)
+        train(corpus, out, with_store, tokenizer=other, progress=lambda phase, *_: seen.append(phase))
+    nowhere = replace(with_store, chunk_store=str(tmp_path / "nowhere"))
+    with pytest.raises(NotFound, match="nowhere"):
+        train(corpus, out, nowhere, init_from=model_folder, progress=lambda phase, *_: seen.append(phase))
+    assert not out.exists()
+    assert not seen  # the corpus is not tokenized first
     changed = replace(with_store, model_fields={"cross": {**RETRO, "chunk": 4}})
     with pytest.raises(InvalidInput, match="cannot change"):
         train(corpus, out, changed, init_from=retro_folder)
