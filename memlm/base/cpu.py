@@ -45,6 +45,18 @@ def threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Computes the block's tensors and searches on one thread."""
+    global _cores
+    before, _cores = _cores, 1
+    try:
+        with threads(1):
+            yield
+    finally:
+        _cores = before
+
+
 def spin_briefly() -> None:
     """Makes the OpenMP threads of processes that start from now on, and of this one if it has loaded no OpenMP yet,
     spin for `OPENMP_SPIN_COUNT`, unless the environment sets how they wait.

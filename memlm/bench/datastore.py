@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +22,8 @@ import faiss
 import numpy as np
 from jaxtyping import Float16, Float32, Int64
 
-from memlm.base.files import write_atomic
 from memlm.base.progress import Progress, silent
+from memlm.bench.sources import known_source, note_source, source_of
 from memlm.bench.texts import median_ratio
 from memlm.data.corpus import Corpus
 from memlm.data.formats import PIPED_IN
@@ -114,20 +113,17 @@ def corpus_keys(
     checkpoint: Checkpoint, texts: Corpus, work: Path, num_keys: int, progress: Progress
 ) -> tuple[Float16[np.ndarray, "N D"], np.ndarray, float | None]:
     """Keys and values of the first tokens of a corpus, `num_keys` or all that there are, and the tokens/s if they were
-    not in the folder already. Raises InvalidInput if the folder has those of another model or of other texts.
+    not in the folder already. Raises InvalidInput if the folder has those of another model, number type or texts.
     """
     work.mkdir(parents=True, exist_ok=True)
-    source, kept = {"model": checkpoint.fingerprint, "texts": _digest_of(texts)}, work / "source.json"
-    known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {**source, "all": False}
-    for name, other in (("model", "another model"), ("texts", "other texts")):
-        if known[name] != source[name]:
-            raise InvalidInput(f"work has keys of {other}; give another folder", field="work")
+    source = source_of(checkpoint, _digest_of(texts))
+    known = known_source(work, source, "keys")
     paths, pace = (work / "keys.npy", work / "values.npy"), None
     have = len(np.load(paths[1], mmap_mode="r")) if all(path.exists() for path in paths) else 0
-    if not kept.exists() or (have < num_keys and not known["all"]):
-        write_atomic(kept, json.dumps({**source, "all": False}).encode())
+    if known is None or (have < num_keys and not known["all"]):
+        note_source(work, {**source, "all": False})
         rows, pace = _compute_keys(checkpoint, texts, paths, num_keys, progress)
-        write_atomic(kept, json.dumps({**source, "all": rows < num_keys}).encode())
+        note_source(work, {**source, "all": rows < num_keys})
     keys_ND, values_N = (np.load(path, mmap_mode="r") for path in paths)
     return keys_ND, values_N, pace
 

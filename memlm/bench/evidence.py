@@ -15,9 +15,11 @@ from typing import Any
 from memlm.base.progress import Progress, silent
 from memlm.bench.evidence_deletion import deletion
 from memlm.bench.evidence_domains import Prepared, prepare
+from memlm.bench.evidence_equal_time import equal_time
 from memlm.bench.evidence_gain import gain_by_domain
 from memlm.bench.evidence_generation import facts, generation
-from memlm.bench.evidence_passages import passages, questions
+from memlm.bench.evidence_passages import passages
+from memlm.bench.evidence_questions import questions
 from memlm.bench.evidence_texts import Domain, Sizes, domain_of, text_hash
 from memlm.bench.evidence_tokens import gain_by_token
 from memlm.errors import check_choice
@@ -31,6 +33,7 @@ TABLES: dict[str, Table] = {
     "generation": generation,
     "facts": facts,
     "passages": passages,
+    "equal-time": equal_time,
     "questions": questions,
 }
 
@@ -61,7 +64,7 @@ def bench_evidence(
         prepared = prepare(checkpoint, domain, work / domain.name, sizes, progress)
         for name in only or TABLES:
             rows = TABLES[name](checkpoint, prepared, progress)
-            figures["rows"] += [{"table": name, **row} for row in rows]
+            figures["rows"] += [{"table": name, **row} for row in rows]  # a row may name another table
     return figures
 
 

@@ -1,8 +1,7 @@
 """Table of `memlm bench evidence`: a deleted document, compared with a datastore that never held it.
 
 For each kind of index, three states give the probabilities of the documents' tokens: held, deleted and purged. Their
-twin is a datastore that was built without the documents. The files are searched for the ids, tokens and keys of the
-documents.
+twin is a datastore that was built without the documents. The files are searched for traces of the documents.
 """
 
 from __future__ import annotations
@@ -20,9 +19,11 @@ from memlm.api.datastores import NewDocument
 from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress
 from memlm.bench.evidence_domains import Prepared, logprobs_of, read_document, windows_for
+from memlm.bench.evidence_texts import Domain
+from memlm.bench.evidence_traces import KINDS as TRACE_KINDS
+from memlm.bench.evidence_traces import Trace, derive, found_in, traces_of
 from memlm.bench.past import per_token
 from memlm.data.corpus import Corpus, Document
-from memlm.errors import InvalidInput
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.build import build_index, compact_index
 from memlm.indexing.option_trials import EncodedText
@@ -34,53 +35,53 @@ from memlm.retrieval.store import ModelStore
 LISTS = 16
 KINDS = ("Flat", "IVF,Flat", "IVF_HNSW8,Flat", "IVF,SQfp16", "IVF,SQ8", "IVF,PQ", "IVF,RaBitQ")
 REMEMBERED = "remembered"  # the documents came by `remember`, into a small segment of their own
-KEPT_TOKENS, DELETED, DELETED_TOKENS = 3000, 8, 128
+KEPT_TOKENS = 4000  # of the documents that stay, about
 K, LAM = 16, 0.25  # equal in all states, since each build finds its own
-RUN, STEP = 8, 8  # tokens of a run that is searched for in the files, and the distance between two
 
 
 class State(NamedTuple):
-    """The log-probabilities of each document's tokens, and how many traces of the documents the files contain."""
+    """The log-probabilities of each document's tokens, and the places of the traces that the files contain."""
 
     logprobs: list[Float32[np.ndarray, " N"]]
-    traces: int
+    traces: set[int]
 
 
 def deletion(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> list[dict[str, Any]]:
     """A row for each kind of index. `off_deleted` and `off_purged` are the largest differences of a probability from
     the datastore that never held the documents, with as many lists searched as the build chose, and `off_deleted_exact`
-    with all of them.
+    with all of them. The rows of `deletion-traces` have, for each kind of trace, how many there are, and how many are
+    found in the files in each state.
     """
-    kept, gone = parts_of(checkpoint, prepared.domain.stored)
+    kept, gone = parts_of(checkpoint, prepared.domain)
     with Datastore.open(prepared.store) as datastore:
         temperature = datastore.snapshot.defaults.temperature
     reads = [read_document(checkpoint, document, windows_for(checkpoint)) for document in gone]
-    rows, kinds = [], (*KINDS, REMEMBERED)
+    kinds, rows, found = (*KINDS, REMEMBERED), list[dict[str, Any]](), list[dict[str, Any]]()
     for number, kind in enumerate(kinds):
         with TemporaryDirectory(prefix="memlm-bench-") as folder:
-            row = _row(checkpoint, kept, gone, reads, kind, temperature, Path(folder))
-        rows.append({"text": prepared.domain.name, "index": kind.replace(",", " "), **row})
+            row, traces = _row(checkpoint, kept, gone, reads, kind, temperature, Path(folder))
+        words = {"text": prepared.domain.name, "index": kind.replace(",", " ")}
+        rows.append({**words, **row})
+        found += [{"table": "deletion-traces", **words, **each} for each in traces]
         progress("delete", number + 1, len(kinds), kind)
-    return rows
+    return rows + found
 
 
-def parts_of(checkpoint: Checkpoint, stored: Sequence[Document]) -> tuple[list[Document], list[Document]]:
-    """Pieces of a domain's documents: those that stay, and those that are deleted. Raises InvalidInput for too few."""
-    tokenizer, pieces = checkpoint.tokenizer, list[Document]()
-    for document in stored:
-        ids = tokenizer.encode(document.text).tolist()
-        for begin in range(0, len(ids) - DELETED_TOKENS, DELETED_TOKENS):
-            text = tokenizer.decode(ids[begin : begin + DELETED_TOKENS]).strip("\ufffd")
-            if text.strip():
-                pieces.append(replace(document, id=f"piece-{begin}-of-{document.id}", text=text))
-    if len(pieces) < 2 * DELETED:
-        raise InvalidInput(
-            f"the datastore's documents have {len(pieces)} pieces of {DELETED_TOKENS} tokens; expected {2 * DELETED} or"
-            " more, so give more entries",
-            field="entries",
-        )
-    pieces = pieces[:: max(1, len(pieces) // (KEPT_TOKENS // DELETED_TOKENS + DELETED))]
-    return pieces[DELETED:], pieces[:DELETED]
+def parts_of(checkpoint: Checkpoint, domain: Domain) -> tuple[list[Document], list[Document]]:
+    """Documents that stay, which are beginnings of the stored ones, and documents that are deleted, which are all
+    held-out ones, each with a title and metadata of its own.
+    """
+    tokenizer, most = checkpoint.tokenizer, max(1, KEPT_TOKENS // len(domain.stored))
+    kept = [
+        replace(document, id=f"kept-{document.id}", text=text)
+        for document in domain.stored
+        if (text := tokenizer.decode(tokenizer.encode(document.text)[:most].tolist()).strip("\ufffd")).strip()
+    ]
+    gone = [
+        replace(document, id=f"gone-{document.id}", title=f"Title {number:06}", metadata={"shelf": f"row {number:06}"})
+        for number, document in enumerate(domain.held_out)
+    ]
+    return kept, gone
 
 
 def _row(
@@ -91,7 +92,7 @@ def _row(
     kind: str,
     temperature: float,
     folder: Path,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     index = factory_of(kind, checkpoint.decoder.config.dim)
     size, held, never = windows_for(checkpoint), folder / "held", folder / "never"
     first = kept if kind == REMEMBERED else [*kept, *gone]  # deleted ones last: the others keep their places
@@ -101,10 +102,10 @@ def _row(
         )
     if kind == REMEMBERED:
         with LanguageModel(checkpoint, [held]) as lm:
-            lm.remember([NewDocument(each.id, each.text) for each in gone])
+            lm.remember([NewDocument(each.id, each.text, each.title, each.metadata) for each in gone])
     params = RetrievalParams(k=K, lam=LAM, knn_temperature=temperature)
     every_list = replace(params, nprobe=LISTS)
-    traces = traces_of(gone, held, never)
+    traces = traces_of(checkpoint, gone, held, never)
     states = {"held": _state(checkpoint, held, reads, params, traces)}
     with Datastore.open(held) as datastore:
         datastore.delete([document.id for document in gone])
@@ -114,13 +115,16 @@ def _row(
     states["purged"] = _state(checkpoint, held, reads, params, traces)
     states["never"] = _state(checkpoint, never, reads, params, traces)
     row: dict[str, Any] = {"documents": len(gone), "traces": len(traces), "off_deleted_exact": _off(*exact)}
+    by_kind = [{"cut": kind, "traces": sum(trace.kind == kind for trace in traces)} for kind in TRACE_KINDS]
     sizes_D = np.array([len(read.targets_N) for read in reads])
     for name, state in states.items():
         nats_D = -np.array([each.sum(dtype=np.float64) for each in state.logprobs])
         row[f"nats_{name}"], row[f"nats_{name}_error"] = per_token(nats_D, sizes_D)
-        row[f"traces_{name}"] = state.traces
+        row[f"traces_{name}"] = len(state.traces)
         row[f"off_{name}"] = _off(state.logprobs, states["never"].logprobs)
-    return row
+        for each in by_kind:
+            each[f"traces_{name}"] = sum(traces[place].kind == each["cut"] for place in state.traces)
+    return row, by_kind
 
 
 def factory_of(kind: str, dim: int) -> str:
@@ -131,40 +135,15 @@ def factory_of(kind: str, dim: int) -> str:
 
 
 def _state(
-    checkpoint: Checkpoint, store: Path, reads: Sequence[EncodedText], params: RetrievalParams, traces: Sequence[bytes]
+    checkpoint: Checkpoint, store: Path, reads: Sequence[EncodedText], params: RetrievalParams, traces: Sequence[Trace]
 ) -> State:
+    """The state of a store. Its files are searched as they are, and again when those made on demand are there."""
+    found = found_in(store, traces)
+    derive(checkpoint, store)
     with Datastore.open(store) as datastore:
         retriever = Retriever.of([ModelStore(datastore, checkpoint)], params)
         logprobs = [logprobs_of(read, retriever.search(read.keys_ND, read.max_logprobs_N)) for read in reads]
-    return State(logprobs, num_found(store, traces))
-
-
-def traces_of(gone: Sequence[Document], held: Path, never: Path) -> list[bytes]:
-    """Bytes of some documents in a datastore that holds them, without those in one that never did: ids, runs of token
-    ids, and keys. Runs and keys begin at every eighth place.
-    """
-    traces = list[bytes]()
-    with Datastore.open(held) as datastore:
-        for document in gone:
-            traces.append(document.id.encode())
-            ((segment, row),) = datastore.snapshot.find_each([document.id])
-            keys_ND, ids_N, _ = segment.entries_of(row)
-            assert keys_ND is not None  # every kind keeps them
-            tokens_N = ids_N.astype("<u4")
-            traces += [tokens_N[begin : begin + RUN].tobytes() for begin in range(0, len(ids_N) - RUN + 1, STEP)]
-            traces += [key_D.tobytes() for key_D in keys_ND[::STEP]]
-    files = _files(never)
-    return [trace for trace in traces if not any(trace in file for file in files)]
-
-
-def num_found(store: Path, traces: Sequence[bytes]) -> int:
-    """How many of the traces any file of a datastore contains."""
-    files = _files(store)
-    return sum(any(trace in file for file in files) for trace in traces)
-
-
-def _files(store: Path) -> list[bytes]:
-    return [path.read_bytes() for path in sorted(store.rglob("*")) if path.is_file()]
+    return State(logprobs, found | found_in(store, traces))
 
 
 def _off(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32
@@ -16,6 +17,7 @@ from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress, silent
 from memlm.bench.evidence_texts import Domain, Sizes, text_hash
 from memlm.bench.past import per_token
+from memlm.bench.sources import known_source, note_source, source_of
 from memlm.data.corpus import Corpus, Document
 from memlm.data.windows import WindowSize
 from memlm.errors import InvalidInput
@@ -68,13 +70,14 @@ def prepare(
 ) -> Prepared:
     """Builds the datastore of a domain and tunes both memories. Takes those that an earlier run left in the folder.
 
-    Raises InvalidInput for a folder that holds another domain.
+    Raises InvalidInput for a folder of another model, number type or texts.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    named, label = folder / "texts", text_hash([*domain.stored, *domain.held_out])
-    if named.exists() and named.read_text(encoding="utf-8") != label:
-        raise InvalidInput(f"{folder} holds other texts of {domain.name}; give another folder", field="work")
-    named.write_text(label, encoding="utf-8")
+    source = source_of(checkpoint, text_hash([*domain.stored, *domain.held_out]))
+    if known_source(folder, source, f"the datastore of {domain.name}") is None:
+        if any(folder.iterdir()):
+            raise InvalidInput(f"{folder} has files that no bench noted the source of; give another", field="work")
+        note_source(folder, source)
     size = windows_for(checkpoint)
     if not is_datastore(folder / "store"):
         build_index(
@@ -138,16 +141,42 @@ def nats_less(
     marks the tokens of each document that count.
     """
     masks = chosen or [np.ones(len(text.read.targets_N), bool) for text in texts]
-    sums: dict[str, Float[np.ndarray, " D"]] = {}
-    for name in (ALONE, way):
-        parts = [text.logprobs[name][mask_N] for text, mask_N in zip(texts, masks, strict=True)]
-        sums[name] = -np.array([part.sum(dtype=np.float64) for part in parts])
+    sums = {name: nats_of(texts, name, masks) for name in (ALONE, way)}
     sizes_D = np.array([mask_N.sum() for mask_N in masks])
     alone, alone_error = per_token(sums[ALONE], sizes_D)
     less, error = per_token(sums[ALONE] - sums[way], sizes_D)
     return {
         "nats_per_token": alone, "nats_per_token_error": alone_error, "nats_less": less, "nats_less_error": error,
     }  # fmt: skip
+
+
+def nats_of(
+    texts: Sequence[ReadText], way: str, chosen: Sequence[Bool[np.ndarray, " N"]] | None = None
+) -> Float[np.ndarray, " D"]:
+    """Nats of each document in one way, of all its tokens or of those that are chosen."""
+    masks = chosen or [np.ones(len(text.read.targets_N), bool) for text in texts]
+    parts = [text.logprobs[way][mask_N] for text, mask_N in zip(texts, masks, strict=True)]
+    return -np.array([part.sum(dtype=np.float64) for part in parts])
+
+
+def differences(
+    table: str,
+    text: str,
+    sums: Mapping[str, Float[np.ndarray, " D"]],
+    sizes_D: Float[np.ndarray, " D"],
+    pairs: Sequence[tuple[str, str]],
+) -> list[dict[str, Any]]:
+    """A row of another table for each pair of ways: how much less the first one has of a figure than the second one,
+    by token, with the standard error of the difference over documents. `sums` has the figure's sum of each document.
+
+    Each document is read in both ways, so the error is smaller than that of two figures of different documents.
+    """
+    rows = []
+    for one, other in pairs:
+        less, error = per_token(sums[other] - sums[one], sizes_D)
+        words = {"table": f"{table}-differences", "text": text, "way": f"{one} against {other}"}
+        rows.append({**words, "documents": len(sizes_D), "less": less, "less_error": error})
+    return rows
 
 
 def windows_for(checkpoint: Checkpoint) -> WindowSize:

@@ -7,15 +7,30 @@ from typing import Any
 import numpy as np
 
 from memlm.base.progress import Progress
-from memlm.bench.evidence_domains import WAYS, Prepared, nats_less, read_test
+from memlm.bench.evidence_domains import (
+    ADAPTIVE,
+    BOTH,
+    CACHE,
+    ONE_LAM,
+    WAYS,
+    Prepared,
+    differences,
+    nats_less,
+    nats_of,
+    read_test,
+)
 from memlm.bench.evidence_texts import overlap
 from memlm.bench.past import per_token
 from memlm.index.store.datastore import Datastore
 from memlm.model.checkpoint import Checkpoint
 
+PAIRS = ((ADAPTIVE, ONE_LAM), (BOTH, ADAPTIVE), (BOTH, CACHE))
+
 
 def gain_by_domain(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> list[dict[str, Any]]:
-    """A row for each way: nats fewer than the model alone, and the overlap of the test documents with the store."""
+    """A row for each way: nats fewer than the model alone, and the overlap of the test documents with the store. The
+    rows of `gain-by-domain-differences` compare two ways.
+    """
     texts = read_test(checkpoint, prepared, progress)
     shares = overlap([text.document.text for text in texts], [each.text for each in prepared.domain.stored])
     mean, error = per_token(np.array(shares), np.ones(len(shares)))
@@ -24,4 +39,6 @@ def gain_by_domain(checkpoint: Checkpoint, prepared: Prepared, progress: Progres
         entries = datastore.snapshot.num_entries
     words = {"text": prepared.domain.name, "entries": entries, "tokens": tokens}
     same = {"documents": len(texts), "overlap_share": mean, "overlap_share_error": error}
-    return [{**words, "way": way, **nats_less(texts, way), **same} for way in WAYS]
+    rows = [{**words, "way": way, **nats_less(texts, way), **same} for way in WAYS]
+    sums, sizes_D = {way: nats_of(texts, way) for way in WAYS}, np.array([len(text.read.targets_N) for text in texts])
+    return rows + differences("gain-by-domain", prepared.domain.name, sums, sizes_D, PAIRS)

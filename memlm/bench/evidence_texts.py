@@ -33,13 +33,14 @@ ARTICLE = re.compile(r"^ = [^=\n].* = $", flags=re.MULTILINE)  # a heading of th
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is read of a domain: tokens of the datastore, held-out documents, of which every other one tunes, and
-    tokens of each.
+    """How much is read of a domain: tokens of the datastore, held-out documents, of which every other one tunes, tokens
+    of each, and questions that are asked about the stored documents.
     """
 
     entries: int = 100_000
     documents: int = 32
     document_tokens: int = 1024
+    questions: int = 100
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,9 @@ def evidence(
         int, typer.Option(help="Held-out documents of each domain. Every other one tunes.", min=8)
     ] = 32,
     document_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of one of them.", min=8)] = 1024,
+    questions: Annotated[
+        int, typer.Option(help="Questions about the stored documents, at most. 500 take minutes.", min=1)
+    ] = 100,
     seed: Annotated[int, typer.Option(help="Equal seeds draw equal documents.", min=0)] = 0,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -47,7 +50,7 @@ def evidence(
     for name in names:
         check_choice("only", name, tuple(TABLES))  # before the model is loaded
     checkpoint = load_checkpoint(model, dtype=dtype, device=device)
-    sizes = Sizes(entries, documents, document_tokens)
+    sizes = Sizes(entries, documents, document_tokens, questions)
     with ConsoleProgress() as progress, _folder(work) as folder:
         figures = bench_evidence(checkpoint, domains or [LIBRARY], folder, names, sizes, seed=seed, progress=progress)
     if json:
@@ -70,10 +73,11 @@ def _folder(work: Path | None) -> Iterator[Path]:
 
 def _print(title: str, rows: Sequence[dict[str, Any]]) -> None:
     """Prints the rows of one table: words first, each figure with its standard error."""
-    names = [name for name in rows[0] if name != "table" and not name.endswith("_error")]
+    given = dict.fromkeys(name for row in rows for name in row)
+    names = [name for name in given if name != "table" and not name.endswith(("_error", "_least", "_most", "_n"))]
     shown = table(*(name.replace("_", " ") for name in names), title=title)
     for row in rows:
-        shown.add_row(*(_cell(row[name], row.get(f"{name}_error")) for name in names))
+        shown.add_row(*(_cell(row.get(name, "-"), row.get(f"{name}_error")) for name in names))
     print_table(shown)
 
 

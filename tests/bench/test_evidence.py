@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from memlm.api.params import RetrievalParams
 from memlm.bench import evidence_deletion, evidence_generation
-from memlm.bench.evidence_deletion import KINDS, REMEMBERED, factory_of, num_found, parts_of, traces_of
+from memlm.bench.evidence_deletion import KINDS, REMEMBERED, factory_of
 from memlm.bench.evidence_domains import (
     ADAPTIVE,
     ALONE,
@@ -21,8 +22,10 @@ from memlm.bench.evidence_domains import (
     CACHE,
     ONE_LAM,
     ReadText,
+    differences,
     logprobs_of,
     nats_less,
+    nats_of,
     read_document,
     searched,
     windows_for,
@@ -31,12 +34,11 @@ from memlm.bench.evidence_generation import begins_with, facts_of, is_attributed
 from memlm.bench.evidence_texts import Sizes, domain_of, ngrams, overlap, text_hash
 from memlm.bench.evidence_tokens import frequency, grams_of, overlaps, word_classes
 from memlm.cli.app import app
-from memlm.data.corpus import Corpus, Document
+from memlm.data.corpus import Document
 from memlm.errors import InvalidInput
 from memlm.generation.scoring import score_windows
 from memlm.index.factory import Factory
 from memlm.index.store.datastore import Datastore
-from memlm.indexing.build import build_index
 from memlm.indexing.option_trials import EncodedText
 from memlm.retrieval.adaptive import AdaptiveLam
 from memlm.retrieval.context_cache import ContextCache
@@ -100,6 +102,18 @@ def test_nats_are_of_the_chosen_tokens_with_an_error_over_documents():
     figures = nats_less(texts, BOTH, chosen)
     assert figures["nats_per_token"] == pytest.approx(10 / 3)
     assert figures["nats_less"] == pytest.approx(1 / 3)
+
+
+def test_a_difference_has_the_error_of_paired_documents():
+    texts = [text_of([-1, -2, -3], [-1, -1, -1]), text_of([-4, -4], [-5, -3])]
+    sums, sizes = {way: nats_of(texts, way) for way in (ALONE, BOTH)}, np.array([3, 2])
+    (row,) = differences("gain", "tiny", sums, sizes, [(BOTH, ALONE)])
+    less = nats_less(texts, BOTH)
+    assert (row["less"], row["less_error"]) == (less["nats_less"], less["nats_less_error"])
+    assert (row["table"], row["way"], row["documents"]) == ("gain-differences", "both against alone", 2)
+    steady = {ALONE: np.array([5.0, 9.0]), BOTH: np.array([2.0, 6.0])}  # each document gains 3, so there is no error
+    (row,) = differences("gain", "tiny", steady, np.array([2, 2]), [(BOTH, ALONE)])
+    assert (row["less"], row["less_error"]) == (1.5, 0)
 
 
 def test_overlap_counts_the_ngrams_of_each_text():
@@ -205,48 +219,46 @@ def test_the_command_keeps_what_it_prepared(given, model_folder, tmp_path):
     assert again[way] == found[way]
     shares = [each["value"] for metric, each in again.items() if "share_of_tokens[" in metric and "way=both" in metric]
     assert sum(shares) == pytest.approx(3)  # three cuts, each of all tokens
-    refused = CliRunner().invoke(app, [*words, *sizes, "--seed", "1"])
-    assert refused.exit_code != 0
-
-
-def test_the_traces_of_a_document_are_of_no_other(checkpoint, tmp_path):
-    stored = [Document(f"{number}.txt", make_text(number, 400)) for number in range(4)]
-    kept, gone = parts_of(checkpoint, stored)
-    assert len(gone) == evidence_deletion.DELETED
-    assert {each.id for each in kept}.isdisjoint(each.id for each in gone)
-    with pytest.raises(InvalidInput, match="16 or more"):
-        parts_of(checkpoint, stored[:1])
-    build_index(checkpoint, Corpus([*kept, *gone]), tmp_path / "both", index="Flat", check="none")
-    build_index(checkpoint, Corpus(kept), tmp_path / "kept", index="Flat", check="none")
-    traces = traces_of(gone, tmp_path / "both", tmp_path / "kept")
-    assert gone[0].id.encode() in traces
-    assert len(traces) > 3 * len(gone)
-    assert num_found(tmp_path / "both", traces) == len(traces)
-    assert num_found(tmp_path / "kept", traces) == 0
-    assert num_found(tmp_path / "both", [*traces, b"a run of bytes that is nowhere"]) == len(traces)
+    values = {(metric.partition("[")[0], re.findall("way=([^,]*?)[],]", metric)[0]): found[metric] for metric in found}
+    more = values["nats_less", BOTH]["value"] - values["nats_less", ADAPTIVE]["value"]
+    assert values["less", f"{BOTH} against {ADAPTIVE}"]["value"] == pytest.approx(more, abs=1e-9)
+    kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    number_type = "bfloat16" if report["settings"]["dtype"] == "float32" else "float32"
+    for other, why in ((["--seed", "1"], "other texts"), (["--dtype", number_type], "another number type")):
+        refused = CliRunner().invoke(app, [*words, *sizes, *other, "--only", "gain-by-domain"])
+        assert f"work has the datastore of tiny of {why}" in str(refused.exception)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == kept
 
 
 def test_every_kind_of_index_forgets(given, model_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(evidence_deletion, "KINDS", ("Flat", "IVF,SQ8"))
     monkeypatch.setattr(evidence_deletion, "LISTS", 2)
-    monkeypatch.setattr(evidence_deletion, "DELETED_TOKENS", 20)
     monkeypatch.setattr(evidence_deletion, "KEPT_TOKENS", 300)
     words = ["bench", "evidence", given, "--model", str(model_folder), "--work", str(tmp_path), "--json"]
     sizes = ["--entries", "600", "--documents", "12", "--document-tokens", "60"]
     done = CliRunner().invoke(app, [*words, *sizes, "--only", "deletion"])
     assert done.exit_code == 0, done.output
-    rows: dict[str, dict[str, float]] = {}
+    rows: dict[tuple[str, str], dict[str, float]] = {}
     for result in json.loads(done.stdout)["results"]:
-        metric, _, index = result["metric"].partition("[")
-        rows.setdefault(index.rpartition("index=")[2].rstrip("]"), {})[metric] = result["value"]
-    assert rows.keys() == {"Flat", "IVF SQ8", "remembered"}
-    for row in rows.values():
-        assert row["nats_held"] < row["nats_never"]  # the documents' own entries find them
-        assert row["off_held"] > 0.01
-        assert row["off_purged"] < 1e-6
-        assert row["traces_held"] == row["traces_deleted"] == row["traces"] > 0
+        metric, _, words = result["metric"].rstrip("]").partition("[")
+        index, _, kind = words.rpartition("index=")[2].partition(",cut=")
+        rows.setdefault((index, kind), {})[metric] = result["value"]
+    assert {index for index, _ in rows} == {"Flat", "IVF SQ8", "remembered"}
+    for (_, kind), row in rows.items():
+        assert row["traces_held"] == row["traces_deleted"] == row["traces"]
         assert row["traces_purged"] == row["traces_never"] == 0
-    assert rows["Flat"]["off_deleted"] < 1e-6
+        if not kind:
+            assert row["traces"] > 0
+            assert row["nats_held"] < row["nats_never"]  # the documents' own entries find them
+            assert row["off_held"] > 0.01
+            assert row["off_purged"] < 1e-6
+    assert rows["Flat", ""]["off_deleted"] < 1e-6
+    for index in ("Flat", "IVF SQ8", "remembered"):
+        kinds = {kind: row["traces"] for (each, kind), row in rows.items() if each == index and kind}
+        assert sum(kinds.values()) == rows[index, ""]["traces"]
+        assert {kind for kind, count in kinds.items() if not count} <= {"word", "code"}  # all texts have the same words
+        assert kinds["id"] == kinds["title"] == kinds["metadata"] == 12
+        assert (kinds["code"] > 0) == (index == "IVF SQ8")
 
 
 @pytest.mark.parametrize("kind", [*KINDS, REMEMBERED])

@@ -1,4 +1,4 @@
-"""Passages in the prompt beside a datastore, in `memlm bench evidence`: chunks, questions by rule, and prompts."""
+"""Passages in the prompt beside a datastore, in `memlm bench evidence`: chunks, prompts, and their time."""
 
 from __future__ import annotations
 
@@ -10,48 +10,16 @@ import torch
 from texts import make_text
 from typer.testing import CliRunner
 
+from memlm.bench import evidence_equal_time, evidence_questions
 from memlm.bench import evidence_passages as bench
-from memlm.bench.evidence_generation import begins_with
-from memlm.bench.evidence_passages import Question, by_document, passage_tokens, prompt_of, questions_of, window_of
+from memlm.bench.evidence_passages import passage_tokens, window_of
 from memlm.cli.app import app
-from memlm.data.corpus import Document
-from memlm.errors import InvalidInput
-
-TEXT = (
-    "It is said in the old book of the town that Maren was there. The number of the door in the hall is 4711, and the"
-    " door is red. The number of the door in the hall is 4711 again. We saw in the end of it all nothing.\nHere the"
-    " port of the small new server is called Porto. Short is 5."
-)
-
-
-def test_questions_ask_for_names_and_numbers_behind_six_words():
-    found = questions_of([Document("d", TEXT), Document("e", "nothing to ask.")], 10)
-    assert sorted((question.text, question.answer) for question in found) == [
-        ("Here the port of the small new server is called", "Porto"),
-        ("It is said in the old book of the town that", "Maren"),
-        ("The number of the door in the hall is", "4711"),
-    ]
-    assert {question.document_id for question in found} == {"d"}
-    assert questions_of([Document("d", TEXT)], 2) == questions_of([Document("d", TEXT)], 3)[:2]
-    with pytest.raises(InvalidInput, match="name or number"):
-        questions_of([Document("e", "nothing to ask.")], 10)
-
-
-def test_an_answer_is_right_as_a_whole_word():
-    answers = [" 4711, and", "4711", " 47111", "the 4711", ""]
-    assert [begins_with(each, "4711") for each in answers] == [True, True, False, False, False]
-
-
-def test_figures_are_summed_by_document():
-    asked = [Question(name, "", "") for name in ("a", "b", "a")]
-    sums, counts = by_document(asked, [True, False, True])
-    assert (sums.tolist(), counts.tolist()) == ([2, 0], [2, 1])
 
 
 def test_a_window_predicts_its_targets_from_all_before(lm):
     ids = lm.tokenize(make_text(3, 20))[:20]
     window = window_of(lm, ids[:12], ids[12:])
-    read = bench._read(lm.checkpoint, [window])
+    read = bench.read_windows(lm.checkpoint, [window])
     with torch.inference_mode():
         hidden_1TD, _ = lm.checkpoint.decoder(torch.tensor([[lm.checkpoint.tokenizer.start_id, *ids[:-1]]]))
         logprobs_TV = lm.checkpoint.decoder.logprobs(hidden_1TD[0])
@@ -71,48 +39,99 @@ def test_the_best_passage_stands_last_and_all_fit(lm, monkeypatch):
     assert passage_tokens(lm, query) == lm.tokenize(f"{best.text}\n\n")
     monkeypatch.setattr(bench, "ROOM", 0)
     assert passage_tokens(lm, query) == []
-    assert prompt_of(lm, query, "") == query
-    prompt = prompt_of(lm, query, "words")
-    assert prompt.endswith(f"{best.text}\n\n{query}")
 
 
-def test_the_command_compares_ways(model_folder, tmp_path, monkeypatch):
-    for name, value in (("CHUNK", 8), ("CONTEXT", 20), ("ROOM", 10), ("QUERY_TOKENS", 6), ("BUDGET", 30)):
+@pytest.fixture
+def small(monkeypatch):
+    """Chunks and prompts of a few tokens, for the short texts of these tests."""
+    for name, value in (("CHUNK", 8), ("CONTEXT", 20), ("ROOM", 10), ("QUERY_TOKENS", 6)):
         monkeypatch.setattr(bench, name, value)
-    monkeypatch.setattr(bench, "ANSWER_TOKENS", 4)
-    monkeypatch.setattr(bench, "FEWEST_WORDS", 2)
+        if name != "ROOM":
+            monkeypatch.setattr(evidence_equal_time, name, value)
+    monkeypatch.setattr(evidence_equal_time, "ROOMS", (0, 8, 16))
+    monkeypatch.setattr(evidence_equal_time, "TURNS", 3)
+    for name, value in (("BUDGET", 30), ("SPARE_TOKENS", 0), ("FEWEST_WORDS", 2)):
+        monkeypatch.setattr(evidence_questions, name, value)
+
+
+@pytest.fixture
+def given(tmp_path):
+    """A domain of short texts."""
     for name, count, first in (("stored", 14, 0), ("held-out", 14, 100)):
         (tmp_path / name).mkdir()
         for number in range(count):
-            text = f"the memory is {number}7. {make_text(first + number, 30)} " * 2
+            text = f"the memory {chr(ord('a') + number)} is {number}7. {make_text(first + number, 30)} " * 2
             (tmp_path / name / f"{number}.txt").write_text(text, encoding="utf-8")
-    words = ["bench", "evidence", f"tiny={tmp_path / 'stored'},{tmp_path / 'held-out'}", "--model", str(model_folder)]
-    sizes = [
-        "--entries",
-        "600",
-        "--documents",
-        "12",
-        "--document-tokens",
-        "60",
-        "--only",
-        "passages,questions",
-        "--json",
-    ]
-    done = CliRunner().invoke(app, [*words, *sizes])
+    return f"tiny={tmp_path / 'stored'},{tmp_path / 'held-out'}"
+
+
+def rows_of(given, model_folder, *words) -> dict[str, dict[str, dict[str, float]]]:
+    """The rows of each table by way and kind."""
+    sizes = ["--entries", "600", "--documents", "12", "--document-tokens", "60", "--json"]
+    done = CliRunner().invoke(app, ["bench", "evidence", given, "--model", str(model_folder), *sizes, *words])
     assert done.exit_code == 0, done.output
-    rows: dict[tuple[str, str], dict[str, float]] = {}
+    tables: dict[str, dict[str, dict[str, float]]] = {}
     for result in json.loads(done.stdout)["results"]:
-        metric, _, label = result["metric"].partition("[")
-        table, way = label.partition(",")[0], label.rpartition("way=")[2].rstrip("]")
-        rows.setdefault((table, way), {})[metric] = result["value"]
-    asked = {way: row for (table, way), row in rows.items() if table == "table=questions"}
+        metric, _, label = result["metric"].rstrip("]").partition("[")
+        table = label.partition(",")[0].removeprefix("table=")
+        tables.setdefault(table, {}).setdefault(label.rpartition("way=")[2], {})[metric] = result["value"]
+    return tables
+
+
+def test_the_command_compares_ways(given, model_folder, small):
+    tables = rows_of(given, model_folder, "--only", "passages,questions", "--questions", "9")
+    asked = {way.removesuffix(",cut=all"): row for way, row in tables["questions"].items() if way.endswith("=all")}
     assert asked.keys() == {"alone", "datastore", "passages by_words", "passages by_meaning", "both"}
     assert asked["alone"]["prompt_tokens"] == asked["datastore"]["prompt_tokens"]
     assert asked["both"]["prompt_tokens"] <= 30
     assert asked["datastore"]["right"] > asked["alone"]["right"] == 0
-    read = {way: row for (table, way), row in rows.items() if table == "table=passages"}
+    assert {row["questions"] for row in asked.values()} == {9}
+    kinds = {cut for way in tables["questions"] if (cut := way.partition(",cut=")[2]) != "all"}
+    assert sum(tables["questions"][f"alone,cut={kind}"]["questions"] for kind in kinds) == 9
+    more = tables["questions-differences"]["datastore against alone"]["less"]  # wrong answers
+    assert more == pytest.approx(asked["datastore"]["right"] - asked["alone"]["right"])
+    read = tables["passages"]
     assert read.keys() == {"alone", "datastore", "passages", "both"}
     assert read["alone"]["nats_less"] == 0
     assert read["passages"]["nats_per_token"] != read["alone"]["nats_per_token"]  # it reads half of the text before
     for row in read.values():
         assert row["nats_less"] == pytest.approx(read["alone"]["nats_per_token"] - row["nats_per_token"], abs=1e-9)
+    less = tables["passages-differences"]["both against datastore"]["less"]
+    assert less == pytest.approx(read["datastore"]["nats_per_token"] - read["both"]["nats_per_token"], abs=1e-9)
+
+
+def test_the_command_times_passages_beside_a_datastore(given, model_folder, small):
+    rows = rows_of(given, model_folder, "--only", "equal-time")["equal-time"]
+    assert {"alone", "datastore at_once", "datastore one_by_one", "passages of 0", "passages of 16"} <= rows.keys()
+    assert all(row["ms_per_token"] > 0 for row in rows.values())
+    assert rows["datastore one_by_one"]["ms_per_token"] > rows["datastore at_once"]["ms_per_token"]  # 8 searches, and 1
+    for way in ("at_once", "one_by_one"):
+        row = rows[f"passages in the time of {way}"]
+        assert 0 <= row["passage_tokens"] <= 16
+        assert row["time_over_datastore"] > 0
+        assert row["nats_less"] == pytest.approx(rows["alone"]["nats_per_token"] - row["nats_per_token"], abs=1e-9)
+    assert rows["datastore at_once"]["nats_less"] == rows["datastore one_by_one"]["nats_less"] != 0
+    assert rows["alone"]["nats_less"] == 0
+
+
+@pytest.mark.parametrize(("search_s", "room"), [(0.0, 0), (1.9, 0), (3.0, 8), (4.0, 12), (9.0, 16)])
+def test_the_equal_room_lies_between_the_rooms_that_were_timed(search_s, room):
+    """Reading 0, 8 and 16 tokens takes 1, 2 and 4 s, and a search for passages 2 s."""
+    read_s = {0: 1.0, 8: 2.0, 16: 4.0}
+    turns = [evidence_equal_time.Turn(read_s, 2.0, {"at_once": search_s + noise}) for noise in (-0.5, 0, 0.7)]
+    assert evidence_equal_time.equal_room(turns, "at_once") == room
+
+
+def test_cut_passages_have_as_many_tokens_as_asked_for(lm):
+    snapshot = lm.engine.stores.model_store().snapshot
+    before = snapshot.tokens(next(iter(snapshot.documents())).id, 0, 40).tolist()
+    best, second, *_ = lm.find_passages(lm.detokenize(before[-32:]), k=4)
+    both = [token for each in (second, best) for token in lm.tokenize(f"{each.text}\n\n")]
+    for room in (1, len(both) // 2, len(both)):
+        assert evidence_equal_time.passage_end(lm, before, room) == both[-room:]
+
+
+def test_documents_that_are_shorter_than_a_chunk_and_its_context_are_refused(given, model_folder):
+    words = ["bench", "evidence", given, "--model", str(model_folder), "--entries", "600", "--documents", "12"]
+    done = CliRunner().invoke(app, [*words, "--document-tokens", "60", "--only", "equal-time"])
+    assert "no test document has 512 tokens" in str(done.exception)

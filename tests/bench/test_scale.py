@@ -155,6 +155,8 @@ def test_a_folder_of_other_texts_or_another_model_is_refused(model_folder, corpu
     another = load_checkpoint(copied(model_folder, tmp_path / "model"))
     with pytest.raises(InvalidInput, match="work has keys of another model"):
         bench_scale(another, texts, others, work, plan)
+    with pytest.raises(InvalidInput, match="work has keys of another number type"):
+        bench_scale(load_checkpoint(model_folder, dtype="bfloat16"), texts, others, work, plan)
     assert {path.name: path.read_bytes() for path in work.iterdir()} == kept
 
 

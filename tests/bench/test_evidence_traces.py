@@ -1,0 +1,68 @@
+"""Traces of deleted documents in the files of a datastore, in `memlm bench evidence`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from texts import make_text
+
+from memlm.bench.evidence_traces import KINDS, WORD, Trace, codes_of, derive, found_in, traces_of
+from memlm.data.corpus import Corpus, Document
+from memlm.index.ivf import open_index
+from memlm.index.store.datastore import Datastore
+from memlm.index.store.segment import INDEX
+from memlm.indexing.build import build_index
+
+KEPT = [Document(f"{number}.txt", make_text(number, 200)) for number in range(4)]
+GONE = [
+    Document("secret.txt", f"zebra zebus {make_text(9, 90)} quagga", "A hidden title", {"shelf": "hidden 7"}),
+    Document("other.txt", make_text(10, 90)),
+]
+
+
+@pytest.fixture(params=["Flat", "IVF2,SQ8"])
+def stores(request, checkpoint, tmp_path):
+    """A datastore that holds two documents more than another one."""
+    for documents, name in (([*KEPT, *GONE], "held"), (KEPT, "never")):
+        build_index(checkpoint, Corpus(documents), tmp_path / name, index=request.param, check="none")
+    return tmp_path / "held", tmp_path / "never"
+
+
+def test_a_datastore_that_holds_the_documents_has_all_traces_and_another_one_none(checkpoint, stores):
+    held, never = stores
+    traces = traces_of(checkpoint, GONE, held, never)
+    by_kind = {kind: [trace.content for trace in traces if trace.kind == kind] for kind in KINDS}
+    assert set(by_kind["id"]) == {b"secret.txt", b"other.txt"}
+    assert by_kind["title"] == [b"A hidden title"]
+    assert by_kind["metadata"] == [b'{"shelf": "hidden 7"}']
+    assert {*by_kind[WORD]} >= {b"zebra", b"zebus", b"quagga"}
+    assert b"memory" not in by_kind[WORD]  # which the others have too
+    assert all(by_kind[kind] for kind in ("tokens", "key", "passage", "chunk"))
+    assert found_in(held, traces) == set(range(len(traces)))
+    assert found_in(never, traces) == set()
+
+
+@pytest.mark.parametrize("name", ["words.sqlite", "passages.sqlite"])
+def test_words_are_found_in_an_index_of_words_alone(checkpoint, stores, tmp_path, name):
+    held, never = stores
+    derive(checkpoint, held)
+    words = [Trace(WORD, word) for word in (b"zebra", b"zebus", b"quagga", b"nowhere")]
+    (only,) = (path for path in held.rglob(name))
+    (tmp_path / "only").mkdir()
+    only.rename(tmp_path / "only" / name)
+    assert found_in(tmp_path / "only", words) == {0, 1, 2}
+    assert found_in(never, words) == set()
+
+
+@pytest.mark.parametrize("stores", ["IVF2,SQ8"], indirect=True)
+def test_codes_are_those_that_faiss_gives_each_entry(checkpoint, stores):
+    with Datastore.open(stores[0]) as datastore:
+        (segment,) = datastore.snapshot.segments
+        codes = codes_of(stores[0], segment)
+        assert codes.keys() == set(range(segment.record.entries))
+        path = stores[0] / segment.record.folder / INDEX
+        index = open_index(path, segment.num_indexed, segment.keys_ND.shape[1])
+        expected = index.sa_encode(segment.keys_ND.astype(np.float32))
+        behind_list = expected[:, index.sa_code_size() - index.code_size :]
+        assert all(codes[row] == behind_list[row].tobytes() for row in codes)
+        assert all(any(code in file.read_bytes() for file in [path]) for code in list(codes.values())[::50])
