@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import faiss
+import numpy as np
+from jaxtyping import UInt64
 
 from memlm.base.phrases import words_of
 from memlm.data.corpus import Document
@@ -29,6 +31,7 @@ from memlm.model.checkpoint import Checkpoint
 from memlm.zoo.chunk_store import TokenMeans
 
 RUN, STEP = 8, 8  # tokens of a run that is searched for, and the distance of two runs, keys or codes
+HEAD = 8  # bytes of a trace that a file is searched for at first: no trace but a word is shorter
 CHUNK = 64  # tokens of a chunk, as RETRO reads them
 WORD = "word"
 KINDS = ("id", "title", "metadata", "tokens", "key", "code", WORD, "passage", "chunk")
@@ -62,13 +65,32 @@ def traces_of(checkpoint: Checkpoint, gone: Sequence[Document], held: Path, neve
 
 def found_in(store: Path, traces: Sequence[Trace]) -> set[int]:
     """The places of those traces that any file of a datastore holds."""
-    files = [path.read_bytes() for path in sorted(store.rglob("*")) if path.is_file()]
+    by_head, found = dict[int, list[int]](), set[int]()
     words = {word for path in store.rglob("*.sqlite") for word in _words_in(path)}
-    return {
-        place
-        for place, (kind, content) in enumerate(traces)
-        if (kind == WORD and content.decode() in words) or (kind != WORD and any(content in file for file in files))
-    }
+    for place, (kind, content) in enumerate(traces):
+        if kind == WORD:
+            found |= {place} if content.decode() in words else set()
+        else:
+            assert len(content) >= HEAD  # which no kind goes below
+            by_head.setdefault(int.from_bytes(content[:HEAD], "little"), []).append(place)
+    heads_H = np.array(sorted(by_head), "<u8")
+    for path in sorted(store.rglob("*")):
+        if path.is_file() and len(heads_H):
+            content = path.read_bytes()
+            for at in _places_of(content, heads_H):
+                head = int.from_bytes(content[at : at + HEAD], "little")
+                found |= {place for place in by_head[head] if content.startswith(traces[place].content, at)}
+    return found
+
+
+def _places_of(content: bytes, heads_H: UInt64[np.ndarray, " H"]) -> list[int]:
+    """Where any of some runs of eight bytes begins, given in ascending order."""
+    if len(content) < HEAD:
+        return []
+    runs_N = np.ndarray(len(content) - HEAD + 1, "<u8", content, strides=(1,)).copy()
+    near_N = np.minimum(np.searchsorted(heads_H, runs_N), len(heads_H) - 1)
+    places: list[int] = np.flatnonzero(heads_H[near_N] == runs_N).tolist()
+    return places
 
 
 def derive(checkpoint: Checkpoint, store: Path) -> None:
