@@ -17,6 +17,12 @@ REPORTS = ROOT / "docs" / "reports"
 PAGES = (REPORTS / "evidence.md", ROOT / "README.md")
 WAYS = {"one_lam": "one λ", "adaptive_lam": "adaptive λ", "context_cache": "context cache", "both": "both"}
 TEXTS = {"isabelle": "Isabelle", "library": "standard library", "wikitext": "WikiText-2", "books": "books"}
+MODELS = {"SmolLM2-135M-Instruct.Q4_1.gguf": "SmolLM2-135M", "stories260k": "stories260k"}
+LEARNED = {
+    "quarter": "of a quarter of the text",
+    "equal_tokens": "of all, equal tokens",
+    "equal_time": "of all, equal processor time",
+}
 CUTS = {
     "frequency": ("0", "1-9", "10-99", "100+"),
     "word": ("name", "number", "function word", "other word", "sign"),
@@ -56,6 +62,8 @@ def filled(page: str, reports: Rows, rows: Rows) -> str:
         "facts": lambda: table_of_facts(of(rows, "facts")),
         "passages": lambda: table_of_passages(of(rows, "passages")),
         "questions": lambda: table_of_questions(of(rows, "questions")),
+        "by-size": lambda: table_of_sizes(reports),
+        "training": lambda: table_of_training(of(rows, "training")),
     }
 
     def made(found: re.Match[str]) -> str:
@@ -226,6 +234,32 @@ def table_of_questions(rows: Rows) -> Iterator[str]:
     for row in rows:
         cells = f"{row['questions']:.0f}", with_error(row, "right", 2), with_error(row, "prompt_tokens", 0)
         yield line(TEXTS[row["text"]], row["way"].replace("_", " "), *cells)
+
+
+def table_of_sizes(reports: Rows) -> Iterator[str]:
+    """A line for each model, domain and size."""
+    yield from header(
+        "model", "text", "entries", "index", "alone", "one λ", "adaptive λ", "time a token over alone", "bytes an entry"
+    )
+    for report in reports:
+        rows = sorted(of(rows_of(report), "by-size"), key=lambda row: int(row["entries"]))
+        for one, adaptive in zip(rows[::2], rows[1::2], strict=True):
+            cells = with_error(one, "nats_per_token"), with_error(one, "nats_less"), with_error(adaptive, "nats_less")
+            ratio = f"{one['over_alone']:.2f} (to {one['over_alone'] + one['over_alone_error']:.2f})"
+            words = MODELS[report["settings"]["model"]], TEXTS[one["text"]], f"{int(one['entries']):,}", one["index"]
+            yield line(*words, *cells, ratio, f"{one['bytes_per_entry']:,.0f}")
+
+
+def table_of_training(rows: Rows) -> Iterator[str]:
+    """A line for each model and way."""
+    yield from header(
+        "text", "model", "memory", "entries", "tokens read in training", "processor seconds", "nats a token", "less"
+    )
+    for row in rows:
+        model, _, way = row["way"].rpartition(" ")
+        counts = f"{int(row['entries']):,}", f"{row['tokens_seen']:,.0f}", f"{row['processor_s']:,.0f}"
+        cells = with_error(row, "nats_per_token"), with_error(row, "nats_less")
+        yield line(TEXTS[row["text"]], LEARNED[model], {"alone": "none", **WAYS}[way], *counts, *cells)
 
 
 def draw(rows: Rows) -> None:

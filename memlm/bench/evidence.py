@@ -20,8 +20,10 @@ from memlm.bench.evidence_gain import gain_by_domain
 from memlm.bench.evidence_generation import facts, generation
 from memlm.bench.evidence_passages import passages
 from memlm.bench.evidence_questions import questions
+from memlm.bench.evidence_size import by_size
 from memlm.bench.evidence_texts import Domain, Sizes, domain_of, text_hash
 from memlm.bench.evidence_tokens import gain_by_token
+from memlm.bench.evidence_training import training
 from memlm.errors import check_choice
 from memlm.model.checkpoint import Checkpoint
 
@@ -35,7 +37,12 @@ TABLES: dict[str, Table] = {
     "passages": passages,
     "equal-time": equal_time,
     "questions": questions,
+    "by-size": by_size,
 }
+# Tables of models that are trained here, which need no datastore of the given model.
+OwnTable = Callable[[Checkpoint, Domain, Path, Sizes, Progress], list[dict[str, Any]]]
+OWN_TABLES: dict[str, OwnTable] = {"training": training}
+NAMES = (*TABLES, *OWN_TABLES)
 
 
 def bench_evidence(
@@ -54,16 +61,19 @@ def bench_evidence(
     """
     sizes = sizes or Sizes()
     for name in only:
-        check_choice("only", name, tuple(TABLES))
+        check_choice("only", name, NAMES)
     drawn = [domain_of(given, checkpoint.tokenizer, sizes, seed) for given in domains]
     figures: dict[str, Any] = {
         "model": checkpoint.path.name, "dtype": str(checkpoint.decoder.dtype).removeprefix("torch."), "seed": str(seed),
         "sizes": asdict(sizes), "texts": {domain.name: _named(domain) for domain in drawn}, "rows": [],
     }  # fmt: skip
     for domain in drawn:
-        prepared = prepare(checkpoint, domain, work / domain.name, sizes, progress)
-        for name in only or TABLES:
-            rows = TABLES[name](checkpoint, prepared, progress)
+        for name in only or NAMES:
+            if name in OWN_TABLES:
+                rows = OWN_TABLES[name](checkpoint, domain, work / f"{domain.name}.{name}", sizes, progress)
+            else:
+                prepared = prepare(checkpoint, domain, work / domain.name, sizes, progress)
+                rows = TABLES[name](checkpoint, prepared, progress)
             figures["rows"] += [{"table": name, **row} for row in rows]  # a row may name another table
     return figures
 

@@ -5,6 +5,7 @@ A document is read once, and each memory is searched once. All ways of mixing co
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,19 +37,22 @@ from memlm.retrieval.result import RetrievalResult
 from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore
 
-WINDOW, STRIDE = 512, 384  # a window of the datastore and of the texts, shorter where the model's context is
+WINDOW = 512  # tokens of a window of the datastore and of the texts, fewer where the model's context is shorter
 ALONE, ONE_LAM, ADAPTIVE, CACHE, BOTH = "alone", "one_lam", "adaptive_lam", "context_cache", "both"
 WAYS = (ONE_LAM, ADAPTIVE, CACHE, BOTH)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A domain with its datastore and the tuned settings of both memories."""
+    """A domain with its datastore and the tuned settings of both memories. `store_s` are the seconds of the processor
+    for the datastore and its tuning, 0 if an earlier run left it.
+    """
 
     domain: Domain
     folder: Path
     past: ContextSettings
     sizes: Sizes
+    store_s: float = 0.0
 
     @property
     def store(self) -> Path:
@@ -78,23 +82,37 @@ def prepare(
         if any(folder.iterdir()):
             raise InvalidInput(f"{folder} has files that no bench noted the source of; give another", field="work")
         note_source(folder, source)
-    size = windows_for(checkpoint)
-    if not is_datastore(folder / "store"):
-        build_index(
-            checkpoint, Corpus(domain.stored), folder / "store", window=size.window, stride=size.stride,
-            progress=progress,
-        )  # fmt: skip
-    past = ContextSettings.load(folder)
+    past, store_s = ContextSettings.load(folder), 0.0
     if past is None:
-        most = sum(len(checkpoint.tokenizer.encode(each.text)) for each in domain.tuning)
-        tune(checkpoint, folder / "store", Corpus(domain.tuning), max_tokens=most, progress=progress)
+        begin = time.process_time()
+        make_store(checkpoint, domain, folder / "store", progress)
+        store_s = time.process_time() - begin
         evidence = read_past(
-            checkpoint, domain.tuning, max_tokens=most, document_tokens=sizes.document_tokens, size=size,
-            progress=progress,
+            checkpoint, domain.tuning, max_tokens=_num_tokens(checkpoint, domain.tuning),
+            document_tokens=sizes.document_tokens, size=windows_for(checkpoint), progress=progress,
         )  # fmt: skip
         past = fit_past(evidence, domain.name).settings
         past.save(folder)  # the last step: a folder with this file is complete
-    return Prepared(domain, folder, past, sizes)
+    return Prepared(domain, folder, past, sizes, store_s)
+
+
+def make_store(checkpoint: Checkpoint, domain: Domain, store: Path, progress: Progress = silent) -> None:
+    """Builds the datastore of a domain and tunes it on the domain's tuning documents, as far as it is not done yet."""
+    if not is_datastore(store):
+        size = windows_for(checkpoint)
+        build_index(
+            checkpoint, Corpus(domain.stored), store, window=size.window, stride=size.stride, check="none",
+            progress=progress,
+        )  # fmt: skip
+    with Datastore.open(store) as datastore:
+        is_tuned = datastore.snapshot.defaults.tuned_on is not None
+    if not is_tuned:
+        most = _num_tokens(checkpoint, domain.tuning)
+        tune(checkpoint, store, Corpus(domain.tuning), max_tokens=most, progress=progress)
+
+
+def _num_tokens(checkpoint: Checkpoint, documents: Sequence[Document]) -> int:
+    return sum(len(checkpoint.tokenizer.encode(each.text)) for each in documents)
 
 
 def read_test(checkpoint: Checkpoint, prepared: Prepared, progress: Progress = silent) -> list[ReadText]:
@@ -180,6 +198,6 @@ def differences(
 
 
 def windows_for(checkpoint: Checkpoint) -> WindowSize:
-    """The windows of a datastore and of the texts."""
+    """The windows of a datastore and of the texts, each of which adds three quarters of its tokens."""
     window = min(WINDOW, checkpoint.decoder.config.context_length)
-    return window_size(checkpoint.decoder, window, min(STRIDE, window))
+    return window_size(checkpoint.decoder, window, max(1, 3 * window // 4))

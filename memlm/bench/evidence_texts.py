@@ -34,13 +34,15 @@ ARTICLE = re.compile(r"^ = [^=\n].* = $", flags=re.MULTILINE)  # a heading of th
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """How much is read of a domain: tokens of the datastore, held-out documents, of which every other one tunes, tokens
-    of each, and questions that are asked about the stored documents.
+    of each, and questions that are asked about the stored documents. `minutes` is the time for which the smallest model
+    of the table `training` learns.
     """
 
     entries: int = 100_000
     documents: int = 32
     document_tokens: int = 1024
     questions: int = 100
+    minutes: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,7 @@ def domain_of(given: str, tokenizer: Tokenizer, sizes: Sizes, seed: int) -> Doma
     generator = np.random.default_rng([seed, crc32(name.encode())])
     for pool in pools:
         generator.shuffle(pool)
-    most = max(sizes.document_tokens, sizes.entries // STORED_DOCUMENTS)
-    kept = _take(pools[0], tokenizer, sizes.entries, most)
+    kept = beginnings_to_store(pools[0], tokenizer, sizes)
     apart = _beginnings(pools[1], tokenizer, sizes.document_tokens, least=sizes.document_tokens // SHORTEST)
     held = [document for document, _ in zip(apart, range(sizes.documents), strict=False)]
     if len(held) < 8:
@@ -89,7 +90,15 @@ def domain_of(given: str, tokenizer: Tokenizer, sizes: Sizes, seed: int) -> Doma
             " eight or more, so give more text or read fewer tokens of each",
             field="domains",
         )
-    return Domain(name, tuple(kept), tuple(held))
+    return Domain(name, kept, tuple(held))
+
+
+def beginnings_to_store(documents: Iterable[Document], tokenizer: Tokenizer, sizes: Sizes) -> tuple[Document, ...]:
+    """The beginnings of the first documents, `sizes.entries` tokens in all. None is longer than a twelfth of these, or
+    than `sizes.document_tokens`.
+    """
+    most = max(sizes.document_tokens, sizes.entries // STORED_DOCUMENTS)
+    return tuple(_take(documents, tokenizer, sizes.entries, most))
 
 
 def text_hash(documents: Iterable[Document]) -> str:

@@ -34,13 +34,16 @@ def evidence(
     questions: Annotated[
         int, typer.Option(help="Questions about the stored documents, at most. 500 take minutes.", min=1)
     ] = 100,
+    minutes: Annotated[
+        float, typer.Option(help="Training of the smallest model of the table `training`.", min=0.01)
+    ] = 1.0,
     seed: Annotated[int, typer.Option(help="Equal seeds draw equal documents.", min=0)] = 0,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
     """Tables of what memory is worth, by domain. Each figure has a standard error over held-out documents."""
-    from memlm.bench.evidence import TABLES, bench_evidence
+    from memlm.bench.evidence import NAMES, bench_evidence
     from memlm.bench.evidence_texts import LIBRARY, Sizes
     from memlm.bench.report import report
     from memlm.errors import check_choice
@@ -48,9 +51,9 @@ def evidence(
 
     names = [name for name in only.split(",") if name]
     for name in names:
-        check_choice("only", name, tuple(TABLES))  # before the model is loaded
+        check_choice("only", name, NAMES)  # before the model is loaded
     checkpoint = load_checkpoint(model, dtype=dtype, device=device)
-    sizes = Sizes(entries, documents, document_tokens, questions)
+    sizes = Sizes(entries, documents, document_tokens, questions, minutes)
     with ConsoleProgress() as progress, _folder(work) as folder:
         figures = bench_evidence(checkpoint, domains or [LIBRARY], folder, names, sizes, seed=seed, progress=progress)
     if json:
