@@ -97,18 +97,23 @@ def with_error(row: dict[str, Any], name: str, digits: int = 3) -> str:
 
 def table_of_the_summary(rows: Rows) -> Iterator[str]:
     """A line for each domain and task: the model alone, and the change by a datastore and by its alternative."""
-    yield from header("text or task", "measure", "model alone", "datastore", "passages in the prompt")
-    nats, right, none = "nats a token", "right answers", "not measured"
+    yield from header("text or task", "measure", "model alone", "datastore", "alternative")
+    nats, right, none = "nats a token", "right answers", "-"
     for row in (row for row in of(rows, "gain-by-domain") if row["way"] == "adaptive_lam"):
         text = f"unseen text like {int(row['entries']):,} stored tokens, {TEXTS[row['text']]}"
         yield line(link(text, "gain-by-domain"), nats, f"{row['nats_per_token']:.2f}", change(row), none)
     for name, ways in by_text(of(rows, "passages")):
         task = link(f"the same with equal contexts, {TEXTS[name]}", "text-against-passages-in-the-prompt")
-        alone = f"{ways['alone']['nats_per_token']:.2f}"
-        yield line(task, nats, alone, change(ways["datastore"]), change(ways["passages"]))
+        alone, other = f"{ways['alone']['nats_per_token']:.2f}", f"passages in the prompt: {change(ways['passages'])}"
+        yield line(task, nats, alone, change(ways["datastore"]), other)
+    for name, ways in by_text(of(rows, "training")):
+        task = link(f"a small model of a quarter of {TEXTS[name]}, the rest stored", "a-datastore-against-training")
+        alone, other = f"{ways['quarter alone']['nats_per_token']:.2f}", change(ways["equal_time alone"])
+        yield line(task, nats, alone, change(ways["quarter adaptive_lam"]), f"training on all, equal time: {other}")
     for name, ways in by_text(of(rows, "questions")):
         task = link(f"questions about stored documents, {TEXTS[name]}", "questions-against-passages-in-the-prompt")
-        yield line(task, right, *(percent(ways[way], "right") for way in ("alone", "datastore", "passages by_words")))
+        alone, stored, other = (percent(ways[way], "right") for way in ("alone", "datastore", "passages by_words"))
+        yield line(task, right, alone, stored, f"passages in the prompt: {other}")
     for row in (row for row in of(rows, "facts") if row["way"] == "as_taught"):
         before = percent(row, "right_before")
         task = link(f"{row['facts']:.0f} invented facts, taught", "invented-facts")
