@@ -110,7 +110,8 @@ def table_of_the_summary(rows: Rows) -> Iterator[str]:
         task = link(f"a small model of a quarter of {TEXTS[name]}, the rest stored", "a-datastore-against-training")
         alone, other = f"{ways['quarter alone']['nats_per_token']:.2f}", change(ways["equal_time alone"])
         yield line(task, nats, alone, change(ways["quarter adaptive_lam"]), f"training on all, equal time: {other}")
-    for name, ways in by_text(of(rows, "questions")):
+    asked = [row for row in of(rows, "questions") if row.get("cut", "all") == "all"]
+    for name, ways in by_text(asked):
         task = link(f"questions about stored documents, {TEXTS[name]}", "questions-against-passages-in-the-prompt")
         alone, stored, other = (percent(ways[way], "right") for way in ("alone", "datastore", "passages by_words"))
         yield line(task, right, alone, stored, f"passages in the prompt: {other}")
