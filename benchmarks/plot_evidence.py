@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from evidence_papers import table_of_papers
 from report import load, rows_of
 
 ROOT = Path(__file__).parents[1]
@@ -64,6 +65,7 @@ def filled(page: str, reports: Rows, rows: Rows) -> str:
         "questions": lambda: table_of_questions(of(rows, "questions")),
         "by-size": lambda: table_of_sizes(reports),
         "training": lambda: table_of_training(of(rows, "training")),
+        "papers": lambda: table_of_papers({name: rows_of(report) for name, report in load().items()}),
     }
 
     def made(found: re.Match[str]) -> str:

@@ -1,10 +1,12 @@
 """Reports of benchmarks: the page that they are rendered to is fresh, and every file has the fields of a report."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -60,3 +62,30 @@ def test_a_report_names_its_machine_and_its_origin(file: Path) -> None:
         assert report["command"]
         assert report["commit"]
         assert report["date"]
+
+
+@pytest.fixture
+def papers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(FOLDER)
+    import evidence_papers
+
+    return evidence_papers
+
+
+def test_a_gain_beside_a_paper_is_a_share_of_the_perplexity(papers: ModuleType) -> None:
+    """Of each result that is compared: from the perplexities with and without memory, one standard error apart."""
+    from report import load, rows_of
+
+    reports = {name: rows_of(report) for name, report in load().items()}
+    for paper in papers.PAPERS:
+        row = papers.nearest(paper, reports[paper.report])
+        nats, less, error = (row[name] for name in ("nats_per_token", paper.metric, f"{paper.metric}_error"))
+        alone, mixed, most = (math.exp(nats - each) for each in (0.0, less, less + error))
+        gain, gain_error = papers.gain_of(row, paper.metric)
+        assert gain == pytest.approx(1 - mixed / alone, abs=1e-12)
+        assert gain_error == pytest.approx((mixed - most) / alone, rel=0.1)
+
+
+def test_equal_is_within_two_standard_errors(papers: ModuleType) -> None:
+    verdicts = [papers.compared(gain, 0.02, 0.1) for gain in (0.05, 0.07, 0.1, 0.13, 0.15)]
+    assert verdicts == ["worse", "equal", "equal", "equal", "better"]
