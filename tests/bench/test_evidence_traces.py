@@ -66,3 +66,16 @@ def test_codes_are_those_that_faiss_gives_each_entry(checkpoint, stores):
         behind_list = expected[:, index.sa_code_size() - index.code_size :]
         assert all(codes[row] == behind_list[row].tobytes() for row in codes)
         assert all(any(code in file.read_bytes() for file in [path]) for code in list(codes.values())[::50])
+
+
+def test_traces_are_found_where_a_search_for_each_finds_them(tmp_path):
+    rng = np.random.default_rng(0)
+    files = [rng.integers(0, 3, size, np.uint8).tobytes() for size in (5000, 700, 8, 5, 0)]
+    for number, content in enumerate(files):
+        (tmp_path / f"{number}.bin").write_bytes(content)
+    cuts = [files[0][at : at + 20] for at in (0, 1, 7, 2000, 4980)] + [files[1][-9:], files[2], files[0][4985:4995]]
+    others = [cut[:-1] + b"\xff" for cut in cuts if len(cut) > 8]  # which begin alike
+    traces = [Trace("key", content) for content in [*cuts, *others, bytes(8), b"nowhere at all"]]
+    slow = {place for place, trace in enumerate(traces) if any(trace.content in content for content in files)}
+    assert found_in(tmp_path, traces) == slow
+    assert slow >= set(range(len(cuts)))
